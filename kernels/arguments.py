@@ -1,0 +1,128 @@
+"""What an op may be given, checked before anything is launched.
+
+The checks of shapes, dtypes and devices are plain Python over metadata, so `torch.compile` traces
+through them. `check_boundaries` reads data and belongs into the implementation of a custom op.
+"""
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def describe(x: object) -> str:
+    """`float32[2, 7, 3, 5]` for a tensor, the type's name for anything else."""
+    if isinstance(x, Tensor):
+        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+    return type(x).__name__
+
+
+def bind_dims(**specs: tuple[Tensor | None, str]) -> dict[str, int]:
+    """Match tensors against named dims and return the size of each name.
+
+    Args:
+        specs: argument name → (tensor, dims), for example `q=(q, "B T H K")`. A dim is a name, which
+            must have one size throughout, or a number. A tensor that is None is passed over.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        ValueError: a rank or a size differs; arguments live on different devices.
+    """
+    sizes: dict[str, int] = {}
+    device = None
+    for name, (x, spec) in specs.items():
+        if x is None:
+            continue
+        dims = spec.split()
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: {describe(x)}, expected a tensor [{', '.join(dims)}]")
+        fits = x.dim() == len(dims)
+        if fits:
+            for dim, size in zip(dims, x.shape, strict=True):
+                want = int(dim) if dim.isdigit() else sizes.setdefault(dim, size)
+                fits = fits and want == size
+        if not fits:
+            known = ", ".join(f"{d}={sizes[d]}" for d in dims if d in sizes)
+            raise ValueError(
+                f"{name}: {describe(x)}, expected [{', '.join(dims)}]"
+                + (f" with {known}" if known else "")
+            )
+        if device is None:
+            device = x.device
+        elif x.device != device:
+            raise ValueError(f"{name}: on {x.device}, expected {device} like the other arguments")
+    return sizes
+
+
+def check_one_dtype(**tensors: Tensor | None) -> torch.dtype:
+    """The float dtype that all tensors share.
+
+    Raises:
+        TypeError: a dtype is none of float32, bfloat16, float16, or differs from the first one's.
+    """
+    first = None
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if x.dtype not in FLOATS:
+            raise TypeError(f"{name}: {describe(x)}, expected float32, bfloat16 or float16")
+        if first is None:
+            first = x.dtype
+        elif x.dtype != first:
+            raise TypeError(f"{name}: {describe(x)}, expected {str(first).removeprefix('torch.')}")
+    assert first is not None
+    return first
+
+
+def check_dtype(name: str, x: Tensor | None, *allowed: torch.dtype) -> None:
+    """Refuse a tensor whose dtype is none of `allowed` with a TypeError."""
+    if x is not None and x.dtype not in allowed:
+        names = " or ".join(str(d).removeprefix("torch.") for d in dict.fromkeys(allowed))
+        raise TypeError(f"{name}: {describe(x)}, expected {names}")
+
+
+def check_range(name: str, size: int, low: int, high: int) -> None:
+    """Refuse a size outside `[low, high]` with a ValueError."""
+    if not low <= size <= high:
+        raise ValueError(f"{name}: {size}, expected {low} to {high}")
+
+
+def check_cu_seqlens(
+    name: str, cu_seqlens: Tensor | None, batch: int, device: torch.device
+) -> None:
+    """The part of the contract of `cu_seqlens [N+1]` that its metadata shows.
+
+    Raises:
+        TypeError: not an int32 or int64 tensor.
+        ValueError: not one-dimensional with at least one element, another device, or `batch != 1`.
+    """
+    if cu_seqlens is None:
+        return
+    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: {describe(cu_seqlens)}, expected an int32 or int64 tensor [N+1]")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise ValueError(f"{name}: {describe(cu_seqlens)}, expected [N+1]")
+    if cu_seqlens.device != device:
+        raise ValueError(f"{name}: on {cu_seqlens.device}, expected {device} like the tensors")
+    if batch != 1:
+        raise ValueError(
+            f"{name}: given with batch size {batch}, expected B=1 for packed sequences"
+        )
+
+
+def check_boundaries(name: str, cu_seqlens: Tensor | None, tokens: int) -> None:
+    """The part of the contract of `cu_seqlens` that its values show; waits for the device.
+
+    Raises:
+        ValueError: it does not start at 0, decreases somewhere, or does not end at `tokens`.
+    """
+    if cu_seqlens is None:
+        return
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0:
+        raise ValueError(f"{name}: starts at {bounds[0]}, expected 0")
+    for n, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        if stop < start:
+            raise ValueError(f"{name}: decreases from {start} to {stop} at sequence {n}")
+    if bounds[-1] != tokens:
+        raise ValueError(f"{name}: ends at {bounds[-1]}, expected the {tokens} tokens given")

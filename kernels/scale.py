@@ -1,0 +1,24 @@
+"""The one place of this package that decides what `scale` means."""
+
+from math import isfinite
+
+
+def resolve_scale(scale: float | None, key_dim: int) -> float:
+    """The factor of `q · k` that a caller's `scale` stands for.
+
+    None and the sentinel -1 mean `key_dim ** -0.5`. Every other finite number is taken
+    literally, zero and other negatives included.
+
+    Raises:
+        TypeError: `scale` is not a real number or None.
+        ValueError: `scale` is NaN or infinite.
+    """
+    if scale is None:
+        return key_dim**-0.5
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"scale: {type(scale).__name__}, expected a real number or None")
+    if not isfinite(scale):
+        raise ValueError(f"scale: {scale}, expected a finite number, or None for K ** -0.5")
+    if scale == -1:
+        return key_dim**-0.5
+    return float(scale)

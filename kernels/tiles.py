@@ -1,0 +1,75 @@
+"""Tile sizes: a small table by op, mode, head dim, dtype and architecture. Nothing autotunes.
+
+An op takes `tile`, an index into its row of `TABLE`, or None for the first entry that admits the
+shapes at hand. Every entry computes the same function on every shape that it admits; the properties
+draw the index like any other option.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.arguments import describe
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One way to cut an op's work into programs.
+
+    Args:
+        tokens: tokens (queries) that a program holds at once; the chunk length of chunked forms.
+        keys: keys that a softmax program reads per step; the sub-chunk length of chunked forms.
+        features: widest slice of a head dim that a program holds at once.
+        num_warps, num_stages: Triton's launch parameters.
+        max_dim: largest head dim admitted.
+        max_itemsize: largest element size admitted, in bytes; 2 keeps float32 out.
+        arch: smallest compute capability admitted, 90 for Hopper; 0 for any device, AMD's too.
+    """
+
+    tokens: int
+    keys: int = 0
+    features: int = 256
+    num_warps: int = 4
+    num_stages: int = 2
+    max_dim: int = 256
+    max_itemsize: int = 4
+    arch: int = 0
+
+    def admits(self, dim: int, itemsize: int, arch: int) -> bool:
+        return dim <= self.max_dim and itemsize <= self.max_itemsize and arch >= self.arch
+
+
+TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {}
+
+
+def architecture(device: torch.device) -> int:
+    """Compute capability times ten of an NVIDIA device; 0 for every other device."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def choose(
+    op: str, mode: str, *, dim: int, dtype: torch.dtype, device: torch.device, tile: int | None
+) -> int:
+    """The index of the tile to use: `tile` if it is admitted, the first admitted entry if None.
+
+    Raises:
+        TypeError: `tile` is neither an int nor None.
+        ValueError: there is no such entry, or it does not admit the head dim, dtype or device.
+    """
+    entries = TABLE[op, mode]
+    arch = architecture(device)
+    if tile is None:
+        for index, entry in enumerate(entries):
+            if entry.admits(dim, dtype.itemsize, arch):
+                return index
+        raise ValueError(f"head dim: {dim}, expected a dim that {op} ({mode}) has a tile for")
+    if isinstance(tile, bool) or not isinstance(tile, int):
+        raise TypeError(f"tile: {describe(tile)}, expected an int or None")
+    if not 0 <= tile < len(entries):
+        raise ValueError(f"tile: {tile}, expected 0 to {len(entries) - 1} for {op} ({mode})")
+    if not entries[tile].admits(dim, dtype.itemsize, arch):
+        raise ValueError(f"tile: {tile}, which {op} ({mode}) has not for head dim {dim} in {dtype}")
+    return tile
