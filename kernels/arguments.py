@@ -4,6 +4,8 @@ The checks of shapes, dtypes and devices are plain Python over metadata, so `tor
 through them. `check_boundaries` reads data and belongs into the implementation of a custom op.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -21,8 +23,8 @@ def bind_dims(**specs: tuple[Tensor | None, str]) -> dict[str, int]:
     """Match tensors against named dims and return the size of each name.
 
     Args:
-        specs: argument name → (tensor, dims), for example `q=(q, "B T H K")`. A dim is a name, which
-            must have one size throughout, or a number. A tensor that is None is passed over.
+        specs: argument name → (tensor, dims), for example `q=(q, "B T H K")`. A dim is a name,
+            which must have one size throughout, or a number. A tensor that is None is passed over.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -121,7 +123,7 @@ def check_boundaries(name: str, cu_seqlens: Tensor | None, tokens: int) -> None:
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0:
         raise ValueError(f"{name}: starts at {bounds[0]}, expected 0")
-    for n, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for n, (start, stop) in enumerate(pairwise(bounds)):
         if stop < start:
             raise ValueError(f"{name}: decreases from {start} to {stop} at sequence {n}")
     if bounds[-1] != tokens:
