@@ -39,7 +39,14 @@ class Tile:
         return dim <= self.max_dim and itemsize <= self.max_itemsize and arch >= self.arch
 
 
-TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {}
+TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
+    # tokens: (batch, token, head) vectors of x.
+    ("rotary_embedding", "fused"): (
+        Tile(tokens=32),
+        Tile(tokens=8, num_warps=2),
+        Tile(tokens=128, num_warps=8, max_dim=128),
+    ),
+}
 
 
 def architecture(device: torch.device) -> int:

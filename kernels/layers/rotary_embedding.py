@@ -1,0 +1,127 @@
+"""Rotary embedding as a module that keeps its tables."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from kernels.arguments import check_range, describe
+from kernels.position import rotary_embedding, rotary_tables
+
+
+class RotaryEmbedding(nn.Module):
+    """`rotary_embedding` with tables that the module builds, keeps and lengthens.
+
+    The tables are float32 whatever `.half()` or `.bfloat16()` does to the model, they are no part
+    of the state dict, and `.to(device)` takes them along. They grow when a longer sequence
+    arrives. Only under `torch.compile` with a tensor of offsets do they not, because its values are
+    not known there: `reserve` the length beforehand, or the op raises its ValueError.
+
+    Args:
+        head_dim: D, the size of one head; never the width of the model.
+        rotary_dim: 2P, how many of a head's first dims turn; even, `head_dim` by default.
+        base: see `rotary_tables`.
+        interleaved: pair neighbours instead of halves.
+
+    Raises:
+        ValueError: head_dim outside 1 to 256; rotary_dim odd, negative or larger than head_dim.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        rotary_dim: int | None = None,
+        base: float = 10000.0,
+        interleaved: bool = False,
+    ) -> None:
+        super().__init__()
+        check_range("head_dim", head_dim, 1, 256)
+        if rotary_dim is None:
+            rotary_dim = head_dim
+        if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
+            raise ValueError(
+                f"rotary_dim: {rotary_dim}, expected an even number from 0 to head_dim = {head_dim}"
+            )
+        self.head_dim = head_dim
+        self.rotary_dim = rotary_dim
+        self.base = base
+        self.interleaved = interleaved
+        self._build(2048, None)
+
+    def _build(self, length: int, device: torch.device | None) -> None:
+        # Plain attributes: a buffer would be cast with the model. A tensor made in inference mode
+        # could not be saved for a backward pass later.
+        with torch.inference_mode(False):
+            self._cos, self._sin = rotary_tables(
+                length, self.rotary_dim, base=self.base, device=device
+            )
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        device = fn(self._cos[:0]).device
+        if device != self._cos.device:
+            self._build(self._cos.shape[0], device)
+        return self
+
+    def reserve(self, length: int, device: torch.device | None = None) -> None:
+        """Make the tables at least `length` positions long, on `device` or where they are."""
+        device = self._cos.device if device is None else device
+        if length > self._cos.shape[0] or device != self._cos.device:
+            # Doubling, so that decoding token by token rarely builds.
+            rows = self._cos.shape[0]
+            while rows < length:
+                rows *= 2
+            self._build(rows, device)
+
+    def forward(
+        self,
+        *x: Float[Tensor, "B T H D"],
+        seqlen_offsets: int | Int[Tensor, " N"] = 0,
+        cu_seqlens: Int[Tensor, " N+1"] | None = None,
+        inplace: bool = False,
+    ) -> Float[Tensor, "B T H D"] | tuple[Float[Tensor, "B T H D"], ...]:
+        """Turn one tensor, or several (`q, k = rotary(q, k)`) at the same positions.
+
+        Args:
+            x: queries, keys.
+            seqlen_offsets, cu_seqlens, inplace: see `rotary_embedding`.
+
+        Returns:
+            The turned tensor; a tuple of them where several were given.
+
+        Raises:
+            TypeError, ValueError: see `rotary_embedding`; a last dim that is not head_dim.
+        """
+        if not x:
+            raise TypeError("x: no tensor, expected at least one")
+        for each in x:
+            if not isinstance(each, Tensor) or each.dim() != 4 or each.shape[-1] != self.head_dim:
+                raise ValueError(
+                    f"x: {describe(each)}, expected [B, T, H, head_dim] "
+                    f"with head_dim = {self.head_dim}"
+                )
+        needed = max(each.shape[1] for each in x)
+        if not isinstance(seqlen_offsets, Tensor):
+            needed += seqlen_offsets
+        elif seqlen_offsets.numel() and not torch.compiler.is_compiling():
+            needed += int(seqlen_offsets.max())
+        self.reserve(needed, x[0].device)
+        turned = tuple(
+            rotary_embedding(
+                each,
+                self._cos,
+                self._sin,
+                interleaved=self.interleaved,
+                seqlen_offsets=seqlen_offsets,
+                cu_seqlens=cu_seqlens,
+                inplace=inplace,
+            )
+            for each in x
+        )
+        return turned[0] if len(turned) == 1 else turned
+
+    def extra_repr(self) -> str:
+        return (
+            f"head_dim={self.head_dim}, rotary_dim={self.rotary_dim}, base={self.base}, "
+            f"interleaved={self.interleaved}"
+        )
