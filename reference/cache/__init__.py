@@ -1,0 +1,6 @@
+"""What a model remembers between two calls, as lists of tokens and states."""
+
+from reference.cache.kv import CacheView, KVCache
+from reference.cache.recurrent import RecurrentCache
+
+__all__ = ["CacheView", "KVCache", "RecurrentCache"]

@@ -1,0 +1,200 @@
+"""The cache of softmax attention, as a list of tokens."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from reference.cache.counts import sequence_indices, token_counts
+
+
+class CacheView(NamedTuple):
+    """What the tokens of one update attend to, packed: the sequences one after the other.
+
+    Query `i` of a sequence sits at position `i + T_k - T_q` of its keys, so that
+    `attention(q, k, v, causal=True, cu_seqlens=..., cu_seqlens_k=...)` is right as it stands.
+    """
+
+    k: Float[Tensor, "1 S G K"]
+    v: Float[Tensor, "1 S G V"]
+    cu_seqlens: Int[Tensor, " N+1"]
+    cu_seqlens_k: Int[Tensor, " N+1"]
+
+
+class KVCache:
+    """Keys and values of the tokens seen so far: per sequence, a list of tokens.
+
+        update:   tokens ← tokens + new          attends to   tokens + new
+        crop:     tokens ← tokens[:length]
+        reorder:  tokens of n ← tokens of index[n]
+        reset:    tokens ← []
+
+    With a window W the list keeps the last W tokens, and an update attends to the W - 1 tokens
+    before it and to its own. What is older leaves the list only *after* that: the first query of a
+    chunk still sees the W - 1 keys before it, however long the chunk.
+
+    `length` counts the tokens a sequence has seen, the forgotten ones too. It is the position of
+    the next token, and the `seqlen_offsets` of its rotary embedding. One object serves one layer,
+    so that the layers of a model cannot advance each other's length.
+
+    Args:
+        batch: number of sequences B.
+        window: keys that a query sees, its own included; None for all.
+
+    Source: Shazeer, "Fast Transformer Decoding" (arXiv 1911.02150) for decoding with cached keys
+    and values; Beltagy et al., "Longformer" (arXiv 2004.05150) for the sliding window.
+    """
+
+    def __init__(self, batch: int, window: int | None = None) -> None:
+        if batch < 1:
+            raise ValueError(f"batch: {batch}, expected at least 1 sequence")
+        if window is not None and window < 1:
+            raise ValueError(f"window: {window}, expected at least 1 key, or None")
+        self.window = window
+        self.tokens: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(batch)]
+        self.forgotten = [0] * batch
+
+    @property
+    def length(self) -> Int[Tensor, " B"]:
+        """Tokens seen by each sequence, Int64[B]."""
+        return torch.tensor([f + len(t) for f, t in zip(self.forgotten, self.tokens, strict=True)])
+
+    def update(
+        self,
+        k: Float[Tensor, "B T G K"],
+        v: Float[Tensor, "B T G V"],
+        offset: int | Int[Tensor, " B"] | None = None,
+    ) -> CacheView:
+        """Append new tokens and return what they attend to.
+
+        Args:
+            k, v: keys and values of the new tokens; K and V may differ.
+            offset: how many of the T tokens are real: one number, or one per sequence. The rest
+                is padding on the right and never read. None: all T.
+
+        Raises:
+            TypeError: `offset` is no int and no integer tensor.
+            ValueError: shapes that do not agree with each other or with what the cache holds; an
+                `offset` below 0 or above T. The cache is then as it was.
+        """
+        counts = self._check(k, v, offset)
+        seen: list[tuple[Tensor, Tensor]] = []
+        q_lengths, k_lengths = [0], [0]
+        for n, count in enumerate(counts):
+            new = [(k[n, t].clone(), v[n, t].clone()) for t in range(count)]
+            before = self.tokens[n]
+            if self.window is not None:
+                before = before[max(0, len(before) - (self.window - 1)) :]
+            seen += before + new
+            q_lengths.append(count)
+            k_lengths.append(len(before) + count)
+
+            kept = self.tokens[n] + new
+            surplus = 0 if self.window is None else max(0, len(kept) - self.window)
+            self.tokens[n] = kept[surplus:]
+            self.forgotten[n] += surplus
+        return CacheView(
+            torch.stack([key for key, _ in seen])[None] if seen else k[:1, :0],
+            torch.stack([value for _, value in seen])[None] if seen else v[:1, :0],
+            torch.tensor(q_lengths, device=k.device).cumsum(0),
+            torch.tensor(k_lengths, device=k.device).cumsum(0),
+        )
+
+    def attend(
+        self,
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B T G K"],
+        v: Float[Tensor, "B T G V"],
+        *,
+        offset: int | Int[Tensor, " B"] | None = None,
+        attention: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
+        **options: Any,
+    ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H T"] | None]:
+        """Append new tokens, then let each attend causally to itself and what came before.
+
+        Args:
+            q, k, v, offset: as in `update`; q holds the queries of the same tokens.
+            attention: `reference.attention`, or a function with its arguments.
+            options: its options (scale, window, softcap, sink, alibi_slopes, return_lse).
+
+        Returns:
+            o, and the LSE if asked for. Padding rows are 0, their LSE -inf.
+        """
+        if attention is None:
+            from reference import attention
+        if self.window is not None:
+            options.setdefault("window", self.window)
+        counts = self._check(k, v, offset)
+        view = self.update(k, v, offset)
+        o = q.new_zeros(*q.shape[:3], v.shape[-1])
+        lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf)
+        wants_lse = bool(options.get("return_lse", False))
+        for n, count in enumerate(counts):
+            keys = slice(int(view.cu_seqlens_k[n]), int(view.cu_seqlens_k[n + 1]))
+            rows, row_lse = attention(
+                q[n : n + 1, :count], view.k[:, keys], view.v[:, keys], causal=True, **options
+            )
+            o[n, :count] = rows[0]
+            if row_lse is not None:
+                lse[n, :, :count] = row_lse[0]
+        return o, lse if wants_lse else None
+
+    def crop(self, length: int | Int[Tensor, " B"]) -> None:
+        """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
+
+        Raises:
+            TypeError: `length` is no int and no integer tensor.
+            ValueError: `length` is negative, or the next token would need keys that the window has
+                forgotten. No sequence is then cropped.
+        """
+        lengths = token_counts("length", length, len(self.tokens))
+        for n, (wanted, seen) in enumerate(zip(lengths, self.length.tolist(), strict=True)):
+            needed = wanted if self.window is None else max(0, wanted - (self.window - 1))
+            if wanted < seen and needed < self.forgotten[n]:
+                raise ValueError(
+                    f"length: {wanted} for sequence {n}, which has forgotten its first "
+                    f"{self.forgotten[n]} tokens; the next token would need those from {needed} on"
+                )
+        for n, wanted in enumerate(lengths):
+            self.tokens[n] = self.tokens[n][: max(0, wanted - self.forgotten[n])]
+
+    def reorder(self, index: Int[Tensor, " M"]) -> None:
+        """Make sequence n what sequence `index[n]` was; entries may repeat, be left out, and M
+        may differ from B.
+
+        Raises:
+            TypeError: `index` is no integer tensor.
+            ValueError: it is empty, or names a sequence outside [0, B).
+        """
+        indices = sequence_indices(index, len(self.tokens))
+        self.tokens = [list(self.tokens[n]) for n in indices]
+        self.forgotten = [self.forgotten[n] for n in indices]
+
+    def reset(self) -> None:
+        """Forget everything: every sequence has length 0."""
+        self.tokens = [[] for _ in self.tokens]
+        self.forgotten = [0 for _ in self.tokens]
+
+    def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> list[int]:
+        batch = len(self.tokens)
+        for name, x in (("k", k), ("v", v)):
+            if x.dim() != 4 or x.shape[0] != batch:
+                raise ValueError(f"{name}: shape {list(x.shape)}, expected [{batch}, T, G, D]")
+        if k.shape[:3] != v.shape[:3]:
+            raise ValueError(
+                f"v: shape {list(v.shape)}, expected the B, T and G of k: {list(k.shape)}"
+            )
+        held = next((tokens[0] for tokens in self.tokens if tokens), None)
+        if held is not None:
+            for name, x, old in (("k", k, held[0]), ("v", v, held[1])):
+                if x.shape[2:] != old.shape or x.dtype != old.dtype:
+                    raise ValueError(
+                        f"{name}: {x.dtype} {list(x.shape)}, expected {old.dtype} and heads of "
+                        f"{list(old.shape)} like the tokens held"
+                    )
+        counts = token_counts("offset", k.shape[1] if offset is None else offset, batch)
+        if max(counts) > k.shape[1]:
+            raise ValueError(f"offset: {max(counts)}, expected at most the T={k.shape[1]} tokens")
+        return counts

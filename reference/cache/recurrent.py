@@ -1,0 +1,124 @@
+"""The cache of linear attention: one state per layer, whatever the number of tokens."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from reference.cache.counts import sequence_indices, token_counts
+
+
+class RecurrentCache:
+    """The recurrent states of a model's linear layers, and how many tokens each layer has seen.
+
+        update:   state of layer ← state, length of layer ← length of layer + offset
+        reorder:  state, length of n ← those of index[n], in every layer
+        reset:    state ← None, length ← 0, in every layer
+
+    Every layer counts its own tokens. In the middle of a forward pass the first layers have
+    advanced and the others not; `length`, which is one answer for all layers, then refuses to give
+    one rather than take some layer's, and `layer_length` tells.
+
+    A state sums its tokens up and cannot forget the last of them: `crop` refuses to.
+
+    Args:
+        batch: number of sequences N.
+        layers: number of layers.
+
+    Source: Katharopoulos et al., "Transformers are RNNs" (arXiv 2006.16236).
+    """
+
+    def __init__(self, batch: int, layers: int = 1) -> None:
+        if batch < 1:
+            raise ValueError(f"batch: {batch}, expected at least 1 sequence")
+        if layers < 1:
+            raise ValueError(f"layers: {layers}, expected at least 1")
+        self.states: list[Tensor | None] = [None] * layers
+        self.seen = [[0] * batch for _ in range(layers)]
+
+    @property
+    def length(self) -> Int[Tensor, " N"]:
+        """Tokens seen by each sequence, Int64[N].
+
+        Raises:
+            ValueError: the layers have not seen equally many.
+        """
+        for layer, seen in enumerate(self.seen):
+            if seen != self.seen[0]:
+                raise ValueError(
+                    f"length: layer {layer} has seen {seen} tokens and layer 0 {self.seen[0]}; "
+                    "ask for layer_length(layer)"
+                )
+        return torch.tensor(self.seen[0])
+
+    def layer_length(self, layer: int) -> Int[Tensor, " N"]:
+        """Tokens that one layer has seen of each sequence, Int64[N]."""
+        return torch.tensor(self.seen[self._check_layer(layer)])
+
+    def state(self, layer: int = 0) -> Float[Tensor, "N H K V"] | None:
+        """The state of a layer; None before its first token."""
+        return self.states[self._check_layer(layer)]
+
+    def update(
+        self,
+        state: Float[Tensor, "N H K V"],
+        layer: int = 0,
+        *,
+        offset: int | Int[Tensor, " N"],
+    ) -> Float[Tensor, "N H K V"]:
+        """Replace a layer's state by the one after `offset` more tokens, and return it.
+
+        Args:
+            state: the final state of the op; its rank and dims stay what they were at first.
+            layer: which layer, in [0, layers).
+            offset: number of new *tokens*, one for all sequences or one each. It has no default:
+                nothing in the shape of a state tells it.
+
+        Raises:
+            TypeError: `state` is no tensor, or `offset` no int and no integer tensor.
+            ValueError: another batch or shape than before, no such layer, a negative `offset`.
+        """
+        layer = self._check_layer(layer)
+        batch = len(self.seen[layer])
+        if not isinstance(state, Tensor):
+            raise TypeError(f"state: {type(state).__name__}, expected a tensor [N, H, K, V]")
+        if state.dim() != 4 or state.shape[0] != batch:
+            raise ValueError(f"state: shape {list(state.shape)}, expected [{batch}, H, K, V]")
+        old = self.states[layer]
+        if old is not None and (state.shape != old.shape or state.dtype != old.dtype):
+            raise ValueError(
+                f"state: {state.dtype} {list(state.shape)}, expected {old.dtype} "
+                f"{list(old.shape)} as before"
+            )
+        counts = token_counts("offset", offset, batch)
+        self.states[layer] = state
+        self.seen[layer] = [s + c for s, c in zip(self.seen[layer], counts, strict=True)]
+        return state
+
+    def crop(self, length: int | Int[Tensor, " N"]) -> None:
+        """Keep the first `length` tokens: refused unless every sequence has no more than that."""
+        lengths = token_counts("length", length, len(self.seen[0]))
+        for seen in self.seen:
+            if any(kept < had for kept, had in zip(lengths, seen, strict=True)):
+                raise ValueError(
+                    f"length: {lengths}, expected at least the {seen} tokens seen; a recurrent "
+                    "state cannot forget tokens, reset() or run the prefix again"
+                )
+
+    def reorder(self, index: Int[Tensor, " M"]) -> None:
+        """Make sequence n what sequence `index[n]` was, in every layer."""
+        indices = sequence_indices(index, len(self.seen[0]))
+        self.seen = [[seen[n] for n in indices] for seen in self.seen]
+        self.states = [None if state is None else state[indices] for state in self.states]
+
+    def reset(self) -> None:
+        """Forget everything, in every layer."""
+        self.states = [None] * len(self.states)
+        self.seen = [[0] * len(seen) for seen in self.seen]
+
+    def _check_layer(self, layer: int) -> int:
+        # Not left to the list: a negative index would name another layer.
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise TypeError(f"layer: {type(layer).__name__}, expected an int")
+        if not 0 <= layer < len(self.states):
+            raise ValueError(f"layer: {layer}, expected a layer in [0, {len(self.states)})")
+        return layer
