@@ -1,0 +1,26 @@
+"""The oracles: what each op computes, written to be read, in PyTorch alone.
+
+Every op exists twice, with one signature. The first form is the definition; the second is derived
+another way, and is there to catch the first.
+Letters, everywhere: B batch, T tokens, H heads, G key and value heads, K key dim, V value dim,
+N sequences, W window, D head dim, R table rows, P pairs of dims.
+"""
+
+from reference.linear.gla import gla, gla_parallel
+from reference.linear.linear_attn import linear_attn, linear_attn_parallel
+from reference.position.rotary import rotary_embedding, rotary_embedding_matrix, rotary_tables
+from reference.scale import resolve_scale
+from reference.softmax.attention import attention, attention_online
+
+__all__ = [
+    "attention",
+    "attention_online",
+    "gla",
+    "gla_parallel",
+    "linear_attn",
+    "linear_attn_parallel",
+    "resolve_scale",
+    "rotary_embedding",
+    "rotary_embedding_matrix",
+    "rotary_tables",
+]

@@ -1,0 +1,186 @@
+"""Annotations that are obeyed: `@checked` turns a signature into a check of the arguments.
+
+The shapes and dtypes of an op are written once, as jaxtyping annotations. They are the
+documentation (`reference.gla?` shows them) and, through this decorator, the check: jaxtyping
+matches the sizes by name, and a mismatch becomes one sentence about one argument,
+
+    k: float32[1, 7, 2, 5], expected [B, T, H, K] with B=1, T=7, H=3, K=5
+
+A wrong kind of thing (a list for a tensor, an integer dtype for a float one, a dtype that differs
+among `same_dtype`) is a TypeError; a right kind of thing of the wrong size is a ValueError.
+"""
+
+import functools
+import inspect
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from types import NoneType, SimpleNamespace
+from typing import Any, ParamSpec, TypeVar, get_args, overload
+
+from jaxtyping import AbstractArray, Shaped, jaxtyped
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+@overload
+def checked(function: Callable[P, R]) -> Callable[P, R]: ...
+
+
+@overload
+def checked(*, same_dtype: Iterable[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def checked(
+    function: Callable[P, R] | None = None, *, same_dtype: Iterable[str] = ()
+) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
+    """Check the arguments of every call against the annotations of the function.
+
+    Understood are jaxtyping arrays of `torch.Tensor`, `bool`, `int`, `float` (any real number that
+    is not a bool), other classes, and unions of these with None. A size may be a name, a number
+    or a sum such as `N+1`; in a sum, integer and boolean arguments stand for their values, so that
+    `V+normalize` is `V+1` when `normalize=True`. Sizes are bound in the order of the signature,
+    and two beforehand, where the function has an argument `cu_seqlens`: N, the number of sequences,
+    is `len(cu_seqlens) - 1` if that is given and B, the first size of the first tensor, if not.
+
+    Args:
+        function: a function whose parameters are all annotated.
+        same_dtype: parameters that must have one dtype, the first of them setting it.
+
+    Returns:
+        The function with its name, docstring and signature, and with the check in front.
+
+    Raises (in the function returned):
+        TypeError: an argument is of the wrong type or dtype, missing, or unknown.
+        ValueError: a tensor has a wrong rank or size, or lies on another device than the first.
+    """
+    if function is None:
+        return functools.partial(_checked, same_dtype=tuple(same_dtype))
+    return _checked(function, tuple(same_dtype))
+
+
+def same_dtype(function: Callable[..., object]) -> tuple[str, ...]:
+    """The names of the arguments that a `@checked` function wants in one dtype."""
+    names: tuple[str, ...] = getattr(function, "_same_dtype", ())
+    return names
+
+
+def _checked(function: Callable[P, R], same_dtype: tuple[str, ...]) -> Callable[P, R]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        with jaxtyped("context"):
+            _check_each(signature, bound.arguments)
+        _check_dtypes(bound.arguments, same_dtype)
+        _check_devices(bound.arguments)
+        return function(*bound.args, **bound.kwargs)
+
+    wrapper._same_dtype = same_dtype  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _check_each(signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:
+    sizes: dict[str, int] = {}
+    for name, value in arguments.items():
+        if isinstance(value, int):
+            _bind(name, int(value), sizes)
+    if "cu_seqlens" in arguments:
+        _bind_sequences(arguments, sizes)
+    for name, value in arguments.items():
+        annotation = signature.parameters[name].annotation
+        kinds = get_args(annotation) or (annotation,)
+        kind = next((kind for kind in kinds if _matches(value, kind)), None)
+        if kind is None:
+            raise _mismatch(name, value, kinds, sizes)
+        if _is_array(kind):
+            for axis, size in zip(kind.dim_str.split(), value.shape, strict=True):
+                if _NAME.fullmatch(axis):
+                    sizes[axis] = size
+
+
+def _bind_sequences(arguments: Mapping[str, Any], sizes: dict[str, int]) -> None:
+    cu_seqlens = arguments["cu_seqlens"]
+    first = next((x for x in arguments.values() if isinstance(x, Tensor)), None)
+    if isinstance(cu_seqlens, Tensor) and cu_seqlens.ndim == 1:
+        _bind("N", len(cu_seqlens) - 1, sizes)
+    elif cu_seqlens is None and first is not None and first.ndim > 0:
+        _bind("N", first.shape[0], sizes)
+
+
+def _bind(name: str, size: int, sizes: dict[str, int]) -> None:
+    sizes[name] = size
+    # jaxtyping has no call to bind a size, but it binds one when it sees an array of that shape.
+    vector: Any = Shaped[Any, name]
+    isinstance(SimpleNamespace(shape=(size,), dtype="size"), vector)
+
+
+def _matches(value: object, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _is_array(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, AbstractArray)
+
+
+def _mismatch(
+    name: str, value: object, kinds: tuple[Any, ...], sizes: Mapping[str, int]
+) -> TypeError | ValueError:
+    arrays = [kind for kind in kinds if _is_array(kind)]
+    if any(isinstance(value, kind.dtype[Tensor, "..."]) for kind in arrays):
+        axes = arrays[0].dim_str.split()
+        known = {axis: sizes[axis] for axis in _NAME.findall(" ".join(axes)) if axis in sizes}
+        where = ", ".join(f"{axis}={size}" for axis, size in known.items())
+        return ValueError(
+            f"{name}: {_describe(value)}, expected [{', '.join(axes)}]"
+            + (f" with {where}" if where else "")
+        )
+    expected = " or ".join(_describe_kind(kind) for kind in kinds)
+    return TypeError(f"{name}: {_describe(value)}, expected {expected}")
+
+
+def _check_dtypes(arguments: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    tensors = {name: arguments[name] for name in names if arguments[name] is not None}
+    for name, tensor in tensors.items():
+        first, model = next(iter(tensors.items()))
+        if tensor.dtype != model.dtype:
+            raise TypeError(
+                f"{name}: {_describe(tensor)}, expected {_dtype(model)}, the dtype of {first}"
+            )
+
+
+def _check_devices(arguments: Mapping[str, Any]) -> None:
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    for name, tensor in tensors.items():
+        first, model = next(iter(tensors.items()))
+        if tensor.device != model.device:
+            raise ValueError(
+                f"{name}: on {tensor.device}, expected {model.device}, the device of {first}"
+            )
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{_dtype(value)}[{', '.join(map(str, value.shape))}]"
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
+def _describe_kind(kind: Any) -> str:
+    if _is_array(kind):
+        return f"{kind.dtype.__name__.lower()}[{', '.join(kind.dim_str.split())}]"
+    return "None" if kind is NoneType else str(kind.__name__)

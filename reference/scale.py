@@ -1,0 +1,34 @@
+"""The one place in the reference that decides what `scale` means."""
+
+import math
+from numbers import Real
+
+SENTINEL = -1
+
+
+def resolve_scale(scale: float | None, key_dim: int) -> float:
+    """The factor in front of `q · k`, as a plain number.
+
+        scale = K ** -0.5   if scale is None or scale == -1
+                scale       otherwise, literally: 0 and other negative numbers too
+
+    Args:
+        scale: what the caller passed; a finite real number, the sentinel -1, or None.
+        key_dim: K, the width of a query and of a key.
+
+    Returns:
+        The factor, a float.
+
+    Raises:
+        TypeError: `scale` is not a real number (a bool or a tensor is not one).
+        ValueError: `scale` is NaN or infinite; `key_dim` is below 1.
+    """
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, Real)):
+        raise TypeError(f"scale: {scale!r}, expected a finite number, -1 or None")
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale: {scale!r}, expected a finite number, -1 or None")
+    if key_dim < 1:
+        raise ValueError(f"key_dim: {key_dim}, expected at least 1")
+    if scale is None or scale == SENTINEL:
+        return float(key_dim**-0.5)
+    return float(scale)

@@ -1,0 +1,75 @@
+"""What the forms of softmax attention share: options that must agree, and the sequences."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from reference.scale import resolve_scale
+from reference.sequences import sequences
+
+Form = Callable[..., tuple[Tensor, Tensor]]
+
+
+def run(
+    form: Form,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    sink: Tensor | None,
+    alibi_slopes: Tensor | None,
+    g: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Run one form of attention over every sequence of a batch.
+
+    Args:
+        form: `(q, k, v, options) -> (o, lse)` for sequences of one length.
+        The rest are the arguments of the op.
+
+    Returns:
+        `o [B, T_q, H, V]` in the dtype of `q`, and `lse [B, H, T_q]`, or None.
+    """
+    (H, K), G = q.shape[2:], k.shape[2]
+    if G == 0 or H % G:
+        raise ValueError(f"q: {H} heads, expected a multiple of the {G} heads of k and v")
+    scale = resolve_scale(scale, K)
+    if window is not None and window < 1:
+        raise ValueError(f"window: {window}, expected at least 1, the query's own key")
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap: {softcap}, expected a positive finite number")
+    if g is not None and not causal:
+        raise ValueError("g: given with causal=False, expected causal=True")
+    if cu_seqlens_k is not None and cu_seqlens is None:
+        raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
+
+    name_k = "cu_seqlens (for the keys)" if cu_seqlens_k is None else "cu_seqlens_k"
+    cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
+    queries = sequences(cu_seqlens, q.shape[0], q.shape[1])
+    keys = sequences(cu_seqlens_k, k.shape[0], k.shape[1], name_k)
+    outputs, log_sums = [], []
+    for (_, i), (_, j) in zip(list(queries), list(keys), strict=True):
+        o, lse = form(
+            q[:, i],
+            k[:, j],
+            v[:, j],
+            scale=scale,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            sink=sink,
+            slope=None if alibi_slopes is None else alibi_slopes.detach(),
+            g=None if g is None else g[:, j],
+        )
+        outputs.append(o)
+        log_sums.append(lse)
+    o, lse = torch.cat(outputs, dim=1), torch.cat(log_sums, dim=-1)
+    return o.to(q.dtype), lse if return_lse else None
