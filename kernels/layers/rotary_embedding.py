@@ -12,9 +12,11 @@ class RotaryEmbedding(nn.Module):
     """`rotary_embedding` with tables that the module builds, keeps and lengthens.
 
     The tables are float32 whatever `.half()` or `.bfloat16()` does to the model, they are no part
-    of the state dict, and `.to(device)` takes them along. They grow when a longer sequence
-    arrives. Only under `torch.compile` with a tensor of offsets do they not, because its values are
-    not known there: `reserve` the length beforehand, or the op raises its ValueError.
+    of the state dict, and `.to(device)` takes them along. They grow when a longer sequence arrives.
+
+    Under `torch.compile` they stay as they are, because a graph's outputs are no memory to keep:
+    a graph that needs longer tables computes them on every call, and one that is given a tensor of
+    offsets, whose values it cannot see, raises the op's ValueError. `reserve` avoids both.
 
     Args:
         head_dim: D, the size of one head; never the width of the model.
@@ -46,32 +48,35 @@ class RotaryEmbedding(nn.Module):
         self.rotary_dim = rotary_dim
         self.base = base
         self.interleaved = interleaved
-        self._build(2048, None)
-
-    def _build(self, length: int, device: torch.device | None) -> None:
-        # Plain attributes: a buffer would be cast with the model. A tensor made in inference mode
-        # could not be saved for a backward pass later.
-        with torch.inference_mode(False):
-            self._cos, self._sin = rotary_tables(
-                length, self.rotary_dim, base=self.base, device=device
-            )
+        # A plain attribute: a buffer would be cast with the model.
+        self._tables = self._build(2048, None)
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        device = fn(self._cos[:0]).device
-        if device != self._cos.device:
-            self._build(self._cos.shape[0], device)
+        device = fn(self._tables[:, :0]).device
+        if device != self._tables.device:
+            self._tables = self._build(self._tables.shape[1], device)
         return self
 
-    def reserve(self, length: int, device: torch.device | None = None) -> None:
-        """Make the tables at least `length` positions long, on `device` or where they are."""
-        device = self._cos.device if device is None else device
-        if length > self._cos.shape[0] or device != self._cos.device:
-            # Doubling, so that decoding token by token rarely builds.
-            rows = self._cos.shape[0]
-            while rows < length:
-                rows *= 2
-            self._build(rows, device)
+    def _build(self, length: int, device: torch.device | None) -> Float[Tensor, "2 R P"]:
+        # An inference tensor could not be saved for a backward pass later.
+        with torch.inference_mode(False):
+            return torch.stack(
+                rotary_tables(length, self.rotary_dim, base=self.base, device=device)
+            )
+
+    def _reach(self, length: int, device: torch.device) -> Float[Tensor, "2 R P"]:
+        rows = self._tables.shape[1]
+        if length <= rows and device == self._tables.device:
+            return self._tables
+        # Doubling, so that decoding token by token rarely builds.
+        while rows < length:
+            rows *= 2
+        return self._build(rows, device)
+
+    def reserve(self, length: int) -> None:
+        """Make the tables at least `length` positions long."""
+        self._tables = self._reach(length, self._tables.device)
 
     def forward(
         self,
@@ -105,12 +110,13 @@ class RotaryEmbedding(nn.Module):
             needed += seqlen_offsets
         elif seqlen_offsets.numel() and not torch.compiler.is_compiling():
             needed += int(seqlen_offsets.max())
-        self.reserve(needed, x[0].device)
+        tables = self._reach(needed, x[0].device)
+        if not torch.compiler.is_compiling():
+            self._tables = tables
         turned = tuple(
             rotary_embedding(
                 each,
-                self._cos,
-                self._sin,
+                *tables,
                 interleaved=self.interleaved,
                 seqlen_offsets=seqlen_offsets,
                 cu_seqlens=cu_seqlens,
