@@ -1,0 +1,16 @@
+"""What a model remembers between two calls: keys and values, or recurrent states."""
+
+from kernels.cache.contiguous import ContiguousCache
+from kernels.cache.kv import CacheView, KVCache
+from kernels.cache.paged import PagedCache
+from kernels.cache.recurrent import RecurrentCache
+from kernels.cache.sliding import SlidingWindowCache
+
+__all__ = [
+    "CacheView",
+    "ContiguousCache",
+    "KVCache",
+    "PagedCache",
+    "RecurrentCache",
+    "SlidingWindowCache",
+]

@@ -1,0 +1,335 @@
+"""What the caches of keys and values have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.arguments import bind_dims, check_dtype, check_one_dtype
+from kernels.cache import pages
+from kernels.cache.counts import check_size, sequence_indices, token_counts
+
+
+class CacheView(NamedTuple):
+    """What the tokens of one update attend to, packed: the sequences one after the other.
+
+    Query `i` of a sequence sits at position `i + T_k - T_q` of its keys, so that
+    `attention(q, k, v, causal=True, cu_seqlens=..., cu_seqlens_k=...)` is right as it stands,
+    for q [1, S, H, K] packed by the same `cu_seqlens`.
+
+    Args:
+        k, v: keys [1, S, G, K] and values [1, S, G, V], copies: later updates do not touch them.
+        cu_seqlens, cu_seqlens_k: Int32[N+1], boundaries of the new tokens and of the keys.
+    """
+
+    k: Tensor
+    v: Tensor
+    cu_seqlens: Tensor
+    cu_seqlens_k: Tensor
+
+
+@dataclass(frozen=True)
+class _Update:
+    """An update that fits: checked, and nothing written yet."""
+
+    k: Tensor
+    v: Tensor
+    length: list[int]
+    counts: list[int]
+    first: list[int]
+    on_device: Tensor
+    """Int64[3, N]: length, counts and first."""
+
+
+class KVCache(ABC):
+    """Keys and values of the tokens seen so far, for one layer.
+
+        update:   tokens ← tokens + new          attends to   tokens + new
+        crop:     tokens ← tokens[:length]
+        reorder:  tokens of n ← tokens of index[n]
+        reset:    tokens ← []
+
+    `length` counts the *tokens* that a sequence has seen, those too that a window has forgotten.
+    It is the position of the next token, and the `seqlen_offsets` of its rotary embedding. Every
+    layer has an object of its own; there is no counter for a layer to advance twice or to miss.
+
+    A refused call raises before anything is written: storage and lengths stay what they were.
+    What lies in the storage beyond the tokens is never read. Lengths and page tables live on the
+    host, so that checking them waits for no GPU; a cache is therefore not meant to be traced by
+    `torch.compile`, though the two ops that it launches can be.
+    """
+
+    ring: ClassVar[bool] = False
+    """Whether position p lies in row p % page_size of the only page of its sequence."""
+
+    def __init__(self, batch: int, k_pages: Tensor, v_pages: Tensor) -> None:
+        self.k_pages = k_pages
+        self.v_pages = v_pages
+        self._length = [0] * batch
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences B."""
+        return len(self._length)
+
+    @property
+    def length(self) -> Tensor:
+        """Tokens seen by each sequence, Int64[B] on the device of the cache."""
+        return torch.tensor(self._length, device=self.k_pages.device)
+
+    def update(self, k: Tensor, v: Tensor, offset: int | Tensor | None = None) -> CacheView:
+        """Append new tokens and return what they attend to.
+
+        Args:
+            k, v: keys [B, T, G, K] and values [B, T, G, V] of the new tokens.
+            offset: how many of the T *tokens* are real: one number, or Int[B]. The rest is padding
+                on the right and never read. None: all T.
+
+        Raises:
+            TypeError: k or v has another dtype than the cache; `offset` is no int or int tensor.
+            ValueError: shapes that do not fit each other or the cache; an `offset` below 0 or
+                above T; no room for the tokens; gradients are wanted of k or v.
+        """
+        update = self._check(k, v, offset)
+        view = self._view(update)
+        self._write(update)
+        return view
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        offset: int | Tensor | None = None,
+        attention: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Append new tokens, then let each attend causally to itself and what came before.
+
+        Args:
+            q, k, v: queries [B, T, H, K], keys and values of the new tokens.
+            offset: as in `update`.
+            attention: `kernels.attention`, or a function with its arguments.
+            options: its options (scale, window, softcap, sink, alibi_slopes, return_lse, mode,
+                tile). A sliding cache sets the window.
+
+        Returns:
+            o [B, T, H, V], and the LSE [B, H, T] if asked for. Padding rows are 0, their LSE -inf.
+
+        Raises:
+            TypeError, ValueError: as `update` and `attention` do, with nothing appended.
+        """
+        if attention is None:
+            from kernels import attention
+        for name in ("causal", "cu_seqlens", "cu_seqlens_k", "g"):
+            if name in options:
+                raise ValueError(
+                    f"{name}: given, expected none: a cache attends causally, packs its sequences "
+                    "itself and keeps no decays"
+                )
+        bind_dims(q=(q, "B T H K"), k=(k, "B T G K"), v=(v, "B T G V"))
+        options = self._window_options(options)
+        update = self._check(k, v, offset)
+        view = self._view(update)
+        packed, lse = attention(
+            _pack(q, update.counts),
+            view.k,
+            view.v,
+            causal=True,
+            cu_seqlens=view.cu_seqlens,
+            cu_seqlens_k=view.cu_seqlens_k,
+            **options,
+        )
+        self._write(update)
+        o = _unpack(packed[0], update.counts, q.shape[1], 0.0)
+        if lse is not None:
+            lse = _unpack(lse[0].T, update.counts, q.shape[1], -torch.inf).transpose(1, 2)
+        return o, lse
+
+    def crop(self, length: int | Tensor) -> None:
+        """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
+
+        Args:
+            length: one number of tokens, or Int[B].
+
+        Raises:
+            TypeError: `length` is no int and no int tensor.
+            ValueError: it is negative.
+        """
+        wanted = token_counts("length", length, self.batch)
+        self._length = list(map(min, wanted, self._length))
+
+    def reorder(self, index: Tensor) -> None:
+        """Make sequence n what sequence `index[n]` was: beam search, or dropping sequences.
+
+        Args:
+            index: Int[M]; entries may repeat or be left out, and M may differ from B.
+
+        Raises:
+            TypeError: `index` is no int tensor.
+            ValueError: it is empty, or names a sequence outside [0, B).
+        """
+        indices = sequence_indices(index, self.batch)
+        self._reorder(indices)
+        self._length = [self._length[n] for n in indices]
+
+    def reset(self) -> None:
+        """Forget everything: every sequence has length 0."""
+        self._length = [0] * self.batch
+
+    @abstractmethod
+    def _table(self) -> Tensor:
+        """Int32[N, blocks] on the device: the pages of each sequence."""
+
+    @abstractmethod
+    def _reserve(self, counts: list[int]) -> None:
+        """Raise a ValueError if there is no room for `counts` more tokens. Changes nothing."""
+
+    @abstractmethod
+    def _reorder(self, indices: list[int]) -> None:
+        """Reorder the storage, before the lengths."""
+
+    @abstractmethod
+    def _claim(self, counts: list[int]) -> None:
+        """Make the room that `_reserve` found."""
+
+    def _first_visible(self) -> list[int]:
+        """Position of the first key that the next token attends to."""
+        return [0] * self.batch
+
+    def _window_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        return options
+
+    def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> _Update:
+        sizes = bind_dims(
+            k_pages=(self.k_pages, "P page_size G K"),
+            v_pages=(self.v_pages, "P page_size G V"),
+            k=(k, f"{self.batch} T G K"),
+            v=(v, f"{self.batch} T G V"),
+        )
+        check_dtype("k", k, self.k_pages.dtype)
+        check_dtype("v", v, self.v_pages.dtype)
+        for name, x in (("k", k), ("v", v)):
+            if x.requires_grad and torch.is_grad_enabled():
+                raise ValueError(
+                    f"{name}: requires grad, expected none: a cache keeps no graph, "
+                    "decode under torch.no_grad()"
+                )
+        tokens = sizes["T"]
+        counts = token_counts("offset", tokens if offset is None else offset, self.batch)
+        if max(counts) > tokens:
+            raise ValueError(f"offset: {max(counts)}, expected at most the T={tokens} tokens")
+        self._reserve(counts)
+        length, first = list(self._length), self._first_visible()
+        on_device = torch.tensor([length, counts, first], device=k.device)
+        return _Update(k, v, length, counts, first, on_device)
+
+    def _view(self, update: _Update) -> CacheView:
+        """Gathered before anything is written: a ring still has what the chunk replaces."""
+        spans = [
+            old + new - first
+            for old, new, first in zip(update.length, update.counts, update.first, strict=True)
+        ]
+        boundaries = [accumulate(update.counts, initial=0), accumulate(spans, initial=0)]
+        cu_seqlens, cu_seqlens_k = torch.tensor(
+            [list(b) for b in boundaries], dtype=torch.int32, device=update.k.device
+        )
+        length, _, first = update.on_device
+        keys, values = pages.gather(
+            update.k, update.v, self.k_pages, self.v_pages, self._table(),
+            first, length, cu_seqlens_k, sum(spans), max(spans), self.ring,
+        )  # fmt: skip
+        return CacheView(keys, values, cu_seqlens, cu_seqlens_k)
+
+    def _write(self, update: _Update) -> None:
+        self._claim(update.counts)
+        length, counts, _ = update.on_device
+        pages.append(
+            update.k, update.v, self.k_pages, self.v_pages, self._table(),
+            length, counts, self.ring,
+        )  # fmt: skip
+        self._length = [old + new for old, new in zip(update.length, update.counts, strict=True)]
+
+
+class SequenceOwnedCache(KVCache):
+    """A cache where each sequence owns one page, of a fixed number of tokens.
+
+    Args:
+        batch: number of sequences B.
+        page_size: tokens that a sequence has room for.
+        kv_heads, key_dim, value_dim: G, K and V.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        page_size: int,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_size("batch", batch)
+        k_pages, v_pages = allocate(batch, page_size, kv_heads, key_dim, value_dim, dtype, device)
+        super().__init__(batch, k_pages, v_pages)
+
+    def _table(self) -> Tensor:
+        return torch.arange(self.batch, dtype=torch.int32, device=self.k_pages.device)[:, None]
+
+    @torch.inference_mode(False)
+    def _reorder(self, indices: list[int]) -> None:
+        index = torch.tensor(indices, device=self.k_pages.device)
+        self.k_pages, self.v_pages = self.k_pages[index], self.v_pages[index]
+
+
+# Storage outlives the inference_mode it may be made in: outside, it could not be written again.
+@torch.inference_mode(False)
+def allocate(
+    pages: int,
+    page_size: int,
+    kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+) -> tuple[Tensor, Tensor]:
+    """Uninitialised pages for keys [P, page_size, G, K] and values [P, page_size, G, V]."""
+    for name, size in (
+        ("kv_heads", kv_heads),
+        ("key_dim", key_dim),
+        ("value_dim", value_dim),
+    ):
+        check_size(name, size)
+    k_pages = torch.empty(pages, page_size, kv_heads, key_dim, dtype=dtype, device=device)
+    v_pages = torch.empty(pages, page_size, kv_heads, value_dim, dtype=dtype, device=device)
+    check_one_dtype(dtype=k_pages)
+    return k_pages, v_pages
+
+
+def _rows(counts: list[int], tokens: int, device: torch.device) -> Tensor:
+    """Rows of [B*T] that are no padding, in order."""
+    real = torch.arange(tokens) < torch.tensor(counts)[:, None]
+    return real.flatten().nonzero()[:, 0].to(device)
+
+
+def _pack(x: Tensor, counts: list[int]) -> Tensor:
+    """[B, T, ...], padded on the right, to [1, sum(counts), ...]."""
+    rows = x.flatten(0, 1)
+    if min(counts) < x.shape[1]:
+        rows = rows[_rows(counts, x.shape[1], x.device)]
+    return rows[None]
+
+
+def _unpack(x: Tensor, counts: list[int], tokens: int, padding: float) -> Tensor:
+    """[sum(counts), ...] to [B, T, ...], with `padding` behind each sequence."""
+    if min(counts) < tokens:
+        padded = x.new_full((len(counts) * tokens, *x.shape[1:]), padding)
+        x = padded.index_copy(0, _rows(counts, tokens, x.device), x)
+    return x.unflatten(0, (len(counts), tokens))

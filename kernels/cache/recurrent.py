@@ -1,0 +1,151 @@
+"""The cache of linear attention: one state per layer, whatever the number of tokens."""
+
+import torch
+from torch import Tensor
+
+from kernels.arguments import check_dtype, describe
+from kernels.cache.counts import check_size, sequence_indices, token_counts
+
+
+class RecurrentCache:
+    """The recurrent states of a model's linear layers, and how many tokens each layer has seen.
+
+        update:   state of layer ← state, length of layer ← length of layer + offset
+        reorder:  state, length of n ← those of index[n], in every layer
+        reset:    state ← None, length ← 0, in every layer
+
+    Every layer counts its own tokens. In the middle of a forward pass the first layers have
+    advanced and the others not; `length`, which is one answer for all layers, then refuses to give
+    one rather than take some layer's, and `layer_length` tells.
+
+    A state sums its tokens up and cannot forget the last of them: `crop` refuses to. States are
+    kept as they are given, with their autograd graph if they have one, and never written to.
+
+    Args:
+        batch: number of sequences N.
+        layers: number of layers.
+
+    Source: Katharopoulos et al., "Transformers are RNNs" (arXiv 2006.16236).
+    """
+
+    def __init__(self, batch: int, layers: int = 1) -> None:
+        check_size("batch", batch)
+        check_size("layers", layers)
+        self._states: list[Tensor | None] = [None] * layers
+        self._length = [[0] * batch for _ in range(layers)]
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences N."""
+        return len(self._length[0])
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self._states)
+
+    @property
+    def length(self) -> Tensor:
+        """Tokens seen by each sequence, Int64[N].
+
+        Raises:
+            ValueError: the layers have not seen equally many.
+        """
+        for layer, length in enumerate(self._length):
+            if length != self._length[0]:
+                raise ValueError(
+                    f"length: layer {layer} has seen {length} tokens and layer 0 "
+                    f"{self._length[0]}, expected equally many; ask for layer_length(layer)"
+                )
+        return self.layer_length(0)
+
+    def layer_length(self, layer: int) -> Tensor:
+        """Tokens that one layer has seen of each sequence, Int64[N] on the device of its state.
+
+        Raises:
+            TypeError, ValueError: no such layer.
+        """
+        layer = self._check_layer(layer)
+        state = self._states[layer]
+        return torch.tensor(self._length[layer], device=None if state is None else state.device)
+
+    def state(self, layer: int = 0) -> Tensor | None:
+        """The state [N, H, K, V] of a layer, float32; None before its first update.
+
+        Raises:
+            TypeError, ValueError: no such layer.
+        """
+        return self._states[self._check_layer(layer)]
+
+    def update(self, state: Tensor, layer: int = 0, *, offset: int | Tensor) -> Tensor:
+        """Replace a layer's state by the one after `offset` more tokens, and return it.
+
+        Args:
+            state: the final state [N, H, K, V] of the op, float32; H, K, V and the device stay what
+                they were in the layer's first update.
+            layer: which layer, in [0, layers).
+            offset: number of new *tokens*, or Int[N]. It has no default: nothing in the shape of a
+                state tells it.
+
+        Raises:
+            TypeError: `state` is no float32 tensor, or `offset` no int and no int tensor.
+            ValueError: another shape or device than before, no such layer, a negative `offset`.
+        """
+        layer = self._check_layer(layer)
+        if not isinstance(state, Tensor):
+            raise TypeError(f"state: {describe(state)}, expected a tensor [N, H, K, V]")
+        old = self._states[layer]
+        if state.dim() != 4 or state.shape[0] != self.batch:
+            raise ValueError(f"state: {describe(state)}, expected [{self.batch}, H, K, V]")
+        check_dtype("state", state, torch.float32)
+        if old is not None and (state.shape != old.shape or state.device != old.device):
+            raise ValueError(
+                f"state: {describe(state)} on {state.device}, expected {describe(old)} on "
+                f"{old.device} as before"
+            )
+        counts = token_counts("offset", offset, self.batch)
+        self._states[layer] = state
+        self._length[layer] = [a + b for a, b in zip(self._length[layer], counts, strict=True)]
+        return state
+
+    def crop(self, length: int | Tensor) -> None:
+        """Keep the first `length` tokens: refused unless no layer has seen more than that.
+
+        Raises:
+            TypeError: `length` is no int and no int tensor.
+            ValueError: it is negative, or some sequence would have to forget tokens.
+        """
+        wanted = token_counts("length", length, self.batch)
+        for seen in self._length:
+            if any(new < old for new, old in zip(wanted, seen, strict=True)):
+                raise ValueError(
+                    f"length: {wanted}, expected at least the {seen} tokens seen: a recurrent "
+                    "state cannot forget tokens, so reset() and run the prefix again"
+                )
+
+    def reorder(self, index: Tensor) -> None:
+        """Make sequence n what sequence `index[n]` was, in every layer.
+
+        Args:
+            index: Int[M]; entries may repeat or be left out, and M may differ from N.
+
+        Raises:
+            TypeError: `index` is no int tensor.
+            ValueError: it is empty, or names a sequence outside [0, N).
+        """
+        indices = sequence_indices(index, self.batch)
+        self._states = [None if state is None else state[indices] for state in self._states]
+        self._length = [[length[n] for n in indices] for length in self._length]
+
+    def reset(self) -> None:
+        """Forget everything, in every layer."""
+        self._states = [None] * self.layers
+        self._length = [[0] * self.batch for _ in self._length]
+
+    def _check_layer(self, layer: int) -> int:
+        # Not left to the list: a negative index would name another layer.
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise TypeError(f"layer: {describe(layer)}, expected an int")
+        if not 0 <= layer < self.layers:
+            raise ValueError(f"layer: {layer}, expected a layer in [0, {self.layers})")
+        return layer
