@@ -25,7 +25,7 @@ class RotaryEmbedding(nn.Module):
         interleaved: pair neighbours instead of halves.
 
     Raises:
-        ValueError: head_dim outside 1 to 256; rotary_dim odd, negative or larger than head_dim.
+        ValueError: head_dim outside 2 to 256; rotary_dim odd, below 2 or above head_dim.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class RotaryEmbedding(nn.Module):
         interleaved: bool = False,
     ) -> None:
         super().__init__()
-        check_range("head_dim", head_dim, 1, 256)
+        check_range("head_dim", head_dim, 2, 256)
         if rotary_dim is None:
             rotary_dim = head_dim
-        if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
+        if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
             raise ValueError(
-                f"rotary_dim: {rotary_dim}, expected an even number from 0 to head_dim = {head_dim}"
+                f"rotary_dim: {rotary_dim}, expected an even number from 2 to head_dim = {head_dim}"
             )
         self.head_dim = head_dim
         self.rotary_dim = rotary_dim

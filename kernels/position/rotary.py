@@ -247,7 +247,8 @@ def rotary_embedding(
 
     Args:
         x: queries or keys. float32, bfloat16 or float16.
-        cos, sin: the tables of `rotary_tables`, float32 or the dtype of x; constants: no gradient.
+        cos, sin: the tables of `rotary_tables`, both float32 or both of the dtype of x; constants
+            without gradient.
         interleaved: pair neighbours instead of halves.
         seqlen_offsets: position of the first token, one for all sequences or one for each.
         cu_seqlens: boundaries of N sequences packed along T, with B = 1; N = B without.
@@ -270,7 +271,7 @@ def rotary_embedding(
     sizes = bind_dims(x=(x, "B T H D"), cos=(cos, "R P"), sin=(sin, "R P"))
     dtype = check_one_dtype(x=x)
     check_dtype("cos", cos, torch.float32, dtype)
-    check_dtype("sin", sin, torch.float32, dtype)
+    check_dtype("sin", sin, cos.dtype)
     batch, tokens, head_dim = sizes["B"], sizes["T"], sizes["D"]
     length, pairs = sizes["R"], sizes["P"]
     check_range("head_dim (the last dim of x)", head_dim, 1, 256)

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.arguments import FLOATS
-
 
 def rotary_tables(
     length: int,
@@ -26,30 +24,30 @@ def rotary_tables(
 
     Args:
         length: R, the number of positions, 0 or more.
-        rotary_dim: 2P, the number of dims of a *head* that turn; even, 0 or more.
+        rotary_dim: 2P, the number of dims of a *head* that turn; even.
         base: the longest wavelength is about `2π base` tokens; positive and finite.
-        dtype: of the tables: float32, bfloat16, float16 or float64.
+        dtype: of the tables.
         device: of the tables; torch's default if None.
 
     Returns:
         cos, sin: the tables, each `[R, P]`.
 
     Raises:
-        TypeError: `dtype` is not a float dtype.
-        ValueError: a negative length, an odd or negative rotary_dim, a base that is not positive
-            and finite.
+        TypeError: `dtype` is not a floating point dtype.
+        ValueError: a negative length, a rotary_dim that is odd or below 2, a base that is not a
+            positive finite number.
 
     Source: RoFormer, arXiv 2104.09864, section 3.4.2.
     """
     if length < 0:
         raise ValueError(f"length: {length}, expected 0 or more")
-    if rotary_dim < 0 or rotary_dim % 2:
-        raise ValueError(f"rotary_dim: {rotary_dim}, expected an even number, 0 or more")
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"rotary_dim: {rotary_dim}, expected an even number of at least 2")
     if not (isfinite(base) and base > 0):
         raise ValueError(f"base: {base}, expected a positive finite number")
-    if dtype not in (*FLOATS, torch.float64):
-        raise TypeError(f"dtype: {dtype}, expected a float dtype")
+    if not dtype.is_floating_point:
+        raise TypeError(f"dtype: {dtype}, expected a floating point dtype")
     exact = {"dtype": torch.float64, "device": device}
-    exponents = torch.arange(0, rotary_dim, 2, **exact) / max(rotary_dim, 1)
+    exponents = torch.arange(0, rotary_dim, 2, **exact) / rotary_dim
     angles = torch.outer(torch.arange(length, **exact), base**-exponents)
     return angles.cos().to(dtype), angles.sin().to(dtype)
