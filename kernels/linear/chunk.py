@@ -1,0 +1,435 @@
+"""Linear recurrences in chunks: states from chunk to chunk, everything else for all chunks at once.
+
+With `S_t = diag(exp g_t) S_{t-1} + k_t v_tᵀ`, `o_t = scale · q_tᵀ S_t` and chunks of C tokens, write
+`P_i = Σ_{t <= i} g_t` and `R_j = Σ_{t > j} g_t` for sums over the tokens of one chunk:
+
+    states      S' = diag(exp P_C) S + Σ_j (exp(R_j) ∘ k_j) v_jᵀ
+    outputs     o_i = scale · (Sᵀ (exp(P_i) ∘ q_i) + Σ_{j <= i} A_ij v_j)
+                A_ij = Σ_k q_ik k_jk exp(Σ_{j < t <= i} g_tk)
+
+and backwards, dS being the gradient of the state after the chunk,
+
+    states      dS' = diag(exp P_C) dS + scale · Σ_i (exp(P_i) ∘ q_i) do_iᵀ
+    outputs     dv_j = dSᵀ (exp(R_j) ∘ k_j) + scale · Σ_{i >= j} A_ij do_i
+
+which are the same two kernels with the roles exchanged and time reversed. A third kernel does dq,
+dk and dg. States are float32 from chunk to chunk. The copy that `outputs` reads is float32 too, but
+bfloat16 for bfloat16 inputs: it would be rounded there anyway (see `primitives.product`). Nothing is
+saved for the backward pass but the inputs: the states are computed again, which costs less than
+keeping them.
+
+Source: Yang et al., Gated Linear Attention Transformers with Hardware-Efficient Training,
+    arXiv 2312.06635, section 4; the decays within a chunk are halved, see `primitives.decay`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
+from kernels.primitives.decay import (
+    after,
+    level_pairs,
+    level_queries,
+    level_span,
+    level_span_transposed,
+    load_gates,
+    sum_gates,
+    sum_gradients,
+    up_to,
+)
+from kernels.primitives.product import product
+from kernels.primitives.rows import load_rows, store_rows
+from kernels.tiles import Tile
+
+
+@triton.jit
+def _pass_states(
+    x_ptr, y_ptr, g_ptr, initial_ptr, states_ptr, final_ptr, starts_ptr, cu_seqlens_ptr,
+    tokens, factor,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    USE_G: tl.constexpr, USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr,
+    REVERSE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """A program carries one tile of the state of one head through one sequence.
+
+    It stores the state that each chunk starts from. Forwards x, y are k, v; in reverse they are
+    q, do, the states are gradients, and a chunk starts at its end.
+    """
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    VALUE_TILES: tl.constexpr = (VALUE_DIM + BV - 1) // BV
+    KEY_TILES: tl.constexpr = (KEY_DIM + BK - 1) // BK
+    program = tl.program_id(0)
+    values = (program % VALUE_TILES) * BV + tl.arange(0, BV)
+    keys = (program // VALUE_TILES % KEY_TILES) * BK + tl.arange(0, BK)
+    head = program // (VALUE_TILES * KEY_TILES) % HEADS
+    sequence = program // (VALUE_TILES * KEY_TILES * HEADS)
+    first, length, first_chunk = locate_sequence(
+        sequence, starts_ptr, cu_seqlens_ptr, tokens, C, PACKED
+    )
+    rows = tl.arange(0, C)
+    x_ptr += (first * HEADS + head) * KEY_DIM
+    if USE_G:
+        g_ptr += (first * HEADS + head) * KEY_DIM
+    y_ptr += (first * HEADS + head) * VALUE_DIM
+    states_ptr += (first_chunk * HEADS + head) * KEY_DIM * VALUE_DIM
+    state = (sequence.to(tl.int64) * HEADS + head) * KEY_DIM * VALUE_DIM
+
+    if USE_INITIAL:
+        S = load_rows(initial_ptr + state, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
+    else:
+        S = tl.zeros([BK, BV], tl.float32)
+    chunks = tl.cdiv(length, C)
+    for step in range(chunks):
+        if REVERSE:
+            chunk = (chunks - 1 - step).to(tl.int64)
+        else:
+            chunk = step.to(tl.int64)
+        start = chunk * C
+        left = (length - start).to(tl.int32)
+        store_rows(
+            states_ptr + chunk * HEADS * KEY_DIM * VALUE_DIM,
+            S, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM,
+        )  # fmt: skip
+        x = load_rows(x_ptr + start * HEADS * KEY_DIM, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+        y = load_rows(
+            y_ptr + start * HEADS * VALUE_DIM, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM
+        )
+        if USE_G:
+            g = load_gates(
+                g_ptr + start * HEADS * KEY_DIM, rows, keys, HEADS * KEY_DIM, left, KEY_DIM
+            )
+            span = up_to(C) if REVERSE else after(C)
+            x = x.to(tl.float32) * tl.exp(sum_gates(span, g, DTYPE))
+            S *= tl.exp(tl.sum(g.to(tl.float32), 0))[:, None]
+        S += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
+    if STORE_FINAL:
+        store_rows(final_ptr + state, S, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
+
+
+@triton.jit
+def _outputs(
+    r_ptr, c_ptr, y_ptr, g_ptr, states_ptr, out_ptr, table_ptr,
+    tokens, state_factor, score_factor,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
+    USE_G: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """A program writes a tile of o for one chunk and head; in reverse, of dv.
+
+    Forwards r, c, y are q, k, v and a row sees the columns up to itself; in reverse they are
+    k, q, do, and a row sees the columns from itself on.
+    """
+    DTYPE: tl.constexpr = r_ptr.dtype.element_ty
+    VALUE_TILES: tl.constexpr = (VALUE_DIM + BV - 1) // BV
+    program = tl.program_id(0)
+    values = (program % VALUE_TILES) * BV + tl.arange(0, BV)
+    head = program // VALUE_TILES % HEADS
+    chunk = program // (VALUE_TILES * HEADS)
+    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
+    if left <= 0:
+        return
+    rows = tl.arange(0, C)
+    r_ptr += (first * HEADS + head) * KEY_DIM
+    c_ptr += (first * HEADS + head) * KEY_DIM
+    if USE_G:
+        g_ptr += (first * HEADS + head) * KEY_DIM
+    y_ptr += (first * HEADS + head) * VALUE_DIM
+    out_ptr += (first * HEADS + head) * VALUE_DIM
+    states_ptr += (chunk.to(tl.int64) * HEADS + head) * KEY_DIM * VALUE_DIM
+
+    out = tl.zeros([C, BV], tl.float32)
+    A = tl.zeros([C, C], tl.float32)
+    diagonal = tl.zeros([C], tl.float32)
+    for start in range(0, KEY_DIM, BK):
+        keys = start + tl.arange(0, BK)
+        r = load_rows(r_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+        c = load_rows(c_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+        S = load_rows(states_ptr, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
+        if USE_G:
+            g = load_gates(g_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+            span = after(C) if REVERSE else up_to(C)
+            decayed = r.to(tl.float32) * tl.exp(sum_gates(span, g, DTYPE))
+            out += product(decayed, S, DTYPE)
+            diagonal += tl.sum(r.to(tl.float32) * c.to(tl.float32), 1)
+            for level in range(LEVELS):
+                E = sum_gates(level_span(level, C), g, DTYPE)
+                if REVERSE:
+                    x = tl.where(level_queries(level, C), c, r)
+                else:
+                    x = tl.where(level_queries(level, C), r, c)
+                X = x.to(tl.float32) * tl.exp(E)
+                A += tl.where(level_pairs(level, C), product(X, tl.trans(X), DTYPE), 0.0)
+        else:
+            out += product(r, S, DTYPE)
+            A += product(r, tl.trans(c), DTYPE)
+    if USE_G:
+        A = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], A)
+    seen = rows[None, :] >= rows[:, None] if REVERSE else rows[None, :] <= rows[:, None]
+    A = tl.where(seen, A, 0.0) * score_factor
+    y = load_rows(y_ptr, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM)
+    # A with gates comes of two roundings already; do may be float32.
+    out = out * state_factor + product(A, y, DTYPE, FINE_A=USE_G, FINE_B=True)
+    store_rows(out_ptr, out, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM)
+
+
+@triton.jit
+def _gradients(
+    q_ptr, k_ptr, v_ptr, g_ptr, do_ptr, states_ptr, dstates_ptr, dq_ptr, dk_ptr, dg_ptr, table_ptr,
+    tokens, scale,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
+    USE_G: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """A program writes a tile of dq, dk and dg for one chunk and head.
+
+        dA_ij = scale · do_i · v_j                                        (j <= i)
+        dq_i = scale · exp(P_i) ∘ (S do_i) + Σ_{j <= i} dA_ij exp(Σ_{j < t <= i} g_t) ∘ k_j
+        dk_j = exp(R_j) ∘ (dS v_j) + Σ_{i >= j} dA_ij exp(Σ_{j < t <= i} g_t) ∘ q_i
+
+    A gate gets from each exponent that it is in the gradient of that exponent, which is
+    q ∘ dq or k ∘ dk of the part of dq, dk that came through it, and exp(P_C) ∘ Σ_v S ∘ dS from
+    what passes the chunk untouched. At a level, one product gives both sides: the rows of the
+    queries gather keys, those of the keys gather queries.
+    """
+    DTYPE: tl.constexpr = q_ptr.dtype.element_ty
+    KEY_TILES: tl.constexpr = (KEY_DIM + BK - 1) // BK
+    program = tl.program_id(0)
+    keys = (program % KEY_TILES) * BK + tl.arange(0, BK)
+    head = program // KEY_TILES % HEADS
+    chunk = program // (KEY_TILES * HEADS)
+    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
+    if left <= 0:
+        return
+    rows = tl.arange(0, C)
+    key_rows = (first * HEADS + head) * KEY_DIM
+    v_ptr += (first * HEADS + head) * VALUE_DIM
+    do_ptr += (first * HEADS + head) * VALUE_DIM
+    states_ptr += (chunk.to(tl.int64) * HEADS + head) * KEY_DIM * VALUE_DIM
+    dstates_ptr += (chunk.to(tl.int64) * HEADS + head) * KEY_DIM * VALUE_DIM
+
+    dA = tl.zeros([C, C], tl.float32)
+    dq = tl.zeros([C, BK], tl.float32)
+    dk = tl.zeros([C, BK], tl.float32)
+    through = tl.zeros([BK], tl.float32)
+    for start in range(0, VALUE_DIM, BV):
+        values = start + tl.arange(0, BV)
+        v = load_rows(v_ptr, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM)
+        do = load_rows(do_ptr, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM)
+        S = load_rows(states_ptr, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
+        dS = load_rows(dstates_ptr, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
+        dA += product(do, tl.trans(v), DTYPE, FINE_A=True)
+        dq += product(do, tl.trans(S), DTYPE, FINE_A=True)
+        dk += product(v, tl.trans(dS), DTYPE)
+        if USE_G:
+            through += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
+    dq *= scale
+    dA = tl.where(rows[None, :] <= rows[:, None], dA, 0.0) * scale
+    q = load_rows(q_ptr + key_rows, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+    k = load_rows(k_ptr + key_rows, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+    if USE_G:
+        g = load_gates(g_ptr + key_rows, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+        # The sums over the chunk, and their transposes.
+        dq *= tl.exp(sum_gates(up_to(C), g, DTYPE))
+        dk *= tl.exp(sum_gates(after(C), g, DTYPE))
+        through *= tl.exp(tl.sum(g.to(tl.float32), 0))
+        before = rows[None, :] < rows[:, None]
+        from_here = rows[None, :] >= rows[:, None]
+        dg = through[None, :] + sum_gradients(from_here, q.to(tl.float32) * dq, DTYPE)
+        dg += sum_gradients(before, k.to(tl.float32) * dk, DTYPE)
+
+        own = rows[:, None] == rows[None, :]
+        diagonal = tl.sum(tl.where(own, dA, 0.0), 1)[:, None]
+        dq += diagonal * k.to(tl.float32)
+        dk += diagonal * q.to(tl.float32)
+        dA += tl.trans(dA)
+        for level in range(LEVELS):
+            queries = level_queries(level, C)
+            decay = tl.exp(sum_gates(level_span(level, C), g, DTYPE))
+            x = tl.where(queries, q, k).to(tl.float32)
+            pairs = tl.where(level_pairs(level, C), dA, 0.0)
+            dx = product(pairs, x * decay, DTYPE) * decay
+            dq += tl.where(queries, dx, 0.0)
+            dk += tl.where(queries, 0.0, dx)
+            dg += sum_gradients(level_span_transposed(level, C), x * dx, DTYPE)
+        store_rows(dg_ptr + key_rows, dg, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+    else:
+        dq += product(dA, k, DTYPE)
+        dk += product(tl.trans(dA), q, DTYPE)
+    store_rows(dq_ptr + key_rows, dq, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+    store_rows(dk_ptr + key_rows, dk, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    *,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    tile: Tile,
+    output_final_state: bool,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs and, if asked for, final states.
+
+    Args:
+        q, k: `[B, T, H, K]`; v: `[B, T, H, V]`, of one dtype. Strides are free, what is not
+            contiguous is copied.
+        g: log decay of the keys `[B, T, H, K]` in that dtype or float32, or None.
+        scale: factor of `q · k`, a literal.
+        initial_state: `[N, H, K, V]` float32, or None for zero.
+        cu_seqlens: `[N+1]`, checked; None for a dense batch.
+
+    Returns:
+        `o [B, T, H, V]` in `out_dtype`, `final_state [N, H, K, V]` float32 or None.
+    """
+    q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
+    chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
+    states, final = pass_states(
+        k,
+        v,
+        g,
+        initial_state,
+        chunks,
+        factor=1.0,
+        final=output_final_state,
+        reverse=False,
+        tile=tile,
+    )
+    o = torch.empty_like(v, dtype=out_dtype)
+    outputs(q, k, v, g, states, o, chunks, (scale, scale), reverse=False, tile=tile)
+    return o, final
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    *,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    tile: Tile,
+    do: Tensor,
+    dfinal_state: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of `forward`'s inputs from those of its outputs.
+
+    Args:
+        do: `[B, T, H, V]` in the dtype of q or float32.
+        dfinal_state: `[N, H, K, V]` float32, or None for zero.
+
+    Returns:
+        dq, dk, dv, dg in the dtypes of their inputs, dinitial_state float32; dg and dinitial_state
+        are None where there is no input.
+    """
+    q, k, v, g, do = _contiguous(q, k, v, g, do)
+    initial_state, dfinal_state = _contiguous(initial_state, dfinal_state)
+    chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
+    states, _ = pass_states(
+        k, v, g, initial_state, chunks, factor=1.0, final=False, reverse=False, tile=tile
+    )
+    dstates, dinitial = pass_states(
+        q, do, g, dfinal_state, chunks,
+        factor=scale, final=initial_state is not None, reverse=True, tile=tile,
+    )  # fmt: skip
+    dv = torch.empty_like(v)
+    outputs(k, q, do, g, dstates, dv, chunks, (1.0, scale), reverse=True, tile=tile)
+    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    dg = None if g is None else torch.empty_like(g)
+    heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
+    BK, BV = _blocks(key_dim, value_dim, tile)
+    grid = chunks.count * heads * triton.cdiv(key_dim, BK)
+    if grid:
+        _gradients[(grid,)](
+            q, k, v, g, do, states, dstates, dq, dk, dg, chunks.table, q.shape[1], scale,
+            HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
+            C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
+            USE_G=g is not None, PACKED=cu_seqlens is not None,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+    return dq, dk, dv, dg, dinitial
+
+
+def pass_states(
+    x: Tensor,
+    y: Tensor,
+    g: Tensor | None,
+    initial: Tensor | None,
+    chunks: Chunks,
+    *,
+    factor: float,
+    final: bool,
+    reverse: bool,
+    tile: Tile,
+) -> tuple[Tensor, Tensor | None]:
+    """The state that each chunk starts from, `[chunks, H, K, V]`, and the final one if asked for.
+
+    Forwards x, y are k, v. In reverse they are q, do; states are gradients and a chunk starts at
+    its end.
+    """
+    heads, key_dim, value_dim = x.shape[2], x.shape[3], y.shape[3]
+    dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
+    states = x.new_empty(chunks.count, heads, key_dim, value_dim, dtype=dtype)
+    shape = chunks.sequences, heads, key_dim, value_dim
+    last = x.new_empty(shape, dtype=torch.float32) if final else None
+    BK, BV = _blocks(key_dim, value_dim, tile)
+    grid = chunks.sequences * heads * triton.cdiv(key_dim, BK) * triton.cdiv(value_dim, BV)
+    if grid:
+        _pass_states[(grid,)](
+            x, y, g, initial, states, last, chunks.starts, chunks.cu_seqlens, x.shape[1], factor,
+            HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, C=tile.tokens, BK=BK, BV=BV,
+            USE_G=g is not None, USE_INITIAL=initial is not None, STORE_FINAL=final,
+            REVERSE=reverse, PACKED=chunks.table is not None,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+    return states, last
+
+
+def outputs(
+    r: Tensor,
+    c: Tensor,
+    y: Tensor,
+    g: Tensor | None,
+    states: Tensor,
+    out: Tensor,
+    chunks: Chunks,
+    factors: tuple[float, float],
+    *,
+    reverse: bool,
+    tile: Tile,
+) -> None:
+    """Write `out_i = factors[0] · statesᵀ (decay ∘ r_i) + factors[1] · Σ_j A_ij y_j`.
+
+    Forwards r, c, y are q, k, v and j <= i; in reverse they are k, q, do and j >= i.
+    """
+    heads, key_dim, value_dim = r.shape[2], r.shape[3], y.shape[3]
+    BK, BV = _blocks(key_dim, value_dim, tile)
+    grid = chunks.count * heads * triton.cdiv(value_dim, BV)
+    if grid:
+        _outputs[(grid,)](
+            r, c, y, g, states, out, chunks.table, r.shape[1], *factors,
+            HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
+            C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
+            USE_G=g is not None, REVERSE=reverse, PACKED=chunks.table is not None,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+
+
+def _blocks(key_dim: int, value_dim: int, tile: Tile) -> tuple[int, int]:
+    return block(key_dim, tile.features), block(value_dim, tile.features)
+
+
+def block(dim: int, widest: int) -> int:
+    """Width of the tiles of a head dim: a power of two, at least the 16 that a product takes."""
+    return min(max(16, triton.next_power_of_2(dim)), widest)
+
+
+def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    return tuple(x if x is None else x.contiguous() for x in tensors)

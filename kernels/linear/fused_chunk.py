@@ -1,0 +1,202 @@
+"""Linear attention without decay: one kernel walks through the chunks with the state in registers.
+
+    o_i = scale · q_iᵀ (S + Σ_{j <= i} k_j v_jᵀ)
+
+The gradients are the same sum with the roles exchanged, forwards or in reverse, so one kernel does
+all four (dS_T is the gradient of the final state, S_0 the initial state):
+
+    o_i  = scale · q_iᵀ  (S_0   + Σ_{j <= i} k_j v_jᵀ)
+    dq_i = scale · do_iᵀ (S_0ᵀ  + Σ_{j <= i} v_j k_jᵀ)
+    dv_j =         k_jᵀ  (dS_T  + scale · Σ_{i >= j} q_i do_iᵀ)         and dS_0 is its last state
+    dk_j =         v_jᵀ  (dS_Tᵀ + scale · Σ_{i >= j} do_i q_iᵀ)
+
+Each has the scale once: on what is read out, or on what is written into the state, next to a state
+from outside that has it already.
+
+Source: Yang et al., arXiv 2312.06635, section 4 (the form without materialised states).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.linear.chunk import block
+from kernels.primitives.chunks import locate_sequence
+from kernels.primitives.product import product
+from kernels.primitives.rows import load_rows, store_rows
+from kernels.tiles import Tile
+
+_TRITON_DTYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+
+
+@triton.jit
+def _walk(
+    q_ptr, k_ptr, v_ptr, initial_ptr, out_ptr, final_ptr, cu_seqlens_ptr,
+    rows_in_all, tokens, read_factor, write_factor,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DTYPE: tl.constexpr,
+    USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr, TRANSPOSED: tl.constexpr,
+    REVERSE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """A program computes `read_factor · q_iᵀ (initial + write_factor · Σ_j k_j v_jᵀ)` for one tile
+    of keys and one of values, through one sequence of one head; j <= i, or j >= i in reverse.
+
+    With more than one tile of keys, `out` holds one part per tile, to be summed. TRANSPOSED states
+    lie in memory as `[V, K]`.
+    """
+    VALUE_TILES: tl.constexpr = (VALUE_DIM + BV - 1) // BV
+    KEY_TILES: tl.constexpr = (KEY_DIM + BK - 1) // BK
+    program = tl.program_id(0)
+    values = (program % VALUE_TILES) * BV + tl.arange(0, BV)
+    key_tile = program // VALUE_TILES % KEY_TILES
+    keys = key_tile * BK + tl.arange(0, BK)
+    head = program // (VALUE_TILES * KEY_TILES) % HEADS
+    sequence = program // (VALUE_TILES * KEY_TILES * HEADS)
+    first, length, _ = locate_sequence(sequence, cu_seqlens_ptr, cu_seqlens_ptr, tokens, C, PACKED)
+    rows = tl.arange(0, C)
+    q_ptr += (first * HEADS + head) * KEY_DIM
+    k_ptr += (first * HEADS + head) * KEY_DIM
+    v_ptr += (first * HEADS + head) * VALUE_DIM
+    out_ptr += ((key_tile.to(tl.int64) * rows_in_all + first) * HEADS + head) * VALUE_DIM
+    state = (sequence.to(tl.int64) * HEADS + head) * KEY_DIM * VALUE_DIM
+    if TRANSPOSED:
+        cells = keys[:, None] + values[None, :] * KEY_DIM
+    else:
+        cells = keys[:, None] * VALUE_DIM + values[None, :]
+    inside = (keys[:, None] < KEY_DIM) & (values[None, :] < VALUE_DIM)
+
+    if USE_INITIAL:
+        S = tl.load(initial_ptr + state + cells, mask=inside, other=0.0)
+    else:
+        S = tl.zeros([BK, BV], tl.float32)
+    seen = rows[None, :] >= rows[:, None] if REVERSE else rows[None, :] <= rows[:, None]
+    chunks = tl.cdiv(length, C)
+    for step in range(chunks):
+        if REVERSE:
+            start = (chunks - 1 - step).to(tl.int64) * C
+        else:
+            start = step.to(tl.int64) * C
+        left = (length - start).to(tl.int32)
+        key_start = start * HEADS * KEY_DIM
+        value_start = start * HEADS * VALUE_DIM
+        q = load_rows(q_ptr + key_start, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+        k = load_rows(k_ptr + key_start, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+        v = load_rows(v_ptr + value_start, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM)
+        # One of q, k, v is do in the backward pass, which may be float32.
+        A = product(q, tl.trans(k), DTYPE, FINE_A=True, FINE_B=True)
+        A = tl.where(seen, A, 0.0) * write_factor
+        out = product(q, S, DTYPE, FINE_A=True) + product(A, v, DTYPE, FINE_B=True)
+        store_rows(
+            out_ptr + value_start,
+            out * read_factor,
+            rows,
+            values,
+            HEADS * VALUE_DIM,
+            left,
+            VALUE_DIM,
+        )
+        S += product(tl.trans(k), v, DTYPE, FINE_A=True, FINE_B=True) * write_factor
+    if STORE_FINAL:
+        tl.store(final_ptr + state + cells, S, mask=inside)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: None,
+    *,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    tile: Tile,
+    output_final_state: bool,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs and, if asked for, final states; arguments and returns as in `chunk.forward`."""
+    return _run(
+        q, k, v, initial_state, cu_seqlens, tile, v.dtype, out_dtype,
+        read_factor=scale, final=output_final_state,
+    )  # fmt: skip
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: None,
+    *,
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    tile: Tile,
+    do: Tensor,
+    dfinal_state: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, None, Tensor | None]:
+    """Gradients of `forward`'s inputs; arguments and returns as in `chunk.backward`."""
+    q, k, v, do = (x.contiguous() for x in (q, k, v, do))
+    dtype = q.dtype
+    dq, _ = _run(
+        do, v, k, initial_state, cu_seqlens, tile, dtype, dtype,
+        read_factor=scale, transposed=True,
+    )  # fmt: skip
+    dk, _ = _run(
+        v, do, q, dfinal_state, cu_seqlens, tile, dtype, dtype,
+        write_factor=scale, transposed=True, reverse=True,
+    )  # fmt: skip
+    dv, dinitial = _run(
+        k, q, do, dfinal_state, cu_seqlens, tile, dtype, dtype,
+        write_factor=scale, reverse=True, final=initial_state is not None,
+    )  # fmt: skip
+    return dq, dk, dv, None, dinitial
+
+
+def _run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+    tile: Tile,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    *,
+    read_factor: float = 1.0,
+    write_factor: float = 1.0,
+    final: bool = False,
+    transposed: bool = False,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    initial = None if initial is None else initial.contiguous()
+    batch, tokens, heads, key_dim = k.shape
+    value_dim = v.shape[3]
+    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    # The widest tile of keys spares the parts of `out` and their sum; registers hold BK · BV.
+    BK = block(key_dim, tile.features)
+    BV = block(value_dim, max(16, tile.keys))
+    parts = triton.cdiv(key_dim, BK)
+    shape = batch, tokens, heads, value_dim
+    if parts == 1:
+        out = v.new_empty(shape, dtype=out_dtype)
+    else:
+        out = v.new_empty(parts, *shape, dtype=torch.float32)
+    last = None
+    if final:
+        last = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
+    grid = sequences * heads * parts * triton.cdiv(value_dim, BV)
+    if grid:
+        _walk[(grid,)](
+            q, k, v, initial, out, last, cu_seqlens, batch * tokens, tokens,
+            read_factor, write_factor,
+            HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, C=tile.tokens, BK=BK, BV=BV,
+            DTYPE=_TRITON_DTYPES[dtype], USE_INITIAL=initial is not None, STORE_FINAL=final,
+            TRANSPOSED=transposed, REVERSE=reverse, PACKED=cu_seqlens is not None,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+    return (out if parts == 1 else out.sum(0).to(out_dtype)), last

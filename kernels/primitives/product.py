@@ -1,0 +1,80 @@
+"""Matrix products whose rounding is chosen per operand.
+
+A tensor core multiplies 16-bit operands exactly and adds in float32, so what a product costs in
+accuracy is what its operands lost on the way in. Inputs of the op lose nothing. What a kernel has
+computed (a decayed key, a score, a state) is rounded, and the kernels keep to two such roundings on
+any path from the inputs to a result: that is what the error budget of the properties grants.
+
+- float32 inputs: float32 products (`ieee`), no rounding.
+- bfloat16: a computed operand is rounded once, or kept as the sum of two bfloat16 (`FINE`), which
+  loses 2^-17 and costs a second product.
+- float16: computed operands may leave its range (a state of large keys overflows, a strong decay
+  vanishes), so they are never stored in it: every operand is the sum of two bfloat16, which have
+  the range of float32 and together hold the 11 bits of a float16 exactly.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(a, b, DTYPE: tl.constexpr, FINE_A: tl.constexpr = False, FINE_B: tl.constexpr = False):
+    """`a @ b` in float32.
+
+    Args:
+        a, b: `[M, D]`, `[D, N]`, each in DTYPE (an input) or float32 (computed).
+        DTYPE: dtype of the op's inputs.
+        FINE_A, FINE_B: with bfloat16 inputs, do not round this operand.
+    """
+    # Terms of a split operand are added small ones first.
+    SPLIT_A: tl.constexpr = a.dtype != tl.bfloat16 and (FINE_A or DTYPE == tl.float16)
+    SPLIT_B: tl.constexpr = b.dtype != tl.bfloat16 and (FINE_B or DTYPE == tl.float16)
+    if DTYPE == tl.float32:
+        c = tl.dot(a, b, input_precision="ieee")
+    elif a.dtype == DTYPE and b.dtype == DTYPE:
+        c = tl.dot(a, b)
+    elif SPLIT_A and SPLIT_B:
+        a_high = a.to(tl.bfloat16)
+        b_high = b.to(tl.bfloat16)
+        c = tl.dot(_rest(a, a_high), b_high)
+        c = tl.dot(a_high, _rest(b, b_high), c)
+        c = tl.dot(a_high, b_high, c)
+    elif SPLIT_A:
+        a_high = a.to(tl.bfloat16)
+        b_high = b.to(tl.bfloat16)
+        c = tl.dot(a_high, b_high, tl.dot(_rest(a, a_high), b_high))
+    elif SPLIT_B:
+        a_high = a.to(tl.bfloat16)
+        b_high = b.to(tl.bfloat16)
+        c = tl.dot(a_high, b_high, tl.dot(a_high, _rest(b, b_high)))
+    else:
+        c = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    return c
+
+
+@triton.jit
+def select_and_sum(mask, x, PIECES: tl.constexpr):
+    """`mask @ x` in float32 for a boolean `mask [M, D]`: each row sums some rows of `x [D, N]`.
+
+    Args:
+        PIECES: number of bfloat16 whose sum stands for an element of x, 8 bits each;
+            0 for float32 products.
+    """
+    if PIECES == 0:
+        total = tl.dot(mask.to(tl.float32), x.to(tl.float32), input_precision="ieee")
+    else:
+        ones = mask.to(tl.bfloat16)
+        piece = x.to(tl.bfloat16)
+        total = tl.dot(ones, piece)
+        if PIECES > 1:
+            rest = x.to(tl.float32) - piece.to(tl.float32)
+            piece = rest.to(tl.bfloat16)
+            total = tl.dot(ones, piece, total)
+            if PIECES > 2:
+                total = tl.dot(ones, _rest(rest, piece), total)
+    return total
+
+
+@triton.jit
+def _rest(x, high):
+    return (x.to(tl.float32) - high.to(tl.float32)).to(tl.bfloat16)

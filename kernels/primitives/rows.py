@@ -1,0 +1,19 @@
+"""Tiles of a row-major matrix, zero outside its extent."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_rows(ptr, rows, cols, stride, num_rows, num_cols):
+    """Elements `[rows, cols]` of the matrix at `ptr`; 0 past `num_rows` or `num_cols`."""
+    inside = (rows[:, None] < num_rows) & (cols[None, :] < num_cols)
+    return tl.load(ptr + rows[:, None] * stride + cols[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(ptr, x, rows, cols, stride, num_rows, num_cols):
+    """Write `x[rows, cols]` in the dtype of `ptr`; nothing past `num_rows` or `num_cols`."""
+    inside = (rows[:, None] < num_rows) & (cols[None, :] < num_cols)
+    x = x.to(ptr.dtype.element_ty)
+    tl.store(ptr + rows[:, None] * stride + cols[None, :], x, mask=inside)
