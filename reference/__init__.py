@@ -8,7 +8,7 @@ N sequences, W window, D head dim, R table rows, P pairs of dims.
 
 from reference.linear.gla import gla, gla_parallel
 from reference.linear.linear_attn import linear_attn, linear_attn_parallel
-from reference.position.rotary import rotary_embedding, rotary_embedding_matrix, rotary_tables
+from reference.position.rotary import rotary_embedding, rotary_embedding_complex, rotary_tables
 from reference.scale import resolve_scale
 from reference.softmax.attention import attention, attention_online
 
@@ -21,6 +21,6 @@ __all__ = [
     "linear_attn_parallel",
     "resolve_scale",
     "rotary_embedding",
-    "rotary_embedding_matrix",
+    "rotary_embedding_complex",
     "rotary_tables",
 ]

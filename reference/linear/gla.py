@@ -121,14 +121,15 @@ def gla_parallel(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+normalize"] | None]:
     """Gated linear attention, all tokens at once: each pair of tokens has its own decay.
 
-        D_ij = exp Σ_{j < t <= i} g_t,   E_ij = exp Σ_{j < t <= i} gv_t      (0 unless j <= i)
-        A_ij = Σ_k q_ik D_ijk k_jk
-        o_i  = scale · (Σ_j A_ij E_ij v_j + (D_i0 q_i)ᵀ S_0 E_i0)
-        S_T  = Σ_j (D_Tj k_j) (E_Tj v_j)ᵀ + diag(D_T0) S_0 diag(E_T0)
+        k_ij = exp(Σ_{j < t <= i} g_t) ∘ k_j                      key j as token i finds it
+        v_ij = exp(Σ_{j < t <= i} gv_t) ∘ v_j                     its value
+        S_i0 = diag(exp Σ_{t <= i} g_t) S_0 diag(exp Σ_{t <= i} gv_t)
+        o_i  = scale · (Σ_{j <= i} (q_i · k_ij) v_ij + S_i0ᵀ q_i)
+        S_T  = Σ_j k_Tj v_Tjᵀ + S_T0
 
-    Tokens count from 1 here, and 0 is the initial state. Each exponent is a sum of its own and
-    not a difference of prefix sums, which would lose small terms behind a large one. With
-    `reverse` the tokens are numbered from the end. Everything else is said of `gla`.
+    Each exponent is a sum of its own and not a difference of prefix sums, which would lose small
+    terms behind a large one. With `reverse` the tokens are numbered from the end. Everything else
+    is said of `gla`.
 
     Source: Yang et al., arXiv 2312.06635, section 4.2 (parallel form), without its division of
         cumulative products.
@@ -161,16 +162,20 @@ def _parallel(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
     if q.shape[1] == 0:
         return torch.zeros_like(v), S
-    D0, D = _decays(torch.zeros_like(k) if g is None else g, reverse)
-    E0, E = _decays(torch.zeros_like(v) if gv is None else gv, reverse)
-    last = 0 if reverse else -1
+    keys, values, carried = k[:, None], v[:, None], S[:, None]
+    if g is not None:
+        from_start, between = _decays(g, reverse)
+        keys, carried = between * keys, from_start[..., :, None] * carried
+    if gv is not None:
+        from_start, between = _decays(gv, reverse)
+        values, carried = between * values, carried * from_start[..., None, :]
 
-    A = torch.einsum("bihk,bijhk,bjhk->bijh", q, D, k)
-    o = torch.einsum("bijh,bijhv,bjhv->bihv", A, E, v)
-    o = o + torch.einsum("bihk,bhkv->bihv", D0 * q, S) * E0
-    written = torch.einsum("bjhk,bjhv->bhkv", D[:, last] * k, E[:, last] * v)
-    carried = D0[:, last, :, :, None] * S * E0[:, last, :, None, :]
-    return scale * o, written + carried
+    A = torch.einsum("bihk,bijhk->bhij", q, keys)
+    A = A.triu() if reverse else A.tril()
+    o = torch.einsum("bhij,bijhv->bihv", A, values) + torch.einsum("bihk,bihkv->bihv", q, carried)
+    last = 0 if reverse else -1
+    written = torch.einsum("bjhk,bjhv->bhkv", keys[:, last], values[:, last])
+    return scale * o, carried[:, last] + written
 
 
 def _decays(
@@ -182,5 +187,5 @@ def _decays(
         return from_start.flip(1), between.flip(1, 2)
     i = torch.arange(g.shape[1], device=g.device)[:, None, None, None]
     j = torch.arange(g.shape[1], device=g.device)[:, None, None]
-    sums = torch.where(i > j, g[:, :, None], 0.0).cumsum(1)
-    return torch.exp(g.cumsum(1)), torch.where(i >= j, torch.exp(sums), 0.0)
+    between = torch.where(i > j, g[:, :, None], 0.0).cumsum(1)
+    return torch.exp(g.cumsum(1)), torch.exp(between)

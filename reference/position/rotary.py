@@ -149,7 +149,7 @@ def _rows(
 
 
 @checked(same_dtype=("cos", "sin"))
-def rotary_embedding_matrix(
+def rotary_embedding_complex(
     x: Float[Tensor, "B T H D"],
     cos: Float[Tensor, "R P"],
     sin: Float[Tensor, "R P"],
@@ -160,24 +160,28 @@ def rotary_embedding_matrix(
     conjugate: bool = False,
     inplace: bool = False,
 ) -> Float[Tensor, "B T H D"]:
-    """Rotate pairs of dims by the 2 x 2 matrix of each angle.
+    """Rotate pairs of dims as complex numbers.
 
-        (y1)   (cos r  -sin r) (x1)
-        (y2) = (sin r   cos r) (x2)
+        y1 + i y2 = (x1 + i x2) · exp(i r)
 
-    The rotated dims are laid out as a grid, `(2, P)` for halves and `(P, 2)` for neighbours, and
-    `conjugate` transposes the matrix. Everything else is said of `rotary_embedding`.
+    in which `conjugate` conjugates the factor. The rotated dims are laid out as a grid, `(2, P)`
+    for halves and `(P, 2)` for neighbours. Complex numbers here are made of float32 or float64;
+    narrower dtypes are computed in float32. Everything else is said of `rotary_embedding`.
 
-    Source: Su et al., RoFormer, arXiv 2104.09864, equation 15.
+    Source: Su et al., RoFormer, arXiv 2104.09864, equation 12.
     """
     cos, sin = _rows(x, cos, sin, seqlen_offsets, cu_seqlens, conjugate=False)
-    P = cos.shape[-1]
-    rotation = torch.stack([torch.stack([cos, -sin]), torch.stack([sin, cos])])
+    P, dtype = cos.shape[-1], torch.promote_types(x.dtype, torch.float32)
+    factor = torch.complex(cos.to(dtype), sin.to(dtype))
     if conjugate:
-        rotation = rotation.transpose(0, 1)
+        factor = factor.conj()
     rotated, rest = x.split([2 * P, x.shape[-1] - 2 * P], dim=-1)
-    pairs = rotated.unflatten(-1, (P, 2)).mT if interleaved else rotated.unflatten(-1, (2, P))
-    pairs = torch.einsum("acbtzp,bthcp->bthap", rotation.to(pairs.dtype), pairs)
-    rotated = (pairs.mT if interleaved else pairs).flatten(-2)
-    y = torch.cat([rotated, rest], dim=-1)
+    x1, x2 = (
+        rotated.unflatten(-1, (P, 2) if interleaved else (2, P))
+        .to(dtype)
+        .unbind(-1 if interleaved else -2)
+    )
+    y = torch.complex(x1, x2) * factor
+    rotated = torch.stack([y.real, y.imag], dim=-1 if interleaved else -2).flatten(-2)
+    y = torch.cat([rotated.to(x.dtype), rest], dim=-1)
     return x.copy_(y) if inplace else y
