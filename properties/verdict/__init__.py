@@ -1,0 +1,7 @@
+"""How a result is judged: error budgets, the comparison, and the report of a failure."""
+
+from properties.verdict.budgets import budgets
+from properties.verdict.compare import Budget, Comparison, compare
+from properties.verdict.precision import BY_DTYPE, TF32, Precision
+
+__all__ = ["BY_DTYPE", "TF32", "Budget", "Comparison", "Precision", "budgets", "compare"]

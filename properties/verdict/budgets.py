@@ -1,0 +1,237 @@
+"""Error budgets, derived from the oracle and the precision of storage; none is fitted to a kernel.
+
+Two rules give each element of each result its budget:
+
+*Magnitude*, `Y` being the oracle on absolute values:
+
+    |error| <= (c·u + (4·sqrt(n) + 2Γ)·2^-24)·Y + u_out·|y| + tiny
+
+`u` is the unit round-off of the operands and `c` how often one is rounded; `n` the number of terms
+of the accumulation, whose errors add like a random walk (Higham and Mary, 2019, doi
+10.1137/18M1226312), 4 standard deviations of it; `Γ` the largest sum of log decays over a chunk,
+because a chunk form computes exp(G_i - G_j) from cumulative sums with absolute error 2^-24·Γ each;
+`u_out·|y|` the rounding of the result; `tiny` what underflow can do.
+
+*Sigma*, the standard deviation of the oracle's result when every intermediate is disturbed by its
+rounding (see `noise`):
+
+    |error| <= z·σ + u_out·|y| + tiny
+
+`rules` says which applies when, and with which z.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from properties.verdict.compare import Budget
+from properties.verdict.noise import Rounding
+from properties.verdict.precision import (
+    ACCUMULATOR,
+    Precision,
+    underflow,
+    unit_roundoff,
+)
+
+Tensors = Mapping[str, Tensor]
+Oracle = Callable[[Tensors], dict[str, Tensor]]
+
+CHUNK = 128
+DRAWS = 12
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What disturbed runs of an oracle scatter around the undisturbed one.
+
+    Args:
+        sigma: standard deviation, element by element.
+        loss_limit: limit of the mean of |error|/sigma over the tensor.
+    """
+
+    sigma: Tensor
+    loss_limit: float
+
+
+def rules(precision: Precision, *, multilinear: bool) -> tuple[str, ...]:
+    """The rules that apply; where there are two, each element has the smaller budget.
+
+    - Multilinear maps (sums of products: linear attention, gla, rotary) have a magnitude budget in
+      every precision. It holds for errors of any distribution, and it is sharp in float32: a
+      missing key is thousands of budgets away.
+    - In bfloat16 and float16 the magnitude budget is blunt, because `c·u·Y` assumes that all
+      roundings conspire. There are many of them, independent and unbiased, so their sum is
+      gaussian: 6σ as well.
+    - Maps that are not multilinear (softmax, a normaliser) have no magnitude: sigma alone. In
+      float32 and TF32 the errors of a kernel can be biased: an approximate exponential, a tensor
+      core that truncates. n terms with one common error sum to at most sqrt(n) times the root of
+      their squares (Cauchy-Schwarz), so z is 6 + sqrt(n) there. This is still sharp: the whole
+      budget is some 1e-5 of the result.
+    - Multilinear maps in float32 and TF32: magnitude alone, for the same bias.
+    """
+    if multilinear:
+        coarse = precision.unit > ACCUMULATOR and precision.name != "tf32"
+        return ("magnitude", "sigma") if coarse else ("magnitude",)
+    return ("sigma",)
+
+
+def budgets(
+    oracle: Oracle,
+    tensors: Tensors,
+    want: Tensors,
+    *,
+    precision: Precision,
+    output_dtypes: Mapping[str, torch.dtype],
+    terms: int,
+    absolute: Oracle | None = None,
+    gates: tuple[str, ...] = (),
+    seed: int = 0,
+) -> dict[str, Budget]:
+    """The budget of every result of one run.
+
+    Args:
+        oracle: outputs and gradients from tensors, both by name. Take the form that rounds least
+            often on the way (the parallel one): a recurrence that rounds its state at every token
+            is noisier than a kernel, and its budget blunt.
+        tensors: float64 inputs, and the cotangents among them if the oracle returns gradients.
+        want: what the oracle returns for them.
+        precision: how the kernel stores the operands of its products.
+        output_dtypes: dtype in which each result is returned.
+        terms: number of terms of the longest accumulation: tokens of the longest sequence plus
+            head dim.
+        absolute: the oracle with |scale|, if its map is multilinear; else None.
+        gates: names of the tensors that enter through an exponential, as log decays.
+        seed: of the disturbed runs; the verdict is a function of the case.
+
+    Returns:
+        A budget for every name in `want`.
+    """
+    applying = rules(precision, multilinear=absolute is not None)
+    random_walk = 6.0 if precision.unit > ACCUMULATOR and precision.name != "tf32" else 0.0
+    z = random_walk or 6.0 + math.sqrt(terms)
+    allowed: dict[str, Tensor] = {}
+    spreads: dict[str, Spread] = {}
+    if absolute is not None:
+        Y = magnitude(absolute, tensors, gates=gates)
+        factor = magnitude_factor(precision, terms, chunk_decay(tensors, gates))
+        allowed = {name: factor * Y[name] for name in want}
+    if "sigma" in applying:
+        spreads = sigma(oracle, tensors, want, precision, seed=seed)
+        for name in want:
+            scatter = z * spreads[name].sigma
+            allowed[name] = torch.minimum(allowed.get(name, scatter), scatter)
+    tiny = terms * precision.underflow * _peak([*tensors.values(), *want.values()])
+    return {
+        name: Budget(
+            allowed[name]
+            + unit_roundoff(output_dtypes[name]) * y.abs().nan_to_num(posinf=0.0)
+            + underflow(output_dtypes[name])
+            + tiny,
+            " and ".join(applying),
+            spreads[name].sigma if name in spreads else None,
+            spreads[name].loss_limit if name in spreads else math.inf,
+        )
+        for name, y in want.items()
+    }
+
+
+def magnitude(oracle: Oracle, tensors: Tensors, gates: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """`Y`: every result with all its terms taken positive, the cotangents' too.
+
+    Args:
+        oracle: of a multilinear map, with the absolute value of its scale.
+        tensors: float64 inputs and cotangents; integer tensors are passed on.
+        gates: names of log decays. They stay as they are: exp(g) is positive already.
+    """
+    positive = {
+        name: x if name in gates or not x.is_floating_point() else x.abs()
+        for name, x in tensors.items()
+    }
+    return {name: y.abs() for name, y in oracle(positive).items()}
+
+
+def magnitude_factor(precision: Precision, terms: int, decay: float = 0.0) -> float:
+    """The factor of `Y`: `c·u + (4·sqrt(n) + 2Γ)·2^-24`."""
+    rounded = precision.operand_roundings * precision.unit
+    return rounded + (4 * math.sqrt(terms) + 2 * decay) * ACCUMULATOR
+
+
+def chunk_decay(tensors: Tensors, gates: tuple[str, ...]) -> float:
+    """`Γ`: the largest sum of finite log decays that a chunk of tokens can hold."""
+    largest = 0.0
+    for name in gates:
+        if name in tensors and tensors[name].numel():
+            g = tensors[name].abs().nan_to_num(posinf=0.0)
+            largest = max(largest, float(g.max()) * min(g.shape[1], CHUNK))
+    return largest
+
+
+def sigma(
+    oracle: Oracle,
+    tensors: Tensors,
+    want: Tensors,
+    precision: Precision,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> dict[str, Spread]:
+    """Standard deviations of an oracle whose every intermediate is rounded at random.
+
+    The variance is pooled over the last dim, as a few draws say little of one element; an element
+    that scatters more than its row keeps its own. A sum of squares of few values may be small by
+    chance, so the variance is divided by the 0.1 % quantile of chi-square over its degrees of
+    freedom (Wilson and Hilferty).
+
+    Args:
+        oracle, tensors, want: as in `budgets`.
+        draws: number of disturbed runs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    deviations: dict[str, list[Tensor]] = {name: [] for name in want}
+    mode = Rounding(precision, generator)
+    for _ in range(draws):
+        with mode:
+            disturbed = oracle(tensors)
+        for name, y in want.items():
+            deviations[name].append(_difference(disturbed[name], y))
+    return {name: _spread(torch.stack(each)) for name, each in deviations.items()}
+
+
+def _difference(disturbed: Tensor, y: Tensor) -> Tensor:
+    return torch.where(y.isfinite(), disturbed - y, 0.0).detach()
+
+
+def _spread(deviations: Tensor) -> Spread:
+    draws = len(deviations)
+    if not deviations.numel():
+        return Spread(deviations.sum(0), math.inf)
+    squares = deviations.square()
+    element = squares.mean(0)
+    row = element.mean(-1, keepdim=True) if element.ndim else element
+    width = element.shape[-1] if element.ndim else 1
+    variance = torch.maximum(element, row) / _chi_square_quantile(draws * width)
+    spread = variance.sqrt()
+    counted = spread > 0
+    if not counted.any():
+        return Spread(spread, math.inf)
+    means = (deviations.abs()[:, counted] / spread[counted]).mean(1)
+    # Student's t of 11 degrees of freedom exceeds 6 with a probability of 5e-5.
+    return Spread(spread, float(means.mean() + 6 * means.std()))
+
+
+def _chi_square_quantile(freedom: int, normal_quantile: float = -3.09) -> float:
+    """The 0.1 % quantile of chi-square over its degrees of freedom."""
+    step = 2 / (9 * freedom)
+    return (1 - step + normal_quantile * math.sqrt(step)) ** 3
+
+
+def _peak(tensors: list[Tensor]) -> float:
+    """The largest finite absolute value, at least 1."""
+    peak = 1.0
+    for x in tensors:
+        if x.is_floating_point() and x.numel():
+            peak = max(peak, float(x.abs().nan_to_num(posinf=0.0).max()))
+    return peak

@@ -1,0 +1,139 @@
+"""The comparison of one result with its oracle."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How far a result may lie from its oracle.
+
+    Args:
+        allowed: largest error, element by element, float64.
+        rule: the reason in a few words, for the report.
+        sigma: standard deviation of the error of an honest kernel, where it is known.
+        loss_limit: mean of error/sigma over the tensor from which the loss is systematic.
+    """
+
+    allowed: Tensor
+    rule: str
+    sigma: Tensor | None = None
+    loss_limit: float = math.inf
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found; `passed` decides.
+
+    Args:
+        name: of the output.
+        reason: empty if it passed, else one clause that says what is wrong.
+        ratio: worst error/budget of the finite elements; infinite if a non-finite one is wrong.
+        loss: mean of error/sigma over the tensor, over its limit; 0 where sigma is not known.
+        wrong: bool, true where an element is wrong.
+    """
+
+    name: str
+    passed: bool
+    reason: str
+    rule: str
+    ratio: float
+    loss: float
+    wrong: Tensor
+    got: Tensor
+    want: Tensor
+    allowed: Tensor
+
+    @property
+    def worst(self) -> tuple[int, ...] | None:
+        """Index of the worst element: a wrong non-finite one, else the largest error/budget."""
+        if self.got.shape != self.want.shape or not self.got.numel():
+            return None
+        excess = _excess(self.got, self.want, self.allowed)
+        excess = torch.where(self.wrong & ~excess.isfinite(), math.inf, excess.nan_to_num())
+        flat = int(excess.argmax())
+        return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), excess.shape))
+
+    @property
+    def fraction_wrong(self) -> float:
+        return float(self.wrong.double().mean()) if self.wrong.numel() else 0.0
+
+
+def _excess(got: Tensor, want: Tensor, allowed: Tensor) -> Tensor:
+    """error / budget, with 0/0 = 0."""
+    error = (got.double() - want).abs()
+    return torch.where(error == 0, 0.0, error / allowed)
+
+
+def compare(name: str, got: Tensor, want: Tensor, budget: Budget | None) -> Comparison:
+    """Judge `got` against the oracle's `want`.
+
+    Non-finite elements come first. NaN never passes, not even where the oracle has one. An infinity
+    of the oracle must be there with its sign, and nowhere else, but for numbers that lie within
+    their budget of overflowing in the dtype of `got`. Finite elements pass if
+    `|got - want| <= allowed`, written so that a NaN fails.
+
+    Args:
+        got: the result, any float dtype.
+        want: the oracle's result, float64, of the same shape.
+        budget: None asks for bit equality after rounding `want` to the dtype of `got`. The two
+            zeros are equal: the sign of a zero sum depends on the order of its terms.
+
+    Returns:
+        The comparison; it raises nothing, so that a law can go on to the next output.
+    """
+    got, want = got.detach().cpu(), want.detach().cpu().double()
+    if got.shape != want.shape:
+        reason = f"shape {list(got.shape)}, expected {list(want.shape)}"
+        wrong = torch.ones(got.shape, dtype=torch.bool)
+        infinite = math.inf
+        return Comparison(name, False, reason, "shape", infinite, 0.0, wrong, got, want, want)
+    if budget is None:
+        want = want.to(got.dtype).double()
+        budget = Budget(torch.zeros_like(want), "bit for bit")
+    allowed = budget.allowed.cpu().double().expand(want.shape)
+
+    largest = torch.finfo(got.dtype).max
+    may_overflow = want.isfinite() & (want.abs() + allowed >= largest)
+    same_infinity = want.isinf() & (got.double() == want)
+    overflowed = may_overflow & got.isinf() & (got.double().sign() == want.sign())
+    both_finite = got.isfinite() & want.isfinite()
+    error = (got.double() - want).abs()
+    right = same_infinity | overflowed | (both_finite & (error <= allowed))
+    wrong = ~right
+
+    finite_ratio = torch.where(both_finite, _excess(got, want, allowed), 0.0)
+    ratio = float(finite_ratio.max()) if finite_ratio.numel() else 0.0
+    if bool((wrong & ~both_finite).any()) or math.isnan(ratio):
+        ratio = math.inf
+    loss = _loss(error, both_finite, budget)
+    reason = _reason(got, want, wrong, both_finite, loss)
+    return Comparison(name, not reason, reason, budget.rule, ratio, loss, wrong, got, want, allowed)
+
+
+def _loss(error: Tensor, finite: Tensor, budget: Budget) -> float:
+    """Mean of error/sigma over its limit; elements that have no error by construction are out."""
+    if budget.sigma is None or not math.isfinite(budget.loss_limit):
+        return 0.0
+    sigma = budget.sigma.cpu().double().expand(error.shape)
+    counted = finite & (sigma > 0)
+    if not counted.any():
+        return 0.0
+    return float((error[counted] / sigma[counted]).mean()) / budget.loss_limit
+
+
+def _reason(got: Tensor, want: Tensor, wrong: Tensor, both_finite: Tensor, loss: float) -> str:
+    if bool((wrong & want.isnan()).any()):
+        return "the oracle is NaN: the case is outside its domain"
+    if bool((wrong & got.isnan()).any()):
+        return "NaN where a number is expected"
+    if bool((wrong & ~both_finite).any()):
+        return "an infinity is missing, has the wrong sign, or is where a number is expected"
+    if bool(wrong.any()):
+        return "the error exceeds its budget"
+    if not loss <= 1:
+        return "no element exceeds its budget, but the mean error shows a systematic loss"
+    return ""

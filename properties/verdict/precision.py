@@ -1,0 +1,49 @@
+"""Unit round-offs and the limits of each floating-point format."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a kernel stores the operands of its products; sums are kept in float32.
+
+    Args:
+        unit: largest relative error of one rounding to nearest, 2^-(digits).
+        underflow: largest absolute error of one rounding, for numbers too small to be normal.
+        operand_roundings: how often an operand is rounded on its way into a product.
+    """
+
+    name: str
+    unit: float
+    underflow: float
+    operand_roundings: int = 2
+
+
+# A product's operand is an intermediate result rounded once when it is formed from rounded factors
+# (a decayed key, an attention weight) and once when it is stored; TF32 rounds both factors again,
+# and it truncates on some chips, an error of twice the unit of rounding to nearest.
+FLOAT32 = Precision("float32", 2.0**-24, 2.0**-126)
+TF32 = Precision("tf32", 2.0**-11, 2.0**-126, operand_roundings=4)
+BFLOAT16 = Precision("bfloat16", 2.0**-8, 2.0**-126)
+FLOAT16 = Precision("float16", 2.0**-11, 2.0**-25)
+
+ACCUMULATOR = FLOAT32.unit
+
+BY_DTYPE = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Largest relative error of rounding a real number to the nearest `dtype`."""
+    return torch.finfo(dtype).eps / 2
+
+
+def underflow(dtype: torch.dtype) -> float:
+    """Largest absolute error of rounding a real number that is too small to be normal.
+
+    Half the smallest subnormal for float16, whose subnormals every GPU keeps. The others may be
+    flushed to zero (by the approximate exponential, for one): all of the smallest normal number.
+    """
+    info = torch.finfo(dtype)
+    return info.smallest_normal * info.eps / 2 if dtype == torch.float16 else info.smallest_normal
