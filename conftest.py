@@ -1,0 +1,75 @@
+"""Options of the suite, and what every worker of it runs on."""
+
+import os
+
+# One thread per worker: the workers are the parallelism. Set before anything imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+
+from properties import profiles  # noqa: E402
+
+# Before Hypothesis' plugin is configured, which loads the profile that the command line names.
+profiles.register()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("attention-oracles")
+    group.addoption(
+        "--device",
+        default="auto",
+        choices=["auto", "cuda", "simulator", "interpreter"],
+        help="where kernels run (auto: the GPU if there is one, else the simulator)",
+    )
+    group.addoption("--target", default="ours", help="whose kernels (default: ours)")
+    for name in ("op", "mode", "law", "dtype"):
+        text = f"only this {name} of the catalogue (repeatable)"
+        group.addoption(f"--{name}", action="append", default=[], help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    device = config.getoption("device")
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None and device in ("auto", "cuda"):
+        _claim_gpu(int(worker.removeprefix("gw")))
+    from properties.device import activate
+
+    try:
+        activate(device)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _claim_gpu(worker: int) -> None:
+    """Map workers to GPUs round robin."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    from hypothesis import settings
+
+    from properties.device import describe
+
+    seed = config.getoption("--hypothesis-seed")
+    profile = settings.get_current_profile_name()
+    return (
+        f"attention-oracles: target {config.getoption('target')} on "
+        f"{describe(config.getoption('device'))}; profile {profile}, "
+        f"seed {'drawn' if seed is None else seed}"
+    )
+
+
+@pytest.fixture(scope="session")
+def subject(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+    """The implementation under test, on the device under test."""
+    from properties.device import activate
+    from properties.laws import Subject
+    from properties.targets import load
+
+    config = request.config
+    return Subject(load(config.getoption("target")), activate(config.getoption("device")))

@@ -1,0 +1,97 @@
+"""A case: everything that decides one run of an op, as plain data."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run of an op. Tensors are built from it and never drawn themselves.
+
+    Args:
+        op, mode: the entry of the catalogue and the kernel's mode.
+        dtype: of the activations: "float32", "bfloat16", "float16".
+        dims: sizes by the letters of the catalogue entry, for example `{"B": 2, "H": 3, "K": 5}`.
+        lengths: query tokens of each sequence; dense cases have one length for all of the batch.
+        key_lengths: key tokens of each sequence; None where keys and queries are the same tokens.
+        packed: sequences are concatenated behind `cu_seqlens`, and `B` is 1.
+        given: names of the optional tensors that are passed.
+        float32: names of tensors that are float32 whatever `dtype` says.
+        options: the other arguments of the op.
+        tile: entry of the tile table; None lets the op choose.
+        values: name of the recipe that fills the tensors.
+        layout: name of the memory layout of the inputs.
+        seed: of the generator behind the recipe.
+    """
+
+    op: str
+    mode: str
+    dtype: str
+    dims: Mapping[str, int]
+    lengths: tuple[int, ...]
+    key_lengths: tuple[int, ...] | None = None
+    packed: bool = False
+    given: tuple[str, ...] = ()
+    float32: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tile: int | None = None
+    values: str = "gaussian"
+    layout: str = "contiguous"
+    seed: int = 0
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the case holds, packed or as rows of a batch."""
+        return len(self.lengths) if self.packed else self.dims["B"]
+
+    def to_json(self) -> str:
+        """One line of JSON that `from_json` turns into an equal case; defaults are left out."""
+        given = {
+            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default
+        }
+        if not self.options:
+            given.pop("options")
+        return json.dumps({**given, "dims": dict(self.dims)}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Case":
+        """The case that `to_json` wrote.
+
+        Raises:
+            ValueError: the text is not JSON, or not the fields of a case.
+        """
+        data = json.loads(text)
+        try:
+            for name in ("lengths", "key_lengths", "given", "float32"):
+                if data.get(name) is not None:
+                    data[name] = tuple(data[name])
+            return cls(**data)
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"case: {text!r}, expected the JSON object of a case") from error
+
+    def line(self) -> str:
+        """The case as one line of Python that can be pasted."""
+        shown = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default and (f.name != "options" or self.options)
+        ]
+        return f"Case({', '.join(shown)})"
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

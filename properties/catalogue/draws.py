@@ -1,0 +1,22 @@
+"""Strategies that several declarations share."""
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+BAD_SCALES = (float("nan"), float("inf"), float("-inf"), "0.5", True)
+
+
+def head_dims(largest: int = 256) -> SearchStrategy[int]:
+    """1 to `largest`, most often small, odd, or next to a power of two."""
+    edges = [d for d in (8, 15, 16, 17, 24, 31, 32, 33, 48, 60, 64, 65, 100) if d <= largest]
+    wide = [d for d in (128, 129, 192, 256) if d <= largest]
+    strategies = [st.integers(1, min(20, largest)), st.sampled_from(edges)]
+    return st.one_of(*strategies, *([st.sampled_from(wide)] if wide else []))
+
+
+def scales() -> SearchStrategy[float | None]:
+    """The default, the sentinel -1, zero, other negatives, and any float of moderate size."""
+    return st.one_of(
+        st.sampled_from([None, -1, 1.0, 0.5, -0.5, -2.0, 0.0]),
+        st.floats(-3, 3, width=16),
+    )

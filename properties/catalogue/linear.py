@@ -1,0 +1,121 @@
+"""Linear recurrences without a delta rule."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+import reference
+from properties.case import Case
+from properties.catalogue.draws import BAD_SCALES, head_dims, scales
+from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, always
+
+_QKV = (
+    Argument("q", "B T H K", Role.QUERY),
+    Argument("k", "B T H K", Role.KEY),
+    Argument("v", "B T H V", Role.VALUE),
+)
+_STATE = Argument("initial_state", "N H K VZ", Role.STATE, optional=True, dtype="float32")
+_OPTIONS = (
+    Option("scale", None, lambda case: scales(), bad=BAD_SCALES),
+    Option("normalize", False, lambda case: st.booleans()),
+    Option("reverse", False, lambda case: st.booleans()),
+    Option("output_final_state", False, always(True), auxiliary=True),
+)
+_OUTPUTS = (
+    Output("o", "B T H V"),
+    Output("final_state", "N H K VZ", asked_by="output_final_state", dtype="float32"),
+)
+_DIMS = {
+    "B": st.integers(1, 3),
+    "H": st.integers(1, 3),
+    "K": head_dims(),
+    "V": head_dims(),
+}
+_RECIPES = (
+    "gaussian",
+    "integers",
+    "late_maximum",
+    "one_hot_values",
+    "zeros",
+    "cancelling",
+)
+_LAWS = (
+    "differential",
+    "exactness",
+    "causality",
+    "splitting",
+    "packing",
+    "permutation",
+    "linearity",
+    "scale_equivariance",
+    "layout_invariance",
+    "determinism",
+    "plumbing",
+    "untouched_inputs",
+    "written_outputs",
+    "rejection",
+)
+
+
+def _state_width(case: Case) -> dict[str, int]:
+    return {"VZ": case.dims["V"] + bool(case.options.get("normalize"))}
+
+
+def _normalized(case: Case) -> bool:
+    return bool(case.options.get("normalize"))
+
+
+def _settle(case: Case) -> Case:
+    """A quotient is exact only by luck, so integers go without a normaliser."""
+    if case.values == "integers":
+        return replace(case, options={**case.options, "normalize": False})
+    return case
+
+
+LINEAR_ATTN = Op(
+    name="linear_attn",
+    oracle=reference.linear_attn,
+    second_form=reference.linear_attn_parallel,
+    modes=(
+        Mode("chunk", refuses=frozenset({"reverse"})),
+        Mode("fused_chunk", refuses=frozenset({"reverse"})),
+        Mode("fused_recurrent"),
+    ),
+    arguments=(*_QKV, _STATE),
+    options=_OPTIONS,
+    outputs=_OUTPUTS,
+    dims=_DIMS,
+    sizes=_state_width,
+    settle=_settle,
+    linear_in=("v", "initial_state"),
+    multilinear=lambda case: not _normalized(case),
+    nonnegative=_normalized,
+    recipes=_RECIPES,
+    laws=_LAWS,
+)
+
+GLA = Op(
+    name="gla",
+    oracle=reference.gla,
+    second_form=reference.gla_parallel,
+    modes=(
+        Mode("chunk", refuses=frozenset({"reverse", "gv"})),
+        Mode("fused_recurrent"),
+    ),
+    arguments=(
+        *_QKV,
+        Argument("g", "B T H K", Role.LOG_DECAY, optional=True, dtype="either"),
+        Argument("gv", "B T H V", Role.LOG_DECAY, optional=True, dtype="either"),
+        _STATE,
+    ),
+    options=_OPTIONS,
+    outputs=_OUTPUTS,
+    dims=_DIMS,
+    sizes=_state_width,
+    settle=_settle,
+    linear_in=("v", "initial_state"),
+    multilinear=lambda case: not _normalized(case),
+    nonnegative=_normalized,
+    recipes=(*_RECIPES, "extreme_gates"),
+    laws=_LAWS,
+)

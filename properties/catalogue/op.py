@@ -1,0 +1,150 @@
+"""What a declaration of the catalogue is made of."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy, just
+from torch import Tensor
+
+from properties.case import Case
+
+Function = Callable[..., Tensor | tuple[Tensor | None, ...]]
+
+
+class Role(Enum):
+    """What the numbers of a tensor mean; the recipes of values are written by role."""
+
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    LOG_DECAY = "natural-log decay, at most 0"
+    STATE = "state"
+    LOGIT = "logit"
+    SLOPE = "slope, at least 0"
+    COSINE = "cosine of an angle"
+    SINE = "sine of an angle"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that an op takes.
+
+    Args:
+        dims: its dims by name, "B T H K".
+        optional: a case may leave it out.
+        differentiable: the op promises a gradient.
+        dtype: "case" for that of the activations, "float32", or "either".
+    """
+
+    name: str
+    dims: str
+    role: Role
+    optional: bool = False
+    differentiable: bool = True
+    dtype: str = "case"
+
+
+@dataclass(frozen=True)
+class Option:
+    """Another argument of an op: its default and what is drawn for it.
+
+    Args:
+        draw: given the case so far, a strategy of JSON values.
+        bad: values that must be refused.
+        auxiliary: it asks for one more output and may not change the others.
+    """
+
+    name: str
+    default: Any
+    draw: Callable[[Case], SearchStrategy[Any]]
+    bad: tuple[Any, ...] = ()
+    auxiliary: bool = False
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A kernel of an op, and the names of the arguments and options that it refuses."""
+
+    name: str
+    refuses: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that an op returns; `asked_by` names the auxiliary option that turns it on."""
+
+    name: str
+    dims: str
+    asked_by: str | None = None
+    dtype: str = "case"
+
+
+def _unchanged(case: Case) -> Case:
+    return case
+
+
+def _none(case: Case, inputs: Any) -> Iterable[tuple[str, dict[str, Any], str]]:
+    return ()
+
+
+def _never(case: Case) -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One op: its oracle, its arguments, and what must hold of it.
+
+    Args:
+        oracle: the main form of the reference page.
+        second_form: the same function derived another way.
+        modes: the kernel's modes.
+        arguments, options, outputs: in the order of the signature.
+        dims: what is drawn for each letter that a case fixes.
+        sizes: letters that follow from the case; it sees T, S and N among the case's dims.
+        settle: turns a drawn case into one that the op accepts.
+        recipes: names of the value recipes that say something about this op.
+        packed_by: the arguments that pack sequences: of the queries, then of the keys.
+        keys: keys have lengths of their own, dim "S"; otherwise they share "T" with the queries.
+        linear_in: arguments in which the outputs are jointly linear, the others being fixed.
+        multilinear: in this case all arithmetic is sums of products, so that the oracle on
+            absolute values bounds every rounding error.
+        nonnegative: queries and keys of this case are drawn without sign.
+        continues_by: how a second call goes on where a first one ended: with its "initial_state",
+            with all "keys" so far, or with "seqlen_offsets".
+        mistakes: further calls that must be refused: what, the bad arguments, the one to be named.
+        laws: names of the laws that hold, in `properties.laws.LAWS`.
+    """
+
+    name: str
+    oracle: Function
+    second_form: Function
+    modes: tuple[Mode, ...]
+    arguments: tuple[Argument, ...]
+    options: tuple[Option, ...]
+    outputs: tuple[Output, ...]
+    dims: Mapping[str, SearchStrategy[int]]
+    laws: tuple[str, ...]
+    recipes: tuple[str, ...]
+    sizes: Callable[[Case], dict[str, int]] = lambda case: {}
+    settle: Callable[[Case], Case] = _unchanged
+    packed_by: tuple[str, ...] = ("cu_seqlens",)
+    keys: bool = False
+    linear_in: tuple[str, ...] = ()
+    continues_by: str = "initial_state"
+    mistakes: Callable[[Case, Any], Iterable[tuple[str, dict[str, Any], str]]] = _none
+    multilinear: Callable[[Case], bool] = _never
+    nonnegative: Callable[[Case], bool] = _never
+
+    def argument(self, name: str) -> Argument:
+        return next(a for a in self.arguments if a.name == name)
+
+    def mode(self, name: str) -> Mode:
+        return next(m for m in self.modes if m.name == name)
+
+
+def always(value: Any) -> Callable[[Case], SearchStrategy[Any]]:
+    """A strategy of one value, whatever the case."""
+    return lambda _: just(value)

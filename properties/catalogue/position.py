@@ -1,0 +1,95 @@
+"""Position embeddings."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+import reference
+from properties.case import Case
+from properties.catalogue.draws import head_dims
+from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
+
+if TYPE_CHECKING:
+    from properties.tensors import Inputs
+
+
+def _offsets(case: Case) -> st.SearchStrategy[int | list[int]]:
+    """One for all sequences, or one for each."""
+    some = st.integers(0, 9)
+    return st.one_of(some, st.lists(some, min_size=case.sequences, max_size=case.sequences))
+
+
+def _settle(case: Case) -> Case:
+    """Pairs fit into the head, and what is rotated in place has elements of its own."""
+    pairs = min(case.dims["P"], case.dims["D"] // 2)
+    shared = case.options.get("inplace") and case.layout == "expanded"
+    layout = "sliced" if shared else case.layout
+    return replace(case, dims={**case.dims, "P": pairs}, layout=layout)
+
+
+def _table_rows(case: Case) -> dict[str, int]:
+    """One row more than the last position needs."""
+    offsets = case.options.get("seqlen_offsets", 0)
+    each = offsets if isinstance(offsets, (list, tuple)) else [offsets] * case.sequences
+    lengths = case.lengths if case.packed else case.lengths * case.sequences
+    return {"R": 1 + max((o + t for o, t in zip(each, lengths, strict=True)), default=0)}
+
+
+def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Tables of the model's width instead of the head's; tables that end too early."""
+    cos = inputs.tensors["cos"]
+    wide = cos.new_zeros(cos.shape[0], case.dims["D"] // 2 + 1)
+    yield "tables wider than the head", {"cos": wide, "sin": wide}, "head_dim"
+    if any(case.lengths):
+        short = cos.new_zeros(cos.shape[0] - 2, cos.shape[1])
+        yield "tables too short", {"cos": short, "sin": short}, "cos"
+
+
+ROTARY_EMBEDDING = Op(
+    name="rotary_embedding",
+    oracle=reference.rotary_embedding,
+    second_form=reference.rotary_embedding_complex,
+    modes=(Mode("fused"),),
+    arguments=(
+        Argument("x", "B T H D", Role.VALUE),
+        Argument("cos", "R P", Role.COSINE, differentiable=False, dtype="either"),
+        Argument("sin", "R P", Role.SINE, differentiable=False, dtype="either"),
+    ),
+    options=(
+        Option("interleaved", False, lambda case: st.booleans()),
+        Option("seqlen_offsets", 0, _offsets, bad=(-1, 10**6, 0.5, "1")),
+        Option("conjugate", False, lambda case: st.booleans()),
+        Option("inplace", False, lambda case: st.booleans()),
+    ),
+    outputs=(Output("y", "B T H D"),),
+    dims={
+        "B": st.integers(1, 3),
+        "H": st.integers(1, 3),
+        "D": head_dims(),
+        "P": st.integers(0, 128),
+    },
+    sizes=_table_rows,
+    settle=_settle,
+    linear_in=("x",),
+    continues_by="seqlen_offsets",
+    mistakes=_mistakes,
+    multilinear=lambda case: True,
+    recipes=("gaussian", "integers", "zeros"),
+    laws=(
+        "differential",
+        "exactness",
+        "causality",
+        "splitting",
+        "packing",
+        "permutation",
+        "linearity",
+        "layout_invariance",
+        "determinism",
+        "plumbing",
+        "untouched_inputs",
+        "written_outputs",
+        "rejection",
+    ),
+)

@@ -1,0 +1,76 @@
+"""Where kernels run: a GPU, the simulator, or Triton's interpreter."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+DEVICES = ("auto", "cuda", "simulator", "interpreter")
+
+
+def activate(name: str = "auto") -> torch.device:
+    """Make Triton run on `name` in this process, and say where tensors have to live.
+
+    "auto" is the GPU where there is one and the simulator elsewhere. The interpreter replaces
+    Triton's decorators, so it has to be chosen before the kernels are imported.
+
+    Raises:
+        ValueError: an unknown device, or one that this machine or process cannot give.
+    """
+    if name not in DEVICES:
+        raise ValueError(f"device: {name!r}, expected one of {', '.join(DEVICES)}")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "simulator"
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("device: 'cuda', but torch finds no GPU; try 'simulator'")
+        return torch.device("cuda")
+    if name == "interpreter":
+        if "kernels" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError("device: 'interpreter', but the kernels are imported already")
+        os.environ["TRITON_INTERPRET"] = "1"
+        from properties import interpreter
+
+        interpreter.install()
+    else:
+        from properties import simulator
+
+        simulator.install()
+    return torch.device("cpu")
+
+
+def describe(name: str) -> str:
+    """The device and the versions that decide what a kernel computes, on one line."""
+    import triton
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "simulator"
+    where = torch.cuda.get_device_name() if name == "cuda" else f"the {name}"
+    return f"{where}, torch {torch.__version__}, triton {triton.__version__}"
+
+
+@contextmanager
+def recorded_launches() -> Iterator[list[str]]:
+    """The names of the Triton kernels that are launched meanwhile, on whatever device."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    launched: list[str] = []
+    originals = [(kind, kind.run) for kind in (JITFunction, InterpretedFunction)]
+
+    def recording(original):  # type: ignore[no-untyped-def]
+        def run(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            launched.append(self.fn.__name__)
+            return original(self, *args, **kwargs)
+
+        return run
+
+    for kind, original in originals:
+        kind.run = recording(original)
+    try:
+        yield launched
+    finally:
+        for kind, original in originals:
+            kind.run = original

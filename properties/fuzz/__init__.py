@@ -1,0 +1,1 @@
+"""Draw cases until the time is up: `python -m properties.fuzz --help`."""

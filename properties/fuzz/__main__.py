@@ -1,0 +1,175 @@
+"""Drive kernels with drawn cases until the time is up, and report what breaks a law."""
+
+import argparse
+import os
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console
+from rich.live import Live
+
+from properties.case import Case
+from properties.catalogue import OPS
+from properties.device import DEVICES, describe
+from properties.fuzz.board import Board
+from properties.fuzz.rounds import Finding, Round, make_subject, play, start_worker
+from properties.jobs import DTYPES, Job, Selection
+from properties.laws import LAWS, Violation
+from properties.verdict.report import regression_file
+
+EXAMPLES_PER_ROUND = 5
+
+
+def parser() -> argparse.ArgumentParser:
+    modes = dict.fromkeys(mode.name for op in OPS.values() for mode in op.modes)
+    parse = argparse.ArgumentParser(
+        prog="python -m properties.fuzz",
+        description=__doc__,
+        epilog="Exit code: 0 nothing found, 1 findings, 2 bad arguments. Ctrl-C ends it with the "
+        "summary. Failing cases stay in .hypothesis and are replayed by pytest.",
+    )
+    budget = parse.add_mutually_exclusive_group()
+    budget.add_argument("--minutes", type=float, default=2.0, help="for how long (default: 2)")
+    budget.add_argument("--examples", type=int, help="how many examples, instead of --minutes")
+    for name, known in (("op", OPS), ("mode", modes), ("law", LAWS), ("dtype", DTYPES)):
+        text = f"only this {name} (repeatable): {', '.join(known)}"
+        parse.add_argument(
+            f"--{name}", action="append", default=[], choices=tuple(known), metavar=name.upper(),
+            help=text,
+        )  # fmt: skip
+    parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
+    parse.add_argument("--target", default="ours", help="whose kernels (default: ours)")
+    parse.add_argument("--seed", type=int, help="repeat a run (default: drawn and printed)")
+    parse.add_argument("--jobs", type=int, help="processes (default: one per core; one on a GPU)")
+    parse.add_argument("--case", help="run this one case, as JSON, under --law or all laws")
+    parse.add_argument(
+        "--findings",
+        type=Path,
+        default=Path("findings"),
+        help="folder for the regression file of each finding (default: findings)",
+    )
+    return parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parse = parser()
+    chosen = parse.parse_args(arguments)
+    console = Console()
+    try:
+        if chosen.case is not None:
+            return replay(Case.from_json(chosen.case), chosen, console)
+        selection = Selection(*map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype)))
+        return fuzz(selection.jobs(), chosen, console)
+    except ValueError as error:
+        parse.error(str(error))
+
+
+def replay(case: Case, chosen: argparse.Namespace, console: Console) -> int:
+    """Run one case under the laws that were asked for."""
+    if case.op not in OPS:
+        raise ValueError(f"case: op {case.op!r}, expected one of {', '.join(OPS)}")
+    subject = make_subject(chosen.target, chosen.device)
+    op = OPS[case.op]
+    broken = 0
+    for name in chosen.law or op.laws:
+        try:
+            ratio = LAWS[name](op, case, subject)
+        except Violation as violation:
+            console.print(str(violation), markup=False, highlight=False, soft_wrap=True)
+            broken += 1
+        else:
+            detail = f"worst error {ratio:.2f} of the budget" if ratio else "exact"
+            console.print(f"{name} holds: {detail}", highlight=False)
+    return 1 if broken else 0
+
+
+def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
+    """Interleave the jobs, round by round, until the budget is spent."""
+    seed = random.randrange(2**31) if chosen.seed is None else chosen.seed
+    workers = chosen.jobs or (1 if describe(chosen.device).startswith("NVIDIA") else os.cpu_count())
+    console.print(
+        f"{len(jobs)} jobs of target {chosen.target} on {describe(chosen.device)}; "
+        f"seed {seed}, {workers} processes",
+        highlight=False,
+    )
+    board = Board(jobs)
+    reports: list[str] = []
+    with (
+        ProcessPoolExecutor(
+            workers,
+            mp_context=get_context("spawn"),
+            initializer=start_worker,
+            initargs=(chosen.target, chosen.device),
+        ) as pool,
+        Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal),
+    ):
+        try:
+            for outcome in _rounds(pool, jobs, board, seed, workers, chosen):
+                board.add(outcome)
+                if outcome.finding is not None:
+                    reports.append(_keep(outcome.finding, chosen.findings))
+        except KeyboardInterrupt:
+            console.print("stopped by Ctrl-C", highlight=False)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    if not console.is_terminal:
+        console.print(board)
+    for report in reports:
+        console.print(report, markup=False, highlight=False, soft_wrap=True)
+    console.print(board.summary(), highlight=False)
+    return 1 if board.findings else 0
+
+
+def _rounds(
+    pool: ProcessPoolExecutor,
+    jobs: list[Job],
+    board: Board,
+    seed: int,
+    workers: int,
+    chosen: argparse.Namespace,
+) -> Iterator[Round]:
+    """Rounds as they end. A job with a finding is retired: it would only find it again."""
+    deadline = monotonic() + 60 * chosen.minutes
+    turns = ((number, job) for number in count() for job in jobs)
+    retired: set[Job] = set()
+    running: set[Future[Round]] = set()
+
+    def over() -> bool:
+        if chosen.examples is not None:
+            return board.examples + EXAMPLES_PER_ROUND * len(running) >= chosen.examples
+        return monotonic() >= deadline
+
+    while True:
+        while len(running) < workers and not over() and len(retired) < len(jobs):
+            number, job = next(turns)
+            if job not in retired:
+                running.add(pool.submit(play, job, EXAMPLES_PER_ROUND, seed + number))
+        if not running:
+            return
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            outcome = future.result()
+            if outcome.finding is not None:
+                retired.add(outcome.job)
+            yield outcome
+
+
+def _keep(finding: Finding, folder: Path) -> str:
+    """Write the finding as a file that can be moved into `regressions/`; return the report."""
+    if finding.case is None:
+        return f"{finding.job.name}: {finding.report}"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{finding.job.name.replace('-', '_')}_{finding.case.seed}.py"
+    path = folder / name
+    path.write_text(regression_file(finding.case, finding.job.law))
+    return f"{finding.report}\nWritten for regressions/: {path}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""One round of one job, in a process of its own."""
+
+import os
+import signal
+from dataclasses import dataclass
+from time import perf_counter
+
+from properties.case import Case
+from properties.jobs import Job, hypothesis_test
+from properties.laws import Subject, Violation
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A case that breaks a law, as small as Hypothesis could make it."""
+
+    job: Job
+    report: str
+    case: Case | None
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of a few examples of one job."""
+
+    job: Job
+    examples: int
+    worst: float
+    seconds: float
+    finding: Finding | None
+
+
+_SUBJECT: Subject | None = None
+
+
+def start_worker(target: str, device: str) -> None:
+    """Load the kernels once per process. The parent alone answers Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    global _SUBJECT
+    _SUBJECT = make_subject(target, device)
+
+
+def make_subject(target: str, device: str) -> Subject:
+    from properties.device import activate
+    from properties.targets import load
+
+    where = activate(device)
+    return Subject(load(target), where)
+
+
+def play(job: Job, examples: int, seed: int) -> Round:
+    """Run `examples` cases of `job`, more if a failing one has to be shrunk."""
+    from hypothesis import seed as seeded
+    from hypothesis import settings
+
+    assert _SUBJECT is not None
+    ratios: list[float] = []
+    last: list[Case] = []
+
+    def observe(case: Case, ratio: float) -> None:
+        ratios.append(ratio)
+
+    test = hypothesis_test(job, _SUBJECT, observe, last.append)
+    limited = settings(settings.get_profile("nightly"), max_examples=examples)
+    started = perf_counter()
+    finding = None
+    try:
+        seeded(seed)(limited(test))()
+    except Violation as violation:
+        finding = Finding(job, str(violation), violation.case)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        finding = Finding(job, text, last[-1] if last else None)
+    return Round(job, len(ratios), max(ratios, default=0.0), perf_counter() - started, finding)

@@ -1,0 +1,41 @@
+"""What must hold, one file each."""
+
+from properties.laws import (
+    causality,
+    determinism,
+    differential,
+    exactness,
+    layout_invariance,
+    linearity,
+    packing,
+    permutation,
+    plumbing,
+    rejection,
+    scale_equivariance,
+    splitting,
+    untouched_inputs,
+    written_outputs,
+)
+from properties.laws.law import Law, Subject, Violation
+
+LAWS: dict[str, Law] = {
+    module.LAW.name: module.LAW
+    for module in (
+        differential,
+        exactness,
+        causality,
+        splitting,
+        packing,
+        permutation,
+        linearity,
+        scale_equivariance,
+        layout_invariance,
+        determinism,
+        plumbing,
+        untouched_inputs,
+        written_outputs,
+        rejection,
+    )
+}
+
+__all__ = ["LAWS", "Law", "Subject", "Violation"]

@@ -1,0 +1,92 @@
+"""What comes later changes nothing that came before, not even in the last bit."""
+
+from dataclasses import replace
+
+import torch
+
+from properties.case import Case
+from properties.catalogue.op import Op
+from properties.laws.judge import expect_identical
+from properties.laws.law import Law, Subject, with_options
+from properties.sequences import dims_of, spans, tensors_of
+from properties.tensors import Inputs, Results
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs = subject.inputs(op, case)
+    cuts = _cuts(op, case)
+    names = [o.name for o in op.outputs if {"T", "S"} & set(o.dims.split())]
+    before = subject.run(op, case, inputs)
+    after = subject.run(op, case, _with_another_future(op, case, inputs, cuts))
+    expect_identical(
+        "causality",
+        op,
+        case,
+        subject,
+        _past(op, case, {n: after[n] for n in names}, cuts),
+        _past(op, case, {n: before[n] for n in names}, cuts),
+        "the same call before tokens after the cut changed",
+    )
+    return 0.0
+
+
+def _cuts(op: Op, case: Case) -> list[int]:
+    """For each sequence, the first position that is future."""
+    generator = torch.Generator().manual_seed(case.seed + 2)
+    dim = "S" if op.keys else "T"
+    return [
+        int(torch.randint(stop - start + 1, (), generator=generator))
+        for start, stop in spans(case, dim)
+    ]
+
+
+def _future(op: Op, case: Case, dim: str, cuts: list[int], n: int) -> slice:
+    """The tokens of sequence n that the past may not see, on the axis `dim`."""
+    start, stop = spans(case, dim)[n]
+    cut = cuts[n]
+    if dim == "T" and op.keys:
+        keys = spans(case, "S")[n]
+        cut += (stop - start) - (keys[1] - keys[0])
+    cut = min(max(cut, 0), stop - start)
+    if case.options.get("reverse"):
+        return slice(start, stop - cut)
+    return slice(start + cut, stop)
+
+
+def _with_another_future(op: Op, case: Case, inputs: Inputs, cuts: list[int]) -> Inputs:
+    changed: Results = {}
+    for name, x in tensors_of(op, inputs).items():
+        dims = dims_of(op, name)
+        # Queries of the future are free to change as well; those of the past are what is compared.
+        axis = next((i for i, d in enumerate(dims) if d in ("T", "S")), None)
+        if axis is None:
+            continue
+        # In place, so that the layout of the case stays; expanded memory cannot be written to.
+        x = x.clone() if 0 in x.stride() else x.clone(memory_format=torch.preserve_format)
+        for n in range(case.sequences):
+            rows = x if case.packed else x.narrow(0, n, 1)
+            future = rows.movedim(axis, 0)[_future(op, case, dims[axis], cuts, n)]
+            future.mul_(-1).sub_(0.5)
+        changed[name] = x
+    return inputs.with_tensors(changed)
+
+
+def _past(op: Op, case: Case, results: Results, cuts: list[int]) -> Results:
+    """The results with everything of the future set to zero."""
+    kept = {}
+    for name, y in results.items():
+        dims = dims_of(op, name)
+        axis = dims.index("T")
+        y = y.clone()
+        for n in range(case.sequences):
+            rows = y if case.packed else y.narrow(0, n, 1)
+            rows.movedim(axis, 0)[_future(op, case, "T", cuts, n)] = 0
+        kept[name] = y
+    return kept
+
+
+def adapt(op: Op, case: Case) -> Case:
+    return op.settle(replace(case, options=with_options(case, causal=True)))
+
+
+LAW = Law("causality", check, adapt)

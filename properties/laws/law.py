@@ -1,0 +1,77 @@
+"""What a law is, whom it judges, and what it says when it is broken."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from properties.case import Case
+from properties.catalogue.op import Op
+from properties.targets import Target
+from properties.tensors import Inputs, Results, build, cotangents, run
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An implementation under test and the device that it runs on."""
+
+    target: Target
+    device: torch.device
+
+    def inputs(self, op: Op, case: Case) -> Inputs:
+        return build(op, case, self.device)
+
+    def cotangents(self, op: Op, case: Case) -> Results:
+        return cotangents(op, case, self.device)
+
+    def run(
+        self, op: Op, case: Case, inputs: Inputs, gradients_of: Results | None = None
+    ) -> Results:
+        """The results of the target on these inputs, in the mode and with the tile of the case."""
+        function = self.target.function(op)
+        return run(op, function, inputs, gradients_of, mode=case.mode, tile=case.tile)
+
+
+class Violation(AssertionError):
+    """A law does not hold. Its text is the bug report."""
+
+    def __init__(self, law: str, case: Case, report: str) -> None:
+        super().__init__(report)
+        self.law = law
+        self.case = case
+
+
+Check = Callable[[Op, Case, Subject], float]
+
+
+def _unchanged(op: Op, case: Case) -> Case:
+    return case
+
+
+@dataclass(frozen=True)
+class Law:
+    """A statement about every case of an op.
+
+    Args:
+        check: raises a `Violation`, or returns the worst error as a fraction of its budget, 0
+            where the law is exact.
+        adapt: turns any drawn case into one of which the law says something.
+    """
+
+    name: str
+    check: Check
+    adapt: Callable[[Op, Case], Case] = field(default=_unchanged)
+
+    def __call__(self, op: Op, case: Case, subject: Subject) -> float:
+        return self.check(op, self.adapt(op, case), subject)
+
+
+def with_options(case: Case, **options: Any) -> dict[str, Any]:
+    """The options of a case with those of `options` that the case has."""
+    return {**case.options, **{n: v for n, v in options.items() if n in case.options}}
+
+
+def clean(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is None."""
+    return {name: value for name, value in inputs.items() if value is not None}

@@ -1,0 +1,36 @@
+"""Strides and offsets are addresses, not numbers: every layout gives the same bits."""
+
+from properties.case import Case
+from properties.catalogue.op import Op
+from properties.laws.judge import expect_identical
+from properties.laws.law import Law, Subject
+from properties.layouts import LAYOUTS, relaid
+from properties.sequences import tensors_of
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    plain = {n: x.contiguous() for n, x in tensors_of(op, inputs).items()}
+    dense = {n: x.contiguous() for n, x in gradients_of.items()}
+    want = subject.run(op, case, inputs.with_tensors(plain), dense)
+    for number, layout in enumerate(sorted(LAYOUTS)):
+        if layout in ("contiguous", "expanded"):
+            continue
+        # Each tensor in a layout of its own: strides of one must not stand in for another's.
+        names = [*plain, *dense]
+        layouts = sorted(LAYOUTS)
+        layouts.remove("expanded")
+        chosen = {n: layouts[(number + i) % len(layouts)] for i, n in enumerate(names)}
+        tensors = {n: relaid(x, chosen[n]) for n, x in plain.items()}
+        incoming = {n: relaid(x, chosen[n]) for n, x in dense.items()}
+        got = subject.run(op, case, inputs.with_tensors(tensors), incoming)
+        against = f"contiguous inputs, where they are {chosen}"
+        expect_identical("layout_invariance", op, case, subject, got, want, against)
+    if case.layout == "expanded":
+        got = subject.run(op, case, inputs, gradients_of)
+        against = "contiguous inputs, where they have stride 0"
+        expect_identical("layout_invariance", op, case, subject, got, want, against)
+    return 0.0
+
+
+LAW = Law("layout_invariance", check)

@@ -1,0 +1,44 @@
+"""Twice the values and the state give exactly twice the output and the final state."""
+
+from dataclasses import replace
+
+from properties.case import Case
+from properties.catalogue.op import Op
+from properties.laws.judge import expect_identical
+from properties.laws.law import Law, Subject
+
+FACTOR = 2.0
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs = subject.inputs(op, case)
+    once = subject.run(op, case, inputs)
+    doubled = {n: FACTOR * x for n, x in inputs.tensors.items() if n in op.linear_in}
+    twice = subject.run(op, case, inputs.with_tensors(doubled))
+    linear = [o.name for o in op.outputs if o.name in once and o.name != "lse"]
+    rest = [name for name in once if name not in linear]
+    expect_identical(
+        "linearity",
+        op,
+        case,
+        subject,
+        {name: twice[name] for name in (*linear, *rest)},
+        {n: FACTOR * once[n] for n in linear} | {n: once[n] for n in rest},
+        f"{FACTOR} times {' and '.join(op.linear_in)}",
+    )
+    return 0.0
+
+
+def adapt(op: Op, case: Case) -> Case:
+    """Without a normaliser, whose channel of ones does not double, and without subnormals.
+
+    Doubling commutes with rounding except where numbers are subnormal, as float16's are early.
+    """
+    values = "integers" if case.dtype == "float16" and "integers" in op.recipes else case.values
+    options = {**case.options}
+    if "normalize" in options:
+        options["normalize"] = False
+    return op.settle(replace(case, values=values, options=options))
+
+
+LAW = Law("linearity", check, adapt)

@@ -1,0 +1,53 @@
+"""Sequences packed behind `cu_seqlens` are computed as if each came alone, bit for bit."""
+
+from dataclasses import replace
+
+from properties.case import Case
+from properties.catalogue.op import Op
+from properties.laws.judge import expect_identical
+from properties.laws.law import Law, Subject
+from properties.sequences import join, separate, tensors_of
+from properties.tensors import Inputs
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    together = subject.run(op, case, inputs, gradients_of)
+    apart = []
+    tensors = separate(op, case, tensors_of(op, inputs))
+    incoming = separate(op, case, gradients_of)
+    for n in range(case.sequences):
+        alone = Inputs(tensors[n], {**inputs.options, **_offset_of(case, n)})
+        apart.append(subject.run(op, case, alone, incoming[n]))
+    shared = {f"d{a.name}" for a in op.arguments if not {"B", "N"} & set(a.dims.split())}
+    names = [name for name in together if name not in shared]
+    expect_identical(
+        "packing",
+        op,
+        case,
+        subject,
+        {name: together[name] for name in names},
+        join(op, True, [{name: one[name] for name in names} for one in apart]),
+        "each sequence alone",
+    )
+    return 0.0
+
+
+def _offset_of(case: Case, n: int) -> dict[str, int]:
+    offsets = case.options.get("seqlen_offsets")
+    if isinstance(offsets, (list, tuple)):
+        return {"seqlen_offsets": offsets[n]}
+    return {}
+
+
+def adapt(op: Op, case: Case) -> Case:
+    """A dense case becomes its rows, packed."""
+    if case.packed:
+        return case
+    rows = case.dims["B"]
+    keys = None if case.key_lengths is None else case.key_lengths * rows
+    dims = {**case.dims, "B": 1}
+    return replace(case, packed=True, dims=dims, lengths=case.lengths * rows, key_lengths=keys)
+
+
+LAW = Law("packing", check, adapt)

@@ -1,0 +1,141 @@
+"""A bad argument raises the documented error, which names it, before anything is launched.
+
+The bad arguments follow from the declaration: each tensor gets another rank, another dtype and
+another size along each shared dim; each option gets the values that it declares bad.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from properties.case import Case
+from properties.catalogue.op import Op
+from properties.device import recorded_launches
+from properties.laws.judge import fail
+from properties.laws.law import Law, Subject
+from properties.sequences import dims_of, tensors_of
+from properties.tensors import Inputs
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A call that must be refused.
+
+    Args:
+        names: arguments of which the message must name one.
+        everywhere: the oracle has to refuse it as well; False where only kernels have the argument.
+    """
+
+    what: str
+    arguments: dict[str, Any]
+    names: tuple[str, ...]
+    everywhere: bool = True
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs = subject.inputs(op, case)
+    implementation = {"mode": case.mode, "tile": case.tile}
+    for mistake in mistakes(op, case, inputs):
+        given = {**inputs.tensors, **inputs.options, **mistake.arguments}
+        extra = {n: given.pop(n, v) for n, v in implementation.items()}
+        _expect_refusal(op, case, subject, mistake, subject.target.function(op), {**given, **extra})
+        if mistake.everywhere:
+            _expect_refusal(op, case, subject, mistake, op.oracle, given)
+    return 0.0
+
+
+def _expect_refusal(
+    op: Op,
+    case: Case,
+    subject: Subject,
+    mistake: Mistake,
+    function: Callable[..., Any],
+    given: dict[str, Any],
+) -> None:
+    where = f"{function.__module__}.{op.name} with {mistake.what}"
+    with recorded_launches() as launched:
+        try:
+            function(**given)
+        except (ValueError, TypeError) as error:
+            if not any(name in str(error) for name in mistake.names):
+                expected = " or ".join(mistake.names)
+                fail("rejection", op, case, subject, f"{where} names no {expected}: {error}")
+        except Exception as error:
+            kind = type(error).__name__
+            text = f"{where} raised {kind}, expected ValueError or TypeError: {error}"
+            fail("rejection", op, case, subject, text)
+        else:
+            fail("rejection", op, case, subject, f"{where} was accepted")
+    if launched:
+        text = f"{where} launched {', '.join(launched)} before it was refused"
+        fail("rejection", op, case, subject, text)
+
+
+def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
+    """Every bad argument that the declaration of `op` implies for this case."""
+    tensors = tensors_of(op, inputs)
+    for name, x in tensors.items():
+        yield Mistake(f"{name} of another rank", {name: x[None]}, (name,))
+        yield Mistake(f"{name} of integers", {name: x.to(torch.int32)}, (name,))
+        yield Mistake(f"{name} that is a list", {name: [1.0]}, (name,))
+        yield Mistake(f"{name} in float64", {name: x.double()}, (name,), everywhere=False)
+        for axis, dim in enumerate(dims_of(op, name)):
+            sharing = _sharing(op, tensors, dim, name)
+            if sharing:
+                longer = torch.cat([x, x.narrow(axis, 0, 1)], axis) if x.shape[axis] else None
+                if longer is not None:
+                    what = f"{name} with {dim} larger by one"
+                    yield Mistake(what, {name: longer}, (name, *sharing, *op.packed_by))
+    for option in op.options:
+        for bad in option.bad:
+            yield Mistake(f"{option.name}={bad!r}", {option.name: bad}, (option.name,))
+    for name in op.packed_by:
+        if name in inputs.tensors:
+            yield from _bad_boundaries(name, inputs.tensors[name])
+    yield Mistake("a mode that does not exist", {"mode": "no_such_mode"}, ("mode",), False)
+    for tile in (10**6, -1, "large", 1.0):
+        yield Mistake(f"tile={tile!r}", {"tile": tile}, ("tile",), False)
+    yield from _refused(op, case, inputs)
+    yield from (Mistake(what, given, (name,)) for what, given, name in op.mistakes(case, inputs))
+
+
+def _sharing(op: Op, tensors: dict[str, Tensor], dim: str, name: str) -> tuple[str, ...]:
+    return tuple(n for n in tensors if n != name and dim in dims_of(op, n))
+
+
+def _bad_boundaries(name: str, cu_seqlens: Tensor) -> Iterator[Mistake]:
+    longer = cu_seqlens.clone()
+    longer[-1] += 1
+    first = cu_seqlens + 1
+    first[-1] -= 1
+    falling = torch.cat([cu_seqlens[:1], cu_seqlens[-1:] + 1, cu_seqlens[-1:]])
+    yield Mistake(f"{name} that ends past the tokens", {name: longer}, (name,))
+    if cu_seqlens[-1] > 0:
+        yield Mistake(f"{name} that ends before the tokens", {name: cu_seqlens * 0}, (name,))
+        yield Mistake(f"{name} that starts at 1", {name: first}, (name,))
+    yield Mistake(f"{name} that decreases", {name: falling}, (name,))
+    yield Mistake(f"{name} of floats", {name: cu_seqlens.float()}, (name,))
+    yield Mistake(f"{name} of another rank", {name: cu_seqlens[None]}, (name,))
+    yield Mistake(f"{name} that is empty", {name: cu_seqlens[:0]}, (name,))
+
+
+def _refused(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
+    """What this mode cannot do, it says."""
+    for name in op.mode(case.mode).refuses:
+        option = next((o for o in op.options if o.name == name), None)
+        if option is not None:
+            yield Mistake(f"{name} in mode {case.mode}", {name: not option.default}, (name,), False)
+            continue
+        model = next(x for n, x in inputs.tensors.items() if _same_dims(op, n, name))
+        yield Mistake(f"{name} in mode {case.mode}", {name: -model.abs()}, (name,), False)
+
+
+def _same_dims(op: Op, name: str, other: str) -> bool:
+    named = {argument.name for argument in op.arguments}
+    return name in named and dims_of(op, name) == dims_of(op, other)
+
+
+LAW = Law("rejection", check)

@@ -1,0 +1,44 @@
+"""Only `scale · q` matters: queries times -2 and the scale over -2 give the same, bit for bit."""
+
+from dataclasses import replace
+
+from properties.case import Case
+from properties.catalogue.op import Op
+from properties.laws.judge import expect_identical
+from properties.laws.law import Law, Subject
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    scale = _literal(case)
+    # The quotient may not be the sentinel -1, which stands for another number.
+    factor = -2.0 if scale != 2 else -4.0
+    plain = subject.run(op, case, inputs.with_options(scale=scale), gradients_of)
+    moved = subject.run(
+        op,
+        case,
+        inputs.with_tensors({"q": factor * inputs.tensors["q"]}).with_options(scale=scale / factor),
+        gradients_of,
+    )
+    want = {**plain, "dq": plain["dq"] / factor}
+    against = f"scale {scale} where q is {factor} times larger and scale {scale / factor}"
+    expect_identical("scale_equivariance", op, case, subject, moved, want, against)
+    return 0.0
+
+
+def _literal(case: Case) -> float:
+    """The number that the scale of the case stands for."""
+    scale = case.options["scale"]
+    return case.dims["K"] ** -0.5 if scale is None or scale == -1 else float(scale)
+
+
+def adapt(op: Op, case: Case) -> Case:
+    """Normalised attention wants queries without sign; float16 must stay clear of subnormals."""
+    values = "integers" if case.dtype == "float16" and "integers" in op.recipes else case.values
+    options = {**case.options}
+    if "normalize" in options:
+        options["normalize"] = False
+    return op.settle(replace(case, values=values, options=options))
+
+
+LAW = Law("scale_equivariance", check, adapt)

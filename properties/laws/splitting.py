@@ -1,0 +1,118 @@
+"""A sequence may be cut anywhere: what the first call hands on makes the second go on as one call.
+
+Linear ops hand on their state, attention reads all keys so far (prefill, then decode), a rotation
+continues at an offset. Gradients flow back through the cut.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from properties.case import Case
+from properties.catalogue.op import Op
+from properties.laws import packing
+from properties.laws.judge import compare_with_oracle
+from properties.laws.law import Law, Subject, with_options
+from properties.sequences import dims_of, join, separate
+from properties.tensors import Results, boundaries, run
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+
+    def in_two_calls(**given: Any) -> tuple[Tensor | None, ...]:
+        return _in_two_calls(op, case, subject, given)
+
+    got = run(op, in_two_calls, inputs, gradients_of)
+    return compare_with_oracle("splitting", op, case, subject, inputs, gradients_of, got)
+
+
+def _in_two_calls(
+    op: Op, case: Case, subject: Subject, given: dict[str, Any]
+) -> tuple[Tensor | None, ...]:
+    tensors = {a.name: given.pop(a.name) for a in op.arguments if a.name in given}
+    pieces = separate(op, case, tensors)
+    cuts = _cuts(case)
+    last_first = bool(given.get("reverse"))
+    halves = [
+        [_tokens(op, case, piece, cuts[n], n, early) for n, piece in enumerate(pieces)]
+        for early in ((False, True) if last_first else (True, False))
+    ]
+    results: list[list[Results]] = []
+    for number, half in enumerate(halves):
+        early = (number == 0) != last_first
+        tensors = join(op, True, half)
+        if op.continues_by == "initial_state" and number == 1:
+            states = [one["final_state"] for one in results[0]]
+            tensors["initial_state"] = torch.cat(states)
+        options = dict(given)
+        for name, dim in zip(op.packed_by, ("T", "S"), strict=False):
+            lengths = [_length(op, piece, dim) for piece in half]
+            options[name] = torch.tensor(boundaries(lengths), device=subject.device)
+        if op.continues_by == "seqlen_offsets":
+            options["seqlen_offsets"] = _offsets(case, subject, [0] * len(cuts) if early else cuts)
+        function = subject.target.function(op)
+        returned = function(**tensors, **options, mode=case.mode, tile=case.tile)
+        outputs = returned if isinstance(returned, tuple) else (returned,)
+        named = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
+        part = replace(case, lengths=tuple(_length(op, piece, "T") for piece in half))
+        results.append(separate(op, part, named))
+    ordered = reversed(results) if last_first else results
+    whole = []
+    for parts in zip(*ordered, strict=True):
+        whole.append({name: _glued(op, name, [p[name] for p in parts], last_first)
+                      for name in parts[0]})
+    joined = join(op, True, whole)
+    return tuple(joined.get(o.name) for o in op.outputs)
+
+
+def _cuts(case: Case) -> list[int]:
+    generator = torch.Generator().manual_seed(case.seed + 3)
+    return [int(torch.randint(n + 1, (), generator=generator)) for n in case.lengths]
+
+
+def _tokens(op: Op, case: Case, piece: Results, cut: int, n: int, early: bool) -> Results:
+    """The tokens of one sequence before the cut, or those after it."""
+    part = {}
+    keys = case.lengths if case.key_lengths is None else case.key_lengths
+    for name, x in piece.items():
+        for axis, dim in enumerate(dims_of(op, name)):
+            if dim == "T":
+                x = x.narrow(axis, 0, cut) if early else x.narrow(axis, cut, x.shape[axis] - cut)
+            elif dim == "S" and early:
+                seen = cut + keys[n] - case.lengths[n]
+                x = x.narrow(axis, 0, max(seen, 0))
+        part[name] = x
+    return part
+
+
+def _length(op: Op, piece: Results, dim: str) -> int:
+    """How many tokens a piece has; a piece without keys of its own has as many as queries."""
+    for name, x in piece.items():
+        if dim in dims_of(op, name):
+            return x.shape[dims_of(op, name).index(dim)]
+    return _length(op, piece, "T")
+
+
+def _offsets(case: Case, subject: Subject, cuts: list[int]) -> Tensor:
+    offsets = case.options["seqlen_offsets"]
+    each = offsets if isinstance(offsets, (list, tuple)) else [offsets] * len(cuts)
+    return torch.tensor([o + c for o, c in zip(each, cuts, strict=True)], device=subject.device)
+
+
+def _glued(op: Op, name: str, parts: list[Tensor], last_first: bool) -> Tensor:
+    dims = dims_of(op, name)
+    if "T" in dims:
+        return torch.cat(parts, dims.index("T"))
+    return parts[0] if last_first else parts[-1]
+
+
+def adapt(op: Op, case: Case) -> Case:
+    """Packed, so that each sequence has a cut of its own; causal, so that a prefix is a problem."""
+    options = with_options(case, causal=True)
+    return packing.adapt(op, op.settle(replace(case, options=options)))
+
+
+LAW = Law("splitting", check, adapt)

@@ -1,0 +1,38 @@
+"""Every element of every output is written: memory that starts as NaN changes nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from properties.case import Case
+from properties.catalogue.op import Op
+from properties.laws.judge import expect_identical
+from properties.laws.law import Law, Subject
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, gradients_of)
+    with _fresh_memory_is_nan():
+        got = subject.run(op, case, inputs, gradients_of)
+    against = "the same call where fresh memory holds anything"
+    expect_identical("written_outputs", op, case, subject, got, want, against)
+    return 0.0
+
+
+@contextmanager
+def _fresh_memory_is_nan() -> Iterator[None]:
+    """`torch.empty` and its kin return NaN, or the largest integer."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+LAW = Law("written_outputs", check)

@@ -1,0 +1,30 @@
+"""Hypothesis profiles: how much is drawn, and what a run may depend on."""
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+
+# Cases are cheap to draw and dear to run, and a first run compiles kernels: time says nothing here.
+_COMMON = {
+    "deadline": None,
+    "suppress_health_check": [
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+    ],
+    "print_blob": False,
+}
+_PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink)
+
+
+def register() -> None:
+    """Make the profiles known, and load `ci` where the environment says CI, else `dev`.
+
+    dev: a few random cases, for the inner loop. ci: more, and the same ones on every run, so that a
+    red run is about the change. nightly: many, and never the same ones twice.
+    """
+    settings.register_profile("dev", max_examples=6, phases=_PHASES, **_COMMON)
+    settings.register_profile("ci", max_examples=15, phases=_PHASES, derandomize=True, **_COMMON)
+    settings.register_profile("nightly", max_examples=400, phases=_PHASES, **_COMMON)
+    settings.load_profile("ci" if os.environ.get("CI") else "dev")
+

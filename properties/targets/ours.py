@@ -1,0 +1,28 @@
+"""The kernels of this project."""
+
+from collections.abc import Mapping
+
+import kernels
+from kernels import tiles
+from properties.case import Case
+from properties.catalogue.op import Function, Op
+
+
+class Ours:
+    name = "ours"
+
+    def function(self, op: Op) -> Function:
+        found: Function = getattr(kernels, op.name)
+        return found
+
+    def tiles(self, case: Case) -> Mapping[int, int]:
+        widest = max((case.dims[d] for d in ("K", "V", "D") if d in case.dims), default=1)
+        entries = tiles.TABLE.get((case.op, case.mode), ())
+        return {
+            index: entry.tokens
+            for index, entry in enumerate(entries)
+            if entry.admits(widest, case.torch_dtype.itemsize, arch=0)
+        }
+
+
+OURS = Ours()

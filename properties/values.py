@@ -1,0 +1,139 @@
+"""Recipes: what the tensors of a case are filled with.
+
+A recipe is a function of an argument's role and shape; it fills in float64 and knows nothing of ops.
+Each exists because it shows bugs that plain gaussians hide.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from properties.catalogue.op import Role
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A tensor to be filled.
+
+    Args:
+        token_axis: the axis that holds tokens, or None.
+        spans: first and one-past-last token of each sequence on that axis.
+    """
+
+    role: Role
+    shape: tuple[int, ...]
+    token_axis: int | None
+    spans: Sequence[tuple[int, int]]
+
+
+Recipe = Callable[[Blank, torch.Generator], Tensor]
+
+
+def _normal(blank: Blank, generator: torch.Generator) -> Tensor:
+    return torch.randn(blank.shape, generator=generator, dtype=torch.float64)
+
+
+def _uniform(blank: Blank, generator: torch.Generator) -> Tensor:
+    return torch.rand(blank.shape, generator=generator, dtype=torch.float64)
+
+
+def _choice(blank: Blank, generator: torch.Generator, values: Sequence[float]) -> Tensor:
+    index = torch.randint(len(values), blank.shape, generator=generator)
+    return torch.tensor(values, dtype=torch.float64)[index]
+
+
+def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Unit gaussians; gates from a log-sigmoid, so half of them lie above -0.7."""
+    match blank.role:
+        case Role.LOG_DECAY:
+            return torch.nn.functional.logsigmoid(2 * _normal(blank, generator) + 1)
+        case Role.SLOPE:
+            return torch.exp2(-4 * _uniform(blank, generator))
+        case Role.COSINE:
+            return torch.cos(2 * math.pi * _uniform(blank, generator))
+        case Role.SINE:
+            return torch.sin(2 * math.pi * _uniform(blank, generator))
+        case _:
+            return _normal(blank, generator)
+
+
+def integers(blank: Blank, generator: torch.Generator) -> Tensor:
+    """-1, 0 and 1, and open gates: every partial sum is exact, so results must be bit-equal."""
+    match blank.role:
+        case Role.LOG_DECAY:
+            return torch.zeros(blank.shape, dtype=torch.float64)
+        case Role.SLOPE:
+            return _choice(blank, generator, (0.5, 1.0, 2.0))
+        case _:
+            return _choice(blank, generator, (-1.0, 0.0, 1.0))
+
+
+def large_logits(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Queries and keys six times too large: softmax saturates, exponentials overflow."""
+    x = gaussian(blank, generator)
+    return 6 * x if blank.role in (Role.QUERY, Role.KEY) else x
+
+
+def late_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
+    """The last three keys of each sequence are four times larger: the running maximum must move."""
+    x = gaussian(blank, generator)
+    if blank.role is Role.KEY and blank.token_axis is not None:
+        for start, stop in blank.spans:
+            last = slice(max(start, stop - 3), stop)
+            x.movedim(blank.token_axis, 0)[last] *= 4
+    return x
+
+
+def extreme_gates(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Gates from wide open to shut at once, mixed token by token and channel by channel."""
+    if blank.role is Role.LOG_DECAY:
+        return _choice(blank, generator, (0.0, -1e-3, -0.3, -5.0, -40.0, -1e4))
+    return gaussian(blank, generator)
+
+
+def one_hot_values(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Token t's value is the unit vector t mod V: the output is the attention row itself."""
+    if blank.role is not Role.VALUE or blank.token_axis is None:
+        return gaussian(blank, generator)
+    tokens, dim = blank.shape[blank.token_axis], blank.shape[-1]
+    rows = torch.eye(dim, dtype=torch.float64)[torch.arange(tokens) % dim]
+    view = [1] * len(blank.shape)
+    view[blank.token_axis], view[-1] = tokens, dim
+    return rows.view(view).expand(blank.shape).clone()
+
+
+def zeros(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Each tensor is all zeros with probability one third."""
+    x = gaussian(blank, generator)
+    silent = torch.rand((), generator=generator).item() < 1 / 3
+    return torch.zeros_like(x) if silent else x
+
+
+def cancelling(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Tokens in pairs with the same key and almost opposite values: what is left is small."""
+    x = gaussian(blank, generator)
+    if blank.token_axis is None or blank.role not in (Role.KEY, Role.VALUE):
+        return x
+    tokens = x.movedim(blank.token_axis, 0)
+    pairs = tokens.shape[0] // 2
+    sign = 1.0 if blank.role is Role.KEY else -(1 + 2.0**-6)
+    tokens[1 : 2 * pairs : 2] = sign * tokens[0 : 2 * pairs : 2]
+    return x
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.__name__: recipe
+    for recipe in (
+        gaussian,
+        integers,
+        large_logits,
+        late_maximum,
+        extreme_gates,
+        one_hot_values,
+        zeros,
+        cancelling,
+    )
+}
