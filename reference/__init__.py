@@ -6,6 +6,7 @@ Letters, everywhere: B batch, T tokens, H heads, G key and value heads, K key di
 N sequences, W window, D head dim, R table rows, P pairs of dims.
 """
 
+from reference.cache import CacheView, KVCache, RecurrentCache
 from reference.linear.gla import gla, gla_parallel
 from reference.linear.linear_attn import linear_attn, linear_attn_parallel
 from reference.position.rotary import rotary_embedding, rotary_embedding_complex, rotary_tables
@@ -13,6 +14,9 @@ from reference.scale import resolve_scale
 from reference.softmax.attention import attention, attention_online
 
 __all__ = [
+    "CacheView",
+    "KVCache",
+    "RecurrentCache",
     "attention",
     "attention_online",
     "gla",

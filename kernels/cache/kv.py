@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_dtype, check_one_dtype
+from kernels.arguments import bind_dims, check_dtype, check_one_dtype, describe
 from kernels.cache import pages
 from kernels.cache.counts import check_size, sequence_indices, token_counts
 
@@ -132,6 +132,7 @@ class KVCache(ABC):
                     f"{name}: given, expected none: a cache attends causally, packs its sequences "
                     "itself and keeps no decays"
                 )
+        _check_tensors(q=q, k=k, v=v)
         bind_dims(q=(q, "B T H K"), k=(k, "B T G K"), v=(v, "B T G V"))
         options = self._window_options(options)
         update = self._check(k, v, offset)
@@ -206,6 +207,7 @@ class KVCache(ABC):
         return options
 
     def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> _Update:
+        _check_tensors(k=k, v=v)
         sizes = bind_dims(
             k_pages=(self.k_pages, "P page_size G K"),
             v_pages=(self.v_pages, "P page_size G V"),
@@ -311,6 +313,12 @@ def allocate(
     v_pages = torch.empty(pages, page_size, kv_heads, value_dim, dtype=dtype, device=device)
     check_one_dtype(dtype=k_pages)
     return k_pages, v_pages
+
+
+def _check_tensors(**arguments: object) -> None:
+    for name, x in arguments.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: {describe(x)}, expected a tensor")
 
 
 def _rows(counts: list[int], tokens: int, device: torch.device) -> Tensor:

@@ -1,0 +1,739 @@
+"""Caches against lists of tokens: any order of calls, each followed by a full recomputation."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from torch import Tensor
+
+import reference
+from kernels.cache import (
+    ContiguousCache,
+    KVCache,
+    PagedCache,
+    RecurrentCache,
+    SlidingWindowCache,
+)
+from properties.device import activate, recorded_launches
+from properties.layouts import LAYOUTS, relaid
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TOKENS = st.integers(0, 7)
+COUNTS = st.lists(st.integers(0, 7), min_size=4, max_size=4)
+SEEDS = st.integers(0, 2**16)
+OFFSETS = st.sampled_from(["all", "one", "each"])
+OWN_MEMORY = sorted(set(LAYOUTS) - {"expanded"})
+
+
+def bits(x: Tensor) -> Tensor:
+    """The integers behind a tensor: they tell NaN from NaN, and -0 from 0."""
+    widths = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.contiguous().view(widths[x.element_size()])
+
+
+def in_double(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """The oracle attention in float64, where it says nothing of an attention kernel's rounding."""
+    return reference.attention(q.double(), k.double(), v.double(), **options)
+
+
+def check_refusal(argument: str, call: Callable[[], object]) -> None:
+    """`call` raises one of our errors, which name the argument first."""
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        message = str(error)
+    else:
+        raise AssertionError(f"a wrong {argument} was accepted")
+    assert message.startswith(f"{argument}:"), f"{argument} is not named: {message}"
+
+
+class KVMachine(RuleBasedStateMachine):
+    """A cache of keys and values and two models of it: `reference.KVCache`, and all tokens ever.
+
+    Values are small integers, so that what is stored and gathered is compared bit for bit.
+    """
+
+    device: ClassVar[torch.device] = torch.device("cpu")
+    reached: ClassVar[set[str]] = set()
+
+    cache: KVCache
+    window: int | None = None
+
+    def build(self, room: int, page_size: int, seed: int) -> KVCache:
+        """A cache for about `room` tokens per sequence."""
+        raise NotImplementedError
+
+    def cell(self, n: int, position: int) -> tuple[int, int]:
+        """Page and row of the token at `position` of sequence `n`, as the cache's page says."""
+        raise NotImplementedError
+
+    def fits(self, counts: list[int]) -> bool:
+        """Whether there is room for these new tokens."""
+        raise NotImplementedError
+
+    @initialize(
+        batch=st.integers(1, 3),
+        heads=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+        dims=st.sampled_from([(2, 3), (3, 2), (1, 5), (5, 1)]),
+        dtype=st.sampled_from(DTYPES),
+        room=st.integers(1, 12),
+        page_size=st.integers(1, 4),
+        seed=SEEDS,
+    )
+    def create(
+        self,
+        batch: int,
+        heads: tuple[int, int],
+        dims: tuple[int, int],
+        dtype: torch.dtype,
+        room: int,
+        page_size: int,
+        seed: int,
+    ) -> None:
+        self.batch, self.dtype = batch, dtype
+        self.kv_heads, self.heads = heads[0], heads[0] * heads[1]
+        self.key_dim, self.value_dim = dims
+        self.cache = self.build(room, page_size, seed)
+        self.model = reference.KVCache(batch, self.window)
+        self.everything = reference.KVCache(batch)
+
+    def integers(self, seed: int, largest: int, *shape: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randint(-largest, largest + 1, shape, generator=generator)
+        return values.to(self.device, self.dtype)
+
+    def draw_tokens(self, tokens: int, seed: int, layout: str) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of new tokens. Logits are at most 8 · 4 · 5 / 16 = 10."""
+        q = self.integers(seed, 4, self.batch, tokens, self.heads, self.key_dim)
+        k = self.integers(seed + 1, 8, self.batch, tokens, self.kv_heads, self.key_dim)
+        v = self.integers(seed + 2, 256, self.batch, tokens, self.kv_heads, self.value_dim)
+        return q, relaid(k, layout), relaid(v, layout)
+
+    def draw_offset(
+        self, kind: str, counts: list[int], tokens: int
+    ) -> tuple[int | Tensor | None, list[int]]:
+        counts = [min(count, tokens) for count in counts][: self.batch]
+        counts += [tokens] * (self.batch - len(counts))
+        if kind == "all":
+            return None, [tokens] * self.batch
+        if kind == "one":
+            return counts[0], counts[:1] * self.batch
+        return torch.tensor(counts), counts
+
+    def snapshot(self) -> list[Any]:
+        cache = self.cache
+        table = cache.block_table.tolist() if isinstance(cache, PagedCache) else None
+        storage = [bits(x).tolist() for x in (cache.k_pages, cache.v_pages)]
+        return [cache.length.tolist(), table, storage]
+
+    def refuse(self, argument: str, call: Callable[[], object]) -> None:
+        """`call` raises an error that names the argument, and nothing has changed."""
+        before = self.snapshot()
+        check_refusal(argument, call)
+        assert self.snapshot() == before, f"a refused {argument} left traces"
+
+    def length(self) -> list[int]:
+        return self.everything.length.tolist()
+
+    @rule(
+        tokens=TOKENS, kind=OFFSETS, counts=COUNTS, seed=SEEDS, layout=st.sampled_from([*LAYOUTS])
+    )
+    def update(self, tokens: int, kind: str, counts: list[int], seed: int, layout: str) -> None:
+        _, k, v = self.draw_tokens(tokens, seed, layout)
+        offset, counts = self.draw_offset(kind, counts, tokens)
+        if not self.fits(counts):
+            self.reached.add("no room")
+            self.refuse("offset", lambda: self.cache.update(k, v, offset))
+            return
+        if layout != "expanded":
+            for n, count in enumerate(counts):
+                k[n, count:] = v[n, count:] = torch.nan
+        self.note(counts)
+        got, want = self.cache.update(k, v, offset), self.model.update(k, v, offset)
+        self.everything.update(k, v, offset)
+        for name, x, y in zip(want._fields, got, want, strict=True):
+            assert x.shape == y.shape, f"{name}: shape {list(x.shape)}, want {list(y.shape)}"
+            assert (x == y).all(), f"{name} of the view differs: {x.tolist()}, want {y.tolist()}"
+
+    @rule(
+        tokens=TOKENS,
+        kind=OFFSETS,
+        counts=COUNTS,
+        seed=SEEDS,
+        narrower=st.none() | st.integers(1, 9),
+    )
+    def attend(
+        self, tokens: int, kind: str, counts: list[int], seed: int, narrower: int | None
+    ) -> None:
+        q, k, v = self.draw_tokens(tokens, seed, "contiguous")
+        offset, counts = self.draw_offset(kind, counts, tokens)
+        options: dict[str, Any] = {"scale": 1 / 16, "return_lse": True}
+        if narrower is not None and (self.window is None or narrower <= self.window):
+            options["window"] = narrower
+
+        def run(q: Tensor = q, attention: Any = in_double) -> tuple[Tensor, Tensor | None]:
+            return self.cache.attend(q, k, v, offset=offset, attention=attention, **options)
+
+        def broken(*_: Any, **__: Any) -> Any:
+            raise ValueError("attention: refused")
+
+        if not self.fits(counts):
+            self.refuse("offset", run)
+            return
+        self.refuse("attention", lambda: run(attention=broken))
+        self.refuse("k", lambda: run(q=q[:, :, :, :0]))
+        self.note(counts)
+        o, lse = run()
+        self.everything.update(k, v, offset)
+        self.model.update(k, v, offset)
+        assert lse is not None
+        window = options.get("window", self.window)
+        for n, count in enumerate(counts):
+            self.check_rows(q[n, :count], o[n, :count], lse[n, :, :count], n, window)
+            assert (o[n, count:] == 0).all(), "padding rows are not 0"
+            assert (lse[n, :, count:] == -torch.inf).all(), "the LSE of padding is not -inf"
+
+    def check_rows(self, q: Tensor, o: Tensor, lse: Tensor, n: int, window: int | None) -> None:
+        """Rows of one sequence against attention over every token that it has ever seen.
+
+        The two runs sum the same terms in another order and beside zeros. Logits are exact and at
+        most 10, so a probability is off by 10 + 4 roundings at most, and a sum of t terms by t.
+        """
+        tokens = self.everything.tokens[n]
+        if len(q) == 0:
+            return
+        k = torch.stack([key for key, _ in tokens])[None]
+        v = torch.stack([value for _, value in tokens])[None]
+        options = {"scale": 1 / 16, "causal": True, "window": window, "return_lse": True}
+        want, want_lse = in_double(q[None], k, v, **options)
+        size, _ = in_double(q[None], k, v.abs(), **options)
+        assert want_lse is not None
+        rounding = (2 * len(tokens) + 28) * 2.0**-52
+        worst = (o - want[0]).abs() - rounding * size[0]
+        assert (worst <= 0).all(), f"sequence {n} attends to other tokens: {o}, want {want[0]}"
+        assert ((lse - want_lse[0]).abs() <= rounding * 16).all(), "the LSE differs"
+
+    @rule(length=st.integers(0, 12), back=COUNTS, each=st.booleans())
+    def crop(self, length: int, back: list[int], each: bool) -> None:
+        kept: int | Tensor = length
+        if each:
+            seen = self.length()
+            kept = torch.tensor([max(0, s - back[n % len(back)] // 2) for n, s in enumerate(seen)])
+        try:
+            self.model.crop(kept)
+        except ValueError:
+            self.reached.add("forgotten")
+            self.refuse("length", lambda: self.cache.crop(kept))
+            return
+        if any(a < b for a, b in zip(self.model.length.tolist(), self.length(), strict=True)):
+            self.reached.add("cropped")
+        self.everything.crop(kept)
+        self.cache.crop(kept)
+
+    @rule(picks=st.lists(st.integers(0, 3), min_size=1, max_size=4))
+    def reorder(self, picks: list[int]) -> None:
+        index = torch.tensor([pick % self.batch for pick in picks], device=self.device)
+        if len(set(index.tolist())) < len(picks):
+            self.reached.add("duplicated")
+        for each in (self.cache, self.model, self.everything):
+            each.reorder(index)
+        self.batch = len(picks)
+
+    @rule()
+    def reset(self) -> None:
+        for each in (self.cache, self.model, self.everything):
+            each.reset()
+
+    @rule()
+    def poison(self) -> None:
+        """Fill what holds no token with NaN: nothing may change."""
+        cells = [self.cell(n, p) for n in range(self.batch) for p in self.kept(n)]
+        live = torch.zeros(self.cache.k_pages.shape[:2], dtype=torch.bool)
+        for page, row in cells:
+            live[page, row] = True
+        self.cache.k_pages[~live] = torch.nan
+        self.cache.v_pages[~live] = torch.nan
+
+    @rule(tokens=st.integers(1, 2), seed=SEEDS)
+    def refused_calls(self, tokens: int, seed: int) -> None:
+        """Wrong arguments: nothing is launched and nothing changes."""
+        q, k, v = self.draw_tokens(tokens, seed, "contiguous")
+        cache, batch = self.cache, self.batch
+        other = torch.float16 if self.dtype == torch.float32 else torch.float32
+        index, floats = torch.arange(batch), torch.zeros(batch)
+        too_many = torch.full((batch,), tokens + 1)
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("k", lambda: cache.update(torch.cat([k, k]), torch.cat([v, v]))),
+            ("k", lambda: cache.update(torch.cat([k, k], 2), torch.cat([v, v], 2))),
+            ("k", lambda: cache.update(torch.cat([k, k], 3), v)),
+            ("k", lambda: cache.update(k[0], v)),
+            ("k", lambda: cache.update(k.to(other), v.to(other))),
+            ("k", lambda: cache.update(k.double(), v.double())),
+            ("k", lambda: cache.update(k.clone().requires_grad_(), v)),
+            ("k", lambda: cache.update(None, v)),
+            ("v", lambda: cache.update(k, torch.cat([v, v], 1))),
+            ("v", lambda: cache.update(k, torch.cat([v, v], 3))),
+            ("v", lambda: cache.update(k, v.to(other))),
+            ("offset", lambda: cache.update(k, v, -1)),
+            ("offset", lambda: cache.update(k, v, tokens + 1)),
+            ("offset", lambda: cache.update(k, v, True)),
+            ("offset", lambda: cache.update(k, v, too_many)),
+            ("offset", lambda: cache.update(k, v, -index - 1)),
+            ("offset", lambda: cache.update(k, v, torch.cat([index, index]))),
+            ("offset", lambda: cache.update(k, v, floats)),
+            ("length", lambda: cache.crop(-1)),
+            ("length", lambda: cache.crop(1.5)),
+            ("length", lambda: cache.crop(torch.cat([index, index]))),
+            ("index", lambda: cache.reorder(index + 1)),
+            ("index", lambda: cache.reorder(index - 1)),
+            ("index", lambda: cache.reorder(index[:0])),
+            ("index", lambda: cache.reorder(index[None])),
+            ("index", lambda: cache.reorder(floats)),
+            ("causal", lambda: cache.attend(q, k, v, attention=in_double, causal=False)),
+            ("k", lambda: cache.attend(q[:0], k, v, attention=in_double)),
+        ]
+        if self.window is not None:
+            wider = {"attention": in_double, "window": self.window + 1}
+            calls.append(("window", lambda: cache.attend(q, k, v, **wider)))
+        with recorded_launches() as launched:
+            for argument, call in calls:
+                self.refuse(argument, call)
+        assert launched == [], f"a refused call launched {launched}"
+
+    def kept(self, n: int) -> range:
+        """Positions of the tokens that sequence `n` keeps."""
+        first = self.model.forgotten[n]
+        return range(first, first + len(self.model.tokens[n]))
+
+    def note(self, counts: list[int]) -> None:
+        if len(set(counts)) > 1:
+            self.reached.add("ragged")
+        if 0 in counts:
+            self.reached.add("nothing new")
+        if self.window is not None:
+            for old, new in zip(self.length(), counts, strict=True):
+                if old > 1 and new > self.window:
+                    self.reached.add("chunk longer than the window")
+                if old % self.window and old > self.window:
+                    self.reached.add("wrapped")
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "cache"))
+    def lengths_count_all_tokens(self) -> None:
+        assert self.cache.length.tolist() == self.length() == self.model.length.tolist()
+        assert self.cache.length.dtype == torch.int64
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "cache"))
+    def tokens_lie_where_the_page_says(self) -> None:
+        for n in range(self.batch):
+            for position, (k, v) in zip(self.kept(n), self.model.tokens[n], strict=True):
+                page, row = self.cell(n, position)
+                assert (self.cache.k_pages[page, row] == k).all(), f"key {position} of {n} is lost"
+                assert (self.cache.v_pages[page, row] == v).all(), f"value {position} of {n}"
+
+
+class ContiguousMachine(KVMachine):
+    kind: ClassVar[type[ContiguousCache]] = ContiguousCache
+
+    def build(self, room: int, page_size: int, seed: int) -> KVCache:
+        dims = (self.kv_heads, self.key_dim, self.value_dim)
+        return self.kind(self.batch, room, *dims, dtype=self.dtype, device=self.device)
+
+    def cell(self, n: int, position: int) -> tuple[int, int]:
+        return n, position
+
+    def fits(self, counts: list[int]) -> bool:
+        capacity = self.cache.k_pages.shape[1]
+        return all(a + b <= capacity for a, b in zip(self.length(), counts, strict=True))
+
+
+class SlidingMachine(KVMachine):
+    kind: ClassVar[type[SlidingWindowCache]] = SlidingWindowCache
+
+    def build(self, room: int, page_size: int, seed: int) -> KVCache:
+        self.window = 1 + room // 2
+        dims = (self.kv_heads, self.key_dim, self.value_dim)
+        return self.kind(self.batch, self.window, *dims, dtype=self.dtype, device=self.device)
+
+    def cell(self, n: int, position: int) -> tuple[int, int]:
+        assert self.window is not None
+        return n, position % self.window
+
+    def fits(self, counts: list[int]) -> bool:
+        return True
+
+
+class PagedMachine(KVMachine):
+    kind: ClassVar[type[PagedCache]] = PagedCache
+    cache: PagedCache
+
+    def build(self, room: int, page_size: int, seed: int) -> KVCache:
+        """From a pool of its own, or (odd seeds) over pages of any layout, some of them reserved
+        in any order."""
+        number = -(-room * self.batch // page_size) + 1
+        dims = (self.kv_heads, self.key_dim, self.value_dim)
+        if seed % 2 == 0:
+            sizes = (self.batch, number, page_size, *dims)
+            return self.kind(*sizes, dtype=self.dtype, device=self.device)
+        layout = OWN_MEMORY[seed // 2 % len(OWN_MEMORY)]
+        k_pages, v_pages = (
+            relaid(torch.zeros(number, page_size, dims[0], d, device=self.device), layout)
+            for d in (self.key_dim, self.value_dim)
+        )
+        order = torch.randperm(number, generator=torch.Generator().manual_seed(seed))
+        reserved = number // (2 * self.batch)
+        table = order[: self.batch * reserved].reshape(self.batch, reserved)
+        table = torch.cat([table, torch.full((self.batch, 1), -1)], 1).to(torch.int32)
+        k_pages, v_pages = k_pages.to(self.dtype), v_pages.to(self.dtype)
+        return self.kind.from_pages(k_pages, v_pages, table, torch.zeros(self.batch).long())
+
+    def cell(self, n: int, position: int) -> tuple[int, int]:
+        page = int(self.cache.block_table[n, position // self.cache.page_size])
+        return page, position % self.cache.page_size
+
+    def fits(self, counts: list[int]) -> bool:
+        """Each writer of a shared page but the last holder needs a copy; the rest are new pages."""
+        size, table = self.cache.page_size, self.cache.block_table.tolist()
+        holders: dict[int, int] = {}
+        for page in (page for row in table for page in row if page >= 0):
+            holders[page] = holders.get(page, 0) + 1
+        needed = 0
+        for row, old, new in zip(table, self.length(), counts, strict=True):
+            blocks = range(old // size, -(-(old + new) // size)) if new else range(0)
+            for block in blocks:
+                page = row[block] if block < len(row) else -1
+                if page < 0:
+                    needed += 1
+                elif holders[page] > 1:
+                    self.reached.add("copied a shared page")
+                    holders[page] -= 1
+                    needed += 1
+        return needed <= self.cache.free_pages
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "cache"))
+    def no_page_is_lost(self) -> None:
+        held = {page for row in self.cache.block_table.tolist() for page in row if page >= 0}
+        assert len(held) + self.cache.free_pages == len(self.cache.k_pages)
+
+
+class RecurrentMachine(RuleBasedStateMachine):
+    """The recurrent cache of three layers, against `reference.RecurrentCache`."""
+
+    device: ClassVar[torch.device] = torch.device("cpu")
+    kind: ClassVar[type[RecurrentCache]] = RecurrentCache
+    reached: ClassVar[set[str]] = set()
+    LAYERS = 3
+
+    @initialize(batch=st.integers(1, 3))
+    def create(self, batch: int) -> None:
+        self.batch = batch
+        self.cache = self.kind(batch, self.LAYERS)
+        self.model = reference.RecurrentCache(batch, self.LAYERS)
+
+    def draw_state(self, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(self.batch, 2, 3, 4, generator=generator).to(self.device)
+
+    @rule(layer=st.integers(0, LAYERS - 1), seed=SEEDS, counts=COUNTS, each=st.booleans())
+    def update(self, layer: int, seed: int, counts: list[int], each: bool) -> None:
+        offset: int | Tensor = counts[0]
+        if each:
+            offset = torch.tensor([counts[n % len(counts)] for n in range(self.batch)])
+        state = self.draw_state(seed)
+        assert self.cache.update(state, layer, offset=offset) is state
+        self.model.update(state, layer, offset=offset)
+
+    @rule(seed=SEEDS, tokens=TOKENS)
+    def forward(self, seed: int, tokens: int) -> None:
+        """All layers in turn: in the middle there is no one length, but each layer has its own."""
+        for layer in range(self.LAYERS):
+            before = self.model.layer_length(layer).tolist()
+            assert self.cache.layer_length(layer).tolist() == before, "another layer's tokens"
+            self.update(layer, seed + layer, [tokens], False)
+            self.lengths_and_states_agree()
+
+    @rule(picks=st.lists(st.integers(0, 3), min_size=1, max_size=4))
+    def reorder(self, picks: list[int]) -> None:
+        index = torch.tensor([pick % self.batch for pick in picks], device=self.device)
+        self.cache.reorder(index)
+        self.model.reorder(index)
+        self.batch = len(picks)
+
+    @rule()
+    def reset(self) -> None:
+        self.cache.reset()
+        self.model.reset()
+
+    @rule(length=st.integers(0, 20))
+    def crop(self, length: int) -> None:
+        if any(length < seen for layer in self.model.seen for seen in layer):
+            self.reached.add("forgotten")
+            self.refuse("length", lambda: self.cache.crop(length))
+        else:
+            self.cache.crop(length)
+
+    @rule(seed=SEEDS)
+    def refused_calls(self, seed: int) -> None:
+        cache, state = self.cache, self.draw_state(seed)
+        first = cache.state(0)
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("state", lambda: cache.update((state, state), offset=1)),
+            ("state", lambda: cache.update(state[0], offset=1)),
+            ("state", lambda: cache.update(torch.cat([state, state]), offset=1)),
+            ("state", lambda: cache.update(state.half(), offset=1)),
+            ("offset", lambda: cache.update(state, offset=-1)),
+            ("offset", lambda: cache.update(state, offset=1.0)),
+            ("offset", lambda: cache.update(state, offset=torch.ones(self.batch + 1).long())),
+            ("layer", lambda: cache.update(state, self.LAYERS, offset=1)),
+            ("layer", lambda: cache.update(state, -1, offset=1)),
+            ("layer", lambda: cache.state(-1)),
+            ("layer", lambda: cache.layer_length(self.LAYERS)),
+            ("length", lambda: cache.crop(-1)),
+            ("index", lambda: cache.reorder(torch.arange(self.batch) + 1)),
+            ("index", lambda: cache.reorder(torch.arange(0))),
+        ]
+        if first is not None:
+            calls.append(("state", lambda: cache.update(first[..., :-1], offset=1)))
+        for argument, call in calls:
+            self.refuse(argument, call)
+
+    def refuse(self, argument: str, call: Callable[[], object]) -> None:
+        check_refusal(argument, call)
+        self.lengths_and_states_agree()
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "cache"))
+    def lengths_and_states_agree(self) -> None:
+        for layer in range(self.LAYERS):
+            want = self.model.state(layer)
+            got = self.cache.state(layer)
+            assert (got is None) == (want is None), f"layer {layer} has a state or not"
+            assert want is None or torch.equal(got, want), f"the state of layer {layer} differs"
+            assert self.cache.layer_length(layer).tolist() == self.model.seen[layer]
+        if all(seen == self.model.seen[0] for seen in self.model.seen):
+            assert self.cache.length.tolist() == self.model.seen[0]
+        else:
+            self.reached.add("between layers")
+            with pytest.raises(ValueError, match="layer_length"):
+                _ = self.cache.length
+
+
+class CountsHeads(ContiguousCache):
+    """Advanced by k.shape[2], the heads, instead of the tokens."""
+
+    def _write(self, update: Any) -> None:
+        super()._write(update)
+        self._length = [old + update.k.shape[2] for old in update.length]
+
+
+class ChecksTheCapacityLate(ContiguousCache):
+    """Lengths advance before the capacity is checked."""
+
+    def _reserve(self, counts: list[int]) -> None:
+        before = self._length
+        self._length = [a + b for a, b in zip(before, counts, strict=True)]
+        super()._reserve([0] * len(counts))
+        self._length = before
+
+
+class KeepsLengthOnReset(ContiguousCache):
+    """The tokens go, the count stays."""
+
+    def reset(self) -> None:
+        self.k_pages.zero_()
+        self.v_pages.zero_()
+
+
+class ReordersKeysOnly(ContiguousCache):
+    """The values stay with the old beams."""
+
+    def _reorder(self, indices: list[int]) -> None:
+        values = self.v_pages
+        super()._reorder(indices)
+        if len(indices) == len(values):
+            self.v_pages = values
+
+
+class ReadsPadding(ContiguousCache):
+    """Ragged appends take every sequence to be as long as the longest."""
+
+    def _check(self, k: Tensor, v: Tensor, offset: Any) -> Any:
+        longest = None if offset is None else int(torch.as_tensor(offset).max())
+        return super()._check(k, v, longest)
+
+
+class RingOffByOne(SlidingWindowCache):
+    """Written one row too far."""
+
+    def _write(self, update: Any) -> None:
+        update.on_device[0] += 1
+        super()._write(update)
+
+
+class TruncatesFirst(SlidingWindowCache):
+    """The window is cut to the newest W keys before the chunk's first queries have attended."""
+
+    def _first_visible(self) -> list[int]:
+        return self._cut
+
+    def _check(self, k: Tensor, v: Tensor, offset: Any) -> Any:
+        tokens = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else 0
+        self._cut = [min(n, max(0, n + tokens - self.window)) for n in self._length]
+        return super()._check(k, v, offset)
+
+
+class SaturatingLength(SlidingWindowCache):
+    """The length stops at the window."""
+
+    @property
+    def length(self) -> Tensor:
+        return super().length.clamp(max=self.window)
+
+
+class CropsTheForgotten(SlidingWindowCache):
+    """Cropped to tokens whose rows hold later ones by now."""
+
+    def crop(self, length: int | Tensor) -> None:
+        KVCache.crop(self, length)
+
+
+class StaleWindowAfterReset(SlidingWindowCache):
+    """The first token kept is that of the sequence before the reset."""
+
+    def reset(self) -> None:
+        self._length = [0] * self.batch
+
+
+class TransposesTheTable(PagedCache):
+    """Pages of block n of sequence j are looked up for block j of sequence n."""
+
+    def _view(self, update: Any) -> Any:
+        table = self._table()
+        self._device_table = table.T.reshape(table.shape).clamp(min=0).contiguous()
+        view = super()._view(update)
+        self._device_table = table
+        return view
+
+
+class WritesToSharedPages(PagedCache):
+    """A duplicated sequence writes into the pages of its twin."""
+
+    def _needed(self, counts: list[int]) -> Any:
+        return [], super()._needed(counts)[1]
+
+
+class LosesPages(PagedCache):
+    """Cropped pages do not return to the free list."""
+
+    def crop(self, length: int | Tensor) -> None:
+        free = list(self._free)
+        super().crop(length)
+        self._free = free
+
+
+class OneCounter(RecurrentCache):
+    """All layers advance one counter."""
+
+    def update(self, state: Tensor, layer: int = 0, *, offset: int | Tensor) -> Tensor:
+        state = super().update(state, layer, offset=offset)
+        self._length = [self._length[layer]] * self.layers
+        return state
+
+
+class ResetsStatesOnly(RecurrentCache):
+    """The count survives a reset."""
+
+    def reset(self) -> None:
+        self._states = [None] * self.layers
+
+
+MACHINES = {
+    ContiguousMachine: {"no room", "ragged", "nothing new", "cropped", "duplicated"},
+    SlidingMachine: {"chunk longer than the window", "wrapped", "forgotten", "cropped", "ragged"},
+    PagedMachine: {"no room", "ragged", "cropped", "duplicated", "copied a shared page"},
+    RecurrentMachine: {"between layers", "forgotten"},
+}
+PLANTED = {
+    ContiguousMachine: (
+        CountsHeads,
+        ChecksTheCapacityLate,
+        KeepsLengthOnReset,
+        ReordersKeysOnly,
+        ReadsPadding,
+    ),
+    SlidingMachine: (
+        RingOffByOne,
+        TruncatesFirst,
+        SaturatingLength,
+        CropsTheForgotten,
+        StaleWindowAfterReset,
+    ),
+    PagedMachine: (TransposesTheTable, WritesToSharedPages, LosesPages),
+    RecurrentMachine: (OneCounter, ResetsStatesOnly),
+}
+
+
+@pytest.fixture(scope="module")
+def device(pytestconfig: pytest.Config) -> torch.device:
+    return activate(pytestconfig.getoption("device"))
+
+
+def variant(machine: type[Any], device: torch.device, **attributes: Any) -> type[Any]:
+    return type(machine.__name__, (machine,), {"device": device, "reached": set(), **attributes})
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.__name__)
+def test_any_order_of_calls_matches_the_list_of_tokens(
+    machine: type[Any], device: torch.device
+) -> None:
+    run_state_machine_as_test(
+        variant(machine, device), settings=settings(stateful_step_count=20, deadline=None)
+    )
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.__name__)
+def test_the_machine_reaches_what_it_is_for(machine: type[Any], device: torch.device) -> None:
+    watched = variant(machine, device)
+    run_state_machine_as_test(
+        watched,
+        settings=settings(
+            max_examples=40, stateful_step_count=15, derandomize=True, database=None, deadline=None
+        ),
+    )
+    assert MACHINES[machine] <= watched.reached
+
+
+@pytest.mark.parametrize(
+    ("machine", "planted"),
+    [(machine, bug) for machine, bugs in PLANTED.items() for bug in bugs],
+    ids=lambda x: x.__name__,
+)
+def test_a_planted_bug_is_caught(
+    machine: type[Any], planted: type[Any], device: torch.device
+) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        run_state_machine_as_test(
+            variant(machine, device, kind=planted),
+            settings=settings(
+                max_examples=200,
+                stateful_step_count=15,
+                derandomize=True,
+                database=None,
+                deadline=None,
+                phases=[Phase.generate],
+                report_multiple_bugs=False,
+            ),
+        )
