@@ -112,14 +112,17 @@ def check_cu_seqlens(
         )
 
 
-def check_boundaries(name: str, cu_seqlens: Tensor | None, tokens: int) -> None:
+def check_boundaries(name: str, cu_seqlens: Tensor | None, tokens: int) -> int:
     """The part of the contract of `cu_seqlens` that its values show; waits for the device.
+
+    Returns:
+        The length of the longest sequence; `tokens` for a dense batch, `cu_seqlens` None.
 
     Raises:
         ValueError: it does not start at 0, decreases somewhere, or does not end at `tokens`.
     """
     if cu_seqlens is None:
-        return
+        return tokens
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0:
         raise ValueError(f"{name}: starts at {bounds[0]}, expected 0")
@@ -128,3 +131,4 @@ def check_boundaries(name: str, cu_seqlens: Tensor | None, tokens: int) -> None:
             raise ValueError(f"{name}: decreases from {start} to {stop} at sequence {n}")
     if bounds[-1] != tokens:
         raise ValueError(f"{name}: ends at {bounds[-1]}, expected the {tokens} tokens given")
+    return max((stop - start for start, stop in pairwise(bounds)), default=0)

@@ -24,6 +24,9 @@ class Tile:
         max_dim: largest head dim admitted.
         max_itemsize: largest element size admitted, in bytes; 2 keeps float32 out.
         arch: smallest compute capability admitted, 90 for Hopper; 0 for any device, AMD's too.
+        arch_below: compute capabilities admitted are below this one. Later is not larger: 120 has
+            less shared memory than 90.
+        backward: the tile of the backward kernels, None for this one.
     """
 
     tokens: int
@@ -34,17 +37,32 @@ class Tile:
     max_dim: int = 256
     max_itemsize: int = 4
     arch: int = 0
+    arch_below: int = 1000
+    backward: "Tile | None" = None
 
     def admits(self, dim: int, itemsize: int, arch: int) -> bool:
-        return dim <= self.max_dim and itemsize <= self.max_itemsize and arch >= self.arch
+        return (
+            dim <= self.max_dim
+            and itemsize <= self.max_itemsize
+            and self.arch <= arch < self.arch_below
+        )
+
+    def backward_tile(self) -> "Tile":
+        return self.backward or self
 
 
 TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     # tokens: (batch, token, head) vectors of x.
     ("rotary_embedding", "fused"): (
-        Tile(tokens=32),
+        Tile(tokens=32, max_dim=128),
         Tile(tokens=8, num_warps=2),
-        Tile(tokens=128, num_warps=8, max_dim=128),
+        Tile(tokens=128, num_warps=8, max_dim=64),
+    ),
+    # tokens: rows that a program holds, queries in the forward and dq kernels, keys in that of dk
+    # and dv; keys: rows that it reads per step, of the other kind.
+    ("attention", "parallel"): (
+        Tile(tokens=32, keys=32, num_stages=1),
+        Tile(tokens=16, keys=16, num_warps=2, num_stages=1),
     ),
 }
 
