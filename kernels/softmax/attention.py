@@ -1,0 +1,372 @@
+"""Softmax attention: the public op, and the custom ops behind it."""
+
+import math
+
+import torch
+import triton
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels import tiles
+from kernels.arguments import (
+    bind_dims,
+    check_boundaries,
+    check_cu_seqlens,
+    check_dtype,
+    check_one_dtype,
+    check_range,
+    describe,
+)
+from kernels.scale import resolve_scale
+from kernels.softmax.backward import attention_backward_kv, attention_backward_q, attention_delta
+from kernels.softmax.forward import attention_forward
+from kernels.softmax.gates import cumulative_gates, gate_gradient
+from kernels.softmax.logits import LOG2E
+
+MAX_DIM = 256
+
+
+def attention(
+    q: Float[Tensor, "B T_q H K"],
+    k: Float[Tensor, "B T_k G K"],
+    v: Float[Tensor, "B T_k G V"],
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "H"] | None = None,
+    alibi_slopes: Float[Tensor, "H"] | None = None,
+    g: Float[Tensor, "B T_k H"] | None = None,
+    cu_seqlens: Int[Tensor, "N+1"] | None = None,
+    cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
+    return_lse: bool = False,
+    mode: str = "auto",
+    tile: int | None = None,
+) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
+    """Softmax attention in tiles, forward and backward, without a matrix of weights in memory.
+
+        p_i  = i + T_k - T_q                                  position of query i among the keys
+        s_ij = scale · q_i · k_j
+        s_ij = c tanh(s_ij / c)                               softcap c
+        s_ij = s_ij - slope · |p_i - j|                       ALiBi
+        s_ij = s_ij + Σ_{j < t <= p_i} g_t                    forgetting gate
+        s_ij = -inf   unless   j <= p_i  (causal)   and   |p_i - j| < W  (window)
+        lse_i = log (exp(sink) + Σ_j exp(s_ij))               without a sink exp(sink) is 0
+        o_i  = Σ_j exp(s_ij - lse_i) v_j
+
+    Query head h reads kv head h // (H / G). A row that sees no key gets o = 0, lse = -inf (lse =
+    sink if there is one), and gradients 0. Gradients flow to q, k, v, sink and g, through o and
+    through lse; the backward pass cannot itself be differentiated.
+
+    Args:
+        q: queries `[B, T_q, H, K]`, float32, bfloat16 or float16, of any strides.
+        k: keys `[B, T_k, G, K]`, in the dtype of q.
+        v: values `[B, T_k, G, V]`, in the dtype of q.
+        scale: factor of `q · k`. None and -1 mean `K ** -0.5`, any other finite number itself.
+        causal: hide the keys after the query, aligned at the bottom right.
+        window: W >= 1, the number of keys (tokens) seen, the query's own included; without
+            `causal` as many again, but for that one, on the other side.
+        softcap: c > 0, the bound that logits are squashed to, before any bias.
+        sink: `[H]`, natural units, in the dtype of q or float32: one more logit per head that has
+            no value.
+        alibi_slopes: `[H]`, in the dtype of q or float32; logits fall by the slope per token of
+            distance. A constant: it gets no gradient.
+        g: natural logarithm of the decay at each key `[B, T_k, H]`, in the dtype of q or float32,
+            meant to be <= 0, -inf included. A gate below -2^17 is taken for -inf. Not scaled. Needs
+            `causal`.
+        cu_seqlens: boundaries of N packed sequences of queries `[N+1]`, int32 or int64, in tokens;
+            B is then 1, and sequence n attends to sequence n only. None means N = B sequences.
+        cu_seqlens_k: the boundaries among the keys; None means those of the queries.
+        return_lse: return the logarithm of the softmax's denominator as well.
+        mode: "parallel", the one there is, or "auto".
+        tile: index into `kernels.tiles.TABLE["attention", "parallel"]`; None chooses.
+
+    Returns:
+        o: `[B, T_q, H, V]`, in the dtype of q.
+        lse: natural logarithm `[B, H, T_q]`, float32; None unless `return_lse`.
+
+    Raises:
+        TypeError: an argument of a wrong type or dtype; q, k, v not of one dtype.
+        ValueError: shapes that do not match; K or V outside 1 to 256; H not a multiple of G; a
+            scale that is NaN or infinite; a window below 1; a softcap that is not positive and
+            finite; `g` without `causal`; `cu_seqlens_k` without `cu_seqlens`; boundaries with
+            B != 1, or that do not start at 0, decrease, or do not end at T_q (T_k); an unknown
+            mode or tile.
+
+    Source: Dao et al., arXiv 2205.14135 and Dao, arXiv 2307.08691 (tiles and recomputation); for
+        the terms of the logits see `reference.attention`.
+    """
+    sizes = bind_dims(
+        q=(q, "B T_q H K"),
+        k=(k, "B T_k G K"),
+        v=(v, "B T_k G V"),
+        sink=(sink, "H"),
+        alibi_slopes=(alibi_slopes, "H"),
+        g=(g, "B T_k H"),
+    )
+    dtype = check_one_dtype(q=q, k=k, v=v)
+    for name, x in (("sink", sink), ("alibi_slopes", alibi_slopes), ("g", g)):
+        check_dtype(name, x, dtype, torch.float32)
+    check_range("head dim K of q and k", sizes["K"], 1, MAX_DIM)
+    check_range("head dim V of v", sizes["V"], 1, MAX_DIM)
+    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
+        raise ValueError(
+            f"q: {sizes['H']} heads, expected a multiple of the {sizes['G']} heads of k and v"
+        )
+    for name, flag in (("causal", causal), ("return_lse", return_lse)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name}: {describe(flag)}, expected a bool")
+    if g is not None and not causal:
+        raise ValueError("g: given with causal=False, expected causal=True")
+    if mode not in ("auto", "parallel"):
+        raise ValueError(f"mode: {mode!r}, expected 'auto' or 'parallel'")
+
+    check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
+    check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, sizes["B"], q.device)
+    if cu_seqlens is None:
+        if cu_seqlens_k is not None:
+            raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
+    elif cu_seqlens_k is None:
+        if sizes["T_k"] != sizes["T_q"]:
+            raise ValueError(
+                f"cu_seqlens_k: not given, expected the boundaries of the {sizes['T_k']} keys, "
+                f"as there are {sizes['T_q']} queries"
+            )
+        cu_seqlens_k = cu_seqlens
+    elif cu_seqlens_k.shape != cu_seqlens.shape:
+        raise ValueError(
+            f"cu_seqlens_k: {describe(cu_seqlens_k)}, expected {describe(cu_seqlens)} "
+            "like cu_seqlens"
+        )
+
+    o, lse = attention_parallel(
+        q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k,
+        resolve_scale(scale, sizes["K"]), causal, _window(window), _softcap(softcap),
+        tiles.choose(
+            "attention", "parallel",
+            dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
+        ),
+    )  # fmt: skip
+    return o, lse if return_lse else None
+
+
+def _window(window: int | None) -> int | None:
+    """The window, no wider than any sequence can be."""
+    if window is None:
+        return None
+    if isinstance(window, bool) or not isinstance(window, int):
+        raise TypeError(f"window: {describe(window)}, expected an int or None")
+    if window < 1:
+        raise ValueError(f"window: {window}, expected at least 1, the query's own key")
+    return min(window, 2**31 - 1)
+
+
+def _softcap(softcap: float | None) -> float | None:
+    if softcap is None:
+        return None
+    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
+        raise TypeError(f"softcap: {describe(softcap)}, expected a real number or None")
+    if not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap: {softcap}, expected a positive finite number")
+    return float(softcap)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The tensor with the elements of each row side by side, as the kernels address them."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _options(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[tuple[float, float, int], dict[str, object]]:
+    """The numbers (factor, cap, window) and the constants that all kernels take."""
+    limit = q.shape[1] + k.shape[1]
+    numbers = (
+        scale * LOG2E.value if softcap is None else scale / softcap,
+        0.0 if softcap is None else softcap * LOG2E.value,
+        # Distances are below the limit, and a wider window could overflow when it is added to one.
+        limit if window is None else min(window, limit),
+    )
+    constants = {
+        "GROUP": q.shape[2] // k.shape[2],
+        "K": k.shape[3],
+        "V": v.shape[3],
+        "PAD_K": max(16, triton.next_power_of_2(k.shape[3])),
+        "PAD_V": max(16, triton.next_power_of_2(v.shape[3])),
+        "CAUSAL": causal,
+        "WINDOW": window is not None,
+        "CAPPED": softcap is not None,
+    }
+    return numbers, constants
+
+
+@torch.library.custom_op("attention_oracles::attention_parallel", mutates_args=())
+def attention_parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    alibi_slopes: Tensor | None,
+    g: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    tile: int,
+) -> tuple[Tensor, Tensor]:
+    """o and lse of `attention`, its arguments resolved and checked but for the boundaries."""
+    batch, queries, heads, _ = q.shape
+    keys, value_dim = k.shape[1], v.shape[3]
+    longest = check_boundaries("cu_seqlens", cu_seqlens, queries)
+    check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
+    sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
+    o = q.new_empty(batch, queries, heads, value_dim)
+    lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
+    if lse.numel() == 0:
+        return o, lse
+
+    numbers, constants = _options(q, k, v, scale, causal, window, softcap)
+    shape = tiles.TABLE["attention", "parallel"][tile]
+    count = triton.cdiv(longest, shape.tokens)
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    with torch.cuda.device_of(q):
+        gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
+        attention_forward[(count * sequences * heads,)](
+            q, k, v, o, lse, sink, alibi_slopes, *gates, cu_seqlens, cu_seqlens_k,
+            *numbers, queries, keys, count, heads,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            SINK=sink is not None, ALIBI=alibi_slopes is not None, GATED=g is not None,
+            PACKED=cu_seqlens is not None, QUERIES=shape.tokens, KEYS=shape.keys, **constants,
+            num_warps=shape.num_warps, num_stages=shape.num_stages,
+        )  # fmt: skip
+    return o, lse
+
+
+@attention_parallel.register_fake
+def _(
+    q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k, scale, causal, window, softcap, tile
+):  # fmt: skip
+    batch, queries, heads, _ = q.shape
+    o = q.new_empty(batch, queries, heads, v.shape[3])
+    return o, q.new_empty(batch, heads, queries, dtype=torch.float32)
+
+
+@torch.library.custom_op("attention_oracles::attention_parallel_backward", mutates_args=())
+def attention_parallel_backward(
+    do: Tensor,
+    dlse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    alibi_slopes: Tensor | None,
+    g: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    tile: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, sink and g; the last two are empty if there is none."""
+    batch, queries, heads, key_dim = q.shape
+    keys, kv_heads, value_dim = v.shape[1:]
+    longest_q = check_boundaries("cu_seqlens", cu_seqlens, queries)
+    longest_k = check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
+    sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
+    packed = cu_seqlens is not None
+    dq = q.new_empty(batch, queries, heads, key_dim)
+    dk = k.new_empty(batch, keys, kv_heads, key_dim)
+    dv = v.new_empty(batch, keys, kv_heads, value_dim)
+    delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
+    row_sums, column_sums = None, None
+    if g is not None:
+        row_sums = torch.empty_like(delta)
+        column_sums = delta.new_empty(batch, heads, keys)
+
+    numbers, constants = _options(q, k, v, scale, causal, window, softcap)
+    shape = tiles.TABLE["attention", "parallel"][tile].backward_tile()
+    q, k, v, do = _rows(q), _rows(k), _rows(v), _rows(do)
+    o, lse, dlse = o.contiguous(), lse.contiguous(), dlse.contiguous()
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
+    constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
+    launch = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+    with torch.cuda.device_of(q):
+        gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
+        count = triton.cdiv(longest_q, shape.tokens)
+        if lse.numel():
+            attention_delta[(count * sequences * heads,)](
+                o, do, dlse, delta, cu_seqlens, queries, count, heads, *do.stride()[:3],
+                V=value_dim, PACKED=packed, QUERIES=shape.tokens, PAD_V=constants["PAD_V"],
+            )  # fmt: skip
+            attention_backward_q[(count * sequences * heads,)](
+                q, k, v, do, lse, delta, dq, row_sums, alibi_slopes, *gates,
+                cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, heads,
+                *strides, QUERIES=shape.tokens, KEYS=shape.keys, **constants, **launch,
+            )  # fmt: skip
+        if dk.numel():
+            # The roles change: a program holds keys, and reads queries step by step.
+            count = triton.cdiv(longest_k, shape.tokens)
+            attention_backward_kv[(count * sequences * kv_heads,)](
+                q, k, v, do, lse, delta, dk, dv, column_sums, alibi_slopes, *gates,
+                cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
+                *strides, QUERIES=shape.keys, KEYS=shape.tokens, **constants, **launch,
+            )  # fmt: skip
+        if g is None:
+            dg = q.new_empty(0)
+        else:
+            dg = gate_gradient(row_sums, column_sums, g.dtype, cu_seqlens, cu_seqlens_k)
+    return dq, dk, dv, _sink_gradient(sink, lse, delta, q), dg
+
+
+def _sink_gradient(sink: Tensor | None, lse: Tensor, delta: Tensor, q: Tensor) -> Tensor:
+    """Σ over rows of exp(sink - lse)·(0 - delta): the gradient of a logit that has no value."""
+    if sink is None:
+        return q.new_empty(0)
+    weight = torch.exp(sink.float()[None, :, None] - lse)
+    # lse = -inf only where the sink is -inf too, and then it weighs nothing.
+    rows = torch.where(lse == -math.inf, 0.0, weight * -delta)
+    return rows.sum((0, 2), dtype=torch.float64).to(sink.dtype)
+
+
+@attention_parallel_backward.register_fake
+def _(
+    do, dlse, q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k, o, lse,
+    scale, causal, window, softcap, tile,
+):  # fmt: skip
+    return (
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
+        q.new_empty(0) if sink is None else sink.new_empty(sink.shape),
+        q.new_empty(0) if g is None else g.new_empty(g.shape),
+    )
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:8], *output)
+    ctx.options = inputs[8:]
+
+
+def _differentiate(ctx, do, dlse):
+    sink, _, g = ctx.saved_tensors[3:6]
+    dq, dk, dv, dsink, dg = attention_parallel_backward(do, dlse, *ctx.saved_tensors, *ctx.options)
+    return (
+        dq, dk, dv, None if sink is None else dsink, None, None if g is None else dg,
+        None, None, *(None for _ in ctx.options),
+    )  # fmt: skip
+
+
+attention_parallel.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,214 @@
+"""The backward kernels of attention: delta; dq by tiles of queries; dk and dv by tiles of keys.
+
+With P = exp(logit - lse), dP = do·vᵀ and delta = Σ_v do·o - dlse, the gradient of the logits is
+dS = P∘(dP - delta) (Dao et al., arXiv 2205.14135, with the gradient of the lse added: ∂lse/∂logit
+is P). Each gradient is summed by one program in a fixed order; nothing is atomic.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.softmax.logits import (
+    LOG2E,
+    keys_of,
+    load_gates,
+    load_rows,
+    load_slope,
+    locate,
+    logits,
+    queries_of,
+    sees,
+    store_rows,
+    tanh_slope,
+)
+
+
+@triton.jit(do_not_specialize=["num_queries", "tiles"])
+def attention_delta(
+    o, do, dlse, delta, cu_seqlens, num_queries, tiles, heads,
+    stride_b, stride_t, stride_h,
+    V: tl.constexpr, PACKED: tl.constexpr, QUERIES: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """delta [B, H, T] = Σ_v do·o - dlse, over all of V at once."""
+    tile = tl.program_id(0) % tiles
+    head = (tl.program_id(0) // tiles % heads).to(tl.int64)
+    n = tl.program_id(0) // tiles // heads
+    batch, start, length = locate(cu_seqlens, n, num_queries, PACKED)
+    o += ((batch * num_queries + start) * heads + head) * V
+    do += batch * stride_b + start * stride_t + head * stride_h
+    dlse += (batch * heads + head) * num_queries + start
+    delta += (batch * heads + head) * num_queries + start
+
+    rows = tile * QUERIES + tl.arange(0, QUERIES)
+    inside = rows < length
+    o_tile = load_rows(o, heads * V, rows, length, V, PAD_V, True).to(tl.float32)
+    do_tile = load_rows(do, stride_t, rows, length, V, PAD_V, True).to(tl.float32)
+    from_lse = tl.load(dlse + rows, mask=inside, other=0.0)
+    tl.store(delta + rows, tl.sum(o_tile * do_tile, 1) - from_lse, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
+def attention_backward_q(
+    q, k, v, do, lse, delta, dq, row_sums, slopes, gate, rest, closed, cu_seqlens_q, cu_seqlens_k,
+    scale, factor, cap, window, num_queries, num_keys, tiles, heads,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
+    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
+    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """dq [B, T, H, K] of QUERIES queries of one head; with gates, the sums of dS over keys too."""
+    tile = tl.program_id(0) % tiles
+    if CAUSAL:
+        tile = tiles - 1 - tile
+    head = tl.program_id(0) // tiles % heads
+    n = tl.program_id(0) // tiles // heads
+    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
+    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    shift = length_k - length_q
+    wide_head = head.to(tl.int64)
+    kv_head = wide_head // GROUP
+    q += batch * stride_qb + start_q * stride_qt + wide_head * stride_qh
+    k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
+    v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
+    do += batch * stride_ob + start_q * stride_ot + wide_head * stride_oh
+    dq += ((batch * num_queries + start_q) * heads + wide_head) * K
+    lse += (batch * heads + wide_head) * num_queries + start_q
+    delta += (batch * heads + wide_head) * num_queries + start_q
+
+    first = tile * QUERIES
+    last = tl.minimum(first + QUERIES, length_q) - 1
+    rows = first + tl.arange(0, QUERIES)
+    query = rows[:, None]
+    q_tile = load_rows(q, stride_qt, rows, length_q, K, PAD_K, True)
+    do_tile = load_rows(do, stride_ot, rows, length_q, V, PAD_V, True)
+    log_total = tl.load(lse + query, mask=query < length_q, other=0.0)
+    # A row that sees no key has P = 0 whatever is subtracted from its logits, all of them -inf.
+    log_total = tl.where(log_total == float("-inf"), 0.0, log_total * LOG2E)
+    row_delta = tl.load(delta + query, mask=query < length_q, other=0.0)
+
+    slope = load_slope(slopes, head, ALIBI)
+    gates = (batch * heads + wide_head) * num_keys + start_k
+    placed = (query + shift >= 0) & (query < length_q)
+    query_gate = load_gates(gate, rest, closed, gates + query + shift, placed, GATED)
+
+    acc = tl.zeros((QUERIES, PAD_K), tl.float32)
+    row_sum = tl.zeros((QUERIES,), tl.float32)
+    bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS)
+    high = bounds[3]
+    for phase in tl.static_range(3):
+        for start in range(bounds[phase], bounds[phase + 1], KEYS):
+            columns = start + tl.arange(0, KEYS)
+            key = columns[None, :]
+            k_tile = load_rows(k, stride_kt, columns, high, K, PAD_K, phase != 1)
+            v_tile = load_rows(v, stride_vt, columns, high, V, PAD_V, phase != 1)
+            key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
+            products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+            s = logits(
+                products, query, key, shift, factor, cap, slope,
+                query_gate, key_gate, CAPPED, ALIBI, GATED,
+            )  # fmt: skip
+            p = tl.exp2(s - log_total)
+            dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+            ds = p * (dp - row_delta)
+            if phase != 1:
+                visible = sees(query, key, length_q, high, window, shift, CAUSAL, WINDOW)
+                ds = tl.where(visible, ds, 0.0)
+            if GATED:
+                row_sum += tl.sum(ds, 1)
+            if CAPPED:
+                ds *= tanh_slope(products * factor)
+            acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision="ieee")
+
+    store_rows(dq, heads * K, rows, length_q, acc * scale, K, PAD_K)
+    if GATED:
+        row_sums += (batch * heads + wide_head) * num_queries + start_q
+        tl.store(row_sums + rows, row_sum, mask=rows < length_q)
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
+def attention_backward_kv(
+    q, k, v, do, lse, delta, dk, dv, column_sums, slopes, gate, rest, closed,
+    cu_seqlens_q, cu_seqlens_k,
+    scale, factor, cap, window, num_queries, num_keys, tiles, kv_heads,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
+    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
+    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """dk [B, T, G, K] and dv [B, T, G, V] of KEYS keys of one kv head, over its query heads.
+
+    With gates, the sums of dS over queries too, for each query head. Tiles are keys by queries.
+    """
+    tile = tl.program_id(0) % tiles
+    kv_head = (tl.program_id(0) // tiles % kv_heads).to(tl.int64)
+    n = tl.program_id(0) // tiles // kv_heads
+    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
+    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    shift = length_k - length_q
+    k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
+    v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
+    dk += ((batch * num_keys + start_k) * kv_heads + kv_head) * K
+    dv += ((batch * num_keys + start_k) * kv_heads + kv_head) * V
+
+    first = tile * KEYS
+    last = tl.minimum(first + KEYS, length_k) - 1
+    columns = first + tl.arange(0, KEYS)
+    key = columns[:, None]
+    k_tile = load_rows(k, stride_kt, columns, length_k, K, PAD_K, True)
+    v_tile = load_rows(v, stride_vt, columns, length_k, V, PAD_V, True)
+    dk_acc = tl.zeros((KEYS, PAD_K), tl.float32)
+    dv_acc = tl.zeros((KEYS, PAD_V), tl.float32)
+
+    bounds = queries_of(first, last, shift, length_q, window, CAUSAL, WINDOW, QUERIES)
+    high = bounds[3]
+    for member in range(GROUP):
+        head = kv_head * GROUP + member
+        q_head = q + batch * stride_qb + start_q * stride_qt + head * stride_qh
+        do_head = do + batch * stride_ob + start_q * stride_ot + head * stride_oh
+        lse_head = lse + (batch * kv_heads * GROUP + head) * num_queries + start_q
+        delta_head = delta + (batch * kv_heads * GROUP + head) * num_queries + start_q
+        slope = load_slope(slopes, head, ALIBI)
+        gates = (batch * kv_heads * GROUP + head) * num_keys + start_k
+        key_gate = load_gates(gate, rest, closed, gates + key, key < length_k, GATED)
+        column_sum = tl.zeros((KEYS,), tl.float32)
+        for phase in tl.static_range(3):
+            for start in range(bounds[phase], bounds[phase + 1], QUERIES):
+                rows = start + tl.arange(0, QUERIES)
+                query = rows[None, :]
+                q_tile = load_rows(q_head, stride_qt, rows, high, K, PAD_K, phase != 1)
+                do_tile = load_rows(do_head, stride_ot, rows, high, V, PAD_V, phase != 1)
+                log_total = tl.load(lse_head + query, mask=query < high, other=0.0)
+                row_delta = tl.load(delta_head + query, mask=query < high, other=0.0)
+                log_total = tl.where(log_total == float("-inf"), 0.0, log_total * LOG2E)
+                # From the causal bound on, a query's own position is a key's.
+                query_gate = load_gates(
+                    gate, rest, closed, gates + query + shift, query < high, GATED
+                )
+                products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
+                s = logits(
+                    products, query, key, shift, factor, cap, slope,
+                    query_gate, key_gate, CAPPED, ALIBI, GATED,
+                )  # fmt: skip
+                p = tl.exp2(s - log_total)
+                dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
+                ds = p * (dp - row_delta)
+                if phase != 1:
+                    visible = sees(query, key, high, length_k, window, shift, CAUSAL, WINDOW)
+                    p = tl.where(visible, p, 0.0)
+                    ds = tl.where(visible, ds, 0.0)
+                dv_acc = tl.dot(p.to(do_tile.dtype), do_tile, dv_acc, input_precision="ieee")
+                if GATED:
+                    column_sum += tl.sum(ds, 1)
+                if CAPPED:
+                    ds *= tanh_slope(products * factor)
+                dk_acc = tl.dot(ds.to(q_tile.dtype), q_tile, dk_acc, input_precision="ieee")
+        if GATED:
+            inside = columns < length_k
+            tl.store(column_sums + gates + columns, column_sum, mask=inside)
+
+    store_rows(dk, kv_heads * K, columns, length_k, dk_acc * scale, K, PAD_K)
+    store_rows(dv, kv_heads * V, columns, length_k, dv_acc, V, PAD_V)

@@ -1,0 +1,103 @@
+"""The forward kernel of attention: one tile of queries, over the keys that it sees.
+
+Online softmax (Milakov and Gimelshein, arXiv 1805.02867) in tiles (Dao et al., arXiv 2205.14135).
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.softmax.logits import (
+    LN2,
+    LOG2E,
+    keys_of,
+    load_gates,
+    load_rows,
+    load_slope,
+    locate,
+    logits,
+    sees,
+    store_rows,
+)
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
+def attention_forward(
+    q, k, v, o, lse, sink, slopes, gate, rest, closed, cu_seqlens_q, cu_seqlens_k,
+    factor, cap, window, num_queries, num_keys, tiles, heads,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
+    stride_vb, stride_vt, stride_vh,
+    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SINK: tl.constexpr,
+    ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """o [B, T, H, V] and lse [B, H, T] of QUERIES queries of one head."""
+    tile = tl.program_id(0) % tiles
+    if CAUSAL:
+        # The last queries see the most keys: start them first.
+        tile = tiles - 1 - tile
+    head = tl.program_id(0) // tiles % heads
+    n = tl.program_id(0) // tiles // heads
+    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
+    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    shift = length_k - length_q
+    wide_head = head.to(tl.int64)
+    kv_head = wide_head // GROUP
+    q += batch * stride_qb + start_q * stride_qt + wide_head * stride_qh
+    k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
+    v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
+    o += ((batch * num_queries + start_q) * heads + wide_head) * V
+    lse += (batch * heads + wide_head) * num_queries + start_q
+
+    first = tile * QUERIES
+    last = tl.minimum(first + QUERIES, length_q) - 1
+    rows = first + tl.arange(0, QUERIES)
+    query = rows[:, None]
+    q_tile = load_rows(q, stride_qt, rows, length_q, K, PAD_K, True)
+
+    slope = load_slope(slopes, head, ALIBI)
+    gates = (batch * heads + wide_head) * num_keys + start_k
+    placed = (query + shift >= 0) & (query < length_q)
+    query_gate = load_gates(gate, rest, closed, gates + query + shift, placed, GATED)
+
+    # The sink is one more logit, there from the start: it enters the maximum and the sum alike.
+    peak = tl.full((QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    if SINK:
+        sink_logit = tl.load(sink + head).to(tl.float32) * LOG2E
+        peak = tl.zeros((QUERIES,), tl.float32) + sink_logit
+        total += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
+    acc = tl.zeros((QUERIES, PAD_V), tl.float32)
+
+    bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS)
+    high = bounds[3]
+    for phase in tl.static_range(3):
+        for start in range(bounds[phase], bounds[phase + 1], KEYS):
+            columns = start + tl.arange(0, KEYS)
+            key = columns[None, :]
+            k_tile = load_rows(k, stride_kt, columns, high, K, PAD_K, phase != 1)
+            key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
+            s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+            s = logits(
+                s, query, key, shift, factor, cap, slope,
+                query_gate, key_gate, CAPPED, ALIBI, GATED,
+            )  # fmt: skip
+            if phase != 1:
+                visible = sees(query, key, length_q, high, window, shift, CAUSAL, WINDOW)
+                s = tl.where(visible, s, float("-inf"))
+            new_peak = tl.maximum(peak, tl.max(s, 1))
+            # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
+            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            p = tl.exp2(s - base[:, None])
+            if phase != 1:
+                p = tl.where(visible, p, 0.0)
+            decay = tl.exp2(peak - base)
+            total = total * decay + tl.sum(p, 1)
+            peak = new_peak
+            v_tile = load_rows(v, stride_vt, columns, high, V, PAD_V, phase != 1)
+            acc *= decay[:, None]
+            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
+
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    store_rows(o, heads * V, rows, length_q, out, V, PAD_V)
+    tl.store(lse + rows, (peak + tl.log2(total)) * LN2, mask=rows < length_q)

@@ -1,0 +1,200 @@
+"""What the softmax kernels share: where a sequence lies, what a query sees, and the logits.
+
+Logits are in base 2, `s·log2(e)`, so that `exp2` needs no multiplication per element. The factor
+`scale·log2(e)` is rounded once and the product once, as `scale·qk` would be; `exp2` and `exp` then
+have the same error. The product is taken before the running maximum, hence any sign of `scale`.
+
+Two orientations use these functions: queries by keys (forward, dq) and keys by queries (dk, dv).
+Positions and gates come in already shaped to broadcast, `[rows, 1]` and `[1, columns]`.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def locate(cu_seqlens, n, length, PACKED: tl.constexpr):
+    """Batch entry, first token (int64) and length of sequence n."""
+    if PACKED:
+        start = tl.load(cu_seqlens + n).to(tl.int64)
+        length = (tl.load(cu_seqlens + n + 1).to(tl.int64) - start).to(tl.int32)
+        batch = tl.full((), 0, tl.int64)
+    else:
+        start = tl.full((), 0, tl.int64)
+        batch = n.to(tl.int64)
+    return batch, start, length
+
+
+@triton.jit
+def load_rows(
+    x, stride, rows, stop,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """Rows `[rows, BLOCK]` of a matrix of `WIDTH` columns; zero from row `stop` on if BOUNDED."""
+    columns = tl.arange(0, BLOCK)
+    pointers = x + rows[:, None].to(tl.int64) * stride + columns[None, :]
+    if BOUNDED and WIDTH < BLOCK:
+        x_tile = tl.load(
+            pointers, mask=(rows < stop)[:, None] & (columns < WIDTH)[None, :], other=0.0
+        )
+    elif BOUNDED:
+        x_tile = tl.load(pointers, mask=(rows < stop)[:, None], other=0.0)
+    elif WIDTH < BLOCK:
+        x_tile = tl.load(pointers, mask=(columns < WIDTH)[None, :], other=0.0)
+    else:
+        x_tile = tl.load(pointers)
+    return x_tile
+
+
+@triton.jit
+def store_rows(x, stride, rows, stop, values, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Write `values [rows, BLOCK]` to the rows before `stop` and the columns before WIDTH."""
+    columns = tl.arange(0, BLOCK)
+    pointers = x + rows[:, None].to(tl.int64) * stride + columns[None, :]
+    mask = (rows < stop)[:, None] & (columns < WIDTH)[None, :]
+    tl.store(pointers, values.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_gates(gate, rest, closed, tokens, inside, GATED: tl.constexpr):
+    """The cumulative gates of some tokens, as gates.py stores them; zeros where not `inside`."""
+    leading, left, count = 0.0, 0.0, 0
+    if GATED:
+        leading = tl.load(gate + tokens, mask=inside, other=0.0)
+        left = tl.load(rest + tokens, mask=inside, other=0.0)
+        count = tl.load(closed + tokens, mask=inside, other=0)
+    return leading, left, count
+
+
+@triton.jit
+def load_slope(slopes, head, ALIBI: tl.constexpr):
+    """The ALiBi slope of a head in base 2."""
+    slope = 0.0
+    if ALIBI:
+        slope = tl.load(slopes + head).to(tl.float32) * LOG2E
+    return slope
+
+
+@triton.jit
+def whole_tiles(low, high, common_low, common_high, BLOCK: tl.constexpr):
+    """Cut `[low, high)` into masked, whole and masked tiles of BLOCK; returns the two cuts.
+
+    Whole tiles lie in `[common_low, common_high)`, which every row of the program sees, and start
+    a multiple of BLOCK after `low`.
+    """
+    first = tl.minimum(low + tl.cdiv(tl.maximum(common_low - low, 0), BLOCK) * BLOCK, high)
+    count = tl.maximum(tl.minimum(common_high, high) - first, 0) // BLOCK
+    return first, first + count * BLOCK
+
+
+@triton.jit
+def keys_of(
+    first, last, shift, num_keys, window,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Keys that some of the queries first..last sees, `[low, high)`, and the cuts between.
+
+    A key outside is not even read. Empty if there are no queries (last < first) or no keys.
+    """
+    low = 0
+    high = num_keys
+    common_low = 0
+    common_high = num_keys
+    if CAUSAL:
+        high = tl.minimum(high, last + shift + 1)
+        common_high = first + shift + 1
+    if WINDOW:
+        low = tl.maximum(low, first + shift - window + 1)
+        common_low = last + shift - window + 1
+        if not CAUSAL:
+            high = tl.minimum(high, last + shift + window)
+            common_high = tl.minimum(num_keys, first + shift + window)
+    high = tl.where(last < first, low, tl.maximum(low, high))
+    first_cut, second_cut = whole_tiles(low, high, common_low, common_high, BLOCK)
+    return low, first_cut, second_cut, high
+
+
+@triton.jit
+def queries_of(
+    first, last, shift, num_queries, window,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Queries that see some of the keys first..last, `[low, high)`, and the cuts between."""
+    low = 0
+    high = num_queries
+    common_low = 0
+    common_high = num_queries
+    if CAUSAL:
+        low = tl.maximum(low, first - shift)
+        common_low = last - shift
+    if WINDOW:
+        high = tl.minimum(high, last - shift + window)
+        common_high = first - shift + window
+        if not CAUSAL:
+            low = tl.maximum(low, first - shift - window + 1)
+            common_low = last - shift - window + 1
+    high = tl.where(last < first, low, tl.maximum(low, high))
+    first_cut, second_cut = whole_tiles(low, high, common_low, common_high, BLOCK)
+    return low, first_cut, second_cut, high
+
+
+@triton.jit
+def sees(query, key, num_queries, high, window, shift, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Whether a query sees a key: both exist, and the key lies within the causal and window bounds.
+
+    `high` bounds the keys that were read.
+    """
+    distance = query + shift - key
+    visible = (query < num_queries) & (key < high)
+    if CAUSAL:
+        visible = visible & (distance >= 0)
+    if WINDOW:
+        visible = visible & (distance < window)
+        if not CAUSAL:
+            visible = visible & (-distance < window)
+    return visible
+
+
+@triton.jit
+def tanh(x):
+    """tanh to about two ulp: the odd series near 0, where 1 - exp(-2|x|) would cancel."""
+    size = tl.abs(x)
+    e = tl.exp2(size * -2.885390081777927)
+    square = x * x
+    series = square * 0.021869488536155203 - 0.05396825396825397
+    series = series * square + 0.13333333333333333
+    series = series * square - 0.3333333333333333
+    near = x + x * (series * square)
+    far = (1.0 - e) / (1.0 + e)
+    return tl.where(size < 0.25, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def tanh_slope(x):
+    """1 - tanh(x)² as 4e / (1 + e)², e = exp(-2|x|), which keeps its digits where tanh is ±1."""
+    e = tl.exp2(tl.abs(x) * -2.885390081777927)
+    return 4.0 * e / ((1.0 + e) * (1.0 + e))
+
+
+@triton.jit
+def logits(
+    products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+    CAPPED: tl.constexpr, ALIBI: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Base-2 logits of `products = q·k`, before the mask.
+
+    `factor` is `scale·log2(e)`, or `scale/softcap` with a softcap, and `cap` `softcap·log2(e)`. The
+    gates are triples (leading part, rest, number of shut gates), see gates.py.
+    """
+    s = products * factor
+    if CAPPED:
+        s = cap * tanh(s)
+    if ALIBI:
+        s -= slope * tl.abs(query + shift - key).to(tl.float32)
+    if GATED:
+        s += (query_gate[0] - key_gate[0]) + (query_gate[1] - key_gate[1])
+        s = tl.where(query_gate[2] == key_gate[2], s, float("-inf"))
+    return s
