@@ -86,10 +86,10 @@ def _rotate(
 
     if not IN_PLACE:
         for start in range(2 * pairs, head_dim, PAIRS):
-            dim = start + pair
-            rest = inside[:, None] & (dim < head_dim)
-            x = tl.load(x_ptr + dim * x_stride_d, mask=rest)
-            tl.store(y_ptr + dim * y_stride_d, x, mask=rest)
+            still = start + pair
+            rest = inside[:, None] & (still < head_dim)
+            kept = tl.load(x_ptr + still * x_stride_d, mask=rest)
+            tl.store(y_ptr + still * y_stride_d, kept, mask=rest)
 
 
 def _table_rows(
