@@ -1,0 +1,85 @@
+"""What a compiled kernel needs, and whether its architecture has that."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+
+from triton import knobs
+from triton.compiler import CompiledKernel
+
+from properties.aot.architectures import Architecture
+from properties.aot.launches import Launch
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one program of a compiled kernel needs.
+
+    Args:
+        shared_memory: in bytes.
+        registers: of a thread.
+        spilled: bytes of a thread's registers that live in memory, its stack.
+    """
+
+    shared_memory: int
+    registers: int
+    spilled: int
+
+
+def resources(kernel: CompiledKernel) -> Resources:
+    """Read them from the compiled kernel."""
+    shared = kernel.metadata.shared
+    if "cubin" in kernel.asm:
+        # A kernel has a stack for nothing but spilled registers: Triton inlines every call, and has
+        # no arrays that a thread indexes.
+        usage = _cuobjdump(kernel.asm["cubin"])
+        return Resources(shared, usage["REG"], usage["STACK"] + usage["LOCAL"])
+    text = kernel.asm["amdgcn"]
+    vector, accumulator, stack, spills = (
+        int(re.search(rf"\.{field}:\s+(\d+)", text)[1])  # type: ignore[index]
+        for field in ("vgpr_count", "agpr_count", "private_segment_fixed_size", "vgpr_spill_count")
+    )
+    return Resources(shared, vector + accumulator, max(stack, 4 * spills))
+
+
+def _cuobjdump(cubin: bytes) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    return {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", text)}
+
+
+def faults(launch: Launch, architecture: Architecture) -> list[str]:
+    """Why this launch cannot run, or not run well, on this architecture; nothing if it can."""
+    try:
+        need = resources(launch.compile(architecture.gpu))
+    except Exception as error:  # A compiler fails in every way there is.
+        return [f"{launch} does not compile for {architecture.name}: {_innermost(error)}"]
+    found = []
+    if need.shared_memory > architecture.shared_memory:
+        found.append(
+            f"{launch} needs {need.shared_memory} bytes of shared memory, {architecture.name} has "
+            f"{architecture.shared_memory} ({architecture.source})"
+        )
+    if need.spilled:
+        found.append(
+            f"{launch} spills {need.spilled} bytes of each thread's registers on "
+            f"{architecture.name}, beside the {need.registers} registers it has"
+        )
+    return found
+
+
+def _innermost(error: BaseException) -> str:
+    """The message of each error on the way to the one that started it."""
+    messages = [f"{type(error).__name__}: {error}"]
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+        messages.append(f"{type(error).__name__}: {error}")
+    return "\n  from ".join(messages)
