@@ -20,6 +20,7 @@ rounding (see `noise`):
 `rules` says which applies when, and with which z.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,6 +57,50 @@ class Spread:
     loss_limit: float
 
 
+@dataclass(frozen=True)
+class Telescope:
+    """A gradient that kernels form as a difference of large sums, and the oracle does not.
+
+    The gradient of a log decay is a sum over the pairs of tokens on both sides of it. Kernels take
+    all pairs after it, once for the query and once for the key, so that those not wanted cancel:
+
+        dg_t = Σ_{s >= t} (q_s ∘ dq_s - k_s ∘ dk_s) + Σ_v S_T ∘ dS_T
+
+    (Yang et al., arXiv 2312.06635, appendix C). The errors of what cancels stay. They are summed
+    over all tokens on that side, those of other packed sequences too.
+
+    Args:
+        gradient: name of the result.
+        dims: its dims by name, tokens second: "B T H K".
+        products: dims of the product ("B T H K", or "N H K V" of a state), name of its exact
+            factor, name of its computed factor.
+        reverse: tokens are numbered from the end, so that the sum is over s <= t.
+    """
+
+    gradient: str
+    dims: str
+    products: tuple[tuple[str, str, str], ...]
+    reverse: bool = False
+
+    def total(self, values: Tensors, errors: Tensors, power: int) -> Tensor:
+        """Sum of `|factor · error|^power` over what telescopes, to the power of 1 / `power`."""
+        own = self.dims.split()
+        total = torch.zeros((), dtype=torch.float64)
+        for dims, exact, computed in self.products:
+            letters = dims.split()
+            size = (values[exact].nan_to_num() * errors[computed]).abs().pow(power)
+            for axis, letter in reversed(list(enumerate(letters))):
+                if letter not in own and letter != "N":
+                    size = size.sum(axis)
+            if "T" in letters:
+                size = size.cumsum(1) if self.reverse else size.flip(1).cumsum(1).flip(1)
+            else:
+                packed = len(size) != len(values[self.gradient])
+                size = (size.sum(0, keepdim=True) if packed else size)[:, None]
+            total = total + size
+        return total.pow(1 / power)
+
+
 def rules(precision: Precision, *, multilinear: bool) -> tuple[str, ...]:
     """The rules that apply; where there are two, each element has the smaller budget.
 
@@ -88,6 +133,7 @@ def budgets(
     terms: int,
     absolute: Oracle | None = None,
     gates: tuple[str, ...] = (),
+    telescopes: tuple[Telescope, ...] = (),
     seed: int = 0,
 ) -> dict[str, Budget]:
     """The budget of every result of one run.
@@ -104,6 +150,7 @@ def budgets(
             head dim.
         absolute: the oracle with |scale|, if its map is multilinear; else None.
         gates: names of the tensors that enter through an exponential, as log decays.
+        telescopes: gradients that are differences of large sums.
         seed: of the disturbed runs; the verdict is a function of the case.
 
     Returns:
@@ -112,17 +159,26 @@ def budgets(
     applying = rules(precision, multilinear=absolute is not None)
     random_walk = 6.0 if precision.unit > ACCUMULATOR and precision.name != "tf32" else 0.0
     z = random_walk or 6.0 + math.sqrt(terms)
-    allowed: dict[str, Tensor] = {}
+    bounds: list[dict[str, Tensor]] = []
     spreads: dict[str, Spread] = {}
-    if absolute is not None:
-        Y = magnitude(absolute, tensors, gates=gates)
+    values = {**tensors, **want}
+    if "magnitude" in applying:
+        assert absolute is not None
         factor = magnitude_factor(precision, terms, chunk_decay(tensors, gates))
-        allowed = {name: factor * Y[name] for name in want}
+        Y = magnitude(absolute, tensors, gates=gates)
+        bounds.append({name: factor * Y[name] for name in want})
+        for telescope in telescopes:
+            if telescope.gradient in want:
+                bounds[0][telescope.gradient] += telescope.total(values, bounds[0], power=1)
     if "sigma" in applying:
         spreads = sigma(oracle, tensors, want, precision, seed=seed)
-        for name in want:
-            scatter = z * spreads[name].sigma
-            allowed[name] = torch.minimum(allowed.get(name, scatter), scatter)
+        for telescope in telescopes:
+            if telescope.gradient in want:
+                spreads[telescope.gradient] = _telescoped(telescope, values, spreads)
+        bounds.append({name: z * spreads[name].sigma for name in want})
+    allowed = {
+        name: functools.reduce(torch.minimum, [bound[name] for bound in bounds]) for name in want
+    }
     tiny = terms * precision.underflow * _peak([*tensors.values(), *want.values()])
     return {
         name: Budget(
@@ -198,6 +254,13 @@ def sigma(
         for name, y in want.items():
             deviations[name].append(_difference(disturbed[name], y))
     return {name: _spread(torch.stack(each)) for name, each in deviations.items()}
+
+
+def _telescoped(telescope: Telescope, values: Tensors, spreads: Mapping[str, Spread]) -> Spread:
+    """The spread of a gradient with that of its telescope; its mean loss is not known then."""
+    errors = {name: spread.sigma for name, spread in spreads.items()}
+    own = errors[telescope.gradient]
+    return Spread(torch.hypot(own, telescope.total(values, errors, power=2)), math.inf)
 
 
 def _difference(disturbed: Tensor, y: Tensor) -> Tensor:

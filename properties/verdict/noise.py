@@ -1,5 +1,6 @@
 """Rounding as noise: a dispatch mode that disturbs every intermediate result of an oracle."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,13 @@ _OF_ORDER_ONE = frozenset(["log", "log2", "log1p", "logsumexp", "logcumsumexp", 
 _POOL = 2**20 + 7
 
 
+@functools.cache
+def _pool() -> Tensor:
+    """Gaussian numbers, drawn once: drawing costs more than everything else here."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(_POOL, dtype=torch.float64, generator=generator)
+
+
 class Rounding(TorchDispatchMode):
     """Disturbs every result `y` of an operation on floating tensors by what rounding could do.
 
@@ -43,10 +51,10 @@ class Rounding(TorchDispatchMode):
         y + xi · (u · sqrt(Σ a_i² b_i²) + 2^-24 sqrt(n) · Σ |a_i b_i|)     sums of n products
         y + xi · u · (|y| + 1)                                  logarithms, tanh
 
-    xi is standard gaussian, drawn afresh for each element of each result, u the unit round-off of
-    the storage. The second line says that a product's operands are rounded on their way in and
-    that partial sums are kept in float32; it does not shrink when the sum cancels, as |y| would.
-    Noise below the normal numbers of float16 is at least its underflow error. Zeros and
+    xi is standard gaussian, from a random place of a large pool for each result, and u the unit
+    round-off of the storage. The second line says that a product's operands are rounded on their
+    way in and that partial sums are kept in float32; it does not shrink when the sum cancels, as
+    |y| would. Noise below the normal numbers of float16 is at least its underflow error. Zeros and
     infinities stay what they are.
 
     The mode sees the operations of autograd as well, so gradients are disturbed in each of their
@@ -57,7 +65,6 @@ class Rounding(TorchDispatchMode):
         super().__init__()
         self.precision = precision
         self.generator = generator
-        self.pool = torch.randn(_POOL, dtype=torch.float64, generator=generator)
 
     def __torch_dispatch__(
         self,
@@ -101,7 +108,7 @@ class Rounding(TorchDispatchMode):
         if count > _POOL:
             return torch.randn(shape, dtype=torch.float64, generator=self.generator)
         start = int(torch.randint(_POOL - count + 1, (), generator=self.generator))
-        return self.pool[start : start + count].view(shape)
+        return _pool()[start : start + count].view(shape)
 
 
 def _floating(value: Any) -> bool:
