@@ -1,0 +1,212 @@
+"""A failure as a bug report: what, where, how far, with what, and how to see it again."""
+
+import ast
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from properties.case import Case
+from properties.verdict.compare import Comparison
+
+_NAMES = {
+    "B": "sequence",
+    "N": "sequence",
+    "T": "token",
+    "S": "key token",
+    "H": "head",
+    "G": "kv head",
+    "K": "key dim",
+    "V": "value dim",
+    "VZ": "value dim",
+    "D": "dim",
+}
+_TILES = (16, 32, 64, 128)
+
+
+def report(
+    law: str,
+    case: Case,
+    comparison: Comparison,
+    dims: Sequence[str],
+    against: str,
+    device: torch.device,
+) -> str:
+    """The text of a failure.
+
+    Args:
+        law: name of the law that does not hold.
+        comparison: a failed one.
+        dims: the letter of each dim of the result, ("B", "T", "H", "V").
+        against: what the result was compared with, "the oracle".
+        device: on which it was computed.
+    """
+    c = comparison
+    shape = ", ".join(f"{d}={n}" for d, n in zip(dims, c.got.shape, strict=False))
+    dtype = str(c.got.dtype).removeprefix("torch.")
+    lines = [
+        f"{law} does not hold for {case.op} ({case.mode}, {case.dtype}): {c.name} differs from "
+        f"{against}",
+        "",
+        f"  {c.reason}",
+        "",
+        f"  result    {c.name} [{shape}] {dtype}",
+    ]
+    index = c.worst
+    if index is not None:
+        lines += _numbers(c, case, dims, index)
+    command = f"python -m properties.fuzz --law {law} --case {shlex.quote(case.to_json())}"
+    if device.type != "cpu":
+        command += f" --device {device.type}"
+    lines += [
+        f"  case      {case.line()}",
+        f"  versions  {_versions()}, {_device(device)}",
+        "",
+        f"REPRO: {command}",
+    ]
+    return "\n".join(lines)
+
+
+def _numbers(c: Comparison, case: Case, dims: Sequence[str], index: tuple[int, ...]) -> list[str]:
+    got, want = float(c.got[index]), float(c.want[index])
+    allowed = float(c.allowed[index])
+    error = abs(got - want)
+    times = f", {error / allowed:.3g} times the budget" if allowed > 0 and error >= 0 else ""
+    lines = [
+        f"  worst     {_place(case, dims, index)}",
+        f"            got {got:.9g}, want {want:.9g}",
+        f"            error {error:.3g}, budget {allowed:.3g} ({c.rule}){times}",
+    ]
+    if c.loss > 0:
+        lines += [f"            mean error/sigma at {c.loss:.3g} of its limit"]
+    count = int(c.wrong.sum())
+    if count:
+        lines += [
+            f"  wrong     {count} of {c.wrong.numel()} elements ({c.fraction_wrong:.3%})"
+            + _not_finite(c.got),
+            *_extent(c.wrong, case, dims),
+            *_first(c.wrong, case, dims),
+        ]
+    return lines
+
+
+def _place(case: Case, dims: Sequence[str], index: Sequence[int]) -> str:
+    """The index in words; a token of packed sequences is counted within its own."""
+    words = []
+    for letter, i in zip(dims, index, strict=True):
+        if case.packed and letter in "TS":
+            sequence, token = _in_sequence(case, letter, i)
+            words += [f"sequence {sequence}", f"{_NAMES[letter]} {token} ({i} of the pack)"]
+        elif not (case.packed and letter == "B"):
+            words.append(f"{_NAMES.get(letter, letter)} {i}")
+    return ", ".join(words) or "the only element"
+
+
+def _in_sequence(case: Case, letter: str, token: int) -> tuple[int, int]:
+    lengths = case.lengths if letter == "T" else case.key_lengths or case.lengths
+    ends = list(accumulate(lengths))
+    sequence = next((n for n, end in enumerate(ends) if token < end), len(ends) - 1)
+    return sequence, token - ends[sequence] + lengths[sequence]
+
+
+def _not_finite(got: Tensor) -> str:
+    nan, infinite = int(got.isnan().sum()), int(got.isinf().sum())
+    return f", of the result {nan} NaN and {infinite} infinite" if nan or infinite else ""
+
+
+def _extent(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
+    """Along which indices of each dim something is wrong."""
+    parts = []
+    for axis, letter in enumerate(dims):
+        if case.packed and letter == "B":
+            continue
+        others = [a for a in range(wrong.ndim) if a != axis]
+        hit = wrong.any(dim=others) if others else wrong
+        indices = [int(i) for i in hit.nonzero()]
+        name = _NAMES.get(letter, letter)
+        if len(indices) == len(hit):
+            parts.append(f"every {name}")
+        else:
+            parts.append(f"{name} {_ranges(indices)}")
+    return [f"            in {', '.join(parts)}"] if parts else []
+
+
+def _ranges(indices: list[int], most: int = 6) -> str:
+    """ "0, 3-7, 9", and how many more there are."""
+    runs: list[list[int]] = []
+    for i in indices:
+        if runs and runs[-1][1] == i - 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in runs[:most]]
+    more = sum(b - a + 1 for a, b in runs[most:])
+    return " ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _first(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
+    """The first bad token, and the tile that holds it for the usual sizes."""
+    axis = next((a for a, letter in enumerate(dims) if letter in ("T", "S")), None)
+    if axis is None:
+        return []
+    others = [a for a in range(wrong.ndim) if a != axis]
+    hit = wrong.any(dim=others) if others else wrong
+    token = int(hit.nonzero()[0])
+    text = f"{_NAMES[dims[axis]]} {token}"
+    if case.packed:
+        sequence, token = _in_sequence(case, dims[axis], token)
+        text = f"{_NAMES[dims[axis]]} {token} of sequence {sequence}"
+    tiles = ", ".join(f"{token // size} of {size}" for size in _TILES)
+    return [f"  first     {text}, in tile {tiles}"]
+
+
+def _versions() -> str:
+    known = [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
+    try:
+        known.append(f"triton {version('triton')}")
+    except PackageNotFoundError:
+        known.append("no triton")
+    return ", ".join(known)
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "interpreter" if os.environ.get("TRITON_INTERPRET") == "1" else "simulator"
+
+
+def regression_file(case: Case, law: str) -> str:
+    """The text of a module for `regressions/`; what only a person can know is left to fill in.
+
+    An edit that is not filled in does not apply, so the file cannot pass by accident.
+    """
+    call = ast.parse(case.line(), mode="eval").body
+    assert isinstance(call, ast.Call)
+    lines = [f"            {ast.unparse(keyword)}," for keyword in call.keywords]
+    arguments = "\n".join(lines).replace("'", '"')
+    return f'''"""{case.op} ({case.mode}): the law "{law}" does not hold."""
+
+from properties.case import Case
+from properties.mutants.edit import Edit
+from properties.mutants.trial import LawAbout
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="what people see",
+    cause="why",
+    source="found by python -m properties.fuzz",
+    pinned=LawAbout(
+        "{law}",
+        Case(
+{arguments}
+        ),
+    ),
+    # The edit that undoes the fix.
+    planted=Edit(module="kernels.", before="", after=""),
+)
+'''
