@@ -175,13 +175,10 @@ def rotary_embedding_complex(
     factor = torch.complex(cos.to(dtype), sin.to(dtype))
     if conjugate:
         factor = factor.conj()
-    rotated, rest = x.split([2 * P, x.shape[-1] - 2 * P], dim=-1)
-    x1, x2 = (
-        rotated.unflatten(-1, (P, 2) if interleaved else (2, P))
-        .to(dtype)
-        .unbind(-1 if interleaved else -2)
-    )
-    y = torch.complex(x1, x2) * factor
-    rotated = torch.stack([y.real, y.imag], dim=-1 if interleaved else -2).flatten(-2)
-    y = torch.cat([rotated.to(x.dtype), rest], dim=-1)
+    grid, pair = ((P, 2), -1) if interleaved else ((2, P), -2)
+    # A copy, as the backward of torch.complex keeps the parts that `inplace` would overwrite.
+    pairs = x[..., : 2 * P].unflatten(-1, grid).to(dtype, copy=True)
+    y = torch.complex(pairs.select(pair, 0), pairs.select(pair, 1)) * factor
+    rotated = torch.stack([y.real, y.imag], dim=pair).flatten(-2)
+    y = torch.cat([rotated.to(x.dtype), x[..., 2 * P :]], dim=-1)
     return x.copy_(y) if inplace else y

@@ -150,7 +150,7 @@ def _decay_between(
     """
     t = torch.arange(g.shape[1], device=g.device)
     terms = torch.where(t[:, None] > t[None, :], g.transpose(1, 2)[..., None], 0.0)
-    sums = torch.cat([torch.zeros_like(terms[..., :1, :]), terms.cumsum(-2)], dim=-2)
+    sums = torch.nn.functional.pad(terms.cumsum(-2), (0, 0, 1, 0))
     return sums[..., (p[:, 0] + 1).clamp(min=0), :]
 
 
