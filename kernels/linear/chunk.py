@@ -1,7 +1,7 @@
-"""Linear recurrences in chunks: states from chunk to chunk, everything else for all chunks at once.
+"""Linear recurrences in chunks: states from chunk to chunk, all else for all chunks at once.
 
-With `S_t = diag(exp g_t) S_{t-1} + k_t v_tᵀ`, `o_t = scale · q_tᵀ S_t` and chunks of C tokens, write
-`P_i = Σ_{t <= i} g_t` and `R_j = Σ_{t > j} g_t` for sums over the tokens of one chunk:
+With `S_t = diag(exp g_t) S_{t-1} + k_t v_tᵀ`, `o_t = scale · q_tᵀ S_t` and chunks of C tokens, let
+`P_i = Σ_{t <= i} g_t` and `R_j = Σ_{t > j} g_t` be sums over the tokens of one chunk:
 
     states      S' = diag(exp P_C) S + Σ_j (exp(R_j) ∘ k_j) v_jᵀ
     outputs     o_i = scale · (Sᵀ (exp(P_i) ∘ q_i) + Σ_{j <= i} A_ij v_j)
@@ -13,10 +13,10 @@ and backwards, dS being the gradient of the state after the chunk,
     outputs     dv_j = dSᵀ (exp(R_j) ∘ k_j) + scale · Σ_{i >= j} A_ij do_i
 
 which are the same two kernels with the roles exchanged and time reversed. A third kernel does dq,
-dk and dg. States are float32 from chunk to chunk. The copy that `outputs` reads is float32 too, but
-bfloat16 for bfloat16 inputs: it would be rounded there anyway (see `primitives.product`). Nothing is
-saved for the backward pass but the inputs: the states are computed again, which costs less than
-keeping them.
+dk and dg. States are float32 from chunk to chunk. The copy that `outputs` reads is float32 too,
+but bfloat16 for bfloat16 inputs: it would be rounded there anyway (see `primitives.product`).
+Nothing is saved for the backward pass but the inputs: the states are computed again, which costs
+less than keeping them.
 
 Source: Yang et al., Gated Linear Attention Transformers with Hardware-Efficient Training,
     arXiv 2312.06635, section 4; the decays within a chunk are halved, see `primitives.decay`.
@@ -30,12 +30,13 @@ from torch import Tensor
 from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
 from kernels.primitives.decay import (
     after,
+    decay,
+    decay_of_chunk,
     level_pairs,
     level_queries,
     level_span,
     level_span_transposed,
     load_gates,
-    sum_gates,
     sum_gradients,
     up_to,
 )
@@ -102,8 +103,8 @@ def _pass_states(
                 g_ptr + start * HEADS * KEY_DIM, rows, keys, HEADS * KEY_DIM, left, KEY_DIM
             )
             span = up_to(C) if REVERSE else after(C)
-            x = x.to(tl.float32) * tl.exp(sum_gates(span, g, DTYPE))
-            S *= tl.exp(tl.sum(g.to(tl.float32), 0))[:, None]
+            x = x.to(tl.float32) * decay(span, g, DTYPE)
+            S *= decay_of_chunk(g, DTYPE)[:, None]
         S += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
     if STORE_FINAL:
         store_rows(final_ptr + state, S, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
@@ -151,16 +152,15 @@ def _outputs(
         if USE_G:
             g = load_gates(g_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
             span = after(C) if REVERSE else up_to(C)
-            decayed = r.to(tl.float32) * tl.exp(sum_gates(span, g, DTYPE))
+            decayed = r.to(tl.float32) * decay(span, g, DTYPE)
             out += product(decayed, S, DTYPE)
             diagonal += tl.sum(r.to(tl.float32) * c.to(tl.float32), 1)
             for level in range(LEVELS):
-                E = sum_gates(level_span(level, C), g, DTYPE)
                 if REVERSE:
                     x = tl.where(level_queries(level, C), c, r)
                 else:
                     x = tl.where(level_queries(level, C), r, c)
-                X = x.to(tl.float32) * tl.exp(E)
+                X = x.to(tl.float32) * decay(level_span(level, C), g, DTYPE)
                 A += tl.where(level_pairs(level, C), product(X, tl.trans(X), DTYPE), 0.0)
         else:
             out += product(r, S, DTYPE)
@@ -232,9 +232,9 @@ def _gradients(
     if USE_G:
         g = load_gates(g_ptr + key_rows, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
         # The sums over the chunk, and their transposes.
-        dq *= tl.exp(sum_gates(up_to(C), g, DTYPE))
-        dk *= tl.exp(sum_gates(after(C), g, DTYPE))
-        through *= tl.exp(tl.sum(g.to(tl.float32), 0))
+        dq *= decay(up_to(C), g, DTYPE)
+        dk *= decay(after(C), g, DTYPE)
+        through *= decay_of_chunk(g, DTYPE)
         before = rows[None, :] < rows[:, None]
         from_here = rows[None, :] >= rows[:, None]
         dg = through[None, :] + sum_gradients(from_here, q.to(tl.float32) * dq, DTYPE)
@@ -247,10 +247,10 @@ def _gradients(
         dA += tl.trans(dA)
         for level in range(LEVELS):
             queries = level_queries(level, C)
-            decay = tl.exp(sum_gates(level_span(level, C), g, DTYPE))
+            decayed = decay(level_span(level, C), g, DTYPE)
             x = tl.where(queries, q, k).to(tl.float32)
             pairs = tl.where(level_pairs(level, C), dA, 0.0)
-            dx = product(pairs, x * decay, DTYPE) * decay
+            dx = product(pairs, x * decayed, DTYPE) * decayed
             dq += tl.where(queries, dx, 0.0)
             dk += tl.where(queries, 0.0, dx)
             dg += sum_gradients(level_span_transposed(level, C), x * dx, DTYPE)

@@ -27,9 +27,9 @@ def product(a, b, DTYPE: tl.constexpr, FINE_A: tl.constexpr = False, FINE_B: tl.
         FINE_A, FINE_B: with bfloat16 inputs, do not round this operand.
     """
     # Terms of a split operand are added small ones first.
-    SPLIT_A: tl.constexpr = a.dtype != tl.bfloat16 and (FINE_A or DTYPE == tl.float16)
-    SPLIT_B: tl.constexpr = b.dtype != tl.bfloat16 and (FINE_B or DTYPE == tl.float16)
-    if DTYPE == tl.float32:
+    SPLIT_A: tl.constexpr = a.dtype != tl.bfloat16 and (FINE_A or DTYPE.is_fp16())
+    SPLIT_B: tl.constexpr = b.dtype != tl.bfloat16 and (FINE_B or DTYPE.is_fp16())
+    if DTYPE.is_fp32():
         c = tl.dot(a, b, input_precision="ieee")
     elif a.dtype == DTYPE and b.dtype == DTYPE:
         c = tl.dot(a, b)
