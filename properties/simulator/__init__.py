@@ -1,0 +1,94 @@
+"""Runs Triton kernels on a CPU, every address checked.
+
+    import properties.simulator as simulator
+
+    simulator.install()                 # every launch from here on is simulated, on CPU tensors
+    with simulator.simulating(slab=1):  # or for a while, with options
+        kernel[grid](x, y, n)
+
+Each `@triton.jit` kernel is compiled to Triton IR by Triton's own frontend (`compilation`), the IR
+is read (`frontend`), turned into NumPy source (`lowering`) and run for all programs of a launch at
+once (`runtime` on `memory`, arithmetic in `numerics`). `launcher` stands in for the GPU driver.
+
+What a kernel does wrong is raised as a `SimulationError` that names the source line. What the
+simulator cannot execute is a `NotImplementedError` naming the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from .errors import (
+    AtomicOutOfBounds,
+    DeviceAssertion,
+    IndexOverflow,
+    LoadOutOfBounds,
+    Location,
+    OutOfBounds,
+    Race,
+    SimulationError,
+    StoreOutOfBounds,
+    Stuck,
+    UninitializedRead,
+    UnwrittenOutput,
+)
+from .launcher import SESSION
+from .memory import unwritten
+from .options import Options
+
+__all__ = [
+    "AtomicOutOfBounds",
+    "DeviceAssertion",
+    "IndexOverflow",
+    "LoadOutOfBounds",
+    "Location",
+    "Options",
+    "OutOfBounds",
+    "Race",
+    "SimulationError",
+    "StoreOutOfBounds",
+    "Stuck",
+    "UninitializedRead",
+    "UnwrittenOutput",
+    "install",
+    "installed",
+    "simulating",
+    "uninstall",
+    "unwritten",
+]
+
+
+def install(**options: Any) -> None:
+    """Simulate every launch of a `@triton.jit` kernel in this process from now on.
+
+    Args:
+        **options: fields of `Options`. A second call replaces the options of the first.
+    """
+    SESSION.install(Options(**options))
+
+
+def uninstall() -> None:
+    """Give launches back to Triton; harmless where nothing is installed."""
+    SESSION.uninstall()
+
+
+def installed() -> bool:
+    """Whether launches are being simulated."""
+    return SESSION.installed
+
+
+@contextmanager
+def simulating(**options: Any) -> Iterator[None]:
+    """Simulate within a `with` block; inside another one, only the given options change."""
+    before, nested = SESSION.options, SESSION.installed
+    SESSION.install(replace(before, **options) if nested else Options(**options))
+    try:
+        yield
+    finally:
+        if nested:
+            SESSION.options = before
+        else:
+            SESSION.uninstall()

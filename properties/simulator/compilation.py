@@ -1,0 +1,150 @@
+"""From a `@triton.jit` function to executable Python, through Triton's own frontend.
+
+Generated source is kept on disk under a key of the kernel's source (with everything it calls), its
+argument types and constants, the Triton version and this package, so that a second process starts
+without compiling. `TRITON_SIM_CACHE` names another directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import os
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compiler as triton_compiler
+
+from . import frontend, lowering, memory, numerics, runtime
+from .errors import Location
+from .frontend import Type
+
+CAPABILITY = 80
+LAUNCH_ONLY = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ptx_version", "extern_libs")
+
+
+class SimulatedTarget(GPUTarget):  # type: ignore[misc]
+    """Marks compilations that are the simulator's own."""
+
+
+def target() -> SimulatedTarget:
+    """An NVIDIA GPU whose compiler turns tensor descriptors into plain pointers."""
+    return SimulatedTarget("cuda", CAPABILITY, 32)
+
+
+class Program:
+    """Executable form of one specialisation of a kernel."""
+
+    def __init__(self, name: str, source: str) -> None:
+        self.name, self.source = name, source
+        file = f"<simulated {name} {hashlib.sha256(source.encode()).hexdigest()[:8]}>"
+        linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        code: CodeType = compile(source, file, "exec")
+        scope: dict[str, Any] = dict(NAMESPACE)
+        exec(code, scope)
+        self.entry = scope["ENTRY"]
+        self.tile: int = scope["TILE"]
+        self.written: tuple[int, ...] = scope["WRITTEN"]
+        self.synchronises: bool = scope["SYNCHRONISES"]
+        self.sequential: bool = scope["SEQUENTIAL"]
+        self.arguments: tuple[Type, ...] = tuple(Type(*parts) for parts in scope["ARGUMENTS"])
+
+
+def public(module: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
+
+
+NAMESPACE: dict[str, Any] = {
+    **public(numerics),
+    **public(memory),
+    **public(runtime),
+    "np": np,
+    "Location": Location,
+}
+
+
+def cache_directory() -> Path:
+    chosen = os.environ.get("TRITON_SIM_CACHE")
+    if chosen:
+        return Path(chosen)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "attention-oracles" / "simulator"
+
+
+@lru_cache(maxsize=1)
+def own_version() -> str:
+    """A hash of the code that decides what is generated."""
+    digest = hashlib.sha256(triton.__version__.encode())
+    for module in (frontend, lowering, memory, numerics, runtime):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    digest.update(Path(__file__).read_bytes())
+    return digest.hexdigest()
+
+
+def constant_key(value: Any) -> str:
+    return str(value.cache_key) if hasattr(value, "cache_key") else repr(value)
+
+
+def key_of(source: Any, options: dict[str, Any]) -> str:
+    """What the generated source depends on; alignment of arguments is not part of it."""
+    constants = [(path, constant_key(value)) for path, value in sorted(source.constants.items())]
+    kept = sorted((k, repr(v)) for k, v in options.items() if k not in LAUNCH_ONLY)
+    where = source.fn.fn.__code__.co_filename
+    parts = (own_version(), where, source.fn.cache_key, list(source.signature.items()), constants)
+    return hashlib.sha256(repr((parts, kept)).encode()).hexdigest()
+
+
+def ttir(source: Any, options: dict[str, Any]) -> str:
+    """Optimised Triton IR of a kernel, as text with source locations."""
+    from triton._C.libtriton import ir, passes
+
+    chosen = {**options, "debug": True, "sanitize_overflow": False}
+    backend = triton_compiler.make_backend(target())
+    parsed = backend.parse_options(chosen)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(parsed)
+    source.attrs = {}
+    module = source.make_ir(target(), parsed, functions, backend.get_module_map(), context)
+    module = backend.make_ttir(module, {}, parsed, CAPABILITY)
+    manager = ir.pass_manager(context)
+    passes.ttir.add_triton_licm(manager)
+    passes.common.add_cse(manager)
+    passes.common.add_canonicalizer(manager)
+    manager.run(module, "simulator")
+    return str(module.str())
+
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def program_of(source: Any, options: dict[str, Any]) -> Program:
+    """The executable form of a kernel specialisation: from memory, from disk, or compiled."""
+    key = key_of(source, options)
+    known = PROGRAMS.get(key)
+    if known is None:
+        path = cache_directory() / f"{source.name[:60]}-{key}.py"
+        try:
+            text = path.read_text()
+        except OSError:
+            text = lowering.generate(frontend.parse(ttir(source, options)))
+            save(path, text)
+        known = PROGRAMS[key] = Program(source.name, text)
+    return known
+
+
+def save(path: Path, text: str) -> None:
+    """Write a cache file whole or not at all; a cache that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError:
+        pass

@@ -1,0 +1,120 @@
+"""What a simulated launch can find wrong with a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from linecache import getline
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in the source of a kernel; `line` 0 means that the IR does not say."""
+
+    file: str = ""
+    line: int = 0
+
+    @cached_property
+    def text(self) -> str:
+        """The source line itself, without its indentation."""
+        return getline(self.file, self.line).strip() if self.line else ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else "an unknown line"
+
+
+class SimulationError(RuntimeError):
+    """A kernel did something that is wrong on a GPU too.
+
+    Attributes:
+        kernel: name of the kernel.
+        location: the source line that did it.
+        argument: name of the tensor argument involved, if there is one.
+        program: program id `(x, y, z)` of the first offending program.
+        tile_index: index of the first offending element in the tile.
+    """
+
+    what = "error"
+
+    def __init__(
+        self,
+        kernel: str,
+        location: Location,
+        detail: str,
+        argument: str | None = None,
+        program: tuple[int, ...] | None = None,
+        tile_index: tuple[int, ...] | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.location = location
+        self.argument = argument
+        self.program = program
+        self.tile_index = tile_index
+        where = [f"program {program}"] if program is not None else []
+        if tile_index:
+            where.append(f"tile index {tile_index}")
+        lines = [f"{self.what} in kernel {kernel} at {location}"]
+        if location.text:
+            lines.append(f"    {location.text}")
+        lines.append(detail + (f" ({', '.join(where)})" if where else ""))
+        super().__init__("\n".join(lines))
+
+
+class OutOfBounds(SimulationError):
+    """An access outside the tensor that the pointer belongs to."""
+
+    what = "out of bounds"
+
+
+class LoadOutOfBounds(OutOfBounds):
+    """A load outside its tensor."""
+
+    what = "load out of bounds"
+
+
+class StoreOutOfBounds(OutOfBounds):
+    """A store outside its tensor."""
+
+    what = "store out of bounds"
+
+
+class AtomicOutOfBounds(OutOfBounds):
+    """An atomic operation outside its tensor."""
+
+    what = "atomic out of bounds"
+
+
+class IndexOverflow(SimulationError):
+    """An address computed from an int32 that does not hold its value."""
+
+    what = "int32 index overflow"
+
+
+class Race(SimulationError):
+    """Two programs of one launch disagree about an address, or one reads what another writes."""
+
+    what = "race"
+
+
+class UninitializedRead(SimulationError):
+    """A load of memory that nobody has written since it was allocated."""
+
+    what = "read of uninitialised memory"
+
+
+class UnwrittenOutput(SimulationError):
+    """Elements of an output that no program and no host operation wrote."""
+
+    what = "unwritten output"
+
+
+class DeviceAssertion(SimulationError):
+    """A `tl.device_assert` that does not hold."""
+
+    what = "device assertion failed"
+
+
+class Stuck(SimulationError):
+    """A `while` loop that does not end, such as a lock that is never released."""
+
+    what = "loop does not end"

@@ -1,0 +1,302 @@
+"""Launches: the driver that Triton sees, and what happens in place of a GPU.
+
+`JITFunction.run`, heuristics, specialisation and tuple arguments stay Triton's own. Replaced are
+the driver, the compile step, and the timing of autotuned configs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from triton.runtime import autotuner, driver, jit
+
+from . import compilation
+from .compilation import Program, SimulatedTarget
+from .errors import SimulationError
+from .frontend import Type
+from .memory import ELEMENT_OF, Allocations, Buffer, Pointer, Traffic
+from .numerics import ELEMENTS, Array
+from .options import Options
+from .runtime import Slab
+
+SLAB_ELEMENTS = 2**17
+DEVICE = "simulator"
+START = np.zeros(1, np.int64)
+START.setflags(write=False)
+
+
+class Driver:
+    """What Triton asks of a device driver."""
+
+    def get_current_device(self) -> str:
+        return DEVICE
+
+    def set_current_device(self, device: Any) -> None:
+        """There is one device."""
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_current_target(self) -> SimulatedTarget:
+        return compilation.target()
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        def once(kernel_call: Callable[[], Any], **_: Any) -> list[float]:
+            kernel_call()
+            return [0.0, 0.0, 0.0]
+
+        return once
+
+    def get_device_capability(self, *_: Any) -> tuple[int, int]:
+        return divmod(compilation.CAPABILITY, 10)
+
+    @property
+    def utils(self) -> Driver:
+        return self
+
+    def get_device_properties(self, device: Any = None) -> dict[str, int]:
+        """Figures that kernels use to choose their grid."""
+        return {
+            "max_shared_mem": 232448,
+            "max_num_regs": 65536,
+            "multiprocessor_count": 8,
+            "warpSize": 32,
+            "sm_clock_rate": 1,
+            "mem_clock_rate": 1,
+            "mem_bus_width": 1,
+        }
+
+
+def leaves(
+    signature: Any, path: tuple[int, ...], name: str
+) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Path and name of every argument that the kernel receives; constants are compiled in."""
+    if isinstance(signature, (tuple, list)):
+        for index, part in enumerate(signature):
+            yield from leaves(part, (*path, index), f"{name}[{index}]")
+    elif signature != "constexpr":
+        if str(signature).startswith("tensordesc"):
+            raise NotImplementedError(f"a tensor descriptor as argument `{name}`")
+        yield path, name
+
+
+class Kernel:
+    """A compiled kernel, as `JITFunction.run` expects to find it."""
+
+    function = None
+    packed_metadata = ()
+    n_regs = n_spills = 0
+    n_max_threads = 1024
+
+    def __init__(self, source: Any, program: Program, options: dict[str, Any]) -> None:
+        self.src, self.program, self.name = source, program, source.name
+        self.hash = source.fn.cache_key
+        self.asm = {"python": program.source}
+        self.metadata = Metadata({**options, "name": self.name, "shared": 0, "target": DEVICE})
+        signature = source.signature.items()
+        self.paths = [
+            leaf
+            for index, (name, kind) in enumerate(signature)
+            for leaf in leaves(kind, (index,), name)
+        ]
+        if len(self.paths) != len(program.arguments):
+            raise NotImplementedError(
+                f"kernel {self.name} takes {len(program.arguments)} arguments in its IR and "
+                f"{len(self.paths)} in Python"
+            )
+        self.shown = False
+
+    def launch_metadata(self, grid: Any, stream: Any, *arguments: Any) -> None:
+        return None
+
+    def _init_handles(self) -> None:
+        """There is nothing to load."""
+
+    def run(self, x: int, y: int, z: int, *rest: Any) -> None:
+        """Called by Triton with the grid, six handles of its own, and the kernel's arguments."""
+        simulate(self, (int(x), int(y), int(z)), rest[6:])
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        x, y, z = (*grid, 1, 1)[:3]
+
+        def launch(*arguments: Any, **_: Any) -> None:
+            simulate(self, (x, y, z), arguments)
+
+        return launch
+
+
+class Metadata:
+    """Compile options by attribute."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__.update(values)
+
+
+def bind(kernel: Kernel, arguments: tuple[Any, ...]) -> list[Pointer | Array]:
+    """Arguments as the generated code takes them."""
+    bound: list[Pointer | Array] = []
+    for (path, name), kind in zip(kernel.paths, kernel.program.arguments, strict=True):
+        value = arguments[path[0]]
+        for index in path[1:]:
+            value = value[index]
+        if kind.is_pointer:
+            bound.append((as_buffer(kernel, name, value, kind), START))
+        else:
+            bound.append(np.array([value]).astype(ELEMENTS[kind.element].value))
+    return bound
+
+
+def as_buffer(kernel: Kernel, name: str, value: Any, kind: Type) -> Buffer:
+    tensor = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+        what = tensor.device if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise TypeError(
+            f"argument `{name}` of kernel {kernel.name} is on {what}; the simulator takes CPU tensors"
+        )
+    if ELEMENTS[kind.pointee].size == tensor.element_size():
+        return Buffer(name, tensor, kind.pointee)
+    return Buffer(name, tensor, ELEMENT_OF[tensor.dtype]).cast(kind.pointee)
+
+
+def watch(buffers: list[Buffer | None], written: tuple[int, ...]) -> None:
+    """Follow who reads and writes the storages that this launch may write to."""
+    storages = {buffers[index].storage for index in written}  # type: ignore[union-attr]
+    traffics: dict[tuple[int, int], Traffic] = {}
+    for buffer in buffers:
+        if buffer is None or buffer.storage not in storages:
+            continue
+        key = (buffer.storage, buffer.element.size)
+        if key not in traffics:
+            nbytes = buffer.tensor.untyped_storage().nbytes()
+            traffics[key] = Traffic(*key[:1], nbytes, key[1])
+        buffer.watch(traffics[key])
+
+
+def slabs(count: int, size: int, options: Options) -> Iterator[Array]:
+    """Linear program indices, a slab at a time."""
+    if options.order == "forward":
+        for start in range(0, count, size):
+            yield np.arange(start, min(start + size, count))
+        return
+    programs = np.arange(count)[::-1]
+    if options.order == "shuffled":
+        programs = np.random.default_rng(options.seed).permutation(count)
+    for start in range(0, count, size):
+        yield programs[start : start + size]
+
+
+def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+    """Run every program of a launch."""
+    options, program = SESSION.options, kernel.program
+    if options.dump and not kernel.shown:
+        kernel.shown = True
+        print(program.source)
+    count = grid[0] * grid[1] * grid[2]
+    if count == 0:
+        return
+    bound = bind(kernel, arguments)
+    buffers = [item[0] if isinstance(item, tuple) else None for item in bound]
+    if not options.checks:
+        for buffer in buffers:
+            if buffer is not None:
+                buffer.fresh = None
+    elif count > 1 and not program.synchronises:
+        watch(buffers, program.written)
+    size = options.slab or max(1, SLAB_ELEMENTS // program.tile)
+    if program.sequential:
+        size = 1
+    with np.errstate(all="ignore"):
+        for programs in slabs(count, min(size, count), options):
+            slab = Slab(kernel.name, grid, programs, options.tf32, options.unmasked)
+            slab.buffers = tuple(b for b in buffers if b is not None)
+            program.entry(slab, *bound)
+
+
+def compile_simulated(
+    original: Callable[..., Any], source: Any, target: Any = None, options: Any = None, **rest: Any
+) -> Any:
+    """The compile step of `JITFunction`; compilations for a real device pass through."""
+    if not isinstance(target, SimulatedTarget):
+        return original(source, target=target, options=options, **rest)
+    settings = dict(options or {})
+    return Kernel(source, compilation.program_of(source, settings), settings)
+
+
+def choose_config(tuner: Any, options: Options, keywords: dict[str, Any]) -> Any:
+    """The config that an autotuned kernel runs with."""
+    configs = tuner.configs
+    if len(configs) > 1:
+        configs = list(tuner.prune_configs(keywords))
+    if callable(options.autotune_config):
+        return options.autotune_config(configs)
+    return configs[min(options.autotune_config, len(configs) - 1)]
+
+
+def run_autotuned(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place of `Autotuner.run`: one config, which is chosen rather than timed."""
+    self.nargs = dict(zip(self.arg_names, args, strict=False))
+    config = choose_config(self, SESSION.options, kwargs)
+    self.best_config = config
+    if config.pre_hook is not None:
+        config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+    result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+    self.nargs = None
+    return result
+
+
+class Session:
+    """What is replaced in Triton and torch while the simulator is installed."""
+
+    def __init__(self) -> None:
+        self.options = Options()
+        self.installed = False
+        self.allocations = Allocations()
+        self.driver = Driver()
+        self.previous: tuple[Any, Any, Any] = (None, None, None)
+
+    def install(self, options: Options) -> None:
+        self.options = options
+        if self.installed:
+            return
+        do_compile = jit.JITFunction._do_compile
+
+        def compile_step(function: Any, *args: Any, **kwargs: Any) -> Any:
+            from triton.compiler import compile as original
+
+            def step(source: Any, **settings: Any) -> Any:
+                return compile_simulated(original, source, **settings)
+
+            function.compile = step
+            return do_compile(function, *args, **kwargs)
+
+        active = driver.__dict__.get("_active")
+        self.previous = (do_compile, autotuner.Autotuner.run, active)
+        jit.JITFunction._do_compile = compile_step
+        autotuner.Autotuner.run = run_autotuned
+        driver.set_active(self.driver)
+        self.allocations.install()
+        self.installed = True
+
+    def uninstall(self) -> None:
+        if not self.installed:
+            return
+        do_compile, run, active = self.previous
+        jit.JITFunction._do_compile = do_compile
+        autotuner.Autotuner.run = run
+        driver._active = active
+        self.allocations.uninstall()
+        self.installed = False
+
+
+SESSION = Session()
+
+__all__ = ["SESSION", "Kernel", "Session", "SimulationError", "simulate"]

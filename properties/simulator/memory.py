@@ -1,0 +1,297 @@
+"""The memory that a launch may touch: tensors as bounded, typed buffers.
+
+A pointer is a pair `(buffer, offset)` with an int64 array of element offsets from the first element
+of its tensor. Where lanes of one pointer may lie in different tensors, or an address was computed
+as an integer, the buffer is `ANYWHERE` and the offset is a byte address.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from .numerics import ELEMENTS, Array, Element
+
+Pointer = tuple["Buffer", Array]
+
+ELEMENT_OF: dict[torch.dtype, str] = {
+    torch.bool: "i1",
+    torch.int8: "i8",
+    torch.uint8: "i8",
+    torch.int16: "i16",
+    torch.uint16: "i16",
+    torch.int32: "i32",
+    torch.uint32: "i32",
+    torch.int64: "i64",
+    torch.uint64: "i64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float8_e4m3fn: "f8E4M3FN",
+    torch.float8_e5m2: "f8E5M2",
+}
+
+
+class Window:
+    """Raw memory for NumPy; whoever holds the array keeps the tensor alive beside it."""
+
+    def __init__(self, address: int, count: int, dtype: np.dtype[Any]) -> None:
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (count,),
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
+def memory_at(address: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """`count` elements of memory; one that nobody may read where there are none."""
+    return np.asarray(Window(address, count, dtype)) if count else np.zeros(1, dtype)
+
+
+@lru_cache(maxsize=256)
+def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, Array | None]:
+    """Extent of a view in elements and, where it has gaps, which offsets belong to it."""
+    if 0 in shape:
+        return 0, None
+    spans = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size > 1]
+    extent = 1 + sum((size - 1) * stride for size, stride in spans)
+    count = 1
+    for size, stride in spans:
+        count *= size if stride else 1
+    if count >= extent:
+        return extent, None
+    member = np.zeros(extent, np.bool_)
+    np.lib.stride_tricks.as_strided(member, shape, strides)[...] = True
+    return extent, None if member.all() else member
+
+
+class Traffic:
+    """Which program of the launch last wrote, and which read, each element of a storage.
+
+    Programs count from 1; 0 is nobody. In `reader`, -1 is several programs (in `writer`, by atomics).
+    """
+
+    __slots__ = ("address", "itemsize", "reader", "writer")
+
+    def __init__(self, address: int, nbytes: int, itemsize: int) -> None:
+        self.address, self.itemsize = address, itemsize
+        self.writer = np.zeros(nbytes // itemsize + 1, np.int32)
+        self.reader = np.zeros(nbytes // itemsize + 1, np.int32)
+
+
+class Buffer:
+    """One tensor argument as a kernel sees it: a base address and the offsets that are its own.
+
+    Attributes:
+        data: the raw elements from the first one of the view to its last one.
+        size: number of elements in that range; offsets at or above it are out of bounds.
+        member: for views with gaps, which offsets belong to the view.
+        fresh: the storage came from `torch.empty` and may hold elements nobody wrote.
+    """
+
+    __slots__ = (
+        "address", "data", "element", "fresh", "kind", "member", "name", "shift", "size", "storage",
+        "tensor", "traffic",
+    )  # fmt: skip
+
+    def __init__(self, name: str, tensor: torch.Tensor, kind: str) -> None:
+        self.name, self.tensor, self.kind = name, tensor, kind
+        self.element: Element = ELEMENTS[kind]
+        self.address = tensor.data_ptr()
+        self.size, self.member = layout(tuple(tensor.shape), tensor.stride())
+        self.data = memory_at(self.address, self.size, self.element.raw)
+        storage = tensor.untyped_storage()
+        self.storage = storage.data_ptr()
+        self.fresh = canary_of(kind) if self.storage in FRESH else None
+        self.shift = 0
+        self.traffic: Traffic | None = None
+
+    def watch(self, traffic: Traffic) -> None:
+        """Record which programs read and write this buffer."""
+        if traffic.itemsize == self.element.size:
+            self.traffic = traffic
+            self.shift = (self.address - traffic.address) // traffic.itemsize
+
+    def cast(self, kind: str) -> Buffer:
+        """The same memory as elements of another type."""
+        if kind == self.kind:
+            return self
+        other = object.__new__(Buffer)
+        for slot in Buffer.__slots__:
+            setattr(other, slot, getattr(self, slot))
+        other.kind, other.element = kind, ELEMENTS[kind]
+        before, after = self.element.size, other.element.size
+        if before != after:
+            other.size = self.size * before // after
+            other.data = memory_at(self.address, other.size, other.element.raw)
+            other.member = None
+            if self.member is not None and before > after:
+                other.member = np.repeat(self.member, before // after)
+            other.traffic = None
+            other.fresh = canary_of(kind) if self.storage in FRESH else None
+        elif other.data.dtype != other.element.raw:
+            other.data = self.data.view(other.element.raw)
+        return other
+
+    def describe(self) -> str:
+        """The argument in a message."""
+        shape, strides = tuple(self.tensor.shape), self.tensor.stride()
+        gaps = "" if self.tensor.is_contiguous() else f" and strides {strides}"
+        return f"argument `{self.name}` of shape {shape}{gaps}"
+
+
+class Anywhere(Buffer):
+    """All of memory, by byte address."""
+
+    def __init__(self) -> None:
+        self.name, self.kind, self.address, self.size = "an address", "i8", 0, 0
+
+
+ANYWHERE = Anywhere()
+
+
+def address_of(pointer: Pointer) -> Array:
+    """Byte addresses of a pointer."""
+    buffer, offset = pointer
+    if buffer is ANYWHERE:
+        return offset
+    return offset * np.int64(buffer.element.size) + np.int64(buffer.address)
+
+
+def choose(mask: Array, one: Pointer, two: Pointer) -> Pointer:
+    """Lane by lane one pointer or the other."""
+    if one[0] is two[0]:
+        return one[0], np.where(mask, one[1], two[1])
+    return ANYWHERE, np.where(mask, address_of(one), address_of(two))
+
+
+def recast(pointer: Pointer, kind: str) -> Pointer:
+    """A pointer to elements of another type."""
+    buffer, offset = pointer
+    if buffer is ANYWHERE:
+        return pointer
+    other = buffer.cast(kind)
+    before, after = buffer.element.size, other.element.size
+    if before % after == 0:
+        return other, offset if before == after else offset * np.int64(before // after)
+    if (offset * before % after).any():
+        return ANYWHERE, address_of(pointer)
+    return other, offset * before // after
+
+
+# Memory from `torch.empty` is filled with this 16-bit pattern while the simulator is installed. It reads
+# as NaN in every float type of 16 bits and more, and as an implausible integer. Memory that still
+# holds it was written by nobody, kernel or host, so that no host operation needs to be followed.
+PATTERN = 0x7FFD
+CANARY: dict[int, Any] = {
+    2: np.uint16(PATTERN),
+    4: np.uint32(PATTERN * 0x10001),
+    8: np.uint64(PATTERN * 0x0001000100010001),
+}
+FRESH: OrderedDict[int, None] = OrderedDict()
+FRESH_LIMIT = 8192
+
+
+def canary_of(kind: str) -> Any:
+    """The pattern as an element of this type; `None` where it could be an honest value."""
+    size = ELEMENTS[kind].size
+    return CANARY.get(size) if size > 2 or "f" in kind else None
+
+
+def fill_fresh(tensor: Any) -> None:
+    """Mark the storage of a newly allocated tensor as written by nobody."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.element_size() < 2:
+        return
+    if not (tensor.dtype.is_floating_point or tensor.element_size() > 2):
+        return
+    storage = tensor.untyped_storage()
+    address, count = storage.data_ptr(), storage.nbytes() // 2
+    if not address or not count:
+        return
+    memory_at(address, count, np.dtype(np.uint16)).fill(PATTERN)
+    FRESH[address] = None
+    FRESH.move_to_end(address)
+    while len(FRESH) > FRESH_LIMIT:
+        FRESH.popitem(last=False)
+
+
+def unwritten(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Which elements nobody has written since `torch.empty` made them.
+
+    Args:
+        tensor: any tensor or view on the CPU.
+
+    Returns:
+        A bool tensor of the same shape, or `None` where it is not known: the memory was not
+        allocated by `torch.empty` and its kin while the simulator was installed, or the elements
+        are integers of one or two bytes, which have no implausible value.
+    """
+    if tensor.device.type != "cpu" or tensor.untyped_storage().data_ptr() not in FRESH:
+        return None
+    if not (tensor.dtype.is_floating_point or tensor.element_size() > 2):
+        return None
+    canary = CANARY.get(tensor.element_size())
+    if canary is None:
+        return None
+    raw = np.dtype(f"u{tensor.element_size()}")
+    extent, _ = layout(tuple(tensor.shape), tensor.stride())
+    flat = torch.from_numpy(memory_at(tensor.data_ptr(), extent, raw) == canary)
+    return flat.as_strided(tensor.shape, tensor.stride(), 0).clone()
+
+
+ALLOCATORS: tuple[tuple[Any, str], ...] = (
+    (torch, "empty"),
+    (torch, "empty_like"),
+    (torch, "empty_strided"),
+    (torch.Tensor, "new_empty"),
+    (torch.Tensor, "new_empty_strided"),
+)
+
+
+class Allocations:
+    """Replaces the allocators of uninitialised tensors by ones that fill them."""
+
+    def __init__(self) -> None:
+        self.originals: list[tuple[Any, str, Any]] = []
+
+    def install(self) -> None:
+        for owner, name in ALLOCATORS:
+            original = getattr(owner, name)
+            self.originals.append((owner, name, original))
+            setattr(owner, name, filling(original))
+
+    def uninstall(self) -> None:
+        for owner, name, original in reversed(self.originals):
+            setattr(owner, name, original)
+        self.originals.clear()
+        FRESH.clear()
+
+
+def filling(original: Any) -> Any:
+    """An allocator followed by `fill_fresh`."""
+
+    def allocate(*args: Any, **kwargs: Any) -> Any:
+        tensor = original(*args, **kwargs)
+        fill_fresh(tensor)
+        return tensor
+
+    allocate.__name__ = allocate.__qualname__ = original.__name__
+    allocate.__doc__ = original.__doc__
+    return allocate
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """NumPy without floating-point warnings, which are part of normal kernels."""
+    with np.errstate(all="ignore"):
+        yield

@@ -1,0 +1,346 @@
+"""Arithmetic of Triton's types on NumPy arrays.
+
+Values of 16 and 8 bit floats live as float32 arrays that hold only representable values: every
+operation that yields such a type rounds its float32 result to nearest even. float32 carries more
+than twice the bits of each of them, so that add, subtract, multiply, divide and square root are
+rounded once, in effect. `tl.dot` on 16-bit operands is therefore exact in its products and
+accumulates in float32; float32 operands multiply in float32 unless tf32 is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Combine = Callable[..., tuple[Array, ...]]
+
+
+@dataclass(frozen=True)
+class Element:
+    """How an element type is stored (`raw`) and computed with (`value`)."""
+
+    raw: np.dtype[Any]
+    value: np.dtype[Any]
+    decode: Callable[[Array], Array] | None = None
+    encode: Callable[[Array], Array] | None = None
+
+    @property
+    def size(self) -> int:
+        return self.raw.itemsize
+
+
+def through(dtype: torch.dtype) -> Callable[[Array], Array]:
+    """Rounding of float32 to a narrower float type and back."""
+
+    def rounded(x: Array) -> Array:
+        source = torch.from_numpy(np.ascontiguousarray(x, np.float32))
+        return source.to(dtype).to(torch.float32).numpy()
+
+    return rounded
+
+
+round_bf16 = through(torch.bfloat16)
+
+
+def round_f16(x: Array) -> Array:
+    """float32 to the nearest float16; float64 is rounded directly, not through float32."""
+    if x.dtype == np.float64:
+        return x.astype(np.float16).astype(np.float32)
+    return through(torch.float16)(x)
+
+
+def decode_bf16(raw: Array) -> Array:
+    return np.left_shift(raw, 16, dtype=np.uint32).view(np.float32)
+
+
+def encode_bf16(x: Array) -> Array:
+    return (np.ascontiguousarray(x).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+def decode_f16(raw: Array) -> Array:
+    if raw.size < 64:
+        return raw.view(np.float16).astype(np.float32)
+    source = torch.from_numpy(np.ascontiguousarray(raw).view(np.float16))
+    return source.to(torch.float32).numpy()
+
+
+def encode_f16(x: Array) -> Array:
+    source = torch.from_numpy(np.ascontiguousarray(x))
+    return source.to(torch.float16).numpy().view(np.uint16)
+
+
+def float8(dtype: torch.dtype) -> tuple[Element, Callable[[Array], Array]]:
+    """Element and rounding of a float8 type; values out of range saturate, as the hardware does."""
+    table = torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32).numpy()
+    largest = torch.finfo(dtype).max
+
+    def encode(x: Array) -> Array:
+        clipped = torch.from_numpy(np.clip(np.ascontiguousarray(x, np.float32), -largest, largest))
+        return clipped.to(dtype).view(torch.uint8).numpy()
+
+    def rounded(x: Array) -> Array:
+        return table.take(encode(x))
+
+    element = Element(np.dtype(np.uint8), np.dtype(np.float32), lambda raw: table.take(raw), encode)
+    return element, rounded
+
+
+def plain(dtype: Any) -> Element:
+    return Element(np.dtype(dtype), np.dtype(dtype))
+
+
+E4M3, round_f8e4m3 = float8(torch.float8_e4m3fn)
+E5M2, round_f8e5m2 = float8(torch.float8_e5m2)
+
+ELEMENTS: dict[str, Element] = {
+    "i1": Element(
+        np.dtype(np.int8), np.dtype(np.bool_), lambda raw: raw != 0, lambda x: x.astype(np.int8)
+    ),
+    "i8": plain(np.int8),
+    "i16": plain(np.int16),
+    "i32": plain(np.int32),
+    "i64": plain(np.int64),
+    "index": plain(np.int64),
+    "f32": plain(np.float32),
+    "f64": plain(np.float64),
+    "f16": Element(np.dtype(np.uint16), np.dtype(np.float32), decode_f16, encode_f16),
+    "bf16": Element(np.dtype(np.uint16), np.dtype(np.float32), decode_bf16, encode_bf16),
+    "f8E4M3FN": E4M3,
+    "f8E5M2": E5M2,
+}
+
+ROUNDING: dict[str, Callable[[Array], Array]] = {
+    "f16": round_f16,
+    "bf16": round_bf16,
+    "f8E4M3FN": round_f8e4m3,
+    "f8E5M2": round_f8e5m2,
+}
+
+
+def unsigned(x: Array) -> Array:
+    """The same bits as unsigned integers."""
+    if x.dtype == np.bool_:
+        return x.view(np.uint8)
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+def like(x: Array, result: Array) -> Array:
+    """An unsigned result back in the signed type of `x`."""
+    return result.view(x.dtype)
+
+
+def divide(a: Array, b: Array) -> Array:
+    """Integer division that truncates towards zero."""
+    return np.asarray((a - np.fmod(a, b)) // b)
+
+
+def divide_unsigned(a: Array, b: Array) -> Array:
+    return like(a, unsigned(a) // unsigned(b))
+
+
+def remainder_unsigned(a: Array, b: Array) -> Array:
+    return like(a, unsigned(a) % unsigned(b))
+
+
+def divide_floor(a: Array, b: Array) -> Array:
+    return np.asarray(a // b)
+
+
+def divide_ceil(a: Array, b: Array) -> Array:
+    return np.asarray(-(-a // b))
+
+
+def shift_right_unsigned(a: Array, b: Array) -> Array:
+    return like(a, unsigned(a) >> unsigned(b))
+
+
+def multiply_high_unsigned(a: Array, b: Array) -> Array:
+    """The upper half of the full product."""
+    if a.dtype.itemsize < 8:
+        bits = np.uint64(a.dtype.itemsize * 8)
+        product = unsigned(a).astype(np.uint64) * unsigned(b).astype(np.uint64)
+        return like(a, (product >> bits).astype(unsigned(a).dtype))
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    x, y = unsigned(a), unsigned(b)
+    x0, x1, y0, y1 = x & low, x >> half, y & low, y >> half
+    middle = x1 * y0 + ((x0 * y0) >> half)
+    carry = (middle & low) + x0 * y1
+    return like(a, x1 * y1 + (middle >> half) + (carry >> half))
+
+
+def maximum_unsigned(a: Array, b: Array) -> Array:
+    return like(a, np.maximum(unsigned(a), unsigned(b)))
+
+
+def minimum_unsigned(a: Array, b: Array) -> Array:
+    return like(a, np.minimum(unsigned(a), unsigned(b)))
+
+
+def to_integer(x: Array, dtype: Any) -> Array:
+    """Float to integer as the hardware converts: towards zero, saturating, NaN to 0."""
+    limits = np.iinfo(dtype)
+    wide = np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
+    out = np.clip(wide, float(limits.min), float(limits.max)).astype(dtype)
+    top = wide >= float(limits.max)
+    return np.where(top, limits.max, out).astype(dtype) if top.any() else out
+
+
+def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
+    """`a * b + c` with one rounding of the product and sum, in effect."""
+    if a.dtype == np.float64:
+        return np.asarray(a * b + c)
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def error_function(x: Array) -> Array:
+    return torch.erf(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+
+
+def bitcast(x: Array, source: str, target: str) -> Array:
+    """Reinterpret the bits of a value of equal size."""
+    before, after = ELEMENTS[source], ELEMENTS[target]
+    raw = np.ascontiguousarray(before.encode(x) if before.encode else x).view(after.raw)
+    return after.decode(raw) if after.decode else raw
+
+
+def tf32(x: Array) -> Array:
+    """float32 rounded to the 10 stored bits of tf32, to nearest with ties away from zero."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x)
+
+
+def full(x: Array, tile: tuple[int, ...]) -> Array:
+    """The value with every axis of its tile at full length."""
+    return x if x.shape[1:] == tile else np.broadcast_to(x, (x.shape[0], *tile))
+
+
+def dot(a: Array, b: Array, c: Array | None, inner: int, as_tf32: bool = False) -> Array:
+    """`a @ b + c` per program; `inner` is the length of the contraction."""
+    if a.shape[-1] != inner:
+        a = np.broadcast_to(a, (*a.shape[:-1], inner))
+    if b.shape[-2] != inner:
+        b = np.broadcast_to(b, (*b.shape[:-2], inner, b.shape[-1]))
+    if a.dtype.kind == "i":
+        product = np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int32)
+    elif as_tf32 and a.dtype == np.float32:
+        product = np.matmul(tf32(a), tf32(b))
+    else:
+        product = np.matmul(a, b)
+    return product if c is None else product + c
+
+
+def reshape(x: Array, old: tuple[int, ...], new: tuple[int, ...]) -> Array:
+    """Another tile shape with the same elements in row-major order."""
+    programs = x.shape[0]
+    if x.size == programs:
+        return x.reshape(programs, *(1,) * len(new))
+    return full(x, old).reshape(programs, *new)
+
+
+def join(a: Array, b: Array) -> Array:
+    """A new last axis of length 2."""
+    a, b = np.broadcast_arrays(a, b)
+    return np.stack((a, b), axis=-1)
+
+
+def split(x: Array) -> tuple[Array, Array]:
+    return x[..., 0], x[..., -1]
+
+
+def concatenate(a: Array, b: Array, tile: tuple[int, ...]) -> Array:
+    """Two tiles after each other along the first axis."""
+    programs = max(a.shape[0], b.shape[0])
+    parts = [np.broadcast_to(x, (programs, *tile)) for x in (a, b)]
+    return np.concatenate(parts, axis=1)
+
+
+def gather(x: Array, index: Array, axis: int, tile: tuple[int, ...], to: tuple[int, ...]) -> Array:
+    programs = max(x.shape[0], index.shape[0])
+    source = np.broadcast_to(x, (programs, *tile))
+    where = np.broadcast_to(index, (programs, *to)).astype(np.int64)
+    return np.take_along_axis(source, where, axis=axis + 1)
+
+
+def histogram(x: Array, mask: Array | None, length: int, bins: int) -> Array:
+    """Counts of 0 ... bins - 1 per program; other values are counted nowhere."""
+    programs = max(x.shape[0], 1 if mask is None else mask.shape[0])
+    values = np.broadcast_to(x, (programs, length)).astype(np.int64)
+    counted = (values >= 0) & (values < bins)
+    if mask is not None:
+        counted &= mask
+    rows = np.broadcast_to(np.arange(programs)[:, None] * bins, values.shape)
+    counts = np.bincount((values + rows)[counted], minlength=programs * bins)
+    return counts.reshape(programs, bins).astype(np.int32)
+
+
+def reduce_with(ufunc: np.ufunc, x: Array, axis: int, tile: tuple[int, ...]) -> Array:
+    """Reduction by one NumPy operation, in the type of the operand."""
+    if x.shape[axis + 1] != tile[axis]:
+        shape = list(x.shape)
+        shape[axis + 1] = tile[axis]
+        x = np.broadcast_to(x, shape)
+    return np.asarray(ufunc.reduce(x, axis=axis + 1, dtype=x.dtype))
+
+
+def accumulate_with(
+    ufunc: np.ufunc, x: Array, axis: int, tile: tuple[int, ...], reverse: bool
+) -> Array:
+    """Inclusive prefix scan by one NumPy operation."""
+    if x.shape[axis + 1] != tile[axis]:
+        shape = list(x.shape)
+        shape[axis + 1] = tile[axis]
+        x = np.broadcast_to(x, shape)
+    if reverse:
+        return np.flip(
+            ufunc.accumulate(np.flip(x, axis + 1), axis=axis + 1, dtype=x.dtype), axis + 1
+        )
+    return np.asarray(ufunc.accumulate(x, axis=axis + 1, dtype=x.dtype))
+
+
+def aligned(values: tuple[Array, ...], tile: tuple[int, ...]) -> list[Array]:
+    programs = max(x.shape[0] for x in values)
+    return [np.broadcast_to(x, (programs, *tile)) for x in values]
+
+
+def reduce_region(
+    combine: Combine, values: tuple[Array, ...], axis: int, tile: tuple[int, ...]
+) -> tuple[Array, ...]:
+    """Reduction by any associative function: neighbours in pairs, so that order is kept."""
+    parts = [np.moveaxis(x, axis + 1, -1) for x in aligned(values, tile)]
+    while (length := parts[0].shape[-1]) > 1:
+        even = length - length % 2
+        paired = combine(*(x[..., 0:even:2] for x in parts), *(x[..., 1:even:2] for x in parts))
+        paired = tuple(np.broadcast_to(x, (*parts[0].shape[:-1], even // 2)) for x in paired)
+        if length % 2:
+            paired = tuple(
+                np.concatenate((x, y[..., -1:]), axis=-1)
+                for x, y in zip(paired, parts, strict=True)
+            )
+        parts = list(paired)
+    return tuple(x[..., 0] for x in parts)
+
+
+def scan_region(
+    combine: Combine, values: tuple[Array, ...], axis: int, tile: tuple[int, ...], reverse: bool
+) -> tuple[Array, ...]:
+    """Inclusive scan by any associative function, in logarithmically many steps."""
+    parts = [np.moveaxis(x, axis + 1, -1) for x in aligned(values, tile)]
+    if reverse:
+        parts = [np.flip(x, -1) for x in parts]
+    step = 1
+    while step < tile[axis]:
+        later = combine(*(x[..., :-step] for x in parts), *(x[..., step:] for x in parts))
+        parts = [
+            np.concatenate((x[..., :step], np.broadcast_to(y, x[..., step:].shape)), axis=-1)
+            for x, y in zip(parts, later, strict=True)
+        ]
+        step *= 2
+    if reverse:
+        parts = [np.flip(x, -1) for x in parts]
+    return tuple(np.moveaxis(x, -1, axis + 1) for x in parts)

@@ -1,0 +1,42 @@
+"""How launches are simulated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of `install` and `simulating`.
+
+    Attributes:
+        slab: programs that run together; 0 chooses by the size of the tiles, 1 is one program
+            after the other.
+        order: in which order slabs of programs run; a kernel without races does not notice.
+        seed: of the shuffled order.
+        tf32: round float32 operands of `tl.dot` to tf32 where the kernel allows it.
+        autotune_config: which config of an autotuned kernel runs: its position, or a function
+            from the list of configs to one of them.
+        checks: look for races and for reads of unwritten memory; addresses are always checked.
+        unmasked: what inactive lanes of a load without `other` hold. Triton leaves it undefined;
+            NaN shows who relies on it.
+        dump: print the generated source of every kernel when it is first launched.
+    """
+
+    slab: int = 0
+    order: Literal["forward", "reverse", "shuffled"] = "forward"
+    seed: int = 0
+    tf32: bool = False
+    autotune_config: int | Callable[[list[Any]], Any] = 0
+    checks: bool = True
+    unmasked: float = 0.0
+    dump: bool = field(default_factory=lambda: os.environ.get("TRITON_SIM_DUMP", "0") == "1")
+
+    def __post_init__(self) -> None:
+        if self.slab < 0:
+            raise ValueError(f"slab is {self.slab}, expected 0 (automatic) or a positive number")
+        if self.order not in ("forward", "reverse", "shuffled"):
+            raise ValueError(f"order is {self.order!r}, expected forward, reverse or shuffled")
