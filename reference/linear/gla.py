@@ -101,7 +101,7 @@ def _recurrence(
             S = S * torch.exp(gv[:, t, :, None, :])
         S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
         o[t] = scale * torch.einsum("bhk,bhkv->bhv", q[:, t], S)
-    return torch.stack([o[t] for t in tokens], dim=1) if o else torch.zeros_like(v), S
+    return torch.stack([o[t] for t in tokens], dim=1) if o else v, S
 
 
 @checked(same_dtype=("q", "k", "v"))
@@ -161,7 +161,7 @@ def _parallel(
     reverse: bool,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
     if q.shape[1] == 0:
-        return torch.zeros_like(v), S
+        return v, S
     keys, values, carried = k[:, None], v[:, None], S[:, None]
     if g is not None:
         from_start, between = _decays(g, reverse)

@@ -87,7 +87,7 @@ def _recurrence(
     for t in reversed(tokens) if reverse else tokens:
         S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
         o[t] = scale * torch.einsum("bhk,bhkv->bhv", q[:, t], S)
-    return torch.stack([o[t] for t in tokens], dim=1) if o else torch.zeros_like(v), S
+    return torch.stack([o[t] for t in tokens], dim=1) if o else v, S
 
 
 @checked(same_dtype=("q", "k", "v"))

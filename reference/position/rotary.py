@@ -176,9 +176,9 @@ def rotary_embedding_complex(
     if conjugate:
         factor = factor.conj()
     grid, pair = ((P, 2), -1) if interleaved else ((2, P), -2)
-    # A copy, as the backward of torch.complex keeps the parts that `inplace` would overwrite.
-    pairs = x[..., : 2 * P].unflatten(-1, grid).to(dtype, copy=True)
-    y = torch.complex(pairs.select(pair, 0), pairs.select(pair, 1)) * factor
-    rotated = torch.stack([y.real, y.imag], dim=pair).flatten(-2)
+    pairs = x[..., : 2 * P].unflatten(-1, grid).to(dtype)
+    z = torch.view_as_complex(torch.stack([pairs.select(pair, 0), pairs.select(pair, 1)], dim=-1))
+    z = z * factor
+    rotated = torch.stack([z.real, z.imag], dim=pair).flatten(-2)
     y = torch.cat([rotated.to(x.dtype), x[..., 2 * P :]], dim=-1)
     return x.copy_(y) if inplace else y

@@ -1,0 +1,282 @@
+"""The hand-computed values below share two tokens, K = 3, V = 5 and a state a bᵀ:
+
+    q1 = (1, 2, 3)    k1 = (1, 0, 2)    v1 = (1, 2, 3, 4, 5)    d1 = (1/4, 1/2, 1/2)
+    q2 = (2, 1, -1)   k2 = (2, 1, 0)    v2 = (1, 0, -1, 0, 2)   d2 = (1/2, 1/4, 1)
+    a  = (1, 1, 1)    b  = (4, 0, 0, 0, 0)
+
+where d is exp(g), and e = exp(gv) is e1 = (1/2, 1, 1, 1, 1), e2 = (1/2, 1, 1, 1, 1/4).
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import reference
+
+FORMS = [reference.gla, reference.gla_parallel]
+both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+
+
+def rows(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+Q = rows([1, 2, 3], [2, 1, -1])[None, :, None]
+K = rows([1, 0, 2], [2, 1, 0])[None, :, None]
+V = rows([1, 2, 3, 4, 5], [1, 0, -1, 0, 2])[None, :, None]
+G = rows([1 / 4, 1 / 2, 1 / 2], [1 / 2, 1 / 4, 1])[None, :, None].log()
+GV = rows([1 / 2, 1, 1, 1, 1], [1 / 2, 1, 1, 1, 1 / 4])[None, :, None].log()
+S0 = (rows(1, 1, 1)[:, None] * rows(4, 0, 0, 0, 0))[None, None]
+
+
+def draw(seed, *shape):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def inputs(N=2, B=2, T=7, H=3, K=5, V=2, normalize=False):
+    """q, k, v, g, gv and a state; q, k and the state without sign where they are normalised."""
+    q, k, v, S = draw(0, B, T, H, K), draw(1, B, T, H, K), draw(2, B, T, H, V), None
+    S = draw(3, N, H, K, V + normalize)
+    g, gv = -draw(4, B, T, H, K).abs(), -draw(5, B, T, H, V).abs()
+    if normalize:
+        q, k, S = q.abs(), k.abs(), S.abs()
+    return q, k, v, g, gv, S
+
+
+def assert_close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=4e-16, atol=4e-16)
+
+
+@both_forms
+def test_two_tokens_by_hand_with_gates_in_natural_log_space(form):
+    o, final_state = form(Q, K, V, G, gv=GV, scale=1.0, initial_state=S0, output_final_state=True)
+    # Token 1 finds the state (1/4, 1/2, 1/2) (2, 0, 0, 0, 0)ᵀ: o1 = 7 v1 + (5.5, 0, 0, 0, 0).
+    # Token 2 finds it as (1/8, 1/8, 1/2) (1, 0, 0, 0, 0)ᵀ, k1 as (1/2, 0, 2) and v1 as
+    # (1/2, 2, 3, 4, 5/4): o2 = 5 v2 - 1 (1/2, 2, 3, 4, 5/4) - (1/8, 0, 0, 0, 0).
+    assert_close(o[0, :, 0], rows([12.5, 14, 21, 28, 35], [4.375, -2, -8, -4, 8.75]))
+    # S2 = k2 v2ᵀ + (1/2, 0, 2) (1/2, 2, 3, 4, 5/4)ᵀ + (1/8, 1/8, 1/2) (1, 0, 0, 0, 0)ᵀ
+    state = rows([2.375, 1, -0.5, 2, 4.625], [1.125, 0, -1, 0, 2], [1.5, 4, 6, 8, 2.5])
+    assert_close(final_state[0, 0], state)
+
+
+@both_forms
+def test_two_tokens_in_reverse_by_hand(form):
+    o, final_state = form(
+        Q, K, V, G, scale=1.0, initial_state=S0, output_final_state=True, reverse=True
+    )
+    # Token 2 comes first and finds the state (1/2, 1/4, 1) bᵀ: o2 = 5 v2 + 1/4 b.
+    # Token 1 finds it as (1/8, 1/8, 1/2) bᵀ and k2 as (1/2, 1/2, 0):
+    # o1 = 7 v1 + 3/2 v2 + 15/8 b.
+    assert_close(o[0, :, 0], rows([16, 14, 19.5, 28, 38], [6, 0, -5, 0, 10]))
+    # S = k1 v1ᵀ + (1/2, 1/2, 0) v2ᵀ + (1/8, 1/8, 1/2) bᵀ
+    state = rows([2, 2, 2.5, 4, 6], [1, 0, -0.5, 0, 1], [4, 4, 6, 8, 10])
+    assert_close(final_state[0, 0], state)
+
+
+@both_forms
+def test_the_normaliser_is_decayed_by_g_and_not_by_gv(form):
+    q = Q.abs()
+    o, final_state = form(q, K, V, G, gv=GV, normalize=True, output_final_state=True)
+    # z1 = k1, z2 = (1/2, 0, 2) + k2 = (5/2, 1, 2);  |q2|·z2 = 8, |q2|·(1/2, 0, 2) = 3
+    assert_close(final_state[0, 0, :, -1], rows(2.5, 1, 2))
+    # o1 = 7 v1 / 7,  o2 = (5 v2 + 3 (1/2, 2, 3, 4, 5/4)) / 8
+    expected = rows([1, 2, 3, 4, 5], [6.5 / 8, 6 / 8, 4 / 8, 12 / 8, 13.75 / 8])
+    assert_close(o[0, :, 0], expected)
+
+
+@both_forms
+def test_without_gates_it_is_linear_attention(form):
+    q, k, v, _, _, S = inputs()
+    options = {"initial_state": S, "output_final_state": True}
+    expected = reference.linear_attn(q, k, v, **options)
+    for got, want in zip(form(q, k, v, **options), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-14, atol=1e-14)
+
+
+@both_forms
+@pytest.mark.parametrize("closed", [-math.inf, -1e4])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
+    form, closed, reverse
+):
+    """Token 3 forgets, in the order in which tokens are run, so it starts a sequence anew."""
+    q, k, v, g, gv, _ = inputs(B=1, N=1)
+    g, gv = g.clone(), gv.clone()
+    g[:, 3] = closed
+    cut = torch.tensor([0, 4, 7]) if reverse else torch.tensor([0, 3, 7])
+    leaves = [x.requires_grad_() for x in (q, k, v, g, gv)]
+    o, final_state = form(*leaves[:4], gv=leaves[4], output_final_state=True, reverse=reverse)
+    expected, states = reference.gla(
+        q, k, v, g, gv=gv, output_final_state=True, reverse=reverse, cu_seqlens=cut
+    )
+    torch.testing.assert_close(o, expected, rtol=1e-14, atol=1e-14)
+    last = states[0 if reverse else 1]
+    torch.testing.assert_close(final_state[0], last, rtol=1e-14, atol=1e-14)
+    gradients = torch.autograd.grad(o.sum() + final_state.sum(), leaves)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert torch.equal(gradients[3][:, 3], torch.zeros_like(g[:, 3]))
+
+
+@both_forms
+def test_small_gates_behind_a_large_one_keep_their_digits(form):
+    """A difference of prefix sums would round the small gates to multiples of 2^-40."""
+    q, k, v = torch.ones(3, 1, 3, 1, 1, dtype=torch.float64)
+    v = rows(0, 1, 0)[None, :, None, None]
+    g = rows(-1e4, 0, -0.1)[None, :, None, None]
+    o, _ = form(q, k, v, g, scale=1.0)
+    assert_close(o[0, 2, 0, 0], torch.tensor(math.exp(-0.1), dtype=torch.float64))
+
+
+@both_forms
+def test_a_row_without_weight_is_zero_and_has_zero_gradients(form):
+    q, k, v, g, gv, S = inputs(normalize=True)
+    q[:, 3] = 0
+    leaves = [x.requires_grad_() for x in (q, k, v, g, gv, S)]
+    q, k, v, g, gv, S = leaves
+    o, _ = form(q, k, v, g, gv=gv, normalize=True, initial_state=S)
+    assert torch.equal(o[:, 3], torch.zeros_like(o[:, 3]))
+    for gradient in torch.autograd.grad(o[:, 3].sum(), leaves):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 3, 3, 7]], ids=["dense", "packed"])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("gates", ["", "g", "gv", "g gv"])
+def test_both_forms_agree(gates, normalize, reverse, cu_seqlens):
+    """A term scale · q k v meets T + K + 4 roundings, as in linear attention, and its two decays.
+
+    A decay is at worst T factors, each off by one unit of the exp and one of the product, or the
+    exp of a sum L that is off by T u |L|: within (2 T + T |L|) u. So a form is within
+    (5 T + 2 T L + K + 4) u Y of the truth, with u = 2^-53, L the largest |L| of a sequence, and Y
+    the op on absolute values. A quotient adds the same for its denominator, and one more.
+    """
+    N = 3 if cu_seqlens else 2
+    q, k, v, g, gv, S = inputs(N=N, B=1 if cu_seqlens else 2, normalize=normalize)
+    options = {
+        "gv": gv if "gv" in gates else None,
+        "normalize": normalize,
+        "output_final_state": True,
+        "reverse": reverse,
+        "cu_seqlens": torch.tensor(cu_seqlens) if cu_seqlens else None,
+    }
+    g = g if "g" in gates.split() else None
+    got = [form(q, k, v, g, initial_state=S, **options) for form in FORMS]
+    magnitude = reference.gla(q.abs(), k.abs(), v.abs(), g, initial_state=S.abs(), **options)
+    largest = max(x.sum(1).abs().max().item() for x in (g, gv, torch.zeros(1, 1)) if x is not None)
+    steps = 5 * 7 + 2 * 7 * largest + 5 + 4
+    unit = 2.0**-53
+    for first, second, Y in zip(*got, magnitude, strict=True):
+        bound = 2 * (2 * steps + 1 if normalize else steps) * unit * Y
+        assert ((first - second).abs() <= bound).all()
+
+
+@both_forms
+@pytest.mark.parametrize(
+    ("normalize", "reverse", "packed"), list(itertools.product([False, True], repeat=3))
+)
+def test_gradients_through_output_and_final_state(form, normalize, reverse, packed):
+    N, B = (3, 1) if packed else (2, 2)
+    leaves = inputs(N=N, B=B, T=3, H=1, K=2, V=3, normalize=normalize)
+    leaves = [x.requires_grad_() for x in leaves]
+    cu_seqlens = torch.tensor([0, 2, 2, 3]) if packed else None
+
+    def function(q, k, v, g, gv, S):
+        return form(
+            q,
+            k,
+            v,
+            g,
+            gv=gv,
+            scale=-0.7,
+            normalize=normalize,
+            initial_state=S,
+            output_final_state=True,
+            reverse=reverse,
+            cu_seqlens=cu_seqlens,
+        )
+
+    assert torch.autograd.gradcheck(function, leaves)
+
+
+@both_forms
+def test_the_state_of_an_empty_sequence_passes_through(form):
+    q, k, v, g, gv, S = inputs(N=4, B=1)
+    _, final_state = form(
+        q,
+        k,
+        v,
+        g,
+        gv=gv,
+        initial_state=S,
+        output_final_state=True,
+        cu_seqlens=torch.tensor([0, 0, 3, 7, 7], dtype=torch.int32),
+    )
+    assert torch.equal(final_state[0], S[0])
+    assert torch.equal(final_state[3], S[3])
+    assert not torch.equal(final_state[1], S[1])
+
+
+@both_forms
+def test_two_calls_that_hand_on_the_state_are_one_call(form):
+    q, k, v, g, gv, S = inputs()
+    whole, final_state = form(q, k, v, g, gv=gv, initial_state=S, output_final_state=True)
+    head, tail = ([x[:, cut] for x in (q, k, v, g, gv)] for cut in (slice(0, 3), slice(3, 7)))
+    first, middle = form(*head[:4], gv=head[4], initial_state=S, output_final_state=True)
+    second, last = form(*tail[:4], gv=tail[4], initial_state=middle, output_final_state=True)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(last, final_state, rtol=1e-13, atol=1e-13)
+
+
+@both_forms
+def test_no_dtype_is_forced(form):
+    q, k, v, g, gv, _ = (x.bfloat16() for x in inputs())
+    o, final_state = form(q, k, v, g, gv=gv, output_final_state=True)
+    assert (o.dtype, final_state.dtype) == (torch.bfloat16, torch.bfloat16)
+    o, final_state = form(q, k, v, g.float(), output_final_state=True)
+    assert (o.dtype, final_state.dtype) == (torch.bfloat16, torch.float32)
+    o, final_state = form(q.double(), k.double(), v.double(), g, output_final_state=True)
+    assert (o.dtype, final_state.dtype) == (torch.float64, torch.float64)
+
+
+q, k, v, g, gv, S = inputs()
+BAD = {
+    "g per head": ({"g": g[..., 0]}, ValueError, "g: float64[2, 7, 3], expected [B, T, H, K]"),
+    "g of values": ({"g": gv}, ValueError, "g: float64[2, 7, 3, 2], expected [B, T, H, K]"),
+    "gv of keys": ({"gv": g}, ValueError, "gv: float64[2, 7, 3, 5], expected [B, T, H, V]"),
+    "g integer": ({"g": g.long()}, TypeError, "g: int64[2, 7, 3, 5], expected float[B, T, H, K]"),
+    "heads": ({"k": k[:, :, :2]}, ValueError, "k: float64[2, 7, 2, 5], expected [B, T, H, K]"),
+    "rank": ({"q": q[0]}, ValueError, "q: float64[7, 3, 5], expected [B, T, H, K]"),
+    "state": ({"initial_state": S[:1]}, ValueError, "initial_state: float64[1, 3, 5, 2], expected"),
+    "no z": (
+        {"initial_state": S, "normalize": True},
+        ValueError,
+        "initial_state: float64[2, 3, 5, 2], expected [N, H, K, V+normalize]",
+    ),
+    "dtypes": ({"v": v.float()}, TypeError, "v: float32[2, 7, 3, 2], expected float64"),
+    "scale nan": ({"scale": math.nan}, ValueError, "scale: nan, expected a finite number"),
+    "batch": ({"cu_seqlens": torch.tensor([0, 7])}, ValueError, "cu_seqlens: given with B=2"),
+}
+BAD |= {
+    f"cu_seqlens {boundaries}": (
+        {"q": q[:1], "k": k[:1], "v": v[:1], "cu_seqlens": torch.tensor(boundaries)},
+        ValueError,
+        message,
+    )
+    for boundaries, message in [
+        ([1, 7], "cu_seqlens: starts at 1, expected 0"),
+        ([0, 4, 3, 7], "cu_seqlens: decreases from 4 to 3"),
+        ([0, 6], "cu_seqlens: ends at 6, expected T=7"),
+    ]
+}
+
+
+@both_forms
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
+def test_a_bad_argument_is_named(form, arguments, error, message):
+    with pytest.raises(error) as caught:
+        form(**{"q": q, "k": k, "v": v, **arguments})
+    assert str(caught.value).startswith(message)
