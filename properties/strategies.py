@@ -24,15 +24,22 @@ def lengths(edge: int, longest: int, least: int) -> SearchStrategy[int]:
 
 @st.composite
 def cases(
-    draw: DrawFn, op: Op, mode: Mode, dtype: str, target: Target, longest: int = 200
+    draw: DrawFn,
+    op: Op,
+    mode: Mode,
+    dtype: str,
+    target: Target,
+    longest: int = 200,
+    widest: int = 256,
 ) -> Case:
     """Cases of one op, mode and dtype that the op accepts.
 
     Args:
         target: whose tile table is drawn from.
         longest: tokens of a sequence, at most.
+        widest: of any other dim, at most.
     """
-    dims = {letter: draw(sizes) for letter, sizes in op.dims.items()}
+    dims = {letter: min(draw(sizes), widest) for letter, sizes in op.dims.items()}
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
     tiles = target.tiles(case)
     tile = draw(st.sampled_from([None, *tiles])) if tiles else None

@@ -151,13 +151,16 @@ def run(
     }
     if gradients_of is None:
         return {name: y.detach() for name, y in named.items()}
-    wanted = [n for n in named if n in gradients_of]
-    gradients = torch.autograd.grad(
-        [named[n] for n in wanted],
-        [tensors[n] for n in differentiable],
-        [gradients_of[n].to(named[n].dtype) for n in wanted],
-        allow_unused=True,
-    )
+    # An output without history has no gradient to give: its inputs' gradients count as zero.
+    wanted = [n for n in named if n in gradients_of and named[n].requires_grad]
+    gradients: Sequence[Tensor | None] = [None] * len(differentiable)
+    if wanted:
+        gradients = torch.autograd.grad(
+            [named[n] for n in wanted],
+            [tensors[n] for n in differentiable],
+            [gradients_of[n].to(named[n].dtype) for n in wanted],
+            allow_unused=True,
+        )
     results = {name: y.detach() for name, y in named.items()}
     for name, gradient in zip(differentiable, gradients, strict=True):
         # A gradient that is None and one that is zero say the same.

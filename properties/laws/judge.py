@@ -1,44 +1,25 @@
 """How laws compare: bit for bit, or with the oracle within the error budget."""
 
+from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from properties.case import Case
-from properties.catalogue.op import Op
+from properties.catalogue.op import Function, Op, Role
 from properties.laws.law import Subject, Violation
+from properties.sequences import dims_of
 from properties.tensors import Inputs, Results, run
+from properties.verdict import BY_DTYPE, Comparison, budgets, compare
+from properties.verdict.report import report
+
+_INCOMING = "gradient of "
 
 
 def oracle_results(op: Op, inputs: Inputs, gradients_of: Results | None) -> Results:
     """What the oracle says in float64, on the numbers that the implementation was given."""
-    exact = inputs.to(torch.float64)
-    incoming = None
-    if gradients_of is not None:
-        incoming = {name: x.to("cpu", torch.float64) for name, x in gradients_of.items()}
-    return run(op, op.oracle, exact, incoming)
-
-
-def fail(law: str, op: Op, case: Case, subject: Subject, text: str) -> NoReturn:
-    raise Violation(law, case, f"{law}: {text}\n{case.line()}")
-
-
-def expect_identical(
-    law: str,
-    op: Op,
-    case: Case,
-    subject: Subject,
-    got: Results,
-    want: Results,
-    against: str,
-) -> None:
-    if set(got) != set(want):
-        fail(law, op, case, subject, f"results {sorted(got)}, expected {sorted(want)}")
-    for name, x in got.items():
-        y = want[name].to(x.device, x.dtype)
-        if x.shape != y.shape or not bool((x == y).all()):
-            fail(law, op, case, subject, f"{name} differs from {against}\n{x}\n{y}")
+    return run(op, op.oracle, inputs.to(torch.float64), _in_float64(gradients_of))
 
 
 def compare_with_oracle(
@@ -50,4 +31,100 @@ def compare_with_oracle(
     gradients_of: Results,
     got: Results,
 ) -> float:
-    raise NotImplementedError
+    """Judge results by the oracle; return the worst error as a fraction of its budget.
+
+    Raises:
+        Violation: an error exceeds its budget, or a result is missing.
+    """
+    want = oracle_results(op, inputs, gradients_of)
+    _expect_names(law, op, case, subject, got, want)
+    incoming = _in_float64(gradients_of) or {}
+    tensors = {
+        **inputs.to(torch.float64).tensors,
+        **{_INCOMING + name: x for name, x in incoming.items()},
+    }
+    absolute = inputs.with_options(scale=_absolute_scale(inputs)) if "scale" in inputs.options else inputs
+    allowed = budgets(
+        _by_tensors(op, op.second_form, inputs),
+        tensors,
+        want,
+        precision=BY_DTYPE[case.torch_dtype],
+        output_dtypes={name: x.dtype for name, x in got.items()},
+        terms=max(case.lengths + (case.key_lengths or ())) + max(case.dims.values()),
+        absolute=_by_tensors(op, op.second_form, absolute) if op.multilinear(case) else None,
+        gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
+        seed=case.seed,
+    )
+    comparisons = [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
+    return _verdict(law, op, case, subject, comparisons, "the oracle")
+
+
+def expect_identical(
+    law: str,
+    op: Op,
+    case: Case,
+    subject: Subject,
+    got: Results,
+    want: Results,
+    against: str,
+) -> None:
+    """Demand equal bits; `want` is rounded to the dtype of `got` first.
+
+    Raises:
+        Violation: a result differs somewhere, or is missing.
+    """
+    _expect_names(law, op, case, subject, got, want)
+    comparisons = [compare(name, x, want[name], None) for name, x in got.items()]
+    _verdict(law, op, case, subject, comparisons, against)
+
+
+def fail(law: str, op: Op, case: Case, subject: Subject, text: str) -> NoReturn:
+    """Raise the violation that is said in a sentence rather than in numbers."""
+    raise Violation(law, case, f"{law} does not hold: {text}\n{case.line()}")
+
+
+def _expect_names(
+    law: str, op: Op, case: Case, subject: Subject, got: Results, want: Results
+) -> None:
+    if set(got) != set(want):
+        fail(law, op, case, subject, f"it returns {sorted(got)}, expected {sorted(want)}")
+
+
+def _verdict(
+    law: str,
+    op: Op,
+    case: Case,
+    subject: Subject,
+    comparisons: list[Comparison],
+    against: str,
+) -> float:
+    for comparison in comparisons:
+        if not comparison.passed:
+            text = report(law, case, comparison, dims_of(op, comparison.name), against, subject.device)
+            raise Violation(law, case, text)
+    return max((c.ratio for c in comparisons), default=0.0)
+
+
+def _by_tensors(op: Op, function: Function, inputs: Inputs):  # type: ignore[no-untyped-def]
+    """The op as a function of its tensors and incoming gradients alone."""
+
+    def of(tensors: Mapping[str, Tensor]) -> Results:
+        given = {n: x for n, x in tensors.items() if not n.startswith(_INCOMING)}
+        incoming = {
+            n.removeprefix(_INCOMING): x for n, x in tensors.items() if n.startswith(_INCOMING)
+        }
+        return run(op, function, Inputs(given, inputs.options), incoming)
+
+    return of
+
+
+def _absolute_scale(inputs: Inputs) -> float | None:
+    """|scale|, the default and its sentinel left alone: they are positive already."""
+    scale = inputs.options["scale"]
+    return scale if scale is None or scale == -1 else abs(scale)
+
+
+def _in_float64(tensors: Results | None) -> Results | None:
+    if tensors is None:
+        return None
+    return {name: x.to("cpu", torch.float64) for name, x in tensors.items()}

@@ -19,8 +19,20 @@ class Target(Protocol):
     def tiles(self, case: Case) -> Mapping[int, int]:
         """Entries of the tile table that admit the case's dims and dtype → tokens per tile."""
 
-    def launches(self) -> int:
-        """How many kernels this process has launched so far."""
+
+class _NoTarget:
+    """Nobody's kernels: cases for the oracles alone."""
+
+    name = "none"
+
+    def function(self, op: Op) -> Function:
+        raise ValueError(f"target: 'none' has no {op.name}, expected a target with kernels")
+
+    def tiles(self, case: Case) -> Mapping[int, int]:
+        return {}
+
+
+NONE = _NoTarget()
 
 
 def load(name: str) -> Target:

@@ -1,0 +1,1 @@
+"""Code with a bug planted, run by the laws: what the suite would have caught."""

@@ -1,0 +1,87 @@
+"""An edit of one module, made in memory while the module is imported. No file is touched."""
+
+import importlib.abc
+import importlib.machinery
+import linecache
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace one piece of a module's source.
+
+    Args:
+        module: its dotted name.
+        before: the piece as it stands; it occurs exactly once.
+        after: what takes its place.
+    """
+
+    module: str
+    before: str
+    after: str
+
+    def source(self) -> str:
+        """The module's source with the edit made.
+
+        Raises:
+            ValueError: there is no such module, or `before` is not in it exactly once.
+        """
+        spec = find_spec(self.module)
+        if spec is None or spec.origin is None:
+            raise ValueError(f"module: {self.module}, expected a module of this project")
+        text = Path(spec.origin).read_text()
+        found = text.count(self.before)
+        if found != 1:
+            raise ValueError(
+                f"before: {self.before!r} stands {found} times in {self.module}, expected once"
+            )
+        return text.replace(self.before, self.after)
+
+    def plant(self) -> None:
+        """Make this process import the edited module.
+
+        Raises:
+            ValueError: the module has been imported already, or the edit does not apply.
+        """
+        if self.module in sys.modules:
+            raise ValueError(f"module: {self.module} is imported already, expected a fresh process")
+        sys.meta_path.insert(0, _Planter(self.module, self.source()))
+
+
+class _Planter(importlib.abc.MetaPathFinder):
+    def __init__(self, module: str, source: str) -> None:
+        self.module = module
+        self.source = source
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self.module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        assert spec is not None
+        assert spec.origin is not None
+        spec.loader = _Edited(name, spec.origin, self.source)
+        return spec
+
+
+class _Edited(importlib.machinery.SourceFileLoader):
+    """Loads the edited source under the name of the file that it stands for."""
+
+    def __init__(self, name: str, path: str, source: str) -> None:
+        super().__init__(name, path)
+        self.edited = source
+        # Triton reads a kernel's source through linecache; an entry without a time is kept.
+        linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+
+    def get_code(self, fullname: str):  # type: ignore[no-untyped-def]
+        # Not through the byte code that is cached beside the file.
+        return compile(self.edited, self.path, "exec", dont_inherit=True)
+
+    def get_source(self, fullname: str) -> str:
+        return self.edited

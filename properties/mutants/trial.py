@@ -1,0 +1,107 @@
+"""Run one law about one case, or one test, in a fresh process, with or without a planted bug."""
+
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from types import TracebackType
+
+from properties.case import Case
+from properties.mutants.edit import Edit
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial came to.
+
+    Args:
+        caught_by: the law, or the type of the error that ended the run; None if the law held.
+        report: what was printed.
+    """
+
+    caught_by: str | None
+    report: str = ""
+
+
+@dataclass(frozen=True)
+class LawAbout:
+    """A law and the case that it has to hold for."""
+
+    law: str
+    case: Case
+
+
+@dataclass(frozen=True)
+class TestAt:
+    """A pytest node, "kernels/layers/test_rotary.py::test_name"."""
+
+    __test__ = False
+
+    node: str
+
+
+Pinned = LawAbout | TestAt
+
+
+def try_pinned(pinned: Pinned, target: str, device: str, edit: Edit | None) -> Outcome:
+    """Judge one case, or run one test. The edit is made before the project is imported."""
+    if edit is not None:
+        edit.plant()
+    if isinstance(pinned, TestAt):
+        return _run_test(pinned, device)
+    from properties.catalogue import OPS
+    from properties.device import activate
+    from properties.laws import LAWS, Subject, Violation
+    from properties.targets import load
+
+    where = activate(device)
+    case = pinned.case
+    try:
+        LAWS[pinned.law](OPS[case.op], case, Subject(load(target), where))
+    except Violation as violation:
+        return Outcome(violation.law, str(violation))
+    except Exception as error:
+        return Outcome(type(error).__name__, str(error))
+    return Outcome(None)
+
+
+def _run_test(pinned: TestAt, device: str) -> Outcome:
+    """Run one pytest node in this process, with its output kept for the report."""
+    import io
+    from contextlib import redirect_stderr, redirect_stdout
+
+    import pytest
+
+    root = Path(__file__).parents[2]
+    printed = io.StringIO()
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", device]
+    with redirect_stdout(printed), redirect_stderr(printed):
+        code = pytest.main([*options, "--rootdir", str(root), str(root / pinned.node)])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise ValueError(f"test: {pinned.node} did not run: {printed.getvalue()[-2000:]}")
+    return Outcome(None if code == pytest.ExitCode.OK else "test", printed.getvalue())
+
+
+class Laboratory:
+    """Processes for trials, forked from one that has imported the libraries but no kernel."""
+
+    def __init__(self, target: str, device: str, workers: int = 1) -> None:
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["torch", "triton", "hypothesis", "jaxtyping", "numpy"])
+        self.target = target
+        self.device = device
+        self.pool = ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1)
+
+    def submit(self, pinned: Pinned, edit: Edit | None = None) -> Future[Outcome]:
+        return self.pool.submit(try_pinned, pinned, self.target, self.device, edit)
+
+    def __enter__(self) -> "Laboratory":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.pool.shutdown(cancel_futures=True)

@@ -1,0 +1,79 @@
+"""An oracle is code too: its two forms agree, and its gradients are those of its outputs."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from properties.case import Case
+from properties.catalogue import OPS, Mode, Op
+from properties.catalogue.op import Role
+from properties.strategies import cases
+from properties.targets import NONE
+from properties.tensors import Inputs, build, cotangents, run
+from properties.verdict import Precision, budgets, compare
+
+FLOAT64 = Precision("float64", 2.0**-53, 2.0**-1022)
+REFERENCE = Mode("reference")
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
+    @given(cases(op, REFERENCE, "float32", NONE, longest=40))
+    def forms_agree(case: Case) -> None:
+        inputs = build(op, case).to(torch.float64)
+        incoming = {n: x.double() for n, x in cotangents(op, case).items()}
+        first = run(op, op.oracle, inputs, incoming)
+        second = run(op, op.second_form, inputs, incoming)
+
+        def form(tensors):  # type: ignore[no-untyped-def]
+            given = {n: x for n, x in tensors.items() if n in inputs.tensors}
+            return run(op, op.second_form, Inputs(given, inputs.options), incoming)
+
+        allowed = budgets(
+            form,
+            inputs.tensors,
+            first,
+            precision=FLOAT64,
+            output_dtypes=dict.fromkeys(first, torch.float64),
+            terms=max(case.lengths + (case.key_lengths or ())) + max(case.dims.values()),
+            gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
+        )
+        assert set(first) == set(second)
+        for name, x in second.items():
+            comparison = compare(name, x, first[name], allowed[name])
+            assert comparison.passed, f"{name}: {comparison.reason} ({comparison.ratio})"
+
+    forms_agree()
+
+
+@pytest.mark.parametrize("form", ["oracle", "second_form"])
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_gradients_are_those_of_the_outputs(op: Op, form: str) -> None:
+    function = getattr(op, form)
+
+    @settings(max_examples=8)
+    @given(cases(op, REFERENCE, "float32", NONE, longest=4, widest=3))
+    def gradcheck_passes(drawn: Case) -> None:
+        # Differences need a copy per call, and numbers of moderate size.
+        options = {n: False if n == "inplace" else v for n, v in drawn.options.items()}
+        case = replace(drawn, options=options, values="gaussian")
+        inputs = build(op, case).to(torch.float64)
+        names = [a.name for a in op.arguments if a.differentiable and a.name in inputs.tensors]
+        leaves = [inputs.tensors[n].clone().requires_grad_() for n in names]
+
+        def outputs(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            tensors = {**inputs.tensors, **dict(zip(names, values, strict=True))}
+            returned = function(**tensors, **inputs.options)
+            each = returned if isinstance(returned, tuple) else (returned,)
+            # A row that sees no key has the constant lse -inf.
+            return tuple(
+                torch.where(y == -math.inf, 0.0, y) for y in each if y is not None and y.numel()
+            )
+
+        if any(y.requires_grad for y in outputs(*leaves)):
+            assert torch.autograd.gradcheck(outputs, leaves, eps=1e-6, atol=1e-6, rtol=1e-4)
+
+    gradcheck_passes()

@@ -1,0 +1,29 @@
+"""Every known bug both ways: its case passes today, and fails when the bug is planted."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from properties.mutants.trial import Laboratory
+from regressions.known_bug import known_bugs
+
+BUGS = known_bugs()
+
+
+@pytest.fixture(scope="module")
+def laboratory(request: pytest.FixtureRequest) -> Iterator[Laboratory]:
+    option = request.config.getoption
+    with Laboratory(option("target"), option("device")) as laboratory:
+        yield laboratory
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_case_passes_today(name: str, laboratory: Laboratory) -> None:
+    outcome = laboratory.submit(BUGS[name].pinned).result()
+    assert outcome.caught_by is None, outcome.report
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_case_catches_the_planted_bug(name: str, laboratory: Laboratory) -> None:
+    outcome = laboratory.submit(BUGS[name].pinned, BUGS[name].planted).result()
+    assert outcome.caught_by is not None, f"{name} is not noticed when it is planted again"
