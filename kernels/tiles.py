@@ -51,6 +51,12 @@ class Tile:
         return self.backward or self
 
 
+_FUSED_RECURRENT = (
+    Tile(tokens=32, features=64),
+    Tile(tokens=16, features=32, num_warps=2),
+    Tile(tokens=64, features=128, num_warps=8),
+)
+
 TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     # tokens: (batch, token, head) vectors of x.
     ("rotary_embedding", "fused"): (
@@ -64,6 +70,10 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
         Tile(tokens=32, keys=32, num_stages=1),
         Tile(tokens=16, keys=16, num_warps=2, num_stages=1),
     ),
+    # tokens: between two kept states in the backward pass; features: both sides of a tile of the
+    # state.
+    ("linear_attn", "fused_recurrent"): _FUSED_RECURRENT,
+    ("gla", "fused_recurrent"): _FUSED_RECURRENT,
 }
 
 

@@ -1,0 +1,371 @@
+"""The recurrence of linear attention as it is written, token by token, in two kernels.
+
+A program owns a tile `[BK, BV]` of the state of one head of one sequence and walks its tokens with
+the tile in registers. What is summed over the other dim of the state (o, dv, dgv over K; dq, dk, dg
+over V) leaves each program as a partial sum, and the partial sums are added afterwards in a fixed
+order. All arithmetic is float32 whatever the inputs are.
+
+Backward, with `A_t = exp(g_t) ⊗ exp(gv_t)` and `D_t` the gradient of S_t,
+
+    D_t  = scale · q_t do_t^T + A_{t+1} ∘ D_{t+1},      D_T starts from dfinal_state
+    dq_t = scale · S_t do_t,    dk_t = D_t v_t,    dv_t = D_t^T k_t
+    dg_t = rowsum(A_t ∘ S_{t-1} ∘ D_t),    dgv_t = colsum(A_t ∘ S_{t-1} ∘ D_t)
+
+The last line needs S_{t-1} while t runs backward. Two shortcuts avoid that and neither is taken:
+`dg = reverse_cumsum(q ∘ dq - k ∘ dk)` is a difference of sums over the whole rest of the sequence,
+whose rounding remains where a strong gate leaves a gradient of nothing; and the walk back by
+`A_t ∘ S_{t-1} = S_t - k_t v_t^T` loses what is small beside the newest token and divides by A_t,
+which may be 0. Here S_{t-1} itself is kept: the states before every SEGMENT tokens by a first walk,
+those within one segment by a second. dg is then a plain sum of products, as accurate as dk, and 0
+where a gate is -inf.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels.tiles import Tile
+
+
+@triton.jit
+def _locate(cu_seqlens_ptr, tokens, sequence, IS_VARLEN: tl.constexpr):
+    """The batch entry and first token (int64) of a sequence, and its length."""
+    if IS_VARLEN:
+        start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
+        length = (tl.load(cu_seqlens_ptr + sequence + 1).to(tl.int64) - start).to(tl.int32)
+        batch = start * 0
+    else:
+        batch = sequence.to(tl.int64)
+        start = batch * 0
+        length = tokens
+    return batch, start, length
+
+
+@triton.jit
+def _row(ptr, batch, token, head, stride_b, stride_t, stride_h, cols, inside):
+    """One row of a `[B, T, H, D]` tensor in float32, 0 outside."""
+    ptr += batch * stride_b + token * stride_t + head * stride_h
+    return tl.load(ptr + cols, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_row(ptr, x, row, width, cols, inside):
+    """One row of a contiguous `[..., D]` tensor, in its dtype."""
+    tl.store(ptr + row * width + cols, x.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "tokens"])
+def _forward(
+    q_ptr, k_ptr, v_ptr, g_ptr, gv_ptr, initial_ptr, cu_seqlens_ptr, o_ptr, final_ptr,
+    scale, rows, tokens, heads, key_dim, value_dim,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
+    v_stride_b, v_stride_t, v_stride_h, g_stride_b, g_stride_t, g_stride_h,
+    gv_stride_b, gv_stride_t, gv_stride_h,
+    BK: tl.constexpr, BV: tl.constexpr, NUM_K: tl.constexpr, NUM_V: tl.constexpr,
+    USE_G: tl.constexpr, USE_GV: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
+    STORE_FINAL_STATE: tl.constexpr, REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    part_k = program // NUM_V % NUM_K
+    state = (program // (NUM_V * NUM_K)).to(tl.int64)
+    head = state % heads
+    batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, IS_VARLEN)
+    cols_k = part_k * BK + tl.arange(0, BK)
+    cols_v = (program % NUM_V) * BV + tl.arange(0, BV)
+    in_k = cols_k < key_dim
+    in_v = cols_v < value_dim
+    in_state = in_k[:, None] & in_v[None, :]
+    cell = state * key_dim * value_dim + cols_k[:, None] * value_dim + cols_v[None, :]
+
+    S = tl.zeros((BK, BV), dtype=tl.float32)
+    if USE_INITIAL_STATE:
+        S = tl.load(initial_ptr + cell, mask=in_state, other=0.0)
+    for step in range(length):
+        t = start + (length - 1 - step if REVERSE else step)
+        q = _row(q_ptr, batch, t, head, q_stride_b, q_stride_t, q_stride_h, cols_k, in_k)
+        k = _row(k_ptr, batch, t, head, k_stride_b, k_stride_t, k_stride_h, cols_k, in_k)
+        v = _row(v_ptr, batch, t, head, v_stride_b, v_stride_t, v_stride_h, cols_v, in_v)
+        if USE_G:
+            g = _row(g_ptr, batch, t, head, g_stride_b, g_stride_t, g_stride_h, cols_k, in_k)
+            S *= tl.exp(g)[:, None]
+        if USE_GV:
+            gv = _row(gv_ptr, batch, t, head, gv_stride_b, gv_stride_t, gv_stride_h, cols_v, in_v)
+            S *= tl.exp(gv)[None, :]
+        S += k[:, None] * v[None, :]
+        o = tl.sum(S * q[:, None], axis=0) * scale
+        row = part_k.to(tl.int64) * rows + (batch * tokens + t) * heads + head
+        _store_row(o_ptr, o, row, value_dim, cols_v, in_v)
+    if STORE_FINAL_STATE:
+        tl.store(final_ptr + cell, S, mask=in_state)
+
+
+@triton.jit(do_not_specialize=["rows", "tokens"])
+def _backward(
+    q_ptr, k_ptr, v_ptr, g_ptr, gv_ptr, initial_ptr, cu_seqlens_ptr, do_ptr, dfinal_ptr,
+    dq_ptr, dk_ptr, dv_ptr, dg_ptr, dgv_ptr, dinitial_ptr, segments_ptr, states_ptr,
+    scale, rows, tokens, heads, key_dim, value_dim,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
+    v_stride_b, v_stride_t, v_stride_h, g_stride_b, g_stride_t, g_stride_h,
+    gv_stride_b, gv_stride_t, gv_stride_h, do_stride_b, do_stride_t, do_stride_h,
+    BK: tl.constexpr, BV: tl.constexpr, NUM_K: tl.constexpr, NUM_V: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    USE_G: tl.constexpr, USE_GV: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
+    USE_FINAL_GRADIENT: tl.constexpr, REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    part_v = program % NUM_V
+    part_k = program // NUM_V % NUM_K
+    state = (program // (NUM_V * NUM_K)).to(tl.int64)
+    head = state % heads
+    batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, IS_VARLEN)
+    cols_k = part_k * BK + tl.arange(0, BK)
+    cols_v = part_v * BV + tl.arange(0, BV)
+    in_k = cols_k < key_dim
+    in_v = cols_v < value_dim
+    in_state = in_k[:, None] & in_v[None, :]
+    cell = state * key_dim * value_dim + cols_k[:, None] * value_dim + cols_v[None, :]
+    GATED: tl.constexpr = USE_G or USE_GV
+
+    if GATED:
+        # Workspaces are cut by program; all BK · BV cells are written before they are read.
+        tile = tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
+        states_ptr += program.to(tl.int64) * (SEGMENT * BK * BV)
+        if IS_VARLEN:
+            # floor(a/C) + ceil(b/C) <= floor((a+b)/C) + 1: the next sequence starts after this one.
+            first_segment = start // SEGMENT + state // heads
+        else:
+            first_segment = batch * tl.cdiv(tokens, SEGMENT)
+        parts = heads * NUM_K * NUM_V
+        segments_ptr += (first_segment * parts + program % parts) * BK * BV
+
+    S = tl.zeros((BK, BV), dtype=tl.float32)
+    if USE_INITIAL_STATE:
+        S = tl.load(initial_ptr + cell, mask=in_state, other=0.0)
+    for step in range(length):
+        if GATED:  # noqa: SIM102 (one test is made by the compiler)
+            if step % SEGMENT == 0:
+                tl.store(segments_ptr + (step // SEGMENT).to(tl.int64) * parts * BK * BV + tile, S)
+        t = start + (length - 1 - step if REVERSE else step)
+        k = _row(k_ptr, batch, t, head, k_stride_b, k_stride_t, k_stride_h, cols_k, in_k)
+        v = _row(v_ptr, batch, t, head, v_stride_b, v_stride_t, v_stride_h, cols_v, in_v)
+        do = _row(do_ptr, batch, t, head, do_stride_b, do_stride_t, do_stride_h, cols_v, in_v)
+        if USE_G:
+            g = _row(g_ptr, batch, t, head, g_stride_b, g_stride_t, g_stride_h, cols_k, in_k)
+            S *= tl.exp(g)[:, None]
+        if USE_GV:
+            gv = _row(gv_ptr, batch, t, head, gv_stride_b, gv_stride_t, gv_stride_h, cols_v, in_v)
+            S *= tl.exp(gv)[None, :]
+        S += k[:, None] * v[None, :]
+        dq = tl.sum(S * do[None, :], axis=1) * scale
+        row = part_v.to(tl.int64) * rows + (batch * tokens + t) * heads + head
+        _store_row(dq_ptr, dq, row, key_dim, cols_k, in_k)
+
+    D = tl.zeros((BK, BV), dtype=tl.float32)
+    if USE_FINAL_GRADIENT:
+        D = tl.load(dfinal_ptr + cell, mask=in_state, other=0.0)
+    num_segments = tl.cdiv(length, SEGMENT)
+    for back in range(num_segments):
+        segment = num_segments - 1 - back
+        first = segment * SEGMENT
+        last = tl.minimum(first + SEGMENT, length)
+        if GATED:
+            # A cell may be read by another thread than the one that wrote it.
+            tl.debug_barrier()
+            S = tl.load(segments_ptr + segment.to(tl.int64) * parts * BK * BV + tile)
+            for step in range(first, last):
+                tl.store(states_ptr + (step - first) * BK * BV + tile, S)
+                t = start + (length - 1 - step if REVERSE else step)
+                k = _row(k_ptr, batch, t, head, k_stride_b, k_stride_t, k_stride_h, cols_k, in_k)
+                v = _row(v_ptr, batch, t, head, v_stride_b, v_stride_t, v_stride_h, cols_v, in_v)
+                if USE_G:
+                    g = _row(
+                        g_ptr, batch, t, head, g_stride_b, g_stride_t, g_stride_h, cols_k, in_k
+                    )
+                    S *= tl.exp(g)[:, None]
+                if USE_GV:
+                    gv = _row(
+                        gv_ptr, batch, t, head, gv_stride_b, gv_stride_t, gv_stride_h, cols_v, in_v
+                    )
+                    S *= tl.exp(gv)[None, :]
+                S += k[:, None] * v[None, :]
+            tl.debug_barrier()
+        for step_back in range(last - first):
+            step = last - 1 - step_back
+            t = start + (length - 1 - step if REVERSE else step)
+            q = _row(q_ptr, batch, t, head, q_stride_b, q_stride_t, q_stride_h, cols_k, in_k)
+            k = _row(k_ptr, batch, t, head, k_stride_b, k_stride_t, k_stride_h, cols_k, in_k)
+            v = _row(v_ptr, batch, t, head, v_stride_b, v_stride_t, v_stride_h, cols_v, in_v)
+            do = _row(do_ptr, batch, t, head, do_stride_b, do_stride_t, do_stride_h, cols_v, in_v)
+            D += (q * scale)[:, None] * do[None, :]
+            row_k = part_v.to(tl.int64) * rows + (batch * tokens + t) * heads + head
+            row_v = part_k.to(tl.int64) * rows + (batch * tokens + t) * heads + head
+            _store_row(dk_ptr, tl.sum(D * v[None, :], axis=1), row_k, key_dim, cols_k, in_k)
+            _store_row(dv_ptr, tl.sum(D * k[:, None], axis=0), row_v, value_dim, cols_v, in_v)
+            if USE_G:
+                g = _row(g_ptr, batch, t, head, g_stride_b, g_stride_t, g_stride_h, cols_k, in_k)
+                D *= tl.exp(g)[:, None]
+            if USE_GV:
+                gv = _row(
+                    gv_ptr, batch, t, head, gv_stride_b, gv_stride_t, gv_stride_h, cols_v, in_v
+                )
+                D *= tl.exp(gv)[None, :]
+            if GATED:
+                # D is now A_t ∘ D_t, also what the token before is handed.
+                before = tl.load(states_ptr + (step - first) * BK * BV + tile)
+                if USE_G:
+                    dg = tl.sum(before * D, axis=1)
+                    _store_row(dg_ptr, dg, row_k, key_dim, cols_k, in_k)
+                if USE_GV:
+                    dgv = tl.sum(before * D, axis=0)
+                    _store_row(dgv_ptr, dgv, row_v, value_dim, cols_v, in_v)
+    if USE_INITIAL_STATE:
+        tl.store(dinitial_ptr + cell, D, mask=in_state)
+
+
+def forward(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H K"] | None,
+    gv: Float[Tensor, "B T H V"] | None,
+    *,
+    scale: float,
+    initial_state: Float[Tensor, "N H K V"] | None,
+    cu_seqlens: Int[Tensor, " N+1"] | None,
+    tile: Tile,
+    output_final_state: bool,
+    out_dtype: torch.dtype,
+    reverse: bool,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
+    """See `kernels.linear`; every mode has this function."""
+    batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
+    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    blocks = _blocks(tile, key_dim, value_dim)
+    num_k, num_v = blocks["NUM_K"], blocks["NUM_V"]
+    o = _partial(num_k, (batch, tokens, heads, value_dim), out_dtype, q.device)
+    final_state = None
+    if output_final_state:
+        final_state = torch.empty(
+            sequences, heads, key_dim, value_dim, dtype=torch.float32, device=q.device
+        )
+    rows = [_with_unit_stride(x) for x in (q, k, v, g, gv)]
+    _forward[(sequences * heads * num_k * num_v,)](
+        *rows, _contiguous(initial_state), _contiguous(cu_seqlens), o, final_state,
+        scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
+        *_strides(*rows),
+        **blocks,
+        USE_G=g is not None,
+        USE_GV=gv is not None,
+        USE_INITIAL_STATE=initial_state is not None,
+        STORE_FINAL_STATE=output_final_state,
+        REVERSE=reverse,
+        IS_VARLEN=cu_seqlens is not None,
+        num_warps=tile.num_warps,
+    )  # fmt: skip
+    return _total(o, out_dtype), final_state
+
+
+def backward(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H K"] | None,
+    gv: Float[Tensor, "B T H V"] | None,
+    *,
+    scale: float,
+    initial_state: Float[Tensor, "N H K V"] | None,
+    cu_seqlens: Int[Tensor, " N+1"] | None,
+    tile: Tile,
+    do: Float[Tensor, "B T H V"],
+    dfinal_state: Float[Tensor, "N H K V"] | None,
+    reverse: bool,
+) -> tuple[
+    Float[Tensor, "B T H K"],
+    Float[Tensor, "B T H K"],
+    Float[Tensor, "B T H V"],
+    Float[Tensor, "B T H K"] | None,
+    Float[Tensor, "B T H V"] | None,
+    Float[Tensor, "N H K V"] | None,
+]:
+    """See `kernels.linear`; every mode has this function."""
+    batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
+    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    blocks = _blocks(tile, key_dim, value_dim)
+    num_k, num_v = blocks["NUM_K"], blocks["NUM_V"]
+    programs = sequences * heads * num_k * num_v
+    dq, dk = (_partial(num_v, x.shape, x.dtype, x.device) for x in (q, k))
+    dv = _partial(num_k, v.shape, v.dtype, v.device)
+    dg = None if g is None else _partial(num_v, g.shape, g.dtype, g.device)
+    dgv = None if gv is None else _partial(num_k, gv.shape, gv.dtype, gv.device)
+    dinitial_state = None
+    if initial_state is not None:
+        dinitial_state = torch.empty_like(initial_state, memory_format=torch.contiguous_format)
+    segments = states = None
+    if g is not None or gv is not None:
+        cells = blocks["BK"] * blocks["BV"]
+        if cu_seqlens is None:
+            count = batch * triton.cdiv(tokens, tile.tokens)
+        else:
+            count = tokens // tile.tokens + sequences
+        workspace = {"dtype": torch.float32, "device": q.device}
+        segments = torch.empty(count * heads * num_k * num_v * cells, **workspace)
+        states = torch.empty(programs * tile.tokens * cells, **workspace)
+    rows = [_with_unit_stride(x) for x in (q, k, v, g, gv)]
+    do = _with_unit_stride(do)
+    _backward[(programs,)](
+        *rows, _contiguous(initial_state), _contiguous(cu_seqlens), do, _contiguous(dfinal_state),
+        dq, dk, dv, dg, dgv, dinitial_state, segments, states,
+        scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
+        *_strides(*rows, do),
+        **blocks,
+        SEGMENT=tile.tokens,
+        USE_G=g is not None,
+        USE_GV=gv is not None,
+        USE_INITIAL_STATE=initial_state is not None,
+        USE_FINAL_GRADIENT=dfinal_state is not None,
+        REVERSE=reverse,
+        IS_VARLEN=cu_seqlens is not None,
+        num_warps=tile.num_warps,
+    )  # fmt: skip
+    return (
+        _total(dq, q.dtype),
+        _total(dk, k.dtype),
+        _total(dv, v.dtype),
+        None if g is None else _total(dg, g.dtype),
+        None if gv is None else _total(dgv, gv.dtype),
+        dinitial_state,
+    )
+
+
+def _blocks(tile: Tile, key_dim: int, value_dim: int) -> dict[str, int]:
+    blocks = {}
+    for name, dim in (("K", key_dim), ("V", value_dim)):
+        blocks[f"B{name}"] = min(tile.features, max(16, triton.next_power_of_2(dim)))
+        blocks[f"NUM_{name}"] = triton.cdiv(dim, blocks[f"B{name}"])
+    return blocks
+
+
+def _partial(
+    parts: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "parts *shape"]:
+    """Room for partial sums; one part is the result and has its dtype."""
+    return torch.empty(parts, *shape, dtype=dtype if parts == 1 else torch.float32, device=device)
+
+
+def _total(partial: Float[Tensor, "parts *shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    return partial[0] if partial.shape[0] == 1 else partial.sum(0).to(dtype)
+
+
+def _with_unit_stride(x: Tensor | None) -> Tensor | None:
+    """The kernels take any stride but the last one, which only an expanded gradient lacks."""
+    return x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _strides(*tensors: Tensor | None) -> list[int]:
+    return [stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3])]

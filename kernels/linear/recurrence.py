@@ -1,0 +1,244 @@
+"""From a pair of plain functions to a differentiable op, and what the public functions share."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels import tiles
+from kernels.arguments import (
+    bind_dims,
+    check_boundaries,
+    check_cu_seqlens,
+    check_dtype,
+    check_one_dtype,
+    check_range,
+    describe,
+)
+from kernels.linear import chunk, fused_chunk, fused_recurrent
+from kernels.scale import resolve_scale
+
+_FORMS = {"chunk": chunk, "fused_chunk": fused_chunk, "fused_recurrent": fused_recurrent}
+# Up to this many tokens a sequence, the mean where they are packed, a walk over them beats a launch
+# of several kernels.
+_SHORT = 64
+
+_Op = Callable[..., tuple[Tensor, Tensor]]
+
+
+def _register(op: str, mode: str) -> _Op:
+    """Make `forward` and `backward` of a mode the `torch.library` op `attention_oracles::op_mode`.
+
+    An op always returns tensors: one without elements stands for each None.
+    """
+    form = _FORMS[mode]
+    name = f"attention_oracles::{op}_{mode}"
+
+    def arguments(g: Tensor | None, gv: Tensor | None, reverse: bool) -> tuple[list, dict]:
+        if form is fused_recurrent:
+            return [g, gv], {"reverse": reverse}
+        assert gv is None
+        assert not reverse
+        return [g], {}
+
+    @torch.library.custom_op(name, mutates_args=())
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor | None,
+        gv: Tensor | None,
+        initial_state: Tensor | None,
+        cu_seqlens: Tensor | None,
+        scale: float,
+        reverse: bool,
+        output_final_state: bool,
+        out_dtype: torch.dtype,
+        tile: int,
+    ) -> tuple[Tensor, Tensor]:
+        check_boundaries("cu_seqlens", cu_seqlens, q.shape[1])
+        log_decays, direction = arguments(g, gv, reverse)
+        o, final_state = form.forward(
+            q, k, v, *log_decays,
+            scale=scale,
+            initial_state=initial_state,
+            cu_seqlens=cu_seqlens,
+            tile=tiles.TABLE[op, mode][tile],
+            output_final_state=output_final_state,
+            out_dtype=out_dtype,
+            **direction,
+        )  # fmt: skip
+        return o, _or_empty(final_state, q)
+
+    @forward.register_fake
+    def _(
+        q, k, v, g, gv, initial_state, cu_seqlens,
+        scale, reverse, output_final_state, out_dtype, tile,
+    ):  # fmt: skip
+        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        state = (sequences, q.shape[2], q.shape[3], v.shape[3]) if output_final_state else (0,)
+        return v.new_empty(v.shape, dtype=out_dtype), v.new_empty(state, dtype=torch.float32)
+
+    @torch.library.custom_op(f"{name}_backward", mutates_args=())
+    def backward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor | None,
+        gv: Tensor | None,
+        initial_state: Tensor | None,
+        cu_seqlens: Tensor | None,
+        do: Tensor,
+        dfinal_state: Tensor | None,
+        scale: float,
+        reverse: bool,
+        tile: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        log_decays, direction = arguments(g, gv, reverse)
+        dq, dk, dv, *dlog_decays, dinitial_state = form.backward(
+            q, k, v, *log_decays,
+            scale=scale,
+            initial_state=initial_state,
+            cu_seqlens=cu_seqlens,
+            tile=tiles.TABLE[op, mode][tile],
+            do=do,
+            dfinal_state=dfinal_state,
+            **direction,
+        )  # fmt: skip
+        dg, dgv = [*dlog_decays, None][:2]
+        return dq, dk, dv, _or_empty(dg, q), _or_empty(dgv, q), _or_empty(dinitial_state, q)
+
+    @backward.register_fake
+    def _(
+        q, k, v, g, gv, initial_state, cu_seqlens, do, dfinal_state, scale, reverse, tile
+    ):  # fmt: skip
+        return tuple(
+            q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape)
+            for x in (q, k, v, g, gv, initial_state)
+        )
+
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.scale, ctx.reverse, _, ctx.out_dtype, ctx.tile = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx, do, dfinal_state):
+        tensors = ctx.saved_tensors
+        if do is None:
+            do = tensors[2].new_zeros(tensors[2].shape, dtype=ctx.out_dtype)
+        if dfinal_state is not None and dfinal_state.dim() == 1:
+            dfinal_state = None
+        gradients = backward(*tensors, do, dfinal_state, ctx.scale, ctx.reverse, ctx.tile)
+        given = (None if x is None else dx for x, dx in zip(tensors, gradients, strict=False))
+        return *given, None, None, None, None, None, None
+
+    def refuse(ctx, *_):
+        raise NotImplementedError(f"{op} ({mode}): gradients of its gradients are not implemented")
+
+    forward.register_autograd(differentiate, setup_context=setup_context)
+    backward.register_autograd(refuse)
+    return forward
+
+
+def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_empty(0, dtype=torch.float32) if x is None else x
+
+
+_OPS = {
+    (op, mode): _register(op, mode)
+    for op, mode in (
+        ("linear_attn", "chunk"),
+        ("linear_attn", "fused_chunk"),
+        ("linear_attn", "fused_recurrent"),
+        ("gla", "chunk"),
+        ("gla", "fused_recurrent"),
+    )
+}
+
+
+def _choose_mode(op: str, mode: str, *, gv: Tensor | None, reverse: bool, long: bool) -> str:
+    """The mode that runs: the one asked for, if the op has it and it can do what is asked of it."""
+    modes = [each for name, each in _OPS if name == op]
+    recurrent_only = {"gv": gv is not None, "reverse": reverse}
+    if mode == "auto":
+        return "chunk" if long and not any(recurrent_only.values()) else "fused_recurrent"
+    if mode not in modes:
+        raise ValueError(f"mode: {mode!r}, expected 'auto', {', '.join(map(repr, modes))}")
+    if mode != "fused_recurrent":
+        for argument, given in recurrent_only.items():
+            if given:
+                raise ValueError(
+                    f"{argument}: given with mode {mode!r}, which has no {argument}; "
+                    "expected mode 'fused_recurrent' or 'auto'"
+                )
+    return mode
+
+
+def run(
+    op: str,
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H K"] | None = None,
+    gv: Float[Tensor, "B T H V"] | None = None,
+    *,
+    scale: float | None,
+    normalize: bool,
+    initial_state: Float[Tensor, "N H K V+normalize"] | None,
+    output_final_state: bool,
+    reverse: bool,
+    cu_seqlens: Int[Tensor, " N+1"] | None,
+    mode: str,
+    tile: int | None,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+normalize"] | None]:
+    """Check the arguments of a public op, settle its options, and call the op of its mode."""
+    sizes = bind_dims(
+        q=(q, "B T H K"),
+        k=(k, "B T H K"),
+        v=(v, "B T H V"),
+        g=(g, "B T H K"),
+        gv=(gv, "B T H V"),
+        initial_state=(initial_state, "N H K V+1" if normalize else "N H K V"),
+    )
+    dtype = check_one_dtype(q=q, k=k, v=v)
+    check_dtype("g", g, torch.float32, dtype)
+    check_dtype("gv", gv, torch.float32, dtype)
+    check_dtype("initial_state", initial_state, torch.float32)
+    check_range("K (the last dim of q)", sizes["K"], 1, 256)
+    check_range("V (the last dim of v)", sizes["V"], 1, 256)
+    check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
+    sequences = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    width = sizes["V"] + bool(normalize)
+    if initial_state is not None and (
+        initial_state.shape[0] != sequences or initial_state.shape[3] != width
+    ):
+        raise ValueError(
+            f"initial_state: {describe(initial_state)}, expected [N, H, K, "
+            f"{'V+1' if normalize else 'V'}] with N={sequences}, V={sizes['V']}"
+        )
+    scale = resolve_scale(scale, sizes["K"])
+    mode = _choose_mode(
+        op, mode, gv=gv, reverse=reverse, long=sizes["T"] * sizes["B"] > _SHORT * sequences
+    )
+    tile = tiles.choose(
+        op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile
+    )
+
+    if normalize:
+        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+        gv = None if gv is None else torch.cat([gv, torch.zeros_like(gv[..., :1])], dim=-1)
+        # Any other scale cancels; a quotient of two rounded numbers would be rounded thrice.
+        scale, out_dtype = float(scale != 0), torch.float32
+    else:
+        out_dtype = dtype
+    o, final_state = _OPS[op, mode](
+        q, k, v, g, gv, initial_state, cu_seqlens,
+        scale, bool(reverse), bool(output_final_state), out_dtype, tile,
+    )  # fmt: skip
+    if normalize:
+        weights = o[..., -1:]
+        empty = weights == 0
+        # Both quotient and divisor are replaced: a gradient of 0 times 1/0 would be NaN.
+        o = torch.where(empty, 0.0, o[..., :-1] / torch.where(empty, 1.0, weights)).to(dtype)
+    return o, final_state if output_final_state else None
