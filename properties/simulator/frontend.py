@@ -20,9 +20,12 @@ OPERATION = re.compile(
 )
 TOKEN = re.compile(
     rf"\s*(?:(?P<value>{VALUE})|(?P<block>\^bb\d+)|(?P<symbol>@(?:\"[^\"]*\"|[\w.$\-]+))"
-    r"|(?P<string>\"[^\"]*\")|(?P<key>\w+) = (?P<setting>[\w.\-]+)|(?P<word>-?[\w.+\-]+(?:<[^>]*>)?)"
-    r"|(?P<mark>[,()\[\]]))"
+    r"|(?P<string>\"[^\"]*\")|(?P<key>\w+) = (?P<setting>[\w.\-]+)"
+    r"|(?P<word>-?[\w.+\-]+(?:<[^>]*>)?)|(?P<mark>[,()\[\]]))"
 )
+
+
+YIELDS = ("scf.yield", "scf.condition")
 
 
 class UnreadableIR(NotImplementedError):
@@ -151,7 +154,7 @@ def parse_type(text: str) -> Type:
         return Type("ptr", (), "i64" if match[1].startswith("!") else match[1])
     if re.fullmatch(r"[a-z]+\d+\w*|index", text):
         return Type(text)
-    if text.startswith("!tt.tensordesc<") or text.startswith("!tt.ptr<tensor"):
+    if text.startswith(("!tt.tensordesc<", "!tt.ptr<tensor")):
         return Type("descriptor", (), text)
     raise UnreadableIR(f"type {text!r}")
 
@@ -239,10 +242,10 @@ class Parser:
         if match is None:
             raise UnreadableIR(head)
         depth, end = 1, 0
-        for end, char in enumerate(match[3]):
-            depth += {"(": 1, ")": -1}.get(char, 0)
-            if depth == 0:
-                break
+        while depth:
+            depth += {"(": 1, ")": -1}.get(match[3][end], 0)
+            end += 1
+        end -= 1
         arguments = []
         for part in split_list(match[3][:end]):
             name, _, kind = part.partition(":")
@@ -398,7 +401,11 @@ class Parser:
         self.read_signature(instruction, closing.strip().removeprefix(":"))
 
     def close(self, instruction: Instruction, line: str) -> None:
-        """The closing line of an scf operation: its attributes and its location."""
+        """The closing line of an scf operation: its attributes, location and elided yields."""
+        for region in instruction.regions:
+            block = region[-1]
+            if not block.instructions or block.instructions[-1].name not in YIELDS:
+                block.instructions.append(Instruction("scf.yield", instruction.location))
         text, instruction.location = self.located(line)
         rest = self.read_dictionary(instruction, text.removeprefix("}")).strip()
         if rest:

@@ -160,7 +160,8 @@ def as_buffer(kernel: Kernel, name: str, value: Any, kind: Type) -> Buffer:
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
         what = tensor.device if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise TypeError(
-            f"argument `{name}` of kernel {kernel.name} is on {what}; the simulator takes CPU tensors"
+            f"argument `{name}` of kernel {kernel.name} is on {what}, "
+            "the simulator takes CPU tensors"
         )
     if ELEMENTS[kind.pointee].size == tensor.element_size():
         return Buffer(name, tensor, kind.pointee)

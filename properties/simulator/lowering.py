@@ -1,7 +1,7 @@
 """Instructions to NumPy source: one Python function per IR function.
 
-`LOWERINGS` at the end of this file has an entry per operation. The source that comes out is meant to
-be read: variables keep the names of the kernel, and every kernel line stands above its code.
+`LOWERINGS` at the end of this file has an entry per operation. The source that comes out is meant
+to be read: variables keep the names of the kernel, and every kernel line stands above its code.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ AXES = {"x": 0, "y": 1, "z": 2}
 IGNORED = (
     "fastmath<",
     "overflow<",
-    "exact",
-    "nneg",
-    "disjoint",
     "allow_reorder",
     "efficient_layout",
 )
@@ -308,15 +305,13 @@ class FunctionWriter:
         self.module.body += ["", "", head, *(self.lines or ["    pass"])]
 
     def block(self, block: Block) -> Instruction:
-        """Everything up to the terminator, which is returned, or written if it is a return."""
+        """Everything up to the terminator, which is returned; a `tt.return` is written as well."""
         for instruction in block.instructions[:-1]:
             self.lower(instruction)
         last = block.instructions[-1]
         if last.name == "tt.return":
             values = ", ".join(self.use(name) for name in last.operands)
             self.emit(f"return ({values},)" if values else "return None")
-        elif last.name not in TERMINATORS:
-            self.lower(last)
         return last
 
     def lower(self, instruction: Instruction) -> None:
@@ -395,12 +390,6 @@ class FunctionWriter:
     def tuple(self, values: Iterable[str]) -> str:
         items = list(values)
         return f"({', '.join(items)},)" if len(items) == 1 else f"({', '.join(items)})"
-
-
-TERMINATORS = (
-    "scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return", "tt.return",
-    "tt.map_elementwise.return",
-)  # fmt: skip
 
 
 def in_block(block: Block) -> str:
@@ -847,18 +836,14 @@ def for_loop(w: FunctionWriter, i: Instruction) -> None:
         w.alias(result, name)
 
 
-def carry(w: FunctionWriter, inside: str, targets: list[str], new: list[str]) -> None:
+def carry(w: FunctionWriter, inside: str, targets: list[str], values: list[str]) -> None:
     """Hand values to the next turn of a loop; programs that have left keep their old ones."""
     names = [w.name(target) for target in targets]
-    changed = [(old, value) for old, value in zip(names, new, strict=True) if old != value]
+    changed = [(old, value) for old, value in zip(names, values, strict=True) if old != value]
     if not changed:
         return
-    left = ", ".join(old for old, _ in changed)
-    comma = "," if len(changed) == 1 else ""
-    values = w.tuple(value for _, value in changed)
-    w.emit(
-        f"{left}{comma} = carried({inside}, {w.pred}, {values}, {w.tuple(o for o, _ in changed)})"
-    )
+    old, new = (w.tuple(side) for side in zip(*changed, strict=True))
+    w.emit(f"{old[1:-1]} = carried({inside}, {w.pred}, {new}, {old})")
 
 
 def if_else(w: FunctionWriter, i: Instruction) -> None:
@@ -867,8 +852,6 @@ def if_else(w: FunctionWriter, i: Instruction) -> None:
     results = [w.name(name) for name in i.results]
     for number, (pred, region) in enumerate(zip((there, here), i.regions, strict=False)):
         (block,) = region
-        if not block.instructions:
-            continue
         w.emit(f"if {pred} is not False:")
         start = len(w.lines)
         last = w.under(pred, block)
@@ -922,6 +905,10 @@ def call(w: FunctionWriter, i: Instruction) -> None:
         assign_all(w, i.results, text)
     else:
         w.emit(text)
+
+
+def barrier(w: FunctionWriter, i: Instruction) -> None:
+    """Nothing: the elements of a tile never run ahead of each other."""
 
 
 def assertion(w: FunctionWriter, i: Instruction) -> None:
@@ -1113,6 +1100,8 @@ LOWERINGS: dict[str, Lowering] = {
     "scf.if": if_else,
     "scf.while": while_loop,
     "tt.call": call,
+    "ttg.barrier": barrier,
+    "gpu.barrier": barrier,
     "tt.assert": assertion,
     "tt.print": device_print,
 }

@@ -76,7 +76,7 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, Array
 class Traffic:
     """Which program of the launch last wrote, and which read, each element of a storage.
 
-    Programs count from 1; 0 is nobody. In `reader`, -1 is several programs (in `writer`, by atomics).
+    Programs count from 1; 0 is nobody and -1 several programs (in `writer`, by atomics).
     """
 
     __slots__ = ("address", "itemsize", "reader", "writer")
@@ -187,9 +187,9 @@ def recast(pointer: Pointer, kind: str) -> Pointer:
     return other, offset * before // after
 
 
-# Memory from `torch.empty` is filled with this 16-bit pattern while the simulator is installed. It reads
-# as NaN in every float type of 16 bits and more, and as an implausible integer. Memory that still
-# holds it was written by nobody, kernel or host, so that no host operation needs to be followed.
+# Memory from `torch.empty` is filled with this 16-bit pattern while the simulator is installed. It
+# reads as NaN in every float type of 16 bits and more, and as an implausible integer. Memory that
+# still holds it was written by nobody, kernel or host: no host operation needs to be followed.
 PATTERN = 0x7FFD
 CANARY: dict[int, Any] = {
     2: np.uint16(PATTERN),

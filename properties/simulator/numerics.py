@@ -232,7 +232,7 @@ def dot(a: Array, b: Array, c: Array | None, inner: int, as_tf32: bool = False) 
         product = np.matmul(tf32(a), tf32(b))
     else:
         product = np.matmul(a, b)
-    return product if c is None else product + c
+    return np.asarray(product if c is None else product + c)
 
 
 def reshape(x: Array, old: tuple[int, ...], new: tuple[int, ...]) -> Array:

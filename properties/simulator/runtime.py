@@ -120,19 +120,18 @@ def counted(low: Array, high: Array, step: Array, pred: Active) -> Iterator[tupl
         for value in range(int(low.item()), int(high.item()), int(step.item())):
             yield np.array([value], dtype), pred
         return
-    value = low.astype(np.int64)
-    high, step = high.astype(np.int64), step.astype(np.int64)
+    now, end, stride = (x.astype(np.int64) for x in (low, high, step))
     while True:
-        inside = value < high
+        inside = now < end
         if pred is not None:
             inside = inside & pred
         if inside.all() or (pred is not None and np.array_equal(inside, pred)):
-            yield value.astype(dtype), pred
+            yield now.astype(dtype), pred
         elif inside.any():
-            yield value.astype(dtype), inside
+            yield now.astype(dtype), inside
         else:
             return
-        value = value + step
+        now = now + stride
 
 
 def activity(mask: Active, pred: Active, rank: int) -> Active:
