@@ -20,7 +20,7 @@ from kernels.arguments import (
 from kernels.scale import resolve_scale
 from kernels.softmax.backward import attention_backward_kv, attention_backward_q, attention_delta
 from kernels.softmax.forward import attention_forward
-from kernels.softmax.gates import cumulative_gates, gate_gradient
+from kernels.softmax.gates import add_levels, cumulative_gates, levels, within_blocks
 from kernels.softmax.logits import LOG2E
 
 MAX_DIM = 256
@@ -290,22 +290,28 @@ def attention_parallel_backward(
     dq = q.new_empty(batch, queries, heads, key_dim)
     dk = k.new_empty(batch, keys, kv_heads, key_dim)
     dv = v.new_empty(batch, keys, kv_heads, value_dim)
+    dg = q.new_empty(0)
     delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
-    row_sums, column_sums = None, None
-    if g is not None:
-        row_sums = torch.empty_like(delta)
-        column_sums = delta.new_empty(batch, heads, keys)
 
-    numbers, constants = _options(q, k, v, scale, causal, window, softcap)
     shape = tiles.TABLE["attention", "parallel"][tile].backward_tile()
+    span = max(shape.tokens, shape.keys)
+    numbers, constants = _options(q, k, v, scale, causal, window, softcap)
+    constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
+    blocks = {"QUERIES": shape.tokens, "KEYS": shape.keys, "SPAN": span}
+    launch = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     q, k, v, do = _rows(q), _rows(k), _rows(v), _rows(do)
     o, lse, dlse = o.contiguous(), lse.contiguous(), dlse.contiguous()
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
-    constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
-    launch = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     with torch.cuda.device_of(q):
-        gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
+        gates, row_sums, column_sums = (None, None, None), None, None
         count = triton.cdiv(longest_q, shape.tokens)
+        if g is not None:
+            gates = cumulative_gates(g, cu_seqlens_k)
+            depth = levels(longest_k, span)
+            row_sums = lse.new_zeros(depth, *lse.shape)
+            column_sums = lse.new_zeros(depth, batch, heads, keys)
+            # Tiles start at multiples of their length among the keys, hence one more may be needed.
+            count += 1
         if lse.numel():
             attention_delta[(count * sequences * heads,)](
                 o, do, dlse, delta, cu_seqlens, queries, count, heads, *do.stride()[:3],
@@ -314,20 +320,28 @@ def attention_parallel_backward(
             attention_backward_q[(count * sequences * heads,)](
                 q, k, v, do, lse, delta, dq, row_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, heads,
-                *strides, QUERIES=shape.tokens, KEYS=shape.keys, **constants, **launch,
+                lse.numel(), *strides, **blocks, **constants, **launch,
             )  # fmt: skip
         if dk.numel():
             # The roles change: a program holds keys, and reads queries step by step.
+            blocks |= {"QUERIES": shape.keys, "KEYS": shape.tokens}
             count = triton.cdiv(longest_k, shape.tokens)
             attention_backward_kv[(count * sequences * kv_heads,)](
                 q, k, v, do, lse, delta, dk, dv, column_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
-                *strides, QUERIES=shape.keys, KEYS=shape.tokens, **constants, **launch,
+                batch * heads * keys, *strides, **blocks, **constants, **launch,
             )  # fmt: skip
-        if g is None:
-            dg = q.new_empty(0)
-        else:
-            dg = gate_gradient(row_sums, column_sums, g.dtype, cu_seqlens, cu_seqlens_k)
+        if g is not None:
+            parts = lse.new_empty(1 + depth, batch, heads, keys)
+            count = triton.cdiv(longest_k, span)
+            if parts.numel():
+                within_blocks[(count * sequences * heads,)](
+                    q, k, v, do, lse, delta, parts, alibi_slopes, *gates,
+                    cu_seqlens, cu_seqlens_k, *numbers, queries, keys, count, heads, *strides,
+                    QUERIES=min(shape.tokens, shape.keys), SPAN=span, **constants, **launch,
+                )  # fmt: skip
+            parts = add_levels(parts, row_sums, column_sums, span, cu_seqlens, cu_seqlens_k)
+            dg = parts.to(g.dtype, memory_format=torch.contiguous_format)
     return dq, dk, dv, _sink_gradient(sink, lse, delta, q), dg
 
 

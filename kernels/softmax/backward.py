@@ -8,10 +8,11 @@ is P). Each gradient is summed by one program in a fixed order; nothing is atomi
 import triton
 import triton.language as tl
 
+from kernels.softmax.gates import level_of
 from kernels.softmax.logits import (
-    LOG2E,
     keys_of,
     load_gates,
+    load_lse,
     load_rows,
     load_slope,
     locate,
@@ -50,15 +51,21 @@ def attention_delta(
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
 def attention_backward_q(
     q, k, v, do, lse, delta, dq, row_sums, slopes, gate, rest, closed, cu_seqlens_q, cu_seqlens_k,
-    scale, factor, cap, window, num_queries, num_keys, tiles, heads,
+    scale, factor, cap, window, num_queries, num_keys, tiles, heads, level_stride,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, SPAN: tl.constexpr,
+    PAD_K: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
-    """dq [B, T, H, K] of QUERIES queries of one head; with gates, the sums of dS over keys too."""
+    """dq [B, T, H, K] of QUERIES queries of one head.
+
+    With gates also row_sums [L, B, H, T], the sums of dS over the keys of the left half of each
+    level's subtree (see gates.py). Tiles then start at positions and keys that are multiples of
+    their length, so that one level holds the whole of a tile.
+    """
     tile = tl.program_id(0) % tiles
     if CAUSAL:
         tile = tiles - 1 - tile
@@ -76,16 +83,22 @@ def attention_backward_q(
     dq += ((batch * num_queries + start_q) * heads + wide_head) * K
     lse += (batch * heads + wide_head) * num_queries + start_q
     delta += (batch * heads + wide_head) * num_queries + start_q
+    if GATED:
+        row_sums += (batch * heads + wide_head) * num_queries + start_q
 
     first = tile * QUERIES
+    if GATED:
+        first -= shift & (QUERIES - 1)
+    position = first + shift
     last = tl.minimum(first + QUERIES, length_q) - 1
     rows = first + tl.arange(0, QUERIES)
+    # A row before the first is sent past the last one, where nothing is read or written.
+    rows = tl.where(rows < 0, length_q, rows)
+    first = tl.maximum(first, 0)
     query = rows[:, None]
     q_tile = load_rows(q, stride_qt, rows, length_q, K, PAD_K, True)
     do_tile = load_rows(do, stride_ot, rows, length_q, V, PAD_V, True)
-    log_total = tl.load(lse + query, mask=query < length_q, other=0.0)
-    # A row that sees no key has P = 0 whatever is subtracted from its logits, all of them -inf.
-    log_total = tl.where(log_total == float("-inf"), 0.0, log_total * LOG2E)
+    log_total = load_lse(lse, query, query < length_q)
     row_delta = tl.load(delta + query, mask=query < length_q, other=0.0)
 
     slope = load_slope(slopes, head, ALIBI)
@@ -95,11 +108,14 @@ def attention_backward_q(
 
     acc = tl.zeros((QUERIES, PAD_K), tl.float32)
     row_sum = tl.zeros((QUERIES,), tl.float32)
-    bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS)
+    level = tl.full((), -1, tl.int32)
+    bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, GATED)
     high = bounds[3]
     for phase in tl.static_range(3):
         for start in range(bounds[phase], bounds[phase + 1], KEYS):
             columns = start + tl.arange(0, KEYS)
+            if GATED and phase == 0:
+                columns = tl.where(columns < bounds[4], high, columns)
             key = columns[None, :]
             k_tile = load_rows(k, stride_kt, columns, high, K, PAD_K, phase != 1)
             v_tile = load_rows(v, stride_vt, columns, high, V, PAD_V, phase != 1)
@@ -116,32 +132,35 @@ def attention_backward_q(
                 visible = sees(query, key, length_q, high, window, shift, CAUSAL, WINDOW)
                 ds = tl.where(visible, ds, 0.0)
             if GATED:
-                row_sum += tl.sum(ds, 1)
+                last_level = level
+                level = level_of(position, start, SPAN)
+                row_sum = tl.where(level == last_level, row_sum, 0.0) + tl.sum(ds, 1)
+                to = row_sums + level.to(tl.int64) * level_stride + rows
+                tl.store(to, row_sum, mask=(rows < length_q) & (level >= 0))
             if CAPPED:
                 ds *= tanh_slope(products * factor)
             acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision="ieee")
 
     store_rows(dq, heads * K, rows, length_q, acc * scale, K, PAD_K)
-    if GATED:
-        row_sums += (batch * heads + wide_head) * num_queries + start_q
-        tl.store(row_sums + rows, row_sum, mask=rows < length_q)
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
 def attention_backward_kv(
     q, k, v, do, lse, delta, dk, dv, column_sums, slopes, gate, rest, closed,
     cu_seqlens_q, cu_seqlens_k,
-    scale, factor, cap, window, num_queries, num_keys, tiles, kv_heads,
+    scale, factor, cap, window, num_queries, num_keys, tiles, kv_heads, level_stride,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, SPAN: tl.constexpr,
+    PAD_K: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
     """dk [B, T, G, K] and dv [B, T, G, V] of KEYS keys of one kv head, over its query heads.
 
-    With gates, the sums of dS over queries too, for each query head. Tiles are keys by queries.
+    With gates also column_sums [L, B, H, T], the sums of dS over the queries of the right half of
+    each level's subtree, for each query head. Tiles are keys by queries.
     """
     tile = tl.program_id(0) % tiles
     kv_head = (tl.program_id(0) // tiles % kv_heads).to(tl.int64)
@@ -163,7 +182,7 @@ def attention_backward_kv(
     dk_acc = tl.zeros((KEYS, PAD_K), tl.float32)
     dv_acc = tl.zeros((KEYS, PAD_V), tl.float32)
 
-    bounds = queries_of(first, last, shift, length_q, window, CAUSAL, WINDOW, QUERIES)
+    bounds = queries_of(first, last, shift, length_q, window, CAUSAL, WINDOW, QUERIES, GATED)
     high = bounds[3]
     for member in range(GROUP):
         head = kv_head * GROUP + member
@@ -175,15 +194,17 @@ def attention_backward_kv(
         gates = (batch * kv_heads * GROUP + head) * num_keys + start_k
         key_gate = load_gates(gate, rest, closed, gates + key, key < length_k, GATED)
         column_sum = tl.zeros((KEYS,), tl.float32)
+        level = tl.full((), -1, tl.int32)
         for phase in tl.static_range(3):
             for start in range(bounds[phase], bounds[phase + 1], QUERIES):
                 rows = start + tl.arange(0, QUERIES)
+                if GATED and phase == 0:
+                    rows = tl.where(rows < bounds[4], high, rows)
                 query = rows[None, :]
                 q_tile = load_rows(q_head, stride_qt, rows, high, K, PAD_K, phase != 1)
                 do_tile = load_rows(do_head, stride_ot, rows, high, V, PAD_V, phase != 1)
-                log_total = tl.load(lse_head + query, mask=query < high, other=0.0)
+                log_total = load_lse(lse_head, query, query < high)
                 row_delta = tl.load(delta_head + query, mask=query < high, other=0.0)
-                log_total = tl.where(log_total == float("-inf"), 0.0, log_total * LOG2E)
                 # From the causal bound on, a query's own position is a key's.
                 query_gate = load_gates(
                     gate, rest, closed, gates + query + shift, query < high, GATED
@@ -202,13 +223,14 @@ def attention_backward_kv(
                     ds = tl.where(visible, ds, 0.0)
                 dv_acc = tl.dot(p.to(do_tile.dtype), do_tile, dv_acc, input_precision="ieee")
                 if GATED:
-                    column_sum += tl.sum(ds, 1)
+                    last_level = level
+                    level = level_of(start + shift, first, SPAN)
+                    column_sum = tl.where(level == last_level, column_sum, 0.0) + tl.sum(ds, 1)
+                    to = column_sums + level.to(tl.int64) * level_stride + gates + columns
+                    tl.store(to, column_sum, mask=(columns < length_k) & (level >= 0))
                 if CAPPED:
                     ds *= tanh_slope(products * factor)
                 dk_acc = tl.dot(ds.to(q_tile.dtype), q_tile, dk_acc, input_precision="ieee")
-        if GATED:
-            inside = columns < length_k
-            tl.store(column_sums + gates + columns, column_sum, mask=inside)
 
     store_rows(dk, kv_heads * K, columns, length_k, dk_acc * scale, K, PAD_K)
     store_rows(dv, kv_heads * V, columns, length_k, dv_acc, V, PAD_V)

@@ -69,7 +69,7 @@ def attention_forward(
         total += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
     acc = tl.zeros((QUERIES, PAD_V), tl.float32)
 
-    bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS)
+    bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
     high = bounds[3]
     for phase in tl.static_range(3):
         for start in range(bounds[phase], bounds[phase + 1], KEYS):

@@ -10,6 +10,23 @@ rounded relative to a result that is itself large.
 A gate below SHUT, -inf included, is not summed but counted: the weight of a key with another count
 than the query's is exactly 0. The sums behind such a gate keep their digits, and -inf - -inf does
 not arise. Kept are thus three arrays, the two parts of the sum and the count.
+
+The gradient of a gate is a sum over the pairs of a query and a key on its two sides,
+
+    dg_t = Σ_{j < t <= p_i} dS_ij.
+
+As the difference of row sums and column sums of dS after t, which also hold the pairs with both on
+one side, it would keep the rounding errors of what cancels: with a window of one key, or behind a
+shut gate, noise in place of 0. Here each pair is counted where it belongs and nothing cancels.
+Tokens are divided into blocks of SPAN, and blocks, pairs of blocks, pairs of pairs and so on into a
+tree. Level l holds the pairs (i, j) whose blocks differ in bit l at the highest: i lies in the
+right half, and j in the left half, of one subtree of 2^(l+1) blocks. Of these a gate in the right
+half needs the sum of the queries from t on, and one in the left half that of the keys before t:
+
+    dg_t += Σ_{i in half, p_i >= t} rows[l, i]    or    Σ_{j in half, j < t} columns[l, j].
+
+The kernels of dq and of dk, dv sum dS over the other half on their way, `rows[l, i]` and
+`columns[l, j]`; what is left is the triangle of pairs within a block.
 """
 
 import torch
@@ -17,7 +34,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.softmax.logits import LOG2E, locate
+from kernels.softmax.logits import (
+    LOG2E,
+    load_gates,
+    load_lse,
+    load_rows,
+    load_slope,
+    locate,
+    logits,
+    sees,
+)
 
 # exp(SHUT) is 0 in float64 as well, even against logits a hundred thousand apart.
 SHUT = tl.constexpr(-(2.0**17))
@@ -54,34 +80,120 @@ def prefix_sums(
         count += tl.sum(shut.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys"])
-def suffix_sums(
-    dg, rows, columns, cu_seqlens_q, cu_seqlens_k, num_queries, num_keys, heads,
-    PACKED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """dg[t] = Σ_{u >= t} rows[u] - columns[u], last token first; a program sums one head.
+@triton.jit
+def level_of(position, key, SPAN: tl.constexpr):
+    """The level at which a query's and a key's block part; negative within one block.
 
-    `rows[u]` is the sum of dS over the keys of the query whose position is u, and `columns[u]` the
-    sum over the queries of key u. Summed as it stands: a prefix subtracted from the total would
-    lose the digits of the late tokens.
+    That is the highest bit in which the numbers of the blocks differ, read off the exponent of a
+    float32: exact up to 2^24 blocks.
     """
-    head = tl.program_id(0) % heads
-    n = tl.program_id(0) // heads
+    differing = (position // SPAN) ^ (key // SPAN)
+    return (differing.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
+def within_blocks(
+    q, k, v, do, lse, delta, parts, slopes, gate, rest, closed, cu_seqlens_q, cu_seqlens_k,
+    factor, cap, window, num_queries, num_keys, tiles, heads,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
+    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
+    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
+    QUERIES: tl.constexpr, SPAN: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """parts[0, t] = Σ dS_ij over the pairs of t's block with j < t <= p_i.
+
+    Line t of the tile holds key t - 1, so that the sum over the lines up to t is over keys before
+    t, without subtracting any.
+    """
+    tile = tl.program_id(0) % tiles
+    head = (tl.program_id(0) // tiles % heads).to(tl.int64)
+    n = tl.program_id(0) // tiles // heads
     batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
     batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
-    rows += (batch * heads + head) * num_queries + start_q
-    columns += (batch * heads + head) * num_keys + start_k
-    dg += ((batch * num_keys + start_k) * heads) + head
+    shift = length_k - length_q
+    kv_head = head // GROUP
+    q += batch * stride_qb + start_q * stride_qt + head * stride_qh
+    k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
+    v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
+    do += batch * stride_ob + start_q * stride_ot + head * stride_oh
+    lse += (batch * heads + head) * num_queries + start_q
+    delta += (batch * heads + head) * num_queries + start_q
+    gates = (batch * heads + head) * num_keys + start_k
+
+    first = tile * SPAN
+    t = first + tl.arange(0, SPAN)
+    # The line of the first gate has no key in this block; it gets one that does not exist.
+    before = tl.where(t == first, length_k, t - 1)
+    key = before[:, None]
+    k_tile = load_rows(k, stride_kt, before, length_k, K, PAD_K, True)
+    v_tile = load_rows(v, stride_vt, before, length_k, V, PAD_V, True)
+    key_gate = load_gates(gate, rest, closed, gates + key, key < length_k, GATED)
+    slope = load_slope(slopes, head, ALIBI)
+    acc = tl.zeros((SPAN,), tl.float32)
+    for position in range(first, tl.minimum(first + SPAN, length_k), QUERIES):
+        rows = position - shift + tl.arange(0, QUERIES)
+        rows = tl.where(rows < 0, length_q, rows)
+        query = rows[None, :]
+        exists = query < length_q
+        q_tile = load_rows(q, stride_qt, rows, length_q, K, PAD_K, True)
+        do_tile = load_rows(do, stride_ot, rows, length_q, V, PAD_V, True)
+        log_total = load_lse(lse, query, exists)
+        row_delta = tl.load(delta + query, mask=exists, other=0.0)
+        query_gate = load_gates(gate, rest, closed, gates + query + shift, exists, GATED)
+        products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
+        s = logits(
+            products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+            CAPPED, ALIBI, GATED,
+        )  # fmt: skip
+        dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
+        ds = tl.exp2(s - log_total) * (dp - row_delta)
+        visible = sees(query, key, length_q, length_k, window, shift, CAUSAL, WINDOW)
+        ds = tl.cumsum(tl.where(visible, ds, 0.0), 0)
+        acc += tl.sum(tl.where(t[:, None] <= query + shift, ds, 0.0), 1)
+    tl.store(parts + gates + t, acc, mask=t < length_k)
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "sequences"])
+def across_blocks(
+    parts, rows, columns, cu_seqlens_q, cu_seqlens_k, num_queries, num_keys, sequences, heads,
+    part_stride, row_stride,
+    PACKED: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """parts[1 + l, t], the pairs of level l; a program does one level of one head."""
+    head = tl.program_id(0) % heads
+    n = tl.program_id(0) // heads % sequences
+    level = tl.program_id(0) // heads // sequences
+    batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
+    batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+    rows += level.to(tl.int64) * row_stride + (batch * heads + head) * num_queries + start_q
+    tokens = (batch * heads + head) * num_keys + start_k
+    columns += level.to(tl.int64) * part_stride + tokens
+    parts += (level.to(tl.int64) + 1) * part_stride + tokens
+    blocks = tl.cdiv(length_k, SPAN)
+    half = 1 << level
+
     carry = tl.full((), 0.0, tl.float64)
-    for first in range(0, length_k, BLOCK):
-        t = length_k - 1 - first - tl.arange(0, BLOCK)
+    for block in range(blocks):
+        begins = block % half == 0
+        carry = tl.where(begins, 0.0, carry)
+        t = block * SPAN + tl.arange(0, SPAN)
+        inside = (t < length_k) & ((block // half) % 2 == 0)
+        earlier = inside & ((t > block * SPAN) | (not begins))
+        x = tl.load(columns + t - 1, mask=earlier, other=0.0).to(tl.float64)
+        tl.store(parts + t, (carry + tl.cumsum(x, 0)).to(tl.float32), mask=inside)
+        carry += tl.sum(x, 0)
+
+    carry = tl.full((), 0.0, tl.float64)
+    for back in range(blocks):
+        block = blocks - 1 - back
+        carry = tl.where((block + 1) % half == 0, 0.0, carry)
+        t = block * SPAN + (SPAN - 1) - tl.arange(0, SPAN)
+        inside = (t < length_k) & ((block // half) % 2 == 1)
         query = t + length_q - length_k
-        inside = t >= 0
-        row = tl.load(rows + query, mask=inside & (query >= 0), other=0.0).to(tl.float64)
-        column = tl.load(columns + t, mask=inside, other=0.0).to(tl.float64)
-        x = row - column
-        total = carry + tl.cumsum(x, 0)
-        tl.store(dg + t.to(tl.int64) * heads, total.to(dg.dtype.element_ty), mask=inside)
+        x = tl.load(rows + query, mask=inside & (query >= 0), other=0.0).to(tl.float64)
+        tl.store(parts + t, (carry + tl.cumsum(x, 0)).to(tl.float32), mask=inside)
         carry += tl.sum(x, 0)
 
 
@@ -102,20 +214,31 @@ def cumulative_gates(g: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tens
     return gate, rest, closed
 
 
-def gate_gradient(
+def levels(longest: int, span: int) -> int:
+    """Levels of the tree over the blocks of the longest sequence: 0 for one block."""
+    return max(triton.cdiv(longest, span) - 1, 0).bit_length()
+
+
+def add_levels(
+    parts: Tensor,
     rows: Tensor,
     columns: Tensor,
-    dtype: torch.dtype,
+    span: int,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
 ) -> Tensor:
-    """dg [B, T, H] from the sums of dS over keys [B, H, Tq] and over queries [B, H, T]."""
-    batch, heads, keys = columns.shape
-    dg = torch.empty(batch, keys, heads, dtype=dtype, device=columns.device)
+    """dg [B, T, H] in float64, from parts [1 + L, B, H, T], of which only the first is filled.
+
+    Args:
+        rows, columns: sums of dS over the left, the right half, [L, B, H, T_q] and [L, B, H, T].
+    """
+    num_levels, batch, heads, queries = rows.shape
+    keys = columns.shape[3]
     sequences = batch if cu_seqlens_k is None else len(cu_seqlens_k) - 1
-    if dg.numel():
-        suffix_sums[(sequences * heads,)](
-            dg, rows, columns, cu_seqlens_q, cu_seqlens_k, rows.shape[2], keys, heads,
-            PACKED=cu_seqlens_k is not None, BLOCK=_BLOCK,
+    if columns.numel():
+        across_blocks[(num_levels * sequences * heads,)](
+            parts, rows, columns, cu_seqlens_q, cu_seqlens_k, queries, keys, sequences, heads,
+            batch * heads * keys, batch * heads * queries,
+            PACKED=cu_seqlens_k is not None, SPAN=span,
         )  # fmt: skip
-    return dg
+    return parts.sum(0, dtype=torch.float64).transpose(1, 2)

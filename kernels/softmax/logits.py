@@ -70,6 +70,17 @@ def load_gates(gate, rest, closed, tokens, inside, GATED: tl.constexpr):
 
 
 @triton.jit
+def load_lse(lse, queries, inside):
+    """Log sums of some queries, in base 2.
+
+    A row that sees no key has P = 0 whatever is subtracted from its logits, which are all -inf; 0
+    here, as -inf - -inf is NaN.
+    """
+    x = tl.load(lse + queries, mask=inside, other=0.0)
+    return tl.where(x == float("-inf"), 0.0, x * LOG2E)
+
+
+@triton.jit
 def load_slope(slopes, head, ALIBI: tl.constexpr):
     """The ALiBi slope of a head in base 2."""
     slope = 0.0
@@ -79,25 +90,28 @@ def load_slope(slopes, head, ALIBI: tl.constexpr):
 
 
 @triton.jit
-def whole_tiles(low, high, common_low, common_high, BLOCK: tl.constexpr):
-    """Cut `[low, high)` into masked, whole and masked tiles of BLOCK; returns the two cuts.
+def cut(start, low, high, common_low, common_high, BLOCK: tl.constexpr):
+    """Cut `[start, high)` into tiles that need a mask, whole tiles, and tiles that need one again.
 
-    Whole tiles lie in `[common_low, common_high)`, which every row of the program sees, and start
-    a multiple of BLOCK after `low`.
+    Whole tiles lie within `[low, high)` and within `[common_low, common_high)`, all of which every
+    row of the program sees. Returns (start, first cut, second cut, high, low): tiles of phase p run
+    from element p to element p + 1.
     """
-    first = tl.minimum(low + tl.cdiv(tl.maximum(common_low - low, 0), BLOCK) * BLOCK, high)
+    lead = tl.maximum(tl.maximum(common_low, low) - start, 0)
+    first = tl.minimum(start + tl.cdiv(lead, BLOCK) * BLOCK, high)
     count = tl.maximum(tl.minimum(common_high, high) - first, 0) // BLOCK
-    return first, first + count * BLOCK
+    return start, first, first + count * BLOCK, high, low
 
 
 @triton.jit
 def keys_of(
     first, last, shift, num_keys, window,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Keys that some of the queries first..last sees, `[low, high)`, and the cuts between.
+    """Keys `[low, high)` that some of the queries first..last sees, cut into tiles of BLOCK.
 
     A key outside is not even read. Empty if there are no queries (last < first) or no keys.
+    ALIGNED tiles start at multiples of BLOCK.
     """
     low = 0
     high = num_keys
@@ -111,18 +125,23 @@ def keys_of(
         common_low = last + shift - window + 1
         if not CAUSAL:
             high = tl.minimum(high, last + shift + window)
-            common_high = tl.minimum(num_keys, first + shift + window)
+            common_high = first + shift + window
     high = tl.where(last < first, low, tl.maximum(low, high))
-    first_cut, second_cut = whole_tiles(low, high, common_low, common_high, BLOCK)
-    return low, first_cut, second_cut, high
+    start = low
+    if ALIGNED:
+        start = low // BLOCK * BLOCK
+    return cut(start, low, high, common_low, common_high, BLOCK)
 
 
 @triton.jit
 def queries_of(
     first, last, shift, num_queries, window,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Queries that see some of the keys first..last, `[low, high)`, and the cuts between."""
+    """Queries `[low, high)` that see some of the keys first..last, cut into tiles of BLOCK.
+
+    ALIGNED tiles start at positions that are multiples of BLOCK, perhaps before the first query.
+    """
     low = 0
     high = num_queries
     common_low = 0
@@ -137,8 +156,10 @@ def queries_of(
             low = tl.maximum(low, first - shift - window + 1)
             common_low = last - shift - window + 1
     high = tl.where(last < first, low, tl.maximum(low, high))
-    first_cut, second_cut = whole_tiles(low, high, common_low, common_high, BLOCK)
-    return low, first_cut, second_cut, high
+    start = low
+    if ALIGNED:
+        start = (low + shift) // BLOCK * BLOCK - shift
+    return cut(start, low, high, common_low, common_high, BLOCK)
 
 
 @triton.jit
