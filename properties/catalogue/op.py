@@ -109,8 +109,8 @@ class Op:
         packed_by: the arguments that pack sequences: of the queries, then of the keys.
         keys: keys have lengths of their own, dim "S"; otherwise they share "T" with the queries.
         linear_in: arguments in which the outputs are jointly linear, the others being fixed.
-        multilinear: in this case all arithmetic is sums of products, so that the oracle on
-            absolute values bounds every rounding error.
+        multilinear: in this case all arithmetic is sums of products without a difference, so that
+            the oracle on absolute values bounds every rounding error.
         nonnegative: queries and keys of this case are drawn without sign.
         continues_by: how a second call goes on where a first one ended: with its "initial_state",
             with all "keys" so far, or with "seqlen_offsets".

@@ -78,12 +78,22 @@ class Rounding(TorchDispatchMode):
         returns = func._schema.returns
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
         result = func(*args, **kwargs)
-        if view or name in _EXACT or not any(_floating(a) for a in (*args, *kwargs.values())):
+        if view or name in _EXACT or not any(_inexact(a) for a in (*args, *kwargs.values())):
             return result
-        extent = _extent(func, name, args, kwargs) if name in _SUMS else None
+        if name in _SUMS:
+            extent = _extent(func, name, args, kwargs)
+        elif name == "_softmax_backward_data":
+            extent = _softmax_backward_extent(args[0], args[1], args[2])
+        else:
+            extent = None
         in_place = any(r.alias_info is not None and r.alias_info.is_write for r in returns)
 
         def disturb(y: Tensor) -> Tensor:
+            if y.is_complex():
+                # Each part is rounded by as much as the whole is large: one may have cancelled.
+                parts = torch.view_as_real(y)
+                size = self.precision.unit * y.abs()[..., None]
+                return torch.view_as_complex(parts + size * self._noise(parts.shape))
             if not y.is_floating_point():
                 return y
             noisy = self._disturbed(y, name.rstrip("_"), extent)
@@ -111,10 +121,25 @@ class Rounding(TorchDispatchMode):
         return _pool()[start : start + count].view(shape)
 
 
-def _floating(value: Any) -> bool:
+def _inexact(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return any(map(_floating, value))
-    return isinstance(value, Tensor) and value.is_floating_point()
+        return any(map(_inexact, value))
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _softmax_backward_extent(dp: Tensor, p: Tensor, dim: int) -> Callable[[float], Tensor]:
+    """The size of the noise of `p (dp - Σ p dp)`.
+
+    A kernel takes the sum from elsewhere, as `do · o` with the rounded output. Where one weight is
+    nearly 1 the difference vanishes and the errors stay. `dp = do · v` may itself be small by
+    chance, and the roundings that it stands for are not, hence its root mean square over the keys.
+    """
+
+    def extent(unit: float) -> Tensor:
+        typical = dp.square().mean(dim, keepdim=True).sqrt_()
+        return (dp.abs() + typical).mul_(p).mul_(unit)
+
+    return extent
 
 
 def _extent(
