@@ -245,6 +245,8 @@ def _gradients(
         dq += diagonal * k.to(tl.float32)
         dk += diagonal * q.to(tl.float32)
         dA += tl.trans(dA)
+        if DTYPE.is_bf16():
+            dA = dA.to(tl.bfloat16)
         for level in range(LEVELS):
             queries = level_queries(level, C)
             decayed = decay(level_span(level, C), g, DTYPE)
@@ -344,7 +346,7 @@ def backward(
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     dg = None if g is None else torch.empty_like(g)
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
-    BK, BV = _blocks(key_dim, value_dim, tile)
+    BK, BV = blocks(key_dim, value_dim, tile)
     grid = chunks.count * heads * triton.cdiv(key_dim, BK)
     if grid:
         _gradients[(grid,)](
@@ -379,7 +381,7 @@ def pass_states(
     states = x.new_empty(chunks.count, heads, key_dim, value_dim, dtype=dtype)
     shape = chunks.sequences, heads, key_dim, value_dim
     last = x.new_empty(shape, dtype=torch.float32) if final else None
-    BK, BV = _blocks(key_dim, value_dim, tile)
+    BK, BV = blocks(key_dim, value_dim, tile)
     grid = chunks.sequences * heads * triton.cdiv(key_dim, BK) * triton.cdiv(value_dim, BV)
     if grid:
         _pass_states[(grid,)](
@@ -410,7 +412,7 @@ def outputs(
     Forwards r, c, y are q, k, v and j <= i; in reverse they are k, q, do and j >= i.
     """
     heads, key_dim, value_dim = r.shape[2], r.shape[3], y.shape[3]
-    BK, BV = _blocks(key_dim, value_dim, tile)
+    BK, BV = blocks(key_dim, value_dim, tile)
     grid = chunks.count * heads * triton.cdiv(value_dim, BV)
     if grid:
         _outputs[(grid,)](
@@ -422,13 +424,10 @@ def outputs(
         )  # fmt: skip
 
 
-def _blocks(key_dim: int, value_dim: int, tile: Tile) -> tuple[int, int]:
-    return block(key_dim, tile.features), block(value_dim, tile.features)
-
-
-def block(dim: int, widest: int) -> int:
-    """Width of the tiles of a head dim: a power of two, at least the 16 that a product takes."""
-    return min(max(16, triton.next_power_of_2(dim)), widest)
+def blocks(key_dim: int, value_dim: int, tile: Tile) -> tuple[int, int]:
+    """Widths of the tiles of K and V: powers of two, at least the 16 that a product takes."""
+    key_block = min(max(16, triton.next_power_of_2(key_dim)), tile.keys)
+    return key_block, min(max(16, triton.next_power_of_2(value_dim)), tile.features)
 
 
 def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.linear.chunk import block
+from kernels.linear.chunk import blocks
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
@@ -177,9 +177,7 @@ def _run(
     batch, tokens, heads, key_dim = k.shape
     value_dim = v.shape[3]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    # The widest tile of keys spares the parts of `out` and their sum; registers hold BK · BV.
-    BK = block(key_dim, tile.features)
-    BV = block(value_dim, max(16, tile.keys))
+    BK, BV = blocks(key_dim, value_dim, tile)
     parts = triton.cdiv(key_dim, BK)
     shape = batch, tokens, heads, value_dim
     if parts == 1:

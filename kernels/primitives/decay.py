@@ -120,25 +120,40 @@ def level_queries(level, C: tl.constexpr):
     return (tl.arange(0, C)[:, None] >> level) & 1 == 1
 
 
+# The masks of a level are ranges of columns, two comparisons an element: registers are short.
+
+
 @triton.jit
 def level_pairs(level, C: tl.constexpr):
     """`[C, C]`, true for the pairs of this level, in either order."""
-    r = tl.arange(0, C)
-    return (r[:, None] ^ r[None, :]) >> level == 1
+    start = _half(level, C) ^ (1 << level)
+    return _columns(start, start + (1 << level), C)
 
 
 @triton.jit
 def level_span(level, C: tl.constexpr):
-    """`[C, C]`, true where gate t lies between r and its anchor."""
+    """`[C, C]`, true where gate t (column) lies between token r (row) and its anchor."""
     r = tl.arange(0, C)
-    same_half = (r[:, None] ^ r[None, :]) >> level == 0
-    return same_half & (level_queries(level, C) == (r[None, :] <= r[:, None]))
+    half = _half(level, C)
+    query = (r >> level) & 1 == 1
+    return _columns(tl.where(query, half, r + 1), tl.where(query, r + 1, half + (1 << level)), C)
 
 
 @triton.jit
 def level_span_transposed(level, C: tl.constexpr):
-    """`level_span` with its axes exchanged: from the tokens r to the gates t."""
-    r = tl.arange(0, C)
-    same_half = (r[:, None] ^ r[None, :]) >> level == 0
-    query = (r[None, :] >> level) & 1 == 1
-    return same_half & (query == (r[:, None] <= r[None, :]))
+    """`[C, C]`, true where gate t (row) lies between token r (column) and its anchor."""
+    t = tl.arange(0, C)
+    half = _half(level, C)
+    query = (t >> level) & 1 == 1
+    return _columns(tl.where(query, t, half), tl.where(query, half + (1 << level), t), C)
+
+
+@triton.jit
+def _half(level, C: tl.constexpr):
+    return (tl.arange(0, C) >> level) << level
+
+
+@triton.jit
+def _columns(start, stop, C: tl.constexpr):
+    c = tl.arange(0, C)[None, :]
+    return (c >= start[:, None]) & (c < stop[:, None])
