@@ -44,10 +44,28 @@ def _locate(cu_seqlens_ptr, tokens, sequence, IS_VARLEN: tl.constexpr):
 
 
 @triton.jit
-def _row(ptr, batch, token, head, stride_b, stride_t, stride_h, cols, inside):
-    """One row of a `[B, T, H, D]` tensor in float32, 0 outside."""
-    ptr += batch * stride_b + token * stride_t + head * stride_h
-    return tl.load(ptr + cols, mask=inside, other=0.0).to(tl.float32)
+def _token(step, length, REVERSE: tl.constexpr):
+    """The token of a sequence (int64) that the walk comes to at a step."""
+    return (length - 1 - step if REVERSE else step).to(tl.int64)
+
+
+@triton.jit
+def _row(ptr, t, stride, cols, inside):
+    """Row t of a sequence in float32, 0 outside."""
+    return tl.load(ptr + t * stride + cols, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _decay(
+    S, t, g_ptr, g_stride, cols_k, in_k, gv_ptr, gv_stride, cols_v, in_v,
+    USE_G: tl.constexpr, USE_GV: tl.constexpr,
+):  # fmt: skip
+    """`diag(exp g_t) S diag(exp gv_t)`."""
+    if USE_G:
+        S *= tl.exp(_row(g_ptr, t, g_stride, cols_k, in_k))[:, None]
+    if USE_GV:
+        S *= tl.exp(_row(gv_ptr, t, gv_stride, cols_v, in_v))[None, :]
+    return S
 
 
 @triton.jit
@@ -79,23 +97,30 @@ def _forward(
     in_state = in_k[:, None] & in_v[None, :]
     cell = state * key_dim * value_dim + cols_k[:, None] * value_dim + cols_v[None, :]
 
+    q_ptr += batch * q_stride_b + start * q_stride_t + head * q_stride_h
+    k_ptr += batch * k_stride_b + start * k_stride_t + head * k_stride_h
+    v_ptr += batch * v_stride_b + start * v_stride_t + head * v_stride_h
+    if USE_G:
+        g_ptr += batch * g_stride_b + start * g_stride_t + head * g_stride_h
+    if USE_GV:
+        gv_ptr += batch * gv_stride_b + start * gv_stride_t + head * gv_stride_h
+    first_token = batch * tokens + start
+
     S = tl.zeros((BK, BV), dtype=tl.float32)
     if USE_INITIAL_STATE:
         S = tl.load(initial_ptr + cell, mask=in_state, other=0.0)
     for step in range(length):
-        t = start + (length - 1 - step if REVERSE else step)
-        q = _row(q_ptr, batch, t, head, q_stride_b, q_stride_t, q_stride_h, cols_k, in_k)
-        k = _row(k_ptr, batch, t, head, k_stride_b, k_stride_t, k_stride_h, cols_k, in_k)
-        v = _row(v_ptr, batch, t, head, v_stride_b, v_stride_t, v_stride_h, cols_v, in_v)
-        if USE_G:
-            g = _row(g_ptr, batch, t, head, g_stride_b, g_stride_t, g_stride_h, cols_k, in_k)
-            S *= tl.exp(g)[:, None]
-        if USE_GV:
-            gv = _row(gv_ptr, batch, t, head, gv_stride_b, gv_stride_t, gv_stride_h, cols_v, in_v)
-            S *= tl.exp(gv)[None, :]
+        t = _token(step, length, REVERSE)
+        q = _row(q_ptr, t, q_stride_t, cols_k, in_k)
+        k = _row(k_ptr, t, k_stride_t, cols_k, in_k)
+        v = _row(v_ptr, t, v_stride_t, cols_v, in_v)
+        S = _decay(
+            S, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
+            USE_G, USE_GV,
+        )  # fmt: skip
         S += k[:, None] * v[None, :]
         o = tl.sum(S * q[:, None], axis=0) * scale
-        row = part_k.to(tl.int64) * rows + (batch * tokens + t) * heads + head
+        row = part_k.to(tl.int64) * rows + (first_token + t) * heads + head
         _store_row(o_ptr, o, row, value_dim, cols_v, in_v)
     if STORE_FINAL_STATE:
         tl.store(final_ptr + cell, S, mask=in_state)
@@ -140,6 +165,16 @@ def _backward(
         parts = heads * NUM_K * NUM_V
         segments_ptr += (first_segment * parts + program % parts) * BK * BV
 
+    q_ptr += batch * q_stride_b + start * q_stride_t + head * q_stride_h
+    k_ptr += batch * k_stride_b + start * k_stride_t + head * k_stride_h
+    v_ptr += batch * v_stride_b + start * v_stride_t + head * v_stride_h
+    if USE_G:
+        g_ptr += batch * g_stride_b + start * g_stride_t + head * g_stride_h
+    if USE_GV:
+        gv_ptr += batch * gv_stride_b + start * gv_stride_t + head * gv_stride_h
+    do_ptr += batch * do_stride_b + start * do_stride_t + head * do_stride_h
+    first_token = batch * tokens + start
+
     S = tl.zeros((BK, BV), dtype=tl.float32)
     if USE_INITIAL_STATE:
         S = tl.load(initial_ptr + cell, mask=in_state, other=0.0)
@@ -147,73 +182,61 @@ def _backward(
         if GATED:  # noqa: SIM102 (one test is made by the compiler)
             if step % SEGMENT == 0:
                 tl.store(segments_ptr + (step // SEGMENT).to(tl.int64) * parts * BK * BV + tile, S)
-        t = start + (length - 1 - step if REVERSE else step)
-        k = _row(k_ptr, batch, t, head, k_stride_b, k_stride_t, k_stride_h, cols_k, in_k)
-        v = _row(v_ptr, batch, t, head, v_stride_b, v_stride_t, v_stride_h, cols_v, in_v)
-        do = _row(do_ptr, batch, t, head, do_stride_b, do_stride_t, do_stride_h, cols_v, in_v)
-        if USE_G:
-            g = _row(g_ptr, batch, t, head, g_stride_b, g_stride_t, g_stride_h, cols_k, in_k)
-            S *= tl.exp(g)[:, None]
-        if USE_GV:
-            gv = _row(gv_ptr, batch, t, head, gv_stride_b, gv_stride_t, gv_stride_h, cols_v, in_v)
-            S *= tl.exp(gv)[None, :]
+        t = _token(step, length, REVERSE)
+        k = _row(k_ptr, t, k_stride_t, cols_k, in_k)
+        v = _row(v_ptr, t, v_stride_t, cols_v, in_v)
+        do = _row(do_ptr, t, do_stride_t, cols_v, in_v)
+        S = _decay(
+            S, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
+            USE_G, USE_GV,
+        )  # fmt: skip
         S += k[:, None] * v[None, :]
         dq = tl.sum(S * do[None, :], axis=1) * scale
-        row = part_v.to(tl.int64) * rows + (batch * tokens + t) * heads + head
+        row = part_v.to(tl.int64) * rows + (first_token + t) * heads + head
         _store_row(dq_ptr, dq, row, key_dim, cols_k, in_k)
 
     D = tl.zeros((BK, BV), dtype=tl.float32)
     if USE_FINAL_GRADIENT:
         D = tl.load(dfinal_ptr + cell, mask=in_state, other=0.0)
     num_segments = tl.cdiv(length, SEGMENT)
-    for back in range(num_segments):
-        segment = num_segments - 1 - back
+    for from_end in range(num_segments):
+        segment = num_segments - 1 - from_end
         first = segment * SEGMENT
         last = tl.minimum(first + SEGMENT, length)
         if GATED:
             # A cell may be read by another thread than the one that wrote it.
             tl.debug_barrier()
             S = tl.load(segments_ptr + segment.to(tl.int64) * parts * BK * BV + tile)
-            for step in range(first, last):
-                tl.store(states_ptr + (step - first) * BK * BV + tile, S)
-                t = start + (length - 1 - step if REVERSE else step)
-                k = _row(k_ptr, batch, t, head, k_stride_b, k_stride_t, k_stride_h, cols_k, in_k)
-                v = _row(v_ptr, batch, t, head, v_stride_b, v_stride_t, v_stride_h, cols_v, in_v)
-                if USE_G:
-                    g = _row(
-                        g_ptr, batch, t, head, g_stride_b, g_stride_t, g_stride_h, cols_k, in_k
-                    )
-                    S *= tl.exp(g)[:, None]
-                if USE_GV:
-                    gv = _row(
-                        gv_ptr, batch, t, head, gv_stride_b, gv_stride_t, gv_stride_h, cols_v, in_v
-                    )
-                    S *= tl.exp(gv)[None, :]
+            for again in range(first, last):
+                tl.store(states_ptr + (again - first) * BK * BV + tile, S)
+                t = _token(again, length, REVERSE)
+                k = _row(k_ptr, t, k_stride_t, cols_k, in_k)
+                v = _row(v_ptr, t, v_stride_t, cols_v, in_v)
+                S = _decay(
+                    S, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
+                    USE_G, USE_GV,
+                )  # fmt: skip
                 S += k[:, None] * v[None, :]
             tl.debug_barrier()
-        for step_back in range(last - first):
-            step = last - 1 - step_back
-            t = start + (length - 1 - step if REVERSE else step)
-            q = _row(q_ptr, batch, t, head, q_stride_b, q_stride_t, q_stride_h, cols_k, in_k)
-            k = _row(k_ptr, batch, t, head, k_stride_b, k_stride_t, k_stride_h, cols_k, in_k)
-            v = _row(v_ptr, batch, t, head, v_stride_b, v_stride_t, v_stride_h, cols_v, in_v)
-            do = _row(do_ptr, batch, t, head, do_stride_b, do_stride_t, do_stride_h, cols_v, in_v)
+        for from_last in range(last - first):
+            back = last - 1 - from_last
+            t = _token(back, length, REVERSE)
+            q = _row(q_ptr, t, q_stride_t, cols_k, in_k)
+            k = _row(k_ptr, t, k_stride_t, cols_k, in_k)
+            v = _row(v_ptr, t, v_stride_t, cols_v, in_v)
+            do = _row(do_ptr, t, do_stride_t, cols_v, in_v)
             D += (q * scale)[:, None] * do[None, :]
-            row_k = part_v.to(tl.int64) * rows + (batch * tokens + t) * heads + head
-            row_v = part_k.to(tl.int64) * rows + (batch * tokens + t) * heads + head
+            row_k = part_v.to(tl.int64) * rows + (first_token + t) * heads + head
+            row_v = part_k.to(tl.int64) * rows + (first_token + t) * heads + head
             _store_row(dk_ptr, tl.sum(D * v[None, :], axis=1), row_k, key_dim, cols_k, in_k)
             _store_row(dv_ptr, tl.sum(D * k[:, None], axis=0), row_v, value_dim, cols_v, in_v)
-            if USE_G:
-                g = _row(g_ptr, batch, t, head, g_stride_b, g_stride_t, g_stride_h, cols_k, in_k)
-                D *= tl.exp(g)[:, None]
-            if USE_GV:
-                gv = _row(
-                    gv_ptr, batch, t, head, gv_stride_b, gv_stride_t, gv_stride_h, cols_v, in_v
-                )
-                D *= tl.exp(gv)[None, :]
+            D = _decay(
+                D, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
+                USE_G, USE_GV,
+            )  # fmt: skip
             if GATED:
                 # D is now A_t ∘ D_t, also what the token before is handed.
-                before = tl.load(states_ptr + (step - first) * BK * BV + tile)
+                before = tl.load(states_ptr + (back - first) * BK * BV + tile)
                 if USE_G:
                     dg = tl.sum(before * D, axis=1)
                     _store_row(dg_ptr, dg, row_k, key_dim, cols_k, in_k)
