@@ -12,7 +12,7 @@ from reference.arguments import checked, same_dtype
 
 
 @checked(same_dtype=("x", "y"))
-def op(
+def typed_op(
     x: Float[Tensor, "B T D"],
     y: Float[Tensor, "B T E"] | None = None,
     *,
@@ -25,6 +25,8 @@ def op(
     """The docstring."""
     return x
 
+
+op: Callable[..., Tensor] = typed_op  # untyped arguments, so that calls may be wrong
 
 X = torch.zeros(2, 3, 5)
 Y = torch.zeros(2, 3, 7)
@@ -110,12 +112,12 @@ def test_a_wrong_kind_is_a_type_error(call: Callable[[], Tensor], message: str) 
     assert str(caught.value) == message
 
 
-def test_the_sizes_of_one_call_do_not_reach_into_the_next():
+def test_the_sizes_of_one_call_do_not_reach_into_the_next() -> None:
     op(X, Y)
     op(X[:, :1, :2], Y[:, :1, :3])
 
 
-def test_the_signature_and_docstring_are_those_of_the_page():
+def test_the_signature_and_docstring_are_those_of_the_page() -> None:
     assert op.__doc__ == "The docstring."
     parameters = inspect.signature(reference.gla).parameters
     assert list(parameters)[:4] == ["q", "k", "v", "g"]
@@ -123,18 +125,19 @@ def test_the_signature_and_docstring_are_those_of_the_page():
     assert "S_t = diag(exp g_t)" in (inspect.getdoc(reference.gla) or "")
 
 
-def test_which_arguments_share_a_dtype_can_be_asked():
+def test_which_arguments_share_a_dtype_can_be_asked() -> None:
     assert same_dtype(op) == ("x", "y")
     assert same_dtype(reference.attention) == ("q", "k", "v")
     assert same_dtype(reference.rotary_embedding) == ("cos", "sin")
     assert same_dtype(reference.resolve_scale) == ()
 
 
-def test_both_forms_of_an_op_have_one_signature():
-    for form, second_form in [
+def test_both_forms_of_an_op_have_one_signature() -> None:
+    forms: list[tuple[Callable[..., object], Callable[..., object]]] = [
         (reference.linear_attn, reference.linear_attn_parallel),
         (reference.gla, reference.gla_parallel),
         (reference.attention, reference.attention_online),
         (reference.rotary_embedding, reference.rotary_embedding_complex),
-    ]:
+    ]
+    for form, second_form in forms:
         assert str(inspect.signature(form)) == str(inspect.signature(second_form))

@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 
-def test_the_reference_imports_and_runs_without_triton_and_without_the_other_packages():
+def test_the_reference_imports_and_runs_without_triton_and_without_the_other_packages() -> None:
     program = """
 import sys
 for blocked in ("triton", "kernels", "properties", "regressions"):

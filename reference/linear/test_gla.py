@@ -9,17 +9,21 @@ where d is exp(g), and e = exp(gv) is e1 = (1/2, 1, 1, 1, 1), e2 = (1/2, 1, 1, 1
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import reference
 
-FORMS = [reference.gla, reference.gla_parallel]
+Op = Callable[..., Any]
+FORMS: list[Op] = [reference.gla, reference.gla_parallel]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 
-def rows(*values):
+def rows(*values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -31,12 +35,14 @@ GV = rows([1 / 2, 1, 1, 1, 1], [1 / 2, 1, 1, 1, 1 / 4])[None, :, None].log()
 S0 = (rows(1, 1, 1)[:, None] * rows(4, 0, 0, 0, 0))[None, None]
 
 
-def draw(seed, *shape):
+def draw(seed: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
-def inputs(N=2, B=2, T=7, H=3, K=5, V=2, normalize=False):
+def inputs(
+    N: int = 2, B: int = 2, T: int = 7, H: int = 3, K: int = 5, V: int = 2, normalize: bool = False
+) -> Any:
     """q, k, v, g, gv and a state; q, k and the state without sign where they are normalised."""
     q, k, v, S = draw(0, B, T, H, K), draw(1, B, T, H, K), draw(2, B, T, H, V), None
     S = draw(3, N, H, K, V + normalize)
@@ -46,12 +52,12 @@ def inputs(N=2, B=2, T=7, H=3, K=5, V=2, normalize=False):
     return q, k, v, g, gv, S
 
 
-def assert_close(got, expected):
+def assert_close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=4e-16, atol=4e-16)
 
 
 @both_forms
-def test_two_tokens_by_hand_with_gates_in_natural_log_space(form):
+def test_two_tokens_by_hand_with_gates_in_natural_log_space(form: Op) -> None:
     o, final_state = form(Q, K, V, G, gv=GV, scale=1.0, initial_state=S0, output_final_state=True)
     # Token 1 finds the state (1/4, 1/2, 1/2) (2, 0, 0, 0, 0)ᵀ: o1 = 7 v1 + (5.5, 0, 0, 0, 0).
     # Token 2 finds it as (1/8, 1/8, 1/2) (1, 0, 0, 0, 0)ᵀ, k1 as (1/2, 0, 2) and v1 as
@@ -63,7 +69,7 @@ def test_two_tokens_by_hand_with_gates_in_natural_log_space(form):
 
 
 @both_forms
-def test_two_tokens_in_reverse_by_hand(form):
+def test_two_tokens_in_reverse_by_hand(form: Op) -> None:
     o, final_state = form(
         Q, K, V, G, scale=1.0, initial_state=S0, output_final_state=True, reverse=True
     )
@@ -77,7 +83,7 @@ def test_two_tokens_in_reverse_by_hand(form):
 
 
 @both_forms
-def test_the_normaliser_is_decayed_by_g_and_not_by_gv(form):
+def test_the_normaliser_is_decayed_by_g_and_not_by_gv(form: Op) -> None:
     q = Q.abs()
     o, final_state = form(q, K, V, G, gv=GV, normalize=True, output_final_state=True)
     # z1 = k1, z2 = (1/2, 0, 2) + k2 = (5/2, 1, 2);  |q2|·z2 = 8, |q2|·(1/2, 0, 2) = 3
@@ -88,7 +94,7 @@ def test_the_normaliser_is_decayed_by_g_and_not_by_gv(form):
 
 
 @both_forms
-def test_without_gates_it_is_linear_attention(form):
+def test_without_gates_it_is_linear_attention(form: Op) -> None:
     q, k, v, _, _, S = inputs()
     options = {"initial_state": S, "output_final_state": True}
     expected = reference.linear_attn(q, k, v, **options)
@@ -100,8 +106,8 @@ def test_without_gates_it_is_linear_attention(form):
 @pytest.mark.parametrize("closed", [-math.inf, -1e4])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
-    form, closed, reverse
-):
+    form: Op, closed: float, reverse: bool
+) -> None:
     """Token 3 forgets, in the order in which tokens are run, so it starts a sequence anew."""
     q, k, v, g, gv, _ = inputs(B=1, N=1)
     g, gv = g.clone(), gv.clone()
@@ -113,6 +119,7 @@ def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
         q, k, v, g, gv=gv, output_final_state=True, reverse=reverse, cu_seqlens=cut
     )
     torch.testing.assert_close(o, expected, rtol=1e-14, atol=1e-14)
+    assert states is not None
     last = states[0 if reverse else 1]
     torch.testing.assert_close(final_state[0], last, rtol=1e-14, atol=1e-14)
     gradients = torch.autograd.grad(o.sum() + final_state.sum(), leaves)
@@ -121,7 +128,7 @@ def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
 
 
 @both_forms
-def test_small_gates_behind_a_large_one_keep_their_digits(form):
+def test_small_gates_behind_a_large_one_keep_their_digits(form: Op) -> None:
     """A difference of prefix sums would round the small gates to multiples of 2^-40."""
     q, k, v = torch.ones(3, 1, 3, 1, 1, dtype=torch.float64)
     v = rows(0, 1, 0)[None, :, None, None]
@@ -131,7 +138,7 @@ def test_small_gates_behind_a_large_one_keep_their_digits(form):
 
 
 @both_forms
-def test_a_row_without_weight_is_zero_and_has_zero_gradients(form):
+def test_a_row_without_weight_is_zero_and_has_zero_gradients(form: Op) -> None:
     q, k, v, g, gv, S = inputs(normalize=True)
     q[:, 3] = 0
     leaves = [x.requires_grad_() for x in (q, k, v, g, gv, S)]
@@ -146,7 +153,9 @@ def test_a_row_without_weight_is_zero_and_has_zero_gradients(form):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("gates", ["", "g", "gv", "g gv"])
-def test_both_forms_agree(gates, normalize, reverse, cu_seqlens):
+def test_both_forms_agree(
+    gates: str, normalize: bool, reverse: bool, cu_seqlens: list[int] | None
+) -> None:
     """A term scale · q k v meets T + K + 4 roundings, as in linear attention, and its two decays.
 
     A decay is at worst T factors, each off by one unit of the exp and one of the product, or the
@@ -156,7 +165,7 @@ def test_both_forms_agree(gates, normalize, reverse, cu_seqlens):
     """
     N = 3 if cu_seqlens else 2
     q, k, v, g, gv, S = inputs(N=N, B=1 if cu_seqlens else 2, normalize=normalize)
-    options = {
+    options: dict[str, Any] = {
         "gv": gv if "gv" in gates else None,
         "normalize": normalize,
         "output_final_state": True,
@@ -178,13 +187,15 @@ def test_both_forms_agree(gates, normalize, reverse, cu_seqlens):
 @pytest.mark.parametrize(
     ("normalize", "reverse", "packed"), list(itertools.product([False, True], repeat=3))
 )
-def test_gradients_through_output_and_final_state(form, normalize, reverse, packed):
+def test_gradients_through_output_and_final_state(
+    form: Op, normalize: bool, reverse: bool, packed: bool
+) -> None:
     N, B = (3, 1) if packed else (2, 2)
     leaves = inputs(N=N, B=B, T=3, H=1, K=2, V=3, normalize=normalize)
     leaves = [x.requires_grad_() for x in leaves]
     cu_seqlens = torch.tensor([0, 2, 2, 3]) if packed else None
 
-    def function(q, k, v, g, gv, S):
+    def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor, gv: Tensor, S: Tensor) -> Any:
         return form(
             q,
             k,
@@ -203,7 +214,7 @@ def test_gradients_through_output_and_final_state(form, normalize, reverse, pack
 
 
 @both_forms
-def test_the_state_of_an_empty_sequence_passes_through(form):
+def test_the_state_of_an_empty_sequence_passes_through(form: Op) -> None:
     q, k, v, g, gv, S = inputs(N=4, B=1)
     _, final_state = form(
         q,
@@ -221,7 +232,7 @@ def test_the_state_of_an_empty_sequence_passes_through(form):
 
 
 @both_forms
-def test_two_calls_that_hand_on_the_state_are_one_call(form):
+def test_two_calls_that_hand_on_the_state_are_one_call(form: Op) -> None:
     q, k, v, g, gv, S = inputs()
     whole, final_state = form(q, k, v, g, gv=gv, initial_state=S, output_final_state=True)
     head, tail = ([x[:, cut] for x in (q, k, v, g, gv)] for cut in (slice(0, 3), slice(3, 7)))
@@ -232,7 +243,7 @@ def test_two_calls_that_hand_on_the_state_are_one_call(form):
 
 
 @both_forms
-def test_no_dtype_is_forced(form):
+def test_no_dtype_is_forced(form: Op) -> None:
     q, k, v, g, gv, _ = (x.bfloat16() for x in inputs())
     o, final_state = form(q, k, v, g, gv=gv, output_final_state=True)
     assert (o.dtype, final_state.dtype) == (torch.bfloat16, torch.bfloat16)
@@ -243,7 +254,7 @@ def test_no_dtype_is_forced(form):
 
 
 q, k, v, g, gv, S = inputs()
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "g per head": ({"g": g[..., 0]}, ValueError, "g: float64[2, 7, 3], expected [B, T, H, K]"),
     "g of values": ({"g": gv}, ValueError, "g: float64[2, 7, 3, 2], expected [B, T, H, K]"),
     "gv of keys": ({"gv": g}, ValueError, "gv: float64[2, 7, 3, 5], expected [B, T, H, V]"),
@@ -276,7 +287,9 @@ BAD |= {
 
 @both_forms
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(form, arguments, error, message):
+def test_a_bad_argument_is_named(
+    form: Op, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error) as caught:
         form(**{"q": q, "k": k, "v": v, **arguments})
     assert str(caught.value).startswith(message)

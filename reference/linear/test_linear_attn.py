@@ -8,13 +8,17 @@ q1·k1 = 7    q2·k1 = -2    q2·k2 = 1    q1·k2 = 4
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import reference
 
-FORMS = [reference.linear_attn, reference.linear_attn_parallel]
+Op = Callable[..., Any]
+FORMS: list[Op] = [reference.linear_attn, reference.linear_attn_parallel]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 Q = torch.tensor([[1, 2, 3], [0, 1, -1]], dtype=torch.float64)[None, :, None]
@@ -22,16 +26,25 @@ K = torch.tensor([[1, 0, 2], [2, 1, 0]], dtype=torch.float64)[None, :, None]
 V = torch.tensor([[1, 2, 3, 4, 5], [1, 0, -1, 0, 2]], dtype=torch.float64)[None, :, None]
 
 
-def rows(*values):
+def rows(*values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def draw(seed, *shape):
+def draw(seed: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
-def inputs(N=2, B=2, T=7, H=3, K=5, V=2, normalize=False, requires_grad=False):
+def inputs(
+    N: int = 2,
+    B: int = 2,
+    T: int = 7,
+    H: int = 3,
+    K: int = 5,
+    V: int = 2,
+    normalize: bool = False,
+    requires_grad: bool = False,
+) -> Any:
     """q, k, v and a state; without sign where they are to be normalised."""
     tensors = [draw(0, B, T, H, K), draw(1, B, T, H, K), draw(2, B, T, H, V)]
     tensors.append(draw(3, N, H, K, V + normalize))
@@ -41,7 +54,7 @@ def inputs(N=2, B=2, T=7, H=3, K=5, V=2, normalize=False, requires_grad=False):
 
 
 @both_forms
-def test_two_tokens_by_hand(form):
+def test_two_tokens_by_hand(form: Op) -> None:
     o, final_state = form(Q, K, V, scale=2.0, output_final_state=True)
     # o1 = 2 · 7 v1,  o2 = 2 (-2 v1 + 1 v2)
     assert torch.equal(o[0, :, 0], rows([14, 28, 42, 56, 70], [-2, -8, -14, -16, -16]))
@@ -51,7 +64,7 @@ def test_two_tokens_by_hand(form):
 
 
 @both_forms
-def test_two_tokens_in_reverse_by_hand(form):
+def test_two_tokens_in_reverse_by_hand(form: Op) -> None:
     S = torch.ones(1, 1, 3, 5, dtype=torch.float64)
     o, final_state = form(
         Q, K, V, scale=2.0, initial_state=S, output_final_state=True, reverse=True
@@ -63,7 +76,7 @@ def test_two_tokens_in_reverse_by_hand(form):
 
 
 @both_forms
-def test_two_tokens_normalised_by_hand(form):
+def test_two_tokens_normalised_by_hand(form: Op) -> None:
     o, final_state = form(Q.abs(), K, V, normalize=True, output_final_state=True)
     # o1 = 7 v1 / 7;  |q2| = (0, 1, 1) weighs v1 by 2 and v2 by 1: o2 = (2 v1 + v2) / 3
     expected = rows([1, 2, 3, 4, 5], [3 / 3, 4 / 3, 5 / 3, 8 / 3, 12 / 3])
@@ -74,7 +87,7 @@ def test_two_tokens_normalised_by_hand(form):
 
 
 @both_forms
-def test_packed_sequences_by_hand_and_the_state_of_an_empty_one_passes_through(form):
+def test_packed_sequences_by_hand_and_the_state_of_an_empty_one_passes_through(form: Op) -> None:
     S = torch.arange(45, dtype=torch.float64).view(3, 1, 3, 5)
     o, final_state = form(
         Q,
@@ -94,14 +107,14 @@ def test_packed_sequences_by_hand_and_the_state_of_an_empty_one_passes_through(f
 
 
 @both_forms
-def test_the_default_scale_is_the_inverse_root_of_the_key_dim(form):
+def test_the_default_scale_is_the_inverse_root_of_the_key_dim(form: Op) -> None:
     for scale in (None, -1):
         assert torch.equal(form(Q, K, V, scale=scale)[0], form(Q, K, V, scale=3**-0.5)[0])
     assert torch.equal(form(Q, K, V, scale=-2.0)[0], -2 * form(Q, K, V, scale=1.0)[0])
 
 
 @both_forms
-def test_a_normalised_row_does_not_depend_on_the_scale_unless_it_is_zero(form):
+def test_a_normalised_row_does_not_depend_on_the_scale_unless_it_is_zero(form: Op) -> None:
     q, k, v, S = inputs(normalize=True)
     o, _ = form(q, k, v, normalize=True, initial_state=S)
     for scale in (-1, 3.0, -0.5, 1e-300):
@@ -111,7 +124,7 @@ def test_a_normalised_row_does_not_depend_on_the_scale_unless_it_is_zero(form):
 
 
 @both_forms
-def test_a_row_without_weight_is_zero_and_has_zero_gradients(form):
+def test_a_row_without_weight_is_zero_and_has_zero_gradients(form: Op) -> None:
     q, k, v, S = inputs(normalize=True)
     q[:, 3] = 0
     leaves = [x.requires_grad_() for x in (q, k, v, S)]
@@ -125,7 +138,9 @@ def test_a_row_without_weight_is_zero_and_has_zero_gradients(form):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("scale", [None, -0.7])
-def test_both_forms_agree(scale, normalize, reverse, cu_seqlens):
+def test_both_forms_agree(
+    scale: float | None, normalize: bool, reverse: bool, cu_seqlens: list[int] | None
+) -> None:
     """A term scale · q k v meets at most T + K + 4 roundings on its way into o, in either form:
     K of the inner product, T + 1 of the sum over tokens and the state, and three products. With
     u = 2^-53 and Y the op on absolute values, a form is thus within (T + K + 4) u Y of the truth.
@@ -133,7 +148,7 @@ def test_both_forms_agree(scale, normalize, reverse, cu_seqlens):
     """
     N = 3 if cu_seqlens else 2
     q, k, v, S = inputs(N=N, B=1 if cu_seqlens else 2, normalize=normalize)
-    options = {
+    options: dict[str, Any] = {
         "normalize": normalize,
         "output_final_state": True,
         "reverse": reverse,
@@ -154,12 +169,14 @@ def test_both_forms_agree(scale, normalize, reverse, cu_seqlens):
 @pytest.mark.parametrize(
     ("normalize", "reverse", "packed"), list(itertools.product([False, True], repeat=3))
 )
-def test_gradients_through_output_and_final_state(form, normalize, reverse, packed):
+def test_gradients_through_output_and_final_state(
+    form: Op, normalize: bool, reverse: bool, packed: bool
+) -> None:
     N, B = (3, 1) if packed else (2, 2)
     leaves = inputs(N=N, B=B, T=3, H=1, K=2, V=3, normalize=normalize, requires_grad=True)
     cu_seqlens = torch.tensor([0, 2, 2, 3]) if packed else None
 
-    def function(q, k, v, S):
+    def function(q: Tensor, k: Tensor, v: Tensor, S: Tensor) -> Any:
         return form(
             q,
             k,
@@ -176,7 +193,9 @@ def test_gradients_through_output_and_final_state(form, normalize, reverse, pack
 
 
 @both_forms
-def test_the_layout_is_sequence_first_and_the_state_is_returned_only_when_asked_for(form):
+def test_the_layout_is_sequence_first_and_the_state_is_returned_only_when_asked_for(
+    form: Op,
+) -> None:
     q, k, v, S = inputs()
     o, final_state = form(q, k, v, initial_state=S)
     assert o.shape == (2, 7, 3, 2)
@@ -187,7 +206,7 @@ def test_the_layout_is_sequence_first_and_the_state_is_returned_only_when_asked_
 
 @both_forms
 @pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 0, 0])])
-def test_without_tokens_the_state_passes_through(form, cu_seqlens):
+def test_without_tokens_the_state_passes_through(form: Op, cu_seqlens: Tensor | None) -> None:
     q, k, v, S = inputs(B=2 if cu_seqlens is None else 1, T=0)
     for normalize in (False, True):
         state = torch.nn.functional.pad(S, (0, int(normalize)), value=3.0)
@@ -205,7 +224,7 @@ def test_without_tokens_the_state_passes_through(form, cu_seqlens):
 
 
 @both_forms
-def test_no_dtype_is_forced(form):
+def test_no_dtype_is_forced(form: Op) -> None:
     q, k, v, S = (x.bfloat16() for x in inputs())
     o, final_state = form(q, k, v, output_final_state=True)
     assert (o.dtype, final_state.dtype) == (torch.bfloat16, torch.bfloat16)
@@ -216,7 +235,7 @@ def test_no_dtype_is_forced(form):
 
 
 q, k, v, S = inputs()
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rank": ({"q": q[0]}, ValueError, "q: float64[7, 3, 5], expected [B, T, H, K]"),
     "heads": ({"k": k[:, :, :2]}, ValueError, "k: float64[2, 7, 2, 5], expected [B, T, H, K]"),
     "key dim": ({"k": k[..., :4]}, ValueError, "k: float64[2, 7, 3, 4], expected [B, T, H, K]"),
@@ -256,7 +275,9 @@ BAD |= {
 
 @both_forms
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(form, arguments, error, message):
+def test_a_bad_argument_is_named(
+    form: Op, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error) as caught:
         form(**{"q": q, "k": k, "v": v, **arguments})
     assert str(caught.value).startswith(message)

@@ -5,17 +5,21 @@ row 1: pair 0 by the angle of the 3-4-5 triangle (cos 3/5, sin 4/5), pair 1 by a
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import reference
 
-FORMS = [reference.rotary_embedding, reference.rotary_embedding_complex]
+Op = Callable[..., Any]
+FORMS: list[Op] = [reference.rotary_embedding, reference.rotary_embedding_complex]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 
-def rows(*values):
+def rows(*values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -24,31 +28,31 @@ SIN = rows([0, 0], [4 / 5, 1])
 X = rows([1, 2, 3, 4, 7], [1, 2, 3, 4, 7])[None, :, None]
 
 
-def draw(seed, *shape):
+def draw(seed: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
-def assert_close(got, expected):
+def assert_close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=4e-16, atol=4e-16)
 
 
 @both_forms
-def test_halves_are_the_default_by_hand(form):
+def test_halves_are_the_default_by_hand(form: Op) -> None:
     # Pairs (1, 3) and (2, 4): (0.6 - 2.4, 0.8 + 1.8) = (-1.8, 2.6) and (-4, 2)
     y = form(X, COS, SIN)
     assert_close(y[0, :, 0], rows([1, 2, 3, 4, 7], [-1.8, -4, 2.6, 2, 7]))
 
 
 @both_forms
-def test_interleaved_pairs_are_neighbours_by_hand(form):
+def test_interleaved_pairs_are_neighbours_by_hand(form: Op) -> None:
     # Pairs (1, 2) and (3, 4): (0.6 - 1.6, 0.8 + 1.2) = (-1, 2) and (-4, 3)
     y = form(X, COS, SIN, interleaved=True)
     assert_close(y[0, :, 0], rows([1, 2, 3, 4, 7], [-1, 2, -4, 3, 7]))
 
 
 @both_forms
-def test_conjugate_rotates_backwards_by_hand(form):
+def test_conjugate_rotates_backwards_by_hand(form: Op) -> None:
     # Pairs (1, 3) and (2, 4): (0.6 + 2.4, -0.8 + 1.8) = (3, 1) and (4, -2)
     y = form(X, COS, SIN, conjugate=True)
     assert_close(y[0, :, 0], rows([1, 2, 3, 4, 7], [3, 4, 1, -2, 7]))
@@ -56,7 +60,7 @@ def test_conjugate_rotates_backwards_by_hand(form):
 
 @both_forms
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_conjugate_undoes_a_rotation(form, interleaved):
+def test_conjugate_undoes_a_rotation(form: Op, interleaved: bool) -> None:
     cos, sin = reference.rotary_tables(11, 4, dtype=torch.float64)
     x = draw(0, 2, 7, 3, 5)
     options = {"interleaved": interleaved, "seqlen_offsets": 4}
@@ -65,7 +69,7 @@ def test_conjugate_undoes_a_rotation(form, interleaved):
     torch.testing.assert_close(back, x, rtol=1e-15, atol=1e-15)
 
 
-def test_dims_past_the_rotary_dim_pass_through_bitwise():
+def test_dims_past_the_rotary_dim_pass_through_bitwise() -> None:
     cos, sin = reference.rotary_tables(7, 4, dtype=torch.float64)
     x = draw(0, 2, 7, 3, 8)
     x[0, 0, 0, 4:] = rows(-0.0, math.inf, math.nan, 5e-324)
@@ -76,7 +80,7 @@ def test_dims_past_the_rotary_dim_pass_through_bitwise():
             assert torch.equal(*bits)
 
 
-def test_the_tables_are_those_of_the_head_dim_by_plain_arithmetic():
+def test_the_tables_are_those_of_the_head_dim_by_plain_arithmetic() -> None:
     cos, sin = reference.rotary_tables(50, 6, base=100.0, dtype=torch.float64)
     assert cos.shape == sin.shape == (50, 3)
     for r, p in [(0, 0), (1, 0), (1, 2), (17, 1), (49, 2)]:
@@ -85,7 +89,7 @@ def test_the_tables_are_those_of_the_head_dim_by_plain_arithmetic():
         assert sin[r, p] == pytest.approx(math.sin(angle), rel=1e-14, abs=1e-300)
 
 
-def test_the_tables_are_computed_in_float64_and_cast_last():
+def test_the_tables_are_computed_in_float64_and_cast_last() -> None:
     exact = reference.rotary_tables(100_000, 64, dtype=torch.float64)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         tables = reference.rotary_tables(100_000, 64, dtype=dtype)
@@ -96,11 +100,13 @@ def test_the_tables_are_computed_in_float64_and_cast_last():
 
 @both_forms
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_a_product_of_query_and_key_depends_on_their_distance_alone(form, interleaved):
+def test_a_product_of_query_and_key_depends_on_their_distance_alone(
+    form: Op, interleaved: bool
+) -> None:
     cos, sin = reference.rotary_tables(40, 6, dtype=torch.float64)
     q, k = draw(0, 1, 1, 3, 7), draw(1, 1, 1, 3, 7)
 
-    def product(i, j):
+    def product(i: int, j: int) -> Tensor:
         rotated = (
             form(x, cos, sin, interleaved=interleaved, seqlen_offsets=position)
             for x, position in ((q, i), (k, j))
@@ -112,7 +118,7 @@ def test_a_product_of_query_and_key_depends_on_their_distance_alone(form, interl
 
 
 @both_forms
-def test_each_sequence_has_its_own_offset(form):
+def test_each_sequence_has_its_own_offset(form: Op) -> None:
     cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
     x = draw(0, 2, 7, 3, 5)
     y = form(x, cos, sin, seqlen_offsets=torch.tensor([3, 11], dtype=torch.int32))
@@ -121,7 +127,7 @@ def test_each_sequence_has_its_own_offset(form):
 
 
 @both_forms
-def test_positions_start_anew_in_each_packed_sequence(form):
+def test_positions_start_anew_in_each_packed_sequence(form: Op) -> None:
     cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
     x = draw(0, 1, 7, 3, 5)
     cu_seqlens = torch.tensor([0, 3, 3, 7])
@@ -135,7 +141,7 @@ def test_positions_start_anew_in_each_packed_sequence(form):
 
 
 @both_forms
-def test_in_place_writes_the_argument_and_returns_it(form):
+def test_in_place_writes_the_argument_and_returns_it(form: Op) -> None:
     cos, sin = reference.rotary_tables(7, 4, dtype=torch.float64)
     x = draw(0, 2, 7, 3, 5)
     untouched = x.clone()
@@ -148,7 +154,7 @@ def test_in_place_writes_the_argument_and_returns_it(form):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("conjugate", [False, True])
 @pytest.mark.parametrize("offsets", [0, 5, [1, 12]])
-def test_both_forms_agree(offsets, conjugate, interleaved):
+def test_both_forms_agree(offsets: int | list[int], conjugate: bool, interleaved: bool) -> None:
     """Both round two products and a sum: each is within 2 · 2^-53 (|x1 cos| + |x2 sin|)."""
     cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
     x = draw(0, 2, 7, 3, 5)
@@ -166,11 +172,11 @@ def test_both_forms_agree(offsets, conjugate, interleaved):
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("conjugate", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_gradients(form, interleaved, conjugate, inplace):
+def test_gradients(form: Op, interleaved: bool, conjugate: bool, inplace: bool) -> None:
     cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
     x = draw(0, 1, 5, 2, 7).requires_grad_()
 
-    def function(x):
+    def function(x: Tensor) -> Any:
         return form(
             x * 1.0,
             cos,
@@ -186,14 +192,14 @@ def test_gradients(form, interleaved, conjugate, inplace):
 
 
 @both_forms
-def test_the_tables_are_constants(form):
+def test_the_tables_are_constants(form: Op) -> None:
     cos, sin = (table.requires_grad_() for table in reference.rotary_tables(7, 4))
     assert not form(torch.ones(1, 7, 3, 5), cos, sin).requires_grad
 
 
 @both_forms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_output_has_the_dtype_of_the_input(form, dtype):
+def test_the_output_has_the_dtype_of_the_input(form: Op, dtype: torch.dtype) -> None:
     x = torch.ones(1, 7, 3, 5, dtype=dtype)
     assert form(x, *reference.rotary_tables(7, 4)).dtype == dtype
     assert form(x, *reference.rotary_tables(7, 4, dtype=dtype)).dtype == dtype
@@ -202,7 +208,7 @@ def test_the_output_has_the_dtype_of_the_input(form, dtype):
 x = draw(0, 2, 7, 3, 5)
 cos, sin = reference.rotary_tables(8, 4, dtype=torch.float64)
 wide_cos, wide_sin = reference.rotary_tables(8, 6, dtype=torch.float64)
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "model dim": (
         {"cos": wide_cos, "sin": wide_sin},
         ValueError,
@@ -251,7 +257,9 @@ BAD = {
 
 @both_forms
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(form, arguments, error, message):
+def test_a_bad_argument_is_named(
+    form: Op, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error) as caught:
         form(**{"x": x, "cos": cos, "sin": sin, **arguments})
     assert str(caught.value).startswith(message)
@@ -270,7 +278,9 @@ def test_a_bad_argument_is_named(form, arguments, error, message):
         ({"dtype": "float32"}, TypeError, "dtype: 'float32' (str), expected dtype"),
     ],
 )
-def test_a_bad_argument_of_the_tables_is_named(arguments, error, message):
+def test_a_bad_argument_of_the_tables_is_named(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error) as caught:
         reference.rotary_tables(**{"length": 8, "rotary_dim": 4, **arguments})
     assert str(caught.value) == message
