@@ -109,7 +109,9 @@ def _check_each(signature: inspect.Signature, arguments: Mapping[str, Any]) -> N
 def _bind_sequences(arguments: Mapping[str, Any], sizes: dict[str, int]) -> None:
     cu_seqlens = arguments["cu_seqlens"]
     first = next((x for x in arguments.values() if isinstance(x, Tensor)), None)
-    if isinstance(cu_seqlens, Tensor) and cu_seqlens.ndim == 1 and len(cu_seqlens) > 0:
+    if isinstance(cu_seqlens, Tensor) and cu_seqlens.ndim == 1:
+        if not len(cu_seqlens):
+            raise ValueError(f"cu_seqlens: {_describe(cu_seqlens)}, expected [N+1]")
         _bind("N", len(cu_seqlens) - 1, sizes)
     elif cu_seqlens is None and first is not None and first.ndim > 0:
         _bind("N", first.shape[0], sizes)

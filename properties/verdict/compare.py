@@ -109,12 +109,25 @@ def compare(name: str, got: Tensor, want: Tensor, budget: Budget | None) -> Comp
     ratio = float(finite_ratio.max()) if finite_ratio.numel() else 0.0
     if bool((wrong & ~both_finite).any()) or math.isnan(ratio):
         ratio = math.inf
-    loss = _loss(error, both_finite, budget)
+    loss = _loss(got.double() - want, want, both_finite, budget)
     reason = _reason(got, want, wrong, both_finite, loss)
     return Comparison(name, not reason, reason, budget.rule, ratio, loss, wrong, got, want, allowed)
 
 
-def _loss(error: Tensor, finite: Tensor, budget: Budget) -> float:
+def incoherent(error: Tensor, want: Tensor) -> Tensor:
+    """What is left of an error when each row's part in proportion to the result is taken out.
+
+    One rounding that many results share (a weight 1/T, say) moves all of them by the same factor.
+    That is honest, and is no sign of many errors.
+    """
+    if not want.ndim:
+        return torch.zeros_like(error)
+    norm = want.square().sum(-1, keepdim=True)
+    share = (error * want).sum(-1, keepdim=True) / torch.where(norm == 0, 1.0, norm)
+    return error - share * want
+
+
+def _loss(error: Tensor, want: Tensor, finite: Tensor, budget: Budget) -> float:
     """Mean of error/sigma over its limit; elements that have no error by construction are out."""
     if budget.sigma is None or not math.isfinite(budget.loss_limit):
         return 0.0
@@ -122,12 +135,13 @@ def _loss(error: Tensor, finite: Tensor, budget: Budget) -> float:
     counted = finite & (sigma > 0)
     if not counted.any():
         return 0.0
-    return float((error[counted] / sigma[counted]).mean()) / budget.loss_limit
+    error = incoherent(torch.where(finite, error, 0.0), torch.where(finite, want, 0.0))
+    return float((error[counted].abs() / sigma[counted]).mean()) / budget.loss_limit
 
 
 def _reason(got: Tensor, want: Tensor, wrong: Tensor, both_finite: Tensor, loss: float) -> str:
     if bool((wrong & want.isnan()).any()):
-        return "the oracle is NaN: the case is outside its domain"
+        return "NaN on both sides: a number is expected, or the case is outside the domain"
     if bool((wrong & got.isnan()).any()):
         return "NaN where a number is expected"
     if bool((wrong & ~both_finite).any()):

@@ -1,0 +1,62 @@
+"""Print the table of ops, modes and laws, or keep the one in a document current."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from properties.catalogue import OPS
+
+BEGIN = "<!-- table: python -m properties.catalogue --write README.md -->"
+END = "<!-- end of table -->"
+
+
+def table() -> str:
+    """One row per law, one column per op; the modes stand under the op's name."""
+    ops = list(OPS.values())
+    laws = dict.fromkeys(law for op in ops for law in op.laws)
+    lines = [
+        "| law | " + " | ".join(f"`{op.name}`" for op in ops) + " |",
+        "|---" * (len(ops) + 1) + "|",
+        "| *modes* | " + " | ".join(", ".join(m.name for m in op.modes) for op in ops) + " |",
+    ]
+    for law in laws:
+        marks = ("yes" if law in op.laws else "" for op in ops)
+        lines.append(f"| {law.replace('_', ' ')} | " + " | ".join(marks) + " |")
+    return "\n".join(lines)
+
+
+def with_table(text: str) -> str:
+    """`text` with today's table between its two markers.
+
+    Raises:
+        ValueError: the markers are not there.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"document: no table, expected the lines {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def main() -> int:
+    parse = argparse.ArgumentParser(prog="python -m properties.catalogue", description=__doc__)
+    what = parse.add_mutually_exclusive_group()
+    what.add_argument("--write", type=Path, metavar="FILE", help="put the table into FILE")
+    what.add_argument("--check", type=Path, metavar="FILE", help="exit 1 if FILE's table is old")
+    chosen = parse.parse_args()
+    path = chosen.write or chosen.check
+    if path is None:
+        print(table())
+        return 0
+    text = path.read_text()
+    current = with_table(text)
+    if chosen.write:
+        path.write_text(current)
+    elif text != current:
+        print(f"{path}: its table is not current; python -m properties.catalogue --write {path}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
