@@ -68,6 +68,10 @@ def test_what_the_annotations_allow_passes(options: dict[str, Any]) -> None:
             r"cu_seqlens: int64[1, 2], expected [N+1]",
         ),
         (
+            lambda: op(X, cu_seqlens=torch.zeros(0, dtype=torch.int64)),
+            r"cu_seqlens: int64[0], expected [N+1]",
+        ),
+        (
             lambda: op(X, count=torch.tensor([1, 2, 3])),
             r"count: int64[3], expected [N] with N=2",
         ),
