@@ -1,0 +1,175 @@
+"""What is run to record launches: cases of the catalogue that reach every kernel and tile."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from hypothesis import find, settings
+
+import kernels
+from kernels.cache import ContiguousCache, SlidingWindowCache
+from kernels.tiles import TABLE, Tile
+from properties.aot.architectures import Architecture
+from properties.case import Case
+from properties.catalogue import OPS
+from properties.catalogue.op import Mode, Op, Option
+from properties.layouts import LAYOUTS
+from properties.tensors import build, cotangents, run
+
+_HEAD_DIMS = ("K", "V", "D")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One op, mode and dtype on one architecture."""
+
+    op: str
+    mode: str
+    dtype: str
+    architecture: str
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.mode}-{self.dtype}-{self.architecture}"
+
+    def runs(self, architecture: Architecture, thorough: bool) -> Iterator[Callable[[], object]]:
+        """Calls that between them launch every kernel of the job.
+
+        Args:
+            thorough: also with each option alone, in each layout, and at more head dims.
+        """
+        if self.op in OPS:
+            op = OPS[self.op]
+            mode = op.mode(self.mode)
+            for case in _cases(op, mode, self.dtype, architecture.capability, thorough):
+                yield partial(_forward_and_backward, op, case)
+        else:
+            dims = ((8, 24), (256, 128)) if not thorough else ((8, 24), (64, 64), (256, 128))
+            for key_dim, value_dim in dims:
+                yield partial(
+                    _update, CACHES[self.mode], getattr(torch, self.dtype), key_dim, value_dim
+                )
+
+
+CACHES: dict[str, Callable[..., Any]] = {
+    "contiguous": ContiguousCache,
+    "sliding": SlidingWindowCache,
+}
+
+
+def families() -> list[tuple[str, str]]:
+    """Every (op, mode) of the project that launches kernels."""
+    ops = [(op.name, mode.name) for op in OPS.values() for mode in op.modes]
+    return ops + [("cache", mode) for mode in CACHES]
+
+
+def _update(cache: Callable[..., Any], dtype: torch.dtype, key_dim: int, value_dim: int) -> None:
+    k = torch.zeros(2, 16, 2, key_dim, dtype=dtype)
+    v = torch.zeros(2, 16, 2, value_dim, dtype=dtype)
+    cache(2, 64, 2, key_dim, value_dim, dtype=dtype).update(k, v)
+
+
+def _forward_and_backward(op: Op, case: Case) -> None:
+    function = getattr(kernels, op.name)
+    run(op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile)
+
+
+def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> Iterator[Case]:
+    """Cases in order of how much they ask of a compiler.
+
+    For each tile the largest head dims that it admits with all there is switched on, aligned as
+    real models are, so that loads are wide and pipelined: what shared memory and registers have to
+    hold. And once the opposite: nothing switched on, head dims below the 16 that `tl.dot` needs,
+    ragged.
+    """
+    itemsize = getattr(torch, dtype).itemsize
+    tiles = {
+        index: tile
+        for index, tile in enumerate(TABLE[op.name, mode.name])
+        if tile.admits(1, itemsize, capability)
+    }
+    seen = set()
+    for case in _wanted(op, mode, dtype, tiles, thorough):
+        if case not in seen:
+            seen.add(case)
+            yield op.settle(case)
+
+
+def _wanted(
+    op: Op, mode: Mode, dtype: str, tiles: dict[int, Tile], thorough: bool
+) -> Iterator[Case]:
+    for index, tile in tiles.items():
+        largest = replace(_bare(op, mode, dtype, tile.max_dim), tile=index)
+        yield _loaded(op, mode, largest)
+        if thorough:
+            for dim in (16, 32, 64, 128, tile.max_dim):
+                if dim <= tile.max_dim:
+                    case = replace(_bare(op, mode, dtype, dim), tile=index)
+                    yield case
+                    yield _loaded(op, mode, case)
+    small = _bare(op, mode, dtype, 8, ragged=True)
+    yield small
+    if not thorough:
+        return
+    middle = _bare(op, mode, dtype, 64)
+    for option in _options(op, mode):
+        yield replace(middle, options={**middle.options, option.name: _switched(option, middle)})
+    for argument in op.arguments:
+        if argument.optional and argument.name not in mode.refuses:
+            yield replace(middle, given=(argument.name,))
+            yield replace(middle, given=(argument.name,), float32=(argument.name,))
+    yield _packed(middle)
+    for layout in LAYOUTS:
+        for case in (small, _loaded(op, mode, middle)):
+            yield replace(case, layout=layout)
+
+
+def _bare(op: Op, mode: Mode, dtype: str, dim: int, ragged: bool = False) -> Case:
+    """Only what must be given: no option, no optional tensor.
+
+    Sizes of 1 are avoided, because Triton makes constants of them.
+    """
+    dims = dict.fromkeys(op.dims, 2)
+    dims |= {letter: dim for letter in _HEAD_DIMS if letter in op.dims}
+    if ragged and "V" in dims:
+        dims["V"] = 3 * dim
+    if "P" in dims:
+        dims["P"] = dim // 2 - ragged
+    return Case(
+        op=op.name,
+        mode=mode.name,
+        dtype=dtype,
+        dims=dims,
+        lengths=(37 if ragged else 128,),
+        options={option.name: option.default for option in _options(op, mode)},
+        values="zeros",
+    )
+
+
+def _loaded(op: Op, mode: Mode, case: Case) -> Case:
+    """With every tensor and every option that the mode knows."""
+    case = _packed(case)
+    allowed = [a for a in op.arguments if a.name not in mode.refuses]
+    return replace(
+        case,
+        given=tuple(a.name for a in allowed if a.optional),
+        options={option.name: _switched(option, case) for option in _options(op, mode)},
+    )
+
+
+def _packed(case: Case) -> Case:
+    return replace(case, dims={**case.dims, "B": 1}, lengths=case.lengths * 2, packed=True)
+
+
+def _options(op: Op, mode: Mode) -> list[Option]:
+    return [option for option in op.options if option.name not in mode.refuses]
+
+
+def _switched(option: Option, case: Case) -> Any:
+    """The simplest value that is not the default."""
+    return find(
+        option.draw(case),
+        lambda value: value != option.default,
+        settings=settings(database=None, derandomize=True),
+    )

@@ -1,0 +1,70 @@
+"""The questions that tests ask of a worker. Each records launches and answers with plain data."""
+
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+
+from triton.runtime.jit import JITFunction
+
+import kernels
+from properties.aot.architectures import ARCHITECTURES
+from properties.aot.cases import Job, families
+from properties.aot.launches import Launch, record
+from properties.aot.resources import faults
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How many launches were compiled, and what is wrong with them."""
+
+    launches: int
+    faults: list[str]
+
+
+def check_job(job: Job, thorough: bool) -> Answer:
+    """Compile every launch of a job."""
+    architecture = ARCHITECTURES[job.architecture]
+    return check(job.runs(architecture, thorough), job.architecture)
+
+
+def check(runs: Iterable[Callable[[], object]], architecture: str) -> Answer:
+    """Compile every launch of `runs`, each once."""
+    known = ARCHITECTURES[architecture]
+    launches = _recorded(runs, architecture)
+    found = []
+    for launch in launches:
+        print(f"compiling {launch} for {architecture}", file=sys.stderr, flush=True)
+        found += faults(launch, known)
+    return Answer(len(launches), found)
+
+
+def _recorded(runs: Iterable[Callable[[], object]], architecture: str) -> list[Launch]:
+    return record(lambda: [run() for run in runs], ARCHITECTURES[architecture])
+
+
+def never_launched(dtype: str, architecture: str) -> list[str]:
+    """Kernels of the project that no job launches.
+
+    A kernel is a function under `@triton.jit` that no other such function calls.
+    """
+    jobs = [Job(op, mode, dtype, architecture) for op, mode in families()]
+    runs = (run for job in jobs for run in job.runs(ARCHITECTURES[architecture], thorough=False))
+    launched = {launch.name for launch in _recorded(runs, architecture)}
+    functions = _jit_functions()
+    called = {name for function in functions.values() for name in function.fn.__code__.co_names}
+    return sorted(
+        name
+        for name, function in functions.items()
+        if name not in launched and function.fn.__name__ not in called
+    )
+
+
+def _jit_functions() -> dict[str, JITFunction]:
+    found = {}
+    for module in pkgutil.walk_packages(kernels.__path__, "kernels."):
+        for value in vars(import_module(module.name)).values():
+            if isinstance(value, JITFunction):
+                found[f"{value.module}.{value.fn.__name__}"] = value
+    return found

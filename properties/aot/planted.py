@@ -1,0 +1,65 @@
+"""Launches that must be found faulty, and one that must not."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _product(x, y, SIDE: tl.constexpr, INNER: tl.constexpr):
+    rows = tl.arange(0, SIDE)
+    inner = tl.arange(0, INNER)
+    a = tl.load(x + rows[:, None] * INNER + inner[None, :])
+    b = tl.load(x + inner[:, None] * SIDE + rows[None, :])
+    tl.store(y + rows[:, None] * SIDE + rows[None, :], tl.dot(a, b))
+
+
+@triton.jit
+def _transpose(x, y, SIDE: tl.constexpr):
+    at = tl.arange(0, SIDE)
+    tile = tl.load(x + at[:, None] * SIDE + at[None, :])
+    tl.store(y + at[:, None] * SIDE + at[None, :], tl.trans(tile))
+
+
+@triton.jit
+def _below_maximum(x, y, SIZE: tl.constexpr):
+    """Every value waits in a register for the maximum."""
+    at = tl.arange(0, SIZE)
+    values = tl.load(x + at)
+    tl.store(y + at, values - tl.max(values))
+
+
+def _multiply(inner: int) -> None:
+    x = torch.zeros(16 * inner, dtype=torch.bfloat16)
+    _product[(1,)](x, x.float(), SIDE=16, INNER=inner)
+
+
+def multiply() -> None:
+    """Sound everywhere."""
+    _multiply(16)
+
+
+def multiply_8_wide() -> None:
+    """expand_k = 0.5 of a head of 16: an inner dim below what tensor cores take."""
+    _multiply(8)
+
+
+def transpose_too_much() -> None:
+    """256 KiB that threads exchange."""
+    x = torch.zeros(256, 256)
+    _transpose[(1,)](x, x, SIDE=256, num_warps=16)
+
+
+def keep_too_many_registers() -> None:
+    """32768 values in one warp."""
+    x = torch.zeros(1 << 15)
+    _below_maximum[(1,)](x, x, SIZE=1 << 15, num_warps=1)
+
+
+def crash() -> None:
+    """What LLVM does where it does not know on."""
+    os.abort()

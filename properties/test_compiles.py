@@ -1,0 +1,97 @@
+"""Every kernel compiles for every architecture, within its limits, without a GPU.
+
+One item per (op, mode, dtype, architecture). `ci` takes bfloat16 everywhere and the other dtypes on
+sm_90; `nightly` takes everything, and far more of the options, head dims and layouts.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from kernels.arguments import FLOATS
+from properties.aot.architectures import ARCHITECTURES
+from properties.aot.cases import Job, families
+from properties.aot.checks import Answer, check, check_job, never_launched
+from properties.aot.planted import (
+    crash,
+    keep_too_many_registers,
+    multiply,
+    multiply_8_wide,
+    transpose_too_much,
+)
+from properties.aot.worker import Worker
+
+
+@pytest.fixture(scope="session")
+def worker() -> Iterator[Worker]:
+    worker = Worker()
+    yield worker
+    worker.close()
+
+
+def _nightly() -> bool:
+    return settings.get_current_profile_name() == "nightly"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "job" not in metafunc.fixturenames:
+        return
+    option = metafunc.config.getoption
+    ops, modes, dtypes = (option(name) for name in ("op", "mode", "dtype"))
+    jobs = [
+        Job(op, mode, dtype, architecture)
+        for op, mode in families()
+        for dtype in (str(float_dtype).removeprefix("torch.") for float_dtype in FLOATS)
+        for architecture in ARCHITECTURES
+        if (_nightly() or dtype == "bfloat16" or architecture == "sm_90")
+        and (not ops or op in ops)
+        and (not modes or mode in modes)
+        and (not dtypes or dtype in dtypes)
+    ]
+    metafunc.parametrize("job", jobs, ids=str)
+
+
+def test_every_launch_compiles_within_the_limits(job: Job, worker: Worker) -> None:
+    answer = worker.call(check_job, job, thorough=_nightly())
+    assert answer.launches > 0
+    assert not answer.faults, "\n".join(answer.faults)
+
+
+def test_every_kernel_is_launched_by_some_job(worker: Worker) -> None:
+    missed = worker.call(never_launched, "bfloat16", "sm_90")
+    assert not missed, f"{missed} are launched by no case, so that nothing compiles them"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_sound_kernel_passes(architecture: str, worker: Worker) -> None:
+    assert worker.call(check, [multiply], architecture) == Answer(1, [])
+
+
+# AMD's compiler has no such minimum.
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a.startswith("sm_")])
+def test_a_dot_of_operands_8_wide_is_reported(architecture: str, worker: Worker) -> None:
+    answer = worker.call(check, [multiply_8_wide], architecture)
+    assert len(answer.faults) == 1
+    assert "does not compile" in answer.faults[0]
+    assert "16" in answer.faults[0]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_too_much_shared_memory_is_reported(architecture: str, worker: Worker) -> None:
+    answer = worker.call(check, [transpose_too_much], architecture)
+    limit = ARCHITECTURES[architecture].shared_memory
+    assert len(answer.faults) == 1
+    assert f"262144 bytes of shared memory, {architecture} has {limit}" in answer.faults[0]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_spilled_registers_are_reported(architecture: str, worker: Worker) -> None:
+    answer = worker.call(check, [keep_too_many_registers], architecture)
+    assert any("spills" in fault for fault in answer.faults)
+
+
+def test_a_compiler_that_crashes_is_reported_and_survived(worker: Worker) -> None:
+    with pytest.raises(RuntimeError, match="compiler ended its process"):
+        worker.call(crash)
+    assert worker.call(check, [multiply], "sm_90").launches == 1
