@@ -96,14 +96,14 @@ def check_cu_seqlens(
 
     Raises:
         TypeError: not an int32 or int64 tensor.
-        ValueError: not one-dimensional with at least one element, another device, or `batch != 1`.
+        ValueError: not one-dimensional, no sequence at all, another device, or `batch != 1`.
     """
     if cu_seqlens is None:
         return
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name}: {describe(cu_seqlens)}, expected an int32 or int64 tensor [N+1]")
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise ValueError(f"{name}: {describe(cu_seqlens)}, expected [N+1]")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+        raise ValueError(f"{name}: {describe(cu_seqlens)}, expected [N+1] with N at least 1")
     if cu_seqlens.device != device:
         raise ValueError(f"{name}: on {cu_seqlens.device}, expected {device} like the tensors")
     if batch != 1:

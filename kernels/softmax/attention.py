@@ -141,7 +141,8 @@ def attention(
         )
 
     o, lse = attention_parallel(
-        q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k,
+        q, k, v, _vector(sink), _vector(alibi_slopes), g, _vector(cu_seqlens),
+        _vector(cu_seqlens_k),
         resolve_scale(scale, sizes["K"]), causal, _window(window), _softcap(softcap),
         tiles.choose(
             "attention", "parallel",
@@ -170,6 +171,11 @@ def _softcap(softcap: float | None) -> float | None:
     if not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap: {softcap}, expected a positive finite number")
     return float(softcap)
+
+
+def _vector(x: Tensor | None) -> Tensor | None:
+    """The elements side by side, as the kernels address them."""
+    return None if x is None else x.contiguous()
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ LINEAR_ATTN = Op(
     name="linear_attn",
     oracle=reference.linear_attn,
     second_form=reference.linear_attn_parallel,
+    quiet_form=reference.linear_attn_parallel,
     modes=(
         Mode("chunk", refuses=frozenset({"reverse"})),
         Mode("fused_chunk", refuses=frozenset({"reverse"})),
@@ -98,6 +99,7 @@ GLA = Op(
     name="gla",
     oracle=reference.gla,
     second_form=reference.gla_parallel,
+    quiet_form=reference.gla_parallel,
     modes=(
         Mode("chunk", refuses=frozenset({"reverse", "gv"})),
         Mode("fused_recurrent"),

@@ -100,6 +100,7 @@ class Op:
     Args:
         oracle: the main form of the reference page.
         second_form: the same function derived another way.
+        quiet_form: the one of the two that rounds less often on its way, for the error budgets.
         modes: the kernel's modes.
         arguments, options, outputs: in the order of the signature.
         dims: what is drawn for each letter that a case fixes.
@@ -121,6 +122,7 @@ class Op:
     name: str
     oracle: Function
     second_form: Function
+    quiet_form: Function
     modes: tuple[Mode, ...]
     arguments: tuple[Argument, ...]
     options: tuple[Option, ...]

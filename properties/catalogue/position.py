@@ -56,6 +56,7 @@ ROTARY_EMBEDDING = Op(
     name="rotary_embedding",
     oracle=reference.rotary_embedding,
     second_form=reference.rotary_embedding_complex,
+    quiet_form=reference.rotary_embedding_complex,
     modes=(Mode("fused"),),
     arguments=(
         Argument("x", "B T H D", Role.VALUE),

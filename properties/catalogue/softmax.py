@@ -26,6 +26,7 @@ ATTENTION = Op(
     name="attention",
     oracle=reference.attention,
     second_form=reference.attention_online,
+    quiet_form=reference.attention,
     modes=(Mode("parallel"),),
     arguments=(
         Argument("q", "B T H K", Role.QUERY),

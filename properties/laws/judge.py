@@ -45,13 +45,13 @@ def compare_with_oracle(
     }
     absolute = inputs.with_options(scale=_absolute_scale(inputs)) if "scale" in inputs.options else inputs
     allowed = budgets(
-        _by_tensors(op, op.second_form, inputs),
+        _by_tensors(op, op.quiet_form, inputs),
         tensors,
         want,
         precision=BY_DTYPE[case.torch_dtype],
         output_dtypes={name: x.dtype for name, x in got.items()},
         terms=max(case.lengths + (case.key_lengths or ())) + max(case.dims.values()),
-        absolute=_by_tensors(op, op.second_form, absolute) if op.multilinear(case) else None,
+        absolute=_by_tensors(op, op.quiet_form, absolute) if op.multilinear(case) else None,
         gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
         seed=case.seed,
     )

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from .errors import (
     AtomicOutOfBounds,
     DeviceAssertion,
@@ -55,6 +57,7 @@ __all__ = [
     "UnwrittenOutput",
     "install",
     "installed",
+    "require_written",
     "simulating",
     "uninstall",
     "unwritten",
@@ -78,6 +81,18 @@ def uninstall() -> None:
 def installed() -> bool:
     """Whether launches are being simulated."""
     return SESSION.installed
+
+
+def require_written(**tensors: torch.Tensor) -> None:
+    """Raise unless every element of the tensors, given by name, has been written by somebody.
+
+    Raises:
+        UnwrittenOutput: naming the tensor, how many elements were not written, and the first one.
+    """
+    for name, tensor in tensors.items():
+        mask = unwritten(tensor)
+        if mask is not None and mask.any():
+            raise UnwrittenOutput(name, mask)
 
 
 @contextmanager

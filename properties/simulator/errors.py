@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from linecache import getline
 
+import torch
+
 
 @dataclass(frozen=True)
 class Location:
@@ -105,7 +107,14 @@ class UninitializedRead(SimulationError):
 class UnwrittenOutput(SimulationError):
     """Elements of an output that no program and no host operation wrote."""
 
-    what = "unwritten output"
+    def __init__(self, argument: str, mask: torch.Tensor) -> None:
+        self.argument, self.mask = argument, mask
+        first = tuple(int(i) for i in mask.nonzero()[0])
+        RuntimeError.__init__(
+            self,
+            f"unwritten output: nobody wrote {int(mask.sum())} of {mask.numel()} elements of "
+            f"`{argument}` of shape {tuple(mask.shape)}, first at {first}",
+        )
 
 
 class DeviceAssertion(SimulationError):

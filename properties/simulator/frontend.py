@@ -357,6 +357,8 @@ class Parser:
                 ]
                 instruction.operand_types = [t for part in parts for t in parse_types(part)]
                 instruction.types = parse_types(right)
+                if instruction.name == "tt.split":
+                    instruction.types *= 2
                 return
         kinds = parse_types(text)
         instruction.operand_types = kinds

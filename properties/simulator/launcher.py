@@ -76,16 +76,15 @@ class Driver:
         }
 
 
-def leaves(
-    signature: Any, path: tuple[int, ...], name: str
-) -> Iterator[tuple[tuple[int, ...], str]]:
+Leaf = tuple[tuple[int, ...], str]
+
+
+def leaves(signature: Any, path: tuple[int, ...], name: str) -> Iterator[Leaf]:
     """Path and name of every argument that the kernel receives; constants are compiled in."""
     if isinstance(signature, (tuple, list)):
         for index, part in enumerate(signature):
             yield from leaves(part, (*path, index), f"{name}[{index}]")
     elif signature != "constexpr":
-        if str(signature).startswith("tensordesc"):
-            raise NotImplementedError(f"a tensor descriptor as argument `{name}`")
         yield path, name
 
 
@@ -108,11 +107,6 @@ class Kernel:
             for index, (name, kind) in enumerate(signature)
             for leaf in leaves(kind, (index,), name)
         ]
-        if len(self.paths) != len(program.arguments):
-            raise NotImplementedError(
-                f"kernel {self.name} takes {len(program.arguments)} arguments in its IR and "
-                f"{len(self.paths)} in Python"
-            )
         self.shown = False
 
     def launch_metadata(self, grid: Any, stream: Any, *arguments: Any) -> None:
@@ -143,16 +137,34 @@ class Metadata:
 
 def bind(kernel: Kernel, arguments: tuple[Any, ...]) -> list[Pointer | Array]:
     """Arguments as the generated code takes them."""
+    kinds = kernel.program.arguments
     bound: list[Pointer | Array] = []
-    for (path, name), kind in zip(kernel.paths, kernel.program.arguments, strict=True):
+    for path, name in kernel.paths:
         value = arguments[path[0]]
         for index in path[1:]:
             value = value[index]
-        if kind.is_pointer:
-            bound.append((as_buffer(kernel, name, value, kind), START))
-        else:
-            bound.append(np.array([value]).astype(ELEMENTS[kind.element].value))
+        values = [value] if not hasattr(value, "block_shape") else descriptor(value, kinds, bound)
+        for part, kind in zip(values, kinds[len(bound) :], strict=False):
+            if kind.is_pointer:
+                bound.append((as_buffer(kernel, name, part, kind), START))
+            else:
+                bound.append(np.array([part]).astype(ELEMENTS[kind.element].value))
+    if len(bound) != len(kinds):
+        raise NotImplementedError(
+            f"kernel {kernel.name} takes {len(kinds)} arguments in its IR, not {len(bound)}"
+        )
     return bound
+
+
+def descriptor(value: Any, kinds: tuple[Type, ...], bound: list[Pointer | Array]) -> list[Any]:
+    """A host tensor descriptor as the arguments that stand for it in the IR."""
+    rank = len(value.shape)
+    flags = [value.padding == "nan", getattr(value, "round_f32_to_tf32", False)]
+    start = len(bound) + 1 + 2 * rank
+    while len(flags) and kinds[start + len(flags) - 1].element != "i1":
+        flags.pop()
+    geometry = [*value.shape, *value.strides]
+    return [value.base, *geometry, *flags, *geometry]
 
 
 def as_buffer(kernel: Kernel, name: str, value: Any, kind: Type) -> Buffer:

@@ -485,6 +485,8 @@ def constant(w: FunctionWriter, i: Instruction) -> None:
     else:
         ones = (1,) * (kind.rank + 1)
         expression = f"np.full({ones}, {literal(text, kind.element)}, {dtype})"
+    # Decimals of a narrow type are printed with just the digits that identify it.
+    expression = rounded(kind.element, expression)
     w.names[i.results[0]] = w.module.constant(i.results[0], expression)
 
 

@@ -250,24 +250,21 @@ class Slab:
         """Every active offset belongs to the tensor."""
         buffer, offset = pointer
         place = offset.view(np.uint64)
-        if place.max() >= buffer.size:
-            bad = place >= buffer.size if active is None else (place >= buffer.size) & active
-            if bad.any():
-                self.outside(site, buffer, offset, bad, error)
-        if buffer.member is not None:
-            bad = ~buffer.member.take(offset, mode="clip")
-            bad = bad if active is None else bad & active
-            if bad.any():
-                at = int(np.broadcast_to(offset, bad.shape).flat[int(bad.argmax())])
-                detail = (
-                    f"{buffer.describe()}: element offset {at} lies inside the storage "
-                    "but between the rows of the view"
-                )
-                self.fail(error, site, detail, buffer, bad)
+        if buffer.member is None:
+            if place.max() < buffer.size:
+                return
+            bad = place >= buffer.size
+        else:
+            bad = (place >= buffer.size) | ~buffer.member.take(offset, mode="clip")
+        if active is not None:
+            bad = bad & active
+        if bad.any():
+            self.outside(site, buffer, offset, bad, error)
 
     def outside(
         self, site: Site, buffer: Buffer, offset: Array, bad: Array, error: type[OutOfBounds]
     ) -> NoReturn:
+        """Say where the first bad lane points to."""
         at = int(np.broadcast_to(offset, bad.shape).flat[int(bad.argmax())])
         if at < OVERFLOWN // 2:
             at -= OVERFLOWN
@@ -275,8 +272,11 @@ class Slab:
             wrapped = (at - INT32.min) % 2**32 + INT32.min
             detail = f"{buffer.describe()}: the int32 offset {at} wraps around to {wrapped}"
             self.fail(IndexOverflow, site, detail, buffer, bad)
-        allowed = f"allowed are 0 to {buffer.size - 1}" if buffer.size else "the tensor is empty"
-        detail = f"{buffer.describe()}: element offset {at}, {allowed}"
+        detail = f"{buffer.describe()}: element offset {at}, "
+        if 0 <= at < buffer.size:
+            detail += "which is in its storage but between the rows of the view"
+            self.fail(error, site, detail, buffer, bad)
+        detail += f"allowed are 0 to {buffer.size - 1}" if buffer.size else "the tensor is empty"
         start, stop = self.storage_range(buffer)
         if start <= at < stop:
             detail += ", though its storage goes on there"

@@ -10,7 +10,8 @@ Two rules give each element of each result its budget:
 of the accumulation, whose errors add like a random walk (Higham and Mary, 2019, doi
 10.1137/18M1226312), 4 standard deviations of it; `Γ` the largest sum of log decays over a chunk,
 because a chunk form computes exp(G_i - G_j) from cumulative sums with absolute error 2^-24·Γ each;
-`u_out·|y|` the rounding of the result; `tiny` what underflow can do.
+`u_out·|y|` the rounding of the result; `tiny` what underflow can do to the result, to operands and
+to float32 intermediates.
 
 *Sigma*, the standard deviation of the oracle's result when every intermediate is disturbed by its
 rounding (see `noise`):
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from properties.verdict.compare import Budget
+from properties.verdict.compare import Budget, incoherent
 from properties.verdict.noise import Rounding
 from properties.verdict.precision import (
     ACCUMULATOR,
@@ -40,8 +41,13 @@ from properties.verdict.precision import (
 Tensors = Mapping[str, Tensor]
 Oracle = Callable[[Tensors], dict[str, Tensor]]
 
-CHUNK = 128
+CHUNK = 64
 DRAWS = 12
+# Root mean square of the relative error of one rounding to nearest, in units of u: the error is
+# uniform, and the leading digits of numbers are logarithmically so, which makes it
+# sqrt(1/3 · 3/(8 ln 2)). The disturbed oracle scatters by u, so that it is no underestimate for
+# a single element; over a whole tensor the overestimate shows, and would hide a loss.
+ONE_ROUNDING = math.sqrt(1 / (8 * math.log(2)))
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class Spread:
 
     Args:
         sigma: standard deviation, element by element.
-        loss_limit: limit of the mean of |error|/sigma over the tensor.
+        loss_limit: limit of the mean of |error|/sigma over the tensor: six standard deviations
+            above its mean in the disturbed runs, scaled to the roundings of a kernel.
     """
 
     sigma: Tensor
@@ -118,8 +125,7 @@ def rules(precision: Precision, *, multilinear: bool) -> tuple[str, ...]:
     - Multilinear maps in float32 and TF32: magnitude alone, for the same bias.
     """
     if multilinear:
-        coarse = precision.unit > ACCUMULATOR and precision.name != "tf32"
-        return ("magnitude", "sigma") if coarse else ("magnitude",)
+        return ("magnitude", "sigma") if precision.coarse else ("magnitude",)
     return ("sigma",)
 
 
@@ -134,6 +140,7 @@ def budgets(
     absolute: Oracle | None = None,
     gates: tuple[str, ...] = (),
     telescopes: tuple[Telescope, ...] = (),
+    float32_logits: bool = False,
     seed: int = 0,
 ) -> dict[str, Budget]:
     """The budget of every result of one run.
@@ -151,47 +158,55 @@ def budgets(
         absolute: the oracle with |scale|, if its map is multilinear; else None.
         gates: names of the tensors that enter through an exponential, as log decays.
         telescopes: gradients that are differences of large sums.
+        float32_logits: products of two inputs, and elementwise functions of them, are never
+            stored: softmax attention. Not for maps whose products may be taken in another order.
         seed: of the disturbed runs; the verdict is a function of the case.
 
     Returns:
         A budget for every name in `want`.
     """
     applying = rules(precision, multilinear=absolute is not None)
-    random_walk = 6.0 if precision.unit > ACCUMULATOR and precision.name != "tf32" else 0.0
-    z = random_walk or 6.0 + math.sqrt(terms)
+    values = {**tensors, **want}
+    largest = terms * _peak(list(values.values()))
     bounds: list[dict[str, Tensor]] = []
     spreads: dict[str, Spread] = {}
-    values = {**tensors, **want}
-    if "magnitude" in applying:
-        assert absolute is not None
+    if absolute is not None and "magnitude" in applying:
         factor = magnitude_factor(precision, terms, chunk_decay(tensors, gates))
         Y = magnitude(absolute, tensors, gates=gates)
-        bounds.append({name: factor * Y[name] for name in want})
+        bound = {name: factor * Y[name] + largest * precision.underflow for name in want}
         for telescope in telescopes:
             if telescope.gradient in want:
-                bounds[0][telescope.gradient] += telescope.total(values, bounds[0], power=1)
+                bound[telescope.gradient] += telescope.total(values, bound, power=1)
+        bounds.append(bound)
     if "sigma" in applying:
-        spreads = sigma(oracle, tensors, want, precision, seed=seed)
+        spreads = sigma(
+            oracle,
+            tensors,
+            want,
+            precision,
+            output_dtypes=output_dtypes,
+            float32_logits=float32_logits,
+            seed=seed,
+        )
         for telescope in telescopes:
             if telescope.gradient in want:
                 spreads[telescope.gradient] = _telescoped(telescope, values, spreads)
+        z = 6.0 if precision.coarse else 6.0 + math.sqrt(terms)
         bounds.append({name: z * spreads[name].sigma for name in want})
-    allowed = {
-        name: functools.reduce(torch.minimum, [bound[name] for bound in bounds]) for name in want
-    }
-    tiny = terms * precision.underflow * _peak([*tensors.values(), *want.values()])
-    return {
-        name: Budget(
-            allowed[name]
-            + unit_roundoff(output_dtypes[name]) * y.abs().nan_to_num(posinf=0.0)
-            + underflow(output_dtypes[name])
-            + tiny,
+    made = {}
+    for name, y in want.items():
+        dtype = output_dtypes[name]
+        tiny = underflow(dtype) + largest * underflow(torch.float32)
+        rounded = unit_roundoff(dtype) * torch.where(y.isfinite(), y.abs(), 0.0)
+        allowed = functools.reduce(torch.minimum, [bound[name] for bound in bounds])
+        spread = spreads.get(name)
+        made[name] = Budget(
+            allowed + rounded + tiny,
             " and ".join(applying),
-            spreads[name].sigma if name in spreads else None,
-            spreads[name].loss_limit if name in spreads else math.inf,
+            None if spread is None else spread.sigma + tiny,
+            math.inf if spread is None else spread.loss_limit,
         )
-        for name, y in want.items()
-    }
+    return made
 
 
 def magnitude(oracle: Oracle, tensors: Tensors, gates: tuple[str, ...] = ()) -> dict[str, Tensor]:
@@ -216,12 +231,14 @@ def magnitude_factor(precision: Precision, terms: int, decay: float = 0.0) -> fl
 
 
 def chunk_decay(tensors: Tensors, gates: tuple[str, ...]) -> float:
-    """`Γ`: the largest sum of finite log decays that a chunk of tokens can hold."""
+    """`Γ`: the largest sum of finite log decays over at most `CHUNK` successive tokens."""
     largest = 0.0
     for name in gates:
         if name in tensors and tensors[name].numel():
-            g = tensors[name].abs().nan_to_num(posinf=0.0)
-            largest = max(largest, float(g.max()) * min(g.shape[1], CHUNK))
+            total = tensors[name].abs().nan_to_num(posinf=0.0).cumsum(1)
+            before = total.roll(CHUNK, 1)
+            before[:, :CHUNK] = 0.0
+            largest = max(largest, float((total - before).max()))
     return largest
 
 
@@ -231,6 +248,8 @@ def sigma(
     want: Tensors,
     precision: Precision,
     *,
+    output_dtypes: Mapping[str, torch.dtype],
+    float32_logits: bool = False,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Spread]:
@@ -242,18 +261,22 @@ def sigma(
     freedom (Wilson and Hilferty).
 
     Args:
-        oracle, tensors, want: as in `budgets`.
         draws: number of disturbed runs.
+        The rest as in `budgets`.
     """
     generator = torch.Generator().manual_seed(seed)
     deviations: dict[str, list[Tensor]] = {name: [] for name in want}
-    mode = Rounding(precision, generator)
+    float32_logits = float32_logits and precision.coarse
+    mode = Rounding(precision, generator, float32_logits=float32_logits)
     for _ in range(draws):
         with mode:
             disturbed = oracle(tensors)
         for name, y in want.items():
-            deviations[name].append(_difference(disturbed[name], y))
-    return {name: _spread(torch.stack(each)) for name, each in deviations.items()}
+            result = mode.round(disturbed[name], unit_roundoff(output_dtypes[name]))
+            deviations[name].append(torch.where(y.isfinite(), result - y, 0.0).detach())
+    return {
+        name: _spread(torch.stack(each), want[name], precision) for name, each in deviations.items()
+    }
 
 
 def _telescoped(telescope: Telescope, values: Tensors, spreads: Mapping[str, Spread]) -> Spread:
@@ -263,16 +286,11 @@ def _telescoped(telescope: Telescope, values: Tensors, spreads: Mapping[str, Spr
     return Spread(torch.hypot(own, telescope.total(values, errors, power=2)), math.inf)
 
 
-def _difference(disturbed: Tensor, y: Tensor) -> Tensor:
-    return torch.where(y.isfinite(), disturbed - y, 0.0).detach()
-
-
-def _spread(deviations: Tensor) -> Spread:
+def _spread(deviations: Tensor, want: Tensor, precision: Precision) -> Spread:
     draws = len(deviations)
     if not deviations.numel():
         return Spread(deviations.sum(0), math.inf)
-    squares = deviations.square()
-    element = squares.mean(0)
+    element = deviations.square().mean(0)
     row = element.mean(-1, keepdim=True) if element.ndim else element
     width = element.shape[-1] if element.ndim else 1
     variance = torch.maximum(element, row) / _chi_square_quantile(draws * width)
@@ -280,9 +298,12 @@ def _spread(deviations: Tensor) -> Spread:
     counted = spread > 0
     if not counted.any():
         return Spread(spread, math.inf)
-    means = (deviations.abs()[:, counted] / spread[counted]).mean(1)
+    finite = torch.where(want.isfinite(), want, 0.0)
+    losses = [incoherent(deviation, finite)[counted].abs() for deviation in deviations]
+    means = torch.stack([(loss / spread[counted]).mean() for loss in losses])
     # Student's t of 11 degrees of freedom exceeds 6 with a probability of 5e-5.
-    return Spread(spread, float(means.mean() + 6 * means.std()))
+    limit = means.mean() + 6 * means.std()
+    return Spread(spread, float(limit) * ONE_ROUNDING * math.sqrt(precision.operand_roundings))
 
 
 def _chi_square_quantile(freedom: int, normal_quantile: float = -3.09) -> float:

@@ -1,7 +1,6 @@
 """Rounding as noise: a dispatch mode that disturbs every intermediate result of an oracle."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,8 +28,8 @@ _EXACT = frozenset([
     "value_selecting_reduction_backward", "where",
 ])
 # fmt: on
-# Sums of products and sums: each term is rounded, and so is each partial sum.
-_SUMS = frozenset(["mm", "bmm", "mv", "dot", "sum", "cumsum", "mean"])
+_PRODUCTS = frozenset(["mm", "bmm", "mv", "dot"])
+_SUMS = frozenset(["sum", "cumsum", "mean"])
 # Functions whose error on a GPU is relative to 1 and not to their value when that is small.
 _OF_ORDER_ONE = frozenset(["log", "log2", "log1p", "logsumexp", "logcumsumexp", "tanh", "sigmoid"])
 
@@ -47,24 +46,39 @@ def _pool() -> Tensor:
 class Rounding(TorchDispatchMode):
     """Disturbs every result `y` of an operation on floating tensors by what rounding could do.
 
-        y + xi · u · |y|                                        elementwise functions
-        y + xi · (u · sqrt(Σ a_i² b_i²) + 2^-24 sqrt(n) · Σ |a_i b_i|)     sums of n products
-        y + xi · u · (|y| + 1)                                  logarithms, tanh
+        y + xi · u |y|                                                    elementwise functions
+        y + xi · u (|y| + 1)                                              logarithms, tanh
+        y + xi · (u sqrt(Σ x_i²) + 2^-24 sqrt(n) Σ |x_i|)                 sums of n terms
+        y + xi · (u sqrt(2 Σ a_i² b_i²) + 2^-24 sqrt(n) Σ |a_i b_i|)      sums of n products
 
     xi is standard gaussian, from a random place of a large pool for each result, and u the unit
-    round-off of the storage. The second line says that a product's operands are rounded on their
-    way in and that partial sums are kept in float32; it does not shrink when the sum cancels, as
-    |y| would. Noise below the normal numbers of float16 is at least its underflow error. Zeros and
-    infinities stay what they are.
+    round-off of the storage. In a sum of products the operands are rounded on their way in, and
+    partial sums are kept in float32; unlike |y| this does not shrink when the sum cancels. That
+    matters: kernels may form the sum in another order, q · (Σ k v) for Σ (q · k) v.
+
+    With `float32_logits` only the operands of products are stored; u is 2^-23 everywhere else, and
+    a product of tensors that the storage holds exactly has no error but that of its summation.
 
     The mode sees the operations of autograd as well, so gradients are disturbed in each of their
-    own intermediates. Source: the model of Monte Carlo arithmetic, Parker 1997 (UCLA CSD-970002).
+    own intermediates. Zeros and infinities stay what they are. Noise below the normal numbers of
+    float16 is at least the error of underflow.
+
+    Source: the model is that of Monte Carlo arithmetic, Parker 1997 (UCLA CSD-970002).
     """
 
-    def __init__(self, precision: Precision, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        precision: Precision,
+        generator: torch.Generator,
+        *,
+        float32_logits: bool = False,
+    ) -> None:
         super().__init__()
         self.precision = precision
         self.generator = generator
+        self.float32_logits = float32_logits
+        self.unit = 2 * ACCUMULATOR if float32_logits else precision.unit
+        self.underflow = 0.0 if float32_logits else precision.underflow
 
     def __torch_dispatch__(
         self,
@@ -80,38 +94,79 @@ class Rounding(TorchDispatchMode):
         result = func(*args, **kwargs)
         if view or name in _EXACT or not any(_inexact(a) for a in (*args, *kwargs.values())):
             return result
-        if name in _SUMS:
-            extent = _extent(func, name, args, kwargs)
-        elif name == "_softmax_backward_data":
-            extent = _softmax_backward_extent(args[0], args[1], args[2])
-        else:
-            extent = None
         in_place = any(r.alias_info is not None and r.alias_info.is_write for r in returns)
 
         def disturb(y: Tensor) -> Tensor:
-            if y.is_complex():
-                # Each part is rounded by as much as the whole is large: one may have cancelled.
-                parts = torch.view_as_real(y)
-                size = self.precision.unit * y.abs()[..., None]
-                return torch.view_as_complex(parts + size * self._noise(parts.shape))
-            if not y.is_floating_point():
+            if not _inexact(y):
                 return y
-            noisy = self._disturbed(y, name.rstrip("_"), extent)
+            noisy = self._disturbed(y, self._size(y, func, name, args, kwargs))
             return y.copy_(noisy) if in_place else noisy
 
         return tree_map_only(Tensor, disturb, result)
 
-    def _disturbed(self, y: Tensor, name: str, extent: Callable[[float], Tensor] | None) -> Tensor:
-        unit, underflow = self.precision.unit, self.precision.underflow
-        if extent is not None:
-            size = extent(unit)
-        else:
-            size = y.abs().add_(1.0) if name in _OF_ORDER_ONE else y.abs()
-            size = size.mul_(unit)
-        if underflow > 2.0**-126:
-            size = torch.where(y == 0, size, size.clamp(min=underflow))
-        noisy = torch.addcmul(y, size, self._noise(y.shape))
-        return torch.where(y.isfinite(), noisy, y)
+    def round(self, y: Tensor, unit: float) -> Tensor:
+        """`y` as it is after one more rounding."""
+        return self._disturbed(y, y.abs().mul_(unit))
+
+    def _size(
+        self, y: Tensor, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Standard deviation of the noise of one result."""
+        if name in _PRODUCTS:
+            return self._size_of_product(func, args[0], args[1])
+        if name in _SUMS:
+            return self._size_of_sum(func, name, args, kwargs)
+        if name == "_softmax_backward_data":
+            return self._size_of_softmax_gradient(args[0], args[1], args[2])
+        size = y.abs().add_(1.0) if name.rstrip("_") in _OF_ORDER_ONE else y.abs()
+        return self._with_underflow(y, size.mul_(self.unit), self.underflow)
+
+    def _size_of_product(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
+        squares = torch.zeros((), dtype=a.dtype)
+        for x, y, of in ((a, b, func), (b, a, lambda one, other: func(other, one))):
+            if not (self.float32_logits and self.precision.holds(x)):
+                error = x.abs().mul_(self.precision.unit)
+                error = self._with_underflow(x, error, self.precision.underflow)
+                squares = squares + of(error.square_(), y.square())
+        sums = func(a.abs(), b.abs())
+        return squares.sqrt() + sums.mul_(ACCUMULATOR * a.shape[-1] ** 0.5)
+
+    def _size_of_sum(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        x = args[0]
+        sums: Tensor = func(x.abs(), *args[1:], **kwargs)
+        squares: Tensor = func(x.square(), *args[1:], **kwargs)
+        terms = x.numel() / max(sums.numel(), 1)
+        if name == "cumsum":
+            terms = x.shape[args[1]] if x.ndim else 1
+        elif name == "mean":
+            # A mean of squares is divided by n once, the square of a mean twice.
+            squares = squares / max(terms, 1)
+        return squares.sqrt().mul_(self.unit) + sums.mul_(ACCUMULATOR * terms**0.5)
+
+    def _size_of_softmax_gradient(self, dp: Tensor, p: Tensor, dim: int) -> Tensor:
+        """The noise of `p (dp - Σ p dp)`.
+
+        A kernel takes the sum from elsewhere, as `do · o` with the rounded output. Where one weight
+        is nearly 1 the difference vanishes and the errors stay. `dp = do · v` may itself be small
+        by chance, and its roundings are not, hence its root mean square over the keys.
+        """
+        typical = dp.square().mean(dim, keepdim=True).sqrt_()
+        return (dp.abs() + typical).mul_(p).mul_(self.precision.unit)
+
+    @staticmethod
+    def _with_underflow(y: Tensor, size: Tensor, underflow: float) -> Tensor:
+        if underflow <= torch.finfo(torch.float32).smallest_normal:
+            return size
+        return torch.where(y == 0, 0.0, size.clamp(min=underflow))
+
+    def _disturbed(self, y: Tensor, size: Tensor) -> Tensor:
+        if y.is_complex():
+            # Each part is rounded by as much as the whole is large: one may have cancelled.
+            parts = torch.view_as_real(y)
+            return torch.view_as_complex(parts + size[..., None] * self._noise(parts.shape))
+        return torch.where(y.isfinite(), torch.addcmul(y, size, self._noise(y.shape)), y)
 
     def _noise(self, shape: torch.Size) -> Tensor:
         count = shape.numel()
@@ -125,46 +180,3 @@ def _inexact(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_inexact, value))
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _softmax_backward_extent(dp: Tensor, p: Tensor, dim: int) -> Callable[[float], Tensor]:
-    """The size of the noise of `p (dp - Σ p dp)`.
-
-    A kernel takes the sum from elsewhere, as `do · o` with the rounded output. Where one weight is
-    nearly 1 the difference vanishes and the errors stay. `dp = do · v` may itself be small by
-    chance, and the roundings that it stands for are not, hence its root mean square over the keys.
-    """
-
-    def extent(unit: float) -> Tensor:
-        typical = dp.square().mean(dim, keepdim=True).sqrt_()
-        return (dp.abs() + typical).mul_(p).mul_(unit)
-
-    return extent
-
-
-def _extent(
-    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[float], Tensor]:
-    """The size of the noise of a sum, as a function of the unit round-off of its terms."""
-    operands = [a for a in args if isinstance(a, Tensor)]
-
-    def of(change: Callable[[Tensor], Tensor]) -> Tensor:
-        changed = [change(a) if isinstance(a, Tensor) else a for a in args]
-        total = func(*changed, **kwargs)
-        assert isinstance(total, Tensor)
-        return total
-
-    def extent(unit: float) -> Tensor:
-        absolute, squares = of(torch.abs), of(torch.square)
-        if name == "cumsum":
-            terms = operands[0].shape[args[1]] if operands[0].ndim else 1
-        elif name in ("sum", "mean"):
-            terms = operands[0].numel() // max(absolute.numel(), 1)
-        else:
-            terms = operands[0].shape[-1]
-        root = terms**0.5
-        # A mean of squares is divided by n once, the square of a mean twice.
-        norm = squares.sqrt_().mul_(unit / root if name == "mean" and terms else unit)
-        return norm.add_(absolute, alpha=ACCUMULATOR * root)
-
-    return extent

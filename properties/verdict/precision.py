@@ -13,21 +13,32 @@ class Precision:
         unit: largest relative error of one rounding to nearest, 2^-(digits).
         underflow: largest absolute error of one rounding, for numbers too small to be normal.
         operand_roundings: how often an operand is rounded on its way into a product.
+        dtype: of the storage; None where no dtype has these numbers.
     """
 
     name: str
     unit: float
     underflow: float
     operand_roundings: int = 2
+    dtype: torch.dtype | None = None
+
+    def holds(self, x: torch.Tensor) -> bool:
+        """Whether every number of `x` is stored without an error."""
+        return self.dtype is not None and bool((x.to(self.dtype).to(x.dtype) == x).all())
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the storage, and not the accumulation in float32, is where digits are lost."""
+        return self.dtype in (torch.bfloat16, torch.float16)
 
 
 # A product's operand is an intermediate result rounded once when it is formed from rounded factors
 # (a decayed key, an attention weight) and once when it is stored; TF32 rounds both factors again,
 # and it truncates on some chips, an error of twice the unit of rounding to nearest.
-FLOAT32 = Precision("float32", 2.0**-24, 2.0**-126)
+FLOAT32 = Precision("float32", 2.0**-24, 2.0**-126, dtype=torch.float32)
 TF32 = Precision("tf32", 2.0**-11, 2.0**-126, operand_roundings=4)
-BFLOAT16 = Precision("bfloat16", 2.0**-8, 2.0**-126)
-FLOAT16 = Precision("float16", 2.0**-11, 2.0**-25)
+BFLOAT16 = Precision("bfloat16", 2.0**-8, 2.0**-126, dtype=torch.bfloat16)
+FLOAT16 = Precision("float16", 2.0**-11, 2.0**-25, dtype=torch.float16)
 
 ACCUMULATOR = FLOAT32.unit
 
