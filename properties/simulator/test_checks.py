@@ -1,0 +1,403 @@
+"""Kernels that are wrong on purpose: each is caught, and named at the right source line."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import properties.simulator as simulator
+
+
+@pytest.fixture(autouse=True, params=[0, 1, 3], ids=["slabs", "one by one", "by three"])
+def simulated(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A fault is found whichever programs run together."""
+    with simulator.simulating(slab=request.param):
+        yield
+
+
+def line_of(kernel: Any, mark: str) -> int:
+    """Line number of the source line of a kernel that carries a mark."""
+    lines, first = inspect.getsourcelines(kernel.fn)
+    (index,) = [i for i, line in enumerate(lines) if mark in line]
+    return first + index
+
+
+def assert_names(error: simulator.SimulationError, kernel: Any, mark: str, argument: str) -> None:
+    line = line_of(kernel, mark)
+    assert error.location.line == line
+    assert error.argument == argument
+    message = str(error)
+    assert f"in kernel {kernel.__name__} at {__file__}:{line}\n" in message
+    assert mark in message.splitlines()[1]
+    assert f"`{argument}`" in message
+
+
+# Addresses
+
+
+@triton.jit
+def one_row_too_many(x, out, n, D: tl.constexpr):
+    row = tl.program_id(0)
+    i = tl.arange(0, D)
+    tile = tl.load(x + row * D + i, mask=row <= n)  # wrong: row < n
+    tl.store(out + row * D + i, tile, mask=(row < n) & (i < D))
+
+
+def test_a_load_one_row_out_of_bounds() -> None:
+    x, out = torch.randn(5, 16), torch.empty(5, 16)
+    with pytest.raises(simulator.LoadOutOfBounds) as caught:
+        one_row_too_many[(6,)](x, out, 5, D=16)
+    assert_names(caught.value, one_row_too_many, "wrong", "x")
+    assert caught.value.program == (5, 0, 0)
+    assert caught.value.tile_index == (0,)
+    message = str(caught.value)
+    assert "shape (5, 16)" in message
+    assert "element offset 80, allowed are 0 to 79" in message
+
+
+def test_a_tensor_that_ends_inside_a_larger_storage_ends_there() -> None:
+    x, out = torch.randn(6, 16)[:5], torch.empty(5, 16)
+    with pytest.raises(simulator.LoadOutOfBounds, match="its storage goes on there"):
+        one_row_too_many[(6,)](x, out, 5, D=16)
+
+
+@triton.jit
+def copy_columns(x, out, stride, D: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, D)
+    tl.store(out + row * D + i, tl.load(x + row * stride + i))  # wrong: no mask
+
+
+def test_columns_beside_a_view_do_not_belong_to_it() -> None:
+    packed, out = torch.randn(5, 24), torch.empty(5, 16)
+    copy_columns[(5,)](packed[:, :16], out, 24, D=16)
+    assert torch.equal(out, packed[:, :16])
+    with pytest.raises(simulator.LoadOutOfBounds, match="between the rows of the view") as caught:
+        copy_columns[(5,)](packed[:, :12], torch.empty(5, 16), 24, D=16)
+    assert_names(caught.value, copy_columns, "wrong", "x")
+    assert caught.value.tile_index == (12,)
+
+
+@triton.jit
+def store_tile(out, n, D: tl.constexpr, CHECKED: tl.constexpr):
+    i = tl.program_id(0) * D + tl.arange(0, D)
+    if CHECKED:
+        tl.store(out + i, i, mask=i < n)
+    else:
+        tl.store(out + i, i)  # wrong
+
+
+def test_a_store_past_the_end() -> None:
+    out = torch.zeros(40, dtype=torch.int32)
+    store_tile[(3,)](out, 40, D=16, CHECKED=True)
+    with pytest.raises(simulator.StoreOutOfBounds) as caught:
+        store_tile[(3,)](out, 40, D=16, CHECKED=False)
+    assert_names(caught.value, store_tile, "wrong", "out")
+    assert caught.value.program == (2, 0, 0)
+    assert caught.value.tile_index == (8,)
+
+
+@triton.jit
+def negative(x, out):
+    tl.store(out, tl.load(x - 1))  # wrong
+
+
+def test_an_offset_below_zero() -> None:
+    storage = torch.randn(8)
+    with pytest.raises(simulator.LoadOutOfBounds, match="element offset -1"):
+        negative[(1,)](storage[4:], torch.empty(1))
+
+
+@triton.jit
+def count_out_of_range(counts, x, D: tl.constexpr):
+    tl.atomic_add(counts + tl.load(x + tl.arange(0, D)), 1)  # wrong
+
+
+def test_an_atomic_out_of_bounds() -> None:
+    x = torch.tensor([0, 1, 2, 4], dtype=torch.int32)
+    with pytest.raises(simulator.AtomicOutOfBounds) as caught:
+        count_out_of_range[(1,)](torch.zeros(4, dtype=torch.int32), x, D=4)
+    assert_names(caught.value, count_out_of_range, "wrong", "counts")
+
+
+def test_an_empty_tensor_has_no_element() -> None:
+    with pytest.raises(simulator.StoreOutOfBounds, match="the tensor is empty"):
+        store_tile[(1,)](torch.empty(0, dtype=torch.int32), 0, D=16, CHECKED=False)
+
+
+@triton.jit
+def read_address(table, out):
+    pointer = tl.load(table + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    tl.store(out + tl.program_id(0), tl.load(pointer))  # wrong
+
+
+def test_an_address_that_belongs_to_no_argument() -> None:
+    x = torch.randn(4)
+    table = torch.tensor([x.data_ptr()])
+    with pytest.raises(simulator.OutOfBounds, match="lies in no tensor argument"):
+        read_address[(1,)](table, torch.empty(1))
+
+
+# Index arithmetic
+
+
+@triton.jit
+def far_row(x, out, row, stride):
+    offset = row * stride
+    tl.store(out, tl.load(x + offset))  # wrong: row * stride in int32
+
+
+@triton.jit
+def far_row_widened_too_late(x, out, row, stride):
+    offset = (row * stride).to(tl.int64)  # wrong
+    tl.store(out, tl.load(x + offset))
+
+
+@triton.jit
+def far_row_in_int64(x, out, row, stride):
+    tl.store(out, tl.load(x + row.to(tl.int64) * stride))
+
+
+def test_an_int32_index_that_wraps_around() -> None:
+    # Pages that nobody touches take no memory.
+    x = torch.from_numpy(np.zeros(33001 * 65536, np.int8))
+    out = torch.empty(1, dtype=torch.int8)
+    far_row[(1,)](x, out, 32000, 65536)
+    far_row_in_int64[(1,)](x, out, 33000, 65536)
+    with pytest.raises(simulator.IndexOverflow, match="2162688000 wraps around") as caught:
+        far_row[(1,)](x, out, 33000, 65536)
+    assert_names(caught.value, far_row, "wrong", "x")
+    with pytest.raises(simulator.IndexOverflow, match="wraps around"):
+        far_row[(1,)](x[:100], out, 33000, 65536)
+    with pytest.raises(simulator.IndexOverflow, match="int32 does not hold") as widened:
+        far_row_widened_too_late[(1,)](x, out, 33000, 65536)
+    assert widened.value.location.line == line_of(far_row_widened_too_late, "wrong")
+
+
+@triton.jit
+def hashed(x, out, n, D: tl.constexpr):
+    i = tl.arange(0, D)
+    h = (i + 12345) * 1103515245 + 12345
+    h = (h ^ (h >> 7)) & (D - 1)
+    tl.store(out + i, tl.load(x + h), mask=i < n)
+
+
+def test_wrapping_on_purpose_is_no_error() -> None:
+    x, out = torch.randn(64), torch.empty(64)
+    hashed[(1,)](x, out, 64, D=64)
+    assert not simulator.unwritten(out).any()  # type: ignore[union-attr]
+
+
+# Races
+
+
+@triton.jit
+def everybody_writes(out, VALUE: tl.constexpr):
+    pid = tl.program_id(0)
+    if VALUE == 1:
+        tl.store(out, 7)
+    else:
+        tl.store(out, pid)  # wrong
+
+
+def test_two_programs_write_different_values() -> None:
+    out = torch.zeros(1, dtype=torch.int32)
+    everybody_writes[(4,)](out, VALUE=1)
+    assert out.item() == 7
+    with pytest.raises(simulator.Race) as caught:
+        everybody_writes[(4,)](out, VALUE=0)
+    assert_names(caught.value, everybody_writes, "wrong", "out")
+    everybody_writes[(1,)](out, VALUE=0)
+
+
+@triton.jit
+def shift_in_place(x, n, D: tl.constexpr):
+    i = tl.program_id(0) * D + tl.arange(0, D)
+    tile = tl.load(x + i + 1, mask=i + 1 < n)
+    tl.store(x + i, tile, mask=i < n)
+
+
+@triton.jit
+def double_in_place(x, n, D: tl.constexpr):
+    i = tl.program_id(0) * D + tl.arange(0, D)
+    tl.store(x + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+
+def test_a_program_reads_what_another_one_writes() -> None:
+    x = torch.arange(60.0)
+    double_in_place[(4,)](x, 60, D=16)
+    assert torch.equal(x, 2 * torch.arange(60.0))
+    with pytest.raises(simulator.Race, match="in the same launch") as caught:
+        shift_in_place[(4,)](x, 60, D=16)
+    assert caught.value.argument == "x"
+
+
+@triton.jit
+def neighbours(x, y, n, D: tl.constexpr):
+    i = tl.program_id(0) * D + tl.arange(0, D)
+    tile = tl.load(x + i + 1, mask=i + 1 < n)
+    tl.store(y + i, tile, mask=i < n)
+
+
+def test_two_arguments_that_share_memory_race_too() -> None:
+    x = torch.arange(60.0)
+    neighbours[(4,)](x, torch.empty(60), 60, D=16)
+    with pytest.raises(simulator.Race):
+        neighbours[(4,)](x, x.view(6, 10), 60, D=16)
+
+
+@triton.jit
+def last_one_sums(partial, out, tickets, count, D: tl.constexpr):
+    pid = tl.program_id(0)
+    tl.store(partial + pid, pid + 1.0)
+    if tl.atomic_add(tickets, 1) == count - 1:
+        i = tl.arange(0, D)
+        tl.store(out, tl.sum(tl.load(partial + i, mask=i < count, other=0.0), 0))
+
+
+def test_a_kernel_that_synchronises_through_an_atomic_does_not_race() -> None:
+    out = torch.empty(1)
+    last_one_sums[(6,)](torch.empty(6), out, torch.zeros(1, dtype=torch.int32), 6, D=8)
+    assert out.item() == 21
+
+
+@triton.jit
+def accumulate(out, x, D: tl.constexpr):
+    i = tl.arange(0, D)
+    tl.atomic_add(out + i, tl.load(x + tl.program_id(0) * D + i))
+
+
+def test_atomics_do_not_race() -> None:
+    x, out = torch.ones(5, 16), torch.zeros(16)
+    accumulate[(5,)](out, x, D=16)
+    assert (out == 5).all()
+
+
+# Memory that nobody wrote
+
+
+@triton.jit
+def forgets_the_tail(x, out, n, D: tl.constexpr):
+    i = tl.program_id(0) * D + tl.arange(0, D)
+    tl.store(out + i, tl.load(x + i, mask=i < n) + 1, mask=i < n // D * D)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_an_unwritten_tail(dtype: torch.dtype) -> None:
+    x, out = torch.randn(40).to(dtype), torch.empty(40, dtype=dtype)
+    forgets_the_tail[(3,)](x, out, 40, D=16)
+    mask = simulator.unwritten(out)
+    assert mask is not None
+    assert mask.tolist() == [False] * 32 + [True] * 8
+    assert simulator.unwritten(x) is None
+    with pytest.raises(simulator.UninitializedRead) as caught:
+        double_in_place[(3,)](out, 40, D=16)
+    assert caught.value.argument == "x"
+    assert "nobody has written element offset 32" in str(caught.value)
+
+
+def test_an_unwritten_output_can_be_demanded() -> None:
+    x, out = torch.randn(40), torch.empty(40)
+    forgets_the_tail[(3,)](x, out, 40, D=16)
+    with pytest.raises(simulator.UnwrittenOutput, match=r"8 of 40 .* first at \(32,\)"):
+        simulator.require_written(out=out)
+    simulator.require_written(x=x)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t: t.zero_(),
+        lambda t: t.copy_(torch.ones(40)),
+        lambda t: torch.add(torch.ones(40), 1, out=t),
+        lambda t: t.__setitem__(slice(None), 3.0),
+        lambda t: t.data.fill_(2),
+        lambda t: t.detach().normal_(),
+        lambda t: t.view(4, 10).uniform_(),
+        lambda t: t.numpy().fill(5),
+        lambda t: t.fill_(float("nan")),
+        lambda t: torch.nn.init.ones_(t),
+    ],
+)
+def test_whatever_the_host_writes_counts(write: Any) -> None:
+    x = torch.empty(40)
+    assert simulator.unwritten(x).all()  # type: ignore[union-attr]
+    write(x)
+    assert not simulator.unwritten(x).any()  # type: ignore[union-attr]
+    double_in_place[(3,)](x, 40, D=16)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty_like(torch.ones(40)),
+        lambda: torch.ones(2).new_empty(40),
+        lambda: torch.empty_strided((40,), (1,)),
+        lambda: torch.empty(100)[30:70],
+        lambda: torch.empty(40, 2)[:, 1],
+        lambda: torch.empty(40, dtype=torch.bfloat16),
+    ],
+)
+def test_every_allocator_of_uninitialised_memory_is_followed(make: Any) -> None:
+    x = make()
+    assert simulator.unwritten(x).all()  # type: ignore[union-attr]
+    x[3] = 1
+    expected = torch.arange(40) != 3
+    assert torch.equal(simulator.unwritten(x), expected)  # type: ignore[arg-type]
+
+
+def test_memory_that_was_given_back_is_forgotten() -> None:
+    for _ in range(20):
+        x = torch.empty(1000)
+        assert simulator.unwritten(x) is not None
+        del x
+        y = torch.zeros(1000)
+        assert simulator.unwritten(y) is None or not simulator.unwritten(y).any()  # type: ignore[union-attr]
+        double_in_place[(63,)](y, 1000, D=16)
+        del y
+
+
+# Assertions and locks
+
+
+@triton.jit
+def asserts(x, D: tl.constexpr):
+    i = tl.program_id(0) * D + tl.arange(0, D)
+    tl.device_assert(tl.load(x + i) > 0, "must be positive")  # wrong
+
+
+def test_a_device_assertion() -> None:
+    x = torch.ones(32)
+    asserts[(4,)](x, D=8)
+    x[19] = -1
+    with pytest.raises(simulator.DeviceAssertion, match="must be positive") as caught:
+        asserts[(4,)](x, D=8)
+    assert caught.value.location.line == line_of(asserts, "wrong")
+    assert (caught.value.program, caught.value.tile_index) == ((2, 0, 0), (3,))
+
+
+@triton.jit
+def waits_forever(lock):
+    while tl.atomic_cas(lock, 0, 1) == 1:  # wrong: never released
+        pass
+
+
+def test_a_lock_that_is_never_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("properties.simulator.runtime.LOOP_LIMIT", 1000)
+    with pytest.raises(simulator.Stuck, match="wait for a program") as caught:
+        waits_forever[(2,)](torch.zeros(1, dtype=torch.int32))
+    assert caught.value.location.line == line_of(waits_forever, "wrong")
+
+
+def test_checks_can_be_left_out() -> None:
+    out = torch.zeros(1, dtype=torch.int32)
+    with simulator.simulating(checks=False):
+        everybody_writes[(4,)](out, VALUE=0)
+    assert out.item() == 3

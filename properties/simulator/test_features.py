@@ -1,0 +1,883 @@
+"""A small kernel for every feature that the simulator claims, against torch or by hand."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+import properties.simulator as simulator
+
+N = 64
+RANGE = torch.arange(N, dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True, params=[0, 1], ids=["slabs", "one by one"])
+def simulated(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs with the programs of a launch together, and one after the other."""
+    torch.manual_seed(0)
+    with simulator.simulating(slab=request.param):
+        yield
+
+
+def run(kernel: Any, out: torch.Tensor, *args: Any, grid: int = 1, **constants: Any) -> Any:
+    kernel[(grid,)](out, *args, **constants)
+    return out
+
+
+# Control flow
+
+
+@triton.jit
+def loop_with_own_bound(out, N: tl.constexpr):
+    pid = tl.program_id(0)
+    total = tl.zeros([N], tl.int32)
+    steps = 0
+    for i in range(pid % 3, pid):
+        total += i * tl.arange(0, N)
+        steps += 1
+    tl.store(out + pid * N + tl.arange(0, N), total + steps)
+
+
+def test_programs_leave_a_for_loop_at_their_own_bound() -> None:
+    out = run(loop_with_own_bound, torch.empty(7, N, dtype=torch.int32), N=N, grid=7)
+    for pid in range(7):
+        turns = range(pid % 3, pid)
+        assert torch.equal(out[pid], sum(turns) * RANGE + len(turns))
+
+
+@triton.jit
+def collatz(out, start):
+    pid = tl.program_id(0)
+    x = tl.load(start + pid)
+    steps = 0
+    while x != 1:
+        if x % 2 == 0:
+            x = x // 2
+        else:
+            x = 3 * x + 1
+        steps += 1
+    tl.store(out + pid, steps)
+
+
+def test_programs_leave_a_while_loop_when_they_are_done() -> None:
+    start = torch.tensor([1, 2, 3, 7, 27, 6], dtype=torch.int32)
+    out = run(collatz, torch.empty(6, dtype=torch.int32), start, grid=6)
+    assert out.tolist() == [0, 1, 7, 16, 111, 8]
+
+
+@triton.jit
+def early_return(out, limit):
+    pid = tl.program_id(0)
+    if pid >= limit:
+        return
+    tl.store(out + pid, pid)
+    if pid % 2 == 1:
+        return
+    tl.store(out + pid, pid + 100)
+
+
+def test_a_program_that_returns_early_does_nothing_more() -> None:
+    out = run(early_return, torch.full((6,), -1, dtype=torch.int32), 4, grid=6)
+    assert out.tolist() == [100, 1, 102, 3, -1, -1]
+
+
+@triton.jit
+def swaps(out, turns):
+    a = tl.program_id(0)
+    b = a + 10
+    for _ in range(turns):
+        a, b = b, a
+    tl.store(out + 2 * tl.program_id(0), a)
+    tl.store(out + 2 * tl.program_id(0) + 1, b)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 4, 5])
+def test_values_carried_by_a_loop_are_handed_over_at_once(turns: int) -> None:
+    out = run(swaps, torch.empty(2, 2, dtype=torch.int32), turns, grid=2)
+    expected = [[0, 10], [1, 11]]
+    assert out.tolist() == ([row[::-1] for row in expected] if turns % 2 else expected)
+
+
+@triton.jit
+def conditions(out, x, flag):
+    pid = tl.program_id(0)
+    value = tl.load(x + pid)
+    if flag > 0:
+        value += 1.0
+    if pid % 2 == 0:
+        scaled = value * 2
+        if value > 3:
+            scaled = value * 3
+            tl.store(out + 8 + pid, 1.0)
+    else:
+        scaled = value
+    tl.store(out + pid, scaled)
+
+
+@pytest.mark.parametrize("flag", [0, 1])
+def test_if_takes_its_branch_program_by_program(flag: int) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 2.5, 8.0])
+    out = run(conditions, torch.zeros(16), x, flag, grid=8)
+    value = x + flag
+    even = torch.arange(8) % 2 == 0
+    assert torch.equal(out[:8], torch.where(even, value * torch.where(value > 3, 3, 2), value))
+    assert torch.equal(out[8:], (even & (value > 3)).float())
+
+
+@triton.jit(noinline=True)
+def sign_of(x):
+    if x > 0:
+        return 1
+    if x == 0:
+        return 0
+    return -1
+
+
+@triton.jit(noinline=True)
+def put(out, index, value):
+    tl.store(out + index, value)
+
+
+@triton.jit
+def calls(out, x):
+    pid = tl.program_id(0)
+    value = sign_of(tl.load(x + pid))
+    if value >= 0:
+        put(out, pid, value)
+
+
+def test_a_call_that_is_not_inlined_returns_and_stores() -> None:
+    x = torch.tensor([5, 0, -3, 9], dtype=torch.int32)
+    out = run(calls, torch.full((4,), 7, dtype=torch.int32), x, grid=4)
+    assert out.tolist() == [1, 0, 7, 1]
+
+
+@triton.jit
+def three_axes(out):
+    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    nx, ny = tl.num_programs(0), tl.num_programs(1)
+    tl.store(out + (z * ny + y) * nx + x, x + 10 * y + 100 * z)
+
+
+def test_program_ids_run_over_three_axes() -> None:
+    out = torch.empty(2, 3, 4, dtype=torch.int32)
+    three_axes[(4, 3, 2)](out)
+    z, y, x = torch.meshgrid(*(torch.arange(n) for n in out.shape), indexing="ij")
+    assert torch.equal(out, (x + 10 * y + 100 * z).int())
+
+
+@pytest.mark.parametrize("order", ["reverse", "shuffled"])
+def test_the_order_of_programs_does_not_matter_to_an_honest_kernel(order: str) -> None:
+    expected = run(loop_with_own_bound, torch.empty(7, N, dtype=torch.int32), N=N, grid=7)
+    with simulator.simulating(order=order, slab=3):
+        out = run(loop_with_own_bound, torch.empty(7, N, dtype=torch.int32), N=N, grid=7)
+    assert torch.equal(out, expected)
+
+
+# Reductions and scans
+
+
+@triton.jit
+def add_mul(a1, b1, a2, b2):
+    return a2 * a1, a2 * b1 + b2
+
+
+@triton.jit
+def smaller_pair(a, i, b, j):
+    take = (a < b) | ((a == b) & (i < j))
+    return tl.where(take, a, b), tl.where(take, i, j)
+
+
+@triton.jit
+def reductions(out, x, M: tl.constexpr, N: tl.constexpr):
+    rows, cols = tl.arange(0, M), tl.arange(0, N)
+    tile = tl.load(x + rows[:, None] * N + cols[None, :])
+    tl.store(out + rows, tl.sum(tile, 1))
+    tl.store(out + M + rows, tl.max(tile, 1))
+    tl.store(out + 2 * M + rows, tl.min(tile, 1))
+    tl.store(out + 3 * M + rows, tl.argmax(tile, 1).to(tl.float32))
+    tl.store(out + 4 * M + rows, tl.argmin(tile, 1).to(tl.float32))
+    index = tl.broadcast_to(cols[None, :], (M, N))
+    least, where = tl.reduce((tile, index), 1, smaller_pair)
+    tl.store(out + 5 * M + rows, least)
+    tl.store(out + 6 * M + rows, where.to(tl.float32))
+    tl.store(out + 7 * M + rows, tl.sum(tl.sum(tile, 0), 0) + tl.zeros([M], tl.float32))
+    tl.store(out + 8 * M + rows, tl.sum(tl.max(tile, 1, keep_dims=True) + tile, 1))
+    tl.store(out + 9 * M + rows, tl.xor_sum((tile * 4).to(tl.int32), 1).to(tl.float32))
+
+
+def test_reductions() -> None:
+    x = torch.randint(-8, 8, (8, 32)).float()
+    out = run(reductions, torch.empty(10, 8), x, M=8, N=32)
+    xor = np.bitwise_xor.reduce((x * 4).int().numpy(), axis=1)
+    first_min = torch.tensor([row.tolist().index(min(row)) for row in x])
+    first_max = torch.tensor([row.tolist().index(max(row)) for row in x])
+    expected = [
+        x.sum(1), x.amax(1), x.amin(1), first_max, first_min, x.amin(1), first_min,
+        x.sum().expand(8), x.sum(1) + 32 * x.amax(1), torch.from_numpy(xor),
+    ]  # fmt: skip
+    for got, want in zip(out, expected, strict=True):
+        assert torch.equal(got, want.float())
+
+
+@triton.jit
+def scans(out, a, b, N: tl.constexpr, REVERSE: tl.constexpr):
+    i = tl.arange(0, N)
+    x, y = tl.load(a + i), tl.load(b + i)
+    tl.store(out + i, tl.cumsum(y, 0, reverse=REVERSE))
+    tl.store(out + N + i, tl.cumprod(x, 0, reverse=REVERSE))
+    _, h = tl.associative_scan((x, y), 0, add_mul, reverse=REVERSE)
+    tl.store(out + 2 * N + i, h)
+    m = tl.associative_scan(y, 0, bigger, reverse=REVERSE)
+    tl.store(out + 3 * N + i, m)
+
+
+@triton.jit
+def bigger(a, b):
+    return tl.maximum(a, b)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scans(reverse: bool) -> None:
+    a = torch.tensor([1.0, -1.0])[torch.randint(0, 2, (N,))]
+    b = torch.randint(-4, 5, (N,)).float()
+    out = run(scans, torch.empty(4, N), a, b, N=N, REVERSE=reverse)
+    order = range(N - 1, -1, -1) if reverse else range(N)
+    total, product, state, most = 0.0, 1.0, 0.0, -np.inf
+    for i in order:
+        total, product = total + b[i].item(), product * a[i].item()
+        state, most = a[i].item() * state + b[i].item(), max(most, b[i].item())
+        assert out[:, i].tolist() == [total, product, state, most]
+
+
+# Shapes
+
+
+@triton.jit
+def sorting(out, x, N: tl.constexpr, DESCENDING: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.sort(tl.load(x + i), descending=DESCENDING))
+    tl.store(out + N + i, tl.flip(tl.load(x + i), 0))
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_sort_and_flip(descending: bool) -> None:
+    x = torch.randn(N)
+    out = run(sorting, torch.empty(2, N), x, N=N, DESCENDING=descending)
+    assert torch.equal(out[0], x.sort(descending=descending).values)
+    assert torch.equal(out[1], x.flip(0))
+
+
+@triton.jit
+def shapes(out, x, M: tl.constexpr, N: tl.constexpr):
+    rows, cols = tl.arange(0, M), tl.arange(0, N)
+    tile = tl.load(x + rows[:, None] * N + cols[None, :])
+    i = tl.arange(0, M * N)
+    tl.store(out + i, tl.ravel(tl.trans(tile)))
+    tl.store(out + M * N + i, tl.reshape(tile, (M * N,)))
+    left, right = tl.split(tl.reshape(tile, (M, N // 2, 2)))
+    tl.store(out + 2 * M * N + i, tl.ravel(tl.join(right, left)))
+    tl.store(out + 3 * M * N + i, tl.ravel(tl.interleave(left, right)))
+    cube = tl.permute(tl.reshape(tile, (2, M // 2, N)), (1, 2, 0))
+    tl.store(out + 4 * M * N + i, tl.ravel(cube))
+    column = tl.sum(tile, 1)
+    spread = tl.broadcast_to(column[:, None], (M, N))
+    tl.store(out + 5 * M * N + i, tl.reshape(spread, (M * N,)))
+    both = tl.cat(column, column, can_reorder=True)
+    tl.store(out + 6 * M * N + tl.arange(0, 2 * M), both)
+
+
+def test_shapes() -> None:
+    x = torch.randint(0, 9, (8, 16)).float()
+    out = run(shapes, torch.zeros(7, 128), x, M=8, N=16)
+    assert torch.equal(out[0], x.T.reshape(-1))
+    assert torch.equal(out[1], x.reshape(-1))
+    assert torch.equal(out[2], x.reshape(8, 8, 2).flip(2).reshape(-1))
+    assert torch.equal(out[3], x.reshape(-1))
+    assert torch.equal(out[4], x.reshape(2, 4, 16).permute(1, 2, 0).reshape(-1))
+    assert torch.equal(out[5], x.sum(1, keepdim=True).expand(8, 16).reshape(-1))
+    assert torch.equal(out[6, :16], x.sum(1).repeat(2))
+
+
+@triton.jit
+def look_up(out, x, index, M: tl.constexpr, N: tl.constexpr):
+    rows, cols = tl.arange(0, M), tl.arange(0, N)
+    at = rows[:, None] * N + cols[None, :]
+    tl.store(out + at, tl.gather(tl.load(x + at), tl.load(index + at), 1))
+
+
+def test_gather() -> None:
+    x, index = torch.randn(4, 16), torch.randint(0, 16, (4, 16), dtype=torch.int32)
+    out = run(look_up, torch.empty(4, 16), x, index, M=4, N=16)
+    assert torch.equal(out, x.gather(1, index.long()))
+
+
+@triton.jit
+def count(out, x, N: tl.constexpr, BINS: tl.constexpr):
+    pid = tl.program_id(0)
+    values = tl.load(x + pid * N + tl.arange(0, N))
+    tl.store(out + pid * BINS + tl.arange(0, BINS), tl.histogram(values, BINS))
+
+
+def test_histogram() -> None:
+    x = torch.randint(0, 16, (3, N), dtype=torch.int32)
+    out = run(count, torch.empty(3, 16, dtype=torch.int32), x, N=N, BINS=16, grid=3)
+    for got, row in zip(out, x, strict=True):
+        assert torch.equal(got, torch.bincount(row, minlength=16).int())
+
+
+# Numbers
+
+
+@triton.jit
+def integers(out, x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b = tl.load(x + i), tl.load(y + i)
+    tl.store(out + i, a * b)
+    tl.store(out + N + i, a // b)
+    tl.store(out + 2 * N + i, a % b)
+    tl.store(out + 3 * N + i, a >> 3)
+    tl.store(out + 4 * N + i, (a.to(tl.uint32, bitcast=True) >> 3).to(tl.int32, bitcast=True))
+    tl.store(out + 5 * N + i, a << 5)
+    tl.store(out + 6 * N + i, tl.umulhi(a, b))
+    less = a.to(tl.uint32, bitcast=True) < b.to(tl.uint32, bitcast=True)
+    tl.store(out + 7 * N + i, less.to(tl.int32))
+    tl.store(out + 8 * N + i, (a ^ b) & ~b | 5)
+    tl.store(out + 9 * N + i, tl.abs(a) + tl.minimum(a, b))
+    tl.store(out + 10 * N + i, (a.to(tl.int64) * b.to(tl.int64) >> 32).to(tl.int32))
+    tl.store(out + 11 * N + i, a.to(tl.int8).to(tl.int32) + a.to(tl.uint8).to(tl.int32))
+
+
+def test_integers_wrap_truncate_and_know_their_sign() -> None:
+    x = torch.randint(-(2**31), 2**31, (N,), dtype=torch.int32)
+    y = torch.randint(1, 2**31, (N,), dtype=torch.int32) * torch.tensor([1, -1]).repeat(N // 2)
+    y = y.int()
+    out = run(integers, torch.empty(12, N, dtype=torch.int32), x, y, N=N)
+    a, b = x.long(), y.long()
+    ua, ub = a % 2**32, b % 2**32
+    quotient = torch.div(a, b, rounding_mode="trunc")
+    high = [(p * q) >> 32 for p, q in zip(ua.tolist(), ub.tolist(), strict=True)]
+    expected = [
+        a * b, quotient, a - quotient * b, a >> 3, ua >> 3, a << 5, torch.tensor(high), ua < ub,
+        (a ^ b) & ~b | 5, a.abs() + torch.minimum(a, b), (a * b) >> 32,
+        a.to(torch.int8).long() + a % 256,
+    ]  # fmt: skip
+    for got, want in zip(out, expected, strict=True):
+        assert torch.equal(got, want.long().to(torch.int32))
+
+
+@triton.jit
+def float_functions(out, x, y, N: tl.constexpr, SINGLE: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b = tl.load(x + i), tl.load(y + i)
+    tl.store(out + i, tl.exp(a))
+    tl.store(out + N + i, tl.exp2(a))
+    tl.store(out + 2 * N + i, tl.log(tl.abs(a)))
+    tl.store(out + 3 * N + i, tl.log2(tl.abs(a)))
+    tl.store(out + 4 * N + i, tl.sqrt(tl.abs(a)))
+    tl.store(out + 5 * N + i, tl.rsqrt(tl.abs(a)))
+    tl.store(out + 6 * N + i, tl.sin(a) * tl.cos(b))
+    tl.store(out + 7 * N + i, tl.erf(a))
+    tl.store(out + 8 * N + i, tl.sigmoid(a))
+    tl.store(out + 9 * N + i, tl.floor(a) + tl.ceil(b))
+    tl.store(out + 10 * N + i, tl.fma(a, b, a))
+    tl.store(out + 11 * N + i, tl.clamp(a, -0.5, 0.5))
+    tl.store(out + 12 * N + i, libdevice.tanh(a))
+    tl.store(out + 13 * N + i, tl.softmax(a))
+    if SINGLE:
+        tl.store(out + 14 * N + i, tl.div_rn(a, b) + tl.sqrt_rn(tl.abs(b)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_float_functions(dtype: torch.dtype) -> None:
+    a, b = torch.randn(2, N, dtype=torch.float64).to(dtype)
+    single = dtype == torch.float32
+    out = torch.empty(14 + single, N, dtype=dtype)
+    run(float_functions, out, a, b, N=N, SINGLE=single)
+    a, b = a.double(), b.double()
+    m = a.abs()
+    expected = [
+        a.exp(), a.exp2(), m.log(), m.log2(), m.sqrt(), m.rsqrt(), a.sin() * b.cos(), a.erf(),
+        a.sigmoid(), a.floor() + b.ceil(), a * b + a, a.clamp(-0.5, 0.5), a.tanh(),
+        a.softmax(0), a / b + b.abs().sqrt(),
+    ]  # fmt: skip
+    ulp = torch.finfo(dtype).eps
+    for got, want in zip(out, expected, strict=single):
+        assert ((got.double() - want).abs() <= 4 * ulp * want.abs().clamp(min=1)).all()
+
+
+@triton.jit
+def nan_rules(out, x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b = tl.load(x + i), tl.load(y + i)
+    tl.store(out + i, tl.maximum(a, b))
+    tl.store(out + N + i, tl.minimum(a, b))
+    tl.store(out + 2 * N + i, tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL))
+    tl.store(out + 3 * N + i, tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL))
+    tl.store(out + 4 * N + i, (a != b).to(tl.float32))
+    tl.store(out + 5 * N + i, (a < b).to(tl.float32))
+
+
+def test_maximum_ignores_nan_unless_it_is_told_to_propagate_it() -> None:
+    nan = float("nan")
+    a, b = torch.tensor([1.0, nan, 1.0, nan]), torch.tensor([2.0, 2.0, nan, nan])
+    out = run(nan_rules, torch.empty(6, 4), a, b, N=4)
+    expected = torch.tensor(
+        [[2, 2, 1, nan], [1, 2, 1, nan], [2, nan, nan, nan], [1, nan, nan, nan],
+         [1, 1, 1, 1], [1, 0, 0, 0]]
+    )  # fmt: skip
+    assert torch.equal(out.nan_to_num(-7), expected.nan_to_num(-7))
+
+
+@triton.jit
+def narrow_arithmetic(out, x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b = tl.load(x + i), tl.load(y + i)
+    tl.store(out + i, a + b)
+    tl.store(out + N + i, a * b)
+    tl.store(out + 2 * N + i, a - b * a)
+    tl.store(out + 3 * N + i, (a.to(tl.float32) * 1.2345).to(out.dtype.element_ty))
+    tl.store(out + 4 * N + i, tl.sum(a, 0).to(out.dtype.element_ty) + a)
+    tl.store(out + 5 * N + i, i.to(out.dtype.element_ty) * 17.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_floats_are_rounded_after_every_operation(dtype: torch.dtype) -> None:
+    a, b = torch.randn(2, N).to(dtype)
+    out = run(narrow_arithmetic, torch.empty(6, N, dtype=dtype), a, b, N=N)
+    assert torch.equal(out[0], a + b)
+    assert torch.equal(out[1], a * b)
+    assert torch.equal(out[2], a - b * a)
+    assert torch.equal(out[3], (a.float() * 1.2345).to(dtype))
+    assert torch.equal(out[5], RANGE.to(dtype) * torch.tensor(17.3, dtype=dtype))
+
+
+@triton.jit
+def convert(out, x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i).to(out.dtype.element_ty))
+
+
+@pytest.mark.parametrize("target", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+@pytest.mark.parametrize("source", [torch.float32, torch.float16])
+def test_float_conversions_round_to_nearest_even(source: Any, target: Any) -> None:
+    x = (torch.randn(N) * 10).to(source)
+    out = torch.zeros(N, dtype=target)
+    if target is torch.float8_e4m3fn and source is torch.float16:
+        pytest.skip("Triton compiles this conversion for newer targets only")
+    convert[(1,)](out, x, N=N)
+    assert torch.equal(out.float(), x.to(target).float())
+    back = torch.zeros(N)
+    convert[(1,)](back, out, N=N)
+    assert torch.equal(back, out.float())
+
+
+def test_float_to_integer_truncates() -> None:
+    x = torch.tensor([1.9, -1.9, 0.5, -0.5, 1e9, -7.0, 3e5, 2.0**31])
+    out = run(convert, torch.zeros(8, dtype=torch.int32), x, N=8)
+    assert out.tolist() == [1, -1, 0, 0, 10**9, -7, 300000, 2**31 - 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int64, torch.bool])
+def test_integer_tensors_load_with_their_sign(dtype: torch.dtype) -> None:
+    x = torch.randint(-128, 128, (N,)).to(dtype)
+    assert torch.equal(run(convert, torch.zeros(N, dtype=torch.int64), x, N=N), x.long())
+    assert torch.equal(run(convert, torch.zeros(N), x, N=N), x.float())
+    assert torch.equal(run(convert, torch.zeros(N, dtype=dtype), x, N=N), x)
+
+
+@triton.jit
+def random_numbers(out, seed, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(out + i, tl.rand(seed, i))
+    tl.store(out + 4096 + i, tl.randn(seed, i))
+    tl.store(out + 8192 + i, tl.randint(seed, i).to(tl.float32))
+
+
+def test_random_numbers_are_philox() -> None:
+    out = run(random_numbers, torch.empty(3, 4096), 7, N=1024, grid=4)
+    words = philox(7, 4096)
+    signed = words.astype(np.int32)
+    magnitude = np.where(signed < 0, -signed.astype(np.int64) - 1, signed)
+    uniform = torch.from_numpy(magnitude.astype(np.float32)) * 4.6566127342e-10
+    assert torch.equal(out[0], uniform)
+    assert torch.equal(out[2], torch.from_numpy(words.view(np.uint32).astype(np.float32)))
+    assert abs(out[1].mean()) < 0.1
+    assert abs(out[1].std() - 1) < 0.1
+
+
+def philox(seed: int, count: int) -> Any:
+    """First words of Philox-4x32-10 with counters (i, 0, 0, 0), in Python integers."""
+    words = []
+    for i in range(count):
+        c, k0, k1 = [i, 0, 0, 0], seed, 0
+        for _ in range(10):
+            high = [0xD2511F53 * c[0] >> 32, 0xCD9E8D57 * c[2] >> 32]
+            low = [0xD2511F53 * c[0] % 2**32, 0xCD9E8D57 * c[2] % 2**32]
+            c = [high[1] ^ c[1] ^ k0, low[1], high[0] ^ c[3] ^ k1, low[0]]
+            k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+        words.append(c[0])
+    return np.array(words, np.uint32).view(np.int32)
+
+
+# Memory
+
+
+@triton.jit
+def strided_copy(out, x, n, stride, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i * stride, mask=i < n, other=-1.0), mask=i < n + 2)
+
+
+def test_masked_lanes_load_other_and_store_nothing() -> None:
+    x = torch.randn(50, 3)
+    out = run(strided_copy, torch.full((64,), 9.0), x[:, 1], 50, 3, N=32, grid=2)
+    assert torch.equal(out[:50], x[:, 1])
+    assert out[50:].tolist() == [-1.0, -1.0] + 12 * [9.0]
+
+
+@triton.jit
+def chosen_pointer(out, x, y, N: tl.constexpr):
+    pid = tl.program_id(0)
+    i = tl.arange(0, N)
+    source = x
+    if pid % 2 == 1:
+        source = y
+    tl.store(out + pid * N + i, tl.load(source + i))
+    lanes = tl.where(i % 2 == 0, x + i, y + i)
+    tl.store(out + (pid + 4) * N + i, tl.load(lanes))
+
+
+def test_a_pointer_may_point_into_different_tensors() -> None:
+    x, y = torch.randn(2, N)
+    out = run(chosen_pointer, torch.empty(8, N), x, y, N=N, grid=4)
+    even = RANGE % 2 == 0
+    for pid in range(4):
+        assert torch.equal(out[pid], y if pid % 2 else x)
+        assert torch.equal(out[pid + 4], torch.where(even, x, y))
+
+
+@triton.jit
+def pointer_casts(out, x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    bits = x.to(tl.pointer_type(tl.int32))
+    tl.store(out + i, tl.load(bits + i))
+    halves = x.to(tl.pointer_type(tl.int16))
+    tl.store(out + N + i, tl.load(halves + 2 * i).to(tl.int32))
+    address = x.to(tl.int64) + i * 4
+    tl.store(out + 2 * N + i, tl.load(address.to(tl.pointer_type(tl.int32))))
+
+
+def test_pointers_can_be_cast() -> None:
+    x = torch.randn(N)
+    out = run(pointer_casts, torch.empty(3, N, dtype=torch.int32), x, N=N)
+    assert torch.equal(out[0], x.view(torch.int32))
+    assert torch.equal(out[1], x.view(torch.int16)[::2].int())
+    assert torch.equal(out[2], x.view(torch.int32))
+
+
+@triton.jit
+def walking(out, x, rows, N: tl.constexpr):
+    pointer = x + tl.arange(0, N)
+    total = tl.zeros([N], tl.float32)
+    for _ in range(rows):
+        total += tl.load(pointer)
+        pointer += N
+    tl.store(out + tl.arange(0, N), total)
+
+
+def test_a_loop_may_carry_a_pointer() -> None:
+    x = torch.randint(-9, 9, (5, N)).float()
+    assert torch.equal(run(walking, torch.empty(N), x, 5, N=N), x.sum(0))
+
+
+@triton.jit
+def blocks(out, x, m, n, M: tl.constexpr, N: tl.constexpr):
+    pid = tl.program_id(0)
+    source = tl.make_block_ptr(x, (m, n), (n, 1), (pid * M, 0), (M, N), (1, 0))
+    target = tl.make_block_ptr(out, (m, n), (n, 1), (pid * M, 0), (M, N), (1, 0))
+    for _ in range(0, n, N):
+        tile = tl.load(source, boundary_check=(0, 1), padding_option="zero")
+        tl.store(target, tile * 2, boundary_check=(0, 1))
+        source = tl.advance(source, (0, N))
+        target = tl.advance(target, (0, N))
+
+
+def test_block_pointers() -> None:
+    if not hasattr(tl, "make_block_ptr"):
+        pytest.skip("this Triton has no block pointers")
+    x = torch.randn(21, 37)
+    assert torch.equal(run(blocks, torch.empty(21, 37), x, 21, 37, M=8, N=16, grid=3), x * 2)
+
+
+@triton.jit
+def descriptors(out, x, m, n, M: tl.constexpr, N: tl.constexpr):
+    pid = tl.program_id(0)
+    source = tl.make_tensor_descriptor(x, shape=[m, n], strides=[n, 1], block_shape=[M, N])
+    target = tl.make_tensor_descriptor(out, shape=[m, n], strides=[n, 1], block_shape=[M, N])
+    for j in range(0, n, N):
+        target.store([pid * M, j], source.load([pid * M, j]) + 1)
+
+
+def test_tensor_descriptors_made_in_the_kernel() -> None:
+    x = torch.randn(21, 36)
+    out = run(descriptors, torch.empty(21, 36), x, 21, 36, M=8, N=16, grid=3)
+    assert torch.equal(out, x + 1)
+
+
+@triton.jit
+def descriptor_argument(out, x, M: tl.constexpr, N: tl.constexpr):
+    pid = tl.program_id(0)
+    out.store([pid * M, 0], x.load([pid * M, 0]) * 3)
+
+
+def test_tensor_descriptors_made_on_the_host() -> None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    x, out = torch.randn(21, 16), torch.empty(21, 16)
+    source, target = (TensorDescriptor.from_tensor(t, [8, 16]) for t in (x, out))
+    descriptor_argument[(3,)](target, source, M=8, N=16)
+    assert torch.equal(out, x * 3)
+
+
+# Atomics
+
+
+@triton.jit
+def atomic_histogram(out, x, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.atomic_add(out + tl.load(x + i), 1)
+
+
+def test_atomic_adds_to_one_address_all_count() -> None:
+    x = torch.randint(0, 8, (4 * N,), dtype=torch.int32)
+    out = run(atomic_histogram, torch.zeros(8, dtype=torch.int32), x, N=N, grid=4)
+    assert torch.equal(out, torch.bincount(x).int())
+
+
+@triton.jit
+def atomics(out, x, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    value = tl.load(x + i)
+    same = out + i * 0
+    tl.atomic_max(same, value)
+    tl.atomic_min(same + 1, value)
+    tl.atomic_and(same + 2, value)
+    tl.atomic_or(same + 3, value)
+    tl.atomic_xor(same + 4, value)
+    ticket = tl.atomic_add(out + 5, 1)
+    tl.store(out + 8 + ticket, 1)
+    first = tl.atomic_cas(out + 6, 0, tl.program_id(0) + 1)
+    tl.store(out + 16 + tl.program_id(0), first)
+    tl.atomic_xchg(out + 7, 42)
+
+
+def test_atomics_return_what_was_there_before() -> None:
+    x = torch.randint(-99, 99, (4 * N,), dtype=torch.int32)
+    start = torch.zeros(24, dtype=torch.int32)
+    start[2] = -1
+    out = run(atomics, start.clone(), x, N=N, grid=4)
+    values = x.numpy()
+    bits = [ufunc.reduce(values) for ufunc in (np.bitwise_and, np.bitwise_or, np.bitwise_xor)]
+    assert out[:8].tolist() == [max(0, values.max()), min(0, values.min()), *bits, 4, 1, 42]
+    assert out[8:16].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert out[16:20].tolist() == [0, 1, 1, 1]
+
+
+@triton.jit
+def atomic_floats(out, x, N: tl.constexpr):
+    pid = tl.program_id(0)
+    i = tl.arange(0, N)
+    value = tl.load(x + pid * N + i)
+    tl.atomic_add(out + i, value, mask=i < N - 1)
+    tl.atomic_max(out + N + i, value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_float_atomics(dtype: torch.dtype) -> None:
+    x = torch.randint(-9, 9, (5, N)).to(dtype)
+    if dtype == torch.float16:
+        out = run(atomic_half, torch.zeros(N, dtype=dtype), x, N=N, grid=5)
+        assert torch.equal(out, x.sum(0))
+        return
+    out = run(atomic_floats, torch.zeros(2, N, dtype=dtype), x, N=N, grid=5)
+    assert torch.equal(out[0, :-1], x.sum(0)[:-1])
+    assert out[0, -1] == 0
+    assert torch.equal(out[1], x.amax(0).clamp(min=0))
+
+
+@triton.jit
+def atomic_half(out, x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.atomic_add(out + i, tl.load(x + tl.program_id(0) * N + i))
+
+
+@triton.jit
+def locked(out, lock, x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + tl.program_id(0) * N + i)
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    tl.store(out + i, tl.load(out + i) + value)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock, 0)
+
+
+def test_a_spin_lock_is_taken_by_one_program_after_the_other() -> None:
+    x, lock = torch.randint(-9, 9, (6, N)).float(), torch.zeros(1, dtype=torch.int32)
+    out = torch.zeros(N)
+    locked[(6,)](out, lock, x, N=N)
+    assert torch.equal(out, x.sum(0))
+
+
+# Products
+
+
+@triton.jit
+def products(out, a, b, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr):
+    pid = tl.program_id(0)
+    m, k, n = tl.arange(0, M), tl.arange(0, K), tl.arange(0, N)
+    x = tl.load(a + pid * M * K + m[:, None] * K + k[None, :])
+    y = tl.load(b + pid * K * N + k[:, None] * N + n[None, :])
+    acc = tl.dot(x, y, out_dtype=DTYPE)
+    acc = tl.dot(x, y, acc, out_dtype=DTYPE)
+    tl.store(out + pid * M * N + m[:, None] * N + n[None, :], acc)
+
+
+TRITON_OF = {torch.float32: tl.float32, torch.float64: tl.float64, torch.int32: tl.int32}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float64, torch.float64),
+        (torch.int8, torch.int32),
+        (torch.float8_e5m2, torch.float32),
+    ],
+)
+def test_dot_is_exact_on_small_integers(dtype: torch.dtype, result: torch.dtype) -> None:
+    a, b = torch.randint(-4, 5, (3, 16, 32)), torch.randint(-4, 5, (3, 32, 64))
+    out = torch.empty(3, 16, 64, dtype=result)
+    constants = {"M": 16, "K": 32, "N": 64, "DTYPE": TRITON_OF[result]}
+    products[(3,)](out, a.float().to(dtype), b.float().to(dtype), **constants)
+    assert torch.equal(out.double(), 2 * a.double() @ b.double())
+
+
+@triton.jit
+def batched_product(out, a, b, B: tl.constexpr, M: tl.constexpr):
+    i = tl.arange(0, B)[:, None, None] * M * M
+    i += tl.arange(0, M)[None, :, None] * M + tl.arange(0, M)[None, None, :]
+    tl.store(out + i, tl.dot(tl.load(a + i), tl.load(b + i), input_precision="ieee"))
+
+
+def test_dot_of_three_dimensional_tiles() -> None:
+    a, b = torch.randn(2, 4, 16, 16)
+    out = run(batched_product, torch.empty(4, 16, 16), a, b, B=4, M=16)
+    assert torch.allclose(out, a @ b, rtol=0, atol=1e-5)
+
+
+def test_tf32_is_emulated_on_request_only() -> None:
+    a = torch.full((1, 16, 32), 1 + 2.0**-12)
+    b = torch.eye(32, 64)[None].contiguous()
+    constants = {"M": 16, "K": 32, "N": 64, "DTYPE": tl.float32}
+    out = torch.empty(1, 16, 64)
+    products[(1,)](out, a, b, **constants)
+    assert (out[..., :32] == 2 + 2.0**-11).all()
+    with simulator.simulating(tf32=True):
+        products[(1,)](out, a, b, **constants)
+    assert (out[..., :32] == 2).all()
+
+
+# Launches
+
+
+@triton.jit
+def tuples(out, parts, sizes, extra, N: tl.constexpr):
+    i = tl.arange(0, N)
+    total = tl.zeros([N], tl.float32)
+    for j in tl.static_range(len(parts)):
+        total += tl.load(parts[j] + i) * sizes[j]
+    if extra is not None:
+        total += tl.load(extra + i)
+    tl.store(out + i, total)
+
+
+def test_tuples_and_none_as_arguments() -> None:
+    x, y, z = torch.randint(-9, 9, (3, N)).float()
+    out = run(tuples, torch.empty(N), (x, y), (2, 5), None, N=N)
+    assert torch.equal(out, 2 * x + 5 * y)
+    out = run(tuples, torch.empty(N), (x, y), (1, 5), z, N=N)
+    assert torch.equal(out, x + 5 * y + z)
+
+
+@triton.autotune(
+    configs=[triton.Config({"B": 16}), triton.Config({"B": 32}), triton.Config({"B": 64})],
+    key=["n"],
+)
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["B"] == 0})
+@triton.jit
+def tuned(out, n, B: tl.constexpr, EVEN: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(out + i, i * 0 + B + EVEN, mask=i < n)
+
+
+@pytest.mark.parametrize(("choice", "block"), [(0, 16), (1, 32), (2, 64), (None, 64)])
+def test_the_config_of_an_autotuned_kernel_is_an_option(choice: Any, block: int) -> None:
+    def largest(configs: list[Any]) -> Any:
+        return max(configs, key=lambda config: config.kwargs["B"])
+
+    out = torch.empty(48, dtype=torch.int32)
+    with simulator.simulating(autotune_config=largest if choice is None else choice):
+        tuned[lambda meta: (triton.cdiv(48, meta["B"]),)](out, 48)
+    assert (out == block + (48 % block == 0)).all()
+
+
+@triton.jit
+def scalars(out, a, b, c, d):
+    tl.store(out, a + b)
+    tl.store(out + 1, c)
+    tl.store(out + 2, tl.where(d, 1.0, 2.0))
+
+
+def test_scalars_of_every_kind() -> None:
+    out = run(scalars, torch.empty(3), 2**40, 1.5, -3, True)
+    assert out.tolist() == [float(np.float32(2**40) + 1.5), -3.0, 1.0]
+
+
+def test_an_empty_grid_runs_nothing() -> None:
+    scalars[(0,)](torch.empty(3), 1, 2, 3, 4)
+
+
+@triton.jit
+def assembly(out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    y = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [i], tl.int32, True, 1)
+    tl.store(out + i, y)
+
+
+def test_what_cannot_be_executed_is_named_with_its_line() -> None:
+    with pytest.raises(NotImplementedError, match=r"inline_asm.*test_features\.py:\d+.*mov\.b32"):
+        assembly[(1,)](torch.empty(N, dtype=torch.int32), N=N)
+
+
+@triton.jit
+def printing(x):
+    pid = tl.program_id(0)
+    tl.device_print("value", tl.load(x + pid))
+
+
+def test_device_print(capsys: pytest.CaptureFixture[str]) -> None:
+    printing[(2,)](torch.tensor([1.5, 2.5]))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["pid (0, 0, 0) value:  1.5", "pid (1, 0, 0) value:  2.5"]
