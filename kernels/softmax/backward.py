@@ -40,10 +40,11 @@ def attention_delta(
     dlse += (batch * heads + head) * num_queries + start
     delta += (batch * heads + head) * num_queries + start
 
-    rows = tile * QUERIES + tl.arange(0, QUERIES)
+    first = tile * QUERIES
+    rows = first + tl.arange(0, QUERIES)
     inside = rows < length
-    o_tile = load_rows(o, heads * V, rows, length, V, PAD_V, True).to(tl.float32)
-    do_tile = load_rows(do, stride_t, rows, length, V, PAD_V, True).to(tl.float32)
+    o_tile = load_rows(o, heads * V, first, rows, length, V, PAD_V, True).to(tl.float32)
+    do_tile = load_rows(do, stride_t, first, rows, length, V, PAD_V, True).to(tl.float32)
     from_lse = tl.load(dlse + rows, mask=inside, other=0.0)
     tl.store(delta + rows, tl.sum(o_tile * do_tile, 1) - from_lse, mask=inside)
 
@@ -94,10 +95,9 @@ def attention_backward_q(
     rows = first + tl.arange(0, QUERIES)
     # A row before the first is sent past the last one, where nothing is read or written.
     rows = tl.where(rows < 0, length_q, rows)
-    first = tl.maximum(first, 0)
     query = rows[:, None]
-    q_tile = load_rows(q, stride_qt, rows, length_q, K, PAD_K, True)
-    do_tile = load_rows(do, stride_ot, rows, length_q, V, PAD_V, True)
+    q_tile = load_rows(q, stride_qt, first, rows, length_q, K, PAD_K, True)
+    do_tile = load_rows(do, stride_ot, first, rows, length_q, V, PAD_V, True)
     log_total = load_lse(lse, query, query < length_q)
     row_delta = tl.load(delta + query, mask=query < length_q, other=0.0)
 
@@ -109,7 +109,9 @@ def attention_backward_q(
     acc = tl.zeros((QUERIES, PAD_K), tl.float32)
     row_sum = tl.zeros((QUERIES,), tl.float32)
     level = tl.full((), -1, tl.int32)
-    bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, GATED)
+    bounds = keys_of(
+        tl.maximum(first, 0), last, shift, length_k, window, CAUSAL, WINDOW, KEYS, GATED
+    )
     high = bounds[3]
     for phase in tl.static_range(3):
         for start in range(bounds[phase], bounds[phase + 1], KEYS):
@@ -117,8 +119,8 @@ def attention_backward_q(
             if GATED and phase == 0:
                 columns = tl.where(columns < bounds[4], high, columns)
             key = columns[None, :]
-            k_tile = load_rows(k, stride_kt, columns, high, K, PAD_K, phase != 1)
-            v_tile = load_rows(v, stride_vt, columns, high, V, PAD_V, phase != 1)
+            k_tile = load_rows(k, stride_kt, start, columns, high, K, PAD_K, phase != 1)
+            v_tile = load_rows(v, stride_vt, start, columns, high, V, PAD_V, phase != 1)
             key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
             products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
             s = logits(
@@ -177,8 +179,8 @@ def attention_backward_kv(
     last = tl.minimum(first + KEYS, length_k) - 1
     columns = first + tl.arange(0, KEYS)
     key = columns[:, None]
-    k_tile = load_rows(k, stride_kt, columns, length_k, K, PAD_K, True)
-    v_tile = load_rows(v, stride_vt, columns, length_k, V, PAD_V, True)
+    k_tile = load_rows(k, stride_kt, first, columns, length_k, K, PAD_K, True)
+    v_tile = load_rows(v, stride_vt, first, columns, length_k, V, PAD_V, True)
     dk_acc = tl.zeros((KEYS, PAD_K), tl.float32)
     dv_acc = tl.zeros((KEYS, PAD_V), tl.float32)
 
@@ -201,8 +203,8 @@ def attention_backward_kv(
                 if GATED and phase == 0:
                     rows = tl.where(rows < bounds[4], high, rows)
                 query = rows[None, :]
-                q_tile = load_rows(q_head, stride_qt, rows, high, K, PAD_K, phase != 1)
-                do_tile = load_rows(do_head, stride_ot, rows, high, V, PAD_V, phase != 1)
+                q_tile = load_rows(q_head, stride_qt, start, rows, high, K, PAD_K, phase != 1)
+                do_tile = load_rows(do_head, stride_ot, start, rows, high, V, PAD_V, phase != 1)
                 log_total = load_lse(lse_head, query, query < high)
                 row_delta = tl.load(delta_head + query, mask=query < high, other=0.0)
                 # From the causal bound on, a query's own position is a key's.

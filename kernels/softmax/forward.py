@@ -53,7 +53,7 @@ def attention_forward(
     last = tl.minimum(first + QUERIES, length_q) - 1
     rows = first + tl.arange(0, QUERIES)
     query = rows[:, None]
-    q_tile = load_rows(q, stride_qt, rows, length_q, K, PAD_K, True)
+    q_tile = load_rows(q, stride_qt, first, rows, length_q, K, PAD_K, True)
 
     slope = load_slope(slopes, head, ALIBI)
     gates = (batch * heads + wide_head) * num_keys + start_k
@@ -75,7 +75,7 @@ def attention_forward(
         for start in range(bounds[phase], bounds[phase + 1], KEYS):
             columns = start + tl.arange(0, KEYS)
             key = columns[None, :]
-            k_tile = load_rows(k, stride_kt, columns, high, K, PAD_K, phase != 1)
+            k_tile = load_rows(k, stride_kt, start, columns, high, K, PAD_K, phase != 1)
             key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
             s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
             s = logits(
@@ -94,7 +94,7 @@ def attention_forward(
             decay = tl.exp2(peak - base)
             total = total * decay + tl.sum(p, 1)
             peak = new_peak
-            v_tile = load_rows(v, stride_vt, columns, high, V, PAD_V, phase != 1)
+            v_tile = load_rows(v, stride_vt, start, columns, high, V, PAD_V, phase != 1)
             acc *= decay[:, None]
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
 

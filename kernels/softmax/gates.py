@@ -127,8 +127,8 @@ def within_blocks(
     # The line of the first gate has no key in this block; it gets one that does not exist.
     before = tl.where(t == first, length_k, t - 1)
     key = before[:, None]
-    k_tile = load_rows(k, stride_kt, before, length_k, K, PAD_K, True)
-    v_tile = load_rows(v, stride_vt, before, length_k, V, PAD_V, True)
+    k_tile = load_rows(k, stride_kt, first - 1, before, length_k, K, PAD_K, True)
+    v_tile = load_rows(v, stride_vt, first - 1, before, length_k, V, PAD_V, True)
     key_gate = load_gates(gate, rest, closed, gates + key, key < length_k, GATED)
     slope = load_slope(slopes, head, ALIBI)
     acc = tl.zeros((SPAN,), tl.float32)
@@ -137,8 +137,8 @@ def within_blocks(
         rows = tl.where(rows < 0, length_q, rows)
         query = rows[None, :]
         exists = query < length_q
-        q_tile = load_rows(q, stride_qt, rows, length_q, K, PAD_K, True)
-        do_tile = load_rows(do, stride_ot, rows, length_q, V, PAD_V, True)
+        q_tile = load_rows(q, stride_qt, position - shift, rows, length_q, K, PAD_K, True)
+        do_tile = load_rows(do, stride_ot, position - shift, rows, length_q, V, PAD_V, True)
         log_total = load_lse(lse, query, exists)
         row_delta = tl.load(delta + query, mask=exists, other=0.0)
         query_gate = load_gates(gate, rest, closed, gates + query + shift, exists, GATED)

@@ -30,12 +30,17 @@ def locate(cu_seqlens, n, length, PACKED: tl.constexpr):
 
 @triton.jit
 def load_rows(
-    x, stride, rows, stop,
+    x, stride, start, rows, stop,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Rows `[rows, BLOCK]` of a matrix of `WIDTH` columns; zero from row `stop` on if BOUNDED."""
+    """Rows from `start` on, `[rows, BLOCK]`, of a matrix of `WIDTH` columns.
+
+    `rows` says which they are. If BOUNDED, those that it says are `stop` or later are not read, and
+    0. The address is a scalar, the only part that moves in a loop, and offsets within the tile.
+    """
     columns = tl.arange(0, BLOCK)
-    pointers = x + rows[:, None].to(tl.int64) * stride + columns[None, :]
+    offsets = tl.arange(0, rows.shape[0])[:, None].to(tl.int64) * stride + columns[None, :]
+    pointers = x + tl.cast(start, tl.int64) * stride + offsets
     if BOUNDED and WIDTH < BLOCK:
         x_tile = tl.load(
             pointers, mask=(rows < stop)[:, None] & (columns < WIDTH)[None, :], other=0.0
