@@ -125,7 +125,9 @@ class KVCache(ABC):
             TypeError, ValueError: as `update` and `attention` do, with nothing appended.
         """
         if attention is None:
-            from kernels import attention
+            from kernels.softmax import attention as default
+
+            attention = default
         for name in ("causal", "cu_seqlens", "cu_seqlens_k", "g"):
             if name in options:
                 raise ValueError(

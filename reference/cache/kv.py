@@ -123,7 +123,9 @@ class KVCache:
             o, and the LSE if asked for. Padding rows are 0, their LSE -inf.
         """
         if attention is None:
-            from reference import attention
+            from reference.softmax.attention import attention as default
+
+            attention = default
         if self.window is not None:
             options.setdefault("window", self.window)
         counts = self._check(k, v, offset)

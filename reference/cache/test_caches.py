@@ -1,0 +1,141 @@
+"""The oracles of the caches, by hand: tokens are numbered, and their keys are their numbers."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from reference import KVCache, RecurrentCache, attention
+
+
+def tokens(*rows: list[float]) -> tuple[Tensor, Tensor]:
+    """Keys [B, T, 1, 1] that are the numbers; values [B, T, 1, 2], a number and its negative."""
+    k = torch.tensor(rows, dtype=torch.float64)[:, :, None, None]
+    return k, torch.cat([k, -k], dim=-1)
+
+
+def keys(view: tuple[Tensor, ...]) -> list[float]:
+    return view[0].flatten().tolist()
+
+
+def test_an_update_attends_to_all_tokens_before_it_and_its_own() -> None:
+    cache = KVCache(2)
+    cache.update(*tokens([1, 2], [11, 12]))
+    view = cache.update(*tokens([3], [13]))
+    assert keys(view) == [1, 2, 3, 11, 12, 13]
+    assert view.v[0, :, 0].tolist() == [[x, -x] for x in (1, 2, 3, 11, 12, 13)]
+    assert view.cu_seqlens.tolist() == [0, 1, 2]
+    assert view.cu_seqlens_k.tolist() == [0, 3, 6]
+
+
+def test_a_ragged_update_takes_the_first_tokens_of_each_row() -> None:
+    cache = KVCache(3)
+    view = cache.update(*tokens([1, 2], [11, 12], [21, 22]), offset=torch.tensor([2, 0, 1]))
+    assert keys(view) == [1, 2, 21]
+    assert view.cu_seqlens.tolist() == view.cu_seqlens_k.tolist() == [0, 2, 2, 3]
+    assert cache.length.tolist() == [2, 0, 1]
+
+
+def test_the_first_query_of_a_chunk_sees_its_whole_window() -> None:
+    cache = KVCache(1, window=3)
+    cache.update(*tokens([1, 2, 3, 4]))
+    k, v = tokens([5, 6, 7, 8])
+    assert keys(cache.update(k, v)) == [3, 4, 5, 6, 7, 8]
+    assert keys(cache.update(*tokens([9]))) == [7, 8, 9]
+    assert cache.length.tolist() == [9]
+
+
+def test_attention_over_a_window_averages_the_window() -> None:
+    """Queries of 0 weigh all keys they see alike."""
+    cache = KVCache(1, window=2)
+    k, v = tokens([1, 2, 3])
+    first, _ = cache.attend(torch.zeros_like(k), k, v)
+    assert first[0, :, 0, 0].tolist() == [1, 1.5, 2.5]
+    k, v = tokens([4, 8])
+    second, lse = cache.attend(torch.zeros_like(k), k, v, return_lse=True)
+    torch.testing.assert_close(second[0, :, 0, 0], torch.tensor([3.5, 6.0]).double())
+    torch.testing.assert_close(lse, torch.full((1, 1, 2), 2.0).double().log())
+
+
+def test_decoding_token_by_token_equals_one_full_pass() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 7, h, d).double() for h, d in ((4, 3), (2, 3), (2, 5)))
+    want, _ = attention(q, k, v, causal=True)
+    cache = KVCache(2)
+    steps = [cache.attend(q[:, t : t + 1], k[:, t : t + 1], v[:, t : t + 1])[0] for t in range(7)]
+    torch.testing.assert_close(torch.cat(steps, 1), want)
+
+
+def test_padding_rows_of_the_output_are_zero() -> None:
+    cache = KVCache(1)
+    k, v = tokens([1, 2])
+    o, lse = cache.attend(k, k, v, offset=1, return_lse=True)
+    assert o[0, 1].tolist() == [[0, 0]]
+    assert lse is not None
+    assert lse[0, 0, 1] == -torch.inf
+
+
+def test_crop_forgets_the_last_tokens() -> None:
+    cache = KVCache(2)
+    cache.update(*tokens([1, 2, 3], [11, 12, 13]), offset=torch.tensor([3, 1]))
+    cache.crop(2)
+    assert cache.length.tolist() == [2, 1]
+    assert keys(cache.update(*tokens([4], [14]))) == [1, 2, 4, 11, 14]
+
+
+def test_a_window_crops_by_one_token_once_it_has_forgotten_some() -> None:
+    cache = KVCache(1, window=3)
+    cache.update(*tokens([1, 2, 3, 4, 5]))
+    with pytest.raises(ValueError, match="length: 3 for sequence 0"):
+        cache.crop(3)
+    cache.crop(4)
+    assert keys(cache.update(*tokens([6]))) == [3, 4, 6]
+
+
+def test_reorder_duplicates_drops_and_keeps_sequences_apart() -> None:
+    cache = KVCache(2)
+    cache.update(*tokens([1], [11]))
+    cache.reorder(torch.tensor([1, 1, 0]))
+    assert keys(cache.update(*tokens([2], [3], [4]))) == [11, 2, 11, 3, 1, 4]
+
+
+def test_reset_forgets_tokens_and_lengths() -> None:
+    cache = KVCache(1, window=2)
+    cache.update(*tokens([1, 2, 3]))
+    cache.reset()
+    assert cache.length.tolist() == [0]
+    assert keys(cache.update(*tokens([4]))) == [4]
+
+
+def test_a_refused_update_changes_nothing() -> None:
+    cache = KVCache(1)
+    cache.update(*tokens([1]))
+    k, v = tokens([2])
+    for refused in (
+        lambda: cache.update(k, v, 2),
+        lambda: cache.update(k, v, -1),
+        lambda: cache.update(k, v, True),
+        lambda: cache.update(k.float(), v),
+        lambda: cache.update(k, v[..., :1]),
+        lambda: cache.update(torch.cat([k, k]), torch.cat([v, v])),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            refused()
+    assert keys(cache.update(*tokens([3]))) == [1, 3]
+
+
+def test_layers_count_their_own_tokens() -> None:
+    cache = RecurrentCache(1, layers=2)
+    state = torch.ones(1, 2, 3, 5)
+    cache.update(state, 0, offset=7)
+    assert [cache.layer_length(layer).tolist() for layer in (0, 1)] == [[7], [0]]
+    with pytest.raises(ValueError, match="layer 1 has seen"):
+        _ = cache.length
+    cache.update(2 * state, 1, offset=7)
+    assert cache.length.tolist() == [7]
+    assert cache.state(0) is state
+    cache.crop(7)
+    with pytest.raises(ValueError, match="cannot forget"):
+        cache.crop(6)
+    cache.reset()
+    assert cache.state(0) is None
+    assert cache.length.tolist() == [0]
