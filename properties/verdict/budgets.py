@@ -123,6 +123,7 @@ def rules(precision: Precision, *, multilinear: bool) -> tuple[str, ...]:
       their squares (Cauchy-Schwarz), so z is 6 + sqrt(n) there. This is still sharp: the whole
       budget is some 1e-5 of the result.
     - Multilinear maps in float32 and TF32: magnitude alone, for the same bias.
+    - The mean over the tensor is judged in bfloat16 and float16 alone, again for the bias.
     """
     if multilinear:
         return ("magnitude", "sigma") if precision.coarse else ("magnitude",)
@@ -203,8 +204,8 @@ def budgets(
         made[name] = Budget(
             allowed + rounded + tiny,
             " and ".join(applying),
-            None if spread is None else spread.sigma + tiny,
-            math.inf if spread is None else spread.loss_limit,
+            spread.sigma + tiny if spread is not None else None,
+            spread.loss_limit if spread is not None and precision.coarse else math.inf,
         )
     return made
 

@@ -128,7 +128,7 @@ class Rounding(TorchDispatchMode):
                 error = x.abs().mul_(self.precision.unit)
                 error = self._with_underflow(x, error, self.precision.underflow)
                 squares = squares + of(error.square_(), y.square())
-        sums = func(a.abs(), b.abs())
+        sums: Tensor = func(a.abs(), b.abs())
         return squares.sqrt() + sums.mul_(ACCUMULATOR * a.shape[-1] ** 0.5)
 
     def _size_of_sum(

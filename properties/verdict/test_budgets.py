@@ -1,0 +1,196 @@
+"""Budgets are what their formulas say, and the noise goes where rounding goes."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from properties.verdict.budgets import (
+    Telescope,
+    budgets,
+    chunk_decay,
+    magnitude,
+    rules,
+    sigma,
+)
+from properties.verdict.noise import Rounding
+from properties.verdict.precision import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    TF32,
+    Precision,
+    underflow,
+    unit_roundoff,
+)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def scatter(
+    compute: Callable[[], Tensor], precision: Precision, float32_logits: bool = False
+) -> Tensor:
+    """Root mean square deviation over 200 disturbed runs."""
+    exact = compute()
+    generator = torch.Generator().manual_seed(0)
+    with Rounding(precision, generator, float32_logits=float32_logits):
+        runs = [compute() for _ in range(200)]
+    return torch.stack([run - exact for run in runs]).square().mean(0).sqrt()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_unit_roundoff_and_underflow_bound_every_rounding(dtype: torch.dtype) -> None:
+    x = normal(100_000) * torch.exp2(torch.linspace(-30, 4, 100_000, dtype=torch.float64))
+    error = (x.to(dtype).double() - x).abs()
+    assert (error <= unit_roundoff(dtype) * x.abs() + underflow(dtype)).all()
+    assert (error > 0.9 * unit_roundoff(dtype) * x.abs()).any()
+
+
+def test_float16_underflow_is_half_its_smallest_number() -> None:
+    assert underflow(torch.float16) == FLOAT16.underflow == 2.0**-25
+
+
+def test_elementwise_noise_is_relative() -> None:
+    x = normal(7, 9)
+    assert torch.allclose(scatter(lambda: x * x, BFLOAT16), 2.0**-8 * x * x, rtol=0.3)
+
+
+def test_noise_of_a_product_does_not_cancel_with_it() -> None:
+    a = torch.tensor([[3.0, -3.0]], dtype=torch.float64)
+    b = torch.tensor([[1.0], [1.0]], dtype=torch.float64)
+    assert a @ b == 0
+    expected = 2.0**-8 * math.sqrt(2 * 18)
+    assert float(scatter(lambda: a @ b, BFLOAT16)) == pytest.approx(expected, rel=0.2)
+
+
+def test_noise_of_a_float32_sum_grows_with_its_terms_and_their_size() -> None:
+    x = torch.ones(1, 400, dtype=torch.float64)
+    x[:, ::2] = -1
+    expected = 2.0**-24 * (math.sqrt(400) + math.sqrt(400) * 400)
+    assert float(scatter(lambda: x.sum(1), FLOAT32)) == pytest.approx(expected, rel=0.2)
+
+
+def test_zeros_infinities_views_and_copies_are_not_disturbed() -> None:
+    x = torch.tensor([0.0, math.inf, -math.inf, 2.0], dtype=torch.float64)
+    with Rounding(FLOAT16, torch.Generator()):
+        assert torch.equal((x * 2)[:3], torch.tensor([0.0, math.inf, -math.inf]).double())
+        moved = torch.cat([x.flip(0).view(2, 2), -x.expand(2, 4)[:, :2].clone()])
+        assert torch.equal(moved[0], torch.tensor([2.0, -math.inf]).double())
+        assert torch.equal(torch.where(x > 1, x, 0.0)[3], x[3])
+
+
+def test_noise_of_float16_is_at_least_its_underflow() -> None:
+    x = torch.full((50,), 1e-9, dtype=torch.float64)
+    assert torch.allclose(scatter(lambda: x * 1.0, FLOAT16), x * 0 + 2.0**-25, rtol=0.4)
+    assert torch.allclose(scatter(lambda: x * 1.0, BFLOAT16), x * 2.0**-8, rtol=0.4)
+
+
+def test_the_backward_pass_is_disturbed_in_its_own_intermediates() -> None:
+    x = normal(6)
+
+    def gradient() -> Tensor:
+        leaf = x.clone().requires_grad_()
+        leaf.square().sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    assert (scatter(gradient, BFLOAT16) > 0.3 * 2.0**-8 * gradient().abs()).all()
+
+
+def test_float32_logits_leave_products_of_stored_numbers_exact() -> None:
+    q, k = normal(4, 8).bfloat16().double(), normal(8, 4, seed=1).bfloat16().double()
+    weights = normal(4, 4, seed=2)
+    assert (scatter(lambda: q @ k, BFLOAT16, True) < 1e-4 * (q.abs() @ k.abs())).all()
+    assert (scatter(lambda: weights @ q, BFLOAT16, True) > 2.0**-9 * (weights @ q).abs()).all()
+
+
+def test_a_vanishing_softmax_gradient_keeps_the_errors_of_what_cancels() -> None:
+    logits = torch.tensor([[0.0, -30.0]], dtype=torch.float64, requires_grad=True)
+    upstream = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+
+    def gradient() -> Tensor:
+        return torch.autograd.grad(torch.softmax(logits, -1), logits, upstream)[0]
+
+    assert float(scatter(gradient, BFLOAT16)[0, 0]) > 2.0**-8 > 1e9 * float(gradient()[0, 0].abs())
+
+
+def test_magnitude_takes_every_term_positive_and_leaves_gates() -> None:
+    tensors = {"x": torch.tensor([1.0, -2.0]), "g": torch.tensor([-1.0]), "at": torch.tensor([1])}
+
+    def oracle(t: object) -> dict[str, Tensor]:
+        assert isinstance(t, dict)
+        return {"y": (t["x"] * t["g"].exp()).sum() + 0 * t["at"]}
+
+    Y = magnitude(oracle, tensors, gates=("g",))["y"]
+    assert float(Y) == pytest.approx(3 * math.exp(-1))
+
+
+def test_chunk_decay_is_the_largest_window_of_64_tokens() -> None:
+    g = torch.full((1, 200, 1, 2), -0.5, dtype=torch.float64)
+    g[0, 10, 0, 1] = -math.inf
+    g[0, 20, 0, 1] = -7.0
+    assert chunk_decay({"g": g}, ("g", "gv")) == pytest.approx(0.5 * 63 + 7)
+    assert chunk_decay({}, ("g",)) == 0
+
+
+def test_a_telescope_sums_the_errors_of_all_later_tokens() -> None:
+    q, error = torch.ones(2, 3, 1, 1).double(), torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1, 1)
+    values = {"q": q, "dg": q, "S": torch.full((2, 1, 1, 2), 3.0).double()}
+    errors = {"dq": error.expand(2, 3, 1, 1).double(), "dS": torch.ones(2, 1, 1, 2).double()}
+    products = (("B T H K", "q", "dq"), ("N H K V", "S", "dS"))
+    forward = Telescope("dg", "B T H K", products).total(values, errors, power=1)
+    assert forward[1, :, 0, 0].tolist() == [13.0, 12.0, 10.0]
+    backward = Telescope("dg", "B T H K", products, reverse=True).total(values, errors, power=1)
+    assert backward[1, :, 0, 0].tolist() == [7.0, 9.0, 13.0]
+
+
+def test_rules_by_precision_and_map() -> None:
+    assert rules(FLOAT32, multilinear=True) == rules(TF32, multilinear=True) == ("magnitude",)
+    assert rules(BFLOAT16, multilinear=True) == ("magnitude", "sigma")
+    assert {rules(p, multilinear=False) for p in (FLOAT32, TF32, FLOAT16)} == {("sigma",)}
+
+
+def test_a_budget_is_a_function_of_its_case() -> None:
+    tensors = {"x": normal(3, 5)}
+
+    def square(t: object) -> dict[str, Tensor]:
+        assert isinstance(t, dict)
+        return {"y": t["x"] @ t["x"].mT}
+
+    want = square(tensors)
+    made = [
+        budgets(
+            square,
+            tensors,
+            want,
+            precision=BFLOAT16,
+            output_dtypes={"y": torch.bfloat16},
+            terms=5,
+            seed=seed,
+        )["y"].allowed
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+    assert (made[0] > 2.0**-8 * want["y"].abs()).all()
+
+
+def test_sigma_of_one_value_is_not_small_by_chance() -> None:
+    x = {"x": torch.tensor([1.0], dtype=torch.float64)}
+    want = {"y": x["x"] * 3}
+    low = 0
+    for seed in range(100):
+        spread = sigma(
+            lambda t: {"y": t["x"] * 3},
+            x,
+            want,
+            BFLOAT16,
+            output_dtypes={"y": torch.float32},
+            seed=seed,
+        )
+        low += bool(spread["y"].sigma < 3 * 2.0**-8)
+    assert low <= 2

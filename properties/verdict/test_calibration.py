@@ -1,0 +1,42 @@
+"""Honest kernels pass with something to spare but not too much; wrong ones are caught.
+
+The kernels are emulated (`emulation`). `python -m properties.verdict.calibrate --runs 160` prints
+the full table; here are as many runs as a test may cost.
+"""
+
+import pytest
+
+from properties.verdict.calibrate import KERNELS, caught, plants_of, trials
+
+RUNS = 6
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_honest_kernels_stay_within_their_budget_and_come_near_it(
+    kernel: str, precision: str
+) -> None:
+    worst = 0.0
+    for trial in trials(kernel, precision, RUNS):
+        comparisons = trial.comparisons()
+        assert not caught(comparisons)[1], (trial, [c.reason for c in comparisons])
+        worst = max(worst, *(c.ratio for c in comparisons))
+    assert 0.05 <= worst <= 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kernel", "plant"),
+    [(k, p) for k in KERNELS for p in plants_of(k) if p != "float16_accumulator"],
+)
+def test_wrong_kernels_are_caught(kernel: str, plant: str, precision: str) -> None:
+    found = [caught(t.comparisons())[1] for t in trials(kernel, precision, RUNS, plant)]
+    assert sum(found) / RUNS >= 0.8
+
+
+def test_a_float16_accumulator_that_no_element_shows_is_seen_in_the_mean() -> None:
+    problems = list(trials("linear", "float16", 2 * RUNS, "float16_accumulator"))
+    found = [caught(trial.comparisons()) for trial in problems]
+    by_element, at_all = (sum(each) / len(problems) for each in zip(*found, strict=True))
+    assert by_element <= 0.25
+    assert at_all >= 0.5

@@ -1,0 +1,102 @@
+"""The comparison refuses what it must, and nothing else."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from properties.verdict import Budget, compare
+
+inf, nan = math.inf, math.nan
+
+
+def judged(got: list[float], want: list[float], allowed: float = 0.1) -> bool:
+    x, y = torch.tensor(got), torch.tensor(want, dtype=torch.float64)
+    return compare("o", x, y, Budget(torch.full_like(y, allowed), "test")).passed
+
+
+def test_an_error_within_its_budget_passes_and_one_beyond_it_fails() -> None:
+    assert judged([1.09, 2.0], [1.0, 2.0])
+    assert not judged([1.11, 2.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("want", [0.0, nan, inf, -inf])
+def test_nan_never_passes(want: float) -> None:
+    assert not judged([nan, 0.0], [want, 0.0], allowed=1e30)
+
+
+def test_nan_in_the_budget_fails() -> None:
+    assert not judged([1.0], [1.5], allowed=nan)
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "passes"),
+    [
+        (inf, inf, True),
+        (-inf, inf, False),
+        (1.0, inf, False),
+        (inf, 1.0, False),
+        (-inf, -inf, True),
+    ],
+)
+def test_infinities_match_in_place_and_sign(got: float, want: float, passes: bool) -> None:
+    assert judged([got], [want], allowed=1e30) == passes
+
+
+def test_a_number_within_its_budget_of_overflow_may_overflow() -> None:
+    want = torch.tensor([65519.0, 65600.0, -65600.0, 60000.0], dtype=torch.float64)
+    budget = Budget(torch.full_like(want, 20.0), "test")
+    got = torch.tensor([inf, inf, -inf, 60000.0], dtype=torch.float16)
+    assert compare("o", got, want, budget).passed
+    assert not compare("o", -got, want, budget).passed
+    got[3] = inf
+    assert compare("o", got, want, budget).wrong.tolist() == [False, False, False, True]
+
+
+def test_exact_comparison_rounds_the_oracle_and_takes_both_zeros_for_equal() -> None:
+    want = torch.tensor([1 + 2.0**-9, 0.0], dtype=torch.float64)
+    got = torch.tensor([1.0, -0.0], dtype=torch.bfloat16)
+    assert compare("o", got, want, None).passed
+    assert not compare("o", got + 2.0**-7, want, None).passed
+
+
+def test_a_wrong_shape_is_named() -> None:
+    comparison = compare("o", torch.zeros(2, 3), torch.zeros(3, 2).double(), None)
+    assert not comparison.passed
+    assert comparison.reason == "shape [2, 3], expected [3, 2]"
+
+
+def test_empty_results_pass() -> None:
+    comparison = compare("o", torch.zeros(0, 3), torch.zeros(0, 3).double(), None)
+    assert comparison.passed
+    assert comparison.worst is None
+
+
+def test_the_worst_element_is_the_largest_excess_or_a_wrong_infinity() -> None:
+    want = torch.zeros(2, 3, dtype=torch.float64)
+    allowed = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.1, 1.0]], dtype=torch.float64)
+    got = torch.tensor([[0.0, 0.9, 0.0], [0.0, 0.2, 0.0]])
+    comparison = compare("o", got, want, Budget(allowed, "test"))
+    assert comparison.worst == (1, 1)
+    assert comparison.ratio == pytest.approx(2.0)
+    got[0, 2] = nan
+    assert compare("o", got, want, Budget(allowed, "test")).worst == (0, 2)
+
+
+def lossy(error: Tensor, want: Tensor) -> float:
+    sigma = torch.ones_like(want)
+    budget = Budget(6 * sigma, "test", sigma, loss_limit=0.8)
+    return compare("o", (want + error).float(), want, budget).loss
+
+
+def test_the_mean_error_shows_a_loss_that_no_element_shows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    error, want = torch.randn(2, 50, 20, dtype=torch.float64, generator=generator)
+    assert lossy(0.5 * error, want) < 1
+    assert 1 < lossy(1.2 * error, want) < 2
+
+
+def test_one_rounding_that_a_whole_row_shares_is_no_loss() -> None:
+    want = torch.randn(50, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert lossy(1.5 * want, want) < 1e-6

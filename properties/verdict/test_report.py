@@ -1,0 +1,104 @@
+"""A report says what a person needs, and its regression file is Python that means the case."""
+
+import ast
+import re
+import shlex
+
+import pytest
+import torch
+
+from properties.case import Case
+from properties.verdict import Budget, Comparison, compare
+from properties.verdict.report import regression_file, report
+
+DIMS = ("B", "T", "H", "V")
+DENSE = Case(
+    op="linear_attn",
+    mode="chunk",
+    dtype="bfloat16",
+    dims={"B": 2, "H": 3, "K": 5, "V": 7},
+    lengths=(65,),
+    options={"scale": -1.5},
+)
+PACKED = Case(
+    op="linear_attn",
+    mode="chunk",
+    dtype="bfloat16",
+    dims={"B": 1, "H": 3, "K": 5, "V": 7},
+    lengths=(70, 0, 59),
+    packed=True,
+)
+
+
+def failure(case: Case, tokens: int, at: tuple[int | slice, ...]) -> Comparison:
+    want = torch.ones(case.dims["B"], tokens, 3, 7, dtype=torch.float64)
+    got = want.bfloat16()
+    got[at] = 1.5
+    return compare("o", got, want, Budget(0.125 * want, "magnitude and sigma"))
+
+
+@pytest.fixture
+def text() -> str:
+    comparison = failure(DENSE, 65, (1, slice(64, None), 2))
+    return report("differential", DENSE, comparison, DIMS, "the oracle", torch.device("cpu"))
+
+
+def test_the_first_line_says_what_happened(text: str) -> None:
+    first = text.splitlines()[0]
+    assert first.startswith("differential does not hold for linear_attn (chunk, bfloat16)")
+    assert first.endswith("o differs from the oracle")
+
+
+def test_the_worst_element_is_named_by_its_dims(text: str) -> None:
+    assert "sequence 1, token 64, head 2, value dim 0" in text
+    assert "got 1.5, want 1\n" in text
+    assert "error 0.5, budget 0.125 (magnitude and sigma), 4 times the budget" in text
+
+
+def test_the_fraction_and_the_place_of_what_is_wrong_are_given(text: str) -> None:
+    assert "7 of 2730 elements (0.256%)" in text
+    assert "in sequence 1, token 64, head 2, every value dim" in text
+    assert "token 64, in tile 4 of 16, 2 of 32, 1 of 64, 0 of 128" in text
+
+
+def test_tokens_of_packed_sequences_are_counted_in_their_own() -> None:
+    comparison = failure(PACKED, 129, (0, slice(94, 97)))
+    text = report("differential", PACKED, comparison, DIMS, "the oracle", torch.device("cpu"))
+    assert "sequence 2, token 24 (94 of the pack), head 0, value dim 0" in text
+    assert "in token 94-96, every head, every value dim" in text
+    assert "token 24 of sequence 2, in tile 1 of 16" in text
+
+
+def test_the_repro_command_holds_the_case(text: str) -> None:
+    found = re.search(r"^REPRO: (.*)$", text, re.MULTILINE)
+    assert found is not None
+    words = shlex.split(found[1])
+    assert words[:3] == ["python", "-m", "properties.fuzz"]
+    assert words[words.index("--law") + 1] == "differential"
+    assert Case.from_json(words[words.index("--case") + 1]) == DENSE
+
+
+def test_versions_and_device_are_named(text: str) -> None:
+    assert f"torch {torch.__version__}" in text
+    assert "triton " in text
+
+
+def test_nan_and_a_wrong_shape_are_reported_too() -> None:
+    want = torch.ones(1, 129, 3, 7, dtype=torch.float64)
+    got = want.float()
+    got[0, 5, 0, 0] = torch.nan
+    comparison = compare("o", got, want, None)
+    text = report("exactness", PACKED, comparison, DIMS, "the oracle", torch.device("cpu"))
+    assert "NaN where a number is expected" in text
+    assert "of the result 1 NaN and 0 infinite" in text
+    comparison = compare("o", got[:, 1:], want, None)
+    text = report("exactness", PACKED, comparison, DIMS, "the oracle", torch.device("cpu"))
+    assert "shape [1, 128, 3, 7], expected [1, 129, 3, 7]" in text
+
+
+@pytest.mark.parametrize("case", [DENSE, PACKED])
+def test_a_regression_file_is_python_that_builds_the_case(case: Case) -> None:
+    tree = ast.parse(regression_file(case, "differential"))
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    call = next(n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "Case")
+    assert eval(ast.unparse(call), {"Case": Case}) == case
