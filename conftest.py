@@ -1,13 +1,17 @@
 """Options of the suite, and what every worker of it runs on."""
 
 import os
+from typing import TYPE_CHECKING
 
 # One thread per worker: the workers are the parallelism. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest  # noqa: E402
+import pytest
 
-from properties import profiles  # noqa: E402
+from properties import profiles
+
+if TYPE_CHECKING:
+    from properties.laws import Subject
 
 # Before Hypothesis' plugin is configured, which loads the profile that the command line names.
 profiles.register()
@@ -65,7 +69,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def subject(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+def subject(request: pytest.FixtureRequest) -> "Subject":
     """The implementation under test, on the device under test."""
     from properties.device import activate
     from properties.laws import Subject

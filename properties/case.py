@@ -59,7 +59,9 @@ class Case:
     def to_json(self) -> str:
         """One line of JSON that `from_json` turns into an equal case; defaults are left out."""
         given = {
-            f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
         }
         if not self.options:
             given.pop("options")

@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -60,8 +61,8 @@ def recorded_launches() -> Iterator[list[str]]:
     launched: list[str] = []
     originals = [(kind, kind.run) for kind in (JITFunction, InterpretedFunction)]
 
-    def recording(original):  # type: ignore[no-untyped-def]
-        def run(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def recording(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             launched.append(self.fn.__name__)
             return original(self, *args, **kwargs)
 

@@ -1,11 +1,12 @@
 """Hypothesis profiles: how much is drawn, and what a run may depend on."""
 
 import os
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 
 # Cases are cheap to draw and dear to run, and a first run compiles kernels: time says nothing here.
-_COMMON = {
+_COMMON: dict[str, Any] = {
     "deadline": None,
     "suppress_health_check": [
         HealthCheck.too_slow,
@@ -27,4 +28,3 @@ def register() -> None:
     settings.register_profile("ci", max_examples=15, phases=_PHASES, derandomize=True, **_COMMON)
     settings.register_profile("nightly", max_examples=400, phases=_PHASES, **_COMMON)
     settings.load_profile("ci" if os.environ.get("CI") else "dev")
-

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from properties.case import Case
-from properties.catalogue.op import Op
+from properties.catalogue.op import Argument, Op, Output
 from properties.tensors import Inputs, Results, boundaries
 
 Spans = Sequence[tuple[int, int]]
@@ -15,10 +15,8 @@ Spans = Sequence[tuple[int, int]]
 
 def dims_of(op: Op, name: str) -> tuple[str, ...]:
     """The dims of an argument, an output, or the gradient "dx" of the argument x."""
-    for tensor in (*op.arguments, *op.outputs):
-        if name == tensor.name:
-            return tuple(tensor.dims.split())
-    return dims_of(op, name[1:])
+    tensors: tuple[Argument | Output, ...] = (*op.arguments, *op.outputs)
+    return next(tuple(x.dims.split()) for x in tensors if name in (x.name, f"d{x.name}"))
 
 
 def spans(case: Case, dim: str = "T") -> list[tuple[int, int]]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from properties.case import Case
-from properties.catalogue.op import Argument, Function, Op
+from properties.catalogue.op import Argument, Function, Op, Role
 from properties.layouts import relaid
-from properties.values import RECIPES, Blank, Role
+from properties.values import RECIPES, Blank
 
 Results = dict[str, Tensor]
 
@@ -133,9 +133,7 @@ def run(
         gradients_of: cotangents by output; without them only the forward runs.
         extra: arguments of this implementation alone, `mode` and `tile`.
     """
-    differentiable = [
-        a.name for a in op.arguments if a.differentiable and a.name in inputs.tensors
-    ]
+    differentiable = [a.name for a in op.arguments if a.differentiable and a.name in inputs.tensors]
     tensors = dict(inputs.tensors)
     if gradients_of is not None:
         for name in differentiable:
@@ -146,9 +144,7 @@ def run(
         given[name] = _own_copy(tensors[name])
     returned = function(**given, **inputs.options, **extra)
     outputs = returned if isinstance(returned, tuple) else (returned,)
-    named = {
-        o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None
-    }
+    named = {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}
     if gradients_of is None:
         return {name: y.detach() for name, y in named.items()}
     # An output without history has no gradient to give: its inputs' gradients count as zero.

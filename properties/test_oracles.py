@@ -1,6 +1,7 @@
 """An oracle is code too: its two forms agree, and its gradients are those of its outputs."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from properties.catalogue import OPS, Mode, Op
 from properties.catalogue.op import Role
 from properties.strategies import cases
 from properties.targets import NONE
-from properties.tensors import Inputs, build, cotangents, run
+from properties.tensors import Inputs, Results, build, cotangents, run
 from properties.verdict import Precision, budgets, compare
 
 FLOAT64 = Precision("float64", 2.0**-53, 2.0**-1022)
@@ -28,7 +29,7 @@ def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
         first = run(op, op.oracle, inputs, incoming)
         second = run(op, op.second_form, inputs, incoming)
 
-        def form(tensors):  # type: ignore[no-untyped-def]
+        def form(tensors: Mapping[str, torch.Tensor]) -> Results:
             given = {n: x for n, x in tensors.items() if n in inputs.tensors}
             return run(op, op.second_form, Inputs(given, inputs.options), incoming)
 

@@ -1,7 +1,7 @@
 """Recipes: what the tensors of a case are filled with.
 
-A recipe is a function of an argument's role and shape; it fills in float64 and knows nothing of ops.
-Each exists because it shows bugs that plain gaussians hide.
+A recipe is a function of an argument's role and shape; it fills in float64 and knows nothing of
+ops. Each exists because it shows bugs that plain gaussians hide.
 """
 
 import math

@@ -92,10 +92,10 @@ def replay(case: Case, chosen: argparse.Namespace, console: Console) -> int:
 def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
     """Interleave the jobs, round by round, until the budget is spent."""
     seed = random.randrange(2**31) if chosen.seed is None else chosen.seed
-    workers = chosen.jobs or (1 if describe(chosen.device).startswith("NVIDIA") else os.cpu_count())
+    where = describe(chosen.device)
+    workers: int = chosen.jobs or (1 if where.startswith("NVIDIA") else os.cpu_count() or 1)
     console.print(
-        f"{len(jobs)} jobs of target {chosen.target} on {describe(chosen.device)}; "
-        f"seed {seed}, {workers} processes",
+        f"{len(jobs)} jobs of target {chosen.target} on {where}; seed {seed}, {workers} processes",
         highlight=False,
     )
     board = Board(jobs)
@@ -135,14 +135,15 @@ def _rounds(
     chosen: argparse.Namespace,
 ) -> Iterator[Round]:
     """Rounds as they end. A job with a finding is retired: it would only find it again."""
-    deadline = monotonic() + 60 * chosen.minutes
+    examples: int | None = chosen.examples
+    deadline: float = monotonic() + 60 * chosen.minutes
     turns = ((number, job) for number in count() for job in jobs)
     retired: set[Job] = set()
     running: set[Future[Round]] = set()
 
     def over() -> bool:
-        if chosen.examples is not None:
-            return board.examples + EXAMPLES_PER_ROUND * len(running) >= chosen.examples
+        if examples is not None:
+            return board.examples + EXAMPLES_PER_ROUND * len(running) >= examples
         return monotonic() >= deadline
 
     while True:

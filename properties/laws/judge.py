@@ -12,6 +12,7 @@ from properties.laws.law import Subject, Violation
 from properties.sequences import dims_of
 from properties.tensors import Inputs, Results, run
 from properties.verdict import BY_DTYPE, Comparison, budgets, compare
+from properties.verdict.budgets import Oracle
 from properties.verdict.report import report
 
 _INCOMING = "gradient of "
@@ -43,7 +44,9 @@ def compare_with_oracle(
         **inputs.to(torch.float64).tensors,
         **{_INCOMING + name: x for name, x in incoming.items()},
     }
-    absolute = inputs.with_options(scale=_absolute_scale(inputs)) if "scale" in inputs.options else inputs
+    absolute = (
+        inputs.with_options(scale=_absolute_scale(inputs)) if "scale" in inputs.options else inputs
+    )
     allowed = budgets(
         _by_tensors(op, op.quiet_form, inputs),
         tensors,
@@ -100,12 +103,14 @@ def _verdict(
 ) -> float:
     for comparison in comparisons:
         if not comparison.passed:
-            text = report(law, case, comparison, dims_of(op, comparison.name), against, subject.device)
+            text = report(
+                law, case, comparison, dims_of(op, comparison.name), against, subject.device
+            )
             raise Violation(law, case, text)
     return max((c.ratio for c in comparisons), default=0.0)
 
 
-def _by_tensors(op: Op, function: Function, inputs: Inputs):  # type: ignore[no-untyped-def]
+def _by_tensors(op: Op, function: Function, inputs: Inputs) -> Oracle:
     """The op as a function of its tensors and incoming gradients alone."""
 
     def of(tensors: Mapping[str, Tensor]) -> Results:
@@ -120,7 +125,7 @@ def _by_tensors(op: Op, function: Function, inputs: Inputs):  # type: ignore[no-
 
 def _absolute_scale(inputs: Inputs) -> float | None:
     """|scale|, the default and its sentinel left alone: they are positive already."""
-    scale = inputs.options["scale"]
+    scale: float | None = inputs.options["scale"]
     return scale if scale is None or scale == -1 else abs(scale)
 
 

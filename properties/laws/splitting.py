@@ -62,8 +62,9 @@ def _in_two_calls(
     ordered = reversed(results) if last_first else results
     whole = []
     for parts in zip(*ordered, strict=True):
-        whole.append({name: _glued(op, name, [p[name] for p in parts], last_first)
-                      for name in parts[0]})
+        whole.append(
+            {name: _glued(op, name, [p[name] for p in parts], last_first) for name in parts[0]}
+        )
     joined = join(op, True, whole)
     return tuple(joined.get(o.name) for o in op.outputs)
 

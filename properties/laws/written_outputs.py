@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -21,18 +22,22 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     return 0.0
 
 
+# A module whose attributes are made when it is imported, so that no type checker knows them.
+_deterministic: Any = torch.utils.deterministic
+
+
 @contextmanager
 def _fresh_memory_is_nan() -> Iterator[None]:
     """`torch.empty` and its kin return NaN, or the largest integer."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    filled = _deterministic.fill_uninitialized_memory
+    _deterministic.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        _deterministic.fill_uninitialized_memory = filled
 
 
 LAW = Law("written_outputs", check)

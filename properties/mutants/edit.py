@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class _Edited(importlib.machinery.SourceFileLoader):
         # Triton reads a kernel's source through linecache; an entry without a time is kept.
         linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
 
-    def get_code(self, fullname: str):  # type: ignore[no-untyped-def]
+    def get_code(self, fullname: str) -> CodeType:
         # Not through the byte code that is cached beside the file.
         return compile(self.edited, self.path, "exec", dont_inherit=True)
 
