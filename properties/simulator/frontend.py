@@ -212,6 +212,7 @@ class Parser:
         lines = [line.strip() for line in text.splitlines()]
         self.locations = Locations(lines)
         self.lines = [line for line in lines if line and not line.startswith("#")]
+        self.strings: list[str] = []
         self.position = 0
 
     def next(self) -> str:
@@ -283,6 +284,7 @@ class Parser:
 
     def instruction(self, line: str) -> Instruction:
         text, location = self.located(line)
+        text = re.sub(r'"([^"]*)"', self.put_aside, text)
         match = OPERATION.fullmatch(text)
         if match is None:
             raise UnreadableIR(line)
@@ -303,6 +305,13 @@ class Parser:
         if len(instruction.types) != len(instruction.results):
             raise UnreadableIR(f"result types of {line!r}")
         return instruction
+
+    def put_aside(self, match: re.Match[str]) -> str:
+        """A placeholder for a string whose punctuation would be mistaken for that of the IR."""
+        if re.fullmatch(r"[\w.]*", match[1]):
+            return match[0]
+        self.strings.append(re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), match[1]))
+        return f'"string {len(self.strings) - 1}"'
 
     def read_plain(self, instruction: Instruction, text: str) -> None:
         """`operands, words, {attributes} : types`, which is how most operations print."""
@@ -326,7 +335,9 @@ class Parser:
             if match["value"]:
                 instruction.operands.append(match["value"])
             elif match["string"]:
-                instruction.strings.append(match["string"][1:-1])
+                text_of = match["string"][1:-1]
+                aside = re.fullmatch(r"string (\d+)", text_of)
+                instruction.strings.append(self.strings[int(aside[1])] if aside else text_of)
             elif match["key"]:
                 instruction.attributes[match["key"]] = match["setting"]
             elif match["block"]:

@@ -232,9 +232,9 @@ def unwritten(tensor: torch.Tensor) -> torch.Tensor | None:
         tensor: any tensor or view on the CPU.
 
     Returns:
-        A bool tensor of the same shape, or `None` where it is not known: the memory was not
-        allocated by `torch.empty` and its kin while the simulator was installed, or the elements
-        are integers of one or two bytes, which have no implausible value.
+        A bool tensor of the same shape, or `None` where it is not known: no `torch.empty` or kin
+        of it gave out this memory while the simulator was installed, or the elements are integers
+        of one or two bytes, which have no implausible value.
     """
     if tensor.device.type != "cpu" or tensor.untyped_storage().data_ptr() not in FRESH:
         return None
