@@ -1,5 +1,6 @@
 """Layers for models: `torch.nn.Module`s around the kernels."""
 
+from kernels.layers.gated_linear_attention import GatedLinearAttention
 from kernels.layers.rotary_embedding import RotaryEmbedding
 
-__all__ = ["RotaryEmbedding"]
+__all__ = ["GatedLinearAttention", "RotaryEmbedding"]
