@@ -72,6 +72,39 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     ),
     # tokens: between two kept states in the backward pass; features: both sides of a tile of the
     # state.
+    # tokens: of a chunk; keys, features: sides of a tile along K and V, keys halved for float16.
+    # Products of 16 bits want a warp for 16 tokens. The backward tile is that of dq, dk and dg.
+    ("linear_attn", "chunk"): (
+        Tile(
+            tokens=64,
+            keys=64,
+            features=128,
+            max_itemsize=2,
+            arch=90,
+            arch_below=120,
+            backward=Tile(tokens=64, keys=64, features=64),
+        ),
+        Tile(tokens=32, keys=32, features=64, num_warps=2, max_itemsize=2),
+        Tile(tokens=32, keys=32, features=32, num_stages=1),
+    ),
+    ("linear_attn", "fused_chunk"): (
+        Tile(tokens=64, keys=128, features=64, max_itemsize=2, arch=90, arch_below=120),
+        Tile(tokens=32, keys=64, features=32, num_warps=2, max_itemsize=2),
+        Tile(tokens=16, keys=64, features=32, num_stages=1),
+    ),
+    ("gla", "chunk"): (
+        Tile(
+            tokens=64,
+            keys=32,
+            features=64,
+            max_itemsize=2,
+            arch=90,
+            arch_below=120,
+            backward=Tile(tokens=64, keys=32, features=32),
+        ),
+        Tile(tokens=32, keys=16, features=64, num_warps=2, num_stages=1, max_itemsize=2),
+        Tile(tokens=16, keys=32, features=32, num_stages=1),
+    ),
     ("linear_attn", "fused_recurrent"): _FUSED_RECURRENT,
     ("gla", "fused_recurrent"): _FUSED_RECURRENT,
 }

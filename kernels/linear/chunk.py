@@ -155,7 +155,7 @@ def _outputs(
             decayed = r.to(tl.float32) * decay(span, g, DTYPE)
             out += product(decayed, S, DTYPE)
             diagonal += tl.sum(r.to(tl.float32) * c.to(tl.float32), 1)
-            for level in range(LEVELS):
+            for level in tl.range(LEVELS, disable_licm=True):
                 if REVERSE:
                     x = tl.where(level_queries(level, C), c, r)
                 else:
@@ -247,7 +247,7 @@ def _gradients(
         dA += tl.trans(dA)
         if DTYPE.is_bf16():
             dA = dA.to(tl.bfloat16)
-        for level in range(LEVELS):
+        for level in tl.range(LEVELS, disable_licm=True):
             queries = level_queries(level, C)
             decayed = decay(level_span(level, C), g, DTYPE)
             x = tl.where(queries, q, k).to(tl.float32)
@@ -346,7 +346,8 @@ def backward(
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     dg = None if g is None else torch.empty_like(g)
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
-    BK, BV = blocks(key_dim, value_dim, tile)
+    narrow = tile.backward_tile()
+    BK, BV = blocks(key_dim, value_dim, narrow, q.dtype)
     grid = chunks.count * heads * triton.cdiv(key_dim, BK)
     if grid:
         _gradients[(grid,)](
@@ -354,7 +355,7 @@ def backward(
             HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
             USE_G=g is not None, PACKED=cu_seqlens is not None,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            num_warps=narrow.num_warps, num_stages=narrow.num_stages,
         )  # fmt: skip
     return dq, dk, dv, dg, dinitial
 
@@ -381,7 +382,7 @@ def pass_states(
     states = x.new_empty(chunks.count, heads, key_dim, value_dim, dtype=dtype)
     shape = chunks.sequences, heads, key_dim, value_dim
     last = x.new_empty(shape, dtype=torch.float32) if final else None
-    BK, BV = blocks(key_dim, value_dim, tile)
+    BK, BV = blocks(key_dim, value_dim, tile, x.dtype)
     grid = chunks.sequences * heads * triton.cdiv(key_dim, BK) * triton.cdiv(value_dim, BV)
     if grid:
         _pass_states[(grid,)](
@@ -412,7 +413,7 @@ def outputs(
     Forwards r, c, y are q, k, v and j <= i; in reverse they are k, q, do and j >= i.
     """
     heads, key_dim, value_dim = r.shape[2], r.shape[3], y.shape[3]
-    BK, BV = blocks(key_dim, value_dim, tile)
+    BK, BV = blocks(key_dim, value_dim, tile, r.dtype)
     grid = chunks.count * heads * triton.cdiv(value_dim, BV)
     if grid:
         _outputs[(grid,)](
@@ -424,9 +425,11 @@ def outputs(
         )  # fmt: skip
 
 
-def blocks(key_dim: int, value_dim: int, tile: Tile) -> tuple[int, int]:
+def blocks(key_dim: int, value_dim: int, tile: Tile, dtype: torch.dtype) -> tuple[int, int]:
     """Widths of the tiles of K and V: powers of two, at least the 16 that a product takes."""
-    key_block = min(max(16, triton.next_power_of_2(key_dim)), tile.keys)
+    # A float16 operand becomes two in bfloat16, see `primitives.product`: half as many columns.
+    widest = max(16, tile.keys // 2) if dtype == torch.float16 else tile.keys
+    key_block = min(max(16, triton.next_power_of_2(key_dim)), widest)
     return key_block, min(max(16, triton.next_power_of_2(value_dim)), tile.features)
 
 

@@ -177,7 +177,7 @@ def _run(
     batch, tokens, heads, key_dim = k.shape
     value_dim = v.shape[3]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    BK, BV = blocks(key_dim, value_dim, tile)
+    BK, BV = blocks(key_dim, value_dim, tile, dtype)
     parts = triton.cdiv(key_dim, BK)
     shape = batch, tokens, heads, value_dim
     if parts == 1:
