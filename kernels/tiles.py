@@ -70,8 +70,6 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
         Tile(tokens=32, keys=32, num_stages=1),
         Tile(tokens=16, keys=16, num_warps=2, num_stages=1),
     ),
-    # tokens: between two kept states in the backward pass; features: both sides of a tile of the
-    # state.
     # tokens: of a chunk; keys, features: sides of a tile along K and V, keys halved for float16.
     # Products of 16 bits want a warp for 16 tokens. The backward tile is that of dq, dk and dg.
     ("linear_attn", "chunk"): (
@@ -105,6 +103,8 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
         Tile(tokens=32, keys=16, features=64, num_warps=2, num_stages=1, max_itemsize=2),
         Tile(tokens=16, keys=32, features=32, num_stages=1),
     ),
+    # tokens: between two kept states in the backward pass; features: both sides of a tile of the
+    # state.
     ("linear_attn", "fused_recurrent"): _FUSED_RECURRENT,
     ("gla", "fused_recurrent"): _FUSED_RECURRENT,
 }
