@@ -784,6 +784,31 @@ def test_a_planted_bug_is_caught(
         )
 
 
+@pytest.mark.parametrize("dims", [(3, 5), (130, 3), (1, 256)], ids=str)
+@pytest.mark.parametrize("kind", ["contiguous", "sliding", "paged"])
+def test_chunks_longer_than_a_tile_match_the_list_of_tokens(
+    kind: str, dims: tuple[int, int], device: torch.device
+) -> None:
+    """A program copies 64 tokens at most, and 16 of 256 wide heads."""
+    window = 70 if kind == "sliding" else None
+    caches: dict[str, Callable[[], KVCache]] = {
+        "contiguous": lambda: ContiguousCache(2, 300, 2, *dims, device=device),
+        "sliding": lambda: SlidingWindowCache(2, 70, 2, *dims, device=device),
+        "paged": lambda: PagedCache(2, 100, 7, 2, *dims, device=device),
+    }
+    cache, model = caches[kind](), reference.KVCache(2, window)
+    for chunk, counts in enumerate([(63, 64), (1, 0), (141, 65), (17, 128)]):
+        generator = torch.Generator().manual_seed(chunk)
+        tokens = max(counts)
+        k, v = (
+            torch.randint(-256, 257, (2, tokens, 2, d), generator=generator).float().to(device)
+            for d in dims
+        )
+        offset = torch.tensor(counts)
+        for got, want in zip(cache.update(k, v, offset), model.update(k, v, offset), strict=True):
+            assert torch.equal(got, want.to(got.dtype))
+
+
 def test_pages_of_any_size_are_addressed_in_64_bits(device: torch.device) -> None:
     """The last page starts 2^31 elements into its tensor."""
     if device.type == "cpu" and os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 2**33:
