@@ -228,13 +228,12 @@ def run(
     if normalize:
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
         gv = None if gv is None else torch.cat([gv, torch.zeros_like(gv[..., :1])], dim=-1)
-        # Any other scale cancels; a quotient of two rounded numbers would be rounded thrice.
-        scale, out_dtype = float(scale != 0), torch.float32
-    else:
-        out_dtype = dtype
+        scale = 0.0 if scale == 0 else 1.0  # any other scale cancels
     o, final_state = _OPS[op, mode](
         q, k, v, g, gv, initial_state, cu_seqlens,
-        scale, bool(reverse), bool(output_final_state), out_dtype, tile,
+        scale, bool(reverse), bool(output_final_state),
+        torch.float32 if normalize else dtype,  # a quotient is rounded once, not its two parts
+        tile,
     )  # fmt: skip
     if normalize:
         weights = o[..., -1:]
