@@ -43,6 +43,10 @@ Oracle = Callable[[Tensors], dict[str, Tensor]]
 
 CHUNK = 64
 DRAWS = 12
+# Rows of fewer elements than this, or results that differ by less, say nothing of a loss once the
+# part in proportion to the result is taken out: only the rounding of that subtraction is left.
+NARROW = 4
+NEGLIGIBLE = 1e-3
 # Root mean square of the relative error of one rounding to nearest, in units of u: the error is
 # uniform, and the leading digits of numbers are logarithmically so, which makes it
 # sqrt(1/3 · 3/(8 ln 2)). The disturbed oracle scatters by u, so that it is no underestimate for
@@ -297,14 +301,15 @@ def _spread(deviations: Tensor, want: Tensor, precision: Precision) -> Spread:
     variance = torch.maximum(element, row) / _chi_square_quantile(draws * width)
     spread = variance.sqrt()
     counted = spread > 0
-    if not counted.any():
+    if not counted.any() or width < NARROW:
         return Spread(spread, math.inf)
     finite = torch.where(want.isfinite(), want, 0.0)
     losses = [incoherent(deviation, finite)[counted].abs() for deviation in deviations]
     means = torch.stack([(loss / spread[counted]).mean() for loss in losses])
     # Student's t of 11 degrees of freedom exceeds 6 with a probability of 5e-5.
-    limit = means.mean() + 6 * means.std()
-    return Spread(spread, float(limit) * ONE_ROUNDING * math.sqrt(precision.operand_roundings))
+    limit = float(means.mean() + 6 * means.std())
+    limit *= ONE_ROUNDING * math.sqrt(precision.operand_roundings)
+    return Spread(spread, limit if limit > NEGLIGIBLE else math.inf)
 
 
 def _chi_square_quantile(freedom: int, normal_quantile: float = -3.09) -> float:

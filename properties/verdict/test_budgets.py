@@ -194,3 +194,18 @@ def test_sigma_of_one_value_is_not_small_by_chance() -> None:
         )
         low += bool(spread["y"].sigma < 3 * 2.0**-8)
     assert low <= 2
+
+
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_results_whose_errors_are_all_in_proportion_have_no_loss_limit(width: int) -> None:
+    tensors = {"x": torch.ones(4, width, dtype=torch.float64), "zero": torch.zeros(()).double()}
+
+    def oracle(t: object) -> dict[str, Tensor]:
+        assert isinstance(t, dict)
+        return {"narrow": t["x"] * 3, "zero": t["x"] * t["zero"]}
+
+    want = oracle(tensors)
+    dtypes = dict.fromkeys(want, torch.bfloat16)
+    spreads = sigma(oracle, tensors, want, BFLOAT16, output_dtypes=dtypes)
+    assert (spreads["narrow"].loss_limit < math.inf) == (width == 8)
+    assert spreads["zero"].loss_limit == math.inf
