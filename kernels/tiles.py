@@ -67,8 +67,71 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     # tokens: rows that a program holds, queries in the forward and dq kernels, keys in that of dk
     # and dv; keys: rows that it reads per step, of the other kind.
     ("attention", "parallel"): (
-        Tile(tokens=32, keys=32, num_stages=1),
-        Tile(tokens=16, keys=16, num_warps=2, num_stages=1),
+        # Hopper and Blackwell, up to 227 KiB of shared memory.
+        Tile(
+            tokens=128,
+            keys=128,
+            num_warps=8,
+            max_dim=64,
+            max_itemsize=2,
+            arch=90,
+            arch_below=120,
+            backward=Tile(tokens=128, keys=64, num_warps=8),
+        ),
+        Tile(
+            tokens=128,
+            keys=64,
+            num_warps=8,
+            num_stages=3,
+            max_dim=128,
+            max_itemsize=2,
+            arch=90,
+            arch_below=120,
+            backward=Tile(tokens=128, keys=32, num_warps=8),
+        ),
+        Tile(
+            tokens=128,
+            keys=64,
+            num_warps=8,
+            max_itemsize=2,
+            arch=90,
+            arch_below=120,
+            backward=Tile(tokens=32, keys=32, num_warps=8),
+        ),
+        # From Ampere on, up to 99 KiB.
+        Tile(
+            tokens=64,
+            keys=64,
+            max_dim=64,
+            max_itemsize=2,
+            arch=80,
+            backward=Tile(tokens=64, keys=32),
+        ),
+        Tile(
+            tokens=64,
+            keys=32,
+            max_dim=128,
+            max_itemsize=2,
+            arch=80,
+            backward=Tile(tokens=32, keys=32),
+        ),
+        Tile(
+            tokens=64,
+            keys=32,
+            num_warps=8,
+            max_itemsize=2,
+            arch=80,
+            backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+        ),
+        # Any device, up to 64 KiB.
+        Tile(
+            tokens=32,
+            keys=32,
+            num_stages=1,
+            max_dim=64,
+            backward=Tile(tokens=32, keys=16, num_stages=1),
+        ),
+        Tile(tokens=16, keys=16, num_stages=1),
     ),
     # tokens: of a chunk; keys, features: sides of a tile along K and V, keys halved for float16.
     # Products of 16 bits want a warp for 16 tokens. The backward tile is that of dq, dk and dg.

@@ -81,7 +81,6 @@ def attention_backward_q(
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
     do += batch * stride_ob + start_q * stride_ot + wide_head * stride_oh
-    dq += ((batch * num_queries + start_q) * heads + wide_head) * K
     lse += (batch * heads + wide_head) * num_queries + start_q
     delta += (batch * heads + wide_head) * num_queries + start_q
     if GATED:
@@ -131,7 +130,7 @@ def attention_backward_q(
             dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
             ds = p * (dp - row_delta)
             if phase != 1:
-                visible = sees(query, key, length_q, high, window, shift, CAUSAL, WINDOW)
+                visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
                 ds = tl.where(visible, ds, 0.0)
             if GATED:
                 last_level = level
@@ -143,6 +142,7 @@ def attention_backward_q(
                 ds *= tanh_slope(products * factor)
             acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision="ieee")
 
+    dq += ((batch * num_queries + start_q) * heads + wide_head) * K
     store_rows(dq, heads * K, rows, length_q, acc * scale, K, PAD_K)
 
 
@@ -172,8 +172,6 @@ def attention_backward_kv(
     shift = length_k - length_q
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
-    dk += ((batch * num_keys + start_k) * kv_heads + kv_head) * K
-    dv += ((batch * num_keys + start_k) * kv_heads + kv_head) * V
 
     first = tile * KEYS
     last = tl.minimum(first + KEYS, length_k) - 1
@@ -220,7 +218,7 @@ def attention_backward_kv(
                 dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
                 ds = p * (dp - row_delta)
                 if phase != 1:
-                    visible = sees(query, key, high, length_k, window, shift, CAUSAL, WINDOW)
+                    visible = sees(query < high, query, key, window, shift, CAUSAL, WINDOW)
                     p = tl.where(visible, p, 0.0)
                     ds = tl.where(visible, ds, 0.0)
                 dv_acc = tl.dot(p.to(do_tile.dtype), do_tile, dv_acc, input_precision="ieee")
@@ -234,5 +232,6 @@ def attention_backward_kv(
                     ds *= tanh_slope(products * factor)
                 dk_acc = tl.dot(ds.to(q_tile.dtype), q_tile, dk_acc, input_precision="ieee")
 
-    store_rows(dk, kv_heads * K, columns, length_k, dk_acc * scale, K, PAD_K)
-    store_rows(dv, kv_heads * V, columns, length_k, dv_acc, V, PAD_V)
+    row = (batch * num_keys + start_k) * kv_heads + kv_head
+    store_rows(dk + row * K, kv_heads * K, columns, length_k, dk_acc * scale, K, PAD_K)
+    store_rows(dv + row * V, kv_heads * V, columns, length_k, dv_acc, V, PAD_V)

@@ -46,8 +46,6 @@ def attention_forward(
     q += batch * stride_qb + start_q * stride_qt + wide_head * stride_qh
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
-    o += ((batch * num_queries + start_q) * heads + wide_head) * V
-    lse += (batch * heads + wide_head) * num_queries + start_q
 
     first = tile * QUERIES
     last = tl.minimum(first + QUERIES, length_q) - 1
@@ -83,7 +81,7 @@ def attention_forward(
                 query_gate, key_gate, CAPPED, ALIBI, GATED,
             )  # fmt: skip
             if phase != 1:
-                visible = sees(query, key, length_q, high, window, shift, CAUSAL, WINDOW)
+                visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
                 s = tl.where(visible, s, float("-inf"))
             new_peak = tl.maximum(peak, tl.max(s, 1))
             # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
@@ -99,5 +97,7 @@ def attention_forward(
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
 
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    o += ((batch * num_queries + start_q) * heads + wide_head) * V
+    lse += (batch * heads + wide_head) * num_queries + start_q
     store_rows(o, heads * V, rows, length_q, out, V, PAD_V)
     tl.store(lse + rows, (peak + tl.log2(total)) * LN2, mask=rows < length_q)

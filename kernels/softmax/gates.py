@@ -149,7 +149,8 @@ def within_blocks(
         )  # fmt: skip
         dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
         ds = tl.exp2(s - log_total) * (dp - row_delta)
-        visible = sees(query, key, length_q, length_k, window, shift, CAUSAL, WINDOW)
+        inside = exists & (key < length_k)
+        visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
         ds = tl.cumsum(tl.where(visible, ds, 0.0), 0)
         acc += tl.sum(tl.where(t[:, None] <= query + shift, ds, 0.0), 1)
     tl.store(parts + gates + t, acc, mask=t < length_k)

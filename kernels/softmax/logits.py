@@ -168,13 +168,14 @@ def queries_of(
 
 
 @triton.jit
-def sees(query, key, num_queries, high, window, shift, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Whether a query sees a key: both exist, and the key lies within the causal and window bounds.
+def sees(inside, query, key, window, shift, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Whether a query sees a key: it is `inside`, and within the causal and window bounds.
 
-    `high` bounds the keys that were read.
+    `inside` is whether that exists which the tile is summed over, the keys for a program that holds
+    queries. The held rows that do not exist get sums that nobody stores.
     """
     distance = query + shift - key
-    visible = (query < num_queries) & (key < high)
+    visible = inside
     if CAUSAL:
         visible = visible & (distance >= 0)
     if WINDOW:
