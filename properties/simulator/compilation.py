@@ -52,6 +52,7 @@ class Program:
         self.entry = scope["ENTRY"]
         self.tile: int = scope["TILE"]
         self.written: tuple[int, ...] = scope["WRITTEN"]
+        self.read: tuple[int, ...] = scope["READ"]
         self.synchronises: bool = scope["SYNCHRONISES"]
         self.sequential: bool = scope["SEQUENTIAL"]
         self.arguments: tuple[Type, ...] = tuple(Type(*parts) for parts in scope["ARGUMENTS"])

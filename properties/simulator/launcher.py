@@ -6,7 +6,9 @@ the driver, the compile step, and the timing of autotuned configs.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,9 @@ from .numerics import ELEMENTS, Array
 from .options import Options
 from .runtime import Slab
 
-SLAB_ELEMENTS = 2**17
+SLAB_ELEMENTS = 2**16
 DEVICE = "simulator"
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 START = np.zeros(1, np.int64)
 START.setflags(write=False)
 
@@ -180,17 +183,18 @@ def as_buffer(kernel: Kernel, name: str, value: Any, kind: Type) -> Buffer:
     return Buffer(name, tensor, ELEMENT_OF[tensor.dtype]).cast(kind.pointee)
 
 
-def watch(buffers: list[Buffer | None], written: tuple[int, ...]) -> None:
+def watch(buffers: list[Buffer | None], program: Program) -> None:
     """Follow who reads and writes the storages that this launch may write to."""
-    storages = {buffers[index].storage for index in written}  # type: ignore[union-attr]
+    written = {b.storage for i in program.written if (b := buffers[i]) is not None}
+    read = {b.storage for i in program.read if (b := buffers[i]) is not None}
     traffics: dict[tuple[int, int], Traffic] = {}
     for buffer in buffers:
-        if buffer is None or buffer.storage not in storages:
+        if buffer is None or buffer.storage not in written:
             continue
-        key = (buffer.storage, buffer.element.size)
+        storage, itemsize = key = (buffer.storage, buffer.element.size)
         if key not in traffics:
             nbytes = buffer.tensor.untyped_storage().nbytes()
-            traffics[key] = Traffic(*key[:1], nbytes, key[1])
+            traffics[key] = Traffic(storage, nbytes, itemsize, storage in read)
         buffer.watch(traffics[key])
 
 
@@ -223,7 +227,7 @@ def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, .
             if buffer is not None:
                 buffer.fresh = None
     elif count > 1 and not program.synchronises:
-        watch(buffers, program.written)
+        watch(buffers, program)
     size = options.slab or max(1, SLAB_ELEMENTS // program.tile)
     if program.sequential:
         size = 1
@@ -266,6 +270,19 @@ def run_autotuned(self: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+@cache
+def keep_memory() -> None:
+    """Have the C library reuse freed arrays of up to 64 MB.
+
+    By default it maps and unmaps the larger ones each time, and the page faults take several times
+    longer than the arithmetic. What is kept is at most 512 MB, for the rest of the process.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(M_MMAP_THRESHOLD, 64 << 20)
+        library.mallopt(M_TRIM_THRESHOLD, 512 << 20)
+
+
 class Session:
     """What is replaced in Triton and torch while the simulator is installed."""
 
@@ -291,6 +308,7 @@ class Session:
             function.compile = step
             return do_compile(function, *args, **kwargs)
 
+        keep_memory()
         active = driver.__dict__.get("_active")
         self.previous = (do_compile, autotuner.Autotuner.run, active)
         jit.JITFunction._do_compile = compile_step

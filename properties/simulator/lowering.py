@@ -106,8 +106,9 @@ class Facts:
 
     def find_roots(self, function: Function) -> None:
         """A fixpoint: whatever flows into an operation may come out of it as a pointer."""
+        self.roots = {name: set() for name in self.types}
         for name, kind in function.arguments:
-            self.roots[name] = {name} if kind.is_pointer else set()
+            self.roots[name] |= {name} if kind.is_pointer else set()
         flows: list[tuple[list[str], list[str]]] = []
         for instruction in self.instructions:
             sources, targets = operands_of(instruction), list(instruction.results)
@@ -115,7 +116,8 @@ class Facts:
                 for block in region:
                     targets += [name for name, _ in block.arguments]
                     sources += block.instructions[-1].operands if block.instructions else []
-            flows.append((sources, targets))
+            if instruction.name != "tt.load":
+                flows.append((sources, targets))
         arguments = {b.label: [n for n, _ in b.arguments] for b in function.blocks}
         for instruction in self.instructions:
             for label, values in instruction.successors:
@@ -124,9 +126,9 @@ class Facts:
         while changed:
             changed = False
             for sources, targets in flows:
-                reached = set().union(*(self.roots.get(name, set()) for name in sources))
+                reached = set().union(*(self.roots[name] for name in sources))
                 for name in targets:
-                    if name in self.types and not reached <= self.roots.setdefault(name, set()):
+                    if not reached <= self.roots[name]:
                         self.roots[name] |= reached
                         changed = True
 
@@ -173,23 +175,28 @@ class Module:
 
     def describe(self, entry: Function, facts: dict[str, Facts]) -> None:
         """What the launcher wants to know."""
-        everything = [i for f in facts.values() for i in f.instructions]
+        known = facts[entry.name]
         stored: set[str] = set()
-        for instruction in facts[entry.name].instructions:
+        loaded: set[str] = set()
+        for instruction in known.instructions:
             if instruction.name in ("tt.store", "tt.atomic_rmw", "tt.atomic_cas"):
-                stored |= facts[entry.name].roots[instruction.operands[0]]
+                stored |= known.roots[instruction.operands[0]]
+            elif instruction.name == "tt.load":
+                loaded |= known.roots[instruction.operands[0]]
             elif instruction.name == "tt.call":
-                for name in instruction.operands:
-                    stored |= facts[entry.name].roots.get(name, set())
-        waits = any(i.name == "tt.atomic_cas" for i in everything)
-        uses = {name for f in facts.values() for name in f.uses}
-        for instruction in everything:
-            if instruction.name == "scf.while":
-                inner = [i for region in instruction.regions for i in walk(region)]
-                waits |= any(i.name.startswith("tt.atomic") or volatile(i) for i in inner)
-        looks = waits or any(
-            volatile(i) or (i.name == "tt.atomic_rmw" and i.results[0] in uses) for i in everything
-        )
+                passed = set().union(*(known.roots[name] for name in instruction.operands))
+                stored |= passed
+                loaded |= passed
+        waits = looks = False
+        for each in facts.values():
+            for instruction in each.instructions:
+                waits |= instruction.name == "tt.atomic_cas"
+                looks |= volatile(instruction)
+                if instruction.name == "tt.atomic_rmw":
+                    looks |= each.uses.get(instruction.results[0], 0) > 0
+                elif instruction.name == "scf.while":
+                    inner = [i for region in instruction.regions for i in walk(region)]
+                    waits |= any(i.name.startswith("tt.atomic") or volatile(i) for i in inner)
         tile = max((prod(k.shape) for f in facts.values() for k in f.types.values()), default=1)
         names = [name for name, _ in entry.arguments]
         arguments = tuple((k.element, k.shape, k.pointee) for _, k in entry.arguments)
@@ -199,7 +206,8 @@ class Module:
             f"TILE = {tile}  # elements of the largest tile",
             f"WRITTEN = {tuple(i for i, name in enumerate(names) if name in stored)}"
             "  # arguments that may be stored to",
-            f"SYNCHRONISES = {looks}  # looks at what an atomic returns",
+            f"READ = {tuple(i for i, name in enumerate(names) if name in loaded)}",
+            f"SYNCHRONISES = {waits or looks}  # looks at what an atomic returns",
             f"SEQUENTIAL = {waits}  # may wait for another program",
         ]
 

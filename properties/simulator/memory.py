@@ -76,15 +76,16 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, Array
 class Traffic:
     """Which program of the launch last wrote, and which read, each element of a storage.
 
-    Programs count from 1; 0 is nobody and -1 several programs (in `writer`, by atomics).
+    Programs count from 1; 0 is nobody and -1 several programs (in `writer`, by atomics). There is
+    no `reader` where the launch loads nothing from the storage.
     """
 
     __slots__ = ("address", "itemsize", "reader", "writer")
 
-    def __init__(self, address: int, nbytes: int, itemsize: int) -> None:
+    def __init__(self, address: int, nbytes: int, itemsize: int, read: bool) -> None:
         self.address, self.itemsize = address, itemsize
         self.writer = np.zeros(nbytes // itemsize + 1, np.int32)
-        self.reader = np.zeros(nbytes // itemsize + 1, np.int32)
+        self.reader = np.zeros(nbytes // itemsize + 1, np.int32) if read else None
 
 
 class Buffer:

@@ -367,27 +367,34 @@ class Slab:
         traffic = buffer.traffic
         assert traffic is not None
         place = offset + buffer.shift
-        bits = f"u{buffer.element.size}"
         self.unread(site, buffer, place, offset, number)
         before = traffic.writer.take(place)
-        differs = buffer.data.take(offset).view(bits) != raw.view(bits)
-        clash = (before != 0) & (before != number) & differs
-        if clash.any():
-            at = int(clash.argmax())
-            self.race(site, buffer, offset[at], number[at], "writes", before[at], "wrote another")
+        if before.any():
+            self.same_value(site, buffer, offset, raw, number, before)
         traffic.writer[place] = number
         buffer.data[offset] = raw
         last = traffic.writer.take(place)
-        clash = (last != number) & (buffer.data.take(offset).view(bits) != raw.view(bits))
+        if not np.array_equal(last, number):
+            self.same_value(site, buffer, offset, raw, number, last)
+
+    def same_value(
+        self, site: Site, buffer: Buffer, offset: Array, raw: Array, number: Array, other: Array
+    ) -> None:
+        """Where other programs have written, they wrote the same bits."""
+        bits = f"u{buffer.element.size}"
+        differs = buffer.data.take(offset).view(bits) != raw.view(bits)
+        clash = (other != 0) & (other != number) & differs
         if clash.any():
             at = int(clash.argmax())
-            self.race(site, buffer, offset[at], number[at], "writes", last[at], "wrote another")
+            self.race(site, buffer, offset[at], number[at], "writes", other[at], "wrote another")
 
     def unread(
         self, site: Site, buffer: Buffer, place: Array, offset: Array, number: Array
     ) -> None:
         """No other program of the launch has read what is about to be written."""
         assert buffer.traffic is not None
+        if buffer.traffic.reader is None:
+            return
         readers = buffer.traffic.reader.take(place)
         clash = (readers != 0) & (readers != number)
         if clash.any():
@@ -406,7 +413,8 @@ class Slab:
         if clash.any():
             at = int(clash.argmax())
             self.race(site, buffer, offset[at], number[at], "reads", writers[at], "wrote")
-        sign(traffic.reader, place, number)
+        if traffic.reader is not None:
+            sign(traffic.reader, place, number)
 
     def race(
         self, site: Site, buffer: Buffer, offset: Any, number: Any, verb: str, other: Any, did: str

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language
 
 import properties.simulator as simulator
 from properties.simulator import test_features as kernels
@@ -52,7 +53,7 @@ def features(seed: int) -> dict[str, torch.Tensor]:
         name = str(dtype)
         add(f"narrow {name}", kernels.narrow_arithmetic, torch.zeros(6, n, dtype=dtype), a, b, N=n)
         a, b = torch.randn(3, 16, 32).to(dtype), torch.randn(3, 32, 64).to(dtype)
-        sizes = {"M": 16, "K": 32, "N": 64, "DTYPE": kernels.tl.float32, "grid": 3}
+        sizes = {"M": 16, "K": 32, "N": 64, "DTYPE": triton.language.float32, "grid": 3}
         add(f"dot {name}", kernels.products, torch.zeros(3, 16, 64), a, b, **sizes)
     a, b = torch.randn(2, n)
     settings = {"N": n, "SINGLE": True, "LIBRARY": False}
