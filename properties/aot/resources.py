@@ -11,9 +11,9 @@ from triton.compiler import CompiledKernel
 from properties.aot.architectures import Architecture
 from properties.aot.launches import Launch
 
-
 TRADED = 32
-"""Bytes of spills that a compiler may choose. Seen of ptxas 13: 4 to 28 at 128 and 168 registers."""
+"""Bytes of spills that a compiler may choose. Seen of ptxas 13: 4 to 28, at 128 and 168 registers.
+"""
 
 
 @dataclass(frozen=True)
