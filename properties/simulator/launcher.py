@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from triton.compiler import compiler
 from triton.runtime import autotuner, driver, jit
 
 from . import compilation
@@ -112,15 +113,21 @@ class Kernel:
         ]
         self.shown = False
 
-    def launch_metadata(self, grid: Any, stream: Any, *arguments: Any) -> None:
-        return None
+    def launch_metadata(self, grid: Any, stream: Any, *arguments: Any) -> Any:
+        """What launch hooks are told."""
+        return compiler.LazyDict({"name": self.name, "function": None, "stream": stream})
 
     def _init_handles(self) -> None:
         """There is nothing to load."""
 
     def run(self, x: int, y: int, z: int, *rest: Any) -> None:
         """Called by Triton with the grid, six handles of its own, and the kernel's arguments."""
+        _, _, _, metadata, enter, leave = rest[:6]
+        if enter is not None:
+            enter(metadata)
         simulate(self, (int(x), int(y), int(z)), rest[6:])
+        if leave is not None:
+            leave(metadata)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         x, y, z = (*grid, 1, 1)[:3]

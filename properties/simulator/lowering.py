@@ -512,6 +512,13 @@ def literal(text: str, element: str) -> str:
     return text
 
 
+def poison(w: FunctionWriter, i: Instruction) -> None:
+    """A value that nobody may use, as the IR has it."""
+    ones = (1,) * (i.type.rank + 1)
+    text = f"np.zeros({ones}, {value_dtype(i.type.element)})"
+    w.names[i.results[0]] = w.module.constant(i.results[0], text)
+
+
 def make_range(w: FunctionWriter, i: Instruction) -> None:
     text = f"np.arange({i.integer('start')}, {i.integer('end')}, dtype=np.int32)[None]"
     w.names[i.results[0]] = w.module.constant(f"range_{i.integer('end')}", text)
@@ -922,6 +929,7 @@ def barrier(w: FunctionWriter, i: Instruction) -> None:
 
 
 def assertion(w: FunctionWriter, i: Instruction) -> None:
+    """`tl.device_assert`, and `tl.assume`, which promises as much."""
     w.emit(f"slab.check_assertion({w.site(i)}, {w.use(i.operands[0])}, {w.pred})")
 
 
@@ -1011,6 +1019,7 @@ EXTERNAL = {
 LOWERINGS: dict[str, Lowering] = {
     # Integers
     "arith.constant": constant,
+    "ub.poison": poison,
     "arith.addi": linear("+", "np.add", "^"),
     "arith.subi": linear("-", "np.subtract", "^"),
     "arith.muli": linear("*", "np.multiply", "&"),
@@ -1113,6 +1122,7 @@ LOWERINGS: dict[str, Lowering] = {
     "ttg.barrier": barrier,
     "gpu.barrier": barrier,
     "tt.assert": assertion,
+    "llvm.intr.assume": assertion,
     "tt.print": device_print,
 }
 

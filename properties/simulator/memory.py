@@ -211,6 +211,8 @@ def fill_fresh(tensor: Any) -> None:
     """Mark the storage of a newly allocated tensor as written by nobody."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.element_size() < 2:
         return
     if not (tensor.dtype.is_floating_point or tensor.element_size() > 2):

@@ -389,6 +389,19 @@ def test_a_device_assertion() -> None:
 
 
 @triton.jit
+def assumes(out, n):
+    tl.assume(n > 3)  # wrong
+    tl.store(out, n)
+
+
+def test_an_assumption_is_a_promise() -> None:
+    assumes[(1,)](torch.zeros(1), 4)
+    with pytest.raises(simulator.DeviceAssertion) as caught:
+        assumes[(1,)](torch.zeros(1), 3)
+    assert caught.value.location.line == line_of(assumes, "wrong")
+
+
+@triton.jit
 def waits_forever(lock):
     while tl.atomic_cas(lock, 0, 1) == 1:  # wrong: never released
         pass

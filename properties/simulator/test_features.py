@@ -856,6 +856,33 @@ def test_scalars_of_every_kind() -> None:
     assert out.tolist() == [float(np.float32(2**40) + 1.5), -3.0, 1.0]
 
 
+def test_launch_hooks_are_called() -> None:
+    names = []
+    knobs = pytest.importorskip("triton.knobs")
+
+    def note(metadata: Any) -> None:
+        names.append(metadata.get()["name"])
+
+    hooks = knobs.runtime.launch_enter_hook
+    if not hasattr(hooks, "add"):
+        pytest.skip("this Triton has a single hook")
+    hooks.add(note)
+    try:
+        run(scalars, torch.empty(3), 1, 2, 3, 4)
+    finally:
+        hooks.remove(note)
+    assert names == ["scalars"]
+
+
+def test_uninitialised_tensors_without_memory_are_left_alone() -> None:
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(3).zero_() + x
+
+    x = torch.randn(4, 3)
+    assert torch.equal(torch.func.vmap(add)(x), x)
+    assert torch.empty(3, device="meta").shape == (3,)
+
+
 def test_an_empty_grid_runs_nothing() -> None:
     scalars[(0,)](torch.empty(3), 1, 2, 3, 4)
 
