@@ -47,6 +47,12 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--target", default="ours", help="whose kernels (default: ours)")
     parse.add_argument("--seed", type=int, help="repeat a run (default: drawn and printed)")
     parse.add_argument("--jobs", type=int, help="processes (default: one per core; one on a GPU)")
+    parse.add_argument(
+        "--no-shrink",
+        dest="shrink",
+        action="store_false",
+        help="report failing cases as they were drawn, without making them smaller",
+    )
     parse.add_argument("--case", help="run this one case, as JSON, under --law or all laws")
     parse.add_argument(
         "--findings",
@@ -99,7 +105,6 @@ def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
         highlight=False,
     )
     board = Board(jobs)
-    reports: list[str] = []
     with (
         ProcessPoolExecutor(
             workers,
@@ -113,15 +118,14 @@ def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
             for outcome in _rounds(pool, jobs, board, seed, workers, chosen):
                 board.add(outcome)
                 if outcome.finding is not None:
-                    reports.append(_keep(outcome.finding, chosen.findings))
+                    text = _keep(outcome.finding, chosen.findings)
+                    console.print(text, "", markup=False, highlight=False, soft_wrap=True)
         except KeyboardInterrupt:
             console.print("stopped by Ctrl-C", highlight=False)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     if not console.is_terminal:
         console.print(board)
-    for report in reports:
-        console.print(report, markup=False, highlight=False, soft_wrap=True)
     console.print(board.summary(), highlight=False)
     return 1 if board.findings else 0
 
@@ -137,7 +141,7 @@ def _rounds(
     """Rounds as they end. A job with a finding is retired: it would only find it again."""
     examples: int | None = chosen.examples
     deadline: float = monotonic() + 60 * chosen.minutes
-    turns = ((number, job) for number in count() for job in jobs)
+    turns = _turns(jobs, seed)
     retired: set[Job] = set()
     running: set[Future[Round]] = set()
 
@@ -150,7 +154,7 @@ def _rounds(
         while len(running) < workers and not over() and len(retired) < len(jobs):
             number, job = next(turns)
             if job not in retired:
-                running.add(pool.submit(play, job, EXAMPLES_PER_ROUND, seed + number))
+                running.add(pool.submit(play, job, EXAMPLES_PER_ROUND, seed + number, chosen.shrink))
         if not running:
             return
         done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -159,6 +163,13 @@ def _rounds(
             if outcome.finding is not None:
                 retired.add(outcome.job)
             yield outcome
+
+
+def _turns(jobs: list[Job], seed: int) -> Iterator[tuple[int, Job]]:
+    """Every job once per lap, in a new order each time: a short run is a fair sample too."""
+    shuffler = random.Random(seed)
+    for number in count():
+        yield from ((number, job) for job in shuffler.sample(jobs, len(jobs)))
 
 
 def _keep(finding: Finding, folder: Path) -> str:

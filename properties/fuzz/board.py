@@ -55,9 +55,9 @@ class Board:
 
     def __rich__(self) -> Table:
         table = Table(title=self.summary(), title_justify="left")
-        table.add_column("op")
-        table.add_column("law")
-        for name in ("examples", "examples/s", "worst error/budget", "findings"):
+        table.add_column("op", no_wrap=True)
+        table.add_column("law", no_wrap=True)
+        for name in ("examples", "examples/s", "error/budget", "findings"):
             table.add_column(name, justify="right")
         previous = ""
         for (op, law), tally in self.rows.items():
@@ -67,7 +67,7 @@ class Board:
                 law,
                 str(tally.examples),
                 f"{rate:.1f}",
-                f"{tally.worst:.2f}" if tally.worst else "exact",
+                f"{tally.worst:.2f}" if tally.worst else "exact" if tally.examples else "",
                 str(len(tally.findings)) if tally.findings else "",
                 style="bold red" if tally.findings else "",
             )

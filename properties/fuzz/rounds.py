@@ -5,6 +5,7 @@ import signal
 from dataclasses import dataclass
 from time import perf_counter
 
+from properties import profiles
 from properties.case import Case
 from properties.jobs import Job, hypothesis_test
 from properties.laws import Subject, Violation
@@ -46,13 +47,14 @@ def make_subject(target: str, device: str) -> Subject:
     from properties.targets import load
 
     where = activate(device)
+    profiles.register()
     return Subject(load(target), where)
 
 
-def play(job: Job, examples: int, seed: int) -> Round:
-    """Run `examples` cases of `job`, more if a failing one has to be shrunk."""
+def play(job: Job, examples: int, seed: int, shrink: bool) -> Round:
+    """Run `examples` cases of `job`, and more to make a failing one smaller."""
+    from hypothesis import Phase, settings
     from hypothesis import seed as seeded
-    from hypothesis import settings
 
     assert _SUBJECT is not None
     ratios: list[float] = []
@@ -62,7 +64,9 @@ def play(job: Job, examples: int, seed: int) -> Round:
         ratios.append(ratio)
 
     test = hypothesis_test(job, _SUBJECT, observe, last.append)
-    limited = settings(settings.get_profile("nightly"), max_examples=examples)
+    profile = settings.get_profile("nightly")
+    phases = [phase for phase in profile.phases if shrink or phase is not Phase.shrink]
+    limited = settings(profile, max_examples=examples, phases=phases)
     started = perf_counter()
     finding = None
     try:
