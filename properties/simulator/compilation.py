@@ -15,14 +15,13 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import numpy as np
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compiler as triton_compiler
 
-from . import frontend, lowering, memory, numerics, runtime
-from .errors import Location
+from . import analysis, frontend, lowering, memory, numerics, runtime, writer
 from .frontend import Type
+from .writer import NAMESPACE
 
 # The newest types are there from 90 on; the passes for 80 turn descriptors into plain pointers.
 CAPABILITY = 90
@@ -58,19 +57,6 @@ class Program:
         self.arguments: tuple[Type, ...] = tuple(Type(*parts) for parts in scope["ARGUMENTS"])
 
 
-def public(module: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
-
-
-NAMESPACE: dict[str, Any] = {
-    **public(numerics),
-    **public(memory),
-    **public(runtime),
-    "np": np,
-    "Location": Location,
-}
-
-
 def cache_directory() -> Path:
     chosen = os.environ.get("TRITON_SIM_CACHE")
     if chosen:
@@ -83,7 +69,7 @@ def cache_directory() -> Path:
 def own_version() -> str:
     """A hash of the code that decides what is generated."""
     digest = hashlib.sha256(triton.__version__.encode())
-    for module in (frontend, lowering, memory, numerics, runtime):
+    for module in (analysis, frontend, lowering, memory, numerics, runtime, writer):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()

@@ -182,6 +182,37 @@ def test_the_order_of_programs_does_not_matter_to_an_honest_kernel(order: str) -
     assert torch.equal(out, expected)
 
 
+@triton.jit(noinline=True)
+def shadowed(np, _combine, x):
+    cst, left, range_64 = x + 1, np * 2, _combine
+    return cst + left * range_64
+
+
+@triton.jit
+def borrowed_names(out, slab, pred, N: tl.constexpr):
+    split = tl.arange(0, N)
+    dot, merge, branch = split + 1, split * 2, split // 3
+    left, right = tl.split(tl.reshape(dot, (N // 2, 2)))
+    in_bb1 = tl.sum(left * 0 + right, 0)
+    cst, c1_i32, L0, lambda_ = merge - 1, 7, branch, 3
+    reshape = tl.reshape(tl.trans(tl.reshape(cst, (2, N // 2))), (N,))
+    for counted in range(2):
+        if tl.load(slab) > pred:
+            choose = reshape + counted
+            reshape = choose + shadowed(counted, lambda_, c1_i32)
+    tl.store(out + split, dot + merge + branch + L0 + in_bb1 + reshape)
+
+
+def test_kernels_may_use_any_name() -> None:
+    flag = torch.ones(1)
+    out = run(borrowed_names, torch.empty(N, dtype=torch.int32), flag, 0, N=N)
+    i = RANGE.long()
+    shuffled = (2 * i - 1).reshape(2, N // 2).T.reshape(-1)
+    added = sum(j + (7 + 1) + j * 2 * 3 for j in range(2))
+    total = (i + 1) + 2 * i + 2 * (i // 3) + (i + 1)[1::2].sum() + shuffled + added
+    assert torch.equal(out, total.int())
+
+
 # Reductions and scans
 
 

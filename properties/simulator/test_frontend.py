@@ -241,6 +241,6 @@ def test_operations_that_are_not_known_are_refused(line: str, named: str) -> Non
 def test_constants(text: str, value: object) -> None:
     source = lowering.generate(parse(function(f"%c = {text}\n tt.return")))
     scope: dict[str, object] = {}
-    line = next(line for line in source.splitlines() if line.startswith("c = "))
+    line = next(line for line in source.splitlines() if line.startswith("_c = "))
     exec(line, {"np": np, **vars(numerics)}, scope)
-    assert np.asarray(scope["c"]).ravel()[0] == value
+    assert np.asarray(scope["_c"]).ravel()[0] == value
