@@ -1,6 +1,6 @@
 """What is drawn: small, ragged cases around the edges of the tiles."""
 
-from collections.abc import Sequence
+from bisect import bisect_right
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +11,24 @@ from properties.case import Case
 from properties.catalogue.op import Mode, Op
 from properties.layouts import LAYOUTS
 from properties.targets import Target
+from properties.tensors import sizes
 
 
-def lengths(edge: int, longest: int, least: int) -> SearchStrategy[int]:
-    """Token counts: a few, next to multiples of `edge`, or anything up to `longest`."""
+# Numbers that the oracle's forms may hold at once. The float64 oracle and its twelve disturbed runs
+# for the budgets then take a second at most on one core, and a tenth on average; kernels of this
+# size take less on the simulator. Wide heads, long sequences and many heads are all drawn, but not
+# all at once: what a kernel does with one of them it does per head and per tile.
+WORK = 300_000
+
+
+def lengths(edge: int, longest: int, *, empty: bool) -> SearchStrategy[int]:
+    """Token counts: a few, next to multiples of `edge`, anything up to `longest`, or none."""
+    few = st.integers(1, min(7, longest))
     around = [edge - 1, edge, edge + 1, 2 * edge, 2 * edge + 1, 3 * edge - 1]
-    edges = sorted({n for n in around if least <= n <= longest})
-    few = st.integers(least, min(7, longest))
-    some = st.integers(least, longest)
-    return st.one_of(few, st.sampled_from(edges), some) if edges else st.one_of(few, some)
+    edges = sorted({n for n in around if 1 <= n <= longest})
+    counts = [few, st.sampled_from(edges)] if edges else [few]
+    counts.append(st.integers(1, longest))
+    return st.one_of(*counts, st.just(0)) if empty else st.one_of(*counts)
 
 
 @st.composite
@@ -36,10 +45,12 @@ def cases(
 
     Args:
         target: whose tile table is drawn from.
-        longest: tokens of a sequence, at most.
+        longest: tokens of a sequence, at most; fewer where the other dims are large, see `WORK`.
         widest: of any other dim, at most.
     """
-    dims = {letter: min(draw(sizes), widest) for letter, sizes in op.dims.items()}
+    # Small heads leave work for sequences of several tiles.
+    widest = min(widest, draw(st.sampled_from([256, 256, 40])))
+    dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
     tiles = target.tiles(case)
     tile = draw(st.sampled_from([None, *tiles])) if tiles else None
@@ -55,17 +66,34 @@ def cases(
     return op.settle(case)
 
 
+def _folded(size: int, largest: int) -> int:
+    """A size from 1 to `largest`, or 0; folding keeps sizes different where a clamp would not."""
+    return (size - 1) % largest + 1 if size > largest else size
+
+
 def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int) -> Case:
     packed = draw(st.booleans())
-    least = 0 if packed else 1
-    count = draw(st.integers(1, 4)) if packed else 1
-    one = lengths(edge, longest, least)
-    each = tuple(draw(one) for _ in range(count))
+    count = draw(st.sampled_from([1, 2, 3, 3, 4])) if packed else 1
+    dims = {**case.dims, "B": 1} if packed else case.dims
+    case = replace(case, packed=packed, dims=dims)
+    # One sequence may take all the work, so that packing does not make all of them short.
+    long = draw(st.integers(0, count - 1))
+    shares = [WORK if n == long else WORK / count for n in range(count)]
+    each = [lengths(edge, _affordable(op, case, share, longest), empty=packed) for share in shares]
+    tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
     if op.keys and draw(st.booleans()):
-        keys = tuple(draw(one) for _ in range(count))
-    dims = {**case.dims, "B": 1} if packed else case.dims
-    return replace(case, packed=packed, lengths=each, key_lengths=keys, dims=dims)
+        keys = tuple(draw(one) for one in each)
+    return replace(case, lengths=tokens, key_lengths=keys)
+
+
+def _affordable(op: Op, case: Case, work: float, longest: int) -> int:
+    """The most tokens that a sequence may have for this much work; 1 is always allowed."""
+
+    def needed(tokens: int) -> float:
+        return case.dims["B"] * op.work(sizes(op, replace(case, lengths=(tokens,))))
+
+    return bisect_right(range(2, longest + 1), work, key=needed) + 1
 
 
 def _with_options(draw: DrawFn, op: Op, mode: Mode, case: Case) -> Case:
@@ -78,8 +106,3 @@ def _with_options(draw: DrawFn, op: Op, mode: Mode, case: Case) -> Case:
         if option.name not in mode.refuses:
             options[option.name] = draw(option.draw(case))
     return replace(case, given=given, float32=float32, options=options)
-
-
-def modes(op: Op, only: Sequence[str] = ()) -> list[Mode]:
-    """The modes of an op, or those of them that are named."""
-    return [mode for mode in op.modes if not only or mode.name in only]

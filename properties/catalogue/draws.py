@@ -17,6 +17,7 @@ def head_dims(largest: int = 256) -> SearchStrategy[int]:
 def scales() -> SearchStrategy[float | None]:
     """The default, the sentinel -1, zero, other negatives, and any float of moderate size."""
     return st.one_of(
-        st.sampled_from([None, -1, 1.0, 0.5, -0.5, -2.0, 0.0]),
+        st.sampled_from([None, -1, 0.0]),
+        st.sampled_from([1.0, 0.5, -0.5, -2.0]),
         st.floats(-3, 3, width=16),
     )

@@ -87,6 +87,9 @@ LINEAR_ATTN = Op(
     outputs=_OUTPUTS,
     dims=_DIMS,
     sizes=_state_width,
+    # The weights of all pairs, and the state at each token; only one form keeps those, and only one
+    # of some twelve runs of an oracle for its budget is of that form.
+    work=lambda n: n["H"] * n["T"] * (n["T"] + n["K"] * n["V"] / 12),
     settle=_settle,
     linear_in=("v", "initial_state"),
     multilinear=lambda case: not _normalized(case),
@@ -114,6 +117,9 @@ GLA = Op(
     outputs=_OUTPUTS,
     dims=_DIMS,
     sizes=_state_width,
+    # Each pair of tokens has a decay of its own per channel. Few operations see those, a third of
+    # those that see the weights of pairs.
+    work=lambda n: n["H"] * n["T"] * (n["T"] * (n["K"] + n["V"]) + n["K"] * n["V"]) / 3,
     settle=_settle,
     linear_in=("v", "initial_state"),
     multilinear=lambda case: not _normalized(case),

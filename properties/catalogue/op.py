@@ -73,12 +73,18 @@ class Mode:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that an op returns; `asked_by` names the auxiliary option that turns it on."""
+    """A tensor that an op returns.
+
+    Args:
+        asked_by: the auxiliary option that turns it on.
+        linear: in the op's `linear_in`; an output that is not does not depend on them at all.
+    """
 
     name: str
     dims: str
     asked_by: str | None = None
     dtype: str = "case"
+    linear: bool = True
 
 
 def _unchanged(case: Case) -> Case:
@@ -105,6 +111,8 @@ class Op:
         arguments, options, outputs: in the order of the signature.
         dims: what is drawn for each letter that a case fixes.
         sizes: letters that follow from the case; it sees T, S and N among the case's dims.
+        work: how many numbers the oracle's forms hold at once for one sequence, given the size of
+            every letter; what is drawn is kept small by it.
         settle: turns a drawn case into one that the op accepts.
         recipes: names of the value recipes that say something about this op.
         packed_by: the arguments that pack sequences: of the queries, then of the keys.
@@ -130,6 +138,7 @@ class Op:
     dims: Mapping[str, SearchStrategy[int]]
     laws: tuple[str, ...]
     recipes: tuple[str, ...]
+    work: Callable[[Mapping[str, int]], float]
     sizes: Callable[[Case], dict[str, int]] = lambda case: {}
     settle: Callable[[Case], Case] = _unchanged
     packed_by: tuple[str, ...] = ("cu_seqlens",)

@@ -77,6 +77,7 @@ ROTARY_EMBEDDING = Op(
         "P": st.integers(0, 128),
     },
     sizes=_table_rows,
+    work=lambda n: n["T"] * n["H"] * n["D"],
     settle=_settle,
     linear_in=("x",),
     continues_by="seqlen_offsets",

@@ -12,7 +12,9 @@ from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, al
 
 def _windows(case: Case) -> st.SearchStrategy[int | None]:
     longest = max(case.key_lengths or case.lengths)
-    return st.one_of(st.none(), st.integers(1, longest + 3))
+    return st.one_of(
+        st.none(), st.integers(1, max(1, longest - 1)), st.integers(max(1, longest), longest + 3)
+    )
 
 
 def _settle(case: Case) -> Case:
@@ -57,7 +59,7 @@ ATTENTION = Op(
     ),
     outputs=(
         Output("o", "B T H V"),
-        Output("lse", "B H T", asked_by="return_lse", dtype="float32"),
+        Output("lse", "B H T", asked_by="return_lse", dtype="float32", linear=False),
     ),
     dims={
         "B": st.integers(1, 2),
@@ -67,6 +69,8 @@ ATTENTION = Op(
         "V": head_dims(),
     },
     sizes=lambda case: {"H": case.dims["G"] * case.dims["R"]},
+    # The logits, and the sums of gates between every two keys.
+    work=lambda n: n["H"] * max(n["T"], n["S"]) * n["S"],
     settle=_settle,
     packed_by=("cu_seqlens", "cu_seqlens_k"),
     keys=True,
