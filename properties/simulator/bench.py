@@ -78,7 +78,9 @@ def in_process(engine: str, programs: list[int]) -> dict[str, list[list[float]]]
         environment["TRITON_INTERPRET"] = "1" if engine == "interpreter" else "0"
         command = [sys.executable, "-m", "properties.simulator.bench", "--engine", engine]
         command += ["--programs", *map(str, programs)]
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+        )
     measured: dict[str, list[list[float]]] = json.loads(done.stdout.splitlines()[-1])
     return measured
 

@@ -56,7 +56,7 @@ def memory_at(address: int, count: int, dtype: np.dtype[Any]) -> Array:
     return np.asarray(Window(address, count, dtype)) if count else np.zeros(1, dtype)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, Array | None]:
     """Extent of a view in elements and, where it has gaps, which offsets belong to it."""
     if 0 in shape:

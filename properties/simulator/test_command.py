@@ -1,0 +1,36 @@
+"""`python -m properties.simulator` on a script that knows nothing of the simulator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, torch, triton, triton.language as tl
+
+@triton.jit
+def add(x, y, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + i) + 1, mask=i < n)
+
+x = torch.randn(int(sys.argv[1]))
+y = torch.empty_like(x)
+add[(triton.cdiv(len(x), 16),)](x, y, len(x), B=16)
+print(torch.equal(y, x + 1))
+"""
+
+
+@pytest.mark.parametrize(("size", "status"), [("32", 0), ("40", 1)])
+def test_anybody_s_script_runs_unchanged(size: str, status: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "properties.simulator", str(script), size]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert done.stdout == ("" if status else "True\n")
+    if status:
+        assert done.stderr.startswith(f"load out of bounds in kernel add at {script}:7\n")
