@@ -105,17 +105,10 @@ def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
         highlight=False,
     )
     board = Board(jobs)
-    with (
-        ProcessPoolExecutor(
-            workers,
-            mp_context=get_context("spawn"),
-            initializer=start_worker,
-            initargs=(chosen.target, chosen.device),
-        ) as pool,
-        Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal),
-    ):
+    crew = [Worker(chosen.target, chosen.device) for _ in range(workers)]
+    with Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal):
         try:
-            for outcome in _rounds(pool, jobs, board, seed, workers, chosen):
+            for outcome in _rounds(crew, jobs, board, seed, chosen):
                 board.add(outcome)
                 if outcome.finding is not None:
                     text = _keep(outcome.finding, chosen.findings)
@@ -123,45 +116,64 @@ def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
         except KeyboardInterrupt:
             console.print("stopped by Ctrl-C", highlight=False)
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            for worker in crew:
+                worker.pool.shutdown(wait=True, cancel_futures=True)
     if not console.is_terminal:
         console.print(board)
     console.print(board.summary(), highlight=False)
     return 1 if board.findings else 0
 
 
+class Worker:
+    """One process, replaced when the device is lost to it: no other job may suffer for that."""
+
+    def __init__(self, target: str, device: str) -> None:
+        self.origin = (target, device)
+        self.start()
+
+    def start(self) -> None:
+        self.pool = ProcessPoolExecutor(
+            1, mp_context=get_context("spawn"), initializer=start_worker, initargs=self.origin
+        )
+
+    def restart(self) -> None:
+        self.pool.shutdown(wait=False)
+        self.start()
+
+
 def _rounds(
-    pool: ProcessPoolExecutor,
-    jobs: list[Job],
-    board: Board,
-    seed: int,
-    workers: int,
-    chosen: argparse.Namespace,
+    crew: list[Worker], jobs: list[Job], board: Board, seed: int, chosen: argparse.Namespace
 ) -> Iterator[Round]:
     """Rounds as they end. A job with a finding is retired: it would only find it again."""
-    examples: int | None = chosen.examples
-    deadline: float = monotonic() + 60 * chosen.minutes
+    deadline = monotonic() + 60 * chosen.minutes
     turns = _turns(jobs, seed)
     retired: set[Job] = set()
-    running: set[Future[Round]] = set()
+    idle = list(crew)
+    running: dict[Future[Round], Worker] = {}
 
     def over() -> bool:
-        if examples is not None:
-            return board.examples + EXAMPLES_PER_ROUND * len(running) >= examples
+        if chosen.examples is not None:
+            return board.examples + EXAMPLES_PER_ROUND * len(running) >= chosen.examples
         return monotonic() >= deadline
 
     while True:
-        while len(running) < workers and not over() and len(retired) < len(jobs):
+        while idle and not over() and len(retired) < len(jobs):
             number, job = next(turns)
             if job not in retired:
-                running.add(pool.submit(play, job, EXAMPLES_PER_ROUND, seed + number, chosen.shrink))
+                worker = idle.pop()
+                arguments = (job, EXAMPLES_PER_ROUND, seed + number, chosen.shrink)
+                running[worker.pool.submit(play, *arguments)] = worker
         if not running:
             return
-        done, running = wait(running, return_when=FIRST_COMPLETED)
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
+            worker = running.pop(future)
             outcome = future.result()
             if outcome.finding is not None:
                 retired.add(outcome.job)
+            if outcome.device_lost:
+                worker.restart()
+            idle.append(worker)
             yield outcome
 
 

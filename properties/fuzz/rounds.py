@@ -22,13 +22,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Round:
-    """What came of a few examples of one job."""
+    """What came of a few examples of one job.
+
+    Args:
+        device_lost: the device answers no more in this process, as after an illegal address.
+    """
 
     job: Job
     examples: int
     worst: float
     seconds: float
     finding: Finding | None
+    device_lost: bool
 
 
 _SUBJECT: Subject | None = None
@@ -74,6 +79,21 @@ def play(job: Job, examples: int, seed: int, shrink: bool) -> Round:
     except Violation as violation:
         finding = Finding(job, str(violation), violation.case)
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        finding = Finding(job, text, last[-1] if last else None)
-    return Round(job, len(ratios), max(ratios, default=0.0), perf_counter() - started, finding)
+        case = last[-1] if last else None
+        text = f"{job.name}: {type(error).__name__}: {error}"
+        finding = Finding(job, f"{text}\n{case.line()}" if case is not None else text, case)
+    seconds = perf_counter() - started
+    lost = finding is not None and _device_is_lost()
+    return Round(job, len(ratios), max(ratios, default=0.0), seconds, finding, lost)
+
+
+def _device_is_lost() -> bool:
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
