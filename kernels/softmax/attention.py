@@ -140,7 +140,7 @@ def attention(
             "like cu_seqlens"
         )
 
-    o, lse = attention_parallel(
+    o, lse, _ = attention_parallel(
         q, k, v, _vector(sink), _vector(alibi_slopes), g, _vector(cu_seqlens),
         _vector(cu_seqlens_k),
         resolve_scale(scale, sizes["K"]), causal, _window(window), _softcap(softcap),
@@ -228,8 +228,12 @@ def attention_parallel(
     window: int | None,
     softcap: float | None,
     tile: int,
-) -> tuple[Tensor, Tensor]:
-    """o and lse of `attention`, its arguments resolved and checked but for the boundaries."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o and lse of `attention`, its arguments resolved and checked but for the boundaries.
+
+    For the backward pass also [2, B, H, T], the maximum of a row's base-2 logits and the sum of
+    their powers of 2 after it is subtracted.
+    """
     batch, queries, heads, _ = q.shape
     keys, value_dim = k.shape[1], v.shape[3]
     longest = check_boundaries("cu_seqlens", cu_seqlens, queries)
@@ -237,8 +241,9 @@ def attention_parallel(
     sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
     o = q.new_empty(batch, queries, heads, value_dim)
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
+    softmax = lse.new_empty(2, *lse.shape)
     if lse.numel() == 0:
-        return o, lse
+        return o, lse, softmax
 
     numbers, constants = _options(q, k, v, scale, causal, window, softcap)
     shape = tiles.TABLE["attention", "parallel"][tile]
@@ -247,14 +252,14 @@ def attention_parallel(
     with torch.cuda.device_of(q):
         gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
         attention_forward[(count * sequences * heads,)](
-            q, k, v, o, lse, sink, alibi_slopes, *gates, cu_seqlens, cu_seqlens_k,
+            q, k, v, o, lse, *softmax, sink, alibi_slopes, *gates, cu_seqlens, cu_seqlens_k,
             *numbers, queries, keys, count, heads,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             SINK=sink is not None, ALIBI=alibi_slopes is not None, GATED=g is not None,
             PACKED=cu_seqlens is not None, QUERIES=shape.tokens, KEYS=shape.keys, **constants,
             num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
-    return o, lse
+    return o, lse, softmax
 
 
 @attention_parallel.register_fake
@@ -263,7 +268,8 @@ def _(
 ):  # fmt: skip
     batch, queries, heads, _ = q.shape
     o = q.new_empty(batch, queries, heads, v.shape[3])
-    return o, q.new_empty(batch, heads, queries, dtype=torch.float32)
+    lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
+    return o, lse, lse.new_empty(2, *lse.shape)
 
 
 @torch.library.custom_op("attention_oracles::attention_parallel_backward", mutates_args=())
@@ -279,7 +285,7 @@ def attention_parallel_backward(
     cu_seqlens: Tensor | None,
     cu_seqlens_k: Tensor | None,
     o: Tensor,
-    lse: Tensor,
+    softmax: Tensor,
     scale: float,
     causal: bool,
     window: int | None,
@@ -297,7 +303,7 @@ def attention_parallel_backward(
     dk = k.new_empty(batch, keys, kv_heads, key_dim)
     dv = v.new_empty(batch, keys, kv_heads, value_dim)
     dg = q.new_empty(0)
-    delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
+    delta = softmax.new_empty(batch, heads, queries)
 
     shape = tiles.TABLE["attention", "parallel"][tile].backward_tile()
     span = max(shape.tokens, shape.keys)
@@ -306,7 +312,7 @@ def attention_parallel_backward(
     blocks = {"QUERIES": shape.tokens, "KEYS": shape.keys, "SPAN": span}
     launch = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     q, k, v, do = _rows(q), _rows(k), _rows(v), _rows(do)
-    o, lse, dlse = o.contiguous(), lse.contiguous(), dlse.contiguous()
+    o, softmax, dlse = o.contiguous(), softmax.contiguous(), dlse.contiguous()
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     with torch.cuda.device_of(q):
         gates, row_sums, column_sums = (None, None, None), None, None
@@ -314,56 +320,57 @@ def attention_parallel_backward(
         if g is not None:
             gates = cumulative_gates(g, cu_seqlens_k)
             depth = levels(longest_k, span)
-            row_sums = lse.new_zeros(depth, *lse.shape)
-            column_sums = lse.new_zeros(depth, batch, heads, keys)
+            row_sums = delta.new_zeros(depth, *delta.shape)
+            column_sums = delta.new_zeros(depth, batch, heads, keys)
             # Tiles start at multiples of their length among the keys, hence one more may be needed.
             count += 1
-        if lse.numel():
+        if delta.numel():
             attention_delta[(count * sequences * heads,)](
                 o, do, dlse, delta, cu_seqlens, queries, count, heads, *do.stride()[:3],
                 V=value_dim, PACKED=packed, QUERIES=shape.tokens, PAD_V=constants["PAD_V"],
             )  # fmt: skip
             attention_backward_q[(count * sequences * heads,)](
-                q, k, v, do, lse, delta, dq, row_sums, alibi_slopes, *gates,
+                q, k, v, do, *softmax, delta, dq, row_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, heads,
-                lse.numel(), *strides, **blocks, **constants, **launch,
+                delta.numel(), *strides, **blocks, **constants, **launch,
             )  # fmt: skip
         if dk.numel():
             # The roles change: a program holds keys, and reads queries step by step.
             blocks |= {"QUERIES": shape.keys, "KEYS": shape.tokens}
             count = triton.cdiv(longest_k, shape.tokens)
             attention_backward_kv[(count * sequences * kv_heads,)](
-                q, k, v, do, lse, delta, dk, dv, column_sums, alibi_slopes, *gates,
+                q, k, v, do, *softmax, delta, dk, dv, column_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
                 batch * heads * keys, *strides, **blocks, **constants, **launch,
             )  # fmt: skip
         if g is not None:
-            parts = lse.new_empty(1 + depth, batch, heads, keys)
+            parts = delta.new_empty(1 + depth, batch, heads, keys)
             count = triton.cdiv(longest_k, span)
             if parts.numel():
                 within_blocks[(count * sequences * heads,)](
-                    q, k, v, do, lse, delta, parts, alibi_slopes, *gates,
+                    q, k, v, do, *softmax, delta, parts, alibi_slopes, *gates,
                     cu_seqlens, cu_seqlens_k, *numbers, queries, keys, count, heads, *strides,
                     QUERIES=min(shape.tokens, shape.keys), SPAN=span, **constants, **launch,
                 )  # fmt: skip
             parts = add_levels(parts, row_sums, column_sums, span, cu_seqlens, cu_seqlens_k)
             dg = parts.to(g.dtype, memory_format=torch.contiguous_format)
-    return dq, dk, dv, _sink_gradient(sink, lse, delta, q), dg
+    return dq, dk, dv, _sink_gradient(sink, softmax, delta, q), dg
 
 
-def _sink_gradient(sink: Tensor | None, lse: Tensor, delta: Tensor, q: Tensor) -> Tensor:
-    """Σ over rows of exp(sink - lse)·(0 - delta): the gradient of a logit that has no value."""
+def _sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor, q: Tensor) -> Tensor:
+    """Σ over rows of P·(0 - delta): the gradient of a logit that has no value."""
     if sink is None:
         return q.new_empty(0)
-    weight = torch.exp(sink.float()[None, :, None] - lse)
-    # lse = -inf only where the sink is -inf too, and then it weighs nothing.
-    rows = torch.where(lse == -math.inf, 0.0, weight * -delta)
+    peak, total = softmax
+    weight = torch.exp2(sink.float()[None, :, None] * LOG2E.value - peak) / total
+    # The sum is 0 only where the sink is -inf and no key is seen, and then the sink weighs nothing.
+    rows = torch.where(total == 0, 0.0, weight * -delta)
     return rows.sum((0, 2), dtype=torch.float64).to(sink.dtype)
 
 
 @attention_parallel_backward.register_fake
 def _(
-    do, dlse, q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k, o, lse,
+    do, dlse, q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k, o, softmax,
     scale, causal, window, softcap, tile,
 ):  # fmt: skip
     return (
@@ -376,12 +383,14 @@ def _(
 
 
 def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs[:8], *output)
+    o, _, softmax = output
+    ctx.mark_non_differentiable(softmax)
+    ctx.save_for_backward(*inputs[:8], o, softmax)
     ctx.options = inputs[8:]
 
 
-def _differentiate(ctx, do, dlse):
-    sink, _, g = ctx.saved_tensors[3:6]
+def _differentiate(ctx, do, dlse, _):
+    sink, g = ctx.saved_tensors[3], ctx.saved_tensors[5]
     dq, dk, dv, dsink, dg = attention_parallel_backward(do, dlse, *ctx.saved_tensors, *ctx.options)
     return (
         dq, dk, dv, None if sink is None else dsink, None, None if g is None else dg,

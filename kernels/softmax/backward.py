@@ -1,8 +1,8 @@
 """The backward kernels of attention: delta; dq by tiles of queries; dk and dv by tiles of keys.
 
-With P = exp(logit - lse), dP = do·vᵀ and delta = Σ_v do·o - dlse, the gradient of the logits is
-dS = P∘(dP - delta) (Dao et al., arXiv 2205.14135, with the gradient of the lse added: ∂lse/∂logit
-is P). Each gradient is summed by one program in a fixed order; nothing is atomic.
+With P = exp(logit - maximum) / sum, dP = do·vᵀ and delta = Σ_v do·o - dlse, the gradient of the
+logits is dS = P∘(dP - delta) (Dao et al., arXiv 2205.14135, with the gradient of the lse added:
+∂lse/∂logit is P). Each gradient is summed by one program in a fixed order; nothing is atomic.
 """
 
 import triton
@@ -12,9 +12,9 @@ from kernels.softmax.gates import level_of
 from kernels.softmax.logits import (
     keys_of,
     load_gates,
-    load_lse,
     load_rows,
     load_slope,
+    load_softmax,
     locate,
     logits,
     queries_of,
@@ -51,7 +51,8 @@ def attention_delta(
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
 def attention_backward_q(
-    q, k, v, do, lse, delta, dq, row_sums, slopes, gate, rest, closed, cu_seqlens_q, cu_seqlens_k,
+    q, k, v, do, peaks, totals, delta, dq, row_sums, slopes, gate, rest, closed,
+    cu_seqlens_q, cu_seqlens_k,
     scale, factor, cap, window, num_queries, num_keys, tiles, heads, level_stride,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
@@ -81,10 +82,9 @@ def attention_backward_q(
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
     do += batch * stride_ob + start_q * stride_ot + wide_head * stride_oh
-    lse += (batch * heads + wide_head) * num_queries + start_q
-    delta += (batch * heads + wide_head) * num_queries + start_q
+    first_row = (batch * heads + wide_head) * num_queries + start_q
     if GATED:
-        row_sums += (batch * heads + wide_head) * num_queries + start_q
+        row_sums += first_row
 
     first = tile * QUERIES
     if GATED:
@@ -97,8 +97,9 @@ def attention_backward_q(
     query = rows[:, None]
     q_tile = load_rows(q, stride_qt, first, rows, length_q, K, PAD_K, True)
     do_tile = load_rows(do, stride_ot, first, rows, length_q, V, PAD_V, True)
-    log_total = load_lse(lse, query, query < length_q)
-    row_delta = tl.load(delta + query, mask=query < length_q, other=0.0)
+    held = query < length_q
+    base, weight = load_softmax(peaks + first_row, totals + first_row, query, held)
+    row_delta = tl.load(delta + first_row + query, mask=held, other=0.0)
 
     slope = load_slope(slopes, head, ALIBI)
     gates = (batch * heads + wide_head) * num_keys + start_k
@@ -126,7 +127,7 @@ def attention_backward_q(
                 products, query, key, shift, factor, cap, slope,
                 query_gate, key_gate, CAPPED, ALIBI, GATED,
             )  # fmt: skip
-            p = tl.exp2(s - log_total)
+            p = tl.exp2(s - base) * weight
             dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
             ds = p * (dp - row_delta)
             if phase != 1:
@@ -148,7 +149,7 @@ def attention_backward_q(
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
 def attention_backward_kv(
-    q, k, v, do, lse, delta, dk, dv, column_sums, slopes, gate, rest, closed,
+    q, k, v, do, peaks, totals, delta, dk, dv, column_sums, slopes, gate, rest, closed,
     cu_seqlens_q, cu_seqlens_k,
     scale, factor, cap, window, num_queries, num_keys, tiles, kv_heads, level_stride,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
@@ -188,8 +189,7 @@ def attention_backward_kv(
         head = kv_head * GROUP + member
         q_head = q + batch * stride_qb + start_q * stride_qt + head * stride_qh
         do_head = do + batch * stride_ob + start_q * stride_ot + head * stride_oh
-        lse_head = lse + (batch * kv_heads * GROUP + head) * num_queries + start_q
-        delta_head = delta + (batch * kv_heads * GROUP + head) * num_queries + start_q
+        first_row = (batch * kv_heads * GROUP + head) * num_queries + start_q
         slope = load_slope(slopes, head, ALIBI)
         gates = (batch * kv_heads * GROUP + head) * num_keys + start_k
         key_gate = load_gates(gate, rest, closed, gates + key, key < length_k, GATED)
@@ -203,22 +203,21 @@ def attention_backward_kv(
                 query = rows[None, :]
                 q_tile = load_rows(q_head, stride_qt, start, rows, high, K, PAD_K, phase != 1)
                 do_tile = load_rows(do_head, stride_ot, start, rows, high, V, PAD_V, phase != 1)
-                log_total = load_lse(lse_head, query, query < high)
-                row_delta = tl.load(delta_head + query, mask=query < high, other=0.0)
+                inside = query < high
+                base, weight = load_softmax(peaks + first_row, totals + first_row, query, inside)
+                row_delta = tl.load(delta + first_row + query, mask=inside, other=0.0)
                 # From the causal bound on, a query's own position is a key's.
-                query_gate = load_gates(
-                    gate, rest, closed, gates + query + shift, query < high, GATED
-                )
+                query_gate = load_gates(gate, rest, closed, gates + query + shift, inside, GATED)
                 products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
                 s = logits(
                     products, query, key, shift, factor, cap, slope,
                     query_gate, key_gate, CAPPED, ALIBI, GATED,
                 )  # fmt: skip
-                p = tl.exp2(s - log_total)
+                p = tl.exp2(s - base) * weight
                 dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
                 ds = p * (dp - row_delta)
                 if phase != 1:
-                    visible = sees(query < high, query, key, window, shift, CAUSAL, WINDOW)
+                    visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
                     p = tl.where(visible, p, 0.0)
                     ds = tl.where(visible, ds, 0.0)
                 dv_acc = tl.dot(p.to(do_tile.dtype), do_tile, dv_acc, input_precision="ieee")

@@ -22,7 +22,7 @@ from kernels.softmax.logits import (
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
 def attention_forward(
-    q, k, v, o, lse, sink, slopes, gate, rest, closed, cu_seqlens_q, cu_seqlens_k,
+    q, k, v, o, lse, peaks, totals, sink, slopes, gate, rest, closed, cu_seqlens_q, cu_seqlens_k,
     factor, cap, window, num_queries, num_keys, tiles, heads,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh,
@@ -31,7 +31,7 @@ def attention_forward(
     ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] and lse [B, H, T] of QUERIES queries of one head."""
+    """o [B, T, H, V], and lse, maximum and sum [B, H, T], of QUERIES queries of one head."""
     tile = tl.program_id(0) % tiles
     if CAUSAL:
         # The last queries see the most keys: start them first.
@@ -98,6 +98,8 @@ def attention_forward(
 
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     o += ((batch * num_queries + start_q) * heads + wide_head) * V
-    lse += (batch * heads + wide_head) * num_queries + start_q
     store_rows(o, heads * V, rows, length_q, out, V, PAD_V)
-    tl.store(lse + rows, (peak + tl.log2(total)) * LN2, mask=rows < length_q)
+    to = (batch * heads + wide_head) * num_queries + start_q + rows
+    tl.store(lse + to, (peak + tl.log2(total)) * LN2, mask=rows < length_q)
+    tl.store(peaks + to, peak, mask=rows < length_q)
+    tl.store(totals + to, total, mask=rows < length_q)

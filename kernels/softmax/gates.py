@@ -37,9 +37,9 @@ from torch import Tensor
 from kernels.softmax.logits import (
     LOG2E,
     load_gates,
-    load_lse,
     load_rows,
     load_slope,
+    load_softmax,
     locate,
     logits,
     sees,
@@ -93,7 +93,8 @@ def level_of(position, key, SPAN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
 def within_blocks(
-    q, k, v, do, lse, delta, parts, slopes, gate, rest, closed, cu_seqlens_q, cu_seqlens_k,
+    q, k, v, do, peaks, totals, delta, parts, slopes, gate, rest, closed,
+    cu_seqlens_q, cu_seqlens_k,
     factor, cap, window, num_queries, num_keys, tiles, heads,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
@@ -118,8 +119,7 @@ def within_blocks(
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
     do += batch * stride_ob + start_q * stride_ot + head * stride_oh
-    lse += (batch * heads + head) * num_queries + start_q
-    delta += (batch * heads + head) * num_queries + start_q
+    first_row = (batch * heads + head) * num_queries + start_q
     gates = (batch * heads + head) * num_keys + start_k
 
     first = tile * SPAN
@@ -139,8 +139,8 @@ def within_blocks(
         exists = query < length_q
         q_tile = load_rows(q, stride_qt, position - shift, rows, length_q, K, PAD_K, True)
         do_tile = load_rows(do, stride_ot, position - shift, rows, length_q, V, PAD_V, True)
-        log_total = load_lse(lse, query, exists)
-        row_delta = tl.load(delta + query, mask=exists, other=0.0)
+        base, weight = load_softmax(peaks + first_row, totals + first_row, query, exists)
+        row_delta = tl.load(delta + first_row + query, mask=exists, other=0.0)
         query_gate = load_gates(gate, rest, closed, gates + query + shift, exists, GATED)
         products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
         s = logits(
@@ -148,7 +148,7 @@ def within_blocks(
             CAPPED, ALIBI, GATED,
         )  # fmt: skip
         dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
-        ds = tl.exp2(s - log_total) * (dp - row_delta)
+        ds = tl.exp2(s - base) * weight * (dp - row_delta)
         inside = exists & (key < length_k)
         visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
         ds = tl.cumsum(tl.where(visible, ds, 0.0), 0)

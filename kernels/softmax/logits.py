@@ -75,14 +75,17 @@ def load_gates(gate, rest, closed, tokens, inside, GATED: tl.constexpr):
 
 
 @triton.jit
-def load_lse(lse, queries, inside):
-    """Log sums of some queries, in base 2.
+def load_softmax(peak, total, queries, inside):
+    """What to subtract from the base-2 logits of some queries, and 1 / the sum of their powers.
 
-    A row that sees no key has P = 0 whatever is subtracted from its logits, which are all -inf; 0
-    here, as -inf - -inf is NaN.
+    The weights are rebuilt from the maximum and the sum rather than from the lse, whose rounding
+    error, relative to a large logit, would enter every weight. A row that sees no key has the
+    maximum -inf and the sum 0, and gets 0 and 0: its weights are 0, and never inf - inf.
     """
-    x = tl.load(lse + queries, mask=inside, other=0.0)
-    return tl.where(x == float("-inf"), 0.0, x * LOG2E)
+    base = tl.load(peak + queries, mask=inside, other=0.0)
+    sums = tl.load(total + queries, mask=inside, other=0.0)
+    base = tl.where(base == float("-inf"), 0.0, base)
+    return base, tl.where(sums == 0.0, 0.0, 1.0 / tl.where(sums == 0.0, 1.0, sums))
 
 
 @triton.jit
