@@ -133,7 +133,7 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
         ),
         Tile(tokens=16, keys=16, num_stages=1),
     ),
-    # tokens: of a chunk; keys, features: sides of a tile along K and V, keys halved for float16.
+    # tokens: of a chunk; keys, features: sides of a tile along K and V, see `linear.chunk.blocks`.
     # Products of 16 bits want a warp for 16 tokens. The backward tile is that of dq, dk and dg.
     ("linear_attn", "chunk"): (
         Tile(
@@ -149,8 +149,8 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
         Tile(tokens=32, keys=32, features=32, num_stages=1),
     ),
     ("linear_attn", "fused_chunk"): (
-        Tile(tokens=64, keys=128, features=64, max_itemsize=2, arch=90, arch_below=120),
-        Tile(tokens=32, keys=64, features=32, num_warps=2, max_itemsize=2),
+        Tile(tokens=64, keys=128, features=32, max_itemsize=2, arch=90, arch_below=120),
+        Tile(tokens=32, keys=64, features=16, num_warps=2, max_itemsize=2),
         Tile(tokens=16, keys=64, features=32, num_stages=1),
     ),
     ("gla", "chunk"): (

@@ -426,11 +426,18 @@ def outputs(
 
 
 def blocks(key_dim: int, value_dim: int, tile: Tile, dtype: torch.dtype) -> tuple[int, int]:
-    """Widths of the tiles of K and V: powers of two, at least the 16 that a product takes."""
-    # A float16 operand becomes two in bfloat16, see `primitives.product`: half as many columns.
-    widest = max(16, tile.keys // 2) if dtype == torch.float16 else tile.keys
-    key_block = min(max(16, triton.next_power_of_2(key_dim)), widest)
-    return key_block, min(max(16, triton.next_power_of_2(value_dim)), tile.features)
+    """Widths of the tiles of K and V."""
+    # A float16 operand becomes two in bfloat16, see `primitives.product`.
+    widest = tile.keys // 2 if dtype == torch.float16 else tile.keys
+    return _width(key_dim, widest), _width(value_dim, tile.features)
+
+
+def _width(dim: int, widest: int) -> int:
+    if dim % 8:
+        # Rows that are not aligned are loaded element by element, which takes registers.
+        widest = min(widest // 2, 32)
+    # A power of two, at least the 16 that a product takes.
+    return max(16, min(triton.next_power_of_2(dim), widest))
 
 
 def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
