@@ -13,7 +13,6 @@ from properties.layouts import LAYOUTS
 from properties.targets import Target
 from properties.tensors import sizes
 
-
 # Numbers that the oracle's forms may hold at once. The float64 oracle and its twelve disturbed runs
 # for the budgets then take a second at most on one core, and a tenth on average; kernels of this
 # size take less on the simulator. Wide heads, long sequences and many heads are all drawn, but not

@@ -1,0 +1,298 @@
+"""What is drawn reaches the places where bugs live, often enough to count on it."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from properties.case import Case
+from properties.catalogue import OPS, Mode, Op
+from properties.catalogue.op import Argument, Option, Role
+from properties.jobs import DTYPES
+from properties.layouts import LAYOUTS, relaid
+from properties.strategies import WORK, cases
+from properties.targets import load
+from properties.tensors import build, sizes
+from properties.values import RECIPES, Blank
+
+# Cases are drawn as CI draws them: in runs of a few, since a run starts with the simplest case and
+# goes on with variations of what it has drawn. The seeds are fixed, and so is the verdict.
+EXAMPLES, RUNS = 15, 60
+
+MODES = [
+    pytest.param(op, mode, id=f"{op.name}-{mode.name}") for op in OPS.values() for mode in op.modes
+]
+
+
+def _met_within(examples: int) -> float:
+    """The probability that a condition must have to be met with 95 % by this many examples."""
+    return 1 - math.pow(0.05, 1 / examples)
+
+
+# What every law should see in each CI run: 6 %. And what one of its twelve laws, at least, should
+# see: 0.6 %; the other laws see it when the nightly run draws thirty times as much.
+ONE_LAW = _met_within(len(DTYPES) * EXAMPLES)
+SOME_LAW = _met_within(len(DTYPES) * EXAMPLES * 12)
+
+
+@dataclass(frozen=True)
+class Condition:
+    name: str
+    least: float
+    holds: Callable[[Case], bool]
+
+
+@functools.cache
+def drawn(op: str, mode: str) -> list[Case]:
+    found: list[Case] = []
+    for run in range(RUNS):
+
+        @seed(run)
+        @settings(
+            max_examples=EXAMPLES,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+            deadline=None,
+        )
+        @given(cases(OPS[op], OPS[op].mode(mode), "bfloat16", load("ours")))
+        def collect(case: Case) -> None:
+            found.append(case)
+
+        collect()
+    return found
+
+
+@pytest.mark.parametrize(("op", "mode"), MODES)
+def test_each_condition_has_its_probability(op: Op, mode: Mode) -> None:
+    found = drawn(op.name, mode.name)
+    short = []
+    for condition in conditions(op, mode):
+        share = sum(map(condition.holds, found)) / len(found)
+        if share < condition.least:
+            short.append(f"{condition.name}: {share:.1%}, expected {condition.least:.1%}")
+    assert not short, "\n".join(short)
+
+
+def conditions(op: Op, mode: Mode) -> Iterator[Condition]:
+    """Everything that cases of this op and mode should meet, from its declaration."""
+    yield from _about_lengths(op)
+    for letter in sorted({"K", "V", "D"} & set(op.dims)):
+        yield from _about_size(letter)
+    if {"K", "V"} <= set(op.dims):
+        yield Condition("K < V", ONE_LAW, lambda c: c.dims["K"] < c.dims["V"])
+        yield Condition("K > V", ONE_LAW, lambda c: c.dims["K"] > c.dims["V"])
+    if {"G", "R"} <= set(op.dims):
+        yield Condition("several queries per key head", ONE_LAW, lambda c: c.dims["R"] > 1)
+        yield Condition("several key heads", ONE_LAW, lambda c: c.dims["G"] > 1)
+    for option in op.options:
+        if option.name not in mode.refuses and not option.auxiliary:
+            yield from _about_option(option)
+    for argument in op.arguments:
+        if argument.name not in mode.refuses:
+            yield from _about_argument(argument)
+    entries = {index for case in drawn(op.name, mode.name) for index in load("ours").tiles(case)}
+    for name, choices in (
+        ("layout", LAYOUTS),
+        ("values", op.recipes),
+        ("tile", [None, *sorted(entries)] if entries else []),
+    ):
+        for choice in choices:
+            yield _is_chosen(name, choice)
+
+
+def _is_chosen(name: str, choice: object) -> Condition:
+    return Condition(f"{name} {choice}", ONE_LAW, lambda c: getattr(c, name) == choice)
+
+
+def _about_lengths(op: Op) -> Iterator[Condition]:
+    yield Condition("packed", ONE_LAW, lambda c: c.packed)
+    yield Condition("a batch", ONE_LAW, lambda c: c.dims["B"] > 1)
+    yield Condition("T = 1", ONE_LAW, lambda c: 1 in c.lengths)
+    yield Condition("T = C - 1", SOME_LAW, lambda c: _tile(c) - 1 in c.lengths)
+    yield Condition("T = C", SOME_LAW, lambda c: _tile(c) in c.lengths)
+    yield Condition("T = C + 1", SOME_LAW, lambda c: _tile(c) + 1 in c.lengths)
+    yield Condition("T = 2C + 1", SOME_LAW, lambda c: 2 * _tile(c) + 1 in c.lengths)
+    yield Condition("three tiles or more", ONE_LAW, lambda c: _tiles(c, max(c.lengths)) >= 3)
+    yield Condition(
+        "a partial last tile in the last sequence, the third or later",
+        SOME_LAW,
+        lambda c: _tiles(c, c.lengths[-1]) >= 3 and c.lengths[-1] % _tile(c) > 0,
+    )
+    yield Condition("empty first", SOME_LAW, lambda c: c.lengths[0] == 0 < sum(c.lengths))
+    yield Condition("empty last", SOME_LAW, lambda c: c.lengths[-1] == 0 < sum(c.lengths))
+    yield Condition(
+        "empty in the middle",
+        SOME_LAW,
+        lambda c: 0 in c.lengths[1:-1] and c.lengths[0] > 0 and c.lengths[-1] > 0,
+    )
+    if op.keys:
+        yield Condition("T_q > T_k", ONE_LAW, lambda c: any(t > s for t, s in _pairs(c)))
+        yield Condition("T_q < T_k", ONE_LAW, lambda c: any(t < s for t, s in _pairs(c)))
+        yield Condition("no keys", SOME_LAW, lambda c: any(t > s == 0 for t, s in _pairs(c)))
+
+
+def _about_size(letter: str) -> Iterator[Condition]:
+    yield Condition(f"{letter} < 16", ONE_LAW, lambda c: c.dims[letter] < 16)
+    yield Condition(f"{letter} > 128", ONE_LAW, lambda c: c.dims[letter] > 128)
+    yield Condition(f"{letter} no power of two", ONE_LAW, lambda c: c.dims[letter].bit_count() > 1)
+
+
+def _about_option(option: Option) -> Iterator[Condition]:
+    name = option.name
+    if name == "scale":
+        for kind, is_of_kind in _KINDS_OF_SCALE.items():
+            yield _has_scale(kind, is_of_kind)
+        return
+    yield Condition(f"{name} default", ONE_LAW, lambda c: c.options[name] == option.default)
+    yield Condition(f"{name} not default", ONE_LAW, lambda c: c.options[name] != option.default)
+    if name == "window":
+        yield Condition("window < T", ONE_LAW, lambda c: 0 < _window(c) < _longest(c))
+        yield Condition("window >= T", ONE_LAW, lambda c: _window(c) >= _longest(c))
+
+
+def _has_scale(kind: str, is_of_kind: Callable[[float | None], bool]) -> Condition:
+    return Condition(f"scale {kind}", ONE_LAW, lambda c: is_of_kind(c.options["scale"]))
+
+
+def _about_argument(argument: Argument) -> Iterator[Condition]:
+    name = argument.name
+    if argument.optional:
+        yield Condition(f"{name} given", ONE_LAW, lambda c: name in c.given)
+        yield Condition(f"{name} absent", ONE_LAW, lambda c: name not in c.given)
+    if argument.dtype == "either":
+        yield Condition(f"{name} in float32", ONE_LAW, lambda c: name in c.float32)
+    if argument.role is Role.LOG_DECAY:
+        # Open and shut gates come from one recipe of several, in cases with this tensor.
+        yield Condition(
+            f"{name} near 0 and at -1e4",
+            SOME_LAW,
+            lambda c: name in c.given and c.values == "extreme_gates",
+        )
+
+
+_KINDS_OF_SCALE: dict[str, Callable[[float | None], bool]] = {
+    "None": lambda scale: scale is None,
+    "-1": lambda scale: scale == -1,
+    "0": lambda scale: scale == 0,
+    "another negative": lambda scale: scale is not None and scale < 0 and scale != -1,
+    "positive": lambda scale: scale is not None and scale > 0,
+}
+
+
+def _tile(case: Case) -> int:
+    """Tokens per tile of the entry that the case takes."""
+    tiles = load("ours").tiles(case)
+    return tiles[next(iter(tiles)) if case.tile is None else case.tile]
+
+
+def _tiles(case: Case, length: int) -> int:
+    return math.ceil(length / _tile(case))
+
+
+def _window(case: Case) -> int:
+    return case.options["window"] or 0
+
+
+def _longest(case: Case) -> int:
+    return max(case.key_lengths or case.lengths)
+
+
+def _pairs(case: Case) -> Iterator[tuple[int, int]]:
+    return zip(case.lengths, case.key_lengths or case.lengths, strict=True)
+
+
+@pytest.mark.parametrize(("op", "mode"), MODES)
+def test_no_case_is_dear(op: Op, mode: Mode) -> None:
+    for case in drawn(op.name, mode.name):
+        known = sizes(op, case)
+        tokens = [known | {"T": t, "S": s} for t, s in _pairs(case)]
+        if max(max(pair) for pair in _pairs(case)) > 1:
+            assert sum(map(op.work, tokens)) * case.dims["B"] <= 2 * WORK
+
+
+@pytest.mark.parametrize(("op", "mode"), MODES)
+def test_case_survives_json_and_pasting(op: Op, mode: Mode) -> None:
+    for case in drawn(op.name, mode.name):
+        assert Case.from_json(case.to_json()) == case
+        assert eval(case.line(), {"Case": Case}) == case
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
+    for case in drawn(op.name, op.modes[-1].name)[:50]:
+        inputs, known = build(op, case), sizes(op, case)
+        for argument in op.arguments:
+            if argument.optional and argument.name not in case.given:
+                assert argument.name not in inputs.tensors
+                continue
+            x = inputs.tensors[argument.name]
+            assert x.shape == tuple(known[d] for d in argument.dims.split())
+            float32 = argument.dtype == "float32" or argument.name in case.float32
+            assert x.dtype == (torch.float32 if float32 else case.torch_dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_layout_moves_values_and_changes_none(layout: str, shape: list[int]) -> None:
+    x = torch.arange(1.0, 1 + math.prod(shape)).view(shape)
+    y = relaid(x, layout)
+    if layout == "expanded" and len(shape) > 2:
+        assert all(y.stride(axis) == 0 for axis in (0, 2) if shape[axis] > 1)
+        x = x[:1, :, :1].expand(shape)
+    assert torch.equal(x, y)
+    aligned = y.is_contiguous() and y.storage_offset() == 0
+    if layout not in ("contiguous", "expanded") and min(shape) > 1 and len(shape) > 2:
+        assert not aligned
+    gaps = torch.empty(0).set_(y.untyped_storage())
+    assert gaps.isnan().sum() == gaps.numel() - len(set(gaps[~gaps.isnan()].tolist()))
+
+
+def _filled(recipe: str, role: Role) -> torch.Tensor:
+    blank = Blank(role, (2, 40, 3, 4), 1, [(0, 15), (15, 15), (15, 40)])
+    return RECIPES[recipe](blank, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_values_are_finite_and_in_their_domain(recipe: str) -> None:
+    for role in Role:
+        x = _filled(recipe, role)
+        assert x.dtype == torch.float64
+        assert x.isfinite().all()
+        assert x.abs().max() <= torch.finfo(torch.float16).max
+        match role:
+            case Role.LOG_DECAY:
+                assert (x <= 0).all()
+            case Role.SLOPE:
+                assert (x >= 0).all()
+            case Role.COSINE | Role.SINE:
+                assert (x.abs() <= 1).all()
+
+
+def test_each_recipe_has_its_feature() -> None:
+    gates = _filled("extreme_gates", Role.LOG_DECAY)
+    assert {0.0, -1e-3, -1e4} <= set(gates.flatten().tolist())
+    ordinary = _filled("gaussian", Role.LOG_DECAY)
+    assert (ordinary > -0.1).any()
+    assert (ordinary < -1).any()
+    assert set(_filled("integers", Role.KEY).flatten().tolist()) == {-1.0, 0.0, 1.0}
+    assert _filled("large_logits", Role.QUERY).std() > 5
+    late, plain = _filled("late_maximum", Role.KEY), _filled("gaussian", Role.KEY)
+    moved = (late != plain).all(-1).all(-1).all(0).nonzero().flatten().tolist()
+    assert moved == [12, 13, 14, 37, 38, 39]
+    one_hot = _filled("one_hot_values", Role.VALUE)
+    assert torch.equal(one_hot[0, :4, 0], torch.eye(4, dtype=torch.float64))
+    keys, values = _filled("cancelling", Role.KEY), _filled("cancelling", Role.VALUE)
+    assert torch.equal(keys[:, 0::2], keys[:, 1::2])
+    left = (values[:, 0::2] + values[:, 1::2]).abs() / values[:, 0::2].abs()
+    assert left.max() < 0.02
+    blank = Blank(Role.VALUE, (3,), None, [])
+    silent = [
+        not RECIPES["zeros"](blank, torch.Generator().manual_seed(n)).any() for n in range(60)
+    ]
+    assert 10 <= sum(silent) <= 30
