@@ -209,3 +209,11 @@ def test_results_whose_errors_are_all_in_proportion_have_no_loss_limit(width: in
     spreads = sigma(oracle, tensors, want, BFLOAT16, output_dtypes=dtypes)
     assert (spreads["narrow"].loss_limit < math.inf) == (width == 8)
     assert spreads["zero"].loss_limit == math.inf
+
+
+def test_a_row_of_a_softmax_gradient_shares_the_error_of_its_sum() -> None:
+    logits = torch.zeros(3, 16, dtype=torch.float64, requires_grad=True)
+    upstream = torch.ones(3, 16, dtype=torch.float64)
+    with Rounding(BFLOAT16, torch.Generator().manual_seed(0), float32_logits=True):
+        gradient = torch.autograd.grad(torch.softmax(logits, -1), logits, upstream)[0]
+    assert (gradient.mean(-1).abs() > 100 * gradient.std(-1)).all()
