@@ -29,7 +29,8 @@ from torch import Tensor
 
 from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
 from kernels.primitives.decay import (
-    after,
+    chunk_span,
+    chunk_span_transposed,
     decay,
     decay_of_chunk,
     level_pairs,
@@ -38,7 +39,6 @@ from kernels.primitives.decay import (
     level_span_transposed,
     load_gates,
     sum_gradients,
-    up_to,
 )
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
@@ -102,7 +102,7 @@ def _pass_states(
             g = load_gates(
                 g_ptr + start * HEADS * KEY_DIM, rows, keys, HEADS * KEY_DIM, left, KEY_DIM
             )
-            span = up_to(C) if REVERSE else after(C)
+            span = chunk_span(0 if REVERSE else 1, C)
             x = x.to(tl.float32) * decay(span, g, DTYPE)
             S *= decay_of_chunk(g, DTYPE)[:, None]
         S += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
@@ -151,7 +151,7 @@ def _outputs(
         S = load_rows(states_ptr, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
         if USE_G:
             g = load_gates(g_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
-            span = after(C) if REVERSE else up_to(C)
+            span = chunk_span(1 if REVERSE else 0, C)
             decayed = r.to(tl.float32) * decay(span, g, DTYPE)
             out += product(decayed, S, DTYPE)
             diagonal += tl.sum(r.to(tl.float32) * c.to(tl.float32), 1)
@@ -231,14 +231,14 @@ def _gradients(
     k = load_rows(k_ptr + key_rows, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
     if USE_G:
         g = load_gates(g_ptr + key_rows, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
-        # The sums over the chunk, and their transposes.
-        dq *= decay(up_to(C), g, DTYPE)
-        dk *= decay(after(C), g, DTYPE)
-        through *= decay_of_chunk(g, DTYPE)
-        before = rows[None, :] < rows[:, None]
-        from_here = rows[None, :] >= rows[:, None]
-        dg = through[None, :] + sum_gradients(from_here, q.to(tl.float32) * dq, DTYPE)
-        dg += sum_gradients(before, k.to(tl.float32) * dk, DTYPE)
+        dg = tl.zeros([C, BK], tl.float32) + (through * decay_of_chunk(g, DTYPE))[None, :]
+        # Two turns of one body, queries then keys: side by side they take too many registers.
+        for side in tl.range(2, disable_licm=True):
+            x = tl.where(side == 0, q, k).to(tl.float32)
+            dx = tl.where(side == 0, dq, dk) * decay(chunk_span(side, C), g, DTYPE)
+            dq = tl.where(side == 0, dx, dq)
+            dk = tl.where(side == 0, dk, dx)
+            dg += sum_gradients(chunk_span_transposed(side, C), x * dx, DTYPE)
 
         own = rows[:, None] == rows[None, :]
         diagonal = tl.sum(tl.where(own, dA, 0.0), 1)[:, None]

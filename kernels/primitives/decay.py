@@ -100,27 +100,28 @@ def sum_gradients(mask, x, DTYPE: tl.constexpr):
     return select_and_sum(mask, x, 0 if DTYPE.is_fp32() else 2)
 
 
-@triton.jit
-def up_to(C: tl.constexpr):
-    """`[C, C]`, true where t <= r: sums over the chunk up to and with r."""
-    r = tl.arange(0, C)
-    return r[None, :] <= r[:, None]
+# The masks are ranges of columns, two comparisons an element: registers are short.
 
 
 @triton.jit
-def after(C: tl.constexpr):
-    """`[C, C]`, true where t > r: sums over the rest of the chunk."""
+def chunk_span(side, C: tl.constexpr):
+    """`[C, C]`, true where gate t (column) lies between token r (row) and an end of the chunk: its
+    start for side 0, the side of the queries, where t <= r; its end for side 1, where t > r."""
     r = tl.arange(0, C)
-    return r[None, :] > r[:, None]
+    return _columns(tl.where(side == 0, 0, r + 1), tl.where(side == 0, r + 1, C), C)
+
+
+@triton.jit
+def chunk_span_transposed(side, C: tl.constexpr):
+    """`[C, C]`, true where gate t (row) lies between token r (column) and an end of the chunk."""
+    t = tl.arange(0, C)
+    return _columns(tl.where(side == 0, t, 0), tl.where(side == 0, C, t), C)
 
 
 @triton.jit
 def level_queries(level, C: tl.constexpr):
     """`[C, 1]`, true for the tokens that are queries at this level."""
     return (tl.arange(0, C)[:, None] >> level) & 1 == 1
-
-
-# The masks of a level are ranges of columns, two comparisons an element: registers are short.
 
 
 @triton.jit
