@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -51,27 +52,47 @@ CASES: dict[str, Callable[[int], Call]] = {
 }
 
 
-def milliseconds(call: Call, budget: float) -> tuple[float, float]:
-    """First call and best later call."""
-    start = time.perf_counter()
+def milliseconds(call: Call, budget: float) -> float:
+    """The best of several calls after the first."""
     call()
-    first = best = time.perf_counter() - start
-    spent, count = 0.0, 0
-    while count < 1 or (spent < budget and count < 200):
+    spent, best = 0.0, float("inf")
+    for _ in range(200):
         start = time.perf_counter()
         call()
         taken = time.perf_counter() - start
-        best = min(best, taken) if count else taken
-        spent, count = spent + taken, count + 1
-    return 1e3 * first, 1e3 * best
+        spent, best = spent + taken, min(best, taken)
+        if spent >= budget:
+            break
+    return 1e3 * best
 
 
-def measure(programs: list[int], budget: float) -> dict[str, list[tuple[float, float]]]:
+def timed_compilation(spent: list[float]) -> None:
+    """Note the processor time of each compilation and code generation in milliseconds."""
+    from properties.simulator import compilation
+
+    original = compilation.program_of
+
+    def program_of(*args: Any) -> Any:
+        start = time.process_time()
+        program = original(*args)
+        spent.append(1e3 * (time.process_time() - start))
+        return program
+
+    compilation.program_of = program_of  # type: ignore[assignment]
+
+
+def measure(programs: list[int], budget: float, spent: list[float]) -> dict[str, Any]:
+    """Per op: times by number of programs, and the longest compilation of one kernel."""
     torch.set_num_threads(1)
-    return {name: [milliseconds(make(n), budget) for n in programs] for name, make in CASES.items()}
+    measured = {}
+    for name, make in CASES.items():
+        spent.clear()
+        times = [milliseconds(make(count), budget) for count in programs]
+        measured[name] = {"times": times, "compilation": max(spent, default=0.0)}
+    return measured
 
 
-def in_process(engine: str, programs: list[int]) -> dict[str, list[list[float]]]:
+def in_process(engine: str, programs: list[int]) -> dict[str, Any]:
     """The measurements of one engine, in a fresh process with an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "TRITON_SIM_CACHE": cache, "OMP_NUM_THREADS": "1"}
@@ -81,7 +102,7 @@ def in_process(engine: str, programs: list[int]) -> dict[str, list[list[float]]]
         done = subprocess.run(
             command, env=environment, check=True, stdout=subprocess.PIPE, text=True
         )
-    measured: dict[str, list[list[float]]] = json.loads(done.stdout.splitlines()[-1])
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return measured
 
 
@@ -89,12 +110,13 @@ def table(programs: list[int]) -> str:
     """A Markdown table: milliseconds of both engines and how many times faster the simulator is."""
     ours, theirs = (in_process(engine, programs) for engine in ("simulator", "interpreter"))
     lines = [
-        "| op | programs | simulator, ms | interpreter, ms | ratio | first call, ms |",
+        "| op | programs | simulator, ms | interpreter, ms | ratio | compilation of a kernel, ms |",
         "|---|---|---|---|---|---|",
     ]
-    for name, rows in ours.items():
-        for count, (first, fast), (_, slow) in zip(programs, rows, theirs[name], strict=True):
-            cold = f"{first:.0f}" if count == programs[0] else ""
+    for name, row in ours.items():
+        both = zip(programs, row["times"], theirs[name]["times"], strict=True)
+        for index, (count, fast, slow) in enumerate(both):
+            cold = "" if index else f"{row['compilation']:.0f}"
             lines.append(
                 f"| {name} | {count} | {fast:.2f} | {slow:.0f} | {slow / fast:.0f} | {cold} |"
             )
@@ -109,11 +131,14 @@ def main() -> None:
     if chosen.engine is None:
         print(table(chosen.programs))
         return
+    spent: list[float] = []
     if chosen.engine == "simulator":
         from properties.simulator import install
 
         install()
-    print(json.dumps(measure(chosen.programs, 0.5 if chosen.engine == "simulator" else 0.0)))
+        timed_compilation(spent)
+    budget = 0.5 if chosen.engine == "simulator" else 0.0
+    print(json.dumps(measure(chosen.programs, budget, spent)))
 
 
 if __name__ == "__main__":

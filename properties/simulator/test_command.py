@@ -33,4 +33,4 @@ def test_anybody_s_script_runs_unchanged(size: str, status: int, tmp_path: Path)
     assert done.returncode == status
     assert done.stdout == ("" if status else "True\n")
     if status:
-        assert done.stderr.startswith(f"load out of bounds in kernel add at {script}:7\n")
+        assert f"load out of bounds in kernel add at {script}:7\n" in done.stderr

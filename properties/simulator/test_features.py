@@ -642,8 +642,8 @@ def blocks(out, x, m, n, M: tl.constexpr, N: tl.constexpr):
 
 
 def test_block_pointers() -> None:
-    if not hasattr(tl, "make_block_ptr"):
-        pytest.skip("this Triton has no block pointers")
+    if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
+        pytest.skip("block pointers ended with Triton 3.8")
     x = torch.randn(21, 37)
     assert torch.equal(run(blocks, torch.empty(21, 37), x, 21, 37, M=8, N=16, grid=3), x * 2)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 import triton.language
 
 import properties.simulator as simulator
@@ -91,6 +92,9 @@ def interpreted(case: str, seed: int, path: Path) -> dict[str, torch.Tensor]:
     return outputs
 
 
+@pytest.mark.skipif(
+    triton.__version__.startswith("3.6"), reason="its interpreter does not run on NumPy 2.4"
+)
 @pytest.mark.parametrize("case", ["features", "project"])
 def test_the_interpreter_agrees(case: str, tmp_path: Path) -> None:
     if case == "project":
