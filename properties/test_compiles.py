@@ -1,7 +1,8 @@
 """Every kernel compiles for every architecture, within its limits, without a GPU.
 
-One item per (op, mode, dtype, architecture). `ci` takes bfloat16 everywhere and the other dtypes on
-sm_90; `nightly` takes everything, and far more of the options, head dims and layouts.
+One item per (op, mode, dtype, architecture). `nightly` takes everything. The other profiles take
+bfloat16 everywhere and the other dtypes on sm_90, and fewer options, head dims, tiles and layouts,
+see `Job.runs`.
 """
 
 from collections.abc import Iterator

@@ -36,8 +36,11 @@ class Job:
     def runs(self, architecture: Architecture, thorough: bool) -> Iterator[Callable[[], object]]:
         """Calls that between them launch every kernel of the job.
 
+        In bfloat16 on sm_90 with every entry of the tile table that is admitted, elsewhere with
+        those that are the default of some head dim.
+
         Args:
-            thorough: also with each option alone, in each layout, and at more head dims.
+            thorough: every entry everywhere; also each option alone, each layout, more head dims.
         """
         if self.op in OPS:
             op = OPS[self.op]
@@ -83,17 +86,27 @@ def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> I
     hold. And once the opposite: nothing switched on, head dims below the 16 that `tl.dot` needs,
     ragged.
     """
-    itemsize = getattr(torch, dtype).itemsize
-    tiles = {
-        index: tile
-        for index, tile in enumerate(TABLE[op.name, mode.name])
-        if tile.admits(1, itemsize, capability)
-    }
+    every = thorough or (dtype == "bfloat16" and capability == 90)
+    tiles = _tiles(op, mode, dtype, capability, every)
     seen = set()
     for case in _wanted(op, mode, dtype, tiles, thorough):
         if case not in seen:
             seen.add(case)
             yield op.settle(case)
+
+
+def _tiles(op: Op, mode: Mode, dtype: str, capability: int, every: bool) -> dict[int, Tile]:
+    """The entries of the tile table by index: every one that is admitted, or only the default ones.
+
+    An entry is the default of some head dims if it is the first one that admits them.
+    """
+    itemsize = getattr(torch, dtype).itemsize
+    entries = TABLE[op.name, mode.name]
+    found = set()
+    for dim in range(1, 257):
+        admitting = [i for i, e in enumerate(entries) if e.admits(dim, itemsize, capability)]
+        found.update(admitting if every else admitting[:1])
+    return {index: entries[index] for index in sorted(found)}
 
 
 def _wanted(
