@@ -9,6 +9,8 @@ from pkgutil import walk_packages
 from properties.mutants.edit import Edit
 from properties.mutants.trial import Pinned
 
+_HERE = "regressions."
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownBug:
@@ -31,10 +33,11 @@ class KnownBug:
 
 def known_bugs() -> dict[str, KnownBug]:
     """Every `BUG` of the modules below `regressions`, by family and file name."""
-    return {name: import_module(f"regressions.{name}").BUG for name in _names()}
+    return {name.removeprefix(_HERE): import_module(name).BUG for name in _modules()}
 
 
-def _names() -> Iterator[str]:
-    for module in walk_packages([str(Path(__file__).parent)]):
-        if not module.ispkg and "." in module.name:
+def _modules() -> Iterator[str]:
+    """The modules of the families, which are the folders here."""
+    for module in walk_packages([str(Path(__file__).parent)], prefix=_HERE):
+        if not module.ispkg and module.name.count(".") == 2:
             yield module.name

@@ -1,0 +1,86 @@
+"""Layers that decode: prefill and then token by token is one full pass."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import reference
+from properties.laws import Subject
+from properties.verdict import BY_DTYPE, budgets, compare
+
+
+def _layer(device: torch.device, mode: str, **options: object) -> nn.Module:
+    from kernels.layers import GatedLinearAttention
+
+    torch.manual_seed(0)
+    # Heads of 16: with expand_k=0.5 their keys are 8 wide, less than a tensor core takes.
+    layer = GatedLinearAttention(48, 3, expand_k=0.5, mode=mode, **options)
+    return layer.to(device)
+
+
+def _oracle(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Tensor]:
+    """The same layer in float64, around the reference's recurrence."""
+    import copy
+
+    from kernels.layers import gated_linear_attention as module
+
+    exact = copy.deepcopy(layer).cpu().double()
+
+    def gla(*tensors: Tensor, mode: str, **options: object) -> tuple[Tensor, Tensor | None]:
+        return reference.gla(*(x.double() for x in tensors), **options)
+
+    def run(x: Tensor) -> Tensor:
+        with monkeypatch.context() as patch, torch.no_grad():
+            patch.setattr(module, "gla", gla)
+            y: Tensor = exact(x)
+        return y
+
+    return run
+
+
+@pytest.mark.parametrize("mode", ["auto", "chunk", "fused_recurrent"])
+def test_prefill_then_decode_is_one_full_pass(
+    mode: str, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels import RecurrentCache
+
+    layer = _layer(subject.device, mode)
+    oracle = _oracle(layer, monkeypatch)
+
+    # Never as many tokens as there are heads (3): a count of one must not pass for the other.
+    @given(
+        st.integers(1, 2),
+        st.integers(1, 20).filter(lambda t: t != 3),
+        st.integers(1, 4),
+        st.integers(0, 99),
+    )
+    def decodes(batch: int, prompt: int, decoded: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        tokens = prompt + decoded
+        x = torch.randn(batch, tokens, 48, generator=generator)
+        cache = RecurrentCache(batch)
+        with torch.no_grad():
+            parts = [layer(x[:, :prompt].to(subject.device), cache=cache)]
+            assert cache.length.tolist() == [prompt] * batch
+            for t in range(prompt, tokens):
+                parts.append(layer(x[:, t : t + 1].to(subject.device), cache=cache))
+                assert cache.length.tolist() == [t + 1] * batch
+            whole = layer(x.to(subject.device))
+        want = {"y": oracle(x.double())}
+        allowed = budgets(
+            lambda tensors: {"y": oracle(tensors["x"])},
+            {"x": x.double()},
+            want,
+            precision=BY_DTYPE[torch.float32],
+            output_dtypes={"y": torch.float32},
+            terms=tokens + 48,
+        )
+        for got in (torch.cat(parts, 1), whole):
+            comparison = compare("y", got, want["y"], allowed["y"])
+            assert comparison.passed, (comparison.reason, comparison.ratio)
+
+    decodes()

@@ -1,0 +1,1 @@
+"""Caches, and layers that decode with them."""

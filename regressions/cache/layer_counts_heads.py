@@ -1,0 +1,17 @@
+"""A layer that advances its cache by heads instead of tokens."""
+
+from properties.mutants.edit import Edit
+from properties.mutants.trial import TestAt
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="Generation with a GLA layer went wrong after the first token: positions ran ahead.",
+    cause="offset=q.shape[2] after q had been rearranged to [B, T, H, D]: heads, not tokens.",
+    source="flash-linear-attention 81ec24f1, issue 126 (eight layers)",
+    pinned=TestAt("properties/test_layers.py::test_prefill_then_decode_is_one_full_pass[auto]"),
+    planted=Edit(
+        module="kernels.layers.gated_linear_attention",
+        before="offset = tokens if cu_seqlens is None else cu_seqlens.diff()",
+        after="offset = q.shape[2] if cu_seqlens is None else cu_seqlens.diff()",
+    ),
+)
