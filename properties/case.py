@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -94,6 +94,3 @@ class Case:
 
     def __hash__(self) -> int:
         return hash(self.to_json())
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)

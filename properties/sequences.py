@@ -61,6 +61,11 @@ def _joined(parts: list[Tensor], dims: tuple[str, ...], packed: bool) -> Tensor:
     return parts[0]
 
 
+def shared_gradients(op: Op) -> set[str]:
+    """The gradients that sum over all sequences: of arguments that no sequence owns."""
+    return {f"d{a.name}" for a in op.arguments if not {"B", "N"} & set(a.dims.split())}
+
+
 def tensors_of(op: Op, inputs: Inputs) -> Results:
     """The tensors that the declaration names: without `cu_seqlens` and offsets."""
     names = {argument.name for argument in op.arguments}

@@ -5,9 +5,10 @@ from dataclasses import replace
 import torch
 
 from properties.case import Case
-from properties.catalogue.op import Op
+from properties.catalogue.op import Op, Role
 from properties.laws.judge import expect_identical
 from properties.laws.law import Law, Subject, with_options
+from properties.layouts import relaid
 from properties.sequences import dims_of, spans, tensors_of
 from properties.tensors import Inputs, Results
 
@@ -31,13 +32,18 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def _cuts(op: Op, case: Case) -> list[int]:
-    """For each sequence, the first position that is future."""
+    """For each sequence, the first position that is future: between two tokens if there are two.
+
+    Where keys are not the queries' own tokens, some query is of the past and some key of the
+    future, if that can be.
+    """
     generator = torch.Generator().manual_seed(case.seed + 2)
-    dim = "S" if op.keys else "T"
-    return [
-        int(torch.randint(stop - start + 1, (), generator=generator))
-        for start, stop in spans(case, dim)
-    ]
+    cuts = []
+    for tokens, keys in zip(spans(case, "T"), spans(case, "S"), strict=True):
+        queries, last = tokens[1] - tokens[0], keys[1] - keys[0]
+        first = min(max(1, last - queries + 1), last)
+        cuts.append(int(torch.randint(first, max(last, first + 1), (), generator=generator)))
+    return cuts
 
 
 def _future(op: Op, case: Case, dim: str, cuts: list[int], n: int) -> slice:
@@ -61,13 +67,14 @@ def _with_another_future(op: Op, case: Case, inputs: Inputs, cuts: list[int]) ->
         axis = next((i for i, d in enumerate(dims) if d in ("T", "S")), None)
         if axis is None:
             continue
-        # In place, so that the layout of the case stays; expanded memory cannot be written to.
-        x = x.clone() if 0 in x.stride() else x.clone(memory_format=torch.preserve_format)
+        x = x.clone(memory_format=torch.contiguous_format)
         for n in range(case.sequences):
             rows = x if case.packed else x.narrow(0, n, 1)
             future = rows.movedim(axis, 0)[_future(op, case, dims[axis], cuts, n)]
-            future.mul_(-1).sub_(0.5)
-        changed[name] = x
+            # Log decays stay negative and what has no sign stays without one.
+            future.mul_(2).add_(-0.25 if op.argument(name).role is Role.LOG_DECAY else 0.5)
+        # Rows that share memory cannot have pasts of their own.
+        changed[name] = x if case.layout == "expanded" else relaid(x, case.layout)
     return inputs.with_tensors(changed)
 
 

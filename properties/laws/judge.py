@@ -76,23 +76,24 @@ def expect_identical(
     """Demand equal bits; `want` is rounded to the dtype of `got` first.
 
     Args:
-        normal: compare no element near the subnormal numbers, where scaling by a power of two does
-            not commute with rounding.
+        normal: two elements near the subnormal numbers are equal: scaling by a power of two does
+            not commute with rounding there.
 
     Raises:
         Violation: a result differs somewhere, or is missing.
     """
     _expect_names(law, op, case, subject, got, want)
     if normal:
-        got = {name: _normal(x, want[name]) for name, x in got.items()}
-        want = {name: _normal(y, y) for name, y in want.items()}
+        small = {name: _subnormal(x) & _subnormal(want[name]) for name, x in got.items()}
+        got = {name: x.masked_fill(small[name], 0.0) for name, x in got.items()}
+        want = {name: want[name].masked_fill(small[name], 0.0) for name in got}
     comparisons = [compare(name, x, want[name], None) for name, x in got.items()]
     _verdict(law, op, case, subject, comparisons, against)
 
 
-def _normal(x: Tensor, like: Tensor) -> Tensor:
-    """`x` with zeros where `like` is close to the subnormal numbers."""
-    return torch.where(like.abs() < 8 * torch.finfo(x.dtype).smallest_normal, 0.0, x)
+def _subnormal(x: Tensor) -> Tensor:
+    """Whether each element is so small that it or what it was made of may be subnormal."""
+    return x.abs() < max(8 * torch.finfo(x.dtype).smallest_normal, 2.0**-100)
 
 
 def fail(law: str, op: Op, case: Case, subject: Subject, text: str) -> NoReturn:

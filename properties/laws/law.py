@@ -1,6 +1,6 @@
 """What a law is, whom it judges, and what it says when it is broken."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,8 +70,3 @@ class Law:
 def with_options(case: Case, **options: Any) -> dict[str, Any]:
     """The options of a case with those of `options` that the case has."""
     return {**case.options, **{n: v for n, v in options.items() if n in case.options}}
-
-
-def clean(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is None."""
-    return {name: value for name, value in inputs.items() if value is not None}

@@ -1,20 +1,29 @@
 """Options reach the kernel and stay where they belong.
 
-An auxiliary flag changes no other output, and a call leaves nothing behind: after another call with
-other options, the first gives the same bits again.
+An auxiliary flag changes no other output. An option that changes what the oracle says changes what
+the implementation says. And a call leaves nothing behind: after another one with another option,
+the first gives the same bits again.
 """
 
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from properties.case import Case
-from properties.catalogue.op import Op
-from properties.laws.judge import expect_identical
+from properties.catalogue.op import Op, Option
+from properties.laws.judge import expect_identical, fail, oracle_results
 from properties.laws.law import Law, Subject
-from properties.tensors import Inputs
+from properties.tensors import Inputs, sizes
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
     inputs = subject.inputs(op, case)
+    changed = [o for o in op.options if not o.auxiliary and _value(case, o) != o.default]
+    option = changed[case.seed % len(changed)] if changed else None
+    other = inputs
+    if option is not None:
+        inputs, other = _with_default(op, case, inputs, option)
     first = subject.run(op, case, inputs)
     quiet = {o.name: False for o in op.options if o.auxiliary and o.name in inputs.options}
     if quiet:
@@ -23,20 +32,47 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         want = {name: y for name, y in first.items() if name not in asked}
         against = f"the call with {', '.join(quiet)}"
         expect_identical("plumbing", op, case, subject, got, want, against)
-    defaults = {o.name: o.default for o in op.options if o.name in inputs.options}
-    subject.run(op, case, _legal(op, case, inputs, defaults))
+    if option is None:
+        return 0.0
+    different = subject.run(op, case, other)
     again = subject.run(op, case, inputs)
-    against = "the same call before one with default options"
+    against = f"the same call before one with the default of {option.name}"
     expect_identical("plumbing", op, case, subject, again, first, against)
+    before, after = oracle_results(op, inputs, None), oracle_results(op, other, None)
+    for name, y in first.items():
+        if _far_apart(before[name], after[name]) and torch.equal(y, different[name]):
+            text = f"{option.name}={_value(case, option)!r} gives the same {name} as its default"
+            fail("plumbing", op, case, subject, text)
     return 0.0
 
 
-def _legal(op: Op, case: Case, inputs: Inputs, options: dict[str, object]) -> Inputs:
-    """Other options may need other tensors, a wider state for example; those are left out."""
-    settled = op.settle(replace(case, options={**case.options, **options}))
-    tensors = {n: x for n, x in inputs.tensors.items() if n != "initial_state"}
-    kept = {n: v for n, v in settled.options.items() if n in inputs.options}
-    return Inputs(tensors, {**inputs.options, **kept})
+def _value(case: Case, option: Option) -> object:
+    return case.options.get(option.name, option.default)
+
+
+def _with_default(op: Op, case: Case, inputs: Inputs, option: Option) -> tuple[Inputs, Inputs]:
+    """The inputs, and the same with one option at its default.
+
+    Both go without the optional tensors that have another size then, as a state may have.
+    """
+    other = op.settle(replace(case, options={**case.options, option.name: option.default}))
+    known = sizes(op, other)
+    kept = dict(inputs.tensors)
+    for argument in op.arguments:
+        shape = tuple(known[d] for d in argument.dims.split())
+        if argument.optional and argument.name in kept and kept[argument.name].shape != shape:
+            del kept[argument.name]
+    # An option of a list is passed as a tensor.
+    rest = {name: x for name, x in kept.items() if name != option.name}
+    options = {**inputs.options, option.name: other.options[option.name]}
+    return Inputs(kept, inputs.options), Inputs(rest, options)
+
+
+def _far_apart(x: Tensor, y: Tensor) -> bool:
+    """Whether two results of the oracle differ by more than any rounding could."""
+    x, y = x.nan_to_num(), y.nan_to_num()
+    largest = torch.maximum(x.abs(), y.abs()).max() if x.numel() else torch.zeros(())
+    return bool((x - y).abs().max() > 0.1 * largest) if largest > 0 else False
 
 
 LAW = Law("plumbing", check)
