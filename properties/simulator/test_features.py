@@ -217,6 +217,20 @@ def test_kernels_may_use_any_name() -> None:
 
 
 @triton.jit
+def column_sums(out, x, M: tl.constexpr, N: tl.constexpr):
+    pid, rows, cols = tl.program_id(0), tl.arange(0, M), tl.arange(0, N)
+    tile = tl.load(x + pid * M * N + rows[:, None] * N + cols[None, :])
+    tl.store(out + pid * N + cols, tl.sum(tl.exp(tile), 0) + tl.sum(tl.sum(tile, 1), 0))
+
+
+def test_results_do_not_depend_on_how_many_programs_run_together() -> None:
+    x = torch.randn(5, 16, 64)
+    out = run(column_sums, torch.empty(5, 64), x, M=16, N=64, grid=5)
+    for one, whole in zip(x, out, strict=True):
+        assert torch.equal(run(column_sums, torch.empty(64), one, M=16, N=64), whole)
+
+
+@triton.jit
 def add_mul(a1, b1, a2, b2):
     return a2 * a1, a2 * b1 + b2
 
