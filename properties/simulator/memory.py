@@ -8,7 +8,7 @@ as an integer, the buffer is `ANYWHERE` and the offset is a byte address.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,9 @@ import torch
 from .numerics import ELEMENTS, Array, Element
 
 Pointer = tuple["Buffer", Array]
+Member = Callable[[Array], Array]
+TABLE_LIMIT = 2**27
+FILL_LIMIT = 2**30
 
 ELEMENT_OF: dict[torch.dtype, str] = {
     torch.bool: "i1",
@@ -57,7 +60,7 @@ def memory_at(address: int, count: int, dtype: np.dtype[Any]) -> Array:
 
 
 @lru_cache(maxsize=64)
-def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, Array | None]:
+def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, Member | None]:
     """Extent of a view in elements and, where it has gaps, which offsets belong to it."""
     if 0 in shape:
         return 0, None
@@ -68,9 +71,29 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, Array
         count *= size if stride else 1
     if count >= extent:
         return extent, None
-    member = np.zeros(extent, np.bool_)
-    np.lib.stride_tricks.as_strided(member, shape, strides)[...] = True
-    return extent, None if member.all() else member
+    if extent > TABLE_LIMIT:
+        return extent, nested(sorted(((s, n) for n, s in spans if s), reverse=True))
+    table = np.zeros(extent, np.bool_)
+    np.lib.stride_tricks.as_strided(table, shape, strides)[...] = True
+    return extent, None if table.all() else lambda offset: table.take(offset, mode="clip")
+
+
+def nested(spans: list[tuple[int, int]]) -> Member | None:
+    """Membership by division, for views too large for a table: `(stride, size)`, widest first."""
+    inner = 1
+    for stride, size in reversed(spans):
+        if stride < inner:
+            return None
+        inner = stride * (size - 1) + inner
+
+    def belongs(offset: Array) -> Array:
+        inside = np.ones(offset.shape, np.bool_)
+        for stride, size in spans:
+            inside &= offset // stride < size
+            offset = offset % stride
+        return np.asarray(inside & (offset == 0))
+
+    return belongs
 
 
 class Traffic:
@@ -133,9 +156,10 @@ class Buffer:
         if before != after:
             other.size = self.size * before // after
             other.data = memory_at(self.address, other.size, other.element.raw)
+            member, ratio = self.member, before // after
             other.member = None
-            if self.member is not None and before > after:
-                other.member = np.repeat(self.member, before // after)
+            if member is not None and ratio:
+                other.member = lambda offset: member(offset // ratio)
             other.traffic = None
             other.fresh = canary_of(kind) if self.storage in FRESH else None
         elif other.data.dtype != other.element.raw:
@@ -219,7 +243,7 @@ def fill_fresh(tensor: Any) -> None:
         return
     storage = tensor.untyped_storage()
     address, count = storage.data_ptr(), storage.nbytes() // 2
-    if not address or not count:
+    if not address or not 0 < count <= FILL_LIMIT // 2:
         return
     memory_at(address, count, np.dtype(np.uint16)).fill(PATTERN)
     FRESH[address] = None
@@ -236,8 +260,8 @@ def unwritten(tensor: torch.Tensor) -> torch.Tensor | None:
 
     Returns:
         A bool tensor of the same shape, or `None` where it is not known: no `torch.empty` or kin
-        of it gave out this memory while the simulator was installed, or the elements are integers
-        of one or two bytes, which have no implausible value.
+        of it gave out this memory while the simulator was installed, it is larger than 1 GB, or
+        the elements are integers of one or two bytes, which have no implausible value.
     """
     if tensor.device.type != "cpu" or tensor.untyped_storage().data_ptr() not in FRESH:
         return None

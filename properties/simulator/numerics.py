@@ -296,7 +296,7 @@ def reduce_with(ufunc: np.ufunc, x: Array, axis: int, tile: tuple[int, ...]) -> 
     while length > 1:
         length //= 2
         x = ufunc(x[(*before, slice(0, length))], x[(*before, slice(length, 2 * length))])
-    return x[(*before, 0)]
+    return np.asarray(x[(*before, 0)])
 
 
 def accumulate_with(

@@ -255,7 +255,7 @@ class Slab:
                 return
             bad = place >= buffer.size
         else:
-            bad = (place >= buffer.size) | ~buffer.member.take(offset, mode="clip")
+            bad = (place >= buffer.size) | ~buffer.member(offset)
         if active is not None:
             bad = bad & active
         if bad.any():

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 import properties.simulator as simulator
+from properties.simulator import memory
 
 
 @pytest.fixture(autouse=True, params=[0, 1, 3], ids=["slabs", "one by one", "by three"])
@@ -83,6 +84,28 @@ def test_columns_beside_a_view_do_not_belong_to_it() -> None:
         copy_columns[(5,)](packed[:, :12], torch.empty(5, 16), 24, D=16)
     assert_names(caught.value, copy_columns, "wrong", "x")
     assert caught.value.tile_index == (12,)
+
+
+@pytest.mark.parametrize("limit", [0, 2**27], ids=["by division", "by table"])
+@pytest.mark.parametrize("seed", range(8))
+def test_which_offsets_belong_to_a_view(
+    seed: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "TABLE_LIMIT", limit)
+    memory.layout.cache_clear()
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 5, (3,), generator=generator).tolist()
+    steps = torch.randint(1, 4, (3,), generator=generator).tolist()
+    order = torch.randperm(3, generator=generator).tolist()
+    base = torch.arange(7 * 7 * 7 * 27).reshape(21, 21, 21)
+    parts = [slice(0, size * step, step) for size, step in zip(sizes, steps, strict=True)]
+    view = base[tuple(parts)].permute(order)
+    extent, member = memory.layout(tuple(view.shape), view.stride())
+    memory.layout.cache_clear()
+    offsets = np.arange(extent)
+    inside = np.ones(extent, bool) if member is None else member(offsets)
+    assert extent == view.max().item() + 1
+    assert set(offsets[inside]) == set(view.flatten().tolist())
 
 
 @triton.jit
