@@ -34,6 +34,7 @@ _SUMS = frozenset(["sum", "cumsum", "mean"])
 _OF_ORDER_ONE = frozenset(["log", "log2", "log1p", "logsumexp", "logcumsumexp", "tanh", "sigmoid"])
 
 _POOL = 2**20 + 7
+_PIECE = 2**19
 
 
 @functools.cache
@@ -172,11 +173,13 @@ class Rounding(TorchDispatchMode):
         return torch.where(y.isfinite(), torch.addcmul(y, size, self._noise(y.shape)), y)
 
     def _noise(self, shape: torch.Size) -> Tensor:
+        """A piece of the pool that starts anywhere; several of them for a large result."""
         count = shape.numel()
-        if count > _POOL:
-            return torch.randn(shape, dtype=torch.float64, generator=self.generator)
-        start = int(torch.randint(_POOL - count + 1, (), generator=self.generator))
-        return _pool()[start : start + count].view(shape)
+        sizes = [_PIECE] * (count // _PIECE) + [count % _PIECE]
+        starts = torch.randint(_POOL - _PIECE, (len(sizes),), generator=self.generator)
+        pool = _pool()
+        pieces = [pool[i : i + n] for i, n in zip(starts.tolist(), sizes, strict=True)]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(shape)
 
 
 def _inexact(value: Any) -> bool:
