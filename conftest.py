@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=["auto", "cuda", "simulator", "interpreter"],
         help="where kernels run (auto: the GPU if there is one, else the simulator)",
     )
-    group.addoption("--target", default="ours", help="whose kernels (default: ours)")
+    group.addoption("--target", default="ours", help="whose kernels: ours (default), or oracle")
     for name in ("op", "mode", "law", "dtype"):
         text = f"only this {name} of the catalogue (repeatable)"
         group.addoption(f"--{name}", action="append", default=[], help=text)
@@ -76,4 +76,5 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
     from properties.targets import load
 
     config = request.config
-    return Subject(load(config.getoption("target")), activate(config.getoption("device")))
+    device = activate(config.getoption("device"))
+    return Subject(load(config.getoption("target"), device), device)

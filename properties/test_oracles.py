@@ -12,7 +12,7 @@ from properties.case import Case
 from properties.catalogue import OPS, Mode, Op
 from properties.catalogue.op import Role
 from properties.strategies import cases
-from properties.targets import NONE
+from properties.targets.oracle import Oracle
 from properties.tensors import Inputs, Results, build, cotangents, run
 from properties.verdict import Precision, budgets, compare
 
@@ -22,7 +22,7 @@ REFERENCE = Mode("reference")
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
-    @given(cases(op, REFERENCE, "float32", NONE, longest=40))
+    @given(cases(op, REFERENCE, "float32", Oracle(), longest=40))
     def forms_agree(case: Case) -> None:
         inputs = build(op, case).to(torch.float64)
         incoming = {n: x.double() for n, x in cotangents(op, case).items()}
@@ -56,7 +56,7 @@ def test_gradients_are_those_of_the_outputs(op: Op, form: str) -> None:
     function = getattr(op, form)
 
     @settings(max_examples=8)
-    @given(cases(op, REFERENCE, "float32", NONE, longest=4, widest=3))
+    @given(cases(op, REFERENCE, "float32", Oracle(), longest=4, widest=3))
     def gradcheck_passes(drawn: Case) -> None:
         # Differences need a copy per call, and numbers of moderate size.
         options = {n: False if n == "inplace" else v for n, v in drawn.options.items()}

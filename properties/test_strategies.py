@@ -24,6 +24,8 @@ from properties.values import RECIPES, Blank
 # goes on with variations of what it has drawn. The seeds are fixed, and so is the verdict.
 EXAMPLES, RUNS = 15, 60
 
+TARGET = load("ours", torch.device("cpu"))
+
 MODES = [
     pytest.param(op, mode, id=f"{op.name}-{mode.name}") for op in OPS.values() for mode in op.modes
 ]
@@ -60,7 +62,7 @@ def drawn(op: str, mode: str) -> list[Case]:
             suppress_health_check=list(HealthCheck),
             deadline=None,
         )
-        @given(cases(OPS[op], OPS[op].mode(mode), "bfloat16", load("ours")))
+        @given(cases(OPS[op], OPS[op].mode(mode), "bfloat16", TARGET))
         def collect(case: Case) -> None:
             found.append(case)
 
@@ -96,7 +98,7 @@ def conditions(op: Op, mode: Mode) -> Iterator[Condition]:
     for argument in op.arguments:
         if argument.name not in mode.refuses:
             yield from _about_argument(argument)
-    entries = {index for case in drawn(op.name, mode.name) for index in load("ours").tiles(case)}
+    entries = {index for case in drawn(op.name, mode.name) for index in TARGET.tiles(case)}
     for name, choices in (
         ("layout", LAYOUTS),
         ("values", op.recipes),
@@ -187,7 +189,7 @@ _KINDS_OF_SCALE: dict[str, Callable[[float | None], bool]] = {
 
 def _tile(case: Case) -> int:
     """Tokens per tile of the entry that the case takes."""
-    tiles = load("ours").tiles(case)
+    tiles = TARGET.tiles(case)
     return tiles[next(iter(tiles)) if case.tile is None else case.tile]
 
 

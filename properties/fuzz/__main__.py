@@ -145,15 +145,16 @@ def _rounds(
     crew: list[Worker], jobs: list[Job], board: Board, seed: int, chosen: argparse.Namespace
 ) -> Iterator[Round]:
     """Rounds as they end. A job with a finding is retired: it would only find it again."""
-    deadline = monotonic() + 60 * chosen.minutes
+    examples: int | None = chosen.examples
+    deadline: float = monotonic() + 60 * chosen.minutes
     turns = _turns(jobs, seed)
     retired: set[Job] = set()
     idle = list(crew)
     running: dict[Future[Round], Worker] = {}
 
     def over() -> bool:
-        if chosen.examples is not None:
-            return board.examples + EXAMPLES_PER_ROUND * len(running) >= chosen.examples
+        if examples is not None:
+            return board.examples + EXAMPLES_PER_ROUND * len(running) >= examples
         return monotonic() >= deadline
 
     while True:

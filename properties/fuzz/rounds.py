@@ -53,7 +53,7 @@ def make_subject(target: str, device: str) -> Subject:
 
     where = activate(device)
     profiles.register()
-    return Subject(load(target), where)
+    return Subject(load(target, where), where)
 
 
 def play(job: Job, examples: int, seed: int, shrink: bool) -> Round:

@@ -57,7 +57,7 @@ def try_pinned(pinned: Pinned, target: str, device: str, edit: Edit | None) -> O
     where = activate(device)
     case = pinned.case
     try:
-        LAWS[pinned.law](OPS[case.op], case, Subject(load(target), where))
+        LAWS[pinned.law](OPS[case.op], case, Subject(load(target, where), where))
     except Violation as violation:
         return Outcome(violation.law, str(violation))
     except Exception as error:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Protocol
 
+import torch
+
 from properties.case import Case
 from properties.catalogue.op import Function, Op
 
@@ -20,28 +22,14 @@ class Target(Protocol):
         """Entries of the tile table that admit the case's dims and dtype → tokens per tile."""
 
 
-class _NoTarget:
-    """Nobody's kernels: cases for the oracles alone."""
-
-    name = "none"
-
-    def function(self, op: Op) -> Function:
-        raise ValueError(f"target: 'none' has no {op.name}, expected a target with kernels")
-
-    def tiles(self, case: Case) -> Mapping[int, int]:
-        return {}
-
-
-NONE = _NoTarget()
-
-
-def load(name: str) -> Target:
-    """The target of this name.
+def load(name: str, device: torch.device) -> Target:
+    """The target of this name, for kernels on `device`: "ours", or "oracle" for the oracles.
 
     Raises:
         ValueError: there is none.
     """
-    if name != "ours":
-        raise ValueError(f"target: {name!r}, expected 'ours'")
-    target: Target = import_module("properties.targets.ours").OURS
+    if name not in ("ours", "oracle"):
+        raise ValueError(f"target: {name!r}, expected 'ours' or 'oracle'")
+    # Imported here, as kernels must not be before a device is activated, nor with an oracle alone.
+    target: Target = import_module(f"properties.targets.{name}").target(device)
     return target

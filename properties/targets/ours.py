@@ -1,6 +1,9 @@
 """The kernels of this project."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
 
 import kernels
 from kernels import tiles
@@ -8,8 +11,12 @@ from properties.case import Case
 from properties.catalogue.op import Function, Op
 
 
+@dataclass(frozen=True)
 class Ours:
-    name = "ours"
+    """Our kernels as they are on an architecture, which has tiles of its own."""
+
+    architecture: int
+    name: str = "ours"
 
     def function(self, op: Op) -> Function:
         found: Function = getattr(kernels, op.name)
@@ -21,8 +28,9 @@ class Ours:
         return {
             index: entry.tokens
             for index, entry in enumerate(entries)
-            if entry.admits(widest, case.torch_dtype.itemsize, arch=0)
+            if entry.admits(widest, case.torch_dtype.itemsize, arch=self.architecture)
         }
 
 
-OURS = Ours()
+def target(device: torch.device) -> Ours:
+    return Ours(tiles.architecture(device))

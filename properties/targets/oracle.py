@@ -1,0 +1,115 @@
+"""The oracles as an implementation: what every law has to accept.
+
+Each sequence and each head is computed by itself in float64, and results are rounded once. So their
+bits depend on nothing else: not on layout, order, neighbours, or what else the call asks for.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from properties.case import Case
+from properties.catalogue.op import Function, Op
+
+
+class Oracle:
+    name = "oracle"
+
+    def function(self, op: Op) -> Function:
+        def implementation(
+            *, mode: str, tile: int | None, **given: Any
+        ) -> Tensor | tuple[Tensor | None, ...]:
+            _check(op, mode, tile, given)
+            return _compute(op, given)
+
+        return implementation
+
+    def tiles(self, case: Case) -> Mapping[int, int]:
+        return {}
+
+
+def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
+    """Refuse what kernels refuse, and have the oracle refuse the rest."""
+    names = [m.name for m in op.modes]
+    if mode not in names:
+        raise ValueError(f"mode: {mode!r}, expected one of {', '.join(names)}")
+    if tile is not None:
+        raise ValueError(f"tile: {tile!r}, expected None, as an oracle has no tiles")
+    for name in op.mode(mode).refuses:
+        if given.get(name, None) not in (None, False):
+            raise ValueError(f"{name}: given, expected a mode other than {mode}")
+    for name, x in given.items():
+        if isinstance(x, Tensor) and x.dtype == torch.float64:
+            raise TypeError(f"{name}: float64, expected float32, bfloat16 or float16")
+    whole = {**given, "inplace": False} if "inplace" in given else dict(given)
+    with torch.no_grad():
+        op.oracle(**whole)
+
+
+def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...]:
+    tensors = {a.name: given[a.name] for a in op.arguments if given.get(a.name) is not None}
+    first = op.arguments[0]
+    dims = dict(zip(first.dims.split(), tensors[first.name].shape, strict=True))
+    bounds = [given.get(name) for name in op.packed_by]
+    sequences = dims["B"] if bounds[0] is None else len(bounds[0]) - 1
+    options = {n: v for n, v in given.items() if n not in (*tensors, *op.packed_by, "inplace")}
+    double = {n: x.double() for n, x in tensors.items()}
+    rows = []
+    for n in range(sequences):
+        heads = []
+        for h in range(dims["H"]):
+            piece = {
+                a.name: _piece(a.dims, double[a.name], n, h, dims["H"], bounds)
+                for a in op.arguments
+                if a.name in double
+            }
+            own = {k: v[n : n + 1] if isinstance(v, Tensor) else v for k, v in options.items()}
+            returned = op.oracle(**piece, **own)
+            heads.append(returned if isinstance(returned, tuple) else (returned,))
+        rows.append(_joined(op, heads, "H", "H"))
+    along = "B" if bounds[0] is None else "T"
+    results = tuple(
+        None if y is None else y.to(torch.float32 if o.dtype == "float32" else _dtype(op, tensors))
+        for o, y in zip(op.outputs, _joined(op, rows, along, "N"), strict=True)
+    )
+    if given.get("inplace"):
+        return given[first.name].copy_(results[0])  # type: ignore[no-any-return]
+    return results if len(results) > 1 else results[0]  # type: ignore[return-value]
+
+
+def _dtype(op: Op, tensors: Mapping[str, Tensor]) -> torch.dtype:
+    return tensors[op.arguments[0].name].dtype
+
+
+def _piece(dims: str, x: Tensor, n: int, h: int, heads: int, bounds: list[Tensor | None]) -> Tensor:
+    """One head of one sequence; a query head reads the kv head of its group."""
+    packed = bounds[0] is not None
+    for axis, dim in enumerate(dims.split()):
+        if dim == "N" or (dim == "B" and not packed):
+            x = x.narrow(axis, n, 1)
+        elif dim in "HG":
+            x = x.narrow(axis, h * x.shape[axis] // heads, 1)
+        elif dim in "TS" and packed:
+            cu_seqlens = bounds[-1] if dim == "S" and bounds[-1] is not None else bounds[0]
+            assert cu_seqlens is not None
+            start, stop = cu_seqlens[n : n + 2].tolist()
+            x = x.narrow(axis, start, stop - start)
+    return x.contiguous()
+
+
+def _joined(
+    op: Op, parts: list[tuple[Tensor | None, ...]], *along: str
+) -> tuple[Tensor | None, ...]:
+    """Each output along its dim that is one of `along`."""
+    joined: list[Tensor | None] = []
+    for output, each in zip(op.outputs, zip(*parts, strict=True), strict=True):
+        axis = next(a for a, dim in enumerate(output.dims.split()) if dim in along)
+        present = [y for y in each if y is not None]
+        joined.append(torch.cat(present, axis) if present else None)
+    return tuple(joined)
+
+
+def target(device: torch.device) -> Oracle:
+    return Oracle()
