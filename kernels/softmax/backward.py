@@ -17,6 +17,7 @@ from kernels.softmax.logits import (
     load_softmax,
     locate,
     logits,
+    products_by_key,
     queries_of,
     sees,
     store_rows,
@@ -124,10 +125,10 @@ def attention_backward_q(
             key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
             products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
             s = logits(
-                products, query, key, shift, factor, cap, slope,
-                query_gate, key_gate, CAPPED, ALIBI, GATED,
+                products, query, key, shift, factor, cap, slope, query_gate, key_gate, base,
+                CAPPED, ALIBI, GATED,
             )  # fmt: skip
-            p = tl.exp2(s - base) * weight
+            p = tl.exp2(s) * weight
             dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
             ds = p * (dp - row_delta)
             if phase != 1:
@@ -208,12 +209,12 @@ def attention_backward_kv(
                 row_delta = tl.load(delta + first_row + query, mask=inside, other=0.0)
                 # From the causal bound on, a query's own position is a key's.
                 query_gate = load_gates(gate, rest, closed, gates + query + shift, inside, GATED)
-                products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
+                products = products_by_key(k_tile, q_tile)
                 s = logits(
-                    products, query, key, shift, factor, cap, slope,
-                    query_gate, key_gate, CAPPED, ALIBI, GATED,
+                    products, query, key, shift, factor, cap, slope, query_gate, key_gate, base,
+                    CAPPED, ALIBI, GATED,
                 )  # fmt: skip
-                p = tl.exp2(s - base) * weight
+                p = tl.exp2(s) * weight
                 dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
                 ds = p * (dp - row_delta)
                 if phase != 1:

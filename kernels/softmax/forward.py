@@ -75,10 +75,10 @@ def attention_forward(
             key = columns[None, :]
             k_tile = load_rows(k, stride_kt, start, columns, high, K, PAD_K, phase != 1)
             key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
-            s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+            products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
             s = logits(
-                s, query, key, shift, factor, cap, slope,
-                query_gate, key_gate, CAPPED, ALIBI, GATED,
+                products, query, key, shift, factor, cap, slope, query_gate, key_gate, 0.0,
+                CAPPED, ALIBI, GATED,
             )  # fmt: skip
             if phase != 1:
                 visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
@@ -86,7 +86,11 @@ def attention_forward(
             new_peak = tl.maximum(peak, tl.max(s, 1))
             # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
             base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-            p = tl.exp2(s - base[:, None])
+            s = logits(
+                products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+                base[:, None], CAPPED, ALIBI, GATED,
+            )  # fmt: skip
+            p = tl.exp2(s)
             if phase != 1:
                 p = tl.where(visible, p, 0.0)
             decay = tl.exp2(peak - base)

@@ -42,6 +42,7 @@ from kernels.softmax.logits import (
     load_softmax,
     locate,
     logits,
+    products_by_key,
     sees,
 )
 
@@ -142,13 +143,13 @@ def within_blocks(
         base, weight = load_softmax(peaks + first_row, totals + first_row, query, exists)
         row_delta = tl.load(delta + first_row + query, mask=exists, other=0.0)
         query_gate = load_gates(gate, rest, closed, gates + query + shift, exists, GATED)
-        products = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee")
+        products = products_by_key(k_tile, q_tile)
         s = logits(
-            products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+            products, query, key, shift, factor, cap, slope, query_gate, key_gate, base,
             CAPPED, ALIBI, GATED,
         )  # fmt: skip
         dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
-        ds = tl.exp2(s - base) * weight * (dp - row_delta)
+        ds = tl.exp2(s) * weight * (dp - row_delta)
         inside = exists & (key < length_k)
         visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
         ds = tl.cumsum(tl.where(visible, ds, 0.0), 0)

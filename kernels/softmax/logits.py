@@ -210,21 +210,42 @@ def tanh_slope(x):
 
 
 @triton.jit
+def products_by_key(k_tile, q_tile):
+    """k·q [keys, queries], bit for bit the transpose of the forward kernel's q·k.
+
+    Where a weight is 1, a logit that differs from the forward's in its last digit is an error of
+    that digit's size, not of the weight's. A tensor core sums in one order for both operands.
+    """
+    if k_tile.dtype == tl.float32:
+        products = tl.trans(tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"))
+    else:
+        products = tl.dot(k_tile, tl.trans(q_tile))
+    return products
+
+
+@triton.jit
 def logits(
-    products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+    products, query, key, shift, factor, cap, slope, query_gate, key_gate, base,
     CAPPED: tl.constexpr, ALIBI: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """Base-2 logits of `products = q·k`, before the mask.
+    """Base-2 logits of `products = q·k`, before the mask, less `base`.
 
     `factor` is `scale·log2(e)`, or `scale/softcap` with a softcap, and `cap` `softcap·log2(e)`. The
-    gates are triples (leading part, rest, number of shut gates), see gates.py.
+    gates are triples (leading part, rest, number of shut gates), see gates.py. Sums of products are
+    written as fma, lest a compiler round them once in one kernel and twice in another.
     """
-    s = products * factor
     if CAPPED:
-        s = cap * tanh(s)
-    if ALIBI:
-        s -= slope * tl.abs(query + shift - key).to(tl.float32)
-    if GATED:
-        s += (query_gate[0] - key_gate[0]) + (query_gate[1] - key_gate[1])
-        s = tl.where(query_gate[2] == key_gate[2], s, float("-inf"))
+        products = tanh(products * factor)
+        factor = cap
+    if ALIBI or GATED:
+        bias = tl.zeros(products.shape, tl.float32)
+        if GATED:
+            bias += (query_gate[0] - key_gate[0]) + (query_gate[1] - key_gate[1])
+        if ALIBI:
+            bias = tl.fma(tl.abs(query + shift - key).to(tl.float32), -slope, bias)
+        s = tl.fma(products, factor, bias) - base
+        if GATED:
+            s = tl.where(query_gate[2] == key_gate[2], s, float("-inf"))
+    else:
+        s = tl.fma(products, factor, -base)
     return s
