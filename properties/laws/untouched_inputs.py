@@ -1,5 +1,7 @@
 """An op writes to its outputs: not to its inputs, and not to the memory around them."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -7,16 +9,14 @@ from properties.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import fail
 from properties.laws.law import Law, Subject
-from properties.layouts import LAYOUTS, relaid
-from properties.sequences import tensors_of
+from properties.layouts import LAYOUTS
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
     layouts = [case.layout, sorted(LAYOUTS)[case.seed % len(LAYOUTS)]]
     for layout in dict.fromkeys(layouts):
-        inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-        moved = {n: relaid(x, layout) for n, x in tensors_of(op, inputs).items()}
-        inputs = inputs.with_tensors(moved)
+        moved = op.settle(replace(case, layout=layout))
+        inputs, gradients_of = subject.inputs(op, moved), subject.cotangents(op, moved)
         watched = {**inputs.tensors, **{f"gradient of {n}": x for n, x in gradients_of.items()}}
         before = {name: _memory(x).clone() for name, x in watched.items()}
         subject.run(op, case, inputs, gradients_of)

@@ -38,7 +38,7 @@ def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
     if tile is not None:
         raise ValueError(f"tile: {tile!r}, expected None, as an oracle has no tiles")
     for name in op.mode(mode).refuses:
-        if given.get(name, None) not in (None, False):
+        if given.get(name) is not None and given[name] is not False:
             raise ValueError(f"{name}: given, expected a mode other than {mode}")
     for name, x in given.items():
         if isinstance(x, Tensor) and x.dtype == torch.float64:
