@@ -56,7 +56,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_every_launch_compiles_within_the_limits(job: Job, worker: Worker) -> None:
     answer = worker.call(check_job, job, thorough=_nightly())
     assert answer.launches > 0
-    assert not answer.faults, "\n".join(answer.faults)
+    if answer.faults:
+        pytest.fail("\n".join(answer.faults), pytrace=False)
 
 
 def test_every_kernel_is_launched_by_some_job(worker: Worker) -> None:

@@ -25,16 +25,6 @@ class Architecture:
     shared_memory: int
     source: str
 
-    def registers(self, num_warps: int) -> int:
-        """The most that a thread can have, in a program of `num_warps` warps.
-
-        65536 registers of a multiprocessor, and 255 that an instruction can name; on CDNA3 512 for
-        each of the up to 8 waves of one SIMD, accumulation registers included.
-        """
-        if self.gpu.backend == "cuda":
-            return min(255, 65536 // (32 * num_warps))
-        return 512 // -(-num_warps // 4)
-
 
 def _nvidia(capability: int, kibibytes: int) -> Architecture:
     gpu = GPUTarget("cuda", capability, 32)

@@ -11,8 +11,12 @@ from triton.compiler import CompiledKernel
 from properties.aot.architectures import Architecture
 from properties.aot.launches import Launch
 
-TRADED = 32
-"""Bytes of spills that a compiler may choose. Seen of ptxas 13: 4 to 28, at 128 and 168 registers.
+TOLERATED = 32
+"""Bytes of a thread's registers that may spill, that is eight registers.
+
+ptxas parts with a few for more threads, or for an instruction order that it likes better: seen of
+version 13 are 4 to 28 bytes at 96, 128 and 168 registers of 255. Which kernels it does this to
+changes with its version, and no kernel is slow for it.
 """
 
 
@@ -73,9 +77,7 @@ def faults(launch: Launch, architecture: Architecture) -> list[str]:
             f"{launch} needs {need.shared_memory} bytes of shared memory, {architecture.name} has "
             f"{architecture.shared_memory} ({architecture.source})"
         )
-    # A compiler may part with a few registers for more threads; not for want of registers.
-    wanting = need.registers >= architecture.registers(launch.options["num_warps"])
-    if need.spilled > (0 if wanting else TRADED):
+    if need.spilled > TOLERATED:
         found.append(
             f"{launch} spills {need.spilled} bytes of each thread's registers on "
             f"{architecture.name}, beside the {need.registers} registers it has"
