@@ -38,6 +38,7 @@ from kernels.primitives.decay import (
     level_span,
     level_span_transposed,
     load_gates,
+    load_sides,
     sum_gradients,
 )
 from kernels.primitives.product import product
@@ -156,10 +157,10 @@ def _outputs(
             out += product(decayed, S, DTYPE)
             diagonal += tl.sum(r.to(tl.float32) * c.to(tl.float32), 1)
             for level in tl.range(LEVELS, disable_licm=True):
+                queries = level_queries(level, C)
                 if REVERSE:
-                    x = tl.where(level_queries(level, C), c, r)
-                else:
-                    x = tl.where(level_queries(level, C), r, c)
+                    queries = queries == 0
+                x = load_sides(r_ptr, c_ptr, queries, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
                 X = x.to(tl.float32) * decay(level_span(level, C), g, DTYPE)
                 A += tl.where(level_pairs(level, C), product(X, tl.trans(X), DTYPE), 0.0)
         else:
@@ -227,19 +228,22 @@ def _gradients(
             through += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
     dq *= scale
     dA = tl.where(rows[None, :] <= rows[:, None], dA, 0.0) * scale
-    q = load_rows(q_ptr + key_rows, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
-    k = load_rows(k_ptr + key_rows, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+    q_ptr += key_rows
+    k_ptr += key_rows
     if USE_G:
         g = load_gates(g_ptr + key_rows, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
         dg = tl.zeros([C, BK], tl.float32) + (through * decay_of_chunk(g, DTYPE))[None, :]
         # Two turns of one body, queries then keys: side by side they take too many registers.
         for side in tl.range(2, disable_licm=True):
-            x = tl.where(side == 0, q, k).to(tl.float32)
+            x = load_sides(q_ptr, k_ptr, side == 0, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
             dx = tl.where(side == 0, dq, dk) * decay(chunk_span(side, C), g, DTYPE)
             dq = tl.where(side == 0, dx, dq)
             dk = tl.where(side == 0, dk, dx)
-            dg += sum_gradients(chunk_span_transposed(side, C), x * dx, DTYPE)
+            dg += sum_gradients(chunk_span_transposed(side, C), x.to(tl.float32) * dx, DTYPE)
 
+    q = load_rows(q_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+    k = load_rows(k_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+    if USE_G:
         own = rows[:, None] == rows[None, :]
         diagonal = tl.sum(tl.where(own, dA, 0.0), 1)[:, None]
         dq += diagonal * k.to(tl.float32)
@@ -250,7 +254,9 @@ def _gradients(
         for level in tl.range(LEVELS, disable_licm=True):
             queries = level_queries(level, C)
             decayed = decay(level_span(level, C), g, DTYPE)
-            x = tl.where(queries, q, k).to(tl.float32)
+            x = load_sides(q_ptr, k_ptr, queries, rows, keys, HEADS * KEY_DIM, left, KEY_DIM).to(
+                tl.float32
+            )
             pairs = tl.where(level_pairs(level, C), dA, 0.0)
             dx = product(pairs, x * decayed, DTYPE) * decayed
             dq += tl.where(queries, dx, 0.0)

@@ -54,6 +54,19 @@ def load_gates(ptr, rows, cols, stride, num_rows, num_cols):
 
 
 @triton.jit
+def load_sides(q_ptr, k_ptr, queries, rows, cols, stride, num_rows, num_cols):
+    """Rows of q where `queries [C, 1]`, rows of k elsewhere; 0 outside the extent.
+
+    A level loads them again: from a cache they cost less than the registers that would keep them.
+    """
+    inside = (rows[:, None] < num_rows) & (cols[None, :] < num_cols)
+    cells = rows[:, None] * stride + cols[None, :]
+    q = tl.load(q_ptr + cells, mask=inside & queries, other=0.0)
+    k = tl.load(k_ptr + cells, mask=inside & (queries == 0), other=0.0)
+    return tl.where(queries, q, k)
+
+
+@triton.jit
 def decay(mask, g, DTYPE: tl.constexpr):
     """`exp(mask @ g)` in float32 for a boolean `mask [C, C]` and log decays `g [C, K]`.
 
