@@ -51,10 +51,11 @@ class Tile:
         return self.backward or self
 
 
+# A tile of 64 x 64 leaves the backward kernel of 4 warps no registers.
 _FUSED_RECURRENT = (
-    Tile(tokens=32, features=64),
+    Tile(tokens=32, features=64, backward=Tile(tokens=32, features=64, num_warps=8)),
     Tile(tokens=16, features=32, num_warps=2),
-    Tile(tokens=64, features=128, num_warps=8),
+    Tile(tokens=64, features=64, num_warps=8),
 )
 
 TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
@@ -65,18 +66,26 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
         Tile(tokens=128, num_warps=8, max_dim=64),
     ),
     # tokens: rows that a program holds, queries in the forward and dq kernels, keys in that of dk
-    # and dv; keys: rows that it reads per step, of the other kind.
+    # and dv; keys: rows that it reads per step, of the other kind. Forget gates take registers, so
+    # the backward tile has a backward tile of its own: that with gates.
     ("attention", "parallel"): (
         # Hopper and Blackwell, up to 227 KiB of shared memory.
         Tile(
             tokens=128,
-            keys=128,
+            keys=64,
             num_warps=8,
+            num_stages=3,
             max_dim=64,
             max_itemsize=2,
             arch=90,
             arch_below=120,
-            backward=Tile(tokens=128, keys=64, num_warps=8),
+            backward=Tile(
+                tokens=128,
+                keys=32,
+                num_warps=8,
+                num_stages=3,
+                backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+            ),
         ),
         Tile(
             tokens=128,
@@ -87,16 +96,26 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
             max_itemsize=2,
             arch=90,
             arch_below=120,
-            backward=Tile(tokens=128, keys=32, num_warps=8),
+            backward=Tile(
+                tokens=64,
+                keys=32,
+                num_warps=8,
+                backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+            ),
         ),
         Tile(
             tokens=128,
-            keys=64,
+            keys=32,
             num_warps=8,
             max_itemsize=2,
             arch=90,
             arch_below=120,
-            backward=Tile(tokens=32, keys=32, num_warps=8),
+            backward=Tile(
+                tokens=32,
+                keys=32,
+                num_warps=8,
+                backward=Tile(tokens=32, keys=16, num_warps=8, num_stages=1),
+            ),
         ),
         # From Ampere on, up to 99 KiB.
         Tile(
@@ -105,7 +124,11 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
             max_dim=64,
             max_itemsize=2,
             arch=80,
-            backward=Tile(tokens=64, keys=32),
+            backward=Tile(
+                tokens=64,
+                keys=32,
+                backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+            ),
         ),
         Tile(
             tokens=64,
@@ -113,7 +136,11 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
             max_dim=128,
             max_itemsize=2,
             arch=80,
-            backward=Tile(tokens=32, keys=32),
+            backward=Tile(
+                tokens=32,
+                keys=32,
+                backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+            ),
         ),
         Tile(
             tokens=64,
@@ -121,7 +148,7 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
             num_warps=8,
             max_itemsize=2,
             arch=80,
-            backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+            backward=Tile(tokens=32, keys=16, num_warps=8, num_stages=1),
         ),
         # Any device, up to 64 KiB.
         Tile(

@@ -26,6 +26,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kernels.primitives.parts import add_parts, empty_parts
 from kernels.tiles import Tile
 
 
@@ -95,7 +96,8 @@ def _forward(
     in_k = cols_k < key_dim
     in_v = cols_v < value_dim
     in_state = in_k[:, None] & in_v[None, :]
-    cell = state * key_dim * value_dim + cols_k[:, None] * value_dim + cols_v[None, :]
+    cell = cols_k[:, None] * value_dim + cols_v[None, :]
+    first_cell = state * key_dim * value_dim
 
     q_ptr += batch * q_stride_b + start * q_stride_t + head * q_stride_h
     k_ptr += batch * k_stride_b + start * k_stride_t + head * k_stride_h
@@ -108,7 +110,7 @@ def _forward(
 
     S = tl.zeros((BK, BV), dtype=tl.float32)
     if USE_INITIAL_STATE:
-        S = tl.load(initial_ptr + cell, mask=in_state, other=0.0)
+        S = tl.load(initial_ptr + first_cell + cell, mask=in_state, other=0.0)
     for step in range(length):
         t = _token(step, length, REVERSE)
         q = _row(q_ptr, t, q_stride_t, cols_k, in_k)
@@ -123,7 +125,7 @@ def _forward(
         row = part_k.to(tl.int64) * rows + (first_token + t) * heads + head
         _store_row(o_ptr, o, row, value_dim, cols_v, in_v)
     if STORE_FINAL_STATE:
-        tl.store(final_ptr + cell, S, mask=in_state)
+        tl.store(final_ptr + first_cell + cell, S, mask=in_state)
 
 
 @triton.jit(do_not_specialize=["rows", "tokens"])
@@ -150,7 +152,8 @@ def _backward(
     in_k = cols_k < key_dim
     in_v = cols_v < value_dim
     in_state = in_k[:, None] & in_v[None, :]
-    cell = state * key_dim * value_dim + cols_k[:, None] * value_dim + cols_v[None, :]
+    cell = cols_k[:, None] * value_dim + cols_v[None, :]
+    first_cell = state * key_dim * value_dim
     GATED: tl.constexpr = USE_G or USE_GV
 
     if GATED:
@@ -177,7 +180,7 @@ def _backward(
 
     S = tl.zeros((BK, BV), dtype=tl.float32)
     if USE_INITIAL_STATE:
-        S = tl.load(initial_ptr + cell, mask=in_state, other=0.0)
+        S = tl.load(initial_ptr + first_cell + cell, mask=in_state, other=0.0)
     for step in range(length):
         if GATED:  # noqa: SIM102 (one test is made by the compiler)
             if step % SEGMENT == 0:
@@ -197,7 +200,7 @@ def _backward(
 
     D = tl.zeros((BK, BV), dtype=tl.float32)
     if USE_FINAL_GRADIENT:
-        D = tl.load(dfinal_ptr + cell, mask=in_state, other=0.0)
+        D = tl.load(dfinal_ptr + first_cell + cell, mask=in_state, other=0.0)
     num_segments = tl.cdiv(length, SEGMENT)
     for from_end in range(num_segments):
         segment = num_segments - 1 - from_end
@@ -244,7 +247,7 @@ def _backward(
                     dgv = tl.sum(before * D, axis=0)
                     _store_row(dgv_ptr, dgv, row_v, value_dim, cols_v, in_v)
     if USE_INITIAL_STATE:
-        tl.store(dinitial_ptr + cell, D, mask=in_state)
+        tl.store(dinitial_ptr + first_cell + cell, D, mask=in_state)
 
 
 def forward(
@@ -267,7 +270,7 @@ def forward(
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     blocks = _blocks(tile, key_dim, value_dim)
     num_k, num_v = blocks["NUM_K"], blocks["NUM_V"]
-    o = _partial(num_k, (batch, tokens, heads, value_dim), out_dtype, q.device)
+    o = empty_parts(num_k, (batch, tokens, heads, value_dim), out_dtype, q.device)
     final_state = None
     if output_final_state:
         final_state = torch.empty(
@@ -287,7 +290,7 @@ def forward(
         IS_VARLEN=cu_seqlens is not None,
         num_warps=tile.num_warps,
     )  # fmt: skip
-    return _total(o, out_dtype), final_state
+    return add_parts(o, out_dtype), final_state
 
 
 def backward(
@@ -315,13 +318,14 @@ def backward(
     """See `kernels.linear`; every mode has this function."""
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    tile = tile.backward_tile()
     blocks = _blocks(tile, key_dim, value_dim)
     num_k, num_v = blocks["NUM_K"], blocks["NUM_V"]
     programs = sequences * heads * num_k * num_v
-    dq, dk = (_partial(num_v, x.shape, x.dtype, x.device) for x in (q, k))
-    dv = _partial(num_k, v.shape, v.dtype, v.device)
-    dg = None if g is None else _partial(num_v, g.shape, g.dtype, g.device)
-    dgv = None if gv is None else _partial(num_k, gv.shape, gv.dtype, gv.device)
+    dq, dk = (empty_parts(num_v, x.shape, x.dtype, x.device) for x in (q, k))
+    dv = empty_parts(num_k, v.shape, v.dtype, v.device)
+    dg = None if g is None else empty_parts(num_v, g.shape, g.dtype, g.device)
+    dgv = None if gv is None else empty_parts(num_k, gv.shape, gv.dtype, gv.device)
     dinitial_state = None
     if initial_state is not None:
         dinitial_state = torch.empty_like(initial_state, memory_format=torch.contiguous_format)
@@ -353,11 +357,11 @@ def backward(
         num_warps=tile.num_warps,
     )  # fmt: skip
     return (
-        _total(dq, q.dtype),
-        _total(dk, k.dtype),
-        _total(dv, v.dtype),
-        None if g is None else _total(dg, g.dtype),
-        None if gv is None else _total(dgv, gv.dtype),
+        add_parts(dq, q.dtype),
+        add_parts(dk, k.dtype),
+        add_parts(dv, v.dtype),
+        None if g is None else add_parts(dg, g.dtype),
+        None if gv is None else add_parts(dgv, gv.dtype),
         dinitial_state,
     )
 
@@ -368,17 +372,6 @@ def _blocks(tile: Tile, key_dim: int, value_dim: int) -> dict[str, int]:
         blocks[f"B{name}"] = min(tile.features, max(16, triton.next_power_of_2(dim)))
         blocks[f"NUM_{name}"] = triton.cdiv(dim, blocks[f"B{name}"])
     return blocks
-
-
-def _partial(
-    parts: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Float[Tensor, "parts *shape"]:
-    """Room for partial sums; one part is the result and has its dtype."""
-    return torch.empty(parts, *shape, dtype=dtype if parts == 1 else torch.float32, device=device)
-
-
-def _total(partial: Float[Tensor, "parts *shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    return partial[0] if partial.shape[0] == 1 else partial.sum(0).to(dtype)
 
 
 def _with_unit_stride(x: Tensor | None) -> Tensor | None:
