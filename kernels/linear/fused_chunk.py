@@ -23,6 +23,7 @@ from torch import Tensor
 
 from kernels.linear.chunk import blocks
 from kernels.primitives.chunks import locate_sequence
+from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import Tile
@@ -180,10 +181,7 @@ def _run(
     BK, BV = blocks(key_dim, value_dim, tile, dtype)
     parts = triton.cdiv(key_dim, BK)
     shape = batch, tokens, heads, value_dim
-    if parts == 1:
-        out = v.new_empty(shape, dtype=out_dtype)
-    else:
-        out = v.new_empty(parts, *shape, dtype=torch.float32)
+    out = empty_parts(parts, shape, out_dtype, v.device)
     last = None
     if final:
         last = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
@@ -197,4 +195,4 @@ def _run(
             TRANSPOSED=transposed, REVERSE=reverse, PACKED=cu_seqlens is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
-    return (out if parts == 1 else out.sum(0).to(out_dtype)), last
+    return add_parts(out, out_dtype), last
