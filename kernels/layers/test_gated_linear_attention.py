@@ -1,0 +1,165 @@
+"""The layer against its formula, and against itself in pieces."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import RecurrentCache
+from kernels.layers import GatedLinearAttention
+
+MODES = ["auto", "chunk", "fused_recurrent"]
+# T, H, K, V and the batch all differ: a layer that mistakes one for another is wrong everywhere.
+HIDDEN, HEADS, TOKENS, BATCH = 64, 4, 11, 2
+
+
+@pytest.fixture
+def device(subject) -> torch.device:
+    return subject.device
+
+
+def _layer(device: torch.device, **options: object) -> GatedLinearAttention:
+    torch.manual_seed(0)
+    return GatedLinearAttention(HIDDEN, HEADS, **options).to(device)
+
+
+def _x(device: torch.device, *shape: int) -> Tensor:
+    return torch.randn(*shape, HIDDEN, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def _formula(layer: GatedLinearAttention, x: Tensor) -> Tensor:
+    """The equations of the layer's docstring in float64."""
+    w = {name: p.detach().cpu().double() for name, p in layer.named_parameters()}
+    x = x.detach().cpu().double()
+    heads, shared = layer.num_heads, layer.num_heads // layer.num_kv_heads
+
+    def cut(y: Tensor, count: int) -> Tensor:
+        return y.reshape(*y.shape[:2], count, -1)
+
+    q = cut(x @ w["q_proj.weight"].T, heads)
+    k, v, decay = (
+        torch.stack([cut(y, layer.num_kv_heads)[:, :, h // shared] for h in range(heads)], 2)
+        for y in (
+            x @ w["k_proj.weight"].T,
+            x @ w["v_proj.weight"].T,
+            x @ w["decay_proj.0.weight"].T @ w["decay_proj.1.weight"].T + w["decay_proj.1.bias"],
+        )
+    )
+    alpha = torch.sigmoid(decay) ** (1 / layer.gate_logit_normalizer)
+    S = torch.zeros(x.shape[0], heads, layer.key_dim, layer.value_dim, dtype=torch.float64)
+    rows = []
+    for t in range(x.shape[1]):
+        S = alpha[:, t, :, :, None] * S + k[:, t, :, :, None] * v[:, t, :, None, :]
+        rows.append((q[:, t, :, :, None] * S).sum(2) * layer.key_dim**-0.5)
+    o = torch.stack(rows, 1)
+    o = o / (o.square().mean(-1, keepdim=True) + layer.norm.eps).sqrt() * w["norm.weight"]
+    o = o.flatten(2)
+    if layer.gate_proj is not None:
+        o = F.silu(x @ w["gate_proj.weight"].T + w["gate_proj.bias"]) * o
+    return o @ w["o_proj.weight"].T
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},  # K = 8: less than a tile of a matrix product
+        {"expand_k": 1.0, "expand_v": 2.0, "use_output_gate": False},
+        {"num_kv_heads": 2, "gate_logit_normalizer": 0.25, "gate_low_rank_dim": 3},
+    ],
+)
+def test_the_layer_is_its_formula(mode: str, options: dict, device: torch.device) -> None:
+    layer = _layer(device, mode=mode, **options)
+    x = _x(device, BATCH, TOKENS)
+    got = layer(x).cpu().double()
+    # y is a sum of 64 to 128 products of factors near 1: some 1e-6 in float32.
+    torch.testing.assert_close(got, _formula(layer, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("prompt", [0, 1, 7])
+def test_a_prompt_and_then_token_by_token_is_one_pass(
+    mode: str, prompt: int, device: torch.device
+) -> None:
+    layer = _layer(device, mode=mode, layer_idx=1)
+    x = _x(device, BATCH, TOKENS)
+    cache = RecurrentCache(BATCH, layers=2)
+    pieces = [layer(x[:, :prompt], cache=cache)]
+    for t in range(prompt, TOKENS):
+        assert cache.layer_length(1).tolist() == [t] * BATCH
+        pieces.append(layer(x[:, t : t + 1], cache=cache))
+    assert cache.layer_length(1).tolist() == [TOKENS] * BATCH
+    assert cache.layer_length(0).tolist() == [0] * BATCH
+    assert cache.state(1).shape == (BATCH, HEADS, HIDDEN // 2 // HEADS, HIDDEN // HEADS)
+    torch.testing.assert_close(torch.cat(pieces, 1), layer(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_packed_sequences_go_on_from_their_own_states(mode: str, device: torch.device) -> None:
+    layer = _layer(device, mode=mode)
+    lengths, later = (4, 0, 7), (0, 3, 2)
+    apart = [_x(device, 1, a + b) for a, b in zip(lengths, later, strict=True)]
+    cache = RecurrentCache(len(lengths))
+    outputs = []
+    for piece in ([x[:, :a] for x, a in zip(apart, lengths, strict=True)],
+                  [x[:, a:] for x, a in zip(apart, lengths, strict=True)]):  # fmt: skip
+        bounds = torch.tensor([0] + [x.shape[1] for x in piece]).cumsum(0).to(device)
+        y = layer(torch.cat(piece, 1), cache=cache, cu_seqlens=bounds)
+        outputs.append(y.split([x.shape[1] for x in piece], 1))
+    assert cache.layer_length(0).tolist() == [4, 3, 9]
+    for x, first, second in zip(apart, *outputs, strict=True):
+        torch.testing.assert_close(torch.cat([first, second], 1), layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_every_parameter_learns_also_through_the_cache(device: torch.device) -> None:
+    layer = _layer(device)
+    x = _x(device, BATCH, TOKENS)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    whole = torch.autograd.grad(layer(x).square().sum(), parameters)
+    cache = RecurrentCache(BATCH)
+    pieces = [layer(piece, cache=cache) for piece in x.split([5, TOKENS - 5], 1)]
+    cut = torch.autograd.grad(torch.cat(pieces, 1).square().sum(), parameters)
+    for name, a, b in zip(names, cut, whole, strict=True):
+        assert b.abs().max() > 0, name
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_layers_run_and_keep_float32_states(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    layer = _layer(device)
+    x = _x(device, BATCH, TOKENS)
+    want = layer(x)
+    cache = RecurrentCache(BATCH)
+    got = layer.to(dtype)(x.to(dtype), cache=cache)
+    assert got.dtype == dtype
+    assert cache.state().dtype == torch.float32
+    # Weights, x and each of the four steps between them are rounded: 8 half units in the last
+    # place, of outputs that the norm brings to about 1.
+    bound = 8 * torch.finfo(dtype).eps * want.abs().max()
+    assert (got.float() - want).abs().max() <= bound
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"expand_k": 0.3}, "expand_k: 0.3, expected"),
+        ({"expand_v": 0.0}, "expand_v"),
+        ({"num_kv_heads": 3}, "num_kv_heads: 3, expected a divisor of num_heads = 4"),
+        ({"gate_logit_normalizer": 0.0}, "gate_logit_normalizer: 0.0"),
+        ({"gate_low_rank_dim": 0}, "gate_low_rank_dim: 0"),
+        ({"mode": "fused_chunk"}, "mode: 'fused_chunk'"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GatedLinearAttention(HIDDEN, HEADS, **options)
+
+
+def test_bad_inputs_are_refused(device: torch.device) -> None:
+    layer = _layer(device)
+    with pytest.raises(ValueError, match=r"x: float32\[2, 5, 63\], expected \[B, T, hidden_size\]"):
+        layer(torch.zeros(2, 5, 63, device=device))
+    with pytest.raises(ValueError, match="cache: of 3 sequences, expected N=2"):
+        layer(_x(device, 2, 5), cache=RecurrentCache(3))

@@ -1,0 +1,165 @@
+"""What the laws do not say of linear attention: registration, gradients, the choice of mode."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import gla, linear_attn
+from kernels.linear.recurrence import _OPS, _choose_mode
+from kernels.tiles import TABLE
+
+B, T, H, K, V = 2, 5, 3, 7, 11
+GLA_MODES = [mode for op, mode in _OPS if op == "gla"]
+
+
+@pytest.fixture
+def device(subject) -> torch.device:
+    return subject.device
+
+
+def _inputs(device: torch.device, tokens: int = T, batch: int = B) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device).requires_grad_()
+
+    return {
+        "q": normal(batch, tokens, H, K),
+        "k": normal(batch, tokens, H, K),
+        "v": normal(batch, tokens, H, V),
+        "g": normal(batch, tokens, H, K).abs().neg().detach().requires_grad_(),
+        "gv": normal(batch, tokens, H, V).abs().neg().detach().requires_grad_(),
+    }
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize(("op", "mode"), _OPS)
+def test_every_op_passes_opcheck(
+    op: str, mode: str, with_state: bool, packed: bool, device: torch.device
+) -> None:
+    inputs = _inputs(device, batch=1 if packed else B)
+    cu_seqlens = torch.tensor([0, 3, 3, T], device=device) if packed else None
+    sequences = 3 if packed else B
+    state = torch.randn(sequences, H, K, V, device=device, requires_grad=True)
+    recurrent = mode == "fused_recurrent"
+    arguments = (
+        inputs["q"],
+        inputs["k"],
+        inputs["v"],
+        inputs["g"] if op == "gla" else None,
+        inputs["gv"] if op == "gla" and recurrent else None,
+        state if with_state else None,
+        cu_seqlens,
+        0.5,
+        recurrent,
+        with_state,
+        torch.float32,
+        len(TABLE[op, mode]) - 1,
+    )
+    torch.library.opcheck(_OPS[op, mode], arguments)
+
+
+@pytest.mark.parametrize("mode", GLA_MODES)
+def test_a_whole_graph_compiles_with_its_gradients_whatever_the_length(
+    mode: str, device: torch.device
+) -> None:
+    def loss(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        o, state = gla(q, k, v, g, output_final_state=True, normalize=True, mode=mode)
+        return o.sum() + gla(q, k, v, g, initial_state=state[..., :-1], mode=mode)[0].sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (T, T + 2):
+        inputs = [_inputs(device, tokens)[name] for name in "qkvg"]
+        want = torch.autograd.grad(loss(*inputs), inputs)
+        got = torch.autograd.grad(compiled(*inputs), inputs)
+        for a, b in zip(got, want, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("op", "mode"), _OPS)
+def test_gradients_of_gradients_are_refused(op: str, mode: str, device: torch.device) -> None:
+    q, k, v = (_inputs(device)[name] for name in "qkv")
+    o, _ = {"gla": gla, "linear_attn": linear_attn}[op](q, k, v, mode=mode)
+    (dq,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="gradients of its gradients"):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize("mode", GLA_MODES)
+def test_a_gradient_may_come_through_one_output_alone(mode: str, device: torch.device) -> None:
+    q, k, v, g = (_inputs(device)[name] for name in "qkvg")
+    o, state = gla(q, k, v, g, output_final_state=True, mode=mode)
+    through_o = torch.autograd.grad(o.sum(), (k, v), retain_graph=True)
+    through_state = torch.autograd.grad(state.sum(), (k, v), retain_graph=True)
+    both = torch.autograd.grad(o.sum() + state.sum(), (k, v))
+    for a, b, c in zip(through_o, through_state, both, strict=True):
+        torch.testing.assert_close(a + b, c, rtol=1e-5, atol=1e-5)
+    (dq,) = torch.autograd.grad(gla(q, k, v, g, output_final_state=True, mode=mode)[1].sum(), q)
+    assert torch.equal(dq, torch.zeros_like(q))
+
+
+@pytest.mark.parametrize("mode", GLA_MODES)
+def test_the_gradient_of_a_closing_gate_keeps_its_digits(mode: str, device: torch.device) -> None:
+    """dg of a gate of -30 is e^-30 of what surrounds it: a difference of sums would be all noise.
+
+    Every input is positive, so no term of dg cancels another, and each is a product of float32
+    numbers: a few dozen roundings at most, over the 7 tokens and 11 value channels.
+    """
+    tokens, closing = 7, 4
+    inputs = {name: x.detach().abs() for name, x in _inputs(device, tokens).items()}
+    q, k, v = (inputs[name] + 0.5 for name in "qkv")
+    g = torch.full_like(k, -0.125)
+    g[:, closing] = -30.0
+    g.requires_grad_()
+    o, _ = gla(q, k, v, g, mode=mode)
+    (got,) = torch.autograd.grad(o.sum(), g)
+
+    exact = g.detach().cpu().double().requires_grad_()
+    S, total = torch.zeros(B, H, K, V, dtype=torch.float64), 0.0
+    for t in range(tokens):
+        S = exact[:, t].exp()[..., None] * S
+        S = S + k[:, t].cpu().double()[..., None] * v[:, t].cpu().double()[..., None, :]
+        total = total + (q[:, t].cpu().double()[..., None] * S).sum()
+    (want,) = torch.autograd.grad(total * K**-0.5, exact)
+    relative = (got.cpu().double() / want - 1)[:, 1:].abs()
+    # exp(-30) itself: its float32 argument times log2(e) is rounded before the power is taken.
+    assert relative[:, closing - 1].max() <= 64 * 2**-24 + 45 * 2**-24
+    assert relative.max() <= 109 * 2**-24
+
+
+def test_auto_walks_short_sequences_and_whatever_the_walk_alone_can() -> None:
+    def auto(**changes: object) -> str:
+        options = {"gv": None, "reverse": False, "long": True, **changes}
+        return _choose_mode("gla", "auto", **options)
+
+    assert auto() == "chunk"
+    assert auto(long=False) == "fused_recurrent"
+    assert auto(reverse=True) == "fused_recurrent"
+    assert auto(gv=torch.zeros(())) == "fused_recurrent"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "fused_chunk"}, r"mode: 'fused_chunk', expected 'auto', 'chunk', 'fused_rec"),
+        ({"mode": "chunk", "reverse": True}, r"reverse: given with mode 'chunk'"),
+        ({"mode": "chunk", "gv": None}, None),
+        ({"mode": "chunk", "gv": torch.zeros(B, T, H, V)}, r"gv: given with mode 'chunk'"),
+        ({"initial_state": torch.zeros(B + 1, H, K, V)}, r"initial_state: .*with N=2"),
+        (
+            {"normalize": True, "initial_state": torch.zeros(B, H, K, V)},
+            r"expected \[N, H, K, V\+1",
+        ),
+    ],
+)
+def test_what_a_mode_cannot_do_is_said(
+    arguments: dict, message: str | None, device: torch.device
+) -> None:
+    q, k, v = (_inputs(device)[name] for name in "qkv")
+    arguments = {n: a.to(device) if isinstance(a, Tensor) else a for n, a in arguments.items()}
+    if message is None:
+        gla(q, k, v, **arguments)
+        return
+    with pytest.raises(ValueError, match=message):
+        gla(q, k, v, **arguments)
