@@ -50,6 +50,16 @@ class Tile:
     def backward_tile(self) -> "Tile":
         return self.backward or self
 
+    def narrowest(self, itemsize: int) -> int:
+        """Fewest columns of a head dim that a program may hold: 16, or 64 in warp-group products.
+
+        On Hopper, four warps multiply 64 rows of 16-bit numbers as a group, out of shared memory.
+        Triton 3.6 addresses a transposed operand wrongly there if its rows are shorter than the 128
+        bytes of a full swizzle: wrong results, and reads outside the shared memory. Seen on an
+        H200; see `regressions/softmax/narrow_operands_on_hopper.py`.
+        """
+        return 64 if itemsize == 2 and self.tokens >= 64 and self.num_warps >= 4 else 16
+
 
 # A tile of 64 x 64 leaves the backward kernel of 4 warps no registers.
 _FUSED_RECURRENT = (
@@ -160,37 +170,18 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
         ),
         Tile(tokens=16, keys=16, num_stages=1),
     ),
-    # tokens: of a chunk; keys, features: sides of a tile along K and V, see `linear.chunk.blocks`.
-    # Products of 16 bits want a warp for 16 tokens. The backward tile is that of dq, dk and dg.
+    # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
+    # `linear.chunk.blocks`). Products of 16 bits want a warp for 16 tokens. No entry multiplies in
+    # warp groups, which want sides that these kernels have no registers for: see `narrowest`.
     ("linear_attn", "chunk"): (
-        Tile(
-            tokens=64,
-            keys=64,
-            features=128,
-            max_itemsize=2,
-            arch=90,
-            arch_below=120,
-            backward=Tile(tokens=64, keys=64, features=64),
-        ),
         Tile(tokens=32, keys=32, features=64, num_warps=2, max_itemsize=2),
         Tile(tokens=32, keys=32, features=32, num_stages=1),
     ),
     ("linear_attn", "fused_chunk"): (
-        Tile(tokens=64, keys=128, features=32, max_itemsize=2, arch=90, arch_below=120),
         Tile(tokens=32, keys=64, features=16, num_warps=2, max_itemsize=2),
         Tile(tokens=16, keys=64, features=32, num_stages=1),
     ),
     ("gla", "chunk"): (
-        Tile(
-            tokens=64,
-            keys=32,
-            features=64,
-            num_stages=1,
-            max_itemsize=2,
-            arch=90,
-            arch_below=120,
-            backward=Tile(tokens=64, keys=32, features=32, num_stages=1),
-        ),
         Tile(tokens=32, keys=16, features=64, num_warps=2, num_stages=1, max_itemsize=2),
         Tile(tokens=16, keys=32, features=32, num_stages=1),
     ),

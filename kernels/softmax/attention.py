@@ -191,8 +191,10 @@ def _options(
     causal: bool,
     window: int | None,
     softcap: float | None,
+    shape: tiles.Tile,
 ) -> tuple[tuple[float, float, int], dict[str, object]]:
     """The numbers (factor, cap, window) and the constants that all kernels take."""
+    narrowest = shape.narrowest(q.dtype.itemsize)
     limit = q.shape[1] + k.shape[1]
     numbers = (
         scale * LOG2E.value if softcap is None else scale / softcap,
@@ -204,8 +206,8 @@ def _options(
         "GROUP": q.shape[2] // k.shape[2],
         "K": k.shape[3],
         "V": v.shape[3],
-        "PAD_K": max(16, triton.next_power_of_2(k.shape[3])),
-        "PAD_V": max(16, triton.next_power_of_2(v.shape[3])),
+        "PAD_K": max(narrowest, triton.next_power_of_2(k.shape[3])),
+        "PAD_V": max(narrowest, triton.next_power_of_2(v.shape[3])),
         "CAUSAL": causal,
         "WINDOW": window is not None,
         "CAPPED": softcap is not None,
@@ -245,8 +247,8 @@ def attention_parallel(
     if lse.numel() == 0:
         return o, lse, softmax
 
-    numbers, constants = _options(q, k, v, scale, causal, window, softcap)
     shape = tiles.TABLE["attention", "parallel"][tile]
+    numbers, constants = _options(q, k, v, scale, causal, window, softcap, shape)
     count = triton.cdiv(longest, shape.tokens)
     q, k, v = _rows(q), _rows(k), _rows(v)
     with torch.cuda.device_of(q):
@@ -306,8 +308,10 @@ def attention_parallel_backward(
     delta = softmax.new_empty(batch, heads, queries)
 
     shape = tiles.TABLE["attention", "parallel"][tile].backward_tile()
+    if g is not None:
+        shape = shape.backward_tile()
     span = max(shape.tokens, shape.keys)
-    numbers, constants = _options(q, k, v, scale, causal, window, softcap)
+    numbers, constants = _options(q, k, v, scale, causal, window, softcap, shape)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
     blocks = {"QUERIES": shape.tokens, "KEYS": shape.keys, "SPAN": span}
     launch = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
@@ -327,7 +331,8 @@ def attention_parallel_backward(
         if delta.numel():
             attention_delta[(count * sequences * heads,)](
                 o, do, dlse, delta, cu_seqlens, queries, count, heads, *do.stride()[:3],
-                V=value_dim, PACKED=packed, QUERIES=shape.tokens, PAD_V=constants["PAD_V"],
+                V=value_dim, PACKED=packed, QUERIES=shape.tokens,
+                PAD_V=triton.next_power_of_2(value_dim),
             )  # fmt: skip
             attention_backward_q[(count * sequences * heads,)](
                 q, k, v, do, *softmax, delta, dq, row_sums, alibi_slopes, *gates,
