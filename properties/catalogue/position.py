@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def _offsets(case: Case) -> st.SearchStrategy[int | list[int]]:
-    """One for all sequences, or one for each."""
+    """None, one for all sequences, or one for each."""
     some = st.integers(0, 9)
-    return st.one_of(some, st.lists(some, min_size=case.sequences, max_size=case.sequences))
+    return st.one_of(st.just(0), some, st.lists(some, min_size=case.sequences, max_size=case.sequences))
 
 
 def _settle(case: Case) -> Case:
