@@ -1,0 +1,97 @@
+"""The rotary module's tables survive what is done to models."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.layers import RotaryEmbedding
+from kernels.position import rotary_embedding, rotary_tables
+
+BACKENDS = ("aot_eager", "inductor")
+
+
+def _heads(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def _rotated(x: Tensor, offset: int) -> Tensor:
+    """At positions from `offset` on, with tables made for it."""
+    return rotary_embedding(x, *rotary_tables(offset + x.shape[1], 6), seqlen_offsets=offset)
+
+
+def _module() -> RotaryEmbedding:
+    return RotaryEmbedding(8, rotary_dim=6)
+
+
+def test_queries_and_keys_turn_together() -> None:
+    q, k = _heads(2, 5, 4, 8), _heads(2, 3, 2, 8)
+    for x, y in zip((q, k), _module()(q, k, seqlen_offsets=7), strict=True):
+        assert torch.equal(y, _rotated(x, 7))
+
+
+@pytest.mark.parametrize("offset", [3000, torch.tensor([3000])])
+def test_tables_grow_with_the_sequence(offset: int | Tensor) -> None:
+    x = _heads(1, 5, 3, 8)
+    assert torch.equal(_module()(x, seqlen_offsets=offset), _rotated(x, 3000))
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
+def test_tables_stay_float32(cast: str) -> None:
+    x = _heads(1, 5, 3, 8).half()
+    module = getattr(_module(), cast)()
+    assert torch.equal(module(x, seqlen_offsets=1999), _rotated(x, 1999))
+
+
+def test_tables_are_no_state() -> None:
+    assert not _module().state_dict()
+
+
+def test_tables_made_in_inference_mode_can_be_trained_with() -> None:
+    x = _heads(1, 5, 3, 8)
+    with torch.inference_mode():
+        module = _module()
+        module(x, seqlen_offsets=3000)
+    module(x.requires_grad_(), seqlen_offsets=3000).sum().backward()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_in_inference_mode_then_trained(backend: str) -> None:
+    x = _heads(1, 5, 3, 8)
+    module = torch.compile(_module(), fullgraph=True, backend=backend)
+    with torch.inference_mode():
+        module(x, seqlen_offsets=3000)
+    module(x.requires_grad_(), seqlen_offsets=3000).sum().backward()
+    assert torch.equal(module(x, seqlen_offsets=9000), _rotated(x, 9000))
+
+
+def test_compiled_with_offsets_past_what_is_reserved_raises() -> None:
+    x, offsets = _heads(1, 5, 3, 8), torch.tensor([3000])
+    module = _module()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="seqlen_offsets"):
+        compiled(x, seqlen_offsets=offsets)
+    module.reserve(3005)
+    assert torch.equal(compiled(x, seqlen_offsets=offsets), _rotated(x, 3000))
+
+
+def test_a_copy_and_a_module_from_the_meta_device_rotate_alike() -> None:
+    x = _heads(1, 5, 3, 8)
+    module = _module()
+    with torch.device("meta"):
+        empty = _module()
+    empty.to_empty(device="cpu")
+    for other in (copy.deepcopy(module), empty):
+        assert torch.equal(other(x, seqlen_offsets=3), module(x, seqlen_offsets=3))
+
+
+@pytest.mark.parametrize("rotary_dim", [10, 5, 0, -2])
+def test_a_rotary_dim_that_does_not_fit_the_head_is_refused(rotary_dim: int) -> None:
+    with pytest.raises(ValueError, match=r"rotary_dim.*head_dim"):
+        RotaryEmbedding(8, rotary_dim=rotary_dim)
+
+
+def test_an_input_of_another_head_dim_is_refused() -> None:
+    with pytest.raises(ValueError, match="head_dim = 8"):
+        _module()(_heads(1, 2, 3, 24))
