@@ -120,6 +120,8 @@ class Op:
         linear_in: arguments in which the outputs are jointly linear, the others being fixed.
         multilinear: in this case all arithmetic is sums of products without a difference, so that
             the oracle on absolute values bounds every rounding error.
+        float32_logits: products of two inputs are never rounded below float32, as in a softmax;
+            the error budgets of 16 bits are sharper then.
         nonnegative: queries and keys of this case are drawn without sign.
         continues_by: how a second call goes on where a first one ended: with its "initial_state",
             with all "keys" so far, or with "seqlen_offsets".
@@ -147,6 +149,7 @@ class Op:
     continues_by: str = "initial_state"
     mistakes: Callable[[Case, Any], Iterable[tuple[str, dict[str, Any], str]]] = _none
     multilinear: Callable[[Case], bool] = _never
+    float32_logits: bool = False
     nonnegative: Callable[[Case], bool] = _never
 
     def argument(self, name: str) -> Argument:

@@ -76,6 +76,7 @@ ATTENTION = Op(
     keys=True,
     continues_by="keys",
     linear_in=("v",),
+    float32_logits=True,
     recipes=(
         "gaussian",
         "large_logits",

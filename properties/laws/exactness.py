@@ -1,14 +1,9 @@
 """On small integers nothing is rounded: kernel and oracle agree bit for bit in every precision."""
 
-from dataclasses import replace
-
 from properties.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_identical, oracle_results
-from properties.laws.law import Law, Subject, with_options
-
-# Powers of two, none of them the sentinel -1; a quotient is never exact.
-SCALES = (0.5, -0.5, 2.0, -2.0, 1.0)
+from properties.laws.law import Law, Subject, on_integers
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
@@ -19,10 +14,4 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     return 0.0
 
 
-def adapt(op: Op, case: Case) -> Case:
-    scale = SCALES[case.seed % len(SCALES)]
-    options = with_options(case, scale=scale, normalize=False)
-    return op.settle(replace(case, values="integers", options=options))
-
-
-LAW = Law("exactness", check, adapt)
+LAW = Law("exactness", check, on_integers)

@@ -1,7 +1,7 @@
 """What a law is, whom it judges, and what it says when it is broken."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,29 @@ class Law:
 
     def __call__(self, op: Op, case: Case, subject: Subject) -> float:
         return self.check(op, self.adapt(op, case), subject)
+
+
+# Powers of two, none of them the sentinel -1.
+_EXACT_SCALES = (0.5, -0.5, 2.0, -2.0, 1.0)
+
+
+def on_integers(op: Op, case: Case) -> Case:
+    """The case with small integers for values, of which no sum or product is rounded.
+
+    The scale becomes a power of two, and there is no normaliser: a quotient is never exact.
+    """
+    scale = _EXACT_SCALES[case.seed % len(_EXACT_SCALES)]
+    options = with_options(case, scale=scale, normalize=False)
+    return op.settle(replace(case, values="integers", options=options))
+
+
+def bits_are_comparable(op: Op, case: Case, subject: Subject) -> bool:
+    """Whether two calls that differ in layout, flags or packing must give the same bits.
+
+    Another alignment, stride or flag is another specialisation of a kernel, and a GPU's compiler
+    may contract a·b + c in one of them and not in the other. On integers that makes no difference.
+    """
+    return subject.device.type != "cuda" or case.values == "integers"
 
 
 def with_options(case: Case, **options: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Strides and offsets are addresses, not numbers: every layout gives the same bits."""
+"""Strides and offsets are addresses, not numbers: every layout gives the same results."""
 
 from properties.case import Case
 from properties.catalogue.op import Op
-from properties.laws.judge import expect_identical
+from properties.laws.judge import expect_same
 from properties.laws.law import Law, Subject
 from properties.layouts import LAYOUTS, relaid
 from properties.sequences import tensors_of
@@ -13,20 +13,22 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     plain = {n: x.contiguous() for n, x in tensors_of(op, inputs).items()}
     dense = {n: x.contiguous() for n, x in gradients_of.items()}
     want = subject.run(op, case, inputs.with_tensors(plain), dense)
+    call = "layout_invariance", op, case, subject, inputs, gradients_of
     # Each tensor in a layout of its own: strides of one must not stand in for another's.
     layouts = sorted(set(LAYOUTS) - {"expanded"})
+    worst = 0.0
     for shift in (case.seed, case.seed + 2):
         chosen = {n: layouts[(shift + i) % len(layouts)] for i, n in enumerate([*plain, *dense])}
         tensors = {n: relaid(x, chosen[n]) for n, x in plain.items()}
         incoming = {n: relaid(x, chosen[n]) for n, x in dense.items()}
         got = subject.run(op, case, inputs.with_tensors(tensors), incoming)
         against = f"contiguous inputs, where they are {chosen}"
-        expect_identical("layout_invariance", op, case, subject, got, want, against)
+        worst = max(worst, expect_same(*call, got, want, against))
     if case.layout == "expanded":
         got = subject.run(op, case, inputs, gradients_of)
         against = "contiguous inputs, where they have stride 0"
-        expect_identical("layout_invariance", op, case, subject, got, want, against)
-    return 0.0
+        worst = max(worst, expect_same(*call, got, want, against))
+    return worst
 
 
 LAW = Law("layout_invariance", check)
