@@ -214,9 +214,9 @@ def _pairs(case: Case) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_cases_of_a_run_are_new(op: Op) -> None:
-    """Hypothesis varies what it has drawn, which would leave one in six; see `cases`."""
+    """Hypothesis varies what it has drawn, which would leave few; see `cases`."""
     found = _one_run(op, op.modes[0].name, 0, 100)
-    assert len({case.seed for case in found}) >= 90
+    assert len({case.seed for case in found}) >= 80
 
 
 @pytest.mark.parametrize(("op", "mode"), MODES)
