@@ -1,6 +1,6 @@
 """The one place of this package that decides what `scale` means."""
 
-from math import isfinite
+from math import inf
 
 
 def resolve_scale(scale: float | None, key_dim: int) -> float:
@@ -17,7 +17,7 @@ def resolve_scale(scale: float | None, key_dim: int) -> float:
         return key_dim**-0.5
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"scale: {type(scale).__name__}, expected a real number or None")
-    if not isfinite(scale):
+    if not -inf < scale < inf:
         raise ValueError(f"scale: {scale}, expected a finite number, or None for K ** -0.5")
     if scale == -1:
         return key_dim**-0.5

@@ -168,7 +168,7 @@ def _softcap(softcap: float | None) -> float | None:
         return None
     if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
         raise TypeError(f"softcap: {describe(softcap)}, expected a real number or None")
-    if not (math.isfinite(softcap) and softcap > 0):
+    if not 0 < softcap < math.inf:
         raise ValueError(f"softcap: {softcap}, expected a positive finite number")
     return float(softcap)
 
