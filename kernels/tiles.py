@@ -79,7 +79,7 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     # and dv; keys: rows that it reads per step, of the other kind. Forget gates take registers, so
     # the backward tile has a backward tile of its own: that with gates.
     ("attention", "parallel"): (
-        # Hopper and Blackwell, up to 227 KiB of shared memory.
+        # Hopper, up to 227 KiB of shared memory. On sm_100 these spill.
         Tile(
             tokens=128,
             keys=64,
@@ -88,7 +88,7 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
             max_dim=64,
             max_itemsize=2,
             arch=90,
-            arch_below=120,
+            arch_below=100,
             backward=Tile(
                 tokens=128,
                 keys=32,
@@ -105,7 +105,7 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
             max_dim=128,
             max_itemsize=2,
             arch=90,
-            arch_below=120,
+            arch_below=100,
             backward=Tile(
                 tokens=64,
                 keys=32,
@@ -119,7 +119,7 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
             num_warps=8,
             max_itemsize=2,
             arch=90,
-            arch_below=120,
+            arch_below=100,
             backward=Tile(
                 tokens=32,
                 keys=32,
@@ -130,12 +130,12 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
         # From Ampere on, up to 99 KiB.
         Tile(
             tokens=64,
-            keys=64,
+            keys=32,
             max_dim=64,
             max_itemsize=2,
             arch=80,
             backward=Tile(
-                tokens=64,
+                tokens=32,
                 keys=32,
                 backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
             ),
@@ -166,9 +166,24 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
             keys=32,
             num_stages=1,
             max_dim=64,
-            backward=Tile(tokens=32, keys=16, num_stages=1),
+            backward=Tile(
+                tokens=32,
+                keys=16,
+                num_stages=1,
+                backward=Tile(tokens=16, keys=16, num_stages=1),
+            ),
         ),
-        Tile(tokens=16, keys=16, num_stages=1),
+        Tile(
+            tokens=16,
+            keys=16,
+            num_stages=1,
+            backward=Tile(
+                tokens=16,
+                keys=16,
+                num_stages=1,
+                backward=Tile(tokens=16, keys=16, num_warps=8, num_stages=1),
+            ),
+        ),
     ),
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.chunk.blocks`). Products of 16 bits want a warp for 16 tokens. No entry multiplies in
