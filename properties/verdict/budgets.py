@@ -191,6 +191,7 @@ def budgets(
             precision,
             output_dtypes=output_dtypes,
             float32_logits=float32_logits,
+            terms=terms,
             seed=seed,
         )
         for telescope in telescopes:
@@ -208,7 +209,9 @@ def budgets(
         made[name] = Budget(
             allowed + rounded + tiny,
             " and ".join(applying),
-            spread.sigma + tiny if spread is not None else None,
+            torch.where(countable(y, dtype), spread.sigma + tiny, 0.0)
+            if spread is not None
+            else None,
             spread.loss_limit if spread is not None and precision.coarse else math.inf,
         )
     return made
@@ -255,6 +258,7 @@ def sigma(
     *,
     output_dtypes: Mapping[str, torch.dtype],
     float32_logits: bool = False,
+    terms: int = 1,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Spread]:
@@ -272,7 +276,9 @@ def sigma(
     generator = torch.Generator().manual_seed(seed)
     deviations: dict[str, list[Tensor]] = {name: [] for name in want}
     float32_logits = float32_logits and precision.coarse
-    mode = Rounding(precision, generator, float32_logits=float32_logits)
+    # What is kept in float32 may be biased, as everything is for float32 inputs: see `rules`.
+    bias = 1 + math.sqrt(terms) / 6 if float32_logits else 1.0
+    mode = Rounding(precision, generator, float32_logits=float32_logits, bias=bias)
     for _ in range(draws):
         with mode:
             disturbed = oracle(tensors)
@@ -280,7 +286,8 @@ def sigma(
             result = mode.round(disturbed[name], unit_roundoff(output_dtypes[name]))
             deviations[name].append(torch.where(y.isfinite(), result - y, 0.0).detach())
     return {
-        name: _spread(torch.stack(each), want[name], precision) for name, each in deviations.items()
+        name: _spread(torch.stack(each), want[name], precision, output_dtypes[name])
+        for name, each in deviations.items()
     }
 
 
@@ -291,7 +298,18 @@ def _telescoped(telescope: Telescope, values: Tensors, spreads: Mapping[str, Spr
     return Spread(torch.hypot(own, telescope.total(values, errors, power=2)), math.inf)
 
 
-def _spread(deviations: Tensor, want: Tensor, precision: Precision) -> Spread:
+def countable(want: Tensor, dtype: torch.dtype) -> Tensor:
+    """Elements whose errors say something about a systematic loss.
+
+    Not those of float32 results, whose errors may be biased all the same way, and not those near
+    the subnormal numbers of their dtype: their errors are few and coarse.
+    """
+    if dtype == torch.float32:
+        return torch.zeros_like(want, dtype=torch.bool)
+    return want.abs() >= 8 * torch.finfo(dtype).smallest_normal
+
+
+def _spread(deviations: Tensor, want: Tensor, precision: Precision, dtype: torch.dtype) -> Spread:
     draws = len(deviations)
     if not deviations.numel():
         return Spread(deviations.sum(0), math.inf)
@@ -300,7 +318,7 @@ def _spread(deviations: Tensor, want: Tensor, precision: Precision) -> Spread:
     width = element.shape[-1] if element.ndim else 1
     variance = torch.maximum(element, row) / _chi_square_quantile(draws * width)
     spread = variance.sqrt()
-    counted = spread > 0
+    counted = (spread > 0) & countable(want, dtype)
     if not counted.any() or width < NARROW:
         return Spread(spread, math.inf)
     finite = torch.where(want.isfinite(), want, 0.0)

@@ -59,6 +59,7 @@ class Rounding(TorchDispatchMode):
 
     With `float32_logits` only the operands of products are stored; u is 2^-23 everywhere else, and
     a product of tensors that the storage holds exactly has no error but that of its summation.
+    `bias` enlarges the noise of what is kept in float32.
 
     The mode sees the operations of autograd as well, so gradients are disturbed in each of their
     own intermediates. Zeros and infinities stay what they are. Noise below the normal numbers of
@@ -73,12 +74,14 @@ class Rounding(TorchDispatchMode):
         generator: torch.Generator,
         *,
         float32_logits: bool = False,
+        bias: float = 1.0,
     ) -> None:
         super().__init__()
         self.precision = precision
         self.generator = generator
         self.float32_logits = float32_logits
-        self.unit = 2 * ACCUMULATOR if float32_logits else precision.unit
+        self.accumulator = bias * ACCUMULATOR
+        self.unit = 2 * self.accumulator if float32_logits else precision.unit
         self.underflow = 0.0 if float32_logits else precision.underflow
 
     def __torch_dispatch__(
@@ -133,7 +136,7 @@ class Rounding(TorchDispatchMode):
                 error = self._with_underflow(x, error, self.precision.underflow)
                 squares = squares + of(error.square_(), y.square())
         sums: Tensor = func(a.abs(), b.abs())
-        return squares.sqrt() + sums.mul_(ACCUMULATOR * a.shape[-1] ** 0.5)
+        return squares.sqrt() + sums.mul_(self.accumulator * a.shape[-1] ** 0.5)
 
     def _size_of_sum(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -147,7 +150,7 @@ class Rounding(TorchDispatchMode):
         elif name == "mean":
             # A mean of squares is divided by n once, the square of a mean twice.
             squares = squares / max(terms, 1)
-        return squares.sqrt().mul_(self.unit) + sums.mul_(ACCUMULATOR * terms**0.5)
+        return squares.sqrt().mul_(self.unit) + sums.mul_(self.accumulator * terms**0.5)
 
     def _softmax_gradient(self, dp: Tensor, p: Tensor, dim: int) -> Tensor:
         """The error of the sum in `p (dp - Σ p dp)`, which all of a row shares.
