@@ -1,6 +1,7 @@
 """Layers that decode: prefill and then token by token is one full pass."""
 
 from collections.abc import Callable
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,12 +14,12 @@ from properties.laws import Subject
 from properties.verdict import BY_DTYPE, budgets, compare
 
 
-def _layer(device: torch.device, mode: str, **options: object) -> nn.Module:
+def _layer(device: torch.device, mode: Literal["auto", "chunk", "fused_recurrent"]) -> nn.Module:
     from kernels.layers import GatedLinearAttention
 
     torch.manual_seed(0)
     # Heads of 16: with expand_k=0.5 their keys are 8 wide, less than a tensor core takes.
-    layer = GatedLinearAttention(48, 3, expand_k=0.5, mode=mode, **options)
+    layer = GatedLinearAttention(48, 3, expand_k=0.5, mode=mode)
     return layer.to(device)
 
 
@@ -30,7 +31,7 @@ def _oracle(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tens
 
     exact = copy.deepcopy(layer).cpu().double()
 
-    def gla(*tensors: Tensor, mode: str, **options: object) -> tuple[Tensor, Tensor | None]:
+    def gla(*tensors: Tensor, mode: str, **options: Any) -> tuple[Tensor, Tensor | None]:
         return reference.gla(*(x.double() for x in tensors), **options)
 
     def run(x: Tensor) -> Tensor:
@@ -44,7 +45,9 @@ def _oracle(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tens
 
 @pytest.mark.parametrize("mode", ["auto", "chunk", "fused_recurrent"])
 def test_prefill_then_decode_is_one_full_pass(
-    mode: str, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    mode: Literal["auto", "chunk", "fused_recurrent"],
+    subject: Subject,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from kernels import RecurrentCache
 

@@ -22,7 +22,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.fused_chunk",
-        before="        write_factor=scale, reverse=True, final=initial_state is not None,\n",
-        after="        write_factor=scale * scale, reverse=True, final=initial_state is not None,\n",
+        before="write_factor=scale, reverse=True, final=initial_state is not None,",
+        after="write_factor=scale**2, reverse=True, final=initial_state is not None,",
     ),
 )
