@@ -22,9 +22,9 @@ from properties.tensors import run
 
 _Call = tuple[Any, tuple[Any, ...]]
 _NAMESPACE = "attention_oracles"
-# None is 0 or 1, which compilers specialise, nor as large as a number of tokens or positions here,
+# None is 0 or 1, which compilers specialise, nor as large as a number of tokens or table rows here,
 # which they would take for the same number for ever.
-_SIZES = {"B": 2, "H": 3, "G": 2, "R": 3, "K": 5, "V": 7, "D": 17, "P": 4}
+_SIZES = {"B": 2, "H": 3, "G": 2, "R": 3, "K": 5, "V": 7, "D": 17, "P": 6}
 # What each option is switched to; a flag to True.
 _VALUES: dict[str, Callable[[Case], Any]] = {
     "scale": lambda case: -0.5,
@@ -67,9 +67,9 @@ def _cases(op: Op, mode: Mode) -> dict[str, Case]:
     loaded = _loaded(op, mode, dense)
     cases = {
         "dense": dense,
-        "packed": replace(packed, dtype="bfloat16"),
-        "dense-loaded": replace(loaded, dtype="bfloat16", layout="heads_first", float32=either),
-        "packed-loaded": replace(_loaded(op, mode, packed), dtype="float16", layout="sliced"),
+        "packed": replace(packed, dtype="bfloat16", layout="heads_first"),
+        "dense-loaded": replace(loaded, dtype="bfloat16", layout="sliced", float32=either),
+        "packed-loaded": replace(_loaded(op, mode, packed), dtype="float16", layout="strided"),
     }
     return {name: op.settle(case) for name, case in cases.items()}
 
