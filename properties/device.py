@@ -11,6 +11,13 @@ import torch
 DEVICES = ("auto", "cuda", "simulator", "interpreter")
 
 
+def resolve(name: str) -> str:
+    """The device that "auto" stands for here: the GPU where there is one, else the simulator."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "simulator"
+    return name
+
+
 def activate(name: str = "auto") -> torch.device:
     """Make Triton run on `name` in this process, and say where tensors have to live.
 
@@ -22,8 +29,7 @@ def activate(name: str = "auto") -> torch.device:
     """
     if name not in DEVICES:
         raise ValueError(f"device: {name!r}, expected one of {', '.join(DEVICES)}")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "simulator"
+    name = resolve(name)
     if name == "cuda":
         if not torch.cuda.is_available():
             raise ValueError("device: 'cuda', but torch finds no GPU; try 'simulator'")
@@ -46,8 +52,7 @@ def describe(name: str) -> str:
     """The device and the versions that decide what a kernel computes, on one line."""
     import triton
 
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "simulator"
+    name = resolve(name)
     where = torch.cuda.get_device_name() if name == "cuda" else f"the {name}"
     return f"{where}, torch {torch.__version__}, triton {triton.__version__}"
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 
+from properties.device import resolve
 from properties.mutants.edit import Edit
 from properties.mutants.trial import Pinned
 
@@ -22,6 +23,8 @@ class KnownBug:
         source: project, and number of the report or fix.
         pinned: what notices it: a law about one case, or one test.
         planted: an edit that brings the bug back.
+        only_on: the device that the bug shows on, "cuda" for one of a GPU's compiler; the pinned
+            case itself has to pass everywhere.
     """
 
     happened: str
@@ -29,6 +32,11 @@ class KnownBug:
     source: str
     pinned: Pinned
     planted: Edit
+    only_on: str | None = None
+
+    def shows_on(self, device: str) -> bool:
+        """Whether the planted bug can be seen on `device`, a name of `properties.device`."""
+        return self.only_on in (None, resolve(device))
 
 
 def known_bugs() -> dict[str, KnownBug]:

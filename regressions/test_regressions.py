@@ -25,5 +25,7 @@ def test_case_passes_today(name: str, laboratory: Laboratory) -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_case_catches_the_planted_bug(name: str, laboratory: Laboratory) -> None:
+    if not BUGS[name].shows_on(laboratory.device):
+        pytest.skip(f"a bug of the compiler for {BUGS[name].only_on}, which is not the device here")
     outcome = laboratory.submit(BUGS[name].pinned, BUGS[name].planted).result()
     assert outcome.caught_by is not None, f"{name} is not noticed when it is planted again"
