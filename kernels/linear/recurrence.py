@@ -209,7 +209,7 @@ def run(
     check_range("V (the last dim of v)", sizes["V"], 1, 256)
     check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
     sequences = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    width = sizes["V"] + bool(normalize)
+    width = sizes["V"] + 1 if normalize else sizes["V"]
     if initial_state is not None and (
         initial_state.shape[0] != sequences or initial_state.shape[3] != width
     ):
