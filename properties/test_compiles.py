@@ -61,8 +61,15 @@ def test_every_launch_compiles_within_the_limits(job: Job, worker: Worker) -> No
 
 
 def test_every_kernel_is_launched_by_some_job(worker: Worker) -> None:
-    missed = worker.call(never_launched, "bfloat16", "sm_90")
+    jobs = [Job(op, mode, "bfloat16", "sm_90") for op, mode in families()]
+    missed = worker.call(never_launched, jobs)
     assert not missed, f"{missed} are launched by no case, so that nothing compiles them"
+
+
+def test_a_kernel_that_no_job_launches_is_named(worker: Worker) -> None:
+    missed = worker.call(never_launched, [Job("cache", "sliding", "bfloat16", "sm_90")])
+    assert "kernels.position.rotary._rotate" in missed
+    assert not any(name.startswith("kernels.cache") for name in missed)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

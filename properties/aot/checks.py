@@ -2,7 +2,7 @@
 
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -10,7 +10,7 @@ from triton.runtime.jit import JITFunction
 
 import kernels
 from properties.aot.architectures import ARCHITECTURES
-from properties.aot.cases import Job, families
+from properties.aot.cases import Job
 from properties.aot.launches import Launch, record
 from properties.aot.resources import faults
 
@@ -44,14 +44,15 @@ def _recorded(runs: Iterable[Callable[[], object]], architecture: str) -> list[L
     return record(lambda: [run() for run in runs], ARCHITECTURES[architecture])
 
 
-def never_launched(dtype: str, architecture: str) -> list[str]:
-    """Kernels of the project that no job launches.
+def never_launched(jobs: Sequence[Job]) -> list[str]:
+    """Kernels of the project that none of these jobs launches.
 
     A kernel is a function under `@triton.jit` that no other such function calls.
     """
-    jobs = [Job(op, mode, dtype, architecture) for op, mode in families()]
-    runs = (run for job in jobs for run in job.runs(ARCHITECTURES[architecture], thorough=False))
-    launched = {launch.name for launch in _recorded(runs, architecture)}
+    launched = set()
+    for job in jobs:
+        runs = job.runs(ARCHITECTURES[job.architecture], thorough=False)
+        launched.update(launch.name for launch in _recorded(runs, job.architecture))
     functions = _jit_functions()
     called = {name for function in functions.values() for name in function.fn.__code__.co_names}
     return sorted(
