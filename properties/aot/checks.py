@@ -49,7 +49,7 @@ def never_launched(jobs: Sequence[Job]) -> list[str]:
 
     A kernel is a function under `@triton.jit` that no other such function calls.
     """
-    launched = set()
+    launched: set[str] = set()
     for job in jobs:
         runs = job.runs(ARCHITECTURES[job.architecture], thorough=False)
         launched.update(launch.name for launch in _recorded(runs, job.architecture))
