@@ -134,8 +134,8 @@ def test_all_that_is_timed_side_by_side_computes_the_same(
     else:
         assert len(want) == 1
     for _, call in others:
-        # The same function of numbers about 1, in whatever precision a GPU's library takes products:
-        # 11 bits with tf32.
+        # The same function of numbers about 1, in whatever precision a GPU's library multiplies: 11
+        # bits with tf32.
         torch.testing.assert_close(call(), want, rtol=2**-8, atol=2**-8)
 
 
