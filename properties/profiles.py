@@ -22,9 +22,18 @@ def register() -> None:
     """Make the profiles known, and load `ci` where the environment says CI, else `dev`.
 
     dev: a few random cases, for the inner loop. ci: more, and the same ones on every run, so that a
-    red run is about the change. nightly: many, and never the same ones twice.
+    red run is about the change. nightly: many, and never the same ones twice. trial: those of ci,
+    for tests of code with a planted bug, where nobody waits for a small example.
     """
     settings.register_profile("dev", max_examples=6, phases=_PHASES, **_COMMON)
     settings.register_profile("ci", max_examples=15, phases=_PHASES, derandomize=True, **_COMMON)
     settings.register_profile("nightly", max_examples=400, phases=_PHASES, **_COMMON)
+    settings.register_profile(
+        "trial",
+        max_examples=15,
+        phases=(Phase.explicit, Phase.generate),
+        derandomize=True,
+        report_multiple_bugs=False,
+        **_COMMON,
+    )
     settings.load_profile("ci" if os.environ.get("CI") else "dev")

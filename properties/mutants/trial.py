@@ -75,6 +75,7 @@ def _run_test(pinned: TestAt, device: str) -> Outcome:
     root = Path(__file__).parents[2]
     printed = io.StringIO()
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", device]
+    options.append("--hypothesis-profile=trial")
     with redirect_stdout(printed), redirect_stderr(printed):
         code = pytest.main([*options, "--rootdir", str(root), str(root / pinned.node)])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):

@@ -1,0 +1,56 @@
+"""A sign flipped in a page of the reference is noticed: by its tests, and by its second form."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from properties.mutants.edit import Edit
+from properties.mutants.trial import Laboratory, TestAt
+
+_AGREE = "properties/test_oracles.py::test_second_form_agrees_with_the_first_in_float64"
+
+LINEAR_ATTN = ("reference/linear/test_linear_attn.py", f"{_AGREE}[linear_attn]")
+GLA = ("reference/linear/test_gla.py", f"{_AGREE}[gla]")
+ATTENTION = ("reference/softmax/test_attention.py", f"{_AGREE}[attention]")
+ROTARY = ("reference/position/test_rotary.py", f"{_AGREE}[rotary_embedding]")
+# What both forms share no agreement of theirs can tell; what has one form has only its tests.
+SHARED = LINEAR_ATTN[:1]
+SCALE = ("reference/test_scale.py",)
+CACHES = ("reference/cache/test_caches.py",)
+
+_linear, _gla = "reference.linear.linear_attn", "reference.linear.gla"
+_softmax, _rotary = "reference.softmax.attention", "reference.position.rotary"
+FLIPPED = {
+    Edit(_linear, "S = S + torch", "S = S - torch"): LINEAR_ATTN,
+    Edit(_linear, "scale * o, S + torch", "scale * o, S - torch"): LINEAR_ATTN,
+    Edit(_gla, "torch.exp(g[:, t, :, :, None])", "torch.exp(-g[:, t, :, :, None])"): GLA,
+    Edit(_gla, "torch.exp(between)", "torch.exp(-between)"): GLA,
+    Edit(_softmax, "s - slope[:, None, None] *", "s + slope[:, None, None] *"): ATTENTION,
+    Edit(_softmax, "s - slope[:, None] *", "s + slope[:, None] *"): ATTENTION,
+    Edit(_rotary, "y1 = x1 * cos - x2 * sin", "y1 = x1 * cos + x2 * sin"): ROTARY,
+    Edit(_rotary, "z = z * factor", "z = z * -factor"): ROTARY,
+    Edit(_rotary, "base ** (-2 * pair", "base ** (2 * pair"): ROTARY[:1],
+    Edit("reference.linear.run", "_append(v, 1.0)", "_append(v, -1.0)"): SHARED,
+    Edit("reference.scale", "key_dim**-0.5", "key_dim**0.5"): SCALE,
+    Edit("reference.cache.kv", "forgotten[n] += surplus", "forgotten[n] -= surplus"): CACHES,
+    Edit("reference.cache.recurrent", "[s + c for", "[s - c for"): CACHES,
+}
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[Laboratory]:
+    with Laboratory("oracle", "auto") as laboratory:
+        yield laboratory
+
+
+@pytest.mark.parametrize(
+    ("edit", "node"),
+    [
+        pytest.param(edit, node, id=f"{edit.after}-by-{node.rpartition('/')[2]}")
+        for edit, nodes in FLIPPED.items()
+        for node in nodes
+    ],
+)
+def test_flipped_sign_is_noticed(edit: Edit, node: str, laboratory: Laboratory) -> None:
+    outcome = laboratory.submit(TestAt(node), edit).result()
+    assert outcome.caught_by is not None, outcome.report
