@@ -89,6 +89,13 @@ def check_range(name: str, size: int, low: int, high: int) -> None:
         raise ValueError(f"{name}: {size}, expected {low} to {high}")
 
 
+def check_flags(**flags: bool) -> None:
+    """Refuse what is no bool with a TypeError: None would pass for False, and "no" for True."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name}: {describe(flag)}, expected a bool")
+
+
 def check_cu_seqlens(
     name: str, cu_seqlens: Tensor | None, batch: int, device: torch.device
 ) -> None:

@@ -12,6 +12,7 @@ from kernels.arguments import (
     check_boundaries,
     check_cu_seqlens,
     check_dtype,
+    check_flags,
     check_one_dtype,
     check_range,
     describe,
@@ -193,6 +194,7 @@ def run(
     tile: int | None,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+normalize"] | None]:
     """Check the arguments of a public op, settle its options, and call the op of its mode."""
+    check_flags(normalize=normalize, output_final_state=output_final_state, reverse=reverse)
     sizes = bind_dims(
         q=(q, "B T H K"),
         k=(k, "B T H K"),

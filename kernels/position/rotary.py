@@ -14,6 +14,7 @@ from kernels.arguments import (
     check_boundaries,
     check_cu_seqlens,
     check_dtype,
+    check_flags,
     check_one_dtype,
     check_range,
     describe,
@@ -269,6 +270,7 @@ def rotary_embedding(
     Source: RoFormer, arXiv 2104.09864; halves as in GPT-NeoX, arXiv 2204.06745.
     """
     sizes = bind_dims(x=(x, "B T H D"), cos=(cos, "R P"), sin=(sin, "R P"))
+    check_flags(interleaved=interleaved, conjugate=conjugate, inplace=inplace)
     dtype = check_one_dtype(x=x)
     check_dtype("cos", cos, torch.float32, dtype)
     check_dtype("sin", sin, cos.dtype)

@@ -13,6 +13,7 @@ from kernels.arguments import (
     check_boundaries,
     check_cu_seqlens,
     check_dtype,
+    check_flags,
     check_one_dtype,
     check_range,
     describe,
@@ -114,9 +115,7 @@ def attention(
         raise ValueError(
             f"q: {sizes['H']} heads, expected a multiple of the {sizes['G']} heads of k and v"
         )
-    for name, flag in (("causal", causal), ("return_lse", return_lse)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"{name}: {describe(flag)}, expected a bool")
+    check_flags(causal=causal, return_lse=return_lse)
     if g is not None and not causal:
         raise ValueError("g: given with causal=False, expected causal=True")
     if mode not in ("auto", "parallel"):

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+BAD_FLAGS = (None, 1, "yes")
 BAD_SCALES = (float("nan"), float("inf"), float("-inf"), "0.5", True)
 
 

@@ -1,13 +1,19 @@
 """Linear recurrences without a delta rule."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import torch
 from hypothesis import strategies as st
 
 import reference
 from properties.case import Case
-from properties.catalogue.draws import BAD_SCALES, head_dims, scales
+from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, head_dims, scales
 from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, always
+
+if TYPE_CHECKING:
+    from properties.tensors import Inputs
 
 _QKV = (
     Argument("q", "B T H K", Role.QUERY),
@@ -17,9 +23,9 @@ _QKV = (
 _STATE = Argument("initial_state", "N H K VZ", Role.STATE, optional=True, dtype="float32")
 _OPTIONS = (
     Option("scale", None, lambda case: scales(), bad=BAD_SCALES),
-    Option("normalize", False, lambda case: st.booleans()),
-    Option("reverse", False, lambda case: st.booleans()),
-    Option("output_final_state", False, always(True), auxiliary=True),
+    Option("normalize", False, lambda case: st.booleans(), bad=BAD_FLAGS),
+    Option("reverse", False, lambda case: st.booleans(), bad=BAD_FLAGS),
+    Option("output_final_state", False, always(True), bad=BAD_FLAGS, auxiliary=True),
 )
 _OUTPUTS = (
     Output("o", "B T H V"),
@@ -72,6 +78,15 @@ def _settle(case: Case) -> Case:
     return case
 
 
+def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
+    """States of another width, or of more sequences."""
+    state = inputs.tensors.get("initial_state")
+    if state is not None:
+        wide = torch.cat([state, state[..., :1]], -1)
+        yield "a state that is too wide", {"initial_state": wide}, "initial_state"
+        yield "a state too many", {"initial_state": torch.cat([state, state[:1]])}, "initial_state"
+
+
 LINEAR_ATTN = Op(
     name="linear_attn",
     oracle=reference.linear_attn,
@@ -92,6 +107,7 @@ LINEAR_ATTN = Op(
     work=lambda n: n["H"] * n["T"] * (n["T"] + n["K"] * n["V"] / 12),
     settle=_settle,
     linear_in=("v", "initial_state"),
+    mistakes=_mistakes,
     multilinear=lambda case: not _normalized(case),
     nonnegative=_normalized,
     recipes=_RECIPES,
@@ -122,6 +138,7 @@ GLA = Op(
     work=lambda n: n["H"] * n["T"] * (n["T"] * (n["K"] + n["V"]) + n["K"] * n["V"]) / 3,
     settle=_settle,
     linear_in=("v", "initial_state"),
+    mistakes=_mistakes,
     multilinear=lambda case: not _normalized(case),
     nonnegative=_normalized,
     recipes=(*_RECIPES, "extreme_gates"),

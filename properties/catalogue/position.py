@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import reference
 from properties.case import Case
-from properties.catalogue.draws import head_dims
+from properties.catalogue.draws import BAD_FLAGS, head_dims
 from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def _offsets(case: Case) -> st.SearchStrategy[int | list[int]]:
     """None, one for all sequences, or one for each."""
     some = st.integers(0, 9)
-    return st.one_of(st.just(0), some, st.lists(some, min_size=case.sequences, max_size=case.sequences))
+    return st.one_of(
+        st.just(0), some, st.lists(some, min_size=case.sequences, max_size=case.sequences)
+    )
 
 
 def _settle(case: Case) -> Case:
@@ -64,10 +66,10 @@ ROTARY_EMBEDDING = Op(
         Argument("sin", "R P", Role.SINE, differentiable=False, dtype="either"),
     ),
     options=(
-        Option("interleaved", False, lambda case: st.booleans()),
+        Option("interleaved", False, lambda case: st.booleans(), bad=BAD_FLAGS),
         Option("seqlen_offsets", 0, _offsets, bad=(0.5, "1")),
-        Option("conjugate", False, lambda case: st.booleans()),
-        Option("inplace", False, lambda case: st.booleans()),
+        Option("conjugate", False, lambda case: st.booleans(), bad=BAD_FLAGS),
+        Option("inplace", False, lambda case: st.booleans(), bad=BAD_FLAGS),
     ),
     outputs=(Output("y", "B T H D"),),
     dims={

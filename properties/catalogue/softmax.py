@@ -1,13 +1,19 @@
 """Softmax attention."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import torch
 from hypothesis import strategies as st
 
 import reference
 from properties.case import Case
-from properties.catalogue.draws import BAD_SCALES, head_dims, scales
+from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, head_dims, scales
 from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, always
+
+if TYPE_CHECKING:
+    from properties.tensors import Inputs
 
 
 def _windows(case: Case) -> st.SearchStrategy[int | None]:
@@ -22,6 +28,21 @@ def _settle(case: Case) -> Case:
     if "g" in case.given:
         return replace(case, options={**case.options, "causal": True})
     return case
+
+
+def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Heads that form no groups, a gate that is not causal, boundaries that do not go together."""
+    tensors = inputs.tensors
+    if case.dims["R"] == 1:
+        more = {name: torch.cat([tensors[name], tensors[name][:, :, :1]], 2) for name in ("k", "v")}
+        yield "more heads of keys than of queries", more, "q"
+    if "g" in tensors:
+        yield "a gate that is not causal", {"causal": False}, "g"
+    if case.packed:
+        bounds = tensors.get("cu_seqlens_k", tensors["cu_seqlens"])
+        yield "boundaries of keys alone", {"cu_seqlens": None, "cu_seqlens_k": bounds}, "cu_seqlens"
+        another = torch.cat([bounds, bounds[-1:]])
+        yield "another number of sequences of keys", {"cu_seqlens_k": another}, "cu_seqlens_k"
 
 
 ATTENTION = Op(
@@ -47,7 +68,7 @@ ATTENTION = Op(
     ),
     options=(
         Option("scale", None, lambda case: scales(), bad=BAD_SCALES),
-        Option("causal", False, lambda case: st.booleans()),
+        Option("causal", False, lambda case: st.booleans(), bad=BAD_FLAGS),
         Option("window", None, _windows, bad=(0, -1, 2.5, "4", True)),
         Option(
             "softcap",
@@ -55,7 +76,7 @@ ATTENTION = Op(
             lambda case: st.sampled_from([None, 0.5, 2.0, 30.0]),
             bad=(0.0, -1.0, float("nan"), float("inf"), "30"),
         ),
-        Option("return_lse", False, always(True), auxiliary=True),
+        Option("return_lse", False, always(True), bad=BAD_FLAGS, auxiliary=True),
     ),
     outputs=(
         Output("o", "B T H V"),
@@ -72,6 +93,7 @@ ATTENTION = Op(
     # The logits, and the sums of gates between every two keys.
     work=lambda n: n["H"] * max(n["T"], n["S"]) * n["S"],
     settle=_settle,
+    mistakes=_mistakes,
     packed_by=("cu_seqlens", "cu_seqlens_k"),
     keys=True,
     continues_by="keys",

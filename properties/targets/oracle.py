@@ -43,7 +43,8 @@ def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
     for name, x in given.items():
         if isinstance(x, Tensor) and x.dtype == torch.float64:
             raise TypeError(f"{name}: float64, expected float32, bfloat16 or float16")
-    whole = {**given, "inplace": False} if "inplace" in given else dict(given)
+    # Checked, but not done twice.
+    whole = {**given, "inplace": False} if given.get("inplace") is True else given
     with torch.no_grad():
         op.oracle(**whole)
 
