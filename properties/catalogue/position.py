@@ -24,14 +24,13 @@ def _offsets(case: Case) -> st.SearchStrategy[int | list[int]]:
 
 
 def _settle(case: Case) -> Case:
-    """Pairs fit into the head, both tables have one dtype, and what is rotated in place has
-    elements of its own.
-    """
+    """Pairs fit into the head, both tables have one dtype, and what shares elements stays."""
     pairs = min(case.dims["P"], case.dims["D"] // 2)
-    shared = case.options.get("inplace") and case.layout == "expanded"
-    layout = "sliced" if shared else case.layout
     float32 = ("cos", "sin") if "cos" in case.float32 else ()
-    return replace(case, dims={**case.dims, "P": pairs}, layout=layout, float32=float32)
+    options = dict(case.options)
+    if case.layout == "expanded" and "inplace" in options:
+        options["inplace"] = False
+    return replace(case, dims={**case.dims, "P": pairs}, options=options, float32=float32)
 
 
 def _table_rows(case: Case) -> dict[str, int]:
