@@ -16,7 +16,7 @@ from rich.live import Live
 
 from properties.case import Case
 from properties.catalogue import OPS
-from properties.device import DEVICES, describe, resolve
+from properties.device import DEVICES, describe
 from properties.fuzz.board import Board
 from properties.fuzz.rounds import Finding, Round, make_subject, play, start_worker
 from properties.jobs import DTYPES, Job, Selection
