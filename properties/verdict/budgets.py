@@ -279,10 +279,12 @@ def sigma(
     # What is kept in float32 may be biased, as everything is for float32 inputs: see `rules`.
     bias = 1 + math.sqrt(terms) / 6 if float32_logits else 1.0
     mode = Rounding(precision, generator, float32_logits=float32_logits, bias=bias)
+    # Around its own undisturbed result: a difference of the oracle's forms is no rounding.
+    centre = oracle(tensors)
     for _ in range(draws):
         with mode:
             disturbed = oracle(tensors)
-        for name, y in want.items():
+        for name, y in centre.items():
             result = mode.round(disturbed[name], unit_roundoff(output_dtypes[name]))
             deviations[name].append(torch.where(y.isfinite(), result - y, 0.0).detach())
     return {
