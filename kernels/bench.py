@@ -455,11 +455,11 @@ def parser() -> argparse.ArgumentParser:
     )
     every = sorted({mode for op in PROBLEMS for mode in modes(op)})
     parse.add_argument(
-        "--op", nargs="+", choices=list(PROBLEMS), metavar="OP",
+        "--op", nargs="+", action="extend", choices=list(PROBLEMS), metavar="OP",
         help=f"only these of {', '.join(PROBLEMS)}",
     )  # fmt: skip
     parse.add_argument(
-        "--mode", nargs="+", choices=every, metavar="MODE",
+        "--mode", nargs="+", action="extend", choices=every, metavar="MODE",
         help=f"only these of {', '.join(every)}, and the baselines",
     )  # fmt: skip
     parse.add_argument(
