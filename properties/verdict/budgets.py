@@ -202,7 +202,9 @@ def budgets(
     made = {}
     for name, y in want.items():
         dtype = output_dtypes[name]
-        tiny = underflow(dtype) + largest * underflow(torch.float32)
+        # Each term may have an operand that underflows, however the kernel has scaled it by then.
+        lost = math.sqrt(terms) * precision.underflow
+        tiny = underflow(dtype) + largest * (underflow(torch.float32) + lost)
         rounded = unit_roundoff(dtype) * torch.where(y.isfinite(), y.abs(), 0.0)
         allowed = functools.reduce(torch.minimum, [bound[name] for bound in bounds])
         spread = spreads.get(name)
