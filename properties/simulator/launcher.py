@@ -1,4 +1,4 @@
-"""Launches: the driver that Triton sees, and what happens in place of a GPU.
+"""Launches: what happens in place of a GPU.
 
 `JITFunction.run`, heuristics, specialisation and tuple arguments stay Triton's own. Replaced are
 the driver, the compile step, and the timing of autotuned configs.
@@ -18,6 +18,7 @@ from triton.runtime import autotuner, driver, jit
 
 from . import compilation
 from .compilation import Program, SimulatedTarget
+from .driver import DEVICE, Driver, Facade
 from .errors import SimulationError
 from .frontend import Type
 from .memory import ELEMENT_OF, Allocations, Buffer, Pointer, Traffic
@@ -26,58 +27,9 @@ from .options import Options
 from .runtime import Slab
 
 SLAB_ELEMENTS = 2**16
-DEVICE = "simulator"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 START = np.zeros(1, np.int64)
 START.setflags(write=False)
-
-
-class Driver:
-    """What Triton asks of a device driver."""
-
-    def get_current_device(self) -> str:
-        return DEVICE
-
-    def set_current_device(self, device: Any) -> None:
-        """There is one device."""
-
-    def get_current_stream(self, device: Any = None) -> int:
-        return 0
-
-    def get_current_target(self) -> SimulatedTarget:
-        return compilation.target()
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def get_device_interface(self) -> Any:
-        return torch.cpu
-
-    def get_benchmarker(self) -> Callable[..., Any]:
-        def once(kernel_call: Callable[[], Any], **_: Any) -> list[float]:
-            kernel_call()
-            return [0.0, 0.0, 0.0]
-
-        return once
-
-    def get_device_capability(self, *_: Any) -> tuple[int, int]:
-        return divmod(compilation.CAPABILITY, 10)
-
-    @property
-    def utils(self) -> Driver:
-        return self
-
-    def get_device_properties(self, device: Any = None) -> dict[str, int]:
-        """Figures that kernels use to choose their grid."""
-        return {
-            "max_shared_mem": 232448,
-            "max_num_regs": 65536,
-            "multiprocessor_count": 8,
-            "warpSize": 32,
-            "sm_clock_rate": 1,
-            "mem_clock_rate": 1,
-            "mem_bus_width": 1,
-        }
 
 
 Leaf = tuple[tuple[int, ...], str]
@@ -298,6 +250,7 @@ class Session:
         self.installed = False
         self.allocations = Allocations()
         self.driver = Driver()
+        self.facade = Facade()
         self.previous: tuple[Any, Any, Any] = (None, None, None)
 
     def install(self, options: Options) -> None:
@@ -322,6 +275,7 @@ class Session:
         autotuner.Autotuner.run = run_autotuned
         driver.set_active(self.driver)
         self.allocations.install()
+        self.facade.install()
         self.installed = True
 
     def uninstall(self) -> None:
@@ -332,6 +286,7 @@ class Session:
         autotuner.Autotuner.run = run
         driver._active = active
         self.allocations.uninstall()
+        self.facade.uninstall()
         self.installed = False
 
 

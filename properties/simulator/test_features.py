@@ -917,6 +917,29 @@ def test_launch_hooks_are_called() -> None:
     assert names == ["scalars"]
 
 
+def test_packages_are_told_of_a_gpu_and_torch_is_not() -> None:
+    x = torch.zeros(2)
+    assert x.is_cuda
+    assert torch.cuda.get_device_capability(x.device.index) == (9, 0)
+    assert torch.cuda.get_device_name() == torch.cuda.get_device_properties(0).name
+    assert torch.cuda.device_count() == 1
+    assert torch.cuda.current_device() == 0
+    assert torch.cuda.current_stream().cuda_stream == 0
+    # Part of torch, which would look for a driver if it were told that there is a GPU.
+    with torch.cuda.device_of(x), torch.cuda.device(0):
+        assert torch.equal(x + 1, torch.ones(2))
+    assert not torch.cuda.is_available()
+
+
+def test_nobody_is_told_of_a_gpu_once_the_simulator_is_gone() -> None:
+    simulator.uninstall()
+    try:
+        assert not torch.zeros(2).is_cuda
+        assert torch.cuda.device_count() == torch.accelerator.device_count()
+    finally:
+        simulator.install()
+
+
 def test_uninitialised_tensors_without_memory_are_left_alone() -> None:
     def add(x: torch.Tensor) -> torch.Tensor:
         return x.new_empty(3).zero_() + x

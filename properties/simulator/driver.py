@@ -1,0 +1,170 @@
+"""The GPU that is not there: what Triton and packages of kernels are told about it.
+
+Triton asks its driver. Packages ask torch as well: for the name and the capability of the device,
+for its properties, the current device and stream, and whether a tensor `is_cuda`. They get the
+answers of one GPU whose memory is the CPU's. torch itself, which allocates and dispatches, is told
+the truth, and so is who asks for `torch.cuda.is_available()`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from . import compilation
+from .compilation import SimulatedTarget
+
+DEVICE = "simulator"
+NAME = "NVIDIA GPU (simulated)"
+SHARED_MEMORY = 232448
+MULTIPROCESSORS = 8
+WARP = 32
+TENSOR: Any = torch.Tensor
+
+
+def capability(device: Any = None) -> tuple[int, int]:
+    """Compute capability of the GPU, major and minor."""
+    return divmod(compilation.CAPABILITY, 10)
+
+
+class Driver:
+    """What Triton asks of a device driver."""
+
+    def get_current_device(self) -> str:
+        return DEVICE
+
+    def set_current_device(self, device: Any) -> None:
+        """There is one device."""
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_current_target(self) -> SimulatedTarget:
+        return compilation.target()
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        def once(kernel_call: Callable[[], Any], **_: Any) -> list[float]:
+            kernel_call()
+            return [0.0, 0.0, 0.0]
+
+        return once
+
+    def get_device_capability(self, *_: Any) -> tuple[int, int]:
+        return capability()
+
+    @property
+    def utils(self) -> Driver:
+        return self
+
+    def get_device_properties(self, device: Any = None) -> dict[str, int]:
+        """Figures that kernels use to choose their grid."""
+        return {
+            "max_shared_mem": SHARED_MEMORY,
+            "max_num_regs": 65536,
+            "multiprocessor_count": MULTIPROCESSORS,
+            "warpSize": WARP,
+            "sm_clock_rate": 1,
+            "mem_clock_rate": 1,
+            "mem_bus_width": 1,
+        }
+
+
+class Here(nullcontext[None]):
+    """`with torch.cuda.device(...)`: there is one device."""
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__()
+
+
+class Stream(nullcontext[None]):
+    """The only stream: work on it is done when it is given."""
+
+    cuda_stream = 0
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__()
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
+
+
+def properties(device: Any = None) -> SimpleNamespace:
+    """`torch.cuda.get_device_properties`."""
+    major, minor = capability()
+    return SimpleNamespace(
+        name=NAME,
+        major=major,
+        minor=minor,
+        multi_processor_count=MULTIPROCESSORS,
+        warp_size=WARP,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=SHARED_MEMORY,
+        total_memory=2**36,
+    )
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "device": Here,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "set_device": lambda device: None,
+    "current_stream": Stream,
+    "synchronize": lambda device=None: None,
+    "get_device_name": lambda device=None: NAME,
+    "get_device_capability": capability,
+    "get_device_properties": properties,
+}
+
+
+def asked_by_torch() -> bool:
+    """Whether the caller of the function that asks this is a part of torch."""
+    asking = sys._getframe(2).f_globals.get("__name__", "")
+    return bool(asking.partition(".")[0] == "torch")
+
+
+def answering(truth: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `torch.cuda` that tells torch the truth and others the answer."""
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        return (truth if asked_by_torch() else answer)(*args, **kwargs)
+
+    asked.__name__ = asked.__qualname__ = truth.__name__
+    asked.__doc__ = truth.__doc__
+    return asked
+
+
+def is_cuda(tensor: torch.Tensor) -> bool:
+    """`Tensor.is_cuda`: tensors in the CPU's memory lie where the GPU's would."""
+    where = tensor.device.type
+    return where == "cuda" or (where == "cpu" and not asked_by_torch())
+
+
+class Facade:
+    """Replaces what packages ask of torch."""
+
+    def __init__(self) -> None:
+        self.originals: dict[str, Any] = {}
+
+    def install(self) -> None:
+        for name, answer in ANSWERS.items():
+            self.originals[name] = truth = getattr(torch.cuda, name)
+            stand_in = answer if isinstance(answer, type) else answering(truth, answer)
+            setattr(torch.cuda, name, stand_in)
+        TENSOR.is_cuda = property(is_cuda)
+
+    def uninstall(self) -> None:
+        for name, truth in self.originals.items():
+            setattr(torch.cuda, name, truth)
+        self.originals.clear()
+        del TENSOR.is_cuda
