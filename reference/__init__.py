@@ -7,8 +7,11 @@ N sequences, W window, D head dim, R table rows, P pairs of dims.
 """
 
 from reference.cache import CacheView, KVCache, RecurrentCache
+from reference.delta.delta_rule import delta_rule, delta_rule_parallel
 from reference.linear.gla import gla, gla_parallel
 from reference.linear.linear_attn import linear_attn, linear_attn_parallel
+from reference.linear.simple_gla import simple_gla, simple_gla_parallel
+from reference.norm.l2norm import l2norm, l2norm_scaled
 from reference.position.rotary import rotary_embedding, rotary_embedding_complex, rotary_tables
 from reference.scale import resolve_scale
 from reference.softmax.attention import attention, attention_online
@@ -19,12 +22,18 @@ __all__ = [
     "RecurrentCache",
     "attention",
     "attention_online",
+    "delta_rule",
+    "delta_rule_parallel",
     "gla",
     "gla_parallel",
+    "l2norm",
+    "l2norm_scaled",
     "linear_attn",
     "linear_attn_parallel",
     "resolve_scale",
     "rotary_embedding",
     "rotary_embedding_complex",
     "rotary_tables",
+    "simple_gla",
+    "simple_gla_parallel",
 ]

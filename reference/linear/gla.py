@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.arguments import checked
+from reference.decay import decays
 from reference.linear.run import run
 from reference.sequences import CuSeqlens
 
@@ -164,10 +165,10 @@ def _parallel(
         return v, S
     keys, values, carried = k[:, None], v[:, None], S[:, None]
     if g is not None:
-        from_start, between = _decays(g, reverse)
+        from_start, between = decays(g, reverse)
         keys, carried = between * keys, from_start[..., :, None] * carried
     if gv is not None:
-        from_start, between = _decays(gv, reverse)
+        from_start, between = decays(gv, reverse)
         values, carried = between * values, carried * from_start[..., None, :]
 
     A = torch.einsum("bihk,bijhk->bhij", q, keys)
@@ -176,16 +177,3 @@ def _parallel(
     last = 0 if reverse else -1
     written = torch.einsum("bjhk,bjhv->bhkv", keys[:, last], values[:, last])
     return scale * o, carried[:, last] + written
-
-
-def _decays(
-    g: Float[Tensor, "B T H C"], reverse: bool
-) -> tuple[Float[Tensor, "B T H C"], Float[Tensor, "B T T H C"]]:
-    """exp of the sum of g over the tokens up to i, and over those after j up to i."""
-    if reverse:
-        from_start, between = _decays(g.flip(1), reverse=False)
-        return from_start.flip(1), between.flip(1, 2)
-    i = torch.arange(g.shape[1], device=g.device)[:, None, None, None]
-    j = torch.arange(g.shape[1], device=g.device)[:, None, None]
-    between = torch.where(i > j, g[:, :, None], 0.0).cumsum(1)
-    return torch.exp(g.cumsum(1)), torch.exp(between)

@@ -1,25 +1,20 @@
-"""What the linear recurrences share: where a state starts, and how a row is normalised."""
-
-import functools
-from collections.abc import Callable
+"""What the linear recurrences share: what scale means, and how a row is normalised."""
 
 import torch
 from torch import Tensor
 
+from reference import recurrence
 from reference.scale import resolve_scale
-from reference.sequences import sequences
-
-Form = Callable[..., tuple[Tensor, Tensor]]
 
 
 def run(
-    form: Form,
+    form: recurrence.Form,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *log_decays: Tensor | None,
     scale: float | None,
-    normalize: bool,
+    normalize: bool = False,
     initial_state: Tensor | None,
     output_final_state: bool,
     reverse: bool,
@@ -30,7 +25,8 @@ def run(
     Args:
         form: `(q, k, v, *log_decays, S, scale, reverse) -> (o, S)` for sequences of one length.
         q, k, v: `[B, T, H, K]`, `[B, T, H, K]`, `[B, T, H, V]`.
-        log_decays: of the keys `[B, T, H, K]` and of the values `[B, T, H, V]`, or None.
+        log_decays: of the keys `[B, T, H, K]` and of the values `[B, T, H, V]`, or of both
+            `[B, T, H]`, or None.
         The rest are the options of the op.
 
     Returns:
@@ -43,25 +39,22 @@ def run(
         log_decays = log_decays[:1] + tuple(
             gv if gv is None else _append(gv, 0.0) for gv in log_decays[1:]
         )
-
-    batch, tokens = q.shape[:2]
-    groups = list(sequences(cu_seqlens, batch, tokens))
-    if initial_state is None:
-        initial_state = v.new_zeros(groups[-1][0].stop, *k.shape[2:], v.shape[-1])
-    dtype = _promoted(q, k, v, *log_decays, initial_state)
-    inputs = [None if x is None else x.to(dtype) for x in (q, k, v, *log_decays)]
-    states = initial_state.to(dtype)
-
-    outputs, final_states = [], []
-    for n, t in groups:
-        pieces = (None if x is None else x[:, t] for x in inputs)
-        o, S = form(*pieces, states[n], scale, reverse)
-        outputs.append(o)
-        final_states.append(S)
-    o = torch.cat(outputs, dim=1)
+    o, final_state = recurrence.run(
+        form,
+        q,
+        k,
+        v,
+        *log_decays,
+        state_shape=(*k.shape[2:], v.shape[-1]),
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        reverse=reverse,
+    )
     if normalize:
         o = _divide(o[..., :-1], o[..., -1:])
-    return o.to(q.dtype), torch.cat(final_states) if output_final_state else None
+    return o.to(q.dtype), final_state
 
 
 def _append(x: Tensor, channel: float) -> Tensor:
@@ -72,7 +65,3 @@ def _divide(numerator: Tensor, normalizer: Tensor) -> Tensor:
     # The inner `where` keeps the gradient of the branch not taken finite: 0 · inf would be NaN.
     zero = normalizer == 0
     return torch.where(zero, 0.0, numerator / torch.where(zero, 1.0, normalizer))
-
-
-def _promoted(*tensors: Tensor | None) -> torch.dtype:
-    return functools.reduce(torch.promote_types, [x.dtype for x in tensors if x is not None])

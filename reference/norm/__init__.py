@@ -1,0 +1,1 @@
+"""Normalisation of the vectors of each head."""
