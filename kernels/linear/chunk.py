@@ -46,11 +46,10 @@ from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import Tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "heads"])
 def _pass_states(
     x_ptr, y_ptr, g_ptr, initial_ptr, states_ptr, final_ptr, starts_ptr, cu_seqlens_ptr,
-    tokens, factor,
-    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr,
     REVERSE: tl.constexpr, PACKED: tl.constexpr,
@@ -61,26 +60,26 @@ def _pass_states(
     q, do, the states are gradients, and a chunk starts at its end.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    VALUE_TILES: tl.constexpr = (VALUE_DIM + BV - 1) // BV
-    KEY_TILES: tl.constexpr = (KEY_DIM + BK - 1) // BK
+    value_tiles = tl.cdiv(value_dim, BV)
+    key_tiles = tl.cdiv(key_dim, BK)
     program = tl.program_id(0)
-    values = (program % VALUE_TILES) * BV + tl.arange(0, BV)
-    keys = (program // VALUE_TILES % KEY_TILES) * BK + tl.arange(0, BK)
-    head = program // (VALUE_TILES * KEY_TILES) % HEADS
-    sequence = program // (VALUE_TILES * KEY_TILES * HEADS)
+    values = (program % value_tiles) * BV + tl.arange(0, BV)
+    keys = (program // value_tiles % key_tiles) * BK + tl.arange(0, BK)
+    head = program // (value_tiles * key_tiles) % heads
+    sequence = program // (value_tiles * key_tiles * heads)
     first, length, first_chunk = locate_sequence(
         sequence, starts_ptr, cu_seqlens_ptr, tokens, C, PACKED
     )
     rows = tl.arange(0, C)
-    x_ptr += (first * HEADS + head) * KEY_DIM
+    x_ptr += (first * heads + head) * key_dim
     if USE_G:
-        g_ptr += (first * HEADS + head) * KEY_DIM
-    y_ptr += (first * HEADS + head) * VALUE_DIM
-    states_ptr += (first_chunk * HEADS + head) * KEY_DIM * VALUE_DIM
-    state = (sequence.to(tl.int64) * HEADS + head) * KEY_DIM * VALUE_DIM
+        g_ptr += (first * heads + head) * key_dim
+    y_ptr += (first * heads + head) * value_dim
+    states_ptr += (first_chunk * heads + head) * key_dim * value_dim
+    state = (sequence.to(tl.int64) * heads + head) * key_dim * value_dim
 
     if USE_INITIAL:
-        S = load_rows(initial_ptr + state, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
+        S = load_rows(initial_ptr + state, keys, values, value_dim, key_dim, value_dim)
     else:
         S = tl.zeros([BK, BV], tl.float32)
     chunks = tl.cdiv(length, C)
@@ -92,30 +91,29 @@ def _pass_states(
         start = chunk * C
         left = (length - start).to(tl.int32)
         store_rows(
-            states_ptr + chunk * HEADS * KEY_DIM * VALUE_DIM,
-            S, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM,
+            states_ptr + chunk * heads * key_dim * value_dim,
+            S, keys, values, value_dim, key_dim, value_dim,
         )  # fmt: skip
-        x = load_rows(x_ptr + start * HEADS * KEY_DIM, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+        x = load_rows(x_ptr + start * heads * key_dim, rows, keys, heads * key_dim, left, key_dim)
         y = load_rows(
-            y_ptr + start * HEADS * VALUE_DIM, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM
+            y_ptr + start * heads * value_dim, rows, values, heads * value_dim, left, value_dim
         )
         if USE_G:
             g = load_gates(
-                g_ptr + start * HEADS * KEY_DIM, rows, keys, HEADS * KEY_DIM, left, KEY_DIM
+                g_ptr + start * heads * key_dim, rows, keys, heads * key_dim, left, key_dim
             )
             span = chunk_span(0 if REVERSE else 1, C)
             x = x.to(tl.float32) * decay(span, g, DTYPE)
             S *= decay_of_chunk(g, DTYPE)[:, None]
         S += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
     if STORE_FINAL:
-        store_rows(final_ptr + state, S, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
+        store_rows(final_ptr + state, S, keys, values, value_dim, key_dim, value_dim)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "heads"])
 def _outputs(
     r_ptr, c_ptr, y_ptr, g_ptr, states_ptr, out_ptr, table_ptr,
-    tokens, state_factor, score_factor,
-    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    state_factor, score_factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
     USE_G: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -125,33 +123,33 @@ def _outputs(
     k, q, do, and a row sees the columns from itself on.
     """
     DTYPE: tl.constexpr = r_ptr.dtype.element_ty
-    VALUE_TILES: tl.constexpr = (VALUE_DIM + BV - 1) // BV
+    value_tiles = tl.cdiv(value_dim, BV)
     program = tl.program_id(0)
-    values = (program % VALUE_TILES) * BV + tl.arange(0, BV)
-    head = program // VALUE_TILES % HEADS
-    chunk = program // (VALUE_TILES * HEADS)
+    values = (program % value_tiles) * BV + tl.arange(0, BV)
+    head = program // value_tiles % heads
+    chunk = program // (value_tiles * heads)
     first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
     if left <= 0:
         return
     rows = tl.arange(0, C)
-    r_ptr += (first * HEADS + head) * KEY_DIM
-    c_ptr += (first * HEADS + head) * KEY_DIM
+    r_ptr += (first * heads + head) * key_dim
+    c_ptr += (first * heads + head) * key_dim
     if USE_G:
-        g_ptr += (first * HEADS + head) * KEY_DIM
-    y_ptr += (first * HEADS + head) * VALUE_DIM
-    out_ptr += (first * HEADS + head) * VALUE_DIM
-    states_ptr += (chunk.to(tl.int64) * HEADS + head) * KEY_DIM * VALUE_DIM
+        g_ptr += (first * heads + head) * key_dim
+    y_ptr += (first * heads + head) * value_dim
+    out_ptr += (first * heads + head) * value_dim
+    states_ptr += (chunk.to(tl.int64) * heads + head) * key_dim * value_dim
 
     out = tl.zeros([C, BV], tl.float32)
     A = tl.zeros([C, C], tl.float32)
     diagonal = tl.zeros([C], tl.float32)
-    for start in range(0, KEY_DIM, BK):
+    for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
-        r = load_rows(r_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
-        c = load_rows(c_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
-        S = load_rows(states_ptr, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
+        r = load_rows(r_ptr, rows, keys, heads * key_dim, left, key_dim)
+        c = load_rows(c_ptr, rows, keys, heads * key_dim, left, key_dim)
+        S = load_rows(states_ptr, keys, values, value_dim, key_dim, value_dim)
         if USE_G:
-            g = load_gates(g_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+            g = load_gates(g_ptr, rows, keys, heads * key_dim, left, key_dim)
             span = chunk_span(1 if REVERSE else 0, C)
             decayed = r.to(tl.float32) * decay(span, g, DTYPE)
             out += product(decayed, S, DTYPE)
@@ -160,7 +158,7 @@ def _outputs(
                 queries = level_queries(level, C)
                 if REVERSE:
                     queries = queries == 0
-                x = load_sides(r_ptr, c_ptr, queries, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+                x = load_sides(r_ptr, c_ptr, queries, rows, keys, heads * key_dim, left, key_dim)
                 X = x.to(tl.float32) * decay(level_span(level, C), g, DTYPE)
                 A += tl.where(level_pairs(level, C), product(X, tl.trans(X), DTYPE), 0.0)
         else:
@@ -170,17 +168,16 @@ def _outputs(
         A = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], A)
     seen = rows[None, :] >= rows[:, None] if REVERSE else rows[None, :] <= rows[:, None]
     A = tl.where(seen, A, 0.0) * score_factor
-    y = load_rows(y_ptr, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM)
+    y = load_rows(y_ptr, rows, values, heads * value_dim, left, value_dim)
     # A with gates comes of two roundings already; do may be float32.
     out = out * state_factor + product(A, y, DTYPE, FINE_A=USE_G, FINE_B=True)
-    store_rows(out_ptr, out, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM)
+    store_rows(out_ptr, out, rows, values, heads * value_dim, left, value_dim)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "heads"])
 def _gradients(
     q_ptr, k_ptr, v_ptr, g_ptr, do_ptr, states_ptr, dstates_ptr, dq_ptr, dk_ptr, dg_ptr, table_ptr,
-    tokens, scale,
-    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    scale, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
     USE_G: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -196,31 +193,31 @@ def _gradients(
     queries gather keys, those of the keys gather queries.
     """
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
-    KEY_TILES: tl.constexpr = (KEY_DIM + BK - 1) // BK
+    key_tiles = tl.cdiv(key_dim, BK)
     program = tl.program_id(0)
-    keys = (program % KEY_TILES) * BK + tl.arange(0, BK)
-    head = program // KEY_TILES % HEADS
-    chunk = program // (KEY_TILES * HEADS)
+    keys = (program % key_tiles) * BK + tl.arange(0, BK)
+    head = program // key_tiles % heads
+    chunk = program // (key_tiles * heads)
     first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
     if left <= 0:
         return
     rows = tl.arange(0, C)
-    key_rows = (first * HEADS + head) * KEY_DIM
-    v_ptr += (first * HEADS + head) * VALUE_DIM
-    do_ptr += (first * HEADS + head) * VALUE_DIM
-    states_ptr += (chunk.to(tl.int64) * HEADS + head) * KEY_DIM * VALUE_DIM
-    dstates_ptr += (chunk.to(tl.int64) * HEADS + head) * KEY_DIM * VALUE_DIM
+    key_rows = (first * heads + head) * key_dim
+    v_ptr += (first * heads + head) * value_dim
+    do_ptr += (first * heads + head) * value_dim
+    states_ptr += (chunk.to(tl.int64) * heads + head) * key_dim * value_dim
+    dstates_ptr += (chunk.to(tl.int64) * heads + head) * key_dim * value_dim
 
     dA = tl.zeros([C, C], tl.float32)
     dq = tl.zeros([C, BK], tl.float32)
     dk = tl.zeros([C, BK], tl.float32)
     through = tl.zeros([BK], tl.float32)
-    for start in range(0, VALUE_DIM, BV):
+    for start in range(0, value_dim, BV):
         values = start + tl.arange(0, BV)
-        v = load_rows(v_ptr, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM)
-        do = load_rows(do_ptr, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM)
-        S = load_rows(states_ptr, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
-        dS = load_rows(dstates_ptr, keys, values, VALUE_DIM, KEY_DIM, VALUE_DIM)
+        v = load_rows(v_ptr, rows, values, heads * value_dim, left, value_dim)
+        do = load_rows(do_ptr, rows, values, heads * value_dim, left, value_dim)
+        S = load_rows(states_ptr, keys, values, value_dim, key_dim, value_dim)
+        dS = load_rows(dstates_ptr, keys, values, value_dim, key_dim, value_dim)
         dA += product(do, tl.trans(v), DTYPE, FINE_A=True)
         dq += product(do, tl.trans(S), DTYPE, FINE_A=True)
         dk += product(v, tl.trans(dS), DTYPE)
@@ -231,18 +228,18 @@ def _gradients(
     q_ptr += key_rows
     k_ptr += key_rows
     if USE_G:
-        g = load_gates(g_ptr + key_rows, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+        g = load_gates(g_ptr + key_rows, rows, keys, heads * key_dim, left, key_dim)
         dg = tl.zeros([C, BK], tl.float32) + (through * decay_of_chunk(g, DTYPE))[None, :]
         # Two turns of one body, queries then keys: side by side they take too many registers.
         for side in tl.range(2, disable_licm=True):
-            x = load_sides(q_ptr, k_ptr, side == 0, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+            x = load_sides(q_ptr, k_ptr, side == 0, rows, keys, heads * key_dim, left, key_dim)
             dx = tl.where(side == 0, dq, dk) * decay(chunk_span(side, C), g, DTYPE)
             dq = tl.where(side == 0, dx, dq)
             dk = tl.where(side == 0, dk, dx)
             dg += sum_gradients(chunk_span_transposed(side, C), x.to(tl.float32) * dx, DTYPE)
 
-    q = load_rows(q_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
-    k = load_rows(k_ptr, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+    q = load_rows(q_ptr, rows, keys, heads * key_dim, left, key_dim)
+    k = load_rows(k_ptr, rows, keys, heads * key_dim, left, key_dim)
     if USE_G:
         own = rows[:, None] == rows[None, :]
         diagonal = tl.sum(tl.where(own, dA, 0.0), 1)[:, None]
@@ -254,7 +251,7 @@ def _gradients(
         for level in tl.range(LEVELS, disable_licm=True):
             queries = level_queries(level, C)
             decayed = decay(level_span(level, C), g, DTYPE)
-            x = load_sides(q_ptr, k_ptr, queries, rows, keys, HEADS * KEY_DIM, left, KEY_DIM).to(
+            x = load_sides(q_ptr, k_ptr, queries, rows, keys, heads * key_dim, left, key_dim).to(
                 tl.float32
             )
             pairs = tl.where(level_pairs(level, C), dA, 0.0)
@@ -262,12 +259,12 @@ def _gradients(
             dq += tl.where(queries, dx, 0.0)
             dk += tl.where(queries, 0.0, dx)
             dg += sum_gradients(level_span_transposed(level, C), x * dx, DTYPE)
-        store_rows(dg_ptr + key_rows, dg, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+        store_rows(dg_ptr + key_rows, dg, rows, keys, heads * key_dim, left, key_dim)
     else:
         dq += product(dA, k, DTYPE)
         dk += product(tl.trans(dA), q, DTYPE)
-    store_rows(dq_ptr + key_rows, dq, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
-    store_rows(dk_ptr + key_rows, dk, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
+    store_rows(dq_ptr + key_rows, dq, rows, keys, heads * key_dim, left, key_dim)
+    store_rows(dk_ptr + key_rows, dk, rows, keys, heads * key_dim, left, key_dim)
 
 
 def forward(
@@ -357,8 +354,8 @@ def backward(
     grid = chunks.count * heads * triton.cdiv(key_dim, BK)
     if grid:
         _gradients[(grid,)](
-            q, k, v, g, do, states, dstates, dq, dk, dg, chunks.table, q.shape[1], scale,
-            HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
+            q, k, v, g, do, states, dstates, dq, dk, dg, chunks.table,
+            scale, q.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
             USE_G=g is not None, PACKED=cu_seqlens is not None,
             num_warps=narrow.num_warps, num_stages=narrow.num_stages,
@@ -392,8 +389,9 @@ def pass_states(
     grid = chunks.sequences * heads * triton.cdiv(key_dim, BK) * triton.cdiv(value_dim, BV)
     if grid:
         _pass_states[(grid,)](
-            x, y, g, initial, states, last, chunks.starts, chunks.cu_seqlens, x.shape[1], factor,
-            HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, C=tile.tokens, BK=BK, BV=BV,
+            x, y, g, initial, states, last, chunks.starts, chunks.cu_seqlens,
+            factor, x.shape[1], heads, key_dim, value_dim,
+            C=tile.tokens, BK=BK, BV=BV,
             USE_G=g is not None, USE_INITIAL=initial is not None, STORE_FINAL=final,
             REVERSE=reverse, PACKED=chunks.table is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
@@ -423,8 +421,8 @@ def outputs(
     grid = chunks.count * heads * triton.cdiv(value_dim, BV)
     if grid:
         _outputs[(grid,)](
-            r, c, y, g, states, out, chunks.table, r.shape[1], *factors,
-            HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
+            r, c, y, g, states, out, chunks.table,
+            *factors, r.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
             USE_G=g is not None, REVERSE=reverse, PACKED=chunks.table is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
