@@ -35,11 +35,10 @@ _TRITON_DTYPES = {
 }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_in_all", "tokens", "heads"])
 def _walk(
     q_ptr, k_ptr, v_ptr, initial_ptr, out_ptr, final_ptr, cu_seqlens_ptr,
-    rows_in_all, tokens, read_factor, write_factor,
-    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    read_factor, write_factor, rows_in_all, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DTYPE: tl.constexpr,
     USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr, TRANSPOSED: tl.constexpr,
     REVERSE: tl.constexpr, PACKED: tl.constexpr,
@@ -50,26 +49,26 @@ def _walk(
     With more than one tile of keys, `out` holds one part per tile, to be summed. TRANSPOSED states
     lie in memory as `[V, K]`.
     """
-    VALUE_TILES: tl.constexpr = (VALUE_DIM + BV - 1) // BV
-    KEY_TILES: tl.constexpr = (KEY_DIM + BK - 1) // BK
+    value_tiles = tl.cdiv(value_dim, BV)
+    key_tiles = tl.cdiv(key_dim, BK)
     program = tl.program_id(0)
-    values = (program % VALUE_TILES) * BV + tl.arange(0, BV)
-    key_tile = program // VALUE_TILES % KEY_TILES
+    values = (program % value_tiles) * BV + tl.arange(0, BV)
+    key_tile = program // value_tiles % key_tiles
     keys = key_tile * BK + tl.arange(0, BK)
-    head = program // (VALUE_TILES * KEY_TILES) % HEADS
-    sequence = program // (VALUE_TILES * KEY_TILES * HEADS)
+    head = program // (value_tiles * key_tiles) % heads
+    sequence = program // (value_tiles * key_tiles * heads)
     first, length, _ = locate_sequence(sequence, cu_seqlens_ptr, cu_seqlens_ptr, tokens, C, PACKED)
     rows = tl.arange(0, C)
-    q_ptr += (first * HEADS + head) * KEY_DIM
-    k_ptr += (first * HEADS + head) * KEY_DIM
-    v_ptr += (first * HEADS + head) * VALUE_DIM
-    out_ptr += ((key_tile.to(tl.int64) * rows_in_all + first) * HEADS + head) * VALUE_DIM
-    state = (sequence.to(tl.int64) * HEADS + head) * KEY_DIM * VALUE_DIM
+    q_ptr += (first * heads + head) * key_dim
+    k_ptr += (first * heads + head) * key_dim
+    v_ptr += (first * heads + head) * value_dim
+    out_ptr += ((key_tile.to(tl.int64) * rows_in_all + first) * heads + head) * value_dim
+    state = (sequence.to(tl.int64) * heads + head) * key_dim * value_dim
     if TRANSPOSED:
-        cells = keys[:, None] + values[None, :] * KEY_DIM
+        cells = keys[:, None] + values[None, :] * key_dim
     else:
-        cells = keys[:, None] * VALUE_DIM + values[None, :]
-    inside = (keys[:, None] < KEY_DIM) & (values[None, :] < VALUE_DIM)
+        cells = keys[:, None] * value_dim + values[None, :]
+    inside = (keys[:, None] < key_dim) & (values[None, :] < value_dim)
 
     if USE_INITIAL:
         S = tl.load(initial_ptr + state + cells, mask=inside, other=0.0)
@@ -83,11 +82,11 @@ def _walk(
         else:
             start = step.to(tl.int64) * C
         left = (length - start).to(tl.int32)
-        key_start = start * HEADS * KEY_DIM
-        value_start = start * HEADS * VALUE_DIM
-        q = load_rows(q_ptr + key_start, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
-        k = load_rows(k_ptr + key_start, rows, keys, HEADS * KEY_DIM, left, KEY_DIM)
-        v = load_rows(v_ptr + value_start, rows, values, HEADS * VALUE_DIM, left, VALUE_DIM)
+        key_start = start * heads * key_dim
+        value_start = start * heads * value_dim
+        q = load_rows(q_ptr + key_start, rows, keys, heads * key_dim, left, key_dim)
+        k = load_rows(k_ptr + key_start, rows, keys, heads * key_dim, left, key_dim)
+        v = load_rows(v_ptr + value_start, rows, values, heads * value_dim, left, value_dim)
         # One of q, k, v is do in the backward pass, which may be float32.
         A = product(q, tl.trans(k), DTYPE, FINE_A=True, FINE_B=True)
         A = tl.where(seen, A, 0.0) * write_factor
@@ -97,9 +96,9 @@ def _walk(
             out * read_factor,
             rows,
             values,
-            HEADS * VALUE_DIM,
+            heads * value_dim,
             left,
-            VALUE_DIM,
+            value_dim,
         )
         S += product(tl.trans(k), v, DTYPE, FINE_A=True, FINE_B=True) * write_factor
     if STORE_FINAL:
@@ -188,9 +187,9 @@ def _run(
     grid = sequences * heads * parts * triton.cdiv(value_dim, BV)
     if grid:
         _walk[(grid,)](
-            q, k, v, initial, out, last, cu_seqlens, batch * tokens, tokens,
-            read_factor, write_factor,
-            HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, C=tile.tokens, BK=BK, BV=BV,
+            q, k, v, initial, out, last, cu_seqlens,
+            read_factor, write_factor, batch * tokens, tokens, heads, key_dim, value_dim,
+            C=tile.tokens, BK=BK, BV=BV,
             DTYPE=_TRITON_DTYPES[dtype], USE_INITIAL=initial is not None, STORE_FINAL=final,
             TRANSPOSED=transposed, REVERSE=reverse, PACKED=cu_seqlens is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
