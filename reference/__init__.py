@@ -8,6 +8,9 @@ N sequences, W window, D head dim, R table rows, P pairs of dims.
 
 from reference.cache import CacheView, KVCache, RecurrentCache
 from reference.delta.delta_rule import delta_rule, delta_rule_parallel
+from reference.delta.dplr import dplr, dplr_parallel
+from reference.delta.gated_delta_rule import gated_delta_rule, gated_delta_rule_parallel
+from reference.delta.kda import kda, kda_parallel
 from reference.linear.gla import gla, gla_parallel
 from reference.linear.linear_attn import linear_attn, linear_attn_parallel
 from reference.linear.simple_gla import simple_gla, simple_gla_parallel
@@ -24,8 +27,14 @@ __all__ = [
     "attention_online",
     "delta_rule",
     "delta_rule_parallel",
+    "dplr",
+    "dplr_parallel",
+    "gated_delta_rule",
+    "gated_delta_rule_parallel",
     "gla",
     "gla_parallel",
+    "kda",
+    "kda_parallel",
     "l2norm",
     "l2norm_scaled",
     "linear_attn",
