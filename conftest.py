@@ -25,7 +25,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=["auto", "cuda", "simulator", "interpreter"],
         help="where kernels run (auto: the GPU if there is one, else the simulator)",
     )
-    group.addoption("--target", default="ours", help="whose kernels: ours (default), or oracle")
+    group.addoption(
+        "--target",
+        default="ours",
+        help="whose kernels: ours (default), oracle, torch, fla, or package.module:attribute",
+    )
     for name in ("op", "mode", "law", "dtype"):
         text = f"only this {name} of the catalogue (repeatable)"
         group.addoption(f"--{name}", action="append", default=[], help=text)
@@ -37,9 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker is not None and device in ("auto", "cuda"):
         _claim_gpu(int(worker.removeprefix("gw")))
     from properties.device import activate
+    from properties.targets import load
 
     try:
-        activate(device)
+        load(config.getoption("target"), activate(device))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -54,18 +59,20 @@ def _claim_gpu(worker: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     from hypothesis import settings
 
-    from properties.device import describe
+    from properties.device import activate, describe
+    from properties.targets import load, scope
 
     seed = config.getoption("--hypothesis-seed")
     profile = settings.get_current_profile_name()
-    return (
-        f"attention-oracles: target {config.getoption('target')} on "
-        f"{describe(config.getoption('device'))}; profile {profile}, "
-        f"seed {'drawn' if seed is None else seed}"
-    )
+    name, device = config.getoption("target"), config.getoption("device")
+    return [
+        f"attention-oracles: target {name} on {describe(device)}; profile {profile}, "
+        f"seed {'drawn' if seed is None else seed}",
+        *scope.missing(load(name, activate(device))),
+    ]
 
 
 @pytest.fixture(scope="session")

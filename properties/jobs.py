@@ -1,17 +1,16 @@
 """A job is one law about one mode of one op in one dtype: a pytest item, or a fuzzer's lane."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hypothesis import given, target
 
 from properties.case import Case
-from properties.catalogue import OPS
-from properties.catalogue.op import Op
+from properties.catalogue import DTYPES, OPS
 from properties.laws import LAWS, Law, Subject
 from properties.strategies import cases
-
-DTYPES = ("float32", "bfloat16", "float16")
+from properties.targets import Target, scope
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,6 @@ class Job:
     @property
     def name(self) -> str:
         return f"{self.op}-{self.mode}-{self.law}-{self.dtype}"
-
-    @property
-    def declaration(self) -> Op:
-        return OPS[self.op]
 
     @property
     def check(self) -> Law:
@@ -43,15 +38,16 @@ class Selection:
     laws: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
 
-    def jobs(self) -> list[Job]:
-        """The jobs that exist and are wanted, in the order of the catalogue.
+    def jobs(self, target: Target) -> list[Job]:
+        """The jobs that the target has and that are wanted, in the order of the catalogue.
 
         Raises:
             ValueError: a name that is unknown, or names that no job has together.
         """
+        modes = {op.name: target.modes(op) for op in OPS.values()}
         known = {
             "op": (self.ops, tuple(OPS)),
-            "mode": (self.modes, tuple({m.name: 0 for op in OPS.values() for m in op.modes})),
+            "mode": (self.modes, tuple(dict.fromkeys(sum(modes.values(), ())))),
             "law": (self.laws, tuple(LAWS)),
             "dtype": (self.dtypes, DTYPES),
         }
@@ -59,24 +55,26 @@ class Selection:
             for name in wanted:
                 if name not in names:
                     raise ValueError(f"{what}: {name!r}, expected one of {', '.join(names)}")
-        chosen = list(self._jobs())
+        chosen = [job for job in _jobs(target) if self._wants(job)]
         if not chosen:
-            raise ValueError(f"no job has {self}, expected a mode and a law of the op")
+            raise ValueError(f"target {target.name}: no job has {self}, expected one that it has")
         return chosen
 
-    def _jobs(self) -> Iterator[Job]:
-        for op in OPS.values():
-            for mode in op.modes:
-                for law in op.laws:
-                    for dtype in DTYPES:
-                        job = Job(op.name, mode.name, law, dtype)
-                        if (
-                            _wanted(op.name, self.ops)
-                            and _wanted(mode.name, self.modes)
-                            and _wanted(law, self.laws)
-                            and _wanted(dtype, self.dtypes)
-                        ):
-                            yield job
+    def _wants(self, job: Job) -> bool:
+        return (
+            _wanted(job.op, self.ops)
+            and _wanted(job.mode, self.modes)
+            and _wanted(job.law, self.laws)
+            and _wanted(job.dtype, self.dtypes)
+        )
+
+
+def _jobs(target: Target) -> Iterator[Job]:
+    for op in OPS.values():
+        for mode in target.modes(op):
+            for law in scope.laws(target, op.name, mode):
+                for dtype in target.declaration(op, mode).dtypes:
+                    yield Job(op.name, mode, law, dtype)
 
 
 def _wanted(name: str, names: Sequence[str]) -> bool:
@@ -102,7 +100,7 @@ def hypothesis_test(
         observe: told each case that passed, and its worst error as a fraction of the budget.
         announce: told each case before it runs.
     """
-    op, law = job.declaration, job.check
+    op, law = scope.declared(subject.target, job.op, job.mode), job.check
 
     def test(case: Case) -> None:
         announce(case)
@@ -111,7 +109,9 @@ def hypothesis_test(
             target(ratio, label="error / budget")
         observe(case, ratio)
 
-    test.__name__ = test.__qualname__ = job.name.replace("-", "_")
+    # The database tells tests apart by name, and other targets draw otherwise.
+    owner = "" if subject.target.name == "ours" else f"-of-{subject.target.name}"
+    test.__name__ = test.__qualname__ = re.sub(r"\W", "_", job.name + owner)
     drawn = cases(op, op.mode(job.mode), job.dtype, subject.target)
     wrapped: Callable[[], None] = given(drawn)(test)
     return wrapped

@@ -78,7 +78,7 @@ def _folded(size: int, largest: int) -> int:
 
 
 def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int) -> Case:
-    packed = draw(st.booleans())
+    packed = bool(op.packed_by) and draw(st.booleans())
     count = draw(st.sampled_from([1, 2, 3, 3, 4])) if packed else 1
     dims = {**case.dims, "B": 1} if packed else case.dims
     case = replace(case, packed=packed, dims=dims)
@@ -88,7 +88,7 @@ def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int) -> 
     each = [lengths(edge, _affordable(op, case, share, longest), empty=packed) for share in shares]
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
-    if op.keys and draw(st.booleans()):
+    if op.keys and (not packed or len(op.packed_by) > 1) and draw(st.booleans()):
         keys = tuple(draw(one) for one in each)
     return replace(case, lengths=tokens, key_lengths=keys)
 

@@ -104,6 +104,8 @@ def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Result
     for output in op.outputs:
         if output.asked_by is not None and not case.options.get(output.asked_by):
             continue
+        if not output.differentiable:
+            continue
         shape = tuple(known[d] for d in output.dims.split())
         blank = Blank(Role.VALUE, shape, None, ())
         recipe = "integers" if case.values == "integers" else "gaussian"

@@ -2,15 +2,18 @@
 
 import pytest
 
+from properties.device import activate
 from properties.jobs import Job, Selection, hypothesis_test
 from properties.laws import Subject
+from properties.targets import load
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
     names = (tuple(option(name)) for name in ("op", "mode", "law", "dtype"))
     try:
-        jobs = Selection(*names).jobs()
+        target = load(option("target"), activate(option("device")))
+        jobs = Selection(*names).jobs(target)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     metafunc.parametrize("job", jobs, ids=[job.name for job in jobs])

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from properties.case import Case
-from properties.catalogue import OPS, Op
+from properties.catalogue import DTYPES, OPS, Op
 from properties.catalogue.op import Function, Output
-from properties.jobs import DTYPES
 from properties.laws import LAWS, Law, Subject, Violation
 from properties.strategies import cases
 from properties.targets import Target

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from properties.case import Case
-from properties.catalogue import OPS, Mode, Op
+from properties.catalogue import DTYPES, OPS, Mode, Op
 from properties.catalogue.op import Argument, Option, Role
-from properties.jobs import DTYPES
 from properties.layouts import LAYOUTS, relaid
 from properties.strategies import WORK, cases
 from properties.targets import load

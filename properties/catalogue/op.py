@@ -12,6 +12,8 @@ from properties.case import Case
 
 Function = Callable[..., Tensor | tuple[Tensor | None, ...]]
 
+DTYPES = ("float32", "bfloat16", "float16")
+
 
 class Role(Enum):
     """What the numbers of a tensor mean; the recipes of values are written by role."""
@@ -78,6 +80,7 @@ class Output:
     Args:
         asked_by: the auxiliary option that turns it on.
         linear: in the op's `linear_in`; an output that is not does not depend on them at all.
+        differentiable: gradients flow through it.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Output:
     asked_by: str | None = None
     dtype: str = "case"
     linear: bool = True
+    differentiable: bool = True
 
 
 def _unchanged(case: Case) -> Case:
@@ -115,7 +119,9 @@ class Op:
             every letter; what is drawn is kept small by it.
         settle: turns a drawn case into one that the op accepts.
         recipes: names of the value recipes that say something about this op.
-        packed_by: the arguments that pack sequences: of the queries, then of the keys.
+        dtypes: of the activations.
+        packed_by: the arguments that pack sequences: of the queries, then of the keys. Without the
+            second the keys are packed as the queries are; without both nothing is packed.
         keys: keys have lengths of their own, dim "S"; otherwise they share "T" with the queries.
         linear_in: arguments in which the outputs are jointly linear, the others being fixed.
         multilinear: in this case all arithmetic is sums of products without a difference, so that
@@ -143,6 +149,7 @@ class Op:
     work: Callable[[Mapping[str, int]], float]
     sizes: Callable[[Case], dict[str, int]] = lambda case: {}
     settle: Callable[[Case], Case] = _unchanged
+    dtypes: tuple[str, ...] = DTYPES
     packed_by: tuple[str, ...] = ("cu_seqlens",)
     keys: bool = False
     linear_in: tuple[str, ...] = ()
@@ -151,6 +158,15 @@ class Op:
     multilinear: Callable[[Case], bool] = _never
     float32_logits: bool = False
     nonnegative: Callable[[Case], bool] = _never
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that it takes: tensors, options and boundaries."""
+        return (
+            *(argument.name for argument in self.arguments),
+            *(option.name for option in self.options),
+            *self.packed_by,
+        )
 
     def argument(self, name: str) -> Argument:
         return next(a for a in self.arguments if a.name == name)

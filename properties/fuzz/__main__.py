@@ -15,19 +15,19 @@ from rich.console import Console
 from rich.live import Live
 
 from properties.case import Case
-from properties.catalogue import OPS
+from properties.catalogue import DTYPES, OPS
 from properties.device import DEVICES, describe
 from properties.fuzz.board import Board
 from properties.fuzz.rounds import Finding, Round, make_subject, play, start_worker
-from properties.jobs import DTYPES, Job, Selection
-from properties.laws import LAWS, Violation
+from properties.jobs import Job, Selection
+from properties.laws import LAWS, Subject, Violation
+from properties.targets import NAMES, scope
 from properties.verdict.report import regression_file
 
 EXAMPLES_PER_ROUND = 5
 
 
 def parser() -> argparse.ArgumentParser:
-    modes = dict.fromkeys(mode.name for op in OPS.values() for mode in op.modes)
     parse = argparse.ArgumentParser(
         prog="python -m properties.fuzz",
         description=__doc__,
@@ -37,14 +37,21 @@ def parser() -> argparse.ArgumentParser:
     budget = parse.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=float, default=2.0, help="for how long (default: 2)")
     budget.add_argument("--examples", type=int, help="how many examples, instead of --minutes")
-    for name, known in (("op", OPS), ("mode", modes), ("law", LAWS), ("dtype", DTYPES)):
+    for name, known in (("op", OPS), ("law", LAWS), ("dtype", DTYPES)):
         text = f"only this {name} (repeatable): {', '.join(known)}"
         parse.add_argument(
             f"--{name}", action="append", default=[], choices=tuple(known), metavar=name.upper(),
             help=text,
         )  # fmt: skip
+    parse.add_argument(
+        "--mode", action="append", default=[], help="only this mode of the target (repeatable)"
+    )
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
-    parse.add_argument("--target", default="ours", help="whose kernels (default: ours)")
+    parse.add_argument(
+        "--target",
+        default="ours",
+        help=f"whose kernels: {', '.join(NAMES)}, or package.module:attribute (default: ours)",
+    )
     parse.add_argument("--seed", type=int, help="repeat a run (default: drawn and printed)")
     parse.add_argument("--jobs", type=int, help="processes (default: one per core; one on a GPU)")
     parse.add_argument(
@@ -68,22 +75,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parse.parse_args(arguments)
     console = Console()
     try:
+        subject = make_subject(chosen.target, chosen.device)
         if chosen.case is not None:
-            return replay(Case.from_json(chosen.case), chosen, console)
+            return replay(Case.from_json(chosen.case), subject, chosen, console)
         selection = Selection(*map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype)))
-        return fuzz(selection.jobs(), chosen, console)
+        jobs = selection.jobs(subject.target)
+        for line in scope.missing(subject.target):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return fuzz(jobs, chosen, console)
     except ValueError as error:
         parse.error(str(error))
 
 
-def replay(case: Case, chosen: argparse.Namespace, console: Console) -> int:
+def replay(case: Case, subject: Subject, chosen: argparse.Namespace, console: Console) -> int:
     """Run one case under the laws that were asked for."""
-    if case.op not in OPS:
-        raise ValueError(f"case: op {case.op!r}, expected one of {', '.join(OPS)}")
-    subject = make_subject(chosen.target, chosen.device)
-    op = OPS[case.op]
+    op = scope.declared(subject.target, case.op, case.mode)
     broken = 0
-    for name in chosen.law or op.laws:
+    for name in chosen.law or scope.laws(subject.target, case.op, case.mode):
         try:
             ratio = LAWS[name](op, case, subject)
         except Violation as violation:

@@ -96,4 +96,4 @@ def adapt(op: Op, case: Case) -> Case:
     return op.settle(replace(case, options=with_options(case, causal=True)))
 
 
-LAW = Law("causality", check, adapt)
+LAW = Law("causality", check, adapt, uses=("causal",))

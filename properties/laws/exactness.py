@@ -14,4 +14,4 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     return 0.0
 
 
-LAW = Law("exactness", check, on_integers)
+LAW = Law("exactness", check, on_integers, uses=("scale",))

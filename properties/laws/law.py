@@ -57,11 +57,14 @@ class Law:
         check: raises a `Violation`, or returns the worst error as a fraction of its budget, 0
             where the law is exact.
         adapt: turns any drawn case into one of which the law says something.
+        uses: arguments that the law sets or leans on. Of an op that has them it says nothing of an
+            implementation that lacks one.
     """
 
     name: str
     check: Check
     adapt: Callable[[Op, Case], Case] = field(default=_unchanged)
+    uses: tuple[str, ...] = ()
 
     def __call__(self, op: Op, case: Case, subject: Subject) -> float:
         return self.check(op, self.adapt(op, case), subject)
@@ -85,9 +88,11 @@ def bits_are_comparable(op: Op, case: Case, subject: Subject) -> bool:
     """Whether two calls that differ in layout, flags or packing must give the same bits.
 
     Another alignment, stride or flag is another specialisation of a kernel, and a GPU's compiler
-    may contract a·b + c in one of them and not in the other. On integers that makes no difference.
+    may contract a·b + c in one of them and not in the other. Other libraries promise no bits. On
+    integers that makes no difference.
     """
-    return subject.device.type != "cuda" or case.values == "integers"
+    promised = subject.device.type != "cuda" and subject.target.bitwise
+    return promised or case.values == "integers"
 
 
 def with_options(case: Case, **options: Any) -> dict[str, Any]:

@@ -55,9 +55,11 @@ def adapt(op: Op, case: Case) -> Case:
     if case.packed:
         return case
     rows = case.dims["B"]
-    keys = None if case.key_lengths is None else case.key_lengths * rows
+    own = case.key_lengths is not None and len(op.packed_by) > 1
+    keys = case.key_lengths * rows if case.key_lengths is not None and own else None
     dims = {**case.dims, "B": 1}
-    return replace(case, packed=True, dims=dims, lengths=case.lengths * rows, key_lengths=keys)
+    packed = replace(case, packed=True, dims=dims, lengths=case.lengths * rows, key_lengths=keys)
+    return op.settle(packed)
 
 
-LAW = Law("packing", check, adapt)
+LAW = Law("packing", check, adapt, uses=("cu_seqlens",))

@@ -41,4 +41,4 @@ def adapt(op: Op, case: Case) -> Case:
     return op.settle(replace(case, values=values, options=options))
 
 
-LAW = Law("scale_equivariance", check, adapt)
+LAW = Law("scale_equivariance", check, adapt, uses=("scale",))

@@ -15,7 +15,7 @@ from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.judge import compare_with_oracle
 from properties.laws.law import Law, Subject, with_options
-from properties.sequences import dims_of, join, separate
+from properties.sequences import dims_of, join, separate, spans
 from properties.tensors import Results, boundaries, run
 
 
@@ -43,12 +43,12 @@ def _in_two_calls(
     results: list[list[Results]] = []
     for number, half in enumerate(halves):
         early = (number == 0) != last_first
-        tensors = join(op, True, half)
+        tensors = join(op, case.packed, half)
         if op.continues_by == "initial_state" and number == 1:
             states = [one["final_state"] for one in results[0]]
             tensors["initial_state"] = torch.cat(states)
         options = dict(given)
-        for name, dim in zip(op.packed_by, ("T", "S"), strict=False):
+        for name, dim in zip(op.packed_by if case.packed else (), ("T", "S"), strict=False):
             lengths = [_length(op, piece, dim) for piece in half]
             options[name] = torch.tensor(boundaries(lengths), device=subject.device)
         if op.continues_by == "seqlen_offsets":
@@ -65,25 +65,27 @@ def _in_two_calls(
         whole.append(
             {name: _glued(op, name, [p[name] for p in parts], last_first) for name in parts[0]}
         )
-    joined = join(op, True, whole)
+    joined = join(op, case.packed, whole)
     return tuple(joined.get(o.name) for o in op.outputs)
 
 
 def _cuts(case: Case) -> list[int]:
+    """How many tokens of each sequence come first; rows of a batch are cut alike."""
     generator = torch.Generator().manual_seed(case.seed + 3)
-    return [int(torch.randint(n + 1, (), generator=generator)) for n in case.lengths]
+    cuts = [int(torch.randint(n + 1, (), generator=generator)) for n in case.lengths]
+    return cuts if case.packed else cuts * case.sequences
 
 
 def _tokens(op: Op, case: Case, piece: Results, cut: int, n: int, early: bool) -> Results:
     """The tokens of one sequence before the cut, or those after it."""
     part = {}
-    keys = case.lengths if case.key_lengths is None else case.key_lengths
+    (start, stop), (first, last) = spans(case, "T")[n], spans(case, "S")[n]
     for name, x in piece.items():
         for axis, dim in enumerate(dims_of(op, name)):
             if dim == "T":
                 x = x.narrow(axis, 0, cut) if early else x.narrow(axis, cut, x.shape[axis] - cut)
             elif dim == "S" and early:
-                seen = cut + keys[n] - case.lengths[n]
+                seen = cut + (last - first) - (stop - start)
                 x = x.narrow(axis, 0, max(seen, 0))
         part[name] = x
     return part
@@ -111,9 +113,16 @@ def _glued(op: Op, name: str, parts: list[Tensor], last_first: bool) -> Tensor:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Packed, so that each sequence has a cut of its own; causal, so that a prefix is a problem."""
-    options = with_options(case, causal=True)
-    return packing.adapt(op, op.settle(replace(case, options=options)))
+    """Packed, so that each sequence has a cut of its own; causal, so that a prefix is a problem.
+
+    An implementation whose keys cannot be packed apart from the queries has its batch cut, or the
+    longest sequence of a pack.
+    """
+    case = op.settle(replace(case, options=with_options(case, causal=True)))
+    if len(op.packed_by) < (2 if op.keys else 1):
+        return op.settle(replace(case, packed=False, lengths=(max(1, *case.lengths),)))
+    return packing.adapt(op, case)
 
 
-LAW = Law("splitting", check, adapt)
+_CONTINUED = ("initial_state", "output_final_state", "seqlen_offsets")
+LAW = Law("splitting", check, adapt, uses=("causal", *_CONTINUED))

@@ -49,15 +49,16 @@ def try_pinned(pinned: Pinned, target: str, device: str, edit: Edit | None) -> O
         edit.plant()
     if isinstance(pinned, TestAt):
         return _run_test(pinned, device)
-    from properties.catalogue import OPS
     from properties.device import activate
     from properties.laws import LAWS, Subject, Violation
-    from properties.targets import load
+    from properties.targets import load, scope
 
     where = activate(device)
     case = pinned.case
+    subject = Subject(load(target, where), where)
+    op = scope.declared(subject.target, case.op, case.mode)
     try:
-        LAWS[pinned.law](OPS[case.op], case, Subject(load(target, where), where))
+        LAWS[pinned.law](op, case, subject)
     except Violation as violation:
         return Outcome(violation.law, str(violation))
     except Exception as error:

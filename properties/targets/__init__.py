@@ -1,35 +1,50 @@
 """Whose kernels are under test."""
 
-from collections.abc import Mapping
 from importlib import import_module
-from typing import Protocol
 
-import torch
+from torch import device as Device
 
-from properties.case import Case
-from properties.catalogue.op import Function, Op
+from properties.targets.adapter import Adapter, Implementation
+from properties.targets.target import Target
 
+__all__ = ["NAMES", "Adapter", "Implementation", "Target", "load"]
 
-class Target(Protocol):
-    """An implementation of the catalogue."""
-
-    name: str
-
-    def function(self, op: Op) -> Function:
-        """The op, callable as the oracle is, with `mode` and `tile` besides."""
-
-    def tiles(self, case: Case) -> Mapping[int, int]:
-        """Entries of the tile table that admit the case's dims and dtype → tokens per tile."""
+# Functions of the device. Imported when they are asked for: kernels must not be before a device is
+# activated, nor with an oracle alone, and other libraries may not be there.
+NAMES = {
+    "ours": "properties.targets.ours:target",
+    "oracle": "properties.targets.oracle:target",
+    "torch": "properties.targets.pytorch:target",
+    "fla": "properties.targets.fla:target",
+}
 
 
-def load(name: str, device: torch.device) -> Target:
-    """The target of this name, for kernels on `device`: "ours", or "oracle" for the oracles.
+def load(name: str, device: Device) -> Target:
+    """The target of this name, for kernels on `device`.
+
+    Args:
+        name: one of `NAMES`, or "package.module:attribute" of a function of the device that returns
+            a `Target`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or what it needs is not installed.
     """
-    if name not in ("ours", "oracle"):
-        raise ValueError(f"target: {name!r}, expected 'ours' or 'oracle'")
-    # Imported here, as kernels must not be before a device is activated, nor with an oracle alone.
-    target: Target = import_module(f"properties.targets.{name}").target(device)
-    return target
+    module, colon, attribute = NAMES.get(name, name).partition(":")
+    if not (module and colon and attribute):
+        raise ValueError(
+            f"target: {name!r}, expected one of {', '.join(NAMES)}, or package.module:attribute"
+        )
+    try:
+        found = import_module(module)
+    except ImportError as error:
+        raise ValueError(f"target: {name!r} cannot be imported: {error}") from error
+    make = getattr(found, attribute, None)
+    if not callable(make):
+        what = "no" if make is None else "no callable"
+        raise ValueError(f"target: {module} has {what} {attribute!r}, expected a function")
+    made = make(device)
+    if not isinstance(made, Target):
+        kind = type(made).__name__
+        raise ValueError(f"target: {name!r} returned {kind}, expected a properties.targets.Target")
+    made.name = name
+    return made

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from properties.case import Case
 from properties.catalogue.op import Function, Op
+from properties.targets.target import Target
 
 
-class Oracle:
+class Oracle(Target):
     name = "oracle"
 
     def function(self, op: Op) -> Function:
@@ -25,9 +25,6 @@ class Oracle:
             return _compute(op, given)
 
         return implementation
-
-    def tiles(self, case: Case) -> Mapping[int, int]:
-        return {}
 
 
 def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:

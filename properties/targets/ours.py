@@ -1,7 +1,6 @@
 """The kernels of this project."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -9,14 +8,16 @@ import kernels
 from kernels import tiles
 from properties.case import Case
 from properties.catalogue.op import Function, Op
+from properties.targets.target import Target
 
 
-@dataclass(frozen=True)
-class Ours:
+class Ours(Target):
     """Our kernels as they are on an architecture, which has tiles of its own."""
 
-    architecture: int
-    name: str = "ours"
+    name = "ours"
+
+    def __init__(self, architecture: int) -> None:
+        self.architecture = architecture
 
     def function(self, op: Op) -> Function:
         found: Function = getattr(kernels, op.name)

@@ -1,0 +1,172 @@
+"""Somebody else's kernels, behind the signatures of the catalogue."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from properties.case import Case
+from properties.catalogue import DTYPES, OPS
+from properties.catalogue.op import Function, Mode, Op
+from properties.targets.target import Target
+
+Bound = Callable[[Case], Case]
+
+_REJECTION = "a library refuses in its own words"
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One kernel of an op as another library has it.
+
+    Args:
+        function: takes what the op takes, under the same names and with the same meaning, and
+            returns the op's outputs in their order. What its signature does not name, the library
+            does not have: it is not drawn, and reported as missing.
+        conventions: where the library means something else and `function` translates, a sentence
+            each.
+        dtypes: of the activations.
+        bounds: what else a case has to keep to, in words → the case that does.
+        constants: tensors that get no gradient, and outputs through which none flows.
+        forward_only: it has no backward pass.
+        unstated: laws that cannot be stated for it → why.
+    """
+
+    function: Function
+    conventions: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = DTYPES
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    constants: tuple[str, ...] = ()
+    forward_only: bool = False
+    unstated: Mapping[str, str] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        """Whether the function takes an argument of this name."""
+        return name in self._parameters() or self._takes_all()
+
+    def _takes_all(self) -> bool:
+        return any(p.kind is p.VAR_KEYWORD for p in self._parameters().values())
+
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.function).parameters
+
+    def check(self, op: Op, where: str) -> None:
+        """Hold the signature to the catalogue.
+
+        Raises:
+            ValueError: a parameter that the op does not have, or a tensor that is not taken.
+        """
+        for name, parameter in self._parameters().items():
+            if name not in op.names and parameter.kind is not parameter.VAR_KEYWORD:
+                raise ValueError(f"{where}: parameter {name!r}, expected {_listed(op.names)}")
+        for argument in op.arguments:
+            if not argument.optional and not self.has(argument.name):
+                raise ValueError(f"{where}: no parameter {argument.name!r}, expected one")
+        for law in self.unstated:
+            if law not in op.laws:
+                raise ValueError(f"{where}: law {law!r}, expected {_listed(op.laws)}")
+
+    def narrowed(self, op: Op, mode: str) -> Op:
+        """The op without what this implementation does not have."""
+
+        def settle(case: Case) -> Case:
+            case = op.settle(case)
+            for bound in self.bounds.values():
+                case = bound(case)
+            return case
+
+        def differentiable(name: str) -> bool:
+            return not self.forward_only and name not in self.constants
+
+        return replace(
+            op,
+            modes=(Mode(mode),),
+            arguments=tuple(
+                replace(a, differentiable=a.differentiable and differentiable(a.name))
+                for a in op.arguments
+                if self.has(a.name)
+            ),
+            options=tuple(o for o in op.options if self.has(o.name)),
+            outputs=tuple(
+                replace(o, differentiable=differentiable(o.name))
+                for o in op.outputs
+                if o.asked_by is None or self.has(o.asked_by)
+            ),
+            packed_by=tuple(name for name in op.packed_by if self.has(name)),
+            dtypes=self.dtypes,
+            settle=settle,
+        )
+
+
+class Adapter(Target):
+    """A target made of implementations.
+
+    Args:
+        ops: op → mode → its implementation, or the bare function of one.
+        bitwise: see `Target`.
+
+    Raises:
+        ValueError: an op that is not in the catalogue, or an implementation of another signature.
+    """
+
+    def __init__(
+        self,
+        ops: Mapping[str, Mapping[str, Implementation | Function]],
+        *,
+        bitwise: bool = False,
+    ) -> None:
+        self.bitwise = bitwise
+        self.ops: dict[str, dict[str, Implementation]] = {}
+        for name, modes in ops.items():
+            if name not in OPS:
+                raise ValueError(f"op: {name!r}, expected {_listed(OPS)}")
+            self.ops[name] = {
+                mode: one if isinstance(one, Implementation) else Implementation(one)
+                for mode, one in modes.items()
+            }
+            for mode, one in self.ops[name].items():
+                one.check(OPS[name], f"{name} ({mode})")
+
+    def modes(self, op: Op) -> tuple[str, ...]:
+        return tuple(self.ops.get(op.name, ()))
+
+    def declaration(self, op: Op, mode: str) -> Op:
+        return self.ops[op.name][mode].narrowed(op, mode)
+
+    def unstated(self, op: Op, mode: str) -> Mapping[str, str]:
+        return {**self.ops[op.name][mode].unstated, "rejection": _REJECTION}
+
+    def limits(self, op: Op, mode: str) -> tuple[str, ...]:
+        one = self.ops[op.name][mode]
+        if one.forward_only:
+            return (*one.bounds, "forward")
+        constants = [f"{name} as a constant" for name in one.constants]
+        return (*one.bounds, *constants)
+
+    def conventions(self, op: Op, mode: str) -> tuple[str, ...]:
+        return self.ops[op.name][mode].conventions
+
+    def function(self, op: Op) -> Function:
+        modes = self.ops[op.name]
+
+        def translated(
+            *, mode: str, tile: int | None, **given: Any
+        ) -> Tensor | tuple[Tensor | None, ...]:
+            if mode not in modes:
+                raise ValueError(f"mode: {mode!r}, expected {_listed(modes)}")
+            one = modes[mode]
+            for name in given:
+                if not one.has(name):
+                    has = f"target {self.name} has no such argument of {op.name} ({mode})"
+                    raise ValueError(f"{name}: given, but {has}")
+            if tile is not None:
+                raise ValueError(f"tile: {tile!r}, expected None, as {self.name} has no tile table")
+            return one.function(**given)
+
+        return translated
+
+
+def _listed(names: Iterable[str]) -> str:
+    return "one of " + ", ".join(names)

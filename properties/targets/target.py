@@ -1,0 +1,48 @@
+"""What a target is: an implementation of the catalogue, or of a part of it."""
+
+from collections.abc import Mapping
+
+from properties.case import Case
+from properties.catalogue.op import Function, Op
+
+
+class Target:
+    """An implementation of the whole catalogue; a target that has less of it says so.
+
+    Args:
+        name: what `--target` calls it.
+        bitwise: it promises the same bits for the same numbers whatever their layout, what they are
+            packed with and what else a call asks for. Otherwise such results are held to the error
+            budget.
+    """
+
+    name = ""
+    bitwise = True
+
+    def modes(self, op: Op) -> tuple[str, ...]:
+        """Its kernels of the op, by name; none where it does not have the op."""
+        return tuple(mode.name for mode in op.modes)
+
+    def declaration(self, op: Op, mode: str) -> Op:
+        """The op as this kernel has it; cases are drawn from that and laws read it."""
+        return op
+
+    def unstated(self, op: Op, mode: str) -> Mapping[str, str]:
+        """Laws of the op that cannot be stated for this kernel → why."""
+        return {}
+
+    def limits(self, op: Op, mode: str) -> tuple[str, ...]:
+        """What cases of this kernel keep to, besides what its declaration lacks."""
+        return ()
+
+    def conventions(self, op: Op, mode: str) -> tuple[str, ...]:
+        """Where its meaning differs from the catalogue's, and is translated."""
+        return ()
+
+    def function(self, op: Op) -> Function:
+        """The op, callable as the oracle is, with `mode` and `tile` besides."""
+        raise NotImplementedError
+
+    def tiles(self, case: Case) -> Mapping[int, int]:
+        """Entries of the tile table that admit the case's dims and dtype → tokens per tile."""
+        return {}
