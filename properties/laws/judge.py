@@ -13,7 +13,7 @@ from properties.sequences import dims_of
 from properties.tensors import Inputs, Results, run
 from properties.verdict import BY_DTYPE, Comparison, budgets, compare
 from properties.verdict.budgets import Oracle
-from properties.verdict.report import report
+from properties.verdict.report import report, repro
 
 _INCOMING = "gradient of "
 
@@ -121,7 +121,8 @@ def _subnormal(x: Tensor) -> Tensor:
 
 def fail(law: str, op: Op, case: Case, subject: Subject, text: str) -> NoReturn:
     """Raise the violation that is said in a sentence rather than in numbers."""
-    raise Violation(law, case, f"{law} does not hold: {text}\n{case.line()}")
+    command = repro(law, case, subject.device, subject.target.name)
+    raise Violation(law, case, f"{law} does not hold: {text}\n{case.line()}\n\n{command}")
 
 
 def _expect_names(
@@ -141,9 +142,8 @@ def _verdict(
 ) -> float:
     for comparison in comparisons:
         if not comparison.passed:
-            text = report(
-                law, case, comparison, dims_of(op, comparison.name), against, subject.device
-            )
+            dims = dims_of(op, comparison.name)
+            text = report(law, case, comparison, dims, against, subject.device, subject.target.name)
             raise Violation(law, case, text)
     return max((c.ratio for c in comparisons), default=0.0)
 

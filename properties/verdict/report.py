@@ -36,6 +36,7 @@ def report(
     dims: Sequence[str],
     against: str,
     device: torch.device,
+    target: str = "ours",
 ) -> str:
     """The text of a failure.
 
@@ -45,6 +46,7 @@ def report(
         dims: the letter of each dim of the result, ("B", "T", "H", "V").
         against: what the result was compared with, "the oracle".
         device: on which it was computed.
+        target: whose kernels computed it.
     """
     c = comparison
     shape = ", ".join(f"{d}={n}" for d, n in zip(dims, c.got.shape, strict=False))
@@ -60,16 +62,23 @@ def report(
     index = c.worst
     if index is not None:
         lines += _numbers(c, case, dims, index)
-    command = f"python -m properties.fuzz --law {law} --case {shlex.quote(case.to_json())}"
-    if device.type != "cpu":
-        command += f" --device {device.type}"
     lines += [
         f"  case      {case.line()}",
         f"  versions  {_versions()}, {_device(device)}",
         "",
-        f"REPRO: {command}",
+        repro(law, case, device, target),
     ]
     return "\n".join(lines)
+
+
+def repro(law: str, case: Case, device: torch.device, target: str) -> str:
+    """The command that shows a failure again."""
+    command = f"python -m properties.fuzz --law {law} --case {shlex.quote(case.to_json())}"
+    if target != "ours":
+        command += f" --target {target}"
+    if device.type != "cpu":
+        command += f" --device {device.type}"
+    return f"REPRO: {command}"
 
 
 def _numbers(c: Comparison, case: Case, dims: Sequence[str], index: tuple[int, ...]) -> list[str]:
