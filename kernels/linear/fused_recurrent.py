@@ -75,24 +75,26 @@ def _store_row(ptr, x, row, width, cols, inside):
     tl.store(ptr + row * width + cols, x.to(ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "tokens"])
+@triton.jit(do_not_specialize=["rows", "tokens", "heads"])
 def _forward(
     q_ptr, k_ptr, v_ptr, g_ptr, gv_ptr, initial_ptr, cu_seqlens_ptr, o_ptr, final_ptr,
-    scale, rows, tokens, heads, key_dim, value_dim,
+    scale, rows, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     v_stride_b, v_stride_t, v_stride_h, g_stride_b, g_stride_t, g_stride_h,
     gv_stride_b, gv_stride_t, gv_stride_h,
-    BK: tl.constexpr, BV: tl.constexpr, NUM_K: tl.constexpr, NUM_V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, USE_GV: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
     STORE_FINAL_STATE: tl.constexpr, REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):  # fmt: skip
+    num_k = tl.cdiv(key_dim, BK)
+    num_v = tl.cdiv(value_dim, BV)
     program = tl.program_id(0)
-    part_k = program // NUM_V % NUM_K
-    state = (program // (NUM_V * NUM_K)).to(tl.int64)
+    part_k = program // num_v % num_k
+    state = (program // (num_v * num_k)).to(tl.int64)
     head = state % heads
     batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, IS_VARLEN)
     cols_k = part_k * BK + tl.arange(0, BK)
-    cols_v = (program % NUM_V) * BV + tl.arange(0, BV)
+    cols_v = (program % num_v) * BV + tl.arange(0, BV)
     in_k = cols_k < key_dim
     in_v = cols_v < value_dim
     in_state = in_k[:, None] & in_v[None, :]
@@ -128,23 +130,24 @@ def _forward(
         tl.store(final_ptr + first_cell + cell, S, mask=in_state)
 
 
-@triton.jit(do_not_specialize=["rows", "tokens"])
+@triton.jit(do_not_specialize=["rows", "tokens", "heads"])
 def _backward(
     q_ptr, k_ptr, v_ptr, g_ptr, gv_ptr, initial_ptr, cu_seqlens_ptr, do_ptr, dfinal_ptr,
     dq_ptr, dk_ptr, dv_ptr, dg_ptr, dgv_ptr, dinitial_ptr, segments_ptr, states_ptr,
-    scale, rows, tokens, heads, key_dim, value_dim,
+    scale, rows, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     v_stride_b, v_stride_t, v_stride_h, g_stride_b, g_stride_t, g_stride_h,
     gv_stride_b, gv_stride_t, gv_stride_h, do_stride_b, do_stride_t, do_stride_h,
-    BK: tl.constexpr, BV: tl.constexpr, NUM_K: tl.constexpr, NUM_V: tl.constexpr,
-    SEGMENT: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, SEGMENT: tl.constexpr,
     USE_G: tl.constexpr, USE_GV: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
     USE_FINAL_GRADIENT: tl.constexpr, REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):  # fmt: skip
+    num_k = tl.cdiv(key_dim, BK)
+    num_v = tl.cdiv(value_dim, BV)
     program = tl.program_id(0)
-    part_v = program % NUM_V
-    part_k = program // NUM_V % NUM_K
-    state = (program // (NUM_V * NUM_K)).to(tl.int64)
+    part_v = program % num_v
+    part_k = program // num_v % num_k
+    state = (program // (num_v * num_k)).to(tl.int64)
     head = state % heads
     batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, IS_VARLEN)
     cols_k = part_k * BK + tl.arange(0, BK)
@@ -165,7 +168,7 @@ def _backward(
             first_segment = start // SEGMENT + state // heads
         else:
             first_segment = batch * tl.cdiv(tokens, SEGMENT)
-        parts = heads * NUM_K * NUM_V
+        parts = heads * num_k * num_v
         segments_ptr += (first_segment * parts + program % parts) * BK * BV
 
     q_ptr += batch * q_stride_b + start * q_stride_t + head * q_stride_h
@@ -268,8 +271,8 @@ def forward(
     """See `kernels.linear`; every mode has this function."""
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    blocks = _blocks(tile, key_dim, value_dim)
-    num_k, num_v = blocks["NUM_K"], blocks["NUM_V"]
+    BK, BV = _width(key_dim, tile), _width(value_dim, tile)
+    num_k, num_v = triton.cdiv(key_dim, BK), triton.cdiv(value_dim, BV)
     o = empty_parts(num_k, (batch, tokens, heads, value_dim), out_dtype, q.device)
     final_state = None
     if output_final_state:
@@ -281,7 +284,8 @@ def forward(
         *rows, _contiguous(initial_state), _contiguous(cu_seqlens), o, final_state,
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
         *_strides(*rows),
-        **blocks,
+        BK=BK,
+        BV=BV,
         USE_G=g is not None,
         USE_GV=gv is not None,
         USE_INITIAL_STATE=initial_state is not None,
@@ -319,8 +323,8 @@ def backward(
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     tile = tile.backward_tile()
-    blocks = _blocks(tile, key_dim, value_dim)
-    num_k, num_v = blocks["NUM_K"], blocks["NUM_V"]
+    BK, BV = _width(key_dim, tile), _width(value_dim, tile)
+    num_k, num_v = triton.cdiv(key_dim, BK), triton.cdiv(value_dim, BV)
     programs = sequences * heads * num_k * num_v
     dq, dk = (empty_parts(num_v, x.shape, x.dtype, x.device) for x in (q, k))
     dv = empty_parts(num_k, v.shape, v.dtype, v.device)
@@ -331,14 +335,13 @@ def backward(
         dinitial_state = torch.empty_like(initial_state, memory_format=torch.contiguous_format)
     segments = states = None
     if g is not None or gv is not None:
-        cells = blocks["BK"] * blocks["BV"]
         if cu_seqlens is None:
             count = batch * triton.cdiv(tokens, tile.tokens)
         else:
             count = tokens // tile.tokens + sequences
         workspace = {"dtype": torch.float32, "device": q.device}
-        segments = torch.empty(count * heads * num_k * num_v * cells, **workspace)
-        states = torch.empty(programs * tile.tokens * cells, **workspace)
+        segments = torch.empty(count * heads * num_k * num_v * BK * BV, **workspace)
+        states = torch.empty(programs * tile.tokens * BK * BV, **workspace)
     rows = [_with_unit_stride(x) for x in (q, k, v, g, gv)]
     do = _with_unit_stride(do)
     _backward[(programs,)](
@@ -346,7 +349,8 @@ def backward(
         dq, dk, dv, dg, dgv, dinitial_state, segments, states,
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
         *_strides(*rows, do),
-        **blocks,
+        BK=BK,
+        BV=BV,
         SEGMENT=tile.tokens,
         USE_G=g is not None,
         USE_GV=gv is not None,
@@ -366,12 +370,9 @@ def backward(
     )
 
 
-def _blocks(tile: Tile, key_dim: int, value_dim: int) -> dict[str, int]:
-    blocks = {}
-    for name, dim in (("K", key_dim), ("V", value_dim)):
-        blocks[f"B{name}"] = min(tile.features, max(16, triton.next_power_of_2(dim)))
-        blocks[f"NUM_{name}"] = triton.cdiv(dim, blocks[f"B{name}"])
-    return blocks
+def _width(dim: int, tile: Tile) -> int:
+    """Of a tile of the state along K or V."""
+    return min(tile.features, max(16, triton.next_power_of_2(dim)))
 
 
 def _with_unit_stride(x: Tensor | None) -> Tensor | None:
