@@ -142,6 +142,11 @@ def a_last_bit_by_chance(output: Output, y: Tensor) -> Tensor:
 
 
 @altering
+def another_last_bit_in_inference(output: Output, y: Tensor) -> Tensor:
+    return y if y.requires_grad else y * (1 + 2**-22)
+
+
+@altering
 def last_element_unwritten(output: Output, y: Tensor) -> Tensor:
     memory = torch.empty(y.numel(), dtype=y.dtype)
     memory[:-1] = y.reshape(-1)[:-1]
@@ -352,6 +357,7 @@ PLANTED = (
     Planted("scale_equivariance", "negative is the sentinel", negative_scale_is_the_sentinel),
     Planted("layout_invariance", "strides ignored", strides_ignored),
     Planted("determinism", "a last bit by chance", a_last_bit_by_chance),
+    Planted("determinism", "another last bit in inference", another_last_bit_in_inference),
     Planted("plumbing", "options of the first call", options_of_the_first_call),
     Planted("plumbing", "options of the call before", options_of_the_call_before),
     Planted("plumbing", "a flag changes the output", flag_changes_the_output, _with_flags),

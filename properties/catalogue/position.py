@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from hypothesis import strategies as st
 
 import reference
@@ -49,8 +50,11 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
     if any(case.lengths):
         short = cos.new_zeros(cos.shape[0] - 2, cos.shape[1])
         yield "tables too short", {"cos": short, "sin": short}, "cos"
-        yield "an offset past the tables", {"seqlen_offsets": 10**6}, "seqlen_offsets"
-        yield "an offset before them", {"seqlen_offsets": -1}, "seqlen_offsets"
+        each = torch.zeros(case.sequences, dtype=torch.int64, device=cos.device)
+        for offset, where in ((10**6, "past"), (-1, "before")):
+            yield f"an offset {where} the tables", {"seqlen_offsets": offset}, "seqlen_offsets"
+            all_of_them = {"seqlen_offsets": each + offset}
+            yield f"an offset each, {where} the tables", all_of_them, "seqlen_offsets"
 
 
 ROTARY_EMBEDDING = Op(
