@@ -34,10 +34,10 @@ def rwkv7(
 
     In the model |kk_t| = 1, a is in [0, 1] and exp w in [exp(-exp(-1/2)), 1], and the eigenvalues
     of A_t = diag(exp w_t) - (a_t ∘ kk_t) kk_tᵀ lie in [-1, 1]. Where all channels of a_t are equal,
-    A_t is symmetric, and the rule is stable: neither the state nor an error of it ever grows. Where
-    they differ, A_t may make a vector longer, by at most 2 / sqrt 3 if w = 0. Random keys shrink the
-    state all the same, but not all do: (1, √5) / √6 and (√5, 1) / √6 in turn, with a = (1, 0) and
-    (0, 1), make it grow by 5/4 every two tokens.
+    A_t is symmetric and the rule is stable: neither the state nor an error of it ever grows. Where
+    they differ, A_t may make a vector longer, by at most 2 / √3 if w = 0. Random keys shrink the
+    state all the same, but not all keys do: (1, √5) / √6 and (√5, 1) / √6 in turn, with a = (1, 0)
+    and (0, 1), make it grow by 5/4 every two tokens.
 
     Args:
         r: receptance `[B, T, H, K]`, which reads.
