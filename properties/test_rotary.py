@@ -73,10 +73,8 @@ def test_the_module_is_the_reference_with_tables_of_any_length(
     options, lengths, device = call["module"], call["lengths"], subject.device
     generator = torch.Generator().manual_seed(call["seed"])
     batch, tokens = (1, sum(lengths)) if call["packed"] else (len(lengths), lengths[0])
-    given = [
-        torch.randint(-8, 9, (batch, tokens, heads, options["head_dim"]), generator=generator).double()
-        for heads in call["heads"]
-    ]
+    shapes = [(batch, tokens, heads, options["head_dim"]) for heads in call["heads"]]
+    given = [torch.randint(-8, 9, shape, generator=generator).double() for shape in shapes]
     position: dict[str, Any] = {"seqlen_offsets": call["offsets"]}
     if isinstance(call["offsets"], list):
         position["seqlen_offsets"] = torch.tensor(call["offsets"])
