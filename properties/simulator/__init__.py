@@ -26,6 +26,7 @@ import torch
 from .errors import (
     AtomicOutOfBounds,
     DeviceAssertion,
+    GatherOutOfBounds,
     IndexOverflow,
     LoadOutOfBounds,
     Location,
@@ -44,6 +45,7 @@ from .options import Options
 __all__ = [
     "AtomicOutOfBounds",
     "DeviceAssertion",
+    "GatherOutOfBounds",
     "IndexOverflow",
     "LoadOutOfBounds",
     "Location",

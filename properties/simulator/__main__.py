@@ -32,12 +32,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--no-checks", action="store_true", help="look for no races or unwritten memory"
     )
+    parser.add_argument(
+        "--unwritten",
+        choices=("refused", "nan"),
+        default="refused",
+        help="loads of floats that nobody has written: an error, or NaN (default: %(default)s)",
+    )
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     chosen = parser.parse_args(arguments)
     if not chosen.script.is_file():
         parser.error(f"{chosen.script} is not a file")
     options = {"slab": chosen.slab, "order": chosen.order, "tf32": chosen.tf32}
+    options["unwritten"] = chosen.unwritten
     install(**options, checks=not chosen.no_checks, **({"dump": True} if chosen.dump else {}))
     sys.argv = [str(chosen.script), *chosen.arguments]
     sys.path.insert(0, str(chosen.script.resolve().parent))

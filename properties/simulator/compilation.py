@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compiler as triton_compiler
 
-from . import analysis, frontend, lowering, memory, numerics, runtime, writer
+from . import analysis, frontend, lowering, memory, numerics, ptx, runtime, writer
 from .frontend import Type
 from .writer import NAMESPACE
 
@@ -69,7 +69,7 @@ def cache_directory() -> Path:
 def own_version() -> str:
     """A hash of the code that decides what is generated."""
     digest = hashlib.sha256(triton.__version__.encode())
-    for module in (analysis, frontend, lowering, memory, numerics, runtime, writer):
+    for module in (analysis, frontend, lowering, memory, numerics, ptx, runtime, writer):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()

@@ -86,6 +86,12 @@ class AtomicOutOfBounds(OutOfBounds):
     what = "atomic out of bounds"
 
 
+class GatherOutOfBounds(OutOfBounds):
+    """A `tl.gather` outside its tile."""
+
+    what = "gather out of bounds"
+
+
 class IndexOverflow(SimulationError):
     """An address computed from an int32 that does not hold its value."""
 

@@ -157,6 +157,11 @@ def watch(buffers: list[Buffer | None], program: Program) -> None:
         buffer.watch(traffics[key])
 
 
+def may_be_unwritten(buffer: Buffer, options: Options) -> bool:
+    """Whether loads of elements that nobody has written go through; floats are NaN then."""
+    return not options.checks or (options.unwritten == "nan" and "f" in buffer.kind)
+
+
 def slabs(count: int, size: int, options: Options) -> Iterator[Array]:
     """Linear program indices, a slab at a time."""
     if options.order == "forward":
@@ -181,11 +186,10 @@ def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, .
         return
     bound = bind(kernel, arguments)
     buffers = [item[0] if isinstance(item, tuple) else None for item in bound]
-    if not options.checks:
-        for buffer in buffers:
-            if buffer is not None:
-                buffer.fresh = None
-    elif count > 1 and not program.synchronises:
+    for buffer in buffers:
+        if buffer is not None and may_be_unwritten(buffer, options):
+            buffer.fresh = None
+    if options.checks and count > 1 and not program.synchronises:
         watch(buffers, program)
     size = options.slab or max(1, SLAB_ELEMENTS // program.tile)
     if program.sequential:

@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Callable
 
+from . import ptx
 from .frontend import Function, Instruction, Type, walk
 from .numerics import ELEMENTS, ROUNDING
 from .writer import FunctionWriter, Lowering, Module, Unsupported
@@ -543,7 +544,8 @@ def concatenated(w: FunctionWriter, i: Instruction) -> None:
 def gathered(w: FunctionWriter, i: Instruction) -> None:
     (source, index), axis = i.operands, i.integer("axis")
     shapes = f"{w.type(source).shape}, {i.type.shape}"
-    w.define(i.results[0], f"gather({w.use(source)}, {w.use(index)}, {axis}, {shapes})")
+    text = f"{w.site(i)}, {w.use(source)}, {w.use(index)}, {axis}, {shapes}, {w.pred}"
+    w.define(i.results[0], f"slab.gather({text})")
 
 
 def histogram(w: FunctionWriter, i: Instruction) -> None:
@@ -556,7 +558,7 @@ def histogram(w: FunctionWriter, i: Instruction) -> None:
 def external(w: FunctionWriter, i: Instruction) -> None:
     """A function of libdevice, by its symbol."""
     symbol = i.attributes["symbol"].strip('"')
-    name = symbol.removeprefix("__nv_")
+    name = symbol.removeprefix("__nv_").removeprefix("fast_")
     text = EXTERNAL.get(name) or EXTERNAL.get(name.removesuffix("f"))
     if text is None:
         raise Unsupported(i, symbol)
@@ -564,14 +566,29 @@ def external(w: FunctionWriter, i: Instruction) -> None:
     w.define(i.results[0], rounded(i.type.element, expression))
 
 
+def inline_assembly(w: FunctionWriter, i: Instruction) -> None:
+    kinds = [w.type(name).element for name in (*i.results, *i.operands)]
+    if set(kinds) != {"f32"} or i.integer("packed_element") != 1:
+        raise Unsupported(i, "other than float32, one lane at a time")
+    given = [w.use(name) for name in i.operands]
+    try:
+        lines, values = ptx.translate(i.strings[0], len(i.results), given, w.module.fresh)
+    except ptx.UnknownAssembly as error:
+        raise Unsupported(i, str(error)) from error
+    for line in lines:
+        w.emit(line)
+    for result, value in zip(i.results, values, strict=True):
+        w.define(result, value)
+
+
 EXTERNAL = {
     "tanh": "np.tanh({0})",
     "exp": "np.exp({0})",
-    "fast_expf": "np.exp({0})",
     "exp2": "np.exp2({0})",
+    "exp10": "np.power({0}.dtype.type(10), {0})",
     "expm1": "np.expm1({0})",
     "log": "np.log({0})",
-    "fast_logf": "np.log({0})",
+    "log10": "np.log10({0})",
     "log2": "np.log2({0})",
     "log1p": "np.log1p({0})",
     "sqrt": "np.sqrt({0})",
@@ -583,6 +600,7 @@ EXTERNAL = {
     "rint": "np.rint({0})",
     "trunc": "np.trunc({0})",
     "round": "np.copysign(np.floor(np.abs({0}) + {0}.dtype.type(0.5)), {0})",
+    "fdivide": "{0} / {1}",
     "fmod": "np.fmod({0}, {1})",
     "fmax": "np.fmax({0}, {1})",
     "fmin": "np.fmin({0}, {1})",
@@ -657,6 +675,7 @@ LOWERINGS: dict[str, Lowering] = {
     "tt.precise_divf": elementwise("{0} / {1}"),
     "tt.clampf": clamp,
     "tt.extern_elementwise": external,
+    "tt.elementwise_inline_asm": inline_assembly,
     # Conversions
     "arith.extsi": extend_signed,
     "arith.extui": convert,

@@ -21,6 +21,9 @@ class Options:
         autotune_config: which config of an autotuned kernel runs: its position, or a function
             from the list of configs to one of them.
         checks: look for races and for reads of unwritten memory; addresses are always checked.
+        unwritten: what a load of floats that nobody has written does: it is refused, or it goes on
+            with the NaN that they hold, which shows where they are used and not where they are
+            dropped.
         unmasked: what inactive lanes of a load without `other` hold. Triton leaves it undefined;
             NaN shows who relies on it.
         dump: print the generated source of every kernel when it is first launched.
@@ -32,6 +35,7 @@ class Options:
     tf32: bool = False
     autotune_config: int | Callable[[list[Any]], Any] = 0
     checks: bool = True
+    unwritten: Literal["refused", "nan"] = "refused"
     unmasked: float = 0.0
     dump: bool = field(default_factory=lambda: os.environ.get("TRITON_SIM_DUMP", "0") == "1")
 
@@ -40,3 +44,5 @@ class Options:
             raise ValueError(f"slab is {self.slab}, expected 0 (automatic) or a positive number")
         if self.order not in ("forward", "reverse", "shuffled"):
             raise ValueError(f"order is {self.order!r}, expected forward, reverse or shuffled")
+        if self.unwritten not in ("refused", "nan"):
+            raise ValueError(f"unwritten is {self.unwritten!r}, expected refused or nan")

@@ -15,6 +15,7 @@ import numpy as np
 from .errors import (
     AtomicOutOfBounds,
     DeviceAssertion,
+    GatherOutOfBounds,
     IndexOverflow,
     LoadOutOfBounds,
     Location,
@@ -26,7 +27,7 @@ from .errors import (
     UninitializedRead,
 )
 from .memory import ANYWHERE, Buffer, Pointer, choose
-from .numerics import ELEMENTS, ROUNDING, Array, tf32, unsigned
+from .numerics import ELEMENTS, ROUNDING, Array, gather, tf32, unsigned
 
 Active = Array | None
 Predicate = Array | Literal[False] | None
@@ -510,6 +511,28 @@ class Slab:
         for part, offset, lanes in self.parts(site, address, active, shape):
             value = np.where(lanes, self.load(site, (part, offset), lanes), value)
         return value.reshape(-1, *(1,) * (address.ndim - 1)) if value.ndim == 1 else value
+
+    def gather(
+        self,
+        site: Site,
+        x: Array,
+        index: Array,
+        axis: int,
+        tile: tuple[int, ...],
+        to: tuple[int, ...],
+        pred: Active,
+    ) -> Array:
+        """`tl.gather`; programs that are not here may have any index."""
+        outside = (index < 0) | (index >= tile[axis])
+        if outside.any():
+            active = activity(None, pred, index.ndim)
+            bad = outside if active is None else outside & active
+            if bad.any():
+                at = int(np.broadcast_to(index, bad.shape).flat[int(bad.argmax())])
+                detail = f"index {at} into an axis of {tile[axis]}"
+                self.fail(GatherOutOfBounds, site, detail, None, bad)
+            index = np.where(outside, index.dtype.type(0), index)
+        return gather(x, index, axis, tile, to)
 
     def dot_operand(self, x: Array) -> Array:
         """A float32 operand of a dot that allows tf32."""

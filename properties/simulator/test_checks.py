@@ -331,6 +331,41 @@ def test_an_unwritten_tail(dtype: torch.dtype) -> None:
     assert "nobody has written element offset 32" in str(caught.value)
 
 
+@triton.jit
+def reads_more_than_it_uses(out, x, n, D: tl.constexpr):
+    i = tl.arange(0, D)
+    tile = tl.load(x + i)
+    tl.store(out + i, tl.where(i < n, tile, 0.0))
+
+
+def test_unwritten_memory_may_be_read_as_nan_that_shows_where_it_is_used() -> None:
+    x = torch.empty(16)
+    x[:8] = 1
+    with simulator.simulating(unwritten="nan"):
+        out = torch.empty(16)
+        reads_more_than_it_uses[(1,)](out, x, 8, D=16)
+        assert out.tolist() == [1.0] * 8 + [0.0] * 8
+        reads_more_than_it_uses[(1,)](out, x, 12, D=16)
+        assert out.isnan().tolist() == [False] * 8 + [True] * 4 + [False] * 4
+        with pytest.raises(simulator.UninitializedRead):
+            reads_more_than_it_uses[(1,)](out, torch.empty(16, dtype=torch.int32), 8, D=16)
+    with pytest.raises(simulator.UninitializedRead):
+        reads_more_than_it_uses[(1,)](out, x, 8, D=16)
+
+
+@triton.jit
+def looks_past_the_tile(out, x, index, D: tl.constexpr):
+    i = tl.arange(0, D)
+    tl.store(out + i, tl.gather(tl.load(x + i), tl.load(index + i), 0))
+
+
+def test_a_gather_outside_its_tile_is_named() -> None:
+    index = torch.arange(16, dtype=torch.int32) + 1
+    with pytest.raises(simulator.GatherOutOfBounds, match="index 16 into an axis of 16") as caught:
+        looks_past_the_tile[(1,)](torch.empty(16), torch.zeros(16), index, D=16)
+    assert "tl.gather" in caught.value.location.text
+
+
 def test_an_unwritten_output_can_be_demanded() -> None:
     x, out = torch.randn(40), torch.empty(40)
     forgets_the_tail[(3,)](x, out, 40, D=16)

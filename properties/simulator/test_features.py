@@ -366,6 +366,24 @@ def test_gather() -> None:
 
 
 @triton.jit
+def last_of_each(out, x, lengths, N: tl.constexpr):
+    pid = tl.program_id(0)
+    length = tl.load(lengths + pid)
+    for start in range(0, length, N):
+        tile = tl.load(x + start + tl.arange(0, N))
+        last = tl.gather(tile, tl.full([1], tl.minimum(length - start, N) - 1, tl.int32), 0)
+        tl.store(out + pid + tl.arange(0, 1), last)
+
+
+def test_a_program_that_has_left_the_loop_gathers_nothing() -> None:
+    # Three turns for the last program: the others' indices would be negative by then.
+    lengths = torch.tensor([0, 5, 16, 40], dtype=torch.int32)
+    x = torch.arange(48.0)
+    out = run(last_of_each, torch.full((4,), -1.0), x, lengths, N=16, grid=4)
+    assert out.tolist() == [-1.0, 4.0, 15.0, 39.0]
+
+
+@triton.jit
 def count(out, x, N: tl.constexpr, BINS: tl.constexpr):
     pid = tl.program_id(0)
     values = tl.load(x + pid * N + tl.arange(0, N))
@@ -522,6 +540,86 @@ def test_float_conversions_round_to_nearest_even(source: Any, target: Any) -> No
     back = torch.zeros(N)
     convert[(1,)](back, out, N=N)
     assert torch.equal(back, out.float())
+
+
+@triton.jit
+def float_assembly(out, x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b = tl.load(x + i), tl.load(y + i)
+    softplus = tl.inline_asm_elementwise(
+        asm="""{
+            .reg .pred p;
+            setp.gt.f32 p, $1, 2.;
+            @p  mov.f32 $0, $1;
+            @!p mul.f32 $0, $1, 0f3FB8AA3B;
+            @!p ex2.approx.ftz.f32 $0, $0;
+            @!p add.f32 $0, $0, 1.0;
+            @!p lg2.approx.ftz.f32 $0, $0;
+            @!p mul.f32 $0, $0, 0.6931471805599453;
+        }""",
+        constraints="=r,r",
+        args=[a],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    total, difference = tl.inline_asm_elementwise(
+        asm="add.f32 $0, $2, $3; sub.rn.f32 $1, $2, $3;",
+        constraints="=f,=f,f,f",
+        args=[a, b],
+        dtype=(tl.float32, tl.float32),
+        is_pure=True,
+        pack=1,
+    )
+    tl.store(out + i, softplus)
+    tl.store(out + N + i, total)
+    tl.store(out + 2 * N + i, difference)
+
+
+def test_inline_assembly_of_floats() -> None:
+    x, y = 3 * torch.randn(2, N)
+    out = run(float_assembly, torch.empty(3, N), x, y, N=N)
+    softplus = torch.where(x > 2, x, x.exp().log1p())
+    assert ((out[0] - softplus).abs() <= 1e-6 * (1 + softplus)).all()
+    assert torch.equal(out[1], x + y)
+    assert torch.equal(out[2], x - y)
+
+
+@triton.jit
+def foreign_assembly(out, x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.load(x + i)
+    b = tl.inline_asm_elementwise(
+        asm="shf.l.wrap.b32 $0, $1, $1, 7;",
+        constraints="=r,r",
+        args=[a],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    tl.store(out + i, b)
+
+
+def test_inline_assembly_that_is_not_understood_is_quoted() -> None:
+    with pytest.raises(NotImplementedError, match=r"shf\.l\.wrap\.b32"):
+        run(foreign_assembly, torch.empty(N), torch.zeros(N), N=N)
+
+
+@triton.jit
+def fast_functions(out, x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.load(x + i)
+    tl.store(out + i, libdevice.fast_cosf(a))
+    tl.store(out + N + i, libdevice.fast_sinf(a))
+    tl.store(out + 2 * N + i, libdevice.fast_expf(a))
+    tl.store(out + 3 * N + i, libdevice.fast_dividef(a, 2 + a * a))
+
+
+def test_fast_variants_of_library_functions() -> None:
+    x = torch.randn(N)
+    out = run(fast_functions, torch.empty(4, N), x, N=N)
+    expected = torch.stack([x.cos(), x.sin(), x.exp(), x / (2 + x * x)])
+    assert ((out - expected).abs() <= 1e-6 * (1 + expected.abs())).all()
 
 
 def test_float_to_integer_truncates() -> None:
