@@ -33,14 +33,19 @@ from kernels.primitives.decay import (
     chunk_span_transposed,
     decay,
     decay_of_chunk,
+    head_decay,
     level_pairs,
     level_queries,
     level_span,
     level_span_transposed,
     load_gates,
+    load_head_gates,
     load_sides,
+    pair_decay,
+    sum_columns,
     sum_gradients,
 )
+from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import Tile
@@ -51,8 +56,8 @@ def _pass_states(
     x_ptr, y_ptr, g_ptr, initial_ptr, states_ptr, final_ptr, starts_ptr, cu_seqlens_ptr,
     factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    USE_G: tl.constexpr, USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr,
-    REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_INITIAL: tl.constexpr,
+    STORE_FINAL: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program carries one tile of the state of one head through one sequence.
 
@@ -74,6 +79,8 @@ def _pass_states(
     x_ptr += (first * heads + head) * key_dim
     if USE_G:
         g_ptr += (first * heads + head) * key_dim
+    if USE_HEAD_G:
+        g_ptr += first * heads + head
     y_ptr += (first * heads + head) * value_dim
     states_ptr += (first_chunk * heads + head) * key_dim * value_dim
     state = (sequence.to(tl.int64) * heads + head) * key_dim * value_dim
@@ -105,6 +112,10 @@ def _pass_states(
             span = chunk_span(0 if REVERSE else 1, C)
             x = x.to(tl.float32) * decay(span, g, DTYPE)
             S *= decay_of_chunk(g, DTYPE)[:, None]
+        if USE_HEAD_G:
+            g = load_head_gates(g_ptr + start * heads, rows, heads, left)
+            x = x.to(tl.float32) * head_decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE)[:, None]
+            S *= decay_of_chunk(g[:, None], DTYPE)[:, None]
         S += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
     if STORE_FINAL:
         store_rows(final_ptr + state, S, keys, values, value_dim, key_dim, value_dim)
@@ -115,7 +126,7 @@ def _outputs(
     r_ptr, c_ptr, y_ptr, g_ptr, states_ptr, out_ptr, table_ptr,
     state_factor, score_factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
-    USE_G: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program writes a tile of o for one chunk and head; in reverse, of dv.
 
@@ -166,6 +177,10 @@ def _outputs(
             A += product(r, tl.trans(c), DTYPE)
     if USE_G:
         A = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], A)
+    if USE_HEAD_G:
+        g = load_head_gates(g_ptr + first * heads + head, rows, heads, left)
+        out *= head_decay(chunk_span(1 if REVERSE else 0, C), g, DTYPE)[:, None]
+        A *= pair_decay(1 if REVERSE else 0, g, C, DTYPE)
     seen = rows[None, :] >= rows[:, None] if REVERSE else rows[None, :] <= rows[:, None]
     A = tl.where(seen, A, 0.0) * score_factor
     y = load_rows(y_ptr, rows, values, heads * value_dim, left, value_dim)
@@ -177,9 +192,9 @@ def _outputs(
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _gradients(
     q_ptr, k_ptr, v_ptr, g_ptr, do_ptr, states_ptr, dstates_ptr, dq_ptr, dk_ptr, dg_ptr, table_ptr,
-    scale, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
+    scale, rows_in_all, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
-    USE_G: tl.constexpr, PACKED: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program writes a tile of dq, dk and dg for one chunk and head.
 
@@ -190,7 +205,8 @@ def _gradients(
     A gate gets from each exponent that it is in the gradient of that exponent, which is
     q ∘ dq or k ∘ dk of the part of dq, dk that came through it, and exp(P_C) ∘ Σ_v S ∘ dS from
     what passes the chunk untouched. At a level, one product gives both sides: the rows of the
-    queries gather keys, those of the keys gather queries.
+    queries gather keys, those of the keys gather queries. A gate that a head shares gets the sum
+    over the channels; with more than one tile of keys, `dg` holds one part per tile.
     """
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     key_tiles = tl.cdiv(key_dim, BK)
@@ -221,7 +237,7 @@ def _gradients(
         dA += product(do, tl.trans(v), DTYPE, FINE_A=True)
         dq += product(do, tl.trans(S), DTYPE, FINE_A=True)
         dk += product(v, tl.trans(dS), DTYPE)
-        if USE_G:
+        if USE_G or USE_HEAD_G:
             through += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
     dq *= scale
     dA = tl.where(rows[None, :] <= rows[:, None], dA, 0.0) * scale
@@ -261,6 +277,20 @@ def _gradients(
             dg += sum_gradients(level_span_transposed(level, C), x * dx, DTYPE)
         store_rows(dg_ptr + key_rows, dg, rows, keys, heads * key_dim, left, key_dim)
     else:
+        if USE_HEAD_G:
+            g = load_head_gates(g_ptr + first * heads + head, rows, heads, left)
+            dq *= head_decay(chunk_span(0, C), g, DTYPE)[:, None]
+            dk *= head_decay(chunk_span(1, C), g, DTYPE)[:, None]
+            dA *= pair_decay(0, g, C, DTYPE)
+            to_query = chunk_span_transposed(0, C)
+            after_key = chunk_span_transposed(1, C)
+            straddling = sum_gradients(to_query, dA * product(q, tl.trans(k), DTYPE), DTYPE)
+            dg = tl.sum(tl.where(after_key, straddling, 0.0), 1)
+            dg += sum_columns(to_query, tl.sum(q.to(tl.float32) * dq, 1))
+            dg += sum_columns(after_key, tl.sum(k.to(tl.float32) * dk, 1))
+            dg += tl.sum(through, 0) * tl.sum(decay_of_chunk(g[:, None], DTYPE), 0)
+            dg_ptr += ((program % key_tiles).to(tl.int64) * rows_in_all + first) * heads + head
+            tl.store(dg_ptr + rows * heads, dg.to(dg_ptr.dtype.element_ty), mask=rows < left)
         dq += product(dA, k, DTYPE)
         dk += product(tl.trans(dA), q, DTYPE)
     store_rows(dq_ptr + key_rows, dq, rows, keys, heads * key_dim, left, key_dim)
@@ -285,7 +315,8 @@ def forward(
     Args:
         q, k: `[B, T, H, K]`; v: `[B, T, H, V]`, of one dtype. Strides are free, what is not
             contiguous is copied.
-        g: log decay of the keys `[B, T, H, K]` in that dtype or float32, or None.
+        g: log decay of the keys `[B, T, H, K]`, or of the heads `[B, T, H]`, in that dtype or
+            float32, or None.
         scale: factor of `q · k`, a literal.
         initial_state: `[N, H, K, V]` float32, or None for zero.
         cu_seqlens: `[N+1]`, checked; None for a dense batch.
@@ -347,20 +378,23 @@ def backward(
     dv = torch.empty_like(v)
     outputs(k, q, do, g, dstates, dv, chunks, (1.0, scale), reverse=True, tile=tile)
     dq, dk = torch.empty_like(q), torch.empty_like(k)
-    dg = None if g is None else torch.empty_like(g)
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
     narrow = tile.backward_tile()
     BK, BV = blocks(key_dim, value_dim, narrow, q.dtype)
-    grid = chunks.count * heads * triton.cdiv(key_dim, BK)
+    key_tiles = triton.cdiv(key_dim, BK)
+    dg = None
+    if g is not None:
+        dg = empty_parts(1 if g.dim() == 4 else key_tiles, g.shape, g.dtype, g.device)
+    grid = chunks.count * heads * key_tiles
     if grid:
         _gradients[(grid,)](
             q, k, v, g, do, states, dstates, dq, dk, dg, chunks.table,
-            scale, q.shape[1], heads, key_dim, value_dim,
+            scale, q.shape[0] * q.shape[1], q.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-            USE_G=g is not None, PACKED=cu_seqlens is not None,
+            **_gated(g), PACKED=cu_seqlens is not None,
             num_warps=narrow.num_warps, num_stages=narrow.num_stages,
         )  # fmt: skip
-    return dq, dk, dv, dg, dinitial
+    return dq, dk, dv, None if dg is None else add_parts(dg, g.dtype), dinitial
 
 
 def pass_states(
@@ -392,7 +426,7 @@ def pass_states(
             x, y, g, initial, states, last, chunks.starts, chunks.cu_seqlens,
             factor, x.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV,
-            USE_G=g is not None, USE_INITIAL=initial is not None, STORE_FINAL=final,
+            **_gated(g), USE_INITIAL=initial is not None, STORE_FINAL=final,
             REVERSE=reverse, PACKED=chunks.table is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
@@ -424,9 +458,13 @@ def outputs(
             r, c, y, g, states, out, chunks.table,
             *factors, r.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-            USE_G=g is not None, REVERSE=reverse, PACKED=chunks.table is not None,
+            **_gated(g), REVERSE=reverse, PACKED=chunks.table is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
+
+
+def _gated(g: Tensor | None) -> dict[str, bool]:
+    return {"USE_G": g is not None and g.dim() == 4, "USE_HEAD_G": g is not None and g.dim() == 3}
 
 
 def blocks(key_dim: int, value_dim: int, tile: Tile, dtype: torch.dtype) -> tuple[int, int]:

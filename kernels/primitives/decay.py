@@ -29,6 +29,9 @@ scores of all pairs of the level. Properties that follow:
   call it 16 times and cannot use the tensor cores.
 
 The same two sums over the whole chunk connect it with the states before and after it.
+
+Where all channels of a head share a gate, the decays of all pairs are a `[C, C]` matrix beside the
+scores, of which every sum is taken the same way: see `pair_decay`.
 """
 
 import triton
@@ -105,6 +108,41 @@ def _split(g):
     steps = tl.floor(g * _LOG2_E * 256) * (1 / 256)
     # steps has 16 bits, its product with _HIGH is exact, and so is the difference.
     return steps, (g - steps * _HIGH) - steps * _LOW
+
+
+@triton.jit
+def load_head_gates(ptr, rows, stride, num_rows):
+    """Log decays of one head, one a token, in their own dtype; 0 past the end, none below -128."""
+    g = tl.load(ptr + rows * stride, mask=rows < num_rows, other=0.0)
+    return tl.where(g < _FLOOR, _FLOOR, g).to(ptr.dtype.element_ty)
+
+
+@triton.jit
+def head_decay(mask, g, DTYPE: tl.constexpr):
+    """`exp(mask @ g) [C]` in float32 for a boolean `mask [C, C]` and log decays `g [C]`."""
+    if DTYPE.is_fp32():
+        steps, rest = _split(g)
+        d = tl.exp2(sum_columns(mask, steps)) * tl.exp(sum_columns(mask, rest))
+    else:
+        d = tl.exp(sum_columns(mask, g.to(tl.float32)))
+    return d
+
+
+@triton.jit
+def pair_decay(side, g, C: tl.constexpr, DTYPE: tl.constexpr):
+    """`[C, C]` in float32, 1 for a pair in the wrong order, of log decays `g [C]`:
+    `exp(Σ_{c < t <= r} g_t)` for side 0, rows being queries, `exp(Σ_{r < t <= c} g_t)` for side 1.
+
+    A sum is a product of two 0/1 masks around g, not the difference of two prefix sums.
+    """
+    between = chunk_span_transposed(1 - side, C)
+    return decay(chunk_span(side, C), tl.where(between, g[:, None], 0.0).to(g.dtype), DTYPE)
+
+
+@triton.jit
+def sum_columns(mask, x):
+    """`mask @ x [C]` in float32 for a boolean `mask [C, C]` and `x [C]` in float32."""
+    return tl.sum(tl.where(mask, x[None, :], 0.0), 1)
 
 
 @triton.jit
