@@ -6,6 +6,7 @@ from torch import Tensor
 
 from reference.arguments import checked
 from reference.delta.run import run
+from reference.delta.triangular import solve_unit_lower
 from reference.sequences import CuSeqlens
 
 
@@ -141,6 +142,6 @@ def _parallel(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
     Q, K, V, strength = (x.transpose(1, 2) for x in (q, k, v, beta[..., None]))
     L = strength * (K @ K.mT).tril(-1)
-    U = torch.linalg.solve_triangular(L, strength * (V - K @ S), upper=False, unitriangular=True)
+    U = solve_unit_lower(L, strength * (V - K @ S))
     o = (Q @ K.mT).tril() @ U + Q @ S
     return scale * o.transpose(1, 2), S + K.mT @ U

@@ -7,6 +7,7 @@ from torch import Tensor
 from reference import recurrence
 from reference.arguments import checked
 from reference.decay import decays
+from reference.delta.triangular import solve_unit_lower
 from reference.scale import resolve_scale
 from reference.sequences import CuSeqlens
 
@@ -175,11 +176,8 @@ def _parallel(
     V = v.transpose(1, 2)
 
     shift = (0, 0, 1, 0)
-    R = torch.linalg.solve_triangular(
-        -torch.nn.functional.pad(a_b, shift),
-        found + torch.nn.functional.pad(a_k, shift) @ V,
-        upper=False,
-        unitriangular=True,
+    R = solve_unit_lower(
+        -torch.nn.functional.pad(a_b, shift), found + torch.nn.functional.pad(a_k, shift) @ V
     )
     o = _pairs(q, keys).tril() @ V + _pairs(q, removed).tril() @ R
     o = o.transpose(1, 2) + torch.einsum("bihk,bihkv->bihv", q, carried)

@@ -7,6 +7,7 @@ from torch import Tensor
 from reference.arguments import checked
 from reference.decay import decays
 from reference.delta.run import run
+from reference.delta.triangular import solve_unit_lower
 from reference.sequences import CuSeqlens
 
 
@@ -161,9 +162,7 @@ def _parallel(
     )
     D = between.permute(0, 3, 1, 2).tril()
     L = strength * (D * (K @ K.mT)).tril(-1)
-    U = torch.linalg.solve_triangular(
-        L, strength * (V - (d * K) @ S), upper=False, unitriangular=True
-    )
+    U = solve_unit_lower(L, strength * (V - (d * K) @ S))
     o = (D * (Q @ K.mT)) @ U + (d * Q) @ S
     last = D[:, :, -1, :, None]
     return scale * o.transpose(1, 2), d[:, :, -1:] * S + (last * K).mT @ U

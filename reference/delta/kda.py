@@ -7,6 +7,7 @@ from torch import Tensor
 from reference.arguments import checked
 from reference.decay import decays
 from reference.delta.run import run
+from reference.delta.triangular import solve_unit_lower
 from reference.sequences import CuSeqlens
 
 
@@ -161,9 +162,7 @@ def _parallel(
 
     lacking = v - torch.einsum("bihk,bihkv->bihv", k, carried)
     L = strength * torch.einsum("bihk,bijhk->bhij", k, keys).tril(-1)
-    U = torch.linalg.solve_triangular(
-        L, strength * lacking.transpose(1, 2), upper=False, unitriangular=True
-    )
+    U = solve_unit_lower(L, strength * lacking.transpose(1, 2))
     weights = torch.einsum("bihk,bijhk->bhij", q, keys).tril()
     o = (weights @ U).transpose(1, 2) + torch.einsum("bihk,bihkv->bihv", q, carried)
     return scale * o, carried[:, -1] + torch.einsum("bjhk,bhjv->bhkv", keys[:, -1], U)

@@ -1,0 +1,369 @@
+"""What holds of every recurrence over tokens, whatever it computes.
+
+Values worked out by hand stand beside each page. `linear_attn` and `gla` have tests of their own.
+"""
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import reference
+from reference.arguments import same_dtype
+
+Op = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """An op with its two forms, the dims of its tensors and of its state (without N).
+
+    Args:
+        options: what every call is given.
+        choices: what a call may be given besides.
+        neutral: the values for which an optional tensor stands when it is left out.
+        exact: integers go in and integers come out.
+    """
+
+    forms: tuple[Op, Op]
+    tensors: dict[str, str]
+    state: str = "HKV"
+    options: dict[str, Any] = field(default_factory=dict)
+    choices: tuple[dict[str, Any], ...] = ({},)
+    neutral: dict[str, float] = field(default_factory=dict)
+    exact: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.forms[0].__name__
+
+
+QKV = {"q": "BTHK", "k": "BTHK", "v": "BTHV"}
+GROUPED = {"q": "BTGK", "k": "BTGK", "v": "BTHV"}
+BACKWARDS: tuple[dict[str, Any], ...] = ({}, {"reverse": True})
+NORMALISED: tuple[dict[str, Any], ...] = ({}, {"use_qk_l2norm_in_kernel": True})
+RECURRENCES = [
+    Recurrence(
+        (reference.simple_gla, reference.simple_gla_parallel),
+        {**QKV, "g": "BTH"},
+        choices=BACKWARDS,
+        neutral={"g": 0.0},
+    ),
+    Recurrence(
+        (reference.retention, reference.retention_parallel), QKV, choices=BACKWARDS, exact=False
+    ),
+    Recurrence(
+        (reference.lightning_attn, reference.lightning_attn_parallel),
+        QKV,
+        options={"layer_idx": 1, "num_layers": 3},
+        choices=BACKWARDS,
+        exact=False,
+    ),
+    Recurrence(
+        (reference.mamba2, reference.mamba2_dual),
+        {"x": "BTHV", "dt": "BTH", "A": "H", "B": "BTGK", "C": "BTGK", "D": "H"},
+        neutral={"D": 0.0},
+    ),
+    Recurrence(
+        (reference.delta_rule, reference.delta_rule_parallel),
+        {**QKV, "beta": "BTH"},
+        choices=NORMALISED,
+        neutral={"beta": 1.0},
+    ),
+    Recurrence(
+        (reference.gated_delta_rule, reference.gated_delta_rule_parallel),
+        {**GROUPED, "g": "BTH", "beta": "BTH"},
+        choices=NORMALISED,
+        neutral={"g": 0.0, "beta": 1.0},
+    ),
+    Recurrence(
+        (reference.kda, reference.kda_parallel),
+        {**GROUPED, "g": "BTHK", "beta": "BTH"},
+        choices=NORMALISED,
+        neutral={"g": 0.0, "beta": 1.0},
+    ),
+    Recurrence(
+        (reference.dplr, reference.dplr_parallel),
+        {**QKV, "a": "BTHK", "b": "BTHK", "gk": "BTHK"},
+        neutral={"gk": 0.0},
+    ),
+    Recurrence(
+        (reference.rwkv7, reference.rwkv7_unrolled),
+        {"r": "BTHK", "w": "BTHK", "k": "BTHK", "v": "BTHV", "kk": "BTHK", "a": "BTHK"},
+    ),
+    Recurrence(
+        (reference.short_conv, reference.short_conv_toeplitz),
+        {"x": "BTD", "weight": "DW", "bias": "D"},
+        state="MD",
+        choices=({}, {"activation": "silu"}),
+        neutral={"bias": 0.0},
+    ),
+]
+SIZES = {"B": 2, "T": 7, "G": 2, "H": 4, "K": 5, "V": 3, "D": 6, "W": 4, "M": 3}
+SMALL = {"B": 2, "T": 3, "G": 1, "H": 2, "K": 2, "V": 3, "D": 2, "W": 3, "M": 2}
+
+each_op = pytest.mark.parametrize("op", RECURRENCES, ids=lambda op: op.name)
+each_form = pytest.mark.parametrize(
+    ("op", "form"),
+    [pytest.param(op, form, id=form.__name__) for op in RECURRENCES for form in op.forms],
+)
+each_choice = pytest.mark.parametrize(
+    ("op", "choice"),
+    [
+        pytest.param(op, choice, id="-".join([op.name, *choice]))
+        for op in RECURRENCES
+        for choice in op.choices
+    ],
+)
+each_packing = pytest.mark.parametrize("lengths", [None, (0, 3, 0, 1, 3)], ids=["dense", "packed"])
+
+
+def blank(op: Recurrence, sizes: dict[str, int], lengths: tuple[int, ...] | None) -> dict[str, Any]:
+    """The shape of each tensor, the state last; `lengths` are those of packed sequences."""
+    sizes = {**sizes, "N": sizes["B"]}
+    if lengths is not None:
+        sizes = {**sizes, "B": 1, "T": sum(lengths), "N": len(lengths)}
+    dims = {**op.tensors, "initial_state": "N" + op.state}
+    return {name: tuple(sizes[d] for d in letters) for name, letters in dims.items()}
+
+
+def packing(lengths: tuple[int, ...] | None) -> dict[str, Tensor]:
+    if lengths is None:
+        return {}
+    return {"cu_seqlens": torch.tensor([0, *itertools.accumulate(lengths)])}
+
+
+def draw(
+    op: Recurrence, lengths: tuple[int, ...] | None = None, sizes: dict[str, int] = SIZES
+) -> dict[str, Tensor]:
+    """Tensors on the domain on which the rule is stable."""
+    generator = torch.Generator().manual_seed(0)
+    unit = torch.nn.functional.normalize
+    tensors = {
+        name: torch.randn(*shape, dtype=torch.float64, generator=generator)
+        for name, shape in blank(op, sizes, lengths).items()
+    }
+    for name, x in tensors.items():
+        if name in ("g", "gk", "w", "A"):
+            tensors[name] = -x.abs()
+        elif name in ("dt", "beta"):
+            tensors[name] = 2 * torch.sigmoid(x)
+        elif name == "kk" or (name == "k" and "beta" in tensors):
+            tensors[name] = unit(x, dim=-1)
+    if op.name == "rwkv7":  # one rate for all channels
+        tensors["a"] = torch.sigmoid(tensors["a"][..., :1]).expand_as(tensors["a"]).clone()
+    if op.name == "dplr":  # the transition of kda
+        direction = unit(tensors["a"], dim=-1)
+        tensors["a"] = torch.exp(tensors["gk"]) * direction
+        tensors["b"] = -2 * torch.sigmoid(tensors["b"][..., :1]) * direction
+    return tensors
+
+
+def integers(op: Recurrence, lengths: tuple[int, ...] | None) -> dict[str, Tensor]:
+    """Small integers, gates that are open or shut, strengths 0, 1 and 2."""
+    generator = torch.Generator().manual_seed(1)
+    values: dict[str, tuple[float, ...]] = {
+        **dict.fromkeys(("g", "gk", "w"), (0.0, 0.0, -math.inf)),
+        "A": (0.0,),
+        **dict.fromkeys(("dt", "beta"), (0.0, 1.0, 2.0)),
+    }
+    tensors = {}
+    for name, shape in blank(op, SIZES, lengths).items():
+        each = torch.tensor(values.get(name, (-1.0, 0.0, 1.0)), dtype=torch.float64)
+        tensors[name] = each[torch.randint(len(each), shape, generator=generator)]
+    return tensors
+
+
+def magnitude(op: Recurrence, tensors: dict[str, Tensor]) -> float:
+    """What no norm of a state, a write or an output exceeds, on the domain of `draw`.
+
+    A token writes no more than the product of the norms of what it has, and the state keeps no more
+    than all of that and its start.
+    """
+    product: float = 1.0
+    scalars = ("dt", "beta", "D", "bias")
+    for name in op.tensors:
+        if name not in ("g", "gk", "w", "A", "b", "a"):
+            x = tensors[name]
+            norm = x.abs().max() if name in scalars else x.norm(dim=-1).max()
+            product *= max(1.0, norm.item())
+    start: float = tensors["initial_state"].flatten(1).norm(dim=1).max().item()
+    return product * (start + 2 * SIZES["T"])
+
+
+@each_choice
+@each_packing
+def test_both_forms_agree_where_the_rule_is_stable(
+    op: Recurrence, choice: dict[str, Any], lengths: tuple[int, ...] | None
+) -> None:
+    """In at most T steps a form takes sums of at most T + K + W terms, each of at most six factors,
+    decays among them, whose exponents are sums of T terms. Every norm on the way is below M, no
+    step enlarges what went wrong before, and no entry of a triangular inverse is above 2. So a form
+    is within 2 T (2 T + K + W + 6) u M of the truth, with u = 2^-53. That is coarse, but no error
+    of thought is so small.
+    """
+    tensors = draw(op, lengths)
+    options = {**op.options, **choice, **packing(lengths), "output_final_state": True}
+    first, second = (form(**tensors, **options) for form in op.forms)
+    T, K, W = (SIZES[d] for d in "TKW")
+    bound = 2 * 2 * T * (2 * T + K + W + 6) * 2.0**-53 * magnitude(op, tensors)
+    assert bound < 1e-9
+    for x, y in zip(first, second, strict=True):
+        assert (x - y).abs().max().item() <= bound
+
+
+@pytest.mark.parametrize("op", [op for op in RECURRENCES if op.exact], ids=lambda op: op.name)
+@each_packing
+def test_on_integers_both_forms_and_their_gradients_are_equal_to_the_bit(
+    op: Recurrence, lengths: tuple[int, ...] | None
+) -> None:
+    tensors = integers(op, lengths)
+    names = [n for n in tensors if n not in ("g", "gk", "w", "A", "dt")]
+    options = {**op.options, **packing(lengths), "output_final_state": True}
+    if "scale" in inspect.signature(op.forms[0]).parameters:
+        options["scale"] = 2.0
+    results = []
+    for form in op.forms:
+        leaves = {n: x.clone().requires_grad_(n in names) for n, x in tensors.items()}
+        o, final_state = form(**leaves, **options)
+        total = (o * o.detach().sign()).sum() + (2 * final_state).sum()
+        gradients = torch.autograd.grad(total, [leaves[n] for n in names])
+        results.append([o, final_state, *gradients])
+    assert results[0][0].abs().max() > 1
+    for name, x, y in zip(["o", "final_state", *names], *results, strict=True):
+        assert x.abs().max() < 2**52
+        assert torch.equal(x, x.round()), name
+        assert torch.equal(x, y), name
+
+
+@each_form
+@each_packing
+def test_gradients_through_output_and_final_state(
+    op: Recurrence, form: Op, lengths: tuple[int, ...] | None
+) -> None:
+    lengths = lengths and (2, 0, 1)
+    tensors = draw(op, lengths, SMALL)
+    names = list(tensors)
+    for choice in op.choices:
+        options = {**op.options, **choice, **packing(lengths), "output_final_state": True}
+
+        def function(*values: Tensor, options: dict[str, Any] = options) -> Any:
+            return form(**dict(zip(names, values, strict=True)), **options)
+
+        leaves = [x.clone().requires_grad_() for x in tensors.values()]
+        assert torch.autograd.gradcheck(function, leaves)
+
+
+@each_form
+def test_the_state_of_an_empty_sequence_passes_through(op: Recurrence, form: Op) -> None:
+    lengths = (0, 3, 0, 4, 0)
+    tensors = draw(op, lengths)
+    _, final_state = form(**tensors, **op.options, **packing(lengths), output_final_state=True)
+    changed = (final_state != tensors["initial_state"]).flatten(1).any(1)
+    assert changed.tolist() == [length > 0 for length in lengths]
+
+
+@each_form
+def test_without_tokens_the_state_passes_through(op: Recurrence, form: Op) -> None:
+    tensors = draw(op, None, {**SIZES, "T": 0})
+    o, final_state = form(**tensors, **op.options, output_final_state=True)
+    assert 0 in o.shape
+    assert torch.equal(final_state, tensors["initial_state"])
+
+
+@each_form
+def test_two_calls_that_hand_on_the_state_are_one_call(op: Recurrence, form: Op) -> None:
+    tensors = draw(op)
+    options = {**op.options, "output_final_state": True}
+    whole, final_state = form(**tensors, **options)
+    pieces = []
+    for cut in (slice(0, 3), slice(3, 4), slice(4, 7)):
+        piece = {n: x[:, cut] if "T" in op.tensors.get(n, "") else x for n, x in tensors.items()}
+        o, tensors["initial_state"] = form(**piece, **options)
+        pieces.append(o)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(tensors["initial_state"], final_state, rtol=1e-12, atol=1e-12)
+
+
+@each_form
+def test_packed_sequences_are_separate(op: Recurrence, form: Op) -> None:
+    lengths = (0, 3, 0, 1, 3)
+    tensors = draw(op, lengths)
+    options = {**op.options, "output_final_state": True}
+    together, states = form(**tensors, **options, **packing(lengths))
+    start = 0
+    for n, length in enumerate(lengths):
+        cut = slice(start, start + length)
+        alone = {n: x[:, cut] if "T" in op.tensors.get(n, "") else x for n, x in tensors.items()}
+        alone["initial_state"] = tensors["initial_state"][n : n + 1]
+        o, state = form(**alone, **options)
+        assert torch.equal(together[:, cut], o)
+        assert torch.equal(states[n], state[0])
+        start += length
+
+
+@each_form
+def test_what_is_left_out_is_neutral(op: Recurrence, form: Op) -> None:
+    tensors = draw(op)
+    neutral = {n: torch.full_like(tensors[n], value) for n, value in op.neutral.items()}
+    neutral["initial_state"] = torch.zeros_like(tensors["initial_state"])
+    given = {n: x for n, x in tensors.items() if n not in neutral}
+    o, nothing = form(**given, **op.options)
+    assert nothing is None
+    expected, _ = form(**given, **neutral, **op.options)
+    assert torch.equal(o, expected)
+
+
+@each_form
+def test_no_dtype_is_forced(op: Recurrence, form: Op) -> None:
+    tensors = draw(op)
+    low = {n: x.bfloat16() for n, x in tensors.items()}
+    o, state = form(**low, **op.options, output_final_state=True)
+    assert (o.dtype, state.dtype) == (torch.bfloat16, torch.bfloat16)
+    low["initial_state"] = low["initial_state"].float()
+    o, state = form(**low, **op.options, output_final_state=True)
+    assert (o.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    o, state = form(**tensors, **op.options, output_final_state=True)
+    assert (o.dtype, state.dtype) == (torch.float64, torch.float64)
+
+
+@each_form
+def test_a_bad_argument_is_named(op: Recurrence, form: Op) -> None:
+    tensors = draw(op)
+    first, second = same_dtype(form)[:2]
+    state = tensors["initial_state"]
+    bad: list[tuple[str, Any, type[Exception]]] = [
+        (first, tensors[first].long(), TypeError),
+        (first, tensors[first][0], ValueError),
+        (second, tensors[second].float(), TypeError),
+        (second, torch.cat([tensors[second]] * 2), ValueError),
+        ("initial_state", state[:1], ValueError),
+        ("initial_state", torch.cat([state, state[..., :1]], -1), ValueError),
+        ("cu_seqlens", torch.tensor([0, 7]), ValueError),
+        ("output_final_state", 1, TypeError),
+    ]
+    if "scale" in inspect.signature(form).parameters:
+        bad += [("scale", math.nan, ValueError), ("scale", "1", TypeError)]
+    if "G" in "".join(op.tensors.values()):
+        name = next(n for n, dims in op.tensors.items() if "V" in dims)
+        ungrouped = {n: x[:, :, :3] for n, x in tensors.items() if "BTH" in op.tensors.get(n, "")}
+        ungrouped |= {n: x[:3] for n, x in tensors.items() if op.tensors.get(n) == "H"}
+        ungrouped["initial_state"] = state[:, :3]
+        with pytest.raises(ValueError, match=f"^{name}: 3 heads, expected a multiple of the 2"):
+            form(**{**tensors, **ungrouped}, **op.options)
+    for name, value, error in bad:
+        argument = "cu_seqlens|initial_state" if name == "cu_seqlens" else name
+        with pytest.raises(error, match=f"^({argument}): "):
+            form(**{**tensors, **op.options, name: value})
+
+
+@each_op
+def test_both_forms_have_one_signature(op: Recurrence) -> None:
+    first, second = (str(inspect.signature(form)) for form in op.forms)
+    assert first == second
