@@ -191,9 +191,12 @@ def _options(
     window: int | None,
     softcap: float | None,
     shape: tiles.Tile,
-) -> tuple[tuple[float, float, int], dict[str, object]]:
-    """The numbers (factor, cap, window) and the constants that all kernels take."""
+) -> tuple[tuple[float, float, int], tuple[int, int, int], dict[str, object]]:
+    """What all kernels take: (factor, cap, window), (group, key dim, value dim), and constants."""
+    key_dim, value_dim = k.shape[3], v.shape[3]
     narrowest = shape.narrowest(q.dtype.itemsize)
+    pad_k = max(narrowest, triton.next_power_of_2(key_dim))
+    pad_v = max(narrowest, triton.next_power_of_2(value_dim))
     limit = q.shape[1] + k.shape[1]
     numbers = (
         scale * LOG2E.value if softcap is None else scale / softcap,
@@ -202,16 +205,15 @@ def _options(
         limit if window is None else min(window, limit),
     )
     constants = {
-        "GROUP": q.shape[2] // k.shape[2],
-        "K": k.shape[3],
-        "V": v.shape[3],
-        "PAD_K": max(narrowest, triton.next_power_of_2(k.shape[3])),
-        "PAD_V": max(narrowest, triton.next_power_of_2(v.shape[3])),
+        "PAD_K": pad_k,
+        "PAD_V": pad_v,
+        "FULL_K": pad_k == key_dim,
+        "FULL_V": pad_v == value_dim,
         "CAUSAL": causal,
         "WINDOW": window is not None,
         "CAPPED": softcap is not None,
     }
-    return numbers, constants
+    return numbers, (q.shape[2] // k.shape[2], key_dim, value_dim), constants
 
 
 @torch.library.custom_op("attention_oracles::attention_parallel", mutates_args=())
@@ -247,14 +249,14 @@ def attention_parallel(
         return o, lse, softmax
 
     shape = tiles.TABLE["attention", "parallel"][tile]
-    numbers, constants = _options(q, k, v, scale, causal, window, softcap, shape)
+    numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap, shape)
     count = triton.cdiv(longest, shape.tokens)
     q, k, v = _rows(q), _rows(k), _rows(v)
     with torch.cuda.device_of(q):
         gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
         attention_forward[(count * sequences * heads,)](
             q, k, v, o, lse, *softmax, sink, alibi_slopes, *gates, cu_seqlens, cu_seqlens_k,
-            *numbers, queries, keys, count, heads,
+            *numbers, queries, keys, count, heads, *dims,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             SINK=sink is not None, ALIBI=alibi_slopes is not None, GATED=g is not None,
             PACKED=cu_seqlens is not None, QUERIES=shape.tokens, KEYS=shape.keys, **constants,
@@ -310,7 +312,7 @@ def attention_parallel_backward(
     if g is not None:
         shape = shape.backward_tile()
     span = max(shape.tokens, shape.keys)
-    numbers, constants = _options(q, k, v, scale, causal, window, softcap, shape)
+    numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap, shape)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
     blocks = {"QUERIES": shape.tokens, "KEYS": shape.keys, "SPAN": span}
     launch = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
@@ -329,14 +331,14 @@ def attention_parallel_backward(
             count += 1
         if delta.numel():
             attention_delta[(count * sequences * heads,)](
-                o, do, dlse, delta, cu_seqlens, queries, count, heads, *do.stride()[:3],
-                V=value_dim, PACKED=packed, QUERIES=shape.tokens,
+                o, do, dlse, delta, cu_seqlens, queries, count, heads, value_dim,
+                *do.stride()[:3], PACKED=packed, QUERIES=shape.tokens,
                 PAD_V=triton.next_power_of_2(value_dim),
             )  # fmt: skip
             attention_backward_q[(count * sequences * heads,)](
                 q, k, v, do, *softmax, delta, dq, row_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, heads,
-                delta.numel(), *strides, **blocks, **constants, **launch,
+                delta.numel(), *dims, *strides, **blocks, **constants, **launch,
             )  # fmt: skip
         if dk.numel():
             # The roles change: a program holds keys, and reads queries step by step.
@@ -345,7 +347,7 @@ def attention_parallel_backward(
             attention_backward_kv[(count * sequences * kv_heads,)](
                 q, k, v, do, *softmax, delta, dk, dv, column_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
-                batch * heads * keys, *strides, **blocks, **constants, **launch,
+                batch * heads * keys, *dims, *strides, **blocks, **constants, **launch,
             )  # fmt: skip
         if g is not None:
             parts = delta.new_empty(1 + depth, batch, heads, keys)
@@ -353,7 +355,8 @@ def attention_parallel_backward(
             if parts.numel():
                 within_blocks[(count * sequences * heads,)](
                     q, k, v, do, *softmax, delta, parts, alibi_slopes, *gates,
-                    cu_seqlens, cu_seqlens_k, *numbers, queries, keys, count, heads, *strides,
+                    cu_seqlens, cu_seqlens_k,
+                    *numbers, queries, keys, count, heads, *dims, *strides,
                     QUERIES=min(shape.tokens, shape.keys), SPAN=span, **constants, **launch,
                 )  # fmt: skip
             parts = add_levels(parts, row_sums, column_sums, span, cu_seqlens, cu_seqlens_k)

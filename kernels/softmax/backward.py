@@ -25,18 +25,18 @@ from kernels.softmax.logits import (
 )
 
 
-@triton.jit(do_not_specialize=["num_queries", "tiles"])
+@triton.jit(do_not_specialize=["num_queries", "tiles", "heads"])
 def attention_delta(
-    o, do, dlse, delta, cu_seqlens, num_queries, tiles, heads,
+    o, do, dlse, delta, cu_seqlens, num_queries, tiles, heads, value_dim: tl.int32,
     stride_b, stride_t, stride_h,
-    V: tl.constexpr, PACKED: tl.constexpr, QUERIES: tl.constexpr, PAD_V: tl.constexpr,
+    PACKED: tl.constexpr, QUERIES: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
     """delta [B, H, T] = Σ_v do·o - dlse, over all of V at once."""
     tile = tl.program_id(0) % tiles
     head = (tl.program_id(0) // tiles % heads).to(tl.int64)
     n = tl.program_id(0) // tiles // heads
     batch, start, length = locate(cu_seqlens, n, num_queries, PACKED)
-    o += ((batch * num_queries + start) * heads + head) * V
+    o += ((batch * num_queries + start) * heads + head) * value_dim
     do += batch * stride_b + start * stride_t + head * stride_h
     dlse += (batch * heads + head) * num_queries + start
     delta += (batch * heads + head) * num_queries + start
@@ -44,24 +44,29 @@ def attention_delta(
     first = tile * QUERIES
     rows = first + tl.arange(0, QUERIES)
     inside = rows < length
-    o_tile = load_rows(o, heads * V, first, rows, length, V, PAD_V, True).to(tl.float32)
-    do_tile = load_rows(do, stride_t, first, rows, length, V, PAD_V, True).to(tl.float32)
+    in_v = tl.arange(0, PAD_V) < value_dim
+    o_tile = load_rows(o, heads * value_dim, first, rows, length, in_v, False, True).to(tl.float32)
+    do_tile = load_rows(do, stride_t, first, rows, length, in_v, False, True).to(tl.float32)
     from_lse = tl.load(dlse + rows, mask=inside, other=0.0)
     tl.store(delta + rows, tl.sum(o_tile * do_tile, 1) - from_lse, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
+@triton.jit(
+    do_not_specialize=[
+        "num_queries", "num_keys", "window", "tiles", "heads", "group", "level_stride"
+    ]
+)  # fmt: skip
 def attention_backward_q(
     q, k, v, do, peaks, totals, delta, dq, row_sums, slopes, gate, rest, closed,
     cu_seqlens_q, cu_seqlens_k,
     scale, factor, cap, window, num_queries, num_keys, tiles, heads, level_stride,
+    group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
-    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SPAN: tl.constexpr,
-    PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+    PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
     """dq [B, T, H, K] of QUERIES queries of one head.
 
@@ -78,7 +83,7 @@ def attention_backward_q(
     batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
     shift = length_k - length_q
     wide_head = head.to(tl.int64)
-    kv_head = wide_head // GROUP
+    kv_head = (head // group).to(tl.int64)
     q += batch * stride_qb + start_q * stride_qt + wide_head * stride_qh
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
@@ -96,8 +101,10 @@ def attention_backward_q(
     # A row before the first is sent past the last one, where nothing is read or written.
     rows = tl.where(rows < 0, length_q, rows)
     query = rows[:, None]
-    q_tile = load_rows(q, stride_qt, first, rows, length_q, K, PAD_K, True)
-    do_tile = load_rows(do, stride_ot, first, rows, length_q, V, PAD_V, True)
+    in_k = tl.arange(0, PAD_K) < key_dim
+    in_v = tl.arange(0, PAD_V) < value_dim
+    q_tile = load_rows(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
+    do_tile = load_rows(do, stride_ot, first, rows, length_q, in_v, FULL_V, True)
     held = query < length_q
     base, weight = load_softmax(peaks + first_row, totals + first_row, query, held)
     row_delta = tl.load(delta + first_row + query, mask=held, other=0.0)
@@ -120,8 +127,8 @@ def attention_backward_q(
             if GATED and phase == 0:
                 columns = tl.where(columns < bounds[4], high, columns)
             key = columns[None, :]
-            k_tile = load_rows(k, stride_kt, start, columns, high, K, PAD_K, phase != 1)
-            v_tile = load_rows(v, stride_vt, start, columns, high, V, PAD_V, phase != 1)
+            k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
+            v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
             key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
             products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
             s = logits(
@@ -144,22 +151,26 @@ def attention_backward_q(
                 ds *= tanh_slope(products * factor)
             acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision="ieee")
 
-    dq += ((batch * num_queries + start_q) * heads + wide_head) * K
-    store_rows(dq, heads * K, rows, length_q, acc * scale, K, PAD_K)
+    dq += ((batch * num_queries + start_q) * heads + wide_head) * key_dim
+    store_rows(dq, heads * key_dim, rows, length_q, acc * scale, in_k)
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
+@triton.jit(
+    do_not_specialize=["num_queries", "num_keys", "window", "tiles", "kv_heads", "level_stride"],
+    # A group of 1 is compiled apart, without the loop over it.
+    do_not_specialize_on_alignment=["group"],
+)
 def attention_backward_kv(
     q, k, v, do, peaks, totals, delta, dk, dv, column_sums, slopes, gate, rest, closed,
     cu_seqlens_q, cu_seqlens_k,
     scale, factor, cap, window, num_queries, num_keys, tiles, kv_heads, level_stride,
+    group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
-    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SPAN: tl.constexpr,
-    PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+    PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
     """dk [B, T, G, K] and dv [B, T, G, V] of KEYS keys of one kv head, over its query heads.
 
@@ -179,20 +190,22 @@ def attention_backward_kv(
     last = tl.minimum(first + KEYS, length_k) - 1
     columns = first + tl.arange(0, KEYS)
     key = columns[:, None]
-    k_tile = load_rows(k, stride_kt, first, columns, length_k, K, PAD_K, True)
-    v_tile = load_rows(v, stride_vt, first, columns, length_k, V, PAD_V, True)
+    in_k = tl.arange(0, PAD_K) < key_dim
+    in_v = tl.arange(0, PAD_V) < value_dim
+    k_tile = load_rows(k, stride_kt, first, columns, length_k, in_k, FULL_K, True)
+    v_tile = load_rows(v, stride_vt, first, columns, length_k, in_v, FULL_V, True)
     dk_acc = tl.zeros((KEYS, PAD_K), tl.float32)
     dv_acc = tl.zeros((KEYS, PAD_V), tl.float32)
 
     bounds = queries_of(first, last, shift, length_q, window, CAUSAL, WINDOW, QUERIES, GATED)
     high = bounds[3]
-    for member in range(GROUP):
-        head = kv_head * GROUP + member
+    for member in range(group):
+        head = kv_head * group + member
         q_head = q + batch * stride_qb + start_q * stride_qt + head * stride_qh
         do_head = do + batch * stride_ob + start_q * stride_ot + head * stride_oh
-        first_row = (batch * kv_heads * GROUP + head) * num_queries + start_q
+        first_row = (batch * kv_heads * group + head) * num_queries + start_q
         slope = load_slope(slopes, head, ALIBI)
-        gates = (batch * kv_heads * GROUP + head) * num_keys + start_k
+        gates = (batch * kv_heads * group + head) * num_keys + start_k
         key_gate = load_gates(gate, rest, closed, gates + key, key < length_k, GATED)
         column_sum = tl.zeros((KEYS,), tl.float32)
         level = tl.full((), -1, tl.int32)
@@ -202,8 +215,8 @@ def attention_backward_kv(
                 if GATED and phase == 0:
                     rows = tl.where(rows < bounds[4], high, rows)
                 query = rows[None, :]
-                q_tile = load_rows(q_head, stride_qt, start, rows, high, K, PAD_K, phase != 1)
-                do_tile = load_rows(do_head, stride_ot, start, rows, high, V, PAD_V, phase != 1)
+                q_tile = load_rows(q_head, stride_qt, start, rows, high, in_k, FULL_K, phase != 1)
+                do_tile = load_rows(do_head, stride_ot, start, rows, high, in_v, FULL_V, phase != 1)
                 inside = query < high
                 base, weight = load_softmax(peaks + first_row, totals + first_row, query, inside)
                 row_delta = tl.load(delta + first_row + query, mask=inside, other=0.0)
@@ -233,5 +246,5 @@ def attention_backward_kv(
                 dk_acc = tl.dot(ds.to(q_tile.dtype), q_tile, dk_acc, input_precision="ieee")
 
     row = (batch * num_keys + start_k) * kv_heads + kv_head
-    store_rows(dk + row * K, kv_heads * K, columns, length_k, dk_acc * scale, K, PAD_K)
-    store_rows(dv + row * V, kv_heads * V, columns, length_k, dv_acc, V, PAD_V)
+    store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc * scale, in_k)
+    store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)

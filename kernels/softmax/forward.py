@@ -20,16 +20,17 @@ from kernels.softmax.logits import (
 )
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles", "heads", "group"])
 def attention_forward(
     q, k, v, o, lse, peaks, totals, sink, slopes, gate, rest, closed, cu_seqlens_q, cu_seqlens_k,
     factor, cap, window, num_queries, num_keys, tiles, heads,
+    group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh,
-    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SINK: tl.constexpr,
     ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+    FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V], and lse, maximum and sum [B, H, T], of QUERIES queries of one head."""
     tile = tl.program_id(0) % tiles
@@ -42,7 +43,7 @@ def attention_forward(
     batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
     shift = length_k - length_q
     wide_head = head.to(tl.int64)
-    kv_head = wide_head // GROUP
+    kv_head = (head // group).to(tl.int64)
     q += batch * stride_qb + start_q * stride_qt + wide_head * stride_qh
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
@@ -50,8 +51,10 @@ def attention_forward(
     first = tile * QUERIES
     last = tl.minimum(first + QUERIES, length_q) - 1
     rows = first + tl.arange(0, QUERIES)
+    in_k = tl.arange(0, PAD_K) < key_dim
+    in_v = tl.arange(0, PAD_V) < value_dim
     query = rows[:, None]
-    q_tile = load_rows(q, stride_qt, first, rows, length_q, K, PAD_K, True)
+    q_tile = load_rows(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
 
     slope = load_slope(slopes, head, ALIBI)
     gates = (batch * heads + wide_head) * num_keys + start_k
@@ -73,7 +76,7 @@ def attention_forward(
         for start in range(bounds[phase], bounds[phase + 1], KEYS):
             columns = start + tl.arange(0, KEYS)
             key = columns[None, :]
-            k_tile = load_rows(k, stride_kt, start, columns, high, K, PAD_K, phase != 1)
+            k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
             key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
             products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
             s = logits(
@@ -96,13 +99,13 @@ def attention_forward(
             decay = tl.exp2(peak - base)
             total = total * decay + tl.sum(p, 1)
             peak = new_peak
-            v_tile = load_rows(v, stride_vt, start, columns, high, V, PAD_V, phase != 1)
+            v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
             acc *= decay[:, None]
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
 
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    o += ((batch * num_queries + start_q) * heads + wide_head) * V
-    store_rows(o, heads * V, rows, length_q, out, V, PAD_V)
+    o += ((batch * num_queries + start_q) * heads + wide_head) * value_dim
+    store_rows(o, heads * value_dim, rows, length_q, out, in_v)
     to = (batch * heads + wide_head) * num_queries + start_q + rows
     tl.store(lse + to, (peak + tl.log2(total)) * LN2, mask=rows < length_q)
     tl.store(peaks + to, peak, mask=rows < length_q)

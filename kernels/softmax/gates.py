@@ -51,7 +51,7 @@ SHUT = tl.constexpr(-(2.0**17))
 _BLOCK = 512
 
 
-@triton.jit(do_not_specialize=["num_keys"])
+@triton.jit(do_not_specialize=["num_keys", "heads", "stride_b", "stride_t", "stride_h"])
 def prefix_sums(
     g, gate, rest, closed, cu_seqlens, num_keys, heads, stride_b, stride_t, stride_h,
     PACKED: tl.constexpr, BLOCK: tl.constexpr,
@@ -92,17 +92,18 @@ def level_of(position, key, SPAN: tl.constexpr):
     return (differing.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles"])
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles", "heads", "group"])
 def within_blocks(
     q, k, v, do, peaks, totals, delta, parts, slopes, gate, rest, closed,
     cu_seqlens_q, cu_seqlens_k,
     factor, cap, window, num_queries, num_keys, tiles, heads,
+    group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
-    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
     QUERIES: tl.constexpr, SPAN: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+    FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
     """parts[0, t] = Σ dS_ij over the pairs of t's block with j < t <= p_i.
 
@@ -115,7 +116,7 @@ def within_blocks(
     batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
     batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
     shift = length_k - length_q
-    kv_head = head // GROUP
+    kv_head = head // group
     q += batch * stride_qb + start_q * stride_qt + head * stride_qh
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
@@ -128,8 +129,10 @@ def within_blocks(
     # The line of the first gate has no key in this block; it gets one that does not exist.
     before = tl.where(t == first, length_k, t - 1)
     key = before[:, None]
-    k_tile = load_rows(k, stride_kt, first - 1, before, length_k, K, PAD_K, True)
-    v_tile = load_rows(v, stride_vt, first - 1, before, length_k, V, PAD_V, True)
+    in_k = tl.arange(0, PAD_K) < key_dim
+    in_v = tl.arange(0, PAD_V) < value_dim
+    k_tile = load_rows(k, stride_kt, first - 1, before, length_k, in_k, FULL_K, True)
+    v_tile = load_rows(v, stride_vt, first - 1, before, length_k, in_v, FULL_V, True)
     key_gate = load_gates(gate, rest, closed, gates + key, key < length_k, GATED)
     slope = load_slope(slopes, head, ALIBI)
     acc = tl.zeros((SPAN,), tl.float32)
@@ -138,8 +141,8 @@ def within_blocks(
         rows = tl.where(rows < 0, length_q, rows)
         query = rows[None, :]
         exists = query < length_q
-        q_tile = load_rows(q, stride_qt, position - shift, rows, length_q, K, PAD_K, True)
-        do_tile = load_rows(do, stride_ot, position - shift, rows, length_q, V, PAD_V, True)
+        q_tile = load_rows(q, stride_qt, position - shift, rows, length_q, in_k, FULL_K, True)
+        do_tile = load_rows(do, stride_ot, position - shift, rows, length_q, in_v, FULL_V, True)
         base, weight = load_softmax(peaks + first_row, totals + first_row, query, exists)
         row_delta = tl.load(delta + first_row + query, mask=exists, other=0.0)
         query_gate = load_gates(gate, rest, closed, gates + query + shift, exists, GATED)
@@ -157,7 +160,11 @@ def within_blocks(
     tl.store(parts + gates + t, acc, mask=t < length_k)
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_keys", "sequences"])
+@triton.jit(
+    do_not_specialize=[
+        "num_queries", "num_keys", "sequences", "heads", "part_stride", "row_stride"
+    ]
+)  # fmt: skip
 def across_blocks(
     parts, rows, columns, cu_seqlens_q, cu_seqlens_k, num_queries, num_keys, sequences, heads,
     part_stride, row_stride,

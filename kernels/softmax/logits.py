@@ -30,36 +30,35 @@ def locate(cu_seqlens, n, length, PACKED: tl.constexpr):
 
 @triton.jit
 def load_rows(
-    x, stride, start, rows, stop,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, BOUNDED: tl.constexpr,
+    x, stride, start, rows, stop, exists,
+    FULL: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Rows from `start` on, `[rows, BLOCK]`, of a matrix of `WIDTH` columns.
+    """Rows from `start` on, `[rows, columns]`, of a matrix that has the columns that `exists` says.
 
-    `rows` says which they are. If BOUNDED, those that it says are `stop` or later are not read, and
-    0. The address is a scalar, the only part that moves in a loop, and offsets within the tile.
+    If FULL, those are all. `rows` says which rows they are. If BOUNDED, those that it says are
+    `stop` or later are not read, and 0. The address is a scalar, the only part that moves in a
+    loop, and offsets within the tile.
     """
-    columns = tl.arange(0, BLOCK)
+    columns = tl.arange(0, exists.shape[0])
     offsets = tl.arange(0, rows.shape[0])[:, None].to(tl.int64) * stride + columns[None, :]
     pointers = x + tl.cast(start, tl.int64) * stride + offsets
-    if BOUNDED and WIDTH < BLOCK:
-        x_tile = tl.load(
-            pointers, mask=(rows < stop)[:, None] & (columns < WIDTH)[None, :], other=0.0
-        )
-    elif BOUNDED:
+    if FULL and BOUNDED:
         x_tile = tl.load(pointers, mask=(rows < stop)[:, None], other=0.0)
-    elif WIDTH < BLOCK:
-        x_tile = tl.load(pointers, mask=(columns < WIDTH)[None, :], other=0.0)
-    else:
+    elif FULL:
         x_tile = tl.load(pointers)
+    elif BOUNDED:
+        x_tile = tl.load(pointers, mask=(rows < stop)[:, None] & exists[None, :], other=0.0)
+    else:
+        x_tile = tl.load(pointers, mask=exists[None, :], other=0.0)
     return x_tile
 
 
 @triton.jit
-def store_rows(x, stride, rows, stop, values, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Write `values [rows, BLOCK]` to the rows before `stop` and the columns before WIDTH."""
-    columns = tl.arange(0, BLOCK)
+def store_rows(x, stride, rows, stop, values, exists):
+    """Write `values [rows, columns]` to the rows before `stop`, in the columns that exist."""
+    columns = tl.arange(0, exists.shape[0])
     pointers = x + rows[:, None].to(tl.int64) * stride + columns[None, :]
-    mask = (rows < stop)[:, None] & (columns < WIDTH)[None, :]
+    mask = (rows < stop)[:, None] & exists[None, :]
     tl.store(pointers, values.to(x.dtype.element_ty), mask=mask)
 
 
