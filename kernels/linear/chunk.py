@@ -33,6 +33,7 @@ from kernels.primitives.decay import (
     chunk_span_transposed,
     decay,
     decay_of_chunk,
+    gate_flags,
     head_decay,
     level_pairs,
     level_queries,
@@ -391,7 +392,7 @@ def backward(
             q, k, v, g, do, states, dstates, dq, dk, dg, chunks.table,
             scale, q.shape[0] * q.shape[1], q.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-            **_gated(g), PACKED=cu_seqlens is not None,
+            **gate_flags(g), PACKED=cu_seqlens is not None,
             num_warps=narrow.num_warps, num_stages=narrow.num_stages,
         )  # fmt: skip
     return dq, dk, dv, None if dg is None else add_parts(dg, g.dtype), dinitial
@@ -426,7 +427,7 @@ def pass_states(
             x, y, g, initial, states, last, chunks.starts, chunks.cu_seqlens,
             factor, x.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV,
-            **_gated(g), USE_INITIAL=initial is not None, STORE_FINAL=final,
+            **gate_flags(g), USE_INITIAL=initial is not None, STORE_FINAL=final,
             REVERSE=reverse, PACKED=chunks.table is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
@@ -458,13 +459,9 @@ def outputs(
             r, c, y, g, states, out, chunks.table,
             *factors, r.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-            **_gated(g), REVERSE=reverse, PACKED=chunks.table is not None,
+            **gate_flags(g), REVERSE=reverse, PACKED=chunks.table is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
-
-
-def _gated(g: Tensor | None) -> dict[str, bool]:
-    return {"USE_G": g is not None and g.dim() == 4, "USE_HEAD_G": g is not None and g.dim() == 3}
 
 
 def blocks(key_dim: int, value_dim: int, tile: Tile, dtype: torch.dtype) -> tuple[int, int]:

@@ -1,9 +1,10 @@
-"""Linear attention without decay: one kernel walks through the chunks with the state in registers.
+"""Linear attention, or with a gate per head: one kernel walks through the chunks with the state in
+registers.
 
     o_i = scale · q_iᵀ (S + Σ_{j <= i} k_j v_jᵀ)
 
-The gradients are the same sum with the roles exchanged, forwards or in reverse, so one kernel does
-all four (dS_T is the gradient of the final state, S_0 the initial state):
+Without gates the gradients are the same sum with the roles exchanged, forwards or in reverse:
+one kernel does all four (dS_T is the gradient of the final state, S_0 the initial state).
 
     o_i  = scale · q_iᵀ  (S_0   + Σ_{j <= i} k_j v_jᵀ)
     dq_i = scale · do_iᵀ (S_0ᵀ  + Σ_{j <= i} v_j k_jᵀ)
@@ -11,7 +12,8 @@ all four (dS_T is the gradient of the final state, S_0 the initial state):
     dk_j =         v_jᵀ  (dS_Tᵀ + scale · Σ_{i >= j} do_i q_iᵀ)
 
 Each has the scale once: on what is read out, or on what is written into the state, next to a state
-from outside that has it already.
+from outside that has it already. With gates the gradients are those of `chunk`: that of a gate
+wants states and their gradients side by side, see `primitives.decay`.
 
 Source: Yang et al., arXiv 2312.06635, section 4 (the form without materialised states).
 """
@@ -21,8 +23,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.linear import chunk
 from kernels.linear.chunk import blocks
 from kernels.primitives.chunks import locate_sequence
+from kernels.primitives.decay import (
+    chunk_span,
+    decay_of_chunk,
+    head_decay,
+    load_head_gates,
+    pair_decay,
+)
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
@@ -37,17 +47,17 @@ _TRITON_DTYPES = {
 
 @triton.jit(do_not_specialize=["rows_in_all", "tokens", "heads"])
 def _walk(
-    q_ptr, k_ptr, v_ptr, initial_ptr, out_ptr, final_ptr, cu_seqlens_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, initial_ptr, out_ptr, final_ptr, cu_seqlens_ptr,
     read_factor, write_factor, rows_in_all, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DTYPE: tl.constexpr,
-    USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr, TRANSPOSED: tl.constexpr,
-    REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    USE_HEAD_G: tl.constexpr, USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr,
+    TRANSPOSED: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program computes `read_factor · q_iᵀ (initial + write_factor · Σ_j k_j v_jᵀ)` for one tile
     of keys and one of values, through one sequence of one head; j <= i, or j >= i in reverse.
 
     With more than one tile of keys, `out` holds one part per tile, to be summed. TRANSPOSED states
-    lie in memory as `[V, K]`.
+    lie in memory as `[V, K]`. Gates decay a walk forwards.
     """
     value_tiles = tl.cdiv(value_dim, BV)
     key_tiles = tl.cdiv(key_dim, BK)
@@ -62,6 +72,8 @@ def _walk(
     q_ptr += (first * heads + head) * key_dim
     k_ptr += (first * heads + head) * key_dim
     v_ptr += (first * heads + head) * value_dim
+    if USE_HEAD_G:
+        g_ptr += first * heads + head
     out_ptr += ((key_tile.to(tl.int64) * rows_in_all + first) * heads + head) * value_dim
     state = (sequence.to(tl.int64) * heads + head) * key_dim * value_dim
     if TRANSPOSED:
@@ -90,7 +102,14 @@ def _walk(
         # One of q, k, v is do in the backward pass, which may be float32.
         A = product(q, tl.trans(k), DTYPE, FINE_A=True, FINE_B=True)
         A = tl.where(seen, A, 0.0) * write_factor
-        out = product(q, S, DTYPE, FINE_A=True) + product(A, v, DTYPE, FINE_B=True)
+        out = product(q, S, DTYPE, FINE_A=True)
+        if USE_HEAD_G:
+            g = load_head_gates(g_ptr + start * heads, rows, heads, left)
+            A *= pair_decay(0, g, C, DTYPE)
+            out *= head_decay(chunk_span(0, C), g, DTYPE)[:, None]
+            k = k.to(tl.float32) * head_decay(chunk_span(1, C), g, DTYPE)[:, None]
+            S *= decay_of_chunk(g[:, None], DTYPE)[:, None]
+        out += product(A, v, DTYPE, FINE_B=True)
         store_rows(
             out_ptr + value_start,
             out * read_factor,
@@ -109,7 +128,7 @@ def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: None,
+    g: Tensor | None,
     *,
     scale: float,
     initial_state: Tensor | None,
@@ -118,10 +137,13 @@ def forward(
     output_final_state: bool,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
-    """Outputs and, if asked for, final states; arguments and returns as in `chunk.forward`."""
+    """Outputs and, if asked for, final states; arguments and returns as in `chunk.forward`.
+
+    Gates are of a head, `[B, T, H]`, or None.
+    """
     return _run(
         q, k, v, initial_state, cu_seqlens, tile, v.dtype, out_dtype,
-        read_factor=scale, final=output_final_state,
+        g=g, read_factor=scale, final=output_final_state,
     )  # fmt: skip
 
 
@@ -129,7 +151,7 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: None,
+    g: Tensor | None,
     *,
     scale: float,
     initial_state: Tensor | None,
@@ -137,8 +159,14 @@ def backward(
     tile: Tile,
     do: Tensor,
     dfinal_state: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of `forward`'s inputs; arguments and returns as in `chunk.backward`."""
+    if g is not None:
+        return chunk.backward(
+            q, k, v, g,
+            scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens, tile=tile,
+            do=do, dfinal_state=dfinal_state,
+        )  # fmt: skip
     q, k, v, do = (x.contiguous() for x in (q, k, v, do))
     dtype = q.dtype
     dq, _ = _run(
@@ -166,6 +194,7 @@ def _run(
     dtype: torch.dtype,
     out_dtype: torch.dtype,
     *,
+    g: Tensor | None = None,
     read_factor: float = 1.0,
     write_factor: float = 1.0,
     final: bool = False,
@@ -173,7 +202,7 @@ def _run(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     q, k, v = (x.contiguous() for x in (q, k, v))
-    initial = None if initial is None else initial.contiguous()
+    g, initial = (None if x is None else x.contiguous() for x in (g, initial))
     batch, tokens, heads, key_dim = k.shape
     value_dim = v.shape[3]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -187,10 +216,11 @@ def _run(
     grid = sequences * heads * parts * triton.cdiv(value_dim, BV)
     if grid:
         _walk[(grid,)](
-            q, k, v, initial, out, last, cu_seqlens,
+            q, k, v, g, initial, out, last, cu_seqlens,
             read_factor, write_factor, batch * tokens, tokens, heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV,
-            DTYPE=_TRITON_DTYPES[dtype], USE_INITIAL=initial is not None, STORE_FINAL=final,
+            DTYPE=_TRITON_DTYPES[dtype], USE_HEAD_G=g is not None,
+            USE_INITIAL=initial is not None, STORE_FINAL=final,
             TRANSPOSED=transposed, REVERSE=reverse, PACKED=cu_seqlens is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip

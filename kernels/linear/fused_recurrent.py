@@ -26,6 +26,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kernels.primitives.decay import gate_flags
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.tiles import Tile
 
@@ -59,11 +60,13 @@ def _row(ptr, t, stride, cols, inside):
 @triton.jit
 def _decay(
     S, t, g_ptr, g_stride, cols_k, in_k, gv_ptr, gv_stride, cols_v, in_v,
-    USE_G: tl.constexpr, USE_GV: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
 ):  # fmt: skip
-    """`diag(exp g_t) S diag(exp gv_t)`."""
+    """`diag(exp g_t) S diag(exp gv_t)`; g_t is one number with USE_HEAD_G."""
     if USE_G:
         S *= tl.exp(_row(g_ptr, t, g_stride, cols_k, in_k))[:, None]
+    if USE_HEAD_G:
+        S *= tl.exp(tl.load(g_ptr + t * g_stride).to(tl.float32))
     if USE_GV:
         S *= tl.exp(_row(gv_ptr, t, gv_stride, cols_v, in_v))[None, :]
     return S
@@ -83,8 +86,9 @@ def _forward(
     v_stride_b, v_stride_t, v_stride_h, g_stride_b, g_stride_t, g_stride_h,
     gv_stride_b, gv_stride_t, gv_stride_h,
     BK: tl.constexpr, BV: tl.constexpr,
-    USE_G: tl.constexpr, USE_GV: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
-    STORE_FINAL_STATE: tl.constexpr, REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
+    USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr,
+    REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):  # fmt: skip
     num_k = tl.cdiv(key_dim, BK)
     num_v = tl.cdiv(value_dim, BV)
@@ -104,7 +108,7 @@ def _forward(
     q_ptr += batch * q_stride_b + start * q_stride_t + head * q_stride_h
     k_ptr += batch * k_stride_b + start * k_stride_t + head * k_stride_h
     v_ptr += batch * v_stride_b + start * v_stride_t + head * v_stride_h
-    if USE_G:
+    if USE_G or USE_HEAD_G:
         g_ptr += batch * g_stride_b + start * g_stride_t + head * g_stride_h
     if USE_GV:
         gv_ptr += batch * gv_stride_b + start * gv_stride_t + head * gv_stride_h
@@ -120,7 +124,7 @@ def _forward(
         v = _row(v_ptr, t, v_stride_t, cols_v, in_v)
         S = _decay(
             S, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
-            USE_G, USE_GV,
+            USE_G, USE_HEAD_G, USE_GV,
         )  # fmt: skip
         S += k[:, None] * v[None, :]
         o = tl.sum(S * q[:, None], axis=0) * scale
@@ -139,7 +143,8 @@ def _backward(
     v_stride_b, v_stride_t, v_stride_h, g_stride_b, g_stride_t, g_stride_h,
     gv_stride_b, gv_stride_t, gv_stride_h, do_stride_b, do_stride_t, do_stride_h,
     BK: tl.constexpr, BV: tl.constexpr, SEGMENT: tl.constexpr,
-    USE_G: tl.constexpr, USE_GV: tl.constexpr, USE_INITIAL_STATE: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
+    USE_INITIAL_STATE: tl.constexpr,
     USE_FINAL_GRADIENT: tl.constexpr, REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):  # fmt: skip
     num_k = tl.cdiv(key_dim, BK)
@@ -157,7 +162,7 @@ def _backward(
     in_state = in_k[:, None] & in_v[None, :]
     cell = cols_k[:, None] * value_dim + cols_v[None, :]
     first_cell = state * key_dim * value_dim
-    GATED: tl.constexpr = USE_G or USE_GV
+    GATED: tl.constexpr = USE_G or USE_HEAD_G or USE_GV
 
     if GATED:
         # Workspaces are cut by program; all BK · BV cells are written before they are read.
@@ -174,7 +179,7 @@ def _backward(
     q_ptr += batch * q_stride_b + start * q_stride_t + head * q_stride_h
     k_ptr += batch * k_stride_b + start * k_stride_t + head * k_stride_h
     v_ptr += batch * v_stride_b + start * v_stride_t + head * v_stride_h
-    if USE_G:
+    if USE_G or USE_HEAD_G:
         g_ptr += batch * g_stride_b + start * g_stride_t + head * g_stride_h
     if USE_GV:
         gv_ptr += batch * gv_stride_b + start * gv_stride_t + head * gv_stride_h
@@ -194,7 +199,7 @@ def _backward(
         do = _row(do_ptr, t, do_stride_t, cols_v, in_v)
         S = _decay(
             S, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
-            USE_G, USE_GV,
+            USE_G, USE_HEAD_G, USE_GV,
         )  # fmt: skip
         S += k[:, None] * v[None, :]
         dq = tl.sum(S * do[None, :], axis=1) * scale
@@ -220,7 +225,7 @@ def _backward(
                 v = _row(v_ptr, t, v_stride_t, cols_v, in_v)
                 S = _decay(
                     S, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
-                    USE_G, USE_GV,
+                    USE_G, USE_HEAD_G, USE_GV,
                 )  # fmt: skip
                 S += k[:, None] * v[None, :]
             tl.debug_barrier()
@@ -238,7 +243,7 @@ def _backward(
             _store_row(dv_ptr, tl.sum(D * k[:, None], axis=0), row_v, value_dim, cols_v, in_v)
             D = _decay(
                 D, t, g_ptr, g_stride_t, cols_k, in_k, gv_ptr, gv_stride_t, cols_v, in_v,
-                USE_G, USE_GV,
+                USE_G, USE_HEAD_G, USE_GV,
             )  # fmt: skip
             if GATED:
                 # D is now A_t ∘ D_t, also what the token before is handed.
@@ -246,6 +251,11 @@ def _backward(
                 if USE_G:
                     dg = tl.sum(before * D, axis=1)
                     _store_row(dg_ptr, dg, row_k, key_dim, cols_k, in_k)
+                if USE_HEAD_G:
+                    dg = tl.sum(tl.sum(before * D, axis=1), axis=0)
+                    row = (part_k * num_v + part_v).to(tl.int64) * rows
+                    row += (first_token + t) * heads + head
+                    tl.store(dg_ptr + row, dg.to(dg_ptr.dtype.element_ty))
                 if USE_GV:
                     dgv = tl.sum(before * D, axis=0)
                     _store_row(dgv_ptr, dgv, row_v, value_dim, cols_v, in_v)
@@ -286,7 +296,7 @@ def forward(
         *_strides(*rows),
         BK=BK,
         BV=BV,
-        USE_G=g is not None,
+        **gate_flags(g),
         USE_GV=gv is not None,
         USE_INITIAL_STATE=initial_state is not None,
         STORE_FINAL_STATE=output_final_state,
@@ -328,7 +338,9 @@ def backward(
     programs = sequences * heads * num_k * num_v
     dq, dk = (empty_parts(num_v, x.shape, x.dtype, x.device) for x in (q, k))
     dv = empty_parts(num_k, v.shape, v.dtype, v.device)
-    dg = None if g is None else empty_parts(num_v, g.shape, g.dtype, g.device)
+    dg = None
+    if g is not None:
+        dg = empty_parts(num_v if g.dim() == 4 else num_k * num_v, g.shape, g.dtype, g.device)
     dgv = None if gv is None else empty_parts(num_k, gv.shape, gv.dtype, gv.device)
     dinitial_state = None
     if initial_state is not None:
@@ -352,7 +364,7 @@ def backward(
         BK=BK,
         BV=BV,
         SEGMENT=tile.tokens,
-        USE_G=g is not None,
+        **gate_flags(g),
         USE_GV=gv is not None,
         USE_INITIAL_STATE=initial_state is not None,
         USE_FINAL_GRADIENT=dfinal_state is not None,

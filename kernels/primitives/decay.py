@@ -36,6 +36,7 @@ scores, of which every sum is taken the same way: see `pair_decay`.
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels.primitives.product import select_and_sum
 
@@ -46,6 +47,11 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 # log(2) = _HIGH + _LOW, _HIGH of 8 bits.
 _HIGH = tl.constexpr(0.69140625)
 _LOW = tl.constexpr(0.0017409306019544601)
+
+
+def gate_flags(g: Tensor | None) -> dict[str, bool]:
+    """What the kernels are told of log decays: per channel `[B, T, H, K]`, per head `[B, T, H]`."""
+    return {"USE_G": g is not None and g.dim() == 4, "USE_HEAD_G": g is not None and g.dim() == 3}
 
 
 @triton.jit
