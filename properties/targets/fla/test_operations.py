@@ -1,0 +1,50 @@
+"""What of `fla.ops` runs is what the table says."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from properties import simulator
+from properties.device import activate
+from properties.targets.fla import operations, target
+from properties.targets.fla.__main__ import TABLE
+from properties.targets.fla.table import row
+
+RECORDED = TABLE.read_text().splitlines()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "call" in metafunc.fixturenames:
+        calls, _ = operations.public()
+        metafunc.parametrize("call", calls, ids=[call.function for call in calls])
+
+
+@pytest.fixture(scope="module")
+def device(pytestconfig: pytest.Config) -> Iterator[torch.device]:
+    name = pytestconfig.getoption("device")
+    here = activate(name)
+    target(here)
+    yield here
+    activate(name)
+
+
+def test_an_operation_runs_as_recorded(call: operations.Call, device: torch.device) -> None:
+    found = row(call, device)
+    if simulator.installed():
+        assert found.line() in RECORDED
+        return
+    # The table is the simulator's. It stops at what a GPU lets pass, and at nothing else.
+    (recorded,) = [line for line in RECORDED if line.startswith(found.heading())]
+    pairs = zip(found.line().split("|"), recorded.split("|"), strict=True)
+    assert not [theirs for ours, theirs in pairs if theirs == " runs " != ours]
+
+
+def test_every_recorded_operation_is_there() -> None:
+    calls, broken = operations.public()
+    assert len(RECORDED) - RECORDED.index("|---" * 6 + "|") - 1 == len(calls) + len(broken)
+
+
+def test_every_declared_operation_is_public() -> None:
+    calls, _ = operations.public()
+    assert {call.operation for call in calls} == set(operations.OPERATIONS)
