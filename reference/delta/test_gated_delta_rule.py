@@ -1,0 +1,103 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import reference
+
+Op = Callable[..., Any]
+FORMS: list[Op] = [reference.gated_delta_rule, reference.gated_delta_rule_parallel]
+both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+
+
+def rows(*values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def unit(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x, dim=-1)
+
+
+@both_forms
+def test_two_tokens_of_two_value_heads_by_hand(form: Op) -> None:
+    """Head 0 decays by 1/2 and 1/4 and writes with strengths 1 and 1/2; head 1 only reads."""
+    q, k = rows([1, 1], [1, 1])[None, :, None], rows([1, 0], [0, 2])[None, :, None]
+    v = rows([[1, 2], [9, 9]], [[3, 4], [9, 9]])[None]
+    g = rows([1 / 2, 1], [1 / 4, 1])[None].log()
+    beta = rows([1, 0], [1 / 2, 0])[None]
+    S = rows([[4, 0], [0, 8]], [[4, 0], [0, 8]])[None]
+    o, state = form(q, k, v, g, beta, scale=1.0, initial_state=S, output_final_state=True)
+    # Token 1 finds (2 0; 0 4), in it (2, 0), and writes (1, 2) - (2, 0): S1 = (1 2; 0 4).
+    # Token 2 finds (1/4 1/2; 0 1), in it (0, 2), and writes ((3, 4) - (0, 2)) / 2 = (3/2, 1)
+    # with a key of norm 2: S2 = (1/4 1/2; 3 3).
+    want = rows([[1, 6], [4, 8]], [[3.25, 3.5], [4, 8]])
+    torch.testing.assert_close(o[0], want, rtol=1e-15, atol=0)
+    want = rows([[0.25, 0.5], [3, 3]], [[4, 0], [0, 8]])
+    torch.testing.assert_close(state[0], want, rtol=1e-15, atol=0)
+
+
+@both_forms
+def test_value_head_h_reads_key_head_h_over_the_heads_of_a_group(form: Op) -> None:
+    q, k, v = draw(0, 2, 7, 2, 5), unit(draw(1, 2, 7, 2, 5)), draw(2, 2, 7, 6, 3)
+    g, beta = -draw(3, 2, 7, 6).abs(), torch.sigmoid(draw(4, 2, 7, 6))
+    o, _ = form(q, k, v, g, beta)
+    repeated = [x[:, :, [0, 0, 0, 1, 1, 1]] for x in (q, k)]
+    assert torch.equal(o, form(*repeated, v, g, beta)[0])
+
+
+@both_forms
+def test_without_gates_it_is_the_delta_rule_and_without_strength_it_forgets_alone(form: Op) -> None:
+    q, k, v = draw(0, 2, 7, 3, 5), unit(draw(1, 2, 7, 3, 5)), draw(2, 2, 7, 3, 2)
+    g, beta = -draw(3, 2, 7, 3).abs(), 2 * torch.sigmoid(draw(4, 2, 7, 3))
+    options: dict[str, Any] = {"initial_state": draw(5, 2, 3, 5, 2), "output_final_state": True}
+    expected = reference.delta_rule(q, k, v, beta, **options)
+    for got, want in zip(form(q, k, v, None, beta, **options), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
+    expected = reference.simple_gla(q, 0 * k, v, g, **options)
+    for got, want in zip(form(q, k, v, g, 0 * beta, **options), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
+
+
+@both_forms
+@pytest.mark.parametrize("closed", [-torch.inf, -1e4])
+def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
+    form: Op, closed: float
+) -> None:
+    q, k, v = draw(0, 1, 7, 3, 5), unit(draw(1, 1, 7, 3, 5)), draw(2, 1, 7, 3, 2)
+    g, beta = -draw(3, 1, 7, 3).abs(), 2 * torch.sigmoid(draw(4, 1, 7, 3))
+    g[:, 3] = closed
+    leaves = [x.requires_grad_() for x in (q, k, v, g, beta)]
+    o, final_state = form(*leaves, output_final_state=True)
+    expected, states = reference.gated_delta_rule(
+        q, k, v, g, beta, output_final_state=True, cu_seqlens=torch.tensor([0, 3, 7])
+    )
+    assert states is not None
+    torch.testing.assert_close(o, expected, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(final_state[0], states[1], rtol=1e-13, atol=1e-13)
+    gradients = torch.autograd.grad(o.sum() + final_state.sum(), leaves)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert torch.equal(gradients[3][:, 3], torch.zeros_like(g[:, 3]))
+
+
+@both_forms
+@pytest.mark.parametrize("gate", [0.0, -1e-3, -1.0, -100.0])
+@pytest.mark.parametrize("spread", [0.0, 1e-6, 1e3])
+def test_nothing_grows_while_gates_are_closed_or_open_and_beta_k_k_is_at_most_2(
+    form: Op, gate: float, spread: float
+) -> None:
+    """Without values the state can only shrink; 2e-13 is T times a few roundings of its norm."""
+    T = 200
+    k = 3 * unit(draw(0, 1, 1, 3, 5) + spread * draw(1, 1, T, 3, 5))
+    g, beta = torch.full((2, 1, T, 3), gate, dtype=torch.float64)
+    beta = 2 / 9 * torch.sigmoid(beta + 4 * draw(2, 1, T, 3))
+    v, S = torch.zeros(1, T, 3, 2, dtype=torch.float64), draw(3, 1, 3, 5, 2)
+    _, state = form(k, k, v, g, beta, initial_state=S, output_final_state=True)
+    ratio = torch.linalg.matrix_norm(state, 2) / torch.linalg.matrix_norm(S, 2)
+    assert (ratio <= 1 + 2e-13).all()
