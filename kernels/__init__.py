@@ -10,7 +10,7 @@ from kernels.cache import (
     RecurrentCache,
     SlidingWindowCache,
 )
-from kernels.linear import gla, linear_attn
+from kernels.linear import gla, linear_attn, simple_gla
 from kernels.position import rotary_embedding, rotary_tables
 from kernels.scale import resolve_scale
 from kernels.softmax import attention
@@ -28,4 +28,5 @@ __all__ = [
     "resolve_scale",
     "rotary_embedding",
     "rotary_tables",
+    "simple_gla",
 ]

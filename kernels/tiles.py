@@ -204,6 +204,15 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     # state.
     ("linear_attn", "fused_recurrent"): _FUSED_RECURRENT,
     ("gla", "fused_recurrent"): _FUSED_RECURRENT,
+    ("simple_gla", "chunk"): (
+        Tile(tokens=32, keys=32, features=64, num_warps=2, max_itemsize=2),
+        Tile(tokens=32, keys=32, features=32, num_stages=1),
+    ),
+    ("simple_gla", "fused_chunk"): (
+        Tile(tokens=32, keys=64, features=16, num_warps=2, max_itemsize=2),
+        Tile(tokens=16, keys=64, features=32, num_stages=1),
+    ),
+    ("simple_gla", "fused_recurrent"): _FUSED_RECURRENT,
 }
 
 

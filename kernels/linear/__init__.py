@@ -2,18 +2,19 @@
 
     S_t = diag(exp g_t) S_{t-1} diag(exp gv_t) + k_t v_tᵀ,    o_t = scale · S_tᵀ q_t
 
-`linear_attn.py` and `gla.py` are what users call; `recurrence.py` turns one pair of functions,
-`forward` and `backward`, into a differentiable `torch.library` op per public op and mode. The pairs
-live in `chunk.py`, `fused_chunk.py` and `fused_recurrent.py` and share one interface:
+`linear_attn.py`, `gla.py` and `simple_gla.py` are what users call; `recurrence.py` turns one pair of
+functions, `forward` and `backward`, into a differentiable `torch.library` op per public op and
+mode. The pairs live in `chunk.py`, `fused_chunk.py` and `fused_recurrent.py` and share one
+interface:
 
     forward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, output_final_state, out_dtype)
         -> (o, final_state | None)
     backward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, do, dfinal_state)
         -> (dq, dk, dv, dg | None, dinitial_state | None)
 
-- q, k `[B, T, H, K]`, v `[B, T, H, V]` of one dtype; g `[B, T, H, K]` of that dtype or float32,
-  or None for no decay. Any stride, 0 too. K is 1 to 256, V is 1 to 257: `normalize` adds a channel
-  to v.
+- q, k `[B, T, H, K]`, v `[B, T, H, V]` of one dtype; g `[B, T, H, K]`, or `[B, T, H]` where all
+  channels of a head share it, of that dtype or float32, or None for no decay. Any stride, 0 too.
+  K is 1 to 256, V is 1 to 257: `normalize` adds a channel to v.
 - scale is a resolved float. initial_state `[N, H, K, V]` float32, any stride, or None for zeros.
 - cu_seqlens `[N+1]`, int32 or int64, its values already checked, or None. B and T may be 0.
 - tile is an entry (a `kernels.tiles.Tile`) of the row `TABLE[op, mode]`.
@@ -24,10 +25,11 @@ live in `chunk.py`, `fused_chunk.py` and `fused_recurrent.py` and share one inte
   initial_state. Nothing is saved between the two: backward recomputes the states that it needs.
 
 `fused_recurrent` takes `gv` (after g) and `reverse` besides and returns `dgv` after `dg`;
-`fused_chunk` is called with `g=None` only.
+`fused_chunk` has no gates per key channel.
 """
 
 from kernels.linear.gla import gla
 from kernels.linear.linear_attn import linear_attn
+from kernels.linear.simple_gla import simple_gla
 
-__all__ = ["gla", "linear_attn"]
+__all__ = ["gla", "linear_attn", "simple_gla"]

@@ -25,6 +25,9 @@ _FORMS = {"chunk": chunk, "fused_chunk": fused_chunk, "fused_recurrent": fused_r
 # of several kernels.
 _SHORT = 64
 
+# What has a decay of its own.
+_GATES = {"gla": "B T H K", "simple_gla": "B T H"}
+
 _Op = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -154,6 +157,9 @@ _OPS = {
         ("linear_attn", "fused_recurrent"),
         ("gla", "chunk"),
         ("gla", "fused_recurrent"),
+        ("simple_gla", "chunk"),
+        ("simple_gla", "fused_chunk"),
+        ("simple_gla", "fused_recurrent"),
     )
 }
 
@@ -181,11 +187,11 @@ def run(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
-    g: Float[Tensor, "B T H K"] | None = None,
+    g: Float[Tensor, "B T H *K"] | None = None,
     gv: Float[Tensor, "B T H V"] | None = None,
     *,
     scale: float | None,
-    normalize: bool,
+    normalize: bool = False,
     initial_state: Float[Tensor, "N H K V+normalize"] | None,
     output_final_state: bool,
     reverse: bool,
@@ -199,7 +205,7 @@ def run(
         q=(q, "B T H K"),
         k=(k, "B T H K"),
         v=(v, "B T H V"),
-        g=(g, "B T H K"),
+        g=(g, _GATES.get(op, "")),
         gv=(gv, "B T H V"),
         initial_state=(initial_state, "N H K V+1" if normalize else "N H K V"),
     )

@@ -144,3 +144,32 @@ GLA = Op(
     recipes=(*_RECIPES, "extreme_gates"),
     laws=_LAWS,
 )
+
+SIMPLE_GLA = Op(
+    name="simple_gla",
+    oracle=reference.simple_gla,
+    second_form=reference.simple_gla_parallel,
+    quiet_form=reference.simple_gla_parallel,
+    modes=(
+        Mode("chunk", refuses=frozenset({"reverse"})),
+        Mode("fused_chunk", refuses=frozenset({"reverse"})),
+        Mode("fused_recurrent"),
+    ),
+    arguments=(
+        *_QKV,
+        Argument("g", "B T H", Role.LOG_DECAY, optional=True, dtype="either"),
+        Argument("initial_state", "N H K V", Role.STATE, optional=True, dtype="float32"),
+    ),
+    options=tuple(option for option in _OPTIONS if option.name != "normalize"),
+    outputs=(
+        Output("o", "B T H V"),
+        Output("final_state", "N H K V", asked_by="output_final_state", dtype="float32"),
+    ),
+    dims=_DIMS,
+    work=lambda n: n["H"] * n["T"] * (n["T"] + n["K"] * n["V"] / 12),
+    linear_in=("v", "initial_state"),
+    mistakes=_mistakes,
+    multilinear=lambda case: True,
+    recipes=(*_RECIPES, "extreme_gates"),
+    laws=_LAWS,
+)
