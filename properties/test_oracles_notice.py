@@ -24,7 +24,7 @@ FLIPPED = {
     Edit(_linear, "S = S + torch", "S = S - torch"): LINEAR_ATTN,
     Edit(_linear, "scale * o, S + torch", "scale * o, S - torch"): LINEAR_ATTN,
     Edit(_gla, "torch.exp(g[:, t, :, :, None])", "torch.exp(-g[:, t, :, :, None])"): GLA,
-    Edit(_gla, "torch.exp(between)", "torch.exp(-between)"): GLA,
+    Edit("reference.decay", "torch.exp(between)", "torch.exp(-between)"): GLA,
     Edit(_softmax, "s - slope[:, None, None] *", "s + slope[:, None, None] *"): ATTENTION,
     Edit(_softmax, "s - slope[:, None] *", "s + slope[:, None] *"): ATTENTION,
     Edit(_rotary, "y1 = x1 * cos - x2 * sin", "y1 = x1 * cos + x2 * sin"): ROTARY,

@@ -52,7 +52,7 @@ def short_conv(
             or that does not start at 0, decreases, or does not end at T.
 
     Source: Gu and Dao, Mamba, arXiv 2312.00752, section 3.4 (before the state space); Yang et al.,
-        arXiv 2406.06484, section 3.4 (of q, k and v).
+        arXiv 2406.06484, section 3.3 (of q, k and v).
     """
     return _run(_taps, x, weight, bias, activation, initial_state, output_final_state, cu_seqlens)
 

@@ -61,7 +61,8 @@ def delta_rule(
             B != 1, or that does not start at 0, decreases, or does not end at T.
 
     Source: Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers, arXiv
-        2102.11174, section 4.2; Yang et al., arXiv 2406.06484, section 2.2.
+        2102.11174, equation 23; Yang et al., arXiv 2406.06484, section 2.2, and section 3.3 (the
+        eigenvalues).
     """
     return run(
         _recurrence,
@@ -116,7 +117,7 @@ def delta_rule_parallel(
 
     where the rows of U are the u_t of `delta_rule`, of which everything else is said.
 
-    Source: Yang et al., arXiv 2406.06484, section 3 (with one chunk for all tokens).
+    Source: Yang et al., arXiv 2406.06484, section 3.2 (with one chunk for all tokens).
     """
     return run(
         _parallel,

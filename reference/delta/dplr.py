@@ -65,8 +65,7 @@ def dplr(
         ValueError: shapes that do not match; a scale that is NaN or infinite; `cu_seqlens` with
             B != 1, or that does not start at 0, decreases, or does not end at T.
 
-    Source: Peng et al., RWKV-7, arXiv 2503.14456 (the transition); Yang et al., arXiv 2406.06484,
-        section 5 (as the general form of linear attentions).
+    Source: Peng et al., RWKV-7, arXiv 2503.14456, table 1 ("generalized delta rule").
     """
     o, final_state = recurrence.run(
         _recurrence,
@@ -132,7 +131,7 @@ def dplr_parallel(
 
     where the rows of R are the r_t of `dplr`, of which everything else is said.
 
-    Source: the construction of Yang et al., arXiv 2406.06484, section 3, for another transition.
+    Source: the construction of Yang et al., arXiv 2406.06484, section 3.2, for another transition.
     """
     o, final_state = recurrence.run(
         _parallel,

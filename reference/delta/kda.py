@@ -66,7 +66,7 @@ def kda(
             infinite; `cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not
             end at T.
 
-    Source: Kimi Team, Kimi Linear, arXiv 2510.26692, section 3.
+    Source: Kimi Team, Kimi Linear, arXiv 2510.26692, equation 1.
     """
     return run(
         _recurrence,
@@ -127,7 +127,7 @@ def kda_parallel(
 
     where the rows of U are the u_t of `kda`, of which everything else is said.
 
-    Source: Kimi Team, arXiv 2510.26692, section 3 (with one chunk for all tokens, and without its
+    Source: Kimi Team, arXiv 2510.26692, section 3.1 (with one chunk for all tokens, and without its
         division of cumulative products).
     """
     return run(

@@ -66,7 +66,8 @@ def rwkv7(
         ValueError: shapes that do not match; a scale that is NaN or infinite; `cu_seqlens` with
             B != 1, or that does not start at 0, decreases, or does not end at T.
 
-    Source: Peng et al., RWKV-7, arXiv 2503.14456, section 4.1 (the weighted key value state).
+    Source: Peng et al., RWKV-7, arXiv 2503.14456, equations 16, 17 and 21 (without norm and bonus),
+        and appendix C (eigenvalues).
     """
     return _run(
         _recurrence, r, w, k, v, kk, a, scale, initial_state, output_final_state, cu_seqlens
@@ -116,7 +117,7 @@ def rwkv7_unrolled(
     with rows for vectors, as in the paper: wkv_t is V by K, S_tᵀ of `rwkv7`, of which everything
     else is said.
 
-    Source: Peng et al., RWKV-7, arXiv 2503.14456, section 4.1 (the state as a sum of products).
+    Source: Peng et al., RWKV-7, arXiv 2503.14456, equation 18.
     """
     return _run(_unrolled, r, w, k, v, kk, a, scale, initial_state, output_final_state, cu_seqlens)
 

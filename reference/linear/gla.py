@@ -65,7 +65,7 @@ def gla(
             B != 1, or that does not start at 0, decreases, or does not end at T.
 
     Source: Yang et al., Gated Linear Attention Transformers with Hardware-Efficient Training,
-        arXiv 2312.06635, section 4.1.
+        arXiv 2312.06635, equation 3 (g) and appendix C (gv).
     """
     return run(
         _recurrence,
@@ -132,8 +132,8 @@ def gla_parallel(
     terms behind a large one. With `reverse` the tokens are numbered from the end. Everything else
     is said of `gla`.
 
-    Source: Yang et al., arXiv 2312.06635, section 4.2 (parallel form), without its division of
-        cumulative products.
+    Source: Yang et al., arXiv 2312.06635, section 4.1 and appendix C.1 (parallel form), without the
+        division of cumulative products.
     """
     return run(
         _parallel,

@@ -56,8 +56,9 @@ def mamba2(
         ValueError: shapes that do not match; H not a multiple of G; `cu_seqlens` with B != 1, or
             that does not start at 0, decreases, or does not end at T.
 
-    Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, section 2.1 (the recurrence) and
-        section 7 (heads, groups and the skip); Gu and Dao, Mamba, arXiv 2312.00752, section 2 (dt).
+    Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, section 2.4 (the recurrence) and
+        section 7.2 (heads and groups); Gu and Dao, Mamba, arXiv 2312.00752, equation 4, whose step
+        of B is taken to first order, dt B, as the models do.
     """
     return _run(_recurrence, x, dt, A, B, C, D, initial_state, output_final_state, cu_seqlens)
 
@@ -105,8 +106,8 @@ def mamba2_dual(
     with the entries of L as products, not as exponentials of sums. Everything else is said of
     `mamba2`.
 
-    Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, section 3.2 (semiseparable
-        matrices) and section 5.1 (the quadratic mode).
+    Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, equation 3 (the matrix) and section
+        5.1 (for a number times the identity).
     """
     return _run(_dual, x, dt, A, B, C, D, initial_state, output_final_state, cu_seqlens)
 

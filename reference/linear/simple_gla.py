@@ -55,8 +55,8 @@ def simple_gla(
         ValueError: shapes that do not match; a scale that is NaN or infinite; `cu_seqlens` with
             B != 1, or that does not start at 0, decreases, or does not end at T.
 
-    Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060 (a state matrix that is a number
-        times the identity); Yang et al., arXiv 2312.06635, table 1 (as a linear attention).
+    Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, section 2.4 (a transition that is a
+        number times the identity); Yang et al., arXiv 2312.06635, table 1 (as a linear attention).
     """
     return run(
         _recurrence,
@@ -113,7 +113,7 @@ def simple_gla_parallel(
 
     With `reverse` the tokens are numbered from the end. Everything else is said of `simple_gla`.
 
-    Source: Dao and Gu, arXiv 2405.21060 (the quadratic form of state space duality).
+    Source: Dao and Gu, arXiv 2405.21060, section 2.4 (the dual form).
     """
     return run(
         _parallel,

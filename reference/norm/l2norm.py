@@ -32,7 +32,7 @@ def l2norm(x: Float[Tensor, "B T H D"], *, eps: float = EPS) -> Float[Tensor, "B
         ValueError: x of another rank; an eps that is not positive and finite.
 
     Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXiv 2406.06484,
-        section 3.4 (of the keys and queries of the delta rule).
+        section 3.3 (of the keys and queries of the delta rule).
     """
     _check(eps)
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps)
