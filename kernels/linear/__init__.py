@@ -2,9 +2,9 @@
 
     S_t = diag(exp g_t) S_{t-1} diag(exp gv_t) + k_t v_tᵀ,    o_t = scale · S_tᵀ q_t
 
-`linear_attn.py`, `gla.py` and `simple_gla.py` are what users call. `recurrence.py` turns one
-pair of functions, `forward` and `backward`, into a differentiable `torch.library` op per public op and
-mode. The pairs live in `chunk.py`, `fused_chunk.py` and `fused_recurrent.py`:
+`linear_attn.py`, `gla.py` and `simple_gla.py` are what users call. `recurrence.py` makes a pair of
+functions, `forward` and `backward`, a differentiable `torch.library` op per public op and mode. The
+pairs live in `chunk.py`, `fused_chunk.py` and `fused_recurrent.py`:
 
     forward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, output_final_state, out_dtype)
         -> (o, final_state | None)
