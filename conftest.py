@@ -30,6 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="ours",
         help="whose kernels: ours (default), oracle, torch, fla, or package.module:attribute",
     )
+    group.addoption(
+        "--ledger",
+        default="auto",
+        help="file of the target's known failures, which pass with a warning; 'none' has them fail",
+    )
     for name in ("op", "mode", "law", "dtype"):
         text = f"only this {name} of the catalogue (repeatable)"
         group.addoption(f"--{name}", action="append", default=[], help=text)
@@ -81,7 +86,9 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
     from properties.device import activate
     from properties.laws import Subject
     from properties.targets import load
+    from properties.targets.ledger import read
 
     config = request.config
-    device = activate(config.getoption("device"))
-    return Subject(load(config.getoption("target"), device), device)
+    target, device = config.getoption("target"), activate(config.getoption("device"))
+    ledger = read(config.getoption("ledger"), target, device.type)
+    return Subject(load(target, device), device, ledger)

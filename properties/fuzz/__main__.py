@@ -52,6 +52,12 @@ def parser() -> argparse.ArgumentParser:
         default="ours",
         help=f"whose kernels: {', '.join(NAMES)}, or package.module:attribute (default: ours)",
     )
+    parse.add_argument(
+        "--ledger",
+        default="auto",
+        help="file of the target's known failures, which are counted and not reported; 'none' "
+        "reports them all (default: the one in regressions/targets)",
+    )
     parse.add_argument("--seed", type=int, help="repeat a run (default: drawn and printed)")
     parse.add_argument("--jobs", type=int, help="processes (default: one per core; one on a GPU)")
     parse.add_argument(
@@ -75,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parse.parse_args(arguments)
     console = Console()
     try:
-        subject = make_subject(chosen.target, chosen.device)
+        subject = make_subject(chosen.target, chosen.device, chosen.ledger)
         if chosen.case is not None:
             return replay(Case.from_json(chosen.case), subject, chosen, console)
         selection = Selection(*map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype)))
@@ -113,7 +119,7 @@ def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
         highlight=False,
     )
     board = Board(jobs)
-    crew = [Worker(chosen.target, chosen.device) for _ in range(workers)]
+    crew = [Worker(chosen.target, chosen.device, chosen.ledger) for _ in range(workers)]
     with Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal):
         try:
             for outcome in _rounds(crew, jobs, board, seed, chosen):
@@ -129,14 +135,16 @@ def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
     if not console.is_terminal:
         console.print(board)
     console.print(board.summary(), highlight=False)
+    if board.known():
+        console.print(board.known(), highlight=False)
     return 1 if board.findings else 0
 
 
 class Worker:
     """One process, replaced when the device is lost to it: no other job may suffer for that."""
 
-    def __init__(self, target: str, device: str) -> None:
-        self.origin = (target, device)
+    def __init__(self, target: str, device: str, ledger: str) -> None:
+        self.origin = (target, device, ledger)
         self.start()
 
     def start(self) -> None:

@@ -1,5 +1,6 @@
 """What the fuzzer shows while it runs and when it ends."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -33,8 +34,10 @@ class Board:
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.rows: dict[tuple[str, str], Tally] = {(j.op, j.law): Tally() for j in jobs}
         self.started = monotonic()
+        self.excused: Counter[str] = Counter()
 
     def add(self, outcome: Round) -> None:
+        self.excused.update(outcome.excused)
         self.rows[outcome.job.op, outcome.job.law].add(outcome)
 
     @property
@@ -52,6 +55,11 @@ class Board:
             f"{found or 'no'} finding{'' if found == 1 else 's'} in {self.examples} examples, "
             f"{elapsed:.0f} s, {self.examples / max(elapsed, 1e-9):.1f} examples/s"
         )
+
+    def known(self) -> str:
+        """What failed and is known, "" if nothing did."""
+        each = ", ".join(f"{name} {count}" for name, count in self.excused.most_common())
+        return f"known failures met, by examples: {each}" if each else ""
 
     def __rich__(self) -> Table:
         table = Table(title=self.summary(), title_justify="left")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -26,6 +27,7 @@ class Round:
 
     Args:
         device_lost: the device answers no more in this process, as after an illegal address.
+        excused: known failure of the target → how many examples failed with it.
     """
 
     job: Job
@@ -34,26 +36,28 @@ class Round:
     seconds: float
     finding: Finding | None
     device_lost: bool
+    excused: Counter[str]
 
 
 _SUBJECT: Subject | None = None
 
 
-def start_worker(target: str, device: str) -> None:
+def start_worker(target: str, device: str, ledger: str) -> None:
     """Load the kernels once per process. The parent alone answers Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     global _SUBJECT
-    _SUBJECT = make_subject(target, device)
+    _SUBJECT = make_subject(target, device, ledger)
 
 
-def make_subject(target: str, device: str) -> Subject:
+def make_subject(target: str, device: str, ledger: str) -> Subject:
     from properties.device import activate
     from properties.targets import load
+    from properties.targets.ledger import read
 
     where = activate(device)
     profiles.register()
-    return Subject(load(target, where), where)
+    return Subject(load(target, where), where, read(ledger, target, where.type))
 
 
 def play(job: Job, examples: int, seed: int, shrink: bool) -> Round:
@@ -73,6 +77,7 @@ def play(job: Job, examples: int, seed: int, shrink: bool) -> Round:
     phases = [phase for phase in profile.phases if shrink or phase is not Phase.shrink]
     # One bug at a time: several would come as a group, of which no report is made.
     limited = settings(profile, max_examples=examples, phases=phases, report_multiple_bugs=False)
+    _SUBJECT.ledger.excused.clear()
     started = perf_counter()
     finding = None
     try:
@@ -85,7 +90,9 @@ def play(job: Job, examples: int, seed: int, shrink: bool) -> Round:
         finding = Finding(job, f"{text}\n{case.line()}" if case is not None else text, case)
     seconds = perf_counter() - started
     lost = finding is not None and _device_is_lost()
-    return Round(job, len(ratios), max(ratios, default=0.0), seconds, finding, lost)
+    excused = Counter(_SUBJECT.ledger.excused)
+    worst = max(ratios, default=0.0)
+    return Round(job, len(ratios), worst, seconds, finding, lost, excused)
 
 
 def _device_is_lost() -> bool:

@@ -7,17 +7,19 @@ from typing import Any
 import torch
 
 from properties.case import Case
-from properties.catalogue.op import Op
+from properties.catalogue.op import Function, Op
 from properties.targets import Target
+from properties.targets.ledger import Ledger
 from properties.tensors import Inputs, Results, build, cotangents, run
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation under test and the device that it runs on."""
+    """An implementation under test, the device that it runs on, and what is known of it."""
 
     target: Target
     device: torch.device
+    ledger: Ledger = field(default_factory=Ledger)
 
     def inputs(self, op: Op, case: Case) -> Inputs:
         return build(op, case, self.device)
@@ -25,12 +27,14 @@ class Subject:
     def cotangents(self, op: Op, case: Case) -> Results:
         return cotangents(op, case, self.device)
 
+    def function(self, op: Op) -> Function:
+        return self.ledger.watching(op, self.target.function(op))
+
     def run(
         self, op: Op, case: Case, inputs: Inputs, gradients_of: Results | None = None
     ) -> Results:
         """The results of the target on these inputs, in the mode and with the tile of the case."""
-        function = self.target.function(op)
-        return run(op, function, inputs, gradients_of, mode=case.mode, tile=case.tile)
+        return run(op, self.function(op), inputs, gradients_of, mode=case.mode, tile=case.tile)
 
 
 class Violation(AssertionError):

@@ -41,7 +41,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     for mistake in mistakes(op, case, inputs):
         given = {**inputs.tensors, **inputs.options, **mistake.arguments}
         extra = {n: given.pop(n, v) for n, v in implementation.items()}
-        _expect_refusal(op, case, subject, mistake, subject.target.function(op), {**given, **extra})
+        _expect_refusal(op, case, subject, mistake, subject.function(op), {**given, **extra})
         if mistake.everywhere:
             _expect_refusal(op, case, subject, mistake, op.oracle, given)
     return 0.0

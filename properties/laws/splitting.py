@@ -53,7 +53,7 @@ def _in_two_calls(
             options[name] = torch.tensor(boundaries(lengths), device=subject.device)
         if op.continues_by == "seqlen_offsets":
             options["seqlen_offsets"] = _offsets(case, subject, [0] * len(cuts) if early else cuts)
-        function = subject.target.function(op)
+        function = subject.function(op)
         returned = function(**tensors, **options, mode=case.mode, tile=case.tile)
         outputs = returned if isinstance(returned, tuple) else (returned,)
         named = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
