@@ -2,8 +2,9 @@
 
 Every op exists twice, with one signature. The first form is the definition; the second is derived
 another way, and is there to catch the first.
-Letters, everywhere: B batch, T tokens, H heads, G key and value heads, K key dim, V value dim,
-N sequences, W window, D head dim, R table rows, P pairs of dims.
+Letters, everywhere: B batch, T tokens, H heads, G heads that several of those share, K key dim,
+V value dim, N sequences, W window or taps, D dim of a head or channels, R table rows, P pairs of
+dims.
 """
 
 from reference.cache import CacheView, KVCache, RecurrentCache

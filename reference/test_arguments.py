@@ -142,6 +142,7 @@ def test_both_forms_of_an_op_have_one_signature() -> None:
         (reference.gla, reference.gla_parallel),
         (reference.attention, reference.attention_online),
         (reference.rotary_embedding, reference.rotary_embedding_complex),
+        (reference.l2norm, reference.l2norm_scaled),
     ]
     for form, second_form in forms:
         assert str(inspect.signature(form)) == str(inspect.signature(second_form))

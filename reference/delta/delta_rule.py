@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.arguments import checked
-from reference.delta.run import run
+from reference.delta.run import prepared, run
 from reference.delta.triangular import solve_unit_lower
 from reference.sequences import CuSeqlens
 
@@ -64,14 +64,14 @@ def delta_rule(
         2102.11174, equation 23; Yang et al., arXiv 2406.06484, section 2.2, and section 3.3 (the
         eigenvalues).
     """
+    q, k, beta = prepared(q, k, v, beta, use_qk_l2norm_in_kernel)
     return run(
         _recurrence,
         q,
         k,
         v,
-        beta=beta,
+        beta,
         scale=scale,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
@@ -119,14 +119,14 @@ def delta_rule_parallel(
 
     Source: Yang et al., arXiv 2406.06484, section 3.2 (with one chunk for all tokens).
     """
+    q, k, beta = prepared(q, k, v, beta, use_qk_l2norm_in_kernel)
     return run(
         _parallel,
         q,
         k,
         v,
-        beta=beta,
+        beta,
         scale=scale,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,

@@ -4,11 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference import recurrence
 from reference.arguments import checked
 from reference.decay import decays
+from reference.delta.run import run
 from reference.delta.triangular import solve_unit_lower
-from reference.scale import resolve_scale
 from reference.sequences import CuSeqlens
 
 
@@ -67,7 +66,7 @@ def dplr(
 
     Source: Peng et al., RWKV-7, arXiv 2503.14456, table 1 ("generalized delta rule").
     """
-    o, final_state = recurrence.run(
+    return run(
         _recurrence,
         q,
         k,
@@ -75,13 +74,11 @@ def dplr(
         a,
         b,
         gk,
-        state_shape=(*k.shape[2:], v.shape[-1]),
+        scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
-        scale=resolve_scale(scale, q.shape[-1]),
     )
-    return o.to(q.dtype), final_state
 
 
 def _recurrence(
@@ -133,7 +130,7 @@ def dplr_parallel(
 
     Source: the construction of Yang et al., arXiv 2406.06484, section 3.2, for another transition.
     """
-    o, final_state = recurrence.run(
+    return run(
         _parallel,
         q,
         k,
@@ -141,13 +138,11 @@ def dplr_parallel(
         a,
         b,
         gk,
-        state_shape=(*k.shape[2:], v.shape[-1]),
+        scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
-        scale=resolve_scale(scale, q.shape[-1]),
     )
-    return o.to(q.dtype), final_state
 
 
 def _parallel(

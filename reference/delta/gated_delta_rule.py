@@ -6,7 +6,7 @@ from torch import Tensor
 
 from reference.arguments import checked
 from reference.decay import decays
-from reference.delta.run import run
+from reference.delta.run import prepared, run
 from reference.delta.triangular import solve_unit_lower
 from reference.sequences import CuSeqlens
 
@@ -69,15 +69,15 @@ def gated_delta_rule(
     Source: Yang et al., Gated Delta Networks, arXiv 2412.06464, section 3.1; Grazzi et al., arXiv
         2411.12537 (β up to 2).
     """
+    q, k, beta = prepared(q, k, v, beta, use_qk_l2norm_in_kernel)
     return run(
         _recurrence,
         q,
         k,
         v,
         g,
-        beta=beta,
+        beta,
         scale=scale,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
@@ -130,15 +130,15 @@ def gated_delta_rule_parallel(
 
     Source: Yang et al., arXiv 2412.06464, section 3.3 (with one chunk for all tokens).
     """
+    q, k, beta = prepared(q, k, v, beta, use_qk_l2norm_in_kernel)
     return run(
         _parallel,
         q,
         k,
         v,
         g,
-        beta=beta,
+        beta,
         scale=scale,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,

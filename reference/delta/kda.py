@@ -6,7 +6,7 @@ from torch import Tensor
 
 from reference.arguments import checked
 from reference.decay import decays
-from reference.delta.run import run
+from reference.delta.run import prepared, run
 from reference.delta.triangular import solve_unit_lower
 from reference.sequences import CuSeqlens
 
@@ -68,15 +68,15 @@ def kda(
 
     Source: Kimi Team, Kimi Linear, arXiv 2510.26692, equation 1.
     """
+    q, k, beta = prepared(q, k, v, beta, use_qk_l2norm_in_kernel)
     return run(
         _recurrence,
         q,
         k,
         v,
         g,
-        beta=beta,
+        beta,
         scale=scale,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
@@ -130,15 +130,15 @@ def kda_parallel(
     Source: Kimi Team, arXiv 2510.26692, section 3.1 (with one chunk for all tokens, and without its
         division of cumulative products).
     """
+    q, k, beta = prepared(q, k, v, beta, use_qk_l2norm_in_kernel)
     return run(
         _parallel,
         q,
         k,
         v,
         g,
-        beta=beta,
+        beta,
         scale=scale,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,

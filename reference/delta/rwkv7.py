@@ -4,9 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference import recurrence
 from reference.arguments import checked
-from reference.scale import resolve_scale
+from reference.delta.run import run
 from reference.sequences import CuSeqlens
 
 
@@ -69,16 +68,26 @@ def rwkv7(
     Source: Peng et al., RWKV-7, arXiv 2503.14456, equations 16, 17 and 21 (without norm and bonus),
         and appendix C (eigenvalues).
     """
-    return _run(
-        _recurrence, r, w, k, v, kk, a, scale, initial_state, output_final_state, cu_seqlens
+    return run(
+        _recurrence,
+        r,
+        k,
+        v,
+        w,
+        kk,
+        a,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
     )
 
 
 def _recurrence(
     r: Float[Tensor, "B T H K"],
-    w: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
+    w: Float[Tensor, "B T H K"],
     kk: Float[Tensor, "B T H K"],
     a: Float[Tensor, "B T H K"],
     S: Float[Tensor, "B H K V"],
@@ -119,14 +128,26 @@ def rwkv7_unrolled(
 
     Source: Peng et al., RWKV-7, arXiv 2503.14456, equation 18.
     """
-    return _run(_unrolled, r, w, k, v, kk, a, scale, initial_state, output_final_state, cu_seqlens)
+    return run(
+        _unrolled,
+        r,
+        k,
+        v,
+        w,
+        kk,
+        a,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+    )
 
 
 def _unrolled(
     r: Float[Tensor, "B T H K"],
-    w: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
+    w: Float[Tensor, "B T H K"],
     kk: Float[Tensor, "B T H K"],
     a: Float[Tensor, "B T H K"],
     S: Float[Tensor, "B H K V"],
@@ -144,33 +165,3 @@ def _unrolled(
         o.append(scale * r[:, :, t : t + 1] @ wkv.mT)
     final = S.mT @ from_start + v.mT @ keys
     return torch.cat(o, dim=2).transpose(1, 2), final.mT
-
-
-def _run(
-    form: recurrence.Form,
-    r: Tensor,
-    w: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kk: Tensor,
-    a: Tensor,
-    scale: float | None,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    o, final_state = recurrence.run(
-        form,
-        r,
-        w,
-        k,
-        v,
-        kk,
-        a,
-        state_shape=(*k.shape[2:], v.shape[-1]),
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
-        scale=resolve_scale(scale, r.shape[-1]),
-    )
-    return o.to(r.dtype), final_state
