@@ -23,8 +23,8 @@ from properties.tensors import run
 _Call = tuple[Any, tuple[Any, ...]]
 _NAMESPACE = "attention_oracles"
 # None is 0 or 1, which compilers specialise, nor as large as a number of tokens or table rows here,
-# which they would take for the same number for ever.
-_SIZES = {"B": 2, "H": 3, "G": 2, "R": 3, "K": 5, "V": 7, "D": 17, "P": 6}
+# which they would take for the same number for ever; a row of a slice, 3 H + 1, counts.
+_SIZES = {"B": 2, "H": 8, "G": 2, "R": 3, "K": 5, "V": 7, "D": 17, "P": 6}
 # What each option is switched to; a flag to True.
 _VALUES: dict[str, Callable[[Case], Any]] = {
     "scale": lambda case: -0.5,

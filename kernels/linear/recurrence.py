@@ -17,6 +17,7 @@ from kernels.arguments import (
     check_range,
     describe,
 )
+from kernels.differentiable import differentiable
 from kernels.linear import chunk, fused_chunk, fused_recurrent
 from kernels.scale import resolve_scale
 
@@ -32,121 +33,54 @@ _Op = Callable[..., tuple[Tensor, Tensor]]
 
 
 def _register(op: str, mode: str) -> _Op:
-    """Make `forward` and `backward` of a mode the `torch.library` op `attention_oracles::op_mode`.
-
-    An op always returns tensors: one without elements stands for each None.
-    """
+    """Make the two functions of a mode the `torch.library` op `attention_oracles::op_mode`."""
     form = _FORMS[mode]
-    name = f"attention_oracles::{op}_{mode}"
 
-    def arguments(g: Tensor | None, gv: Tensor | None, reverse: bool) -> tuple[list, dict]:
+    def own(gv: Tensor | None, reverse: bool) -> dict:
+        """The arguments that one form alone has."""
         if form is fused_recurrent:
-            return [g, gv], {"reverse": reverse}
+            return {"gv": gv, "reverse": reverse}
         assert gv is None
         assert not reverse
-        return [g], {}
+        return {}
 
-    @torch.library.custom_op(name, mutates_args=())
-    def forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor | None,
-        gv: Tensor | None,
-        initial_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        scale: float,
-        reverse: bool,
-        output_final_state: bool,
-        out_dtype: torch.dtype,
-        tile: int,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(*, gv, reverse, cu_seqlens, q, tile, **given):
         check_boundaries("cu_seqlens", cu_seqlens, q.shape[1])
-        log_decays, direction = arguments(g, gv, reverse)
-        o, final_state = form.forward(
-            q, k, v, *log_decays,
-            scale=scale,
-            initial_state=initial_state,
-            cu_seqlens=cu_seqlens,
-            tile=tiles.TABLE[op, mode][tile],
-            output_final_state=output_final_state,
-            out_dtype=out_dtype,
-            **direction,
-        )  # fmt: skip
-        return o, _or_empty(final_state, q)
+        entry = tiles.TABLE[op, mode][tile]
+        return form.forward(q=q, cu_seqlens=cu_seqlens, tile=entry, **own(gv, reverse), **given)
 
-    @forward.register_fake
-    def _(
-        q, k, v, g, gv, initial_state, cu_seqlens,
-        scale, reverse, output_final_state, out_dtype, tile,
-    ):  # fmt: skip
-        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        state = (sequences, q.shape[2], q.shape[3], v.shape[3]) if output_final_state else (0,)
-        return v.new_empty(v.shape, dtype=out_dtype), v.new_empty(state, dtype=torch.float32)
-
-    @torch.library.custom_op(f"{name}_backward", mutates_args=())
-    def backward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor | None,
-        gv: Tensor | None,
-        initial_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        do: Tensor,
-        dfinal_state: Tensor | None,
-        scale: float,
-        reverse: bool,
-        tile: int,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        log_decays, direction = arguments(g, gv, reverse)
+    def backward(*, gv, reverse, tile, d0, d1, output_final_state, out_dtype, **given):
+        entry = tiles.TABLE[op, mode][tile]
         dq, dk, dv, *dlog_decays, dinitial_state = form.backward(
-            q, k, v, *log_decays,
-            scale=scale,
-            initial_state=initial_state,
-            cu_seqlens=cu_seqlens,
-            tile=tiles.TABLE[op, mode][tile],
-            do=do,
-            dfinal_state=dfinal_state,
-            **direction,
-        )  # fmt: skip
+            tile=entry, do=d0, dfinal_state=d1, **own(gv, reverse), **given
+        )
         dg, dgv = [*dlog_decays, None][:2]
-        return dq, dk, dv, _or_empty(dg, q), _or_empty(dgv, q), _or_empty(dinitial_state, q)
+        return dq, dk, dv, dg, dgv, dinitial_state, None
 
-    @backward.register_fake
-    def _(
-        q, k, v, g, gv, initial_state, cu_seqlens, do, dfinal_state, scale, reverse, tile
-    ):  # fmt: skip
-        return tuple(
-            q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape)
-            for x in (q, k, v, g, gv, initial_state)
+    def shapes(given):
+        q, v, cu_seqlens = given["q"], given["v"], given["cu_seqlens"]
+        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        state = (sequences, q.shape[2], q.shape[3], v.shape[3])
+        return (
+            (v.shape, given["out_dtype"]),
+            (state if given["output_final_state"] else (0,), torch.float32),
         )
 
-    def setup_context(ctx, inputs, output):
-        *tensors, ctx.scale, ctx.reverse, _, ctx.out_dtype, ctx.tile = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
-
-    def differentiate(ctx, do, dfinal_state):
-        tensors = ctx.saved_tensors
-        if do is None:
-            do = tensors[2].new_zeros(tensors[2].shape, dtype=ctx.out_dtype)
-        if dfinal_state is not None and dfinal_state.dim() == 1:
-            dfinal_state = None
-        gradients = backward(*tensors, do, dfinal_state, ctx.scale, ctx.reverse, ctx.tile)
-        given = (None if x is None else dx for x, dx in zip(tensors, gradients, strict=False))
-        return *given, None, None, None, None, None, None
-
-    def refuse(ctx, *_):
-        raise NotImplementedError(f"{op} ({mode}): gradients of its gradients are not implemented")
-
-    forward.register_autograd(differentiate, setup_context=setup_context)
-    backward.register_autograd(refuse)
-    return forward
-
-
-def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:
-    return like.new_empty(0, dtype=torch.float32) if x is None else x
+    return differentiable(
+        f"{op}_{mode}",
+        tensors=("q", "k", "v", "g?", "gv?", "initial_state?", "cu_seqlens?"),
+        settings={
+            "scale": "float",
+            "reverse": "bool",
+            "output_final_state": "bool",
+            "out_dtype": "ScalarType",
+            "tile": "int",
+        },
+        outputs=2,
+        forward=forward,
+        backward=backward,
+        shapes=shapes,
+    )
 
 
 _OPS = {
