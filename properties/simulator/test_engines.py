@@ -1,0 +1,194 @@
+"""Other engines on the same kernels: Triton's interpreter, and ttsem where it is installed.
+
+Each runs in a process of its own, `python -m properties.simulator.test_engines ENGINE WHAT PATH`,
+because Triton decides at import whether kernels are compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language
+from hypothesis import Phase, given, settings
+from hypothesis.strategies import SearchStrategy
+
+import properties.simulator as simulator
+from properties.case import Case
+from properties.simulator import test_features as kernels
+
+Outputs = dict[str, torch.Tensor]
+INTEGERS = torch.int32
+CPU = torch.device("cpu")
+WITHOUT_INTERPRETER = triton.__version__.startswith("3.6") and (
+    np.lib.NumpyVersion(np.__version__) >= "2.4.0"
+)
+ENGINES = [
+    pytest.param(
+        "interpreter",
+        marks=pytest.mark.skipif(
+            WITHOUT_INTERPRETER, reason="the interpreter of Triton 3.6 does not run on NumPy 2.4"
+        ),
+    ),
+    pytest.param(
+        "ttsem",
+        marks=pytest.mark.skipif(
+            find_spec("ttsem") is None, reason="ttsem is not installed: tox -e ttsem"
+        ),
+    ),
+]
+
+
+def features() -> Outputs:
+    """Outputs of the feature kernels, whatever engine runs them."""
+    torch.manual_seed(5)
+    n, outputs = 64, {}
+
+    def add(name: str, kernel: Any, out: torch.Tensor, *args: Any, **settings: Any) -> None:
+        outputs[name] = kernels.run(kernel, out, *args, **settings)
+
+    add("for", kernels.loop_with_own_bound, torch.zeros(7, n, dtype=INTEGERS), N=n, grid=7)
+    start = torch.randint(1, 60, (9,), dtype=INTEGERS)
+    add("while", kernels.collatz, torch.zeros(9, dtype=INTEGERS), start, grid=9)
+    add("if", kernels.conditions, torch.zeros(16), torch.randn(8) * 4, 1, grid=8)
+    tile = torch.randint(-8, 8, (8, 32)).float()
+    add("reduce", kernels.reductions, torch.zeros(10, 8), tile, M=8, N=32)
+    signs, steps = torch.tensor([1.0, -1.0])[torch.randint(0, 2, (n,))], torch.randint(-4, 5, (n,))
+    for reverse in (False, True):
+        out = torch.zeros(4, n)
+        add(f"scan {reverse}", kernels.scans, out, signs, steps.float(), N=n, REVERSE=reverse)
+    add("sort", kernels.sorting, torch.zeros(2, n), torch.randn(n), N=n, DESCENDING=True)
+    add("shapes", kernels.shapes, torch.zeros(7, 128), torch.randn(8, 16), M=8, N=16)
+    index = torch.randint(0, 16, (4, 16), dtype=INTEGERS)
+    add("gather", kernels.look_up, torch.zeros(4, 16), torch.randn(4, 16), index, M=4, N=16)
+    counted = torch.randint(0, 16, (3, n), dtype=INTEGERS)
+    out = torch.zeros(3, 16, dtype=INTEGERS)
+    add("histogram", kernels.count, out, counted, N=n, BINS=16, grid=3)
+    add("random", kernels.random_numbers, torch.zeros(3, 4096), 5, N=1024, grid=4)
+    add("walk", kernels.walking, torch.zeros(n), torch.randn(5, n), 5, N=n)
+    out = torch.zeros(8, dtype=INTEGERS)
+    add("atomic", kernels.atomic_histogram, out, counted.flatten()[:128] % 8, N=n, grid=2)
+    for dtype in (torch.float32, torch.float16):
+        a, b = torch.randn(2, n).to(dtype)
+        name = str(dtype)
+        add(f"narrow {name}", kernels.narrow_arithmetic, torch.zeros(6, n, dtype=dtype), a, b, N=n)
+        # Numbers that tf32 holds: the engines do not round operands to it alike.
+        a, b = torch.randn(3, 16, 32).bfloat16(), torch.randn(3, 32, 64).bfloat16()
+        sizes = {"M": 16, "K": 32, "N": 64, "DTYPE": triton.language.float32, "grid": 3}
+        add(
+            f"dot {name}",
+            kernels.products,
+            torch.zeros(3, 16, 64),
+            a.to(dtype),
+            b.to(dtype),
+            **sizes,
+        )
+    a, b = torch.randn(2, n)
+    sizes = {"N": n, "SINGLE": True, "LIBRARY": False}
+    add("functions", kernels.float_functions, torch.zeros(15, n), a, b, **sizes)
+    return outputs
+
+
+def project(dtype: str) -> Outputs:
+    """Results and gradients of every op of the project in every mode, at small ragged shapes.
+
+    That they are those of the oracle as well, in every dtype, is for `properties/test_laws.py`.
+    """
+    from properties.catalogue import OPS
+    from properties.laws import Subject
+    from properties.strategies import cases
+    from properties.targets import load
+
+    subject = Subject(load("ours", CPU), CPU)
+    outputs: Outputs = {}
+    for op in OPS.values():
+        for mode in op.modes:
+            for case in some(cases(op, mode, dtype, subject.target, longest=17, widest=16)):
+                inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+                results = subject.run(op, case, inputs, gradients_of)
+                outputs.update({f"{case.line()}: {name}": x for name, x in results.items()})
+    return outputs
+
+
+def some(strategy: SearchStrategy[Case]) -> list[Case]:
+    """A few elements of a strategy, the same ones in every process; not the simplest one."""
+    drawn: list[Case] = []
+
+    @settings(
+        max_examples=2, derandomize=True, database=None, deadline=None, phases=[Phase.generate]
+    )
+    @given(strategy)
+    def keep(case: Case) -> None:
+        drawn.append(case)
+
+    keep()
+    return drawn[1:]
+
+
+WHAT: dict[str, Callable[[], Outputs]] = {
+    "features": features,
+    "float32": lambda: project("float32"),
+    "float16": lambda: project("float16"),
+    "bfloat16": lambda: project("bfloat16"),
+}
+
+
+@contextmanager
+def engine(name: str) -> Iterator[None]:
+    """Launches run on an engine, in a process that has chosen it at its start."""
+    if name == "interpreter":
+        from properties import interpreter
+
+        interpreter.install()
+        yield
+    else:
+        from ttsem import sanitize
+
+        with sanitize.session(cuda_is_cpu=False):
+            yield
+
+
+def outputs_of(name: str, what: str, path: Path) -> Outputs:
+    interpreted = "1" if name == "interpreter" else "0"
+    environment = {**os.environ, "TRITON_INTERPRET": interpreted, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", __spec__.name, name, what, str(path)]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    outputs: Outputs = torch.load(path)
+    return outputs
+
+
+@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize("name", ENGINES)
+def test_another_engine_agrees(name: str, what: str, tmp_path: Path) -> None:
+    theirs = outputs_of(name, what, tmp_path / "outputs.pt")
+    with simulator.simulating():
+        ours = WHAT[what]()
+    assert ours.keys() == theirs.keys()
+    for key, got in ours.items():
+        want = theirs[key]
+        differs = (got != want) & ~(got.isnan() & want.isnan())
+        if not differs.any():
+            continue
+        # The engines round every step alike; sums are in another order, functions of another
+        # library, which is a few units in the last place of the largest element.
+        unit = torch.finfo(got.dtype).eps * want.double().abs().max()
+        worst = (got.double() - want.double())[differs].abs().max()
+        assert worst <= 16 * unit, f"{key}: {worst / unit} units"
+
+
+if __name__ == "__main__":
+    with engine(sys.argv[1]):
+        torch.save(WHAT[sys.argv[2]](), sys.argv[3])
