@@ -89,7 +89,9 @@ class Laboratory:
 
     def __init__(self, target: str, device: str, workers: int = 1) -> None:
         context = get_context("forkserver")
-        context.set_forkserver_preload(["torch", "triton", "hypothesis", "jaxtyping", "numpy"])
+        # Custom ops import torch._dynamo on their first call, which takes longer than a trial.
+        libraries = ["torch", "torch._dynamo", "triton", "hypothesis", "jaxtyping", "numpy"]
+        context.set_forkserver_preload(libraries)
         self.target = target
         self.device = device
         self.pool = ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1)
