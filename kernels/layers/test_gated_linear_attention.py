@@ -111,6 +111,15 @@ def test_packed_sequences_go_on_from_their_own_states(mode: str, device: torch.d
         torch.testing.assert_close(torch.cat([first, second], 1), layer(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_packed_sequences_are_kept_apart_without_a_cache(mode: str, device: torch.device) -> None:
+    layer = _layer(device, mode=mode)
+    x, lengths = _x(device, 1, TOKENS), (4, 0, 7)
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(device)
+    apart = torch.cat([layer(piece) for piece in x.split(lengths, 1)], 1)
+    torch.testing.assert_close(layer(x, cu_seqlens=bounds), apart, rtol=1e-5, atol=1e-5)
+
+
 def test_every_parameter_learns_also_through_the_cache(device: torch.device) -> None:
     layer = _layer(device)
     x = _x(device, BATCH, TOKENS)

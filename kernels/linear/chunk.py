@@ -54,16 +54,21 @@ from kernels.tiles import Tile
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _pass_states(
-    x_ptr, y_ptr, g_ptr, initial_ptr, states_ptr, final_ptr, starts_ptr, cu_seqlens_ptr,
+    x_ptr, y_ptr, g_ptr, e_ptr, w_ptr, written_ptr,
+    initial_ptr, states_ptr, final_ptr, starts_ptr, cu_seqlens_ptr,
     factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_INITIAL: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DELTA: tl.constexpr, USE_INITIAL: tl.constexpr,
     STORE_FINAL: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program carries one tile of the state of one head through one sequence.
 
     It stores the state that each chunk starts from. Forwards x, y are k, v; in reverse they are
     q, do, the states are gradients, and a chunk starts at its end.
+
+    With a delta rule (see `kernels.delta.chunk`) a program holds all keys. Forwards y is u, and
+    `written = u - w S` is what goes into the state, e being w. In reverse `written` is the gradient
+    of that, of which the part from within the chunk is there already, and e is k.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     value_tiles = tl.cdiv(value_dim, BV)
@@ -83,6 +88,10 @@ def _pass_states(
     if USE_HEAD_G:
         g_ptr += first * heads + head
     y_ptr += (first * heads + head) * value_dim
+    if DELTA:
+        e_ptr += (first * heads + head) * key_dim
+        w_ptr += (first * heads + head) * key_dim
+        written_ptr += (first * heads + head) * value_dim
     states_ptr += (first_chunk * heads + head) * key_dim * value_dim
     state = (sequence.to(tl.int64) * heads + head) * key_dim * value_dim
 
@@ -110,14 +119,41 @@ def _pass_states(
             g = load_gates(
                 g_ptr + start * heads * key_dim, rows, keys, heads * key_dim, left, key_dim
             )
-            span = chunk_span(0 if REVERSE else 1, C)
-            x = x.to(tl.float32) * decay(span, g, DTYPE)
-            S *= decay_of_chunk(g, DTYPE)[:, None]
         if USE_HEAD_G:
             g = load_head_gates(g_ptr + start * heads, rows, heads, left)
+        if DELTA:
+            e = load_rows(
+                e_ptr + start * heads * key_dim, rows, keys, heads * key_dim, left, key_dim
+            )
+            if REVERSE:
+                if USE_G:
+                    e = e.to(tl.float32) * decay(chunk_span(1, C), g, DTYPE)
+                if USE_HEAD_G:
+                    e = e.to(tl.float32) * head_decay(chunk_span(1, C), g, DTYPE)[:, None]
+                written = load_rows(
+                    written_ptr + start * heads * value_dim,
+                    rows, values, heads * value_dim, left, value_dim,
+                ).to(tl.float32)  # fmt: skip
+                written += product(e, S, DTYPE, FINE_B=True)
+            else:
+                y = y.to(tl.float32) - product(e, S, DTYPE, FINE_B=True)
+                written = y
+            store_rows(
+                written_ptr + start * heads * value_dim,
+                written, rows, values, heads * value_dim, left, value_dim,
+            )  # fmt: skip
+        if USE_G:
+            x = x.to(tl.float32) * decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE)
+            S *= decay_of_chunk(g, DTYPE)[:, None]
+        if USE_HEAD_G:
             x = x.to(tl.float32) * head_decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE)[:, None]
             S *= decay_of_chunk(g[:, None], DTYPE)[:, None]
         S += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
+        if DELTA and REVERSE:
+            w = load_rows(
+                w_ptr + start * heads * key_dim, rows, keys, heads * key_dim, left, key_dim
+            )
+            S -= product(tl.trans(w), written, DTYPE, FINE_B=True)
     if STORE_FINAL:
         store_rows(final_ptr + state, S, keys, values, value_dim, key_dim, value_dim)
 
@@ -127,12 +163,14 @@ def _outputs(
     r_ptr, c_ptr, y_ptr, g_ptr, states_ptr, out_ptr, table_ptr,
     state_factor, score_factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_STATES: tl.constexpr,
+    REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program writes a tile of o for one chunk and head; in reverse, of dv.
 
     Forwards r, c, y are q, k, v and a row sees the columns up to itself; in reverse they are
-    k, q, do, and a row sees the columns from itself on.
+    k, q, do, and a row sees the columns from itself on. Without states it is the part from within
+    the chunk.
     """
     DTYPE: tl.constexpr = r_ptr.dtype.element_ty
     value_tiles = tl.cdiv(value_dim, BV)
@@ -150,7 +188,8 @@ def _outputs(
         g_ptr += (first * heads + head) * key_dim
     y_ptr += (first * heads + head) * value_dim
     out_ptr += (first * heads + head) * value_dim
-    states_ptr += (chunk.to(tl.int64) * heads + head) * key_dim * value_dim
+    if USE_STATES:
+        states_ptr += (chunk.to(tl.int64) * heads + head) * key_dim * value_dim
 
     out = tl.zeros([C, BV], tl.float32)
     A = tl.zeros([C, C], tl.float32)
@@ -159,12 +198,13 @@ def _outputs(
         keys = start + tl.arange(0, BK)
         r = load_rows(r_ptr, rows, keys, heads * key_dim, left, key_dim)
         c = load_rows(c_ptr, rows, keys, heads * key_dim, left, key_dim)
-        S = load_rows(states_ptr, keys, values, value_dim, key_dim, value_dim)
+        if USE_STATES:
+            S = load_rows(states_ptr, keys, values, value_dim, key_dim, value_dim)
         if USE_G:
             g = load_gates(g_ptr, rows, keys, heads * key_dim, left, key_dim)
-            span = chunk_span(1 if REVERSE else 0, C)
-            decayed = r.to(tl.float32) * decay(span, g, DTYPE)
-            out += product(decayed, S, DTYPE)
+            if USE_STATES:
+                span = chunk_span(1 if REVERSE else 0, C)
+                out += product(r.to(tl.float32) * decay(span, g, DTYPE), S, DTYPE)
             diagonal += tl.sum(r.to(tl.float32) * c.to(tl.float32), 1)
             for level in tl.range(LEVELS, disable_licm=True):
                 queries = level_queries(level, C)
@@ -174,7 +214,8 @@ def _outputs(
                 X = x.to(tl.float32) * decay(level_span(level, C), g, DTYPE)
                 A += tl.where(level_pairs(level, C), product(X, tl.trans(X), DTYPE), 0.0)
         else:
-            out += product(r, S, DTYPE)
+            if USE_STATES:
+                out += product(r, S, DTYPE)
             A += product(r, tl.trans(c), DTYPE)
     if USE_G:
         A = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], A)
@@ -378,24 +419,48 @@ def backward(
     )  # fmt: skip
     dv = torch.empty_like(v)
     outputs(k, q, do, g, dstates, dv, chunks, (1.0, scale), reverse=True, tile=tile)
-    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    dq, dk, dg = gradients(q, k, v, g, do, states, dstates, chunks, scale=scale, tile=tile)
+    return dq, dk, dv, dg, dinitial
+
+
+def gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    do: Tensor,
+    states: Tensor,
+    dstates: Tensor,
+    chunks: Chunks,
+    *,
+    scale: float,
+    tile: Tile,
+    partial: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """dq, dk and dg of `outputs` and `pass_states`.
+
+    Args:
+        partial: dk and dg are not all there is to their inputs; they come in float32.
+    """
+    dq, dk = torch.empty_like(q), torch.empty_like(k, dtype=torch.float32 if partial else k.dtype)
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
     narrow = tile.backward_tile()
     BK, BV = blocks(key_dim, value_dim, narrow, q.dtype)
     key_tiles = triton.cdiv(key_dim, BK)
     dg = None
     if g is not None:
-        dg = empty_parts(1 if g.dim() == 4 else key_tiles, g.shape, g.dtype, g.device)
+        dtype_g = torch.float32 if partial else g.dtype
+        dg = empty_parts(1 if g.dim() == 4 else key_tiles, g.shape, dtype_g, g.device)
     grid = chunks.count * heads * key_tiles
     if grid:
         _gradients[(grid,)](
             q, k, v, g, do, states, dstates, dq, dk, dg, chunks.table,
             scale, q.shape[0] * q.shape[1], q.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-            **gate_flags(g), PACKED=cu_seqlens is not None,
+            **gate_flags(g), PACKED=chunks.table is not None,
             num_warps=narrow.num_warps, num_stages=narrow.num_stages,
         )  # fmt: skip
-    return dq, dk, dv, None if dg is None else add_parts(dg, g.dtype), dinitial
+    return dq, dk, None if dg is None else add_parts(dg, dtype_g)
 
 
 def pass_states(
@@ -409,11 +474,15 @@ def pass_states(
     final: bool,
     reverse: bool,
     tile: Tile,
+    delta: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The state that each chunk starts from, `[chunks, H, K, V]`, and the final one if asked for.
 
     Forwards x, y are k, v. In reverse they are q, do; states are gradients and a chunk starts at
     its end.
+
+    Args:
+        delta: e, w and `written` of a delta rule, see `_pass_states`.
     """
     heads, key_dim, value_dim = x.shape[2], x.shape[3], y.shape[3]
     dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
@@ -421,14 +490,17 @@ def pass_states(
     shape = chunks.sequences, heads, key_dim, value_dim
     last = x.new_empty(shape, dtype=torch.float32) if final else None
     BK, BV = blocks(key_dim, value_dim, tile, x.dtype)
+    if delta is not None:
+        BK = max(16, triton.next_power_of_2(key_dim))
     grid = chunks.sequences * heads * triton.cdiv(key_dim, BK) * triton.cdiv(value_dim, BV)
     if grid:
         _pass_states[(grid,)](
-            x, y, g, initial, states, last, chunks.starts, chunks.cu_seqlens,
+            x, y, g, *(delta or (None, None, None)),
+            initial, states, last, chunks.starts, chunks.cu_seqlens,
             factor, x.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV,
-            **gate_flags(g), USE_INITIAL=initial is not None, STORE_FINAL=final,
-            REVERSE=reverse, PACKED=chunks.table is not None,
+            **gate_flags(g), DELTA=delta is not None, USE_INITIAL=initial is not None,
+            STORE_FINAL=final, REVERSE=reverse, PACKED=chunks.table is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
     return states, last
@@ -439,7 +511,7 @@ def outputs(
     c: Tensor,
     y: Tensor,
     g: Tensor | None,
-    states: Tensor,
+    states: Tensor | None,
     out: Tensor,
     chunks: Chunks,
     factors: tuple[float, float],
@@ -459,7 +531,8 @@ def outputs(
             r, c, y, g, states, out, chunks.table,
             *factors, r.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-            **gate_flags(g), REVERSE=reverse, PACKED=chunks.table is not None,
+            **gate_flags(g), USE_STATES=states is not None,
+            REVERSE=reverse, PACKED=chunks.table is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
 

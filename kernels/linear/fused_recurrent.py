@@ -97,21 +97,27 @@ def _forward(
     state = (program // (num_v * num_k)).to(tl.int64)
     head = state % heads
     batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, IS_VARLEN)
-    cols_k = part_k * BK + tl.arange(0, BK)
-    cols_v = (program % num_v) * BV + tl.arange(0, BV)
-    in_k = cols_k < key_dim
-    in_v = cols_v < value_dim
+    # Where the tile lies is in the pointers: columns that a compiler knows are loaded side by side.
+    first_k = part_k * BK
+    first_v = (program % num_v) * BV
+    cols_k = tl.arange(0, BK)
+    cols_v = tl.arange(0, BV)
+    in_k = cols_k < key_dim - first_k
+    in_v = cols_v < value_dim - first_v
     in_state = in_k[:, None] & in_v[None, :]
     cell = cols_k[:, None] * value_dim + cols_v[None, :]
-    first_cell = state * key_dim * value_dim
+    first_cell = (state * key_dim + first_k) * value_dim + first_v
 
-    q_ptr += batch * q_stride_b + start * q_stride_t + head * q_stride_h
-    k_ptr += batch * k_stride_b + start * k_stride_t + head * k_stride_h
-    v_ptr += batch * v_stride_b + start * v_stride_t + head * v_stride_h
+    q_ptr += batch * q_stride_b + start * q_stride_t + head * q_stride_h + first_k
+    k_ptr += batch * k_stride_b + start * k_stride_t + head * k_stride_h + first_k
+    v_ptr += batch * v_stride_b + start * v_stride_t + head * v_stride_h + first_v
     if USE_G or USE_HEAD_G:
         g_ptr += batch * g_stride_b + start * g_stride_t + head * g_stride_h
+    if USE_G:
+        g_ptr += first_k
     if USE_GV:
-        gv_ptr += batch * gv_stride_b + start * gv_stride_t + head * gv_stride_h
+        gv_ptr += batch * gv_stride_b + start * gv_stride_t + head * gv_stride_h + first_v
+    o_ptr += first_v
     first_token = batch * tokens + start
 
     S = tl.zeros((BK, BV), dtype=tl.float32)
@@ -155,13 +161,15 @@ def _backward(
     state = (program // (num_v * num_k)).to(tl.int64)
     head = state % heads
     batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, IS_VARLEN)
-    cols_k = part_k * BK + tl.arange(0, BK)
-    cols_v = part_v * BV + tl.arange(0, BV)
-    in_k = cols_k < key_dim
-    in_v = cols_v < value_dim
+    first_k = part_k * BK
+    first_v = part_v * BV
+    cols_k = tl.arange(0, BK)
+    cols_v = tl.arange(0, BV)
+    in_k = cols_k < key_dim - first_k
+    in_v = cols_v < value_dim - first_v
     in_state = in_k[:, None] & in_v[None, :]
     cell = cols_k[:, None] * value_dim + cols_v[None, :]
-    first_cell = state * key_dim * value_dim
+    first_cell = (state * key_dim + first_k) * value_dim + first_v
     GATED: tl.constexpr = USE_G or USE_HEAD_G or USE_GV
 
     if GATED:
@@ -176,14 +184,23 @@ def _backward(
         parts = heads * num_k * num_v
         segments_ptr += (first_segment * parts + program % parts) * BK * BV
 
-    q_ptr += batch * q_stride_b + start * q_stride_t + head * q_stride_h
-    k_ptr += batch * k_stride_b + start * k_stride_t + head * k_stride_h
-    v_ptr += batch * v_stride_b + start * v_stride_t + head * v_stride_h
+    q_ptr += batch * q_stride_b + start * q_stride_t + head * q_stride_h + first_k
+    k_ptr += batch * k_stride_b + start * k_stride_t + head * k_stride_h + first_k
+    v_ptr += batch * v_stride_b + start * v_stride_t + head * v_stride_h + first_v
     if USE_G or USE_HEAD_G:
         g_ptr += batch * g_stride_b + start * g_stride_t + head * g_stride_h
+    if USE_G:
+        g_ptr += first_k
     if USE_GV:
-        gv_ptr += batch * gv_stride_b + start * gv_stride_t + head * gv_stride_h
-    do_ptr += batch * do_stride_b + start * do_stride_t + head * do_stride_h
+        gv_ptr += batch * gv_stride_b + start * gv_stride_t + head * gv_stride_h + first_v
+    do_ptr += batch * do_stride_b + start * do_stride_t + head * do_stride_h + first_v
+    dq_ptr += first_k
+    dk_ptr += first_k
+    dv_ptr += first_v
+    if USE_G:
+        dg_ptr += first_k
+    if USE_GV:
+        dgv_ptr += first_v
     first_token = batch * tokens + start
 
     S = tl.zeros((BK, BV), dtype=tl.float32)
