@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import reference
+from properties.device import recorded_launches
 from properties.laws import Subject
 from properties.verdict import BY_DTYPE, budgets, compare
 
@@ -87,3 +88,21 @@ def test_prefill_then_decode_is_one_full_pass(
             assert comparison.passed, (comparison.reason, comparison.ratio)
 
     decodes()
+
+
+def test_the_mode_of_a_layer_is_the_one_that_runs(subject: Subject) -> None:
+    """The modes agree, so that only the kernels tell one from another."""
+    from kernels import gla
+
+    # `auto` takes another kernel for sequences as short as the first than for the second.
+    for tokens in (2, 70):
+        q = torch.zeros(1, tokens, 3, 8, device=subject.device)
+        x = torch.zeros(1, tokens, 48, device=subject.device)
+        launched: dict[str, list[str]] = {}
+        for mode in ("chunk", "fused_recurrent"):
+            with recorded_launches() as launched[mode]:
+                gla(q, q, q, mode=mode)
+            with recorded_launches() as by_layer:
+                _layer(subject.device, mode)(x)
+            assert by_layer == launched[mode]
+        assert launched["chunk"] != launched["fused_recurrent"]

@@ -1,0 +1,19 @@
+"""Pairs of neighbours taken for halves."""
+
+from properties.mutants.edit import Edit
+from properties.mutants.trial import TestAt
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="Position-dependent garbage of a model whose pairs are not those of the default.",
+    cause="The module rotated with the pairing of the default, whatever the model asked for.",
+    source="TensorRT-LLM 16378 (second defect)",
+    pinned=TestAt(
+        "properties/test_rotary.py::test_the_module_is_the_reference_with_tables_of_any_length"
+    ),
+    planted=Edit(
+        module="kernels.layers.rotary_embedding",
+        before="                interleaved=self.interleaved,\n",
+        after="",
+    ),
+)

@@ -1,0 +1,34 @@
+"""A rotation applied twice."""
+
+from properties.case import Case
+from properties.mutants.edit import Edit
+from properties.mutants.trial import LawAbout
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="Garbage, in long outputs only: the later the position, the further the angles were "
+    "off.",
+    cause="Embeddings of kind yarn were missing from a test, is_rope, and were rotated twice.",
+    source="TensorRT-LLM 16378",
+    pinned=LawAbout(
+        "determinism",
+        Case(
+            op="rotary_embedding",
+            mode="fused",
+            dtype="float32",
+            dims={"B": 1, "H": 2, "D": 6, "P": 3},
+            lengths=(5,),
+            options={
+                "interleaved": False,
+                "seqlen_offsets": 0,
+                "conjugate": False,
+                "inplace": True,
+            },
+        ),
+    ),
+    planted=Edit(
+        module="kernels.position.rotary",
+        before="        _rotary_(*inputs)\n        return x\n",
+        after="        _rotary_(*inputs)\n",
+    ),
+)
