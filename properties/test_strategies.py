@@ -293,6 +293,7 @@ def test_each_recipe_has_its_feature() -> None:
     assert (ordinary < -1).any()
     assert set(_filled("integers", Role.KEY).flatten().tolist()) == {-1.0, 0.0, 1.0}
     assert _filled("large_logits", Role.QUERY).std() > 5
+    assert _filled("large_logits", Role.LOGIT).max() > 89  # from there on exp overflows in float32
     late, plain = _filled("late_maximum", Role.KEY), _filled("gaussian", Role.KEY)
     moved = (late != plain).all(-1).all(-1).all(0).nonzero().flatten().tolist()
     assert moved == [12, 13, 14, 37, 38, 39]

@@ -72,9 +72,15 @@ def integers(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def large_logits(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Queries and keys six times too large: softmax saturates, exponentials overflow."""
+    """Queries and keys six times too large, sinks a hundred: softmax saturates, exp overflows."""
     x = gaussian(blank, generator)
-    return 6 * x if blank.role in (Role.QUERY, Role.KEY) else x
+    match blank.role:
+        case Role.QUERY | Role.KEY:
+            return 6 * x
+        case Role.LOGIT:
+            return 100 * x
+        case _:
+            return x
 
 
 def late_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
