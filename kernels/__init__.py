@@ -10,7 +10,9 @@ from kernels.cache import (
     RecurrentCache,
     SlidingWindowCache,
 )
+from kernels.delta import delta_rule, dplr, gated_delta_rule, kda, rwkv7
 from kernels.linear import gla, linear_attn, simple_gla
+from kernels.norm import l2norm
 from kernels.position import rotary_embedding, rotary_tables
 from kernels.scale import resolve_scale
 from kernels.softmax import attention
@@ -23,10 +25,16 @@ __all__ = [
     "RecurrentCache",
     "SlidingWindowCache",
     "attention",
+    "delta_rule",
+    "dplr",
+    "gated_delta_rule",
     "gla",
+    "kda",
+    "l2norm",
     "linear_attn",
     "resolve_scale",
     "rotary_embedding",
     "rotary_tables",
+    "rwkv7",
     "simple_gla",
 ]

@@ -18,7 +18,7 @@ def differentiable(
     forward: Callable[..., Sequence[Tensor | None]],
     backward: Callable[..., Sequence[Tensor | None]],
     shapes: Callable[[Given], Sequence[tuple[Sequence[int], torch.dtype]]],
-) -> Callable[..., tuple[Tensor, ...]]:
+) -> Callable[..., Any]:
     """Register `attention_oracles::name` and its backward op; the former is returned.
 
     An op always returns tensors: one without elements stands for each None. It is called by
@@ -45,26 +45,29 @@ def differentiable(
     given = (*names, *settings)
     given_back = (*names, *(f"d{n}" for n in range(outputs)), *settings)
 
-    def run(*arguments: Any) -> tuple[Tensor, ...]:
+    def run(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
         return _filled(forward(**dict(zip(given, arguments, strict=True))), arguments[0])
 
-    def run_back(*arguments: Any) -> tuple[Tensor, ...]:
+    def run_back(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
         return _filled(backward(**dict(zip(given_back, arguments, strict=True))), arguments[0])
 
-    def fake(*arguments: Any) -> tuple[Tensor, ...]:
+    def fake(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
         made = shapes(dict(zip(given, arguments, strict=True)))
-        return tuple(arguments[0].new_empty(shape, dtype=dtype) for shape, dtype in made)
+        like = arguments[0]
+        return _filled([like.new_empty(shape, dtype=dtype) for shape, dtype in made], like)
 
-    def fake_back(*arguments: Any) -> tuple[Tensor, ...]:
-        return tuple(
-            _empty(arguments[0]) if x is None or not x.is_floating_point() else x.new_empty(x.shape)
+    def fake_back(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
+        made = (
+            None if x is None or not x.is_floating_point() else x.new_empty(x.shape)
             for x in arguments[: len(names)]
         )
+        return _filled(list(made), arguments[0])
 
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*inputs[: len(names)])
         ctx.settings = inputs[len(names) :]
-        ctx.first = output[0].shape, output[0].dtype
+        first = output if outputs == 1 else output[0]
+        ctx.first = first.shape, first.dtype
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx, first, *others):
@@ -75,6 +78,8 @@ def differentiable(
         # The cotangent of an output that was None is one of the empty tensor in its place.
         others = (None if dy is not None and dy.dim() == 1 else dy for dy in others)
         gradients = op_back(*saved, first, *others, *ctx.settings)
+        if len(names) == 1:
+            gradients = (gradients,)
         wanted = (
             None if x is None or not x.is_floating_point() else dx
             for x, dx in zip(saved, gradients, strict=True)
@@ -99,8 +104,10 @@ def differentiable(
     return op
 
 
-def _filled(results: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
-    return tuple(_empty(like) if x is None else x for x in results)
+def _filled(results: Sequence[Tensor | None], like: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """What an op returns: tensors alone, and one of them not in a tuple."""
+    filled = tuple(_empty(like) if x is None else x for x in results)
+    return filled[0] if len(filled) == 1 else filled
 
 
 def _empty(like: Tensor) -> Tensor:

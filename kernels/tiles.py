@@ -68,6 +68,15 @@ _FUSED_RECURRENT = (
     Tile(tokens=64, features=64, num_warps=8),
 )
 
+_DELTA_CHUNK = (
+    Tile(tokens=32, keys=32, features=16, num_stages=1, max_itemsize=2),
+    Tile(tokens=16, keys=32, features=16, num_stages=1),
+)
+_DELTA_RECURRENT = (
+    Tile(tokens=32, features=16, max_dim=128),
+    Tile(tokens=16, features=16, num_warps=8),
+)
+
 TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     # tokens: (batch, token, head) vectors of x.
     ("rotary_embedding", "fused"): (
@@ -213,6 +222,17 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
         Tile(tokens=16, keys=64, features=32, num_stages=1),
     ),
     ("simple_gla", "fused_recurrent"): _FUSED_RECURRENT,
+    # The same, but the carrier of states holds all keys.
+    ("delta_rule", "chunk"): _DELTA_CHUNK,
+    ("gated_delta_rule", "chunk"): _DELTA_CHUNK,
+    ("kda", "chunk"): _DELTA_CHUNK,
+    # tokens: between two kept states in the backward pass; features: values of a program.
+    ("delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
+    ("gated_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
+    ("kda", "fused_recurrent"): _DELTA_RECURRENT,
+    ("dplr", "fused_recurrent"): _DELTA_RECURRENT,
+    # tokens: (batch, token, head) vectors of x.
+    ("l2norm", "fused"): (Tile(tokens=32, max_dim=128), Tile(tokens=8)),
 }
 
 

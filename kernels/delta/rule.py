@@ -1,0 +1,156 @@
+"""What the public delta rules share: their arguments checked and settled, and the ops of a mode."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import tiles
+from kernels.arguments import (
+    bind_dims,
+    check_boundaries,
+    check_cu_seqlens,
+    check_dtype,
+    check_flags,
+    check_one_dtype,
+    check_range,
+    describe,
+)
+from kernels.delta import chunk, fused_recurrent
+from kernels.differentiable import differentiable
+from kernels.norm.l2norm import l2norm
+from kernels.scale import resolve_scale
+
+_FORMS = {"chunk": chunk, "fused_recurrent": fused_recurrent}
+_MODES = {
+    "delta_rule": ("chunk", "fused_recurrent"),
+    "gated_delta_rule": ("chunk", "fused_recurrent"),
+    "kda": ("chunk", "fused_recurrent"),
+    "dplr": ("fused_recurrent",),
+}
+# The log decays of each op.
+_GATES = {"gated_delta_rule": "B T H", "kda": "B T H K", "dplr": "B T H K"}
+# Up to this many tokens a sequence, the mean where they are packed, a walk over them beats a launch
+# of several kernels.
+_SHORT = 64
+
+
+def _register(op: str, mode: str):
+    """Make the two functions of a mode the `torch.library` op `attention_oracles::op_mode`."""
+    form = _FORMS[mode]
+    own = ("a", "b") if form is fused_recurrent else ()
+
+    def called(function, cu_seqlens: Tensor | None, tile: int, given: dict[str, Any]):
+        given = {n: x for n, x in given.items() if n in own or n not in ("a", "b")}
+        return function(cu_seqlens=cu_seqlens, tile=tiles.TABLE[op, mode][tile], **given)
+
+    def forward(*, cu_seqlens, tile, **given):
+        check_boundaries("cu_seqlens", cu_seqlens, given["q"].shape[1])
+        return called(form.forward, cu_seqlens, tile, given)
+
+    def backward(*, cu_seqlens, tile, d0, d1, output_final_state, **given):
+        given |= {"do": d0, "dfinal_state": d1}
+        *gradients, dinitial = called(form.backward, cu_seqlens, tile, given)
+        dq, dk, dv, dg, dbeta, da, db = [*gradients, None, None][:7]
+        return dq, dk, dv, dg, dbeta, da, db, dinitial, None
+
+    def shapes(given):
+        q, v, cu_seqlens = given["q"], given["v"], given["cu_seqlens"]
+        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        state = (sequences, v.shape[2], q.shape[3], v.shape[3])
+        return (
+            (v.shape, v.dtype),
+            (state if given["output_final_state"] else (0,), torch.float32),
+        )
+
+    return differentiable(
+        f"{op}_{mode}",
+        tensors=("q", "k", "v", "g?", "beta?", "a?", "b?", "initial_state?", "cu_seqlens?"),
+        settings={"scale": "float", "output_final_state": "bool", "tile": "int"},
+        outputs=2,
+        forward=forward,
+        backward=backward,
+        shapes=shapes,
+    )
+
+
+_OPS = {(op, mode): _register(op, mode) for op, modes in _MODES.items() for mode in modes}
+
+
+def run(
+    op: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    gate_name: str = "g",
+    scale: float | None,
+    use_qk_l2norm_in_kernel: bool = False,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    mode: str,
+    tile: int | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Check the arguments of a public op, settle its options, and call the op of its mode.
+
+    Args:
+        q, k: `[B, T, G, K]`, where G divides H; G is H for ops that do not group heads.
+        gate_name: what the op calls g.
+    """
+    check_flags(
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, output_final_state=output_final_state
+    )
+    grouped = op in ("gated_delta_rule", "kda")
+    keys = "B T G K" if grouped else "B T H K"
+    sizes = bind_dims(
+        q=(q, keys),
+        k=(k, keys),
+        v=(v, "B T H V"),
+        **{gate_name: (g, _GATES.get(op, ""))},
+        beta=(beta, "B T H"),
+        a=(a, keys),
+        b=(b, keys),
+        initial_state=(initial_state, "N H K V"),
+    )
+    groups, heads = sizes["G" if grouped else "H"], sizes["H"]
+    dtype = check_one_dtype(q=q, k=k, v=v, a=a, b=b)
+    check_dtype(gate_name, g, torch.float32, dtype)
+    check_dtype("beta", beta, torch.float32, dtype)
+    check_dtype("initial_state", initial_state, torch.float32)
+    check_range("K (the last dim of q)", sizes["K"], 1, 256)
+    check_range("V (the last dim of v)", sizes["V"], 1, 256)
+    if groups == 0 or heads % groups:
+        raise ValueError(f"v: {describe(v)}, expected a multiple of the {groups} heads of q and k")
+    check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
+    sequences = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if initial_state is not None and initial_state.shape[0] != sequences:
+        raise ValueError(
+            f"initial_state: {describe(initial_state)}, expected [N, H, K, V] with N={sequences}"
+        )
+    scale = resolve_scale(scale, sizes["K"])
+    modes = _MODES[op]
+    if mode == "auto":
+        long = sizes["T"] * sizes["B"] > _SHORT * sequences
+        mode = "chunk" if long and "chunk" in modes else "fused_recurrent"
+    if mode not in modes:
+        raise ValueError(f"mode: {mode!r}, expected 'auto', {', '.join(map(repr, modes))}")
+    tile = tiles.choose(
+        op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile
+    )
+
+    if use_qk_l2norm_in_kernel:
+        q, k = l2norm(q), l2norm(k)
+    if groups != heads:
+        q, k = (x.repeat_interleave(heads // groups, dim=2) for x in (q, k))
+    if beta is None and a is None:
+        beta = torch.ones(v.shape[:3], dtype=torch.float32, device=v.device)
+    o, final_state = _OPS[op, mode](
+        q, k, v, g, beta, a, b, initial_state, cu_seqlens,
+        scale, bool(output_final_state), tile,
+    )  # fmt: skip
+    return o, final_state if output_final_state else None

@@ -1,0 +1,116 @@
+"""L2 normalisation: every vector is divided by its length."""
+
+import math
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from kernels import tiles
+from kernels.arguments import bind_dims, check_one_dtype, check_range, describe
+from kernels.differentiable import differentiable
+from kernels.primitives.rows import load_rows, store_rows
+
+EPS = 1e-6
+
+
+@triton.jit
+def _inverse_length(x, eps):
+    return 1.0 / tl.sqrt(tl.sum(x * x, 1) + eps)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _forward(x_ptr, y_ptr, eps, count, dim: tl.int32, ROWS: tl.constexpr, BD: tl.constexpr):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, BD)
+    x = load_rows(x_ptr, rows, dims, dim, count, dim).to(tl.float32)
+    store_rows(y_ptr, x * _inverse_length(x, eps)[:, None], rows, dims, dim, count, dim)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _backward(
+    x_ptr, dy_ptr, dx_ptr, eps, count, dim: tl.int32, ROWS: tl.constexpr, BD: tl.constexpr
+):  # fmt: skip
+    """`dx = (dy - y (y · dy)) / length`, of y in float32."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, BD)
+    x = load_rows(x_ptr, rows, dims, dim, count, dim).to(tl.float32)
+    dy = load_rows(dy_ptr, rows, dims, dim, count, dim).to(tl.float32)
+    inverse = _inverse_length(x, eps)[:, None]
+    y = x * inverse
+    dx = (dy - y * tl.sum(y * dy, 1)[:, None]) * inverse
+    store_rows(dx_ptr, dx, rows, dims, dim, count, dim)
+
+
+def _launch(kernel, *tensors: Tensor, eps: float, tile: int) -> Tensor:
+    tensors = tuple(x.contiguous() for x in tensors)
+    out = torch.empty_like(tensors[0])
+    dim = out.shape[-1]
+    count = out.numel() // max(dim, 1)
+    entry = tiles.TABLE["l2norm", "fused"][tile]
+    if count:
+        kernel[(triton.cdiv(count, entry.tokens),)](
+            *tensors, out, eps, count, dim,
+            ROWS=entry.tokens, BD=triton.next_power_of_2(dim), num_warps=entry.num_warps,
+        )  # fmt: skip
+    return out
+
+
+_l2norm = differentiable(
+    "l2norm_fused",
+    tensors=("x",),
+    settings={"eps": "float", "tile": "int"},
+    outputs=1,
+    forward=lambda x, eps, tile: [_launch(_forward, x, eps=eps, tile=tile)],
+    backward=lambda x, d0, eps, tile: [_launch(_backward, x, d0, eps=eps, tile=tile)],
+    shapes=lambda given: [(given["x"].shape, given["x"].dtype)],
+)
+
+
+def l2norm(
+    x: Float[Tensor, "B T H D"],
+    *,
+    eps: float = EPS,
+    mode: Literal["auto", "fused"] = "auto",
+    tile: int | None = None,
+) -> Float[Tensor, "B T H D"]:
+    """Divide every vector by its length, softened near zero.
+
+        y = x / sqrt(Σ_d x_d² + ε)
+
+    ε stands under the root and is added to the sum, not to the mean. Differentiable once; sums are
+    float32.
+
+    Args:
+        x: vectors `[B, T, H, D]`, float32, bfloat16 or float16; D is 1 to 256. Any strides.
+        eps: ε, positive and finite, in units of x².
+        mode: `fused`, in one kernel.
+        tile: index into `kernels.tiles.TABLE["l2norm", "fused"]`; None chooses by head dim, dtype
+            and device.
+
+    Returns:
+        y: `[B, T, H, D]`, in the dtype of x, contiguous.
+
+    Raises:
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: x of another rank; D above 256; an eps that is not positive and finite; an
+            unknown mode or tile.
+        NotImplementedError: a gradient of a gradient.
+
+    Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXiv 2406.06484,
+        section 3.3 (of the keys and queries of the delta rule).
+    """
+    dim = bind_dims(x=(x, "B T H D"))["D"]
+    dtype = check_one_dtype(x=x)
+    check_range("D (the last dim of x)", dim, 1, 256)
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"eps: {describe(eps)}, expected a real number")
+    if not (math.isfinite(eps) and eps > 0):
+        raise ValueError(f"eps: {eps}, expected a positive finite number")
+    if mode not in ("auto", "fused"):
+        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
+    tile = tiles.choose("l2norm", "fused", dim=dim, dtype=dtype, device=x.device, tile=tile)
+    return _l2norm(x, float(eps), tile)
