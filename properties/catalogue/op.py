@@ -9,6 +9,7 @@ from hypothesis.strategies import SearchStrategy, just
 from torch import Tensor
 
 from properties.case import Case
+from properties.verdict.budgets import Telescope
 
 Function = Callable[..., Tensor | tuple[Tensor | None, ...]]
 
@@ -129,6 +130,7 @@ class Op:
         float32_logits: products of two inputs are never rounded below float32, as in a softmax;
             the error budgets of 16 bits are sharper then.
         nonnegative: queries and keys of this case are drawn without sign.
+        telescopes: gradients that the kernel forms as a difference of large sums.
         continues_by: how a second call goes on where a first one ended: with its "initial_state",
             with all "keys" so far, or with "seqlen_offsets".
         mistakes: further calls that must be refused: what, the bad arguments, the one to be named.
@@ -158,6 +160,7 @@ class Op:
     multilinear: Callable[[Case], bool] = _never
     float32_logits: bool = False
     nonnegative: Callable[[Case], bool] = _never
+    telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ def compare_with_oracle(
         terms=max(case.lengths + (case.key_lengths or ())) + max(case.dims.values()),
         absolute=_by_tensors(op, op.quiet_form, absolute) if op.multilinear(case) else None,
         gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
+        telescopes=op.telescopes(case),
         float32_logits=op.float32_logits,
         seed=case.seed,
     )

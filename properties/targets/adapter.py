@@ -11,6 +11,7 @@ from properties.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Function, Mode, Op
 from properties.targets.target import Target
+from properties.verdict.budgets import Telescope
 
 Bound = Callable[[Case], Case]
 
@@ -32,6 +33,7 @@ class Implementation:
         constants: tensors that get no gradient, and outputs through which none flows.
         forward_only: it has no backward pass.
         unstated: laws that cannot be stated for it → why.
+        telescopes: gradients that it forms as a difference of large sums, whose errors stay.
     """
 
     function: Function
@@ -41,6 +43,7 @@ class Implementation:
     constants: tuple[str, ...] = ()
     forward_only: bool = False
     unstated: Mapping[str, str] = field(default_factory=dict)
+    telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()
 
     def has(self, name: str) -> bool:
         """Whether the function takes an argument of this name."""
@@ -97,6 +100,7 @@ class Implementation:
             packed_by=tuple(name for name in op.packed_by if self.has(name)),
             dtypes=self.dtypes,
             settle=settle,
+            telescopes=self.telescopes,
         )
 
 
