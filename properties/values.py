@@ -46,8 +46,19 @@ def _choice(blank: Blank, generator: torch.Generator, values: Sequence[float]) -
 
 
 def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Unit gaussians; gates from a log-sigmoid, so half of them lie above -0.7."""
+    """Unit gaussians; gates from a log-sigmoid, so half of them lie above -0.7.
+
+    Strengths and rates are anywhere in their range, a quarter of them at its ends or middle.
+    """
     match blank.role:
+        case Role.UNIT_KEY | Role.LOW_RANK:
+            x = torch.nn.functional.normalize(_normal(blank, generator), dim=-1)
+            return x if blank.role is Role.UNIT_KEY else x / 2
+        case Role.STRENGTH | Role.RATE:
+            x = torch.sigmoid(2 * _normal(blank, generator))
+            marked = _uniform(blank, generator) < 1 / 4
+            x = torch.where(marked, _choice(blank, generator, (0.0, 0.5, 1.0)), x)
+            return 2 * x if blank.role is Role.STRENGTH else x
         case Role.LOG_DECAY:
             return torch.nn.functional.logsigmoid(2 * _normal(blank, generator) + 1)
         case Role.SLOPE:
@@ -61,8 +72,22 @@ def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def integers(blank: Blank, generator: torch.Generator) -> Tensor:
-    """-1, 0 and 1, and open gates: every partial sum is exact, so results must be bit-equal."""
+    """-1, 0 and 1, and open gates: every partial sum is exact, so results must be bit-equal.
+
+    Unit keys are those of the axes, and strengths 0 and 1, so that a write replaces one row of the
+    state by a value. What is added to a decay is 0 but for one token in 64, lest the state doubles
+    at each.
+    """
     match blank.role:
+        case Role.UNIT_KEY | Role.LOW_RANK:
+            axis = torch.randint(blank.shape[-1], blank.shape[:-1], generator=generator)
+            x = torch.nn.functional.one_hot(axis, blank.shape[-1]).double()
+            if blank.role is Role.LOW_RANK and blank.token_axis is not None:
+                often = torch.arange(blank.shape[blank.token_axis]) % 64 != 1
+                x.movedim(blank.token_axis, 0)[often] = 0
+            return x * _choice(blank, generator, (-1.0, 1.0))[..., :1]
+        case Role.STRENGTH | Role.RATE:
+            return _choice(blank, generator, (0.0, 1.0))
         case Role.LOG_DECAY:
             return torch.zeros(blank.shape, dtype=torch.float64)
         case Role.SLOPE:
@@ -121,12 +146,33 @@ def zeros(blank: Blank, generator: torch.Generator) -> Tensor:
 def cancelling(blank: Blank, generator: torch.Generator) -> Tensor:
     """Tokens in pairs with the same key and almost opposite values: what is left is small."""
     x = gaussian(blank, generator)
-    if blank.token_axis is None or blank.role not in (Role.KEY, Role.VALUE):
+    if blank.token_axis is None or blank.role not in (Role.KEY, Role.UNIT_KEY, Role.VALUE):
         return x
     tokens = x.movedim(blank.token_axis, 0)
     pairs = tokens.shape[0] // 2
-    sign = 1.0 if blank.role is Role.KEY else -(1 + 2.0**-6)
+    sign = -(1 + 2.0**-6) if blank.role is Role.VALUE else 1.0
     tokens[1 : 2 * pairs : 2] = sign * tokens[0 : 2 * pairs : 2]
+    return x
+
+
+def parallel_keys(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Unit keys near one direction, every second on it: what one writes the next corrects."""
+    x = gaussian(blank, generator)
+    if blank.role is not Role.UNIT_KEY or blank.token_axis is None:
+        return x
+    tokens = x.movedim(blank.token_axis, 0)
+    tokens[1:] = tokens[:1] + 2.0**-8 * tokens[1:]
+    tokens[1::2] = tokens[:1]
+    return torch.nn.functional.normalize(x, dim=-1)
+
+
+def long_keys(blank: Blank, generator: torch.Generator) -> Tensor:
+    """The last five unit keys of each sequence are 3 long: a delta rule grows by up to 17 each."""
+    x = gaussian(blank, generator)
+    if blank.role is Role.UNIT_KEY and blank.token_axis is not None:
+        for start, stop in blank.spans:
+            last = slice(max(start, stop - 5), stop)
+            x.movedim(blank.token_axis, 0)[last] *= 3
     return x
 
 
@@ -141,5 +187,7 @@ RECIPES: dict[str, Recipe] = {
         one_hot_values,
         zeros,
         cancelling,
+        parallel_keys,
+        long_keys,
     )
 }

@@ -78,7 +78,7 @@ def _settle(case: Case) -> Case:
     return case
 
 
-def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
+def more_states(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
     """States of another width, or of more sequences."""
     state = inputs.tensors.get("initial_state")
     if state is not None:
@@ -107,7 +107,7 @@ LINEAR_ATTN = Op(
     work=lambda n: n["H"] * n["T"] * (n["T"] + n["K"] * n["V"] / 12),
     settle=_settle,
     linear_in=("v", "initial_state"),
-    mistakes=_mistakes,
+    mistakes=more_states,
     multilinear=lambda case: not _normalized(case),
     nonnegative=_normalized,
     recipes=_RECIPES,
@@ -138,7 +138,7 @@ GLA = Op(
     work=lambda n: n["H"] * n["T"] * (n["T"] * (n["K"] + n["V"]) + n["K"] * n["V"]) / 3,
     settle=_settle,
     linear_in=("v", "initial_state"),
-    mistakes=_mistakes,
+    mistakes=more_states,
     multilinear=lambda case: not _normalized(case),
     nonnegative=_normalized,
     recipes=(*_RECIPES, "extreme_gates"),
@@ -168,7 +168,7 @@ SIMPLE_GLA = Op(
     dims=_DIMS,
     work=lambda n: n["H"] * n["T"] * (n["T"] + n["K"] * n["V"] / 12),
     linear_in=("v", "initial_state"),
-    mistakes=_mistakes,
+    mistakes=more_states,
     multilinear=lambda case: True,
     recipes=(*_RECIPES, "extreme_gates"),
     laws=_LAWS,

@@ -21,6 +21,10 @@ class Role(Enum):
 
     QUERY = "query"
     KEY = "key"
+    UNIT_KEY = "key of length 1"
+    LOW_RANK = "key of half that length, one side of what is added to a decay"
+    STRENGTH = "strength of a write, 0 to 2"
+    RATE = "in-context learning rate of a channel, 0 to 1"
     VALUE = "value"
     LOG_DECAY = "natural-log decay, at most 0"
     STATE = "state"
