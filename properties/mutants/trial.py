@@ -1,13 +1,19 @@
 """Run one law about one case, or one test, in a fresh process, with or without a planted bug."""
 
+import signal
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from properties.case import Case
 from properties.mutants.edit import Edit
+
+if TYPE_CHECKING:
+    import pytest
 
 
 @dataclass(frozen=True)
@@ -17,10 +23,12 @@ class Outcome:
     Args:
         caught_by: the law, or the type of the error that ended the run; None if the law held.
         report: what was printed.
+        seconds: how long it took, with all that is compiled but without the start of a process.
     """
 
     caught_by: str | None
     report: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,22 @@ Pinned = LawAbout | TestAt
 
 
 def try_pinned(pinned: Pinned, target: str, device: str, edit: Edit | None) -> Outcome:
-    """Judge one case, or run one test. The edit is made before the project is imported."""
+    """Judge one case, or run one test. The edit is made before the project is imported.
+
+    Raises:
+        ValueError: the edit does not apply, or there is no such test, or it was skipped.
+    """
+    started = perf_counter()
     if edit is not None:
         edit.plant()
     if isinstance(pinned, TestAt):
-        return _run_test(pinned, device)
+        outcome = _run_test(pinned, device)
+    else:
+        outcome = _judge(pinned, target, device)
+    return replace(outcome, seconds=perf_counter() - started)
+
+
+def _judge(pinned: LawAbout, target: str, device: str) -> Outcome:
     from properties.device import activate
     from properties.laws import LAWS, Subject, Violation
     from properties.targets import load, scope
@@ -75,13 +94,27 @@ def _run_test(pinned: TestAt, device: str) -> Outcome:
 
     root = Path(__file__).parents[2]
     printed = io.StringIO()
+    watch = _Skips()
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", device]
     options.append("--hypothesis-profile=trial")
     with redirect_stdout(printed), redirect_stderr(printed):
-        code = pytest.main([*options, "--rootdir", str(root), str(root / pinned.node)])
+        code = pytest.main([*options, "--rootdir", str(root), str(root / pinned.node)], [watch])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise ValueError(f"test: {pinned.node} did not run: {printed.getvalue()[-2000:]}")
+    if watch.skipped:
+        raise ValueError(f"test: {pinned.node} was skipped: {watch.skipped}")
     return Outcome(None if code == pytest.ExitCode.OK else "test", printed.getvalue())
+
+
+class _Skips:
+    """A plugin of pytest that remembers why a test was skipped."""
+
+    def __init__(self) -> None:
+        self.skipped = ""
+
+    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
+        if report.skipped:
+            self.skipped = report.longreprtext
 
 
 class Laboratory:
@@ -94,7 +127,12 @@ class Laboratory:
         context.set_forkserver_preload(libraries)
         self.target = target
         self.device = device
-        self.pool = ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1)
+        self.pool = ProcessPoolExecutor(
+            workers,
+            mp_context=context,
+            initializer=_leave_ctrl_c_to_the_parent,
+            max_tasks_per_child=1,
+        )
 
     def submit(self, pinned: Pinned, edit: Edit | None = None) -> Future[Outcome]:
         return self.pool.submit(try_pinned, pinned, self.target, self.device, edit)
@@ -109,3 +147,7 @@ class Laboratory:
         traceback: TracebackType | None,
     ) -> None:
         self.pool.shutdown(cancel_futures=True)
+
+
+def _leave_ctrl_c_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,20 @@
+"""The rest of the last page."""
+
+from properties.mutants.edit import Edit
+from properties.mutants.trial import TestAt
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="NaN from a paged cache whose memory had been used before.",
+    cause="Whole pages were read, rows past the length included, which hold what they happen to "
+    "hold.",
+    source="vLLM 641, pull request 936",
+    pinned=TestAt(
+        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[PagedMachine]"
+    ),
+    planted=Edit(
+        module="kernels.cache.pages",
+        before="stored = inside & (position < old_length)",
+        after="stored = inside & (position < tl.cdiv(old_length, page_size) * page_size)",
+    ),
+)
