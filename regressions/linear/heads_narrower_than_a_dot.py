@@ -22,5 +22,9 @@ BUG = KnownBug(
             options={"scale": None, "normalize": False, "output_final_state": True},
         ),
     ),
-    planted=Edit(module="kernels.linear.chunk", before="max(16, ", after="max(1, "),
+    planted=Edit(
+        module="kernels.linear.chunk",
+        before="max(16, min(",
+        after="max(1, min(",
+    ),
 )

@@ -1,0 +1,34 @@
+"""Room for one final state per batch row, not per packed sequence."""
+
+from properties.case import Case
+from properties.mutants.edit import Edit
+from properties.mutants.trial import LawAbout
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="The final state of packed sequences too small, and heap corruption.",
+    cause="new_empty(B, ...) where it should be N.",
+    source="flash-linear-attention, fused_recurrent of the IPLR delta rule, before 0.6.0",
+    pinned=LawAbout(
+        "differential",
+        Case(
+            op="gla",
+            mode="fused_recurrent",
+            dtype="float32",
+            dims={"B": 1, "H": 1, "K": 5, "V": 3},
+            lengths=(3, 2),
+            packed=True,
+            options={
+                "scale": None,
+                "normalize": False,
+                "output_final_state": True,
+                "reverse": False,
+            },
+        ),
+    ),
+    planted=Edit(
+        module="kernels.linear.fused_recurrent",
+        before="sequences, heads, key_dim, value_dim, dtype=torch.float32",
+        after="batch, heads, key_dim, value_dim, dtype=torch.float32",
+    ),
+)

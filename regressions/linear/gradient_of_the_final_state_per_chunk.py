@@ -1,0 +1,33 @@
+"""The gradient of the final state, counted once per chunk."""
+
+from properties.case import Case
+from properties.mutants.edit import Edit
+from properties.mutants.trial import LawAbout
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="Wrong gradients of long sequences whose final state gets one.",
+    cause="Every split of the sequence started from dht, and their sum held it as often.",
+    source="flash-linear-attention c3f16354, split-h",
+    pinned=LawAbout(
+        "differential",
+        Case(
+            op="gla",
+            mode="chunk",
+            dtype="float32",
+            dims={"B": 1, "H": 1, "K": 5, "V": 3},
+            lengths=(40,),
+            given=("g",),
+            options={"scale": None, "normalize": False, "output_final_state": True},
+            tile=1,
+        ),
+    ),
+    planted=Edit(
+        module="kernels.linear.chunk",
+        before="FINE_B=True) * factor",
+        after="FINE_B=True) * factor\n"
+        "        if REVERSE and USE_INITIAL:\n"
+        "            S += load_rows(initial_ptr + state, keys, values, value_dim, key_dim, "
+        "value_dim)",
+    ),
+)

@@ -1,0 +1,34 @@
+"""A backward function that returns too few gradients."""
+
+from properties.case import Case
+from properties.mutants.edit import Edit
+from properties.mutants.trial import LawAbout
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="RuntimeError: an incorrect number of gradients, 14 for 16 arguments.",
+    cause="The forward function got two more arguments, the tuple that the backward function "
+    "returns did not.",
+    source="mamba 431",
+    pinned=LawAbout(
+        "differential",
+        Case(
+            op="linear_attn",
+            mode="fused_recurrent",
+            dtype="float32",
+            dims={"B": 1, "H": 1, "K": 5, "V": 3},
+            lengths=(5,),
+            options={
+                "scale": None,
+                "normalize": False,
+                "output_final_state": True,
+                "reverse": False,
+            },
+        ),
+    ),
+    planted=Edit(
+        module="kernels.differentiable",
+        before="return *wanted, *(None for _ in settings)",
+        after="return tuple(wanted)",
+    ),
+)

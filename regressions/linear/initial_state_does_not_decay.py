@@ -1,0 +1,31 @@
+"""An initial state that skips the decay of the first chunk."""
+
+from properties.case import Case
+from properties.mutants.edit import Edit
+from properties.mutants.trial import LawAbout
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="A prefill in chunks differs from one in full.",
+    cause="Decays were taken from the start of the chunk instead of the start of the sequence, and "
+    "that of the initial state with them.",
+    source="vLLM 21783 and 23279, Mamba 2",
+    pinned=LawAbout(
+        "differential",
+        Case(
+            op="gla",
+            mode="chunk",
+            dtype="float32",
+            dims={"B": 1, "H": 1, "K": 5, "V": 3},
+            lengths=(20,),
+            given=("g", "initial_state"),
+            options={"scale": None, "normalize": False, "output_final_state": True},
+            tile=1,
+        ),
+    ),
+    planted=Edit(
+        module="kernels.linear.chunk",
+        before="S *= decay_of_chunk(g, DTYPE)[:, None]",
+        after="S *= tl.where(step == 0, 1.0, decay_of_chunk(g, DTYPE))[:, None]",
+    ),
+)

@@ -1,0 +1,23 @@
+"""Sums of later gates as the total less the sum of the earlier ones."""
+
+from properties.mutants.edit import Edit
+from properties.mutants.trial import TestAt
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="Suffix sums lose all digits behind one large gate early in the chunk.",
+    cause="The reverse cumsum was computed as total - prefix + x, which cancels.",
+    source="flash-linear-attention 3e432dec (1095)",
+    pinned=TestAt(
+        "kernels/linear/test_recurrence.py::"
+        "test_small_gates_behind_large_ones_keep_their_digits[gla-chunk]"
+    ),
+    planted=Edit(
+        module="kernels.linear.chunk",
+        before="decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE)\n            S *=",
+        after="tl.exp(\n"
+        "                tl.cumsum(g, 0) if REVERSE else tl.sum(g, 0) - tl.cumsum(g, 0)\n"
+        "            )\n"
+        "            S *=",
+    ),
+)

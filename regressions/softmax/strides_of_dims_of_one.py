@@ -1,0 +1,35 @@
+"""The stride of a dim of size 1, taken seriously."""
+
+from properties.case import Case
+from properties.mutants.edit import Edit
+from properties.mutants.trial import LawAbout
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="Tensors of one token and one channel are refused although they are contiguous.",
+    cause="The stride of a dim of size 1 is arbitrary, and contiguous() leaves it as it is.",
+    source="PyTorch 116333",
+    pinned=LawAbout(
+        "differential",
+        Case(
+            op="attention",
+            mode="parallel",
+            dtype="float32",
+            dims={"B": 1, "G": 1, "R": 1, "K": 1, "V": 1},
+            lengths=(1,),
+            options={
+                "scale": None,
+                "causal": False,
+                "window": None,
+                "softcap": None,
+                "return_lse": True,
+            },
+            layout="strided",
+        ),
+    ),
+    planted=Edit(
+        module="kernels.softmax.attention",
+        before="return x if x.stride(-1) == 1 else x.contiguous()",
+        after="x = x.contiguous()\n    assert x.stride(-1) == 1\n    return x",
+    ),
+)

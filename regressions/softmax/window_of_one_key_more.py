@@ -1,0 +1,34 @@
+"""A window that keeps one key too many."""
+
+from properties.case import Case
+from properties.mutants.edit import Edit
+from properties.mutants.trial import LawAbout
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="sliding_window = 2048 keeps 2048 keys in one backend and 2049 in another.",
+    cause="W passed on as a bound that is inclusive; it should be W - 1.",
+    source="vLLM 3385; transformers 29623",
+    pinned=LawAbout(
+        "differential",
+        Case(
+            op="attention",
+            mode="parallel",
+            dtype="float32",
+            dims={"B": 1, "G": 1, "R": 1, "K": 5, "V": 3},
+            lengths=(7,),
+            options={
+                "scale": None,
+                "causal": True,
+                "window": 3,
+                "softcap": None,
+                "return_lse": True,
+            },
+        ),
+    ),
+    planted=Edit(
+        module="kernels.softmax.logits",
+        before="visible & (distance < window)",
+        after="visible & (distance <= window)",
+    ),
+)
