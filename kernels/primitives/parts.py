@@ -13,12 +13,12 @@ from torch import Tensor
 _BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["size"])
-def _add(parts_ptr, total_ptr, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["size", "parts"])
+def _add(parts_ptr, total_ptr, size, parts, BLOCK: tl.constexpr):
     cells = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = cells < size
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for _ in tl.static_range(PARTS):
+    for _ in range(parts):
         total += tl.load(parts_ptr + cells, mask=inside, other=0.0)
         parts_ptr += size  # a product of part and size could pass 2^31
     tl.store(total_ptr + cells, total.to(total_ptr.dtype.element_ty), mask=inside)
@@ -37,5 +37,5 @@ def add_parts(parts: Float[Tensor, "parts *shape"], dtype: torch.dtype) -> Float
         return parts[0]
     total = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
     size = total.numel()
-    _add[(triton.cdiv(size, _BLOCK),)](parts, total, size, PARTS=parts.shape[0], BLOCK=_BLOCK)
+    _add[(triton.cdiv(size, _BLOCK),)](parts, total, size, parts.shape[0], BLOCK=_BLOCK)
     return total
