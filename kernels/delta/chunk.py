@@ -5,26 +5,34 @@ A delta rule writes what the state lacks. With `S' = diag(exp g_t) S_{t-1}`,
     u_t = β_t (v_t - S'ᵀ k_t),    S_t = S' + k_t u_tᵀ,    o_t = scale · S_tᵀ q_t
 
 so once the rows u_t of a chunk are known, all else is `kernels.linear.chunk` with u for v. Let S be
-the state before the chunk, and P_i, R_j sums of gates as there. What a row lacks depends on the
-rows before it and on S,
+the state before the chunk, P_i, R_j sums of gates as there, and e_t the reader, here k_t. What a
+row lacks depends on the rows before it and on S,
 
-    A_ij = β_i Σ_k k_ik k_jk exp(Σ_{j < t <= i} g_tk)                    (j < i, 0 elsewhere)
-    U    = W_v - W_k S,    W_v = (I + A)⁻¹ diag(β) V,    W_k = (I + A)⁻¹ diag(β) (exp(P) ∘ K)
+    A_ij = β_i Σ_k e_ik k_jk exp(Σ_{j < t <= i} g_tk)                    (j < i, 0 elsewhere)
+    U    = W_v - W_e S,    W_v = (I + A)⁻¹ diag(β) V,    W_e = (I + A)⁻¹ diag(β) (exp(P) ∘ E)
 
-and only the last step waits for S. W_v and W_k are `w_v` and `w_k` below, for all chunks at once.
+and only the last step waits for S. W_v and W_e are `w_v` and `w_e` below, for all chunks at once.
 
 Backwards, dU is that of the linear recurrence within the chunk and through the state after it, and
-the gradient of the state before the chunk gets `-W_kᵀ dU` besides. With `X = diag(β)(exp(P) ∘ K)`,
-`Y = diag(β) V` and `dW_k = -dU Sᵀ`,
+the gradient of the state before the chunk gets `-W_eᵀ dU` besides. With `X = diag(β)(exp(P) ∘ E)`,
+`Y = diag(β) V` and `dW_e = -dU Sᵀ`,
 
-    dX = (I + A)⁻ᵀ dW_k,    dY = (I + A)⁻ᵀ dU,    dA = -(dX W_kᵀ + dY W_vᵀ) below the diagonal
+    dX = (I + A)⁻ᵀ dW_e,    dY = (I + A)⁻ᵀ dU,    dA = -(dX W_eᵀ + dY W_vᵀ) below the diagonal
 
 Nothing is saved for the backward pass but the inputs.
 
+DPLR is such a rule on twice as many rows. `S_t = diag(exp g_t) S_{t-1} + b_t r_tᵀ + k_t v_tᵀ` with
+`r_t = S_{t-1}ᵀ a_t` is a row that decays, reads with -a_t, has no value, and writes with b_t; and
+one that neither decays nor reads, and writes v_t with k_t. Its readers are EXCLUSIVE: they read
+before their own row decays.
+
 Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXiv 2406.06484,
-    section 3 (the system; W_v, W_k are its U, W); Yang et al., Gated Delta Networks, arXiv
+    section 3 (the system; W_v, W_e are its U, W); Yang et al., Gated Delta Networks, arXiv
     2412.06464, section 3.3 (gates per head); Kimi Linear, arXiv 2510.26692 (per channel).
 """
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -40,10 +48,12 @@ from kernels.primitives.decay import (
     gate_flags,
     head_decay,
     level_pairs,
+    level_queries,
     level_span,
     level_span_transposed,
     load_gates,
     load_head_gates,
+    load_sides,
     pair_decay,
     sum_columns,
     sum_gradients,
@@ -56,23 +66,27 @@ from kernels.tiles import Tile
 
 @triton.jit
 def _overlaps(
-    k_ptr, g_ptr, rows, heads, left, key_dim,
+    e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
     C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, EXCLUSIVE: tl.constexpr,
 ):  # fmt: skip
-    """`Σ_k k_ik k_jk exp(Σ_{j < t <= i} g_tk) [C, C]` below the diagonal, 0 elsewhere."""
+    """`Σ_k e_ik k_jk exp(Σ_{j < t <= i} g_tk) [C, C]` below the diagonal, 0 elsewhere."""
     DTYPE: tl.constexpr = k_ptr.dtype.element_ty
+    stride = heads * key_dim
     overlaps = tl.zeros([C, C], tl.float32)
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
-        k = load_rows(k_ptr, rows, keys, heads * key_dim, left, key_dim)
         if USE_G:
-            g = load_gates(g_ptr, rows, keys, heads * key_dim, left, key_dim)
+            g = load_gates(g_ptr, rows, keys, stride, left, key_dim)
             for level in tl.range(LEVELS, disable_licm=True):
-                X = k.to(tl.float32) * decay(level_span(level, C), g, DTYPE)
+                readers = level_queries(level, C)
+                x = load_sides(e_ptr, k_ptr, readers, rows, keys, stride, left, key_dim)
+                X = x.to(tl.float32) * decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
                 overlaps += tl.where(level_pairs(level, C), product(X, tl.trans(X), DTYPE), 0.0)
         else:
-            overlaps += product(k, tl.trans(k), DTYPE)
+            e = load_rows(e_ptr, rows, keys, stride, left, key_dim)
+            k = load_rows(k_ptr, rows, keys, stride, left, key_dim)
+            overlaps += product(e, tl.trans(k), DTYPE)
     if USE_HEAD_G:
         overlaps *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)
     return tl.where(rows[:, None] > rows[None, :], overlaps, 0.0)
@@ -81,13 +95,14 @@ def _overlaps(
 @triton.jit
 def _from_start(
     g_ptr, rows, keys, heads, left, key_dim,
-    C: tl.constexpr, DTYPE: tl.constexpr, USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr,
+    C: tl.constexpr, DTYPE: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, EXCLUSIVE: tl.constexpr,
 ):  # fmt: skip
-    """`exp(P_i)` as a factor of a tile of keys."""
+    """`exp(P_i)` as a factor of a tile of readers."""
     factor = tl.full([C, 1], 1.0, tl.float32)
     if USE_G:
         g = load_gates(g_ptr, rows, keys, heads * key_dim, left, key_dim)
-        factor = decay(chunk_span(0, C), g, DTYPE)
+        factor = decay(chunk_span(0, C, EXCLUSIVE), g, DTYPE)
     if USE_HEAD_G:
         g = load_head_gates(g_ptr, rows, heads, left)
         factor = head_decay(chunk_span(0, C), g, DTYPE)[:, None]
@@ -96,12 +111,13 @@ def _from_start(
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _prepare(
-    k_ptr, v_ptr, g_ptr, beta_ptr, w_k_ptr, w_v_ptr, inverse_ptr, table_ptr,
+    e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, w_e_ptr, w_v_ptr, inverse_ptr, table_ptr,
     tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, PACKED: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_BETA: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """A program solves the system of one chunk and head: w_k, w_v and the inverse."""
+    """A program solves the system of one chunk and head: w_e, w_v and the inverse."""
     DTYPE: tl.constexpr = k_ptr.dtype.element_ty
     head = tl.program_id(0) % heads
     chunk = tl.program_id(0) // heads
@@ -110,49 +126,55 @@ def _prepare(
         return
     rows = tl.arange(0, C)
     token = first * heads + head
+    key_stride = heads * key_dim
+    value_stride = heads * value_dim
     if USE_G:
         g_ptr += token * key_dim
     if USE_HEAD_G:
         g_ptr += token
+    e_ptr += token * key_dim
     k_ptr += token * key_dim
     v_ptr += token * value_dim
-    beta = tl.load(beta_ptr + token + rows * heads, mask=rows < left, other=0.0).to(tl.float32)
+    beta = tl.full([C], 1.0, tl.float32)
+    if USE_BETA:
+        beta = tl.load(beta_ptr + token + rows * heads, mask=rows < left, other=0.0)
+        beta = beta.to(tl.float32)
     A = beta[:, None] * _overlaps(
-        k_ptr, g_ptr, rows, heads, left, key_dim, C, BK, LEVELS, USE_G, USE_HEAD_G
-    )
+        e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
+        C, BK, LEVELS, USE_G, USE_HEAD_G, EXCLUSIVE,
+    )  # fmt: skip
     inverse = inverse_unit_lower(A, C)
-    store_rows(
-        inverse_ptr + (chunk.to(tl.int64) * heads + head) * C * C, inverse, rows, rows, C, C, C
-    )
+    cell = (chunk.to(tl.int64) * heads + head) * C * C
+    store_rows(inverse_ptr + cell, inverse, rows, rows, C, C, C)
     for start in range(0, value_dim, BV):
         values = start + tl.arange(0, BV)
-        v = load_rows(v_ptr, rows, values, heads * value_dim, left, value_dim)
+        v = load_rows(v_ptr, rows, values, value_stride, left, value_dim)
         w_v = product(inverse, beta[:, None] * v.to(tl.float32), DTYPE, FINE_A=True)
-        store_rows(
-            w_v_ptr + token * value_dim, w_v, rows, values, heads * value_dim, left, value_dim
-        )
+        store_rows(w_v_ptr + token * value_dim, w_v, rows, values, value_stride, left, value_dim)
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
-        k = load_rows(k_ptr, rows, keys, heads * key_dim, left, key_dim)
-        from_start = _from_start(
-            g_ptr, rows, keys, heads, left, key_dim, C, DTYPE, USE_G, USE_HEAD_G
+        e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
+        X = e.to(tl.float32) * _from_start(
+            g_ptr, rows, keys, heads, left, key_dim, C, DTYPE, USE_G, USE_HEAD_G, EXCLUSIVE
         )
-        X = beta[:, None] * from_start * k.to(tl.float32)
-        w_k = product(inverse, X, DTYPE, FINE_A=True)
-        store_rows(w_k_ptr + token * key_dim, w_k, rows, keys, heads * key_dim, left, key_dim)
+        w_e = product(inverse, beta[:, None] * X, DTYPE, FINE_A=True)
+        store_rows(w_e_ptr + token * key_dim, w_e, rows, keys, key_stride, left, key_dim)
 
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _prepare_backward(
-    k_ptr, v_ptr, g_ptr, beta_ptr, w_k_ptr, w_v_ptr, inverse_ptr, states_ptr, dwritten_ptr,
-    dk_part_ptr, dg_part_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, table_ptr,
+    e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, w_e_ptr, w_v_ptr, inverse_ptr, states_ptr, dwritten_ptr,
+    dk_part_ptr, dg_part_ptr, de_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, table_ptr,
     tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, PACKED: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_BETA: tl.constexpr,
+    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program turns dU of one chunk and head into dk, dv, dg and dbeta.
 
-    To dk and dg it adds the parts of the linear recurrence; the part of dk is its workspace too.
+    To dk and dg it adds the parts of the linear recurrence. With exclusive readers they are not the
+    keys, and have gradients of their own, `de`, in float32; otherwise these go into dk. The
+    part of dk, or `de`, is a workspace too, and so is that of dg.
     """
     DTYPE: tl.constexpr = k_ptr.dtype.element_ty
     head = tl.program_id(0) % heads
@@ -168,16 +190,25 @@ def _prepare_backward(
     value_stride = heads * value_dim
     if USE_G:
         g_ptr += key_rows
+        dg_part_ptr += key_rows
     if USE_HEAD_G:
         g_ptr += token
+    e_ptr += key_rows
     k_ptr += key_rows
+    if EXCLUSIVE:
+        de_ptr += key_rows
+    dk_part_ptr += key_rows
     states_ptr += (chunk.to(tl.int64) * heads + head) * key_dim * value_dim
     inside = rows < left
-    beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0).to(tl.float32)
-    inverse = load_rows(
-        inverse_ptr + (chunk.to(tl.int64) * heads + head) * C * C, rows, rows, C, C, C
-    )
-    overlaps = _overlaps(k_ptr, g_ptr, rows, heads, left, key_dim, C, BK, LEVELS, USE_G, USE_HEAD_G)
+    beta = tl.full([C], 1.0, tl.float32)
+    if USE_BETA:
+        beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0).to(tl.float32)
+    cell = (chunk.to(tl.int64) * heads + head) * C * C
+    inverse = load_rows(inverse_ptr + cell, rows, rows, C, C, C)
+    overlaps = _overlaps(
+        e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
+        C, BK, LEVELS, USE_G, USE_HEAD_G, EXCLUSIVE,
+    )  # fmt: skip
 
     dA = tl.zeros([C, C], tl.float32)
     dbeta = tl.zeros([C], tl.float32)
@@ -201,27 +232,32 @@ def _prepare_backward(
             S = load_rows(states_ptr, keys, values, value_dim, key_dim, value_dim)
             dW -= product(du, tl.trans(S), DTYPE, FINE_A=True)
         dX = product(tl.trans(inverse), dW, DTYPE, FINE_A=True, FINE_B=True)
-        w_k = load_rows(w_k_ptr + key_rows, rows, keys, key_stride, left, key_dim)
-        dA -= product(dX, tl.trans(w_k), DTYPE, FINE_A=True)
-        k = load_rows(k_ptr, rows, keys, key_stride, left, key_dim).to(tl.float32)
-        dX *= _from_start(g_ptr, rows, keys, heads, left, key_dim, C, DTYPE, USE_G, USE_HEAD_G)
-        dbeta += tl.sum(k * dX, 1)
+        w_e = load_rows(w_e_ptr + key_rows, rows, keys, key_stride, left, key_dim)
+        dA -= product(dX, tl.trans(w_e), DTYPE, FINE_A=True)
+        e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim).to(tl.float32)
+        dX *= _from_start(
+            g_ptr, rows, keys, heads, left, key_dim, C, DTYPE, USE_G, USE_HEAD_G, EXCLUSIVE
+        )
+        dbeta += tl.sum(e * dX, 1)
         dX *= beta[:, None]
-        to_start += tl.sum(k * dX, 1)
-        part = dk_part_ptr + key_rows
-        dk = load_rows(part, rows, keys, key_stride, left, key_dim) + dX
-        store_rows(part, dk, rows, keys, key_stride, left, key_dim)
+        to_start += tl.sum(e * dX, 1)
+        if EXCLUSIVE:
+            store_rows(de_ptr, dX, rows, keys, key_stride, left, key_dim)
+        else:
+            dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim) + dX
+            store_rows(dk_part_ptr, dk, rows, keys, key_stride, left, key_dim)
         if USE_G:
-            part = dg_part_ptr + key_rows
-            dg = load_rows(part, rows, keys, key_stride, left, key_dim)
-            dg += sum_gradients(chunk_span_transposed(0, C), k * dX, DTYPE)
-            store_rows(part, dg, rows, keys, key_stride, left, key_dim)
-    # Parts may be read by another thread than the one that wrote them.
+            dg = load_rows(dg_part_ptr, rows, keys, key_stride, left, key_dim)
+            dg += sum_gradients(chunk_span_transposed(0, C, EXCLUSIVE), e * dX, DTYPE)
+            store_rows(dg_part_ptr, dg, rows, keys, key_stride, left, key_dim)
+    # A workspace may be read by another thread than the one that wrote it.
     tl.debug_barrier()
 
     dA = tl.where(rows[:, None] > rows[None, :], dA, 0.0)
-    dbeta += tl.sum(dA * overlaps, 1)
-    tl.store(dbeta_ptr + token + rows * heads, dbeta.to(dbeta_ptr.dtype.element_ty), mask=inside)
+    if USE_BETA:
+        dbeta += tl.sum(dA * overlaps, 1)
+        dbeta_ptr += token + rows * heads
+        tl.store(dbeta_ptr, dbeta.to(dbeta_ptr.dtype.element_ty), mask=inside)
     dA *= beta[:, None]
     if USE_HEAD_G:
         to_query = chunk_span_transposed(0, C)
@@ -231,23 +267,38 @@ def _prepare_backward(
         dg += tl.load(dg_part_ptr + token + rows * heads, mask=inside, other=0.0)
         tl.store(dg_ptr + token + rows * heads, dg.to(dg_ptr.dtype.element_ty), mask=inside)
         dA *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)
-    dA += tl.trans(dA)
+    if USE_G:
+        # At a level, one product gives both sides: readers gather keys, and keys readers.
+        dA += tl.trans(dA)
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
-        k = load_rows(k_ptr, rows, keys, key_stride, left, key_dim)
-        dk = load_rows(dk_part_ptr + key_rows, rows, keys, key_stride, left, key_dim)
+        dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim)
+        de = tl.zeros([C, BK], tl.float32)
+        if EXCLUSIVE:
+            de = load_rows(de_ptr, rows, keys, key_stride, left, key_dim)
         if USE_G:
             g = load_gates(g_ptr, rows, keys, key_stride, left, key_dim)
-            dg = load_rows(dg_part_ptr + key_rows, rows, keys, key_stride, left, key_dim)
+            dg = load_rows(dg_part_ptr, rows, keys, key_stride, left, key_dim)
             for level in tl.range(LEVELS, disable_licm=True):
-                decayed = decay(level_span(level, C), g, DTYPE)
+                readers = level_queries(level, C)
+                x = load_sides(e_ptr, k_ptr, readers, rows, keys, key_stride, left, key_dim)
+                x = x.to(tl.float32)
+                decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
                 pairs = tl.where(level_pairs(level, C), dA, 0.0)
-                dx = product(pairs, k.to(tl.float32) * decayed, DTYPE) * decayed
-                dk += dx
-                dg += sum_gradients(level_span_transposed(level, C), k.to(tl.float32) * dx, DTYPE)
+                dx = product(pairs, x * decayed, DTYPE) * decayed
+                de += tl.where(readers, dx, 0.0)
+                dk += tl.where(readers, 0.0, dx)
+                dg += sum_gradients(level_span_transposed(level, C, EXCLUSIVE), x * dx, DTYPE)
             store_rows(dg_ptr + key_rows, dg, rows, keys, key_stride, left, key_dim)
         else:
-            dk += product(dA, k, DTYPE)
+            e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
+            k = load_rows(k_ptr, rows, keys, key_stride, left, key_dim)
+            de += product(dA, k, DTYPE)
+            dk += product(tl.trans(dA), e, DTYPE)
+        if EXCLUSIVE:
+            store_rows(de_ptr, de, rows, keys, key_stride, left, key_dim)
+        else:
+            dk += de
         store_rows(dk_ptr + key_rows, dk, rows, keys, key_stride, left, key_dim)
 
 
@@ -256,7 +307,9 @@ def forward(
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
-    beta: Tensor,
+    beta: Tensor | None,
+    a: Tensor | None,
+    b: Tensor | None,
     *,
     scale: float,
     initial_state: Tensor | None,
@@ -264,29 +317,20 @@ def forward(
     tile: Tile,
     output_final_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Outputs and, if asked for, final states.
-
-    Args:
-        q, k: `[B, T, H, K]`; v: `[B, T, H, V]`, of one dtype. Strides are free, what is not
-            contiguous is copied.
-        g: log decay `[B, T, H, K]` or `[B, T, H]`, in that dtype or float32, or None.
-        beta: `[B, T, H]` in that dtype or float32.
-        scale, initial_state, cu_seqlens: as in `kernels.linear.chunk.forward`.
-
-    Returns:
-        `o [B, T, H, V]` in the dtype of v, `final_state [N, H, K, V]` float32 or None.
-    """
-    q, k, v, g, beta, initial_state = _contiguous(q, k, v, g, beta, initial_state)
-    chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
-    w_k, w_v, _ = _system(k, v, g, beta, chunks, tile)
+    """Outputs and, if asked for, final states; arguments and returns as in `fused_recurrent`."""
+    rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
+    w_e, w_v, _ = rule.system()
     written = torch.empty_like(w_v)
     states, final = pass_states(
-        k, w_v, g, initial_state, chunks,
-        factor=1.0, final=output_final_state, reverse=False, tile=tile, delta=(w_k, w_k, written),
+        rule.k, w_v, rule.g, _contiguous(initial_state), rule.chunks,
+        factor=1.0, final=output_final_state, reverse=False, tile=tile, delta=(w_e, w_e, written),
     )  # fmt: skip
-    o = torch.empty_like(v)
-    outputs(q, k, written, g, states, o, chunks, (scale, scale), reverse=False, tile=tile)
-    return o, final
+    o = torch.empty_like(rule.v)
+    outputs(
+        rule.q, rule.k, written, rule.g, states, o, rule.chunks, (scale, scale),
+        reverse=False, tile=tile,
+    )  # fmt: skip
+    return (o if a is None else _second(o)), final
 
 
 def backward(
@@ -294,7 +338,9 @@ def backward(
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
-    beta: Tensor,
+    beta: Tensor | None,
+    a: Tensor | None,
+    b: Tensor | None,
     *,
     scale: float,
     initial_state: Tensor | None,
@@ -302,70 +348,143 @@ def backward(
     tile: Tile,
     do: Tensor,
     dfinal_state: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Gradients of `forward`'s inputs from those of its outputs.
-
-    Returns:
-        dq, dk, dv, dg, dbeta in the dtypes of their inputs, dinitial_state float32; dg and
-        dinitial_state are None where there is no input.
-    """
-    q, k, v, g, beta, do = _contiguous(q, k, v, g, beta, do)
-    initial_state, dfinal_state = _contiguous(initial_state, dfinal_state)
-    chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
-    w_k, w_v, inverse = _system(k, v, g, beta, chunks, tile)
+) -> tuple[Tensor | None, ...]:
+    """Gradients of `forward`'s inputs; arguments and returns as in `fused_recurrent`."""
+    rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
+    if a is not None:
+        do = _interleaved(torch.zeros_like(do), do)
+    do = do.contiguous()
+    initial_state, dfinal_state = _contiguous(initial_state), _contiguous(dfinal_state)
+    w_e, w_v, inverse = rule.system()
     written = torch.empty_like(w_v)
     states, _ = pass_states(
-        k, w_v, g, initial_state, chunks,
-        factor=1.0, final=False, reverse=False, tile=tile, delta=(w_k, w_k, written),
+        rule.k, w_v, rule.g, initial_state, rule.chunks,
+        factor=1.0, final=False, reverse=False, tile=tile, delta=(w_e, w_e, written),
     )  # fmt: skip
     dwritten = torch.empty_like(w_v)
-    outputs(k, q, do, g, None, dwritten, chunks, (0.0, scale), reverse=True, tile=tile)
-    dstates, dinitial = pass_states(
-        q, do, g, dfinal_state, chunks,
-        factor=scale, final=initial_state is not None, reverse=True, tile=tile,
-        delta=(k, w_k, dwritten),
+    outputs(
+        rule.k, rule.q, do, rule.g, None, dwritten, rule.chunks, (0.0, scale),
+        reverse=True, tile=tile,
     )  # fmt: skip
-    dq, dk_part, dg_part = gradients(
-        q, k, written, g, do, states, dstates, chunks, scale=scale, tile=tile, partial=True
-    )
-    dk, dv, dbeta = torch.empty_like(k), torch.empty_like(v), torch.empty_like(beta)
-    dg = None if g is None else torch.empty_like(g)
-    heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
-    narrow = tile.backward_tile()
-    BK, BV = blocks(key_dim, value_dim, narrow, q.dtype)
-    if chunks.count * heads:
-        _prepare_backward[(chunks.count * heads,)](
-            k, v, g, beta, w_k, w_v, inverse, states, dwritten,
-            dk_part, dg_part, dk, dv, dg, dbeta, chunks.table,
-            q.shape[1], heads, key_dim, value_dim,
-            C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-            **gate_flags(g), PACKED=chunks.table is not None,
-            num_warps=narrow.num_warps, num_stages=narrow.num_stages,
-        )  # fmt: skip
-    return dq, dk, dv, dg, dbeta, dinitial
+    dstates, dinitial = pass_states(
+        rule.q, do, rule.g, dfinal_state, rule.chunks,
+        factor=scale, final=initial_state is not None, reverse=True, tile=tile,
+        delta=(rule.k, w_e, dwritten),
+    )  # fmt: skip
+    dq, *parts = gradients(
+        rule.q, rule.k, written, rule.g, do, states, dstates, rule.chunks,
+        scale=scale, tile=tile, partial=True,
+    )  # fmt: skip
+    de, dk, dv, dg, dbeta = rule.system_backward(w_e, w_v, inverse, states, dwritten, *parts)
+    if a is None:
+        return dq, dk, dv, dg, dbeta, None, None, dinitial
+    return (
+        _second(dq), _second(dk), _second(dv), None if dg is None else _first(dg), None,
+        -_first(de).to(a.dtype), _first(dk), dinitial,
+    )  # fmt: skip
 
 
-def _system(
-    k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, chunks: Chunks, tile: Tile
-) -> tuple[Tensor, Tensor, Tensor]:
-    """w_k, w_v and the inverses `[chunks, H, C, C]`; see the top of this file."""
-    heads, key_dim, value_dim = k.shape[2], k.shape[3], v.shape[3]
-    # A sum of keys may leave the range of float16.
-    dtype = torch.bfloat16 if k.dtype == torch.bfloat16 else torch.float32
-    w_k, w_v = torch.empty_like(k, dtype=dtype), torch.empty_like(v, dtype=dtype)
-    shape = chunks.count, heads, tile.tokens, tile.tokens
-    inverse = k.new_empty(shape, dtype=torch.float32)
-    BK, BV = blocks(key_dim, value_dim, tile, k.dtype)
-    if chunks.count * heads:
-        _prepare[(chunks.count * heads,)](
-            k, v, g, beta, w_k, w_v, inverse, chunks.table,
-            k.shape[1], heads, key_dim, value_dim,
-            C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-            **gate_flags(g), PACKED=chunks.table is not None,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
-    return w_k, w_v, inverse
+@dataclass(frozen=True)
+class _Rule:
+    """A rule by rows, contiguous: readers, keys, values, gates and strengths, cut in chunks."""
+
+    q: Tensor
+    e: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    beta: Tensor | None
+    chunks: Chunks
+    tile: Tile
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor | None,
+        beta: Tensor | None,
+        a: Tensor | None,
+        b: Tensor | None,
+        cu_seqlens: Tensor | None,
+        tile: Tile,
+    ) -> "_Rule":
+        """A delta rule as it is, DPLR on twice as many rows."""
+        if a is None:
+            q, k, v, g, beta = (_contiguous(x) for x in (q, k, v, g, beta))
+            e = k
+        else:
+            q, v = (_interleaved(torch.zeros_like(x), x) for x in (q, v))
+            e, k = _interleaved(-a, torch.zeros_like(a)), _interleaved(b, k)
+            g = None if g is None else _interleaved(g, torch.zeros_like(g))
+            cu_seqlens = None if cu_seqlens is None else 2 * cu_seqlens
+        chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
+        return cls(q, e, k, v, g, beta, chunks, tile)
+
+    def system(self) -> tuple[Tensor, Tensor, Tensor]:
+        """w_e, w_v and the inverses `[chunks, H, C, C]`; see the top of this file."""
+        # A sum of keys may leave the range of float16.
+        dtype = torch.bfloat16 if self.k.dtype == torch.bfloat16 else torch.float32
+        w_e, w_v = torch.empty_like(self.e, dtype=dtype), torch.empty_like(self.v, dtype=dtype)
+        heads, length = self.k.shape[2], self.tile.tokens
+        shape = self.chunks.count, heads, length, length
+        inverse = self.k.new_empty(shape, dtype=torch.float32)
+        if self.chunks.count * heads:
+            _prepare[(self.chunks.count * heads,)](
+                self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, self.chunks.table,
+                **self._launch(self.tile),
+            )  # fmt: skip
+        return w_e, w_v, inverse
+
+    def system_backward(
+        self,
+        w_e: Tensor,
+        w_v: Tensor,
+        inverse: Tensor,
+        states: Tensor,
+        dwritten: Tensor,
+        dk_part: Tensor,
+        dg_part: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        """de (float32), dk, dv, dg, dbeta; None where there is no such input or it is another."""
+        dk, dv = torch.empty_like(self.k), torch.empty_like(self.v)
+        dg, dbeta = (None if x is None else torch.empty_like(x) for x in (self.g, self.beta))
+        de = None if self.e is self.k else torch.empty_like(self.e, dtype=torch.float32)
+        heads = self.k.shape[2]
+        if self.chunks.count * heads:
+            _prepare_backward[(self.chunks.count * heads,)](
+                self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, states, dwritten,
+                dk_part, dg_part, de, dk, dv, dg, dbeta, self.chunks.table,
+                **self._launch(self.tile.backward_tile()),
+            )  # fmt: skip
+        return de, dk, dv, dg, dbeta
+
+    def _launch(self, tile: Tile) -> dict[str, Any]:
+        _, tokens, heads, key_dim = self.k.shape
+        value_dim = self.v.shape[3]
+        BK, BV = blocks(key_dim, value_dim, tile, self.k.dtype)
+        return {
+            "tokens": tokens, "heads": heads, "key_dim": key_dim, "value_dim": value_dim,
+            "C": self.tile.tokens, "BK": BK, "BV": BV, "LEVELS": self.tile.tokens.bit_length() - 1,
+            **gate_flags(self.g), "USE_BETA": self.beta is not None,
+            "EXCLUSIVE": self.e is not self.k, "PACKED": self.chunks.table is not None,
+            "num_warps": tile.num_warps, "num_stages": tile.num_stages,
+        }  # fmt: skip
 
 
-def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(x if x is None else x.contiguous() for x in tensors)
+def _interleaved(first: Tensor, second: Tensor) -> Tensor:
+    """`[B, 2 T, ...]`: two rows for every token."""
+    return torch.stack([first, second], 2).flatten(1, 2)
+
+
+def _first(x: Tensor) -> Tensor:
+    return x[:, 0::2].contiguous()
+
+
+def _second(x: Tensor) -> Tensor:
+    return x[:, 1::2].contiguous()
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()

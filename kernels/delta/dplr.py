@@ -20,7 +20,7 @@ def dplr(
     initial_state: Float[Tensor, "N H K V"] | None = None,
     output_final_state: bool = False,
     cu_seqlens: Int[Tensor, " N+1"] | None = None,
-    mode: Literal["auto", "fused_recurrent"] = "auto",
+    mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """A linear attention with a transition that is diagonal plus low rank (DPLR).
@@ -52,7 +52,9 @@ def dplr(
         output_final_state: return the state after the last token as well.
         cu_seqlens: boundaries of N packed sequences `[N+1]`, int32 or int64, in tokens; B is
             then 1. The state of an empty sequence passes through. None means N = B sequences.
-        mode: `fused_recurrent` walks token by token in one kernel.
+        mode: `fused_recurrent` walks token by token in one kernel, with little to start up: for
+            decoding and short sequences. `chunk` solves the system of every chunk at once, and then
+            carries the state from chunk to chunk. `auto` chooses by the length.
         tile: index into `kernels.tiles.TABLE["dplr", mode]`; None chooses by head dim, dtype
             and device.
 

@@ -1,7 +1,5 @@
 """What the public delta rules share: their arguments checked and settled, and the ops of a mode."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -26,7 +24,7 @@ _MODES = {
     "delta_rule": ("chunk", "fused_recurrent"),
     "gated_delta_rule": ("chunk", "fused_recurrent"),
     "kda": ("chunk", "fused_recurrent"),
-    "dplr": ("fused_recurrent",),
+    "dplr": ("chunk", "fused_recurrent"),
 }
 # The log decays of each op.
 _GATES = {"gated_delta_rule": "B T H", "kda": "B T H K", "dplr": "B T H K"}
@@ -38,21 +36,15 @@ _SHORT = 64
 def _register(op: str, mode: str):
     """Make the two functions of a mode the `torch.library` op `attention_oracles::op_mode`."""
     form = _FORMS[mode]
-    own = ("a", "b") if form is fused_recurrent else ()
 
-    def called(function, cu_seqlens: Tensor | None, tile: int, given: dict[str, Any]):
-        given = {n: x for n, x in given.items() if n in own or n not in ("a", "b")}
-        return function(cu_seqlens=cu_seqlens, tile=tiles.TABLE[op, mode][tile], **given)
+    def forward(*, q, cu_seqlens, tile, **given):
+        check_boundaries("cu_seqlens", cu_seqlens, q.shape[1])
+        entry = tiles.TABLE[op, mode][tile]
+        return form.forward(q=q, cu_seqlens=cu_seqlens, tile=entry, **given)
 
-    def forward(*, cu_seqlens, tile, **given):
-        check_boundaries("cu_seqlens", cu_seqlens, given["q"].shape[1])
-        return called(form.forward, cu_seqlens, tile, given)
-
-    def backward(*, cu_seqlens, tile, d0, d1, output_final_state, **given):
-        given |= {"do": d0, "dfinal_state": d1}
-        *gradients, dinitial = called(form.backward, cu_seqlens, tile, given)
-        dq, dk, dv, dg, dbeta, da, db = [*gradients, None, None][:7]
-        return dq, dk, dv, dg, dbeta, da, db, dinitial, None
+    def backward(*, tile, d0, d1, output_final_state, **given):
+        entry = tiles.TABLE[op, mode][tile]
+        return *form.backward(tile=entry, do=d0, dfinal_state=d1, **given), None
 
     def shapes(given):
         q, v, cu_seqlens = given["q"], given["v"], given["cu_seqlens"]

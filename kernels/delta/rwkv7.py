@@ -20,7 +20,7 @@ def rwkv7(
     initial_state: Float[Tensor, "N H K V"] | None = None,
     output_final_state: bool = False,
     cu_seqlens: Int[Tensor, " N+1"] | None = None,
-    mode: Literal["auto", "fused_recurrent"] = "auto",
+    mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The weighted key values of RWKV-7.

@@ -157,22 +157,25 @@ def sum_gradients(mask, x, DTYPE: tl.constexpr):
     return select_and_sum(mask, x, 0 if DTYPE.is_fp32() else 2)
 
 
-# The masks are ranges of columns, two comparisons an element: registers are short.
+# The masks are ranges of columns, two comparisons an element: registers are short. A query sees its
+# own gate, unless they are EXCLUSIVE: it then reads before the state decays.
 
 
 @triton.jit
-def chunk_span(side, C: tl.constexpr):
+def chunk_span(side, C: tl.constexpr, EXCLUSIVE: tl.constexpr = False):
     """`[C, C]`, true where gate t (column) lies between token r (row) and an end of the chunk: its
     start for side 0, the side of the queries, where t <= r; its end for side 1, where t > r."""
     r = tl.arange(0, C)
-    return _columns(tl.where(side == 0, 0, r + 1), tl.where(side == 0, r + 1, C), C)
+    seen = r if EXCLUSIVE else r + 1
+    return _columns(tl.where(side == 0, 0, r + 1), tl.where(side == 0, seen, C), C)
 
 
 @triton.jit
-def chunk_span_transposed(side, C: tl.constexpr):
+def chunk_span_transposed(side, C: tl.constexpr, EXCLUSIVE: tl.constexpr = False):
     """`[C, C]`, true where gate t (row) lies between token r (column) and an end of the chunk."""
     t = tl.arange(0, C)
-    return _columns(tl.where(side == 0, t, 0), tl.where(side == 0, C, t), C)
+    first = t + 1 if EXCLUSIVE else t
+    return _columns(tl.where(side == 0, first, 0), tl.where(side == 0, C, t), C)
 
 
 @triton.jit
@@ -189,21 +192,23 @@ def level_pairs(level, C: tl.constexpr):
 
 
 @triton.jit
-def level_span(level, C: tl.constexpr):
+def level_span(level, C: tl.constexpr, EXCLUSIVE: tl.constexpr = False):
     """`[C, C]`, true where gate t (column) lies between token r (row) and its anchor."""
     r = tl.arange(0, C)
     half = _half(level, C)
     query = (r >> level) & 1 == 1
-    return _columns(tl.where(query, half, r + 1), tl.where(query, r + 1, half + (1 << level)), C)
+    seen = r if EXCLUSIVE else r + 1
+    return _columns(tl.where(query, half, r + 1), tl.where(query, seen, half + (1 << level)), C)
 
 
 @triton.jit
-def level_span_transposed(level, C: tl.constexpr):
+def level_span_transposed(level, C: tl.constexpr, EXCLUSIVE: tl.constexpr = False):
     """`[C, C]`, true where gate t (row) lies between token r (column) and its anchor."""
     t = tl.arange(0, C)
     half = _half(level, C)
     query = (t >> level) & 1 == 1
-    return _columns(tl.where(query, t, half), tl.where(query, half + (1 << level), t), C)
+    first = t + 1 if EXCLUSIVE else t
+    return _columns(tl.where(query, first, half), tl.where(query, half + (1 << level), t), C)
 
 
 @triton.jit

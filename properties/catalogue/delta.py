@@ -164,7 +164,7 @@ DPLR = Op(
     oracle=reference.dplr,
     second_form=reference.dplr_parallel,
     quiet_form=reference.dplr_parallel,
-    modes=(Mode("fused_recurrent"),),
+    modes=_MODES,
     arguments=(
         Argument("q", "B T H K", Role.QUERY),
         Argument("k", "B T H K", Role.KEY),
@@ -197,7 +197,7 @@ RWKV7 = Op(
     oracle=reference.rwkv7,
     second_form=reference.rwkv7_unrolled,
     quiet_form=reference.rwkv7,
-    modes=(Mode("fused_recurrent"),),
+    modes=_MODES,
     arguments=(
         Argument("r", "B T H K", Role.QUERY),
         Argument("w", "B T H K", Role.LOG_DECAY, dtype="either"),
