@@ -227,6 +227,7 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     ("delta_rule", "chunk"): _DELTA_CHUNK,
     ("gated_delta_rule", "chunk"): _DELTA_CHUNK,
     ("kda", "chunk"): _DELTA_CHUNK,
+    ("dplr", "chunk"): _DELTA_CHUNK,
     # tokens: between two kept states in the backward pass; features: values of a program.
     ("delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
     ("gated_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,

@@ -479,11 +479,12 @@ def _interleaved(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _first(x: Tensor) -> Tensor:
-    return x[:, 0::2].contiguous()
+    """In memory of its own, as what an op returns has to be."""
+    return x[:, 0::2].clone(memory_format=torch.contiguous_format)
 
 
 def _second(x: Tensor) -> Tensor:
-    return x[:, 1::2].contiguous()
+    return x[:, 1::2].clone(memory_format=torch.contiguous_format)
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:

@@ -16,7 +16,7 @@ from kernels.arguments import (
 )
 from kernels.delta import chunk, fused_recurrent
 from kernels.differentiable import differentiable
-from kernels.norm.l2norm import l2norm
+from kernels.norm.l2norm import normalized, normalized_backward
 from kernels.scale import resolve_scale
 
 _FORMS = {"chunk": chunk, "fused_recurrent": fused_recurrent}
@@ -37,14 +37,22 @@ def _register(op: str, mode: str):
     """Make the two functions of a mode the `torch.library` op `attention_oracles::op_mode`."""
     form = _FORMS[mode]
 
-    def forward(*, q, cu_seqlens, tile, **given):
+    def forward(*, q, k, v, cu_seqlens, normalize, tile, **given):
         check_boundaries("cu_seqlens", cu_seqlens, q.shape[1])
-        entry = tiles.TABLE[op, mode][tile]
-        return form.forward(q=q, cu_seqlens=cu_seqlens, tile=entry, **given)
+        heads = v.shape[2]
+        return form.forward(
+            _of_each_head(q, heads, normalize), _of_each_head(k, heads, normalize), v,
+            cu_seqlens=cu_seqlens, tile=tiles.TABLE[op, mode][tile], **given,
+        )  # fmt: skip
 
-    def backward(*, tile, d0, d1, output_final_state, **given):
-        entry = tiles.TABLE[op, mode][tile]
-        return *form.backward(tile=entry, do=d0, dfinal_state=d1, **given), None
+    def backward(*, q, k, v, normalize, tile, d0, d1, output_final_state, **given):
+        heads = v.shape[2]
+        dq, dk, *others = form.backward(
+            _of_each_head(q, heads, normalize), _of_each_head(k, heads, normalize), v,
+            tile=tiles.TABLE[op, mode][tile], do=d0, dfinal_state=d1, **given,
+        )  # fmt: skip
+        dq, dk = _of_each_group(dq, q, normalize), _of_each_group(dk, k, normalize)
+        return dq, dk, *others, None
 
     def shapes(given):
         q, v, cu_seqlens = given["q"], given["v"], given["cu_seqlens"]
@@ -58,12 +66,30 @@ def _register(op: str, mode: str):
     return differentiable(
         f"{op}_{mode}",
         tensors=("q", "k", "v", "g?", "beta?", "a?", "b?", "initial_state?", "cu_seqlens?"),
-        settings={"scale": "float", "output_final_state": "bool", "tile": "int"},
+        settings={
+            "scale": "float",
+            "normalize": "bool",
+            "output_final_state": "bool",
+            "tile": "int",
+        },
         outputs=2,
         forward=forward,
         backward=backward,
         shapes=shapes,
     )
+
+
+def _of_each_head(x: Tensor, heads: int, normalize: bool) -> Tensor:
+    """Queries or keys `[B, T, G, K]` as `[B, T, H, K]`, of length 1 if asked for."""
+    x = normalized(x) if normalize else x
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], dim=2)
+
+
+def _of_each_group(dy: Tensor, x: Tensor, normalize: bool) -> Tensor:
+    """The gradient of x from that of what `_of_each_head` made of it."""
+    if dy.shape != x.shape:
+        dy = dy.unflatten(2, (x.shape[2], -1)).sum(3, dtype=torch.float32)
+    return (normalized_backward(x, dy) if normalize else dy).to(x.dtype)
 
 
 _OPS = {(op, mode): _register(op, mode) for op, modes in _MODES.items() for mode in modes}
@@ -135,14 +161,10 @@ def run(
         op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile
     )
 
-    if use_qk_l2norm_in_kernel:
-        q, k = l2norm(q), l2norm(k)
-    if groups != heads:
-        q, k = (x.repeat_interleave(heads // groups, dim=2) for x in (q, k))
     if beta is None and a is None:
         beta = torch.ones(v.shape[:3], dtype=torch.float32, device=v.device)
     o, final_state = _OPS[op, mode](
         q, k, v, g, beta, a, b, initial_state, cu_seqlens,
-        scale, bool(output_final_state), tile,
+        scale, use_qk_l2norm_in_kernel, output_final_state, tile,
     )  # fmt: skip
     return o, final_state if output_final_state else None

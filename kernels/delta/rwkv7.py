@@ -2,9 +2,11 @@
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kernels.arguments import bind_dims, check_dtype, check_one_dtype
 from kernels.delta.dplr import dplr
 
 
@@ -73,6 +75,16 @@ def rwkv7(
     Source: Peng et al., RWKV-7, arXiv 2503.14456, equations 16, 17 and 21 (without norm and bonus),
         and appendix C (eigenvalues).
     """
+    bind_dims(
+        r=(r, "B T H K"),
+        w=(w, "B T H K"),
+        k=(k, "B T H K"),
+        v=(v, "B T H V"),
+        kk=(kk, "B T H K"),
+        a=(a, "B T H K"),
+    )
+    check_one_dtype(r=r, k=k, v=v, kk=kk, a=a)
+    check_dtype("w", w, torch.float32, r.dtype)
     return dplr(
         r,
         k,

@@ -45,15 +45,26 @@ def _backward(
     store_rows(dx_ptr, dx, rows, dims, dim, count, dim)
 
 
-def _launch(kernel, *tensors: Tensor, eps: float, tile: int) -> Tensor:
-    tensors = tuple(x.contiguous() for x in tensors)
-    out = torch.empty_like(tensors[0])
-    dim = out.shape[-1]
-    count = out.numel() // max(dim, 1)
+def normalized(x: Tensor, eps: float = EPS, tile: int | None = None) -> Tensor:
+    """`l2norm` of checked arguments, without a history."""
+    return _launch(_forward, x, eps=eps, tile=tile)
+
+
+def normalized_backward(x: Tensor, dy: Tensor, eps: float = EPS, tile: int | None = None) -> Tensor:
+    """The gradient of x from that of `normalized(x)`, which may be float32."""
+    return _launch(_backward, x, dy, eps=eps, tile=tile)
+
+
+def _launch(kernel, x: Tensor, *others: Tensor, eps: float, tile: int | None) -> Tensor:
+    x, *others = (each.contiguous() for each in (x, *others))
+    out = torch.empty_like(x)
+    dim = x.shape[-1]
+    tile = tiles.choose("l2norm", "fused", dim=dim, dtype=x.dtype, device=x.device, tile=tile)
     entry = tiles.TABLE["l2norm", "fused"][tile]
+    count = x.numel() // dim
     if count:
         kernel[(triton.cdiv(count, entry.tokens),)](
-            *tensors, out, eps, count, dim,
+            x, *others, out, eps, count, dim,
             ROWS=entry.tokens, BD=triton.next_power_of_2(dim), num_warps=entry.num_warps,
         )  # fmt: skip
     return out
@@ -64,8 +75,8 @@ _l2norm = differentiable(
     tensors=("x",),
     settings={"eps": "float", "tile": "int"},
     outputs=1,
-    forward=lambda x, eps, tile: [_launch(_forward, x, eps=eps, tile=tile)],
-    backward=lambda x, d0, eps, tile: [_launch(_backward, x, d0, eps=eps, tile=tile)],
+    forward=lambda x, **settings: [normalized(x, **settings)],
+    backward=lambda x, d0, **settings: [normalized_backward(x, d0, **settings)],
     shapes=lambda given: [(given["x"].shape, given["x"].dtype)],
 )
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from properties.case import Case
-from properties.catalogue.op import Op
+from properties.catalogue.op import Op, Role
 from properties.laws.judge import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Subject
+from properties.laws.law import Law, Subject, with_options
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
@@ -13,7 +13,8 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     scale = _literal(case)
     # The quotient may not be the sentinel -1, which stands for another number.
     factor = -2.0 if scale != 2 else -4.0
-    larger = inputs.with_tensors({"q": factor * inputs.tensors["q"]})
+    q = next(a.name for a in op.arguments if a.role is Role.QUERY)
+    larger = inputs.with_tensors({q: factor * inputs.tensors[q]})
     larger = larger.with_options(scale=scale / factor)
     moved = subject.run(op, case, larger, gradients_of)
     if not subject.target.bitwise:
@@ -21,8 +22,8 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         call = "scale_equivariance", op, case, subject, larger, gradients_of
         return compare_with_oracle(*call, moved)
     plain = subject.run(op, case, inputs.with_options(scale=scale), gradients_of)
-    want = {**plain, "dq": plain["dq"] / factor}
-    against = f"scale {scale} where q is {factor} times larger and scale {scale / factor}"
+    want = {**plain, f"d{q}": plain[f"d{q}"] / factor}
+    against = f"scale {scale} where {q} is {factor} times larger and scale {scale / factor}"
     expect_identical("scale_equivariance", op, case, subject, moved, want, against, normal=True)
     return 0.0
 
@@ -34,11 +35,9 @@ def _literal(case: Case) -> float:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Normalised attention wants queries without sign; float16 must stay clear of subnormals."""
+    """Queries of any length and sign, which no option takes back; float16 clear of subnormals."""
     values = "integers" if case.dtype == "float16" and "integers" in op.recipes else case.values
-    options = {**case.options}
-    if "normalize" in options:
-        options["normalize"] = False
+    options = with_options(case, normalize=False, use_qk_l2norm_in_kernel=False)
     return op.settle(replace(case, values=values, options=options))
 
 
