@@ -107,7 +107,7 @@ def advance(pointer: Pointer, offset: Array, size: int, narrow: bool = False) ->
         return buffer, start + offset.astype(np.int64) * size
     if narrow and buffer.size > INT32.max:
         fits = (offset >= INT32.min) & (offset <= INT32.max)
-        offset = np.where(fits, offset, offset + OVERFLOWN)
+        offset = np.where(fits, offset, offset.astype(np.int64) + OVERFLOWN)
     return buffer, start + offset
 
 

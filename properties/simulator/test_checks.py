@@ -188,6 +188,20 @@ def far_row_in_int64(x, out, row, stride):
     tl.store(out, tl.load(x + row.to(tl.int64) * stride))
 
 
+@triton.jit
+def far_tile(x, out, row, stride, D: tl.constexpr):
+    i = tl.arange(0, D)
+    tl.store(out + i, tl.load(x + row.to(tl.int64) * stride + i))
+
+
+def test_a_tile_far_inside_a_large_tensor() -> None:
+    x = torch.from_numpy(np.zeros(33001 * 65536, np.int8))
+    x[33000 * 65536 : 33000 * 65536 + 8] = torch.arange(8)
+    out = torch.empty(8, dtype=torch.int8)
+    far_tile[(1,)](x, out, 33000, 65536, D=8)
+    assert out.tolist() == list(range(8))
+
+
 def test_an_int32_index_that_wraps_around() -> None:
     # Pages that nobody touches take no memory.
     x = torch.from_numpy(np.zeros(33001 * 65536, np.int8))
