@@ -95,6 +95,8 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
     for name in op.packed_by:
         if name in inputs.tensors:
             yield from _bad_boundaries(name, inputs.tensors[name])
+    if case.packed:
+        yield Mistake("packed sequences in a batch of two", _twice(op, tensors), op.packed_by)
     yield Mistake("a mode that does not exist", {"mode": "no_such_mode"}, ("mode",), False)
     for tile in (10**6, -1, "large", 1.0):
         yield Mistake(f"tile={tile!r}", {"tile": tile}, ("tile",), False)
@@ -104,6 +106,11 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
 
 def _sharing(op: Op, tensors: dict[str, Tensor], dim: str, name: str) -> tuple[str, ...]:
     return tuple(n for n in tensors if n != name and dim in dims_of(op, n))
+
+
+def _twice(op: Op, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    batched = {n: dims_of(op, n).index("B") for n in tensors if "B" in dims_of(op, n)}
+    return {n: torch.cat([tensors[n]] * 2, axis) for n, axis in batched.items()}
 
 
 def _bad_boundaries(name: str, cu_seqlens: Tensor) -> Iterator[Mistake]:
