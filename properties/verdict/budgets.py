@@ -4,14 +4,15 @@ Two rules give each element of each result its budget:
 
 *Magnitude*, `Y` being the oracle on absolute values:
 
-    |error| <= (c·u + (4·sqrt(n) + 2Γ)·2^-24)·Y + u_out·|y| + tiny
+    |error| <= (c·u + (4·sqrt(n) + 4Γ)·2^-24)·Y + u_out·|y| + tiny
 
 `u` is the unit round-off of the operands and `c` how often one is rounded; `n` the number of terms
 of the accumulation, whose errors add like a random walk (Higham and Mary, 2019, doi
 10.1137/18M1226312), 4 standard deviations of it; `Γ` the largest sum of log decays over a chunk,
-because a chunk form computes exp(G_i - G_j) from cumulative sums with absolute error 2^-24·Γ each;
-`u_out·|y|` the rounding of the result; `tiny` what underflow can do to the result, to operands and
-to float32 intermediates.
+because a chunk form computes exp(G_i - G_j) from cumulative sums, each of which, added up as a
+tree, has an absolute error of up to 2^-24·(Γ + Γ/2 + Γ/4 + ...) = 2·2^-24·Γ; `u_out·|y|` the
+rounding of the result; `tiny` what underflow can do to the result, to operands and to float32
+intermediates.
 
 *Sigma*, the standard deviation of the oracle's result when every intermediate is disturbed by its
 rounding (see `noise`):
@@ -235,9 +236,9 @@ def magnitude(oracle: Oracle, tensors: Tensors, gates: tuple[str, ...] = ()) -> 
 
 
 def magnitude_factor(precision: Precision, terms: int, decay: float = 0.0) -> float:
-    """The factor of `Y`: `c·u + (4·sqrt(n) + 2Γ)·2^-24`."""
+    """The factor of `Y`: `c·u + (4·sqrt(n) + 4Γ)·2^-24`."""
     rounded = precision.operand_roundings * precision.unit
-    return rounded + (4 * math.sqrt(terms) + 2 * decay) * ACCUMULATOR
+    return rounded + (4 * math.sqrt(terms) + 4 * decay) * ACCUMULATOR
 
 
 def chunk_decay(tensors: Tensors, gates: tuple[str, ...]) -> float:

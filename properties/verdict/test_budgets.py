@@ -12,6 +12,7 @@ from properties.verdict.budgets import (
     budgets,
     chunk_decay,
     magnitude,
+    magnitude_factor,
     rules,
     sigma,
 )
@@ -135,6 +136,24 @@ def test_chunk_decay_is_the_largest_window_of_64_tokens() -> None:
     g[0, 20, 0, 1] = -7.0
     assert chunk_decay({"g": g}, ("g", "gv")) == pytest.approx(0.5 * 63 + 7)
     assert chunk_decay({}, ("g",)) == 0
+
+
+def test_decays_of_sums_that_are_added_as_a_tree_stay_within_the_factor() -> None:
+    worst = 0.0
+    for seed in range(100):
+        g = -torch.rand(64, 8, generator=torch.Generator().manual_seed(seed))
+        G, step = g, 1
+        while step < 64:
+            G = torch.cat([G[:step], G[step:] + G[:-step]])
+            step *= 2
+        exact = g.double().cumsum(0)
+        want = (exact[:, None] - exact).exp()
+        error = ((G[:, None] - G).exp().double() - want).abs() / want
+        past = error[torch.ones(64, 64, dtype=torch.bool).tril()]
+        decay = chunk_decay({"g": g.double()[None]}, ("g",))
+        worst = max(worst, float(past.max()) / magnitude_factor(FLOAT32, 1, decay))
+    # A sum token by token would stay below a half.
+    assert 0.5 < worst < 1
 
 
 def test_a_telescope_sums_the_errors_of_all_later_tokens() -> None:
