@@ -1,6 +1,6 @@
 """Linear recurrences without a delta rule."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ def _normalized(case: Case) -> bool:
 
 def _settle(case: Case) -> Case:
     """A quotient is exact only by luck, so integers go without a normaliser."""
-    if case.values == "integers":
+    if case.values == "integers" and _normalized(case):
         return replace(case, options={**case.options, "normalize": False})
     return case
 
@@ -145,31 +145,118 @@ GLA = Op(
     laws=_LAWS,
 )
 
+_UNNORMALIZED = tuple(option for option in _OPTIONS if option.name != "normalize")
+_OUTPUTS_ALONE = (
+    Output("o", "B T H V"),
+    Output("final_state", "N H K V", asked_by="output_final_state", dtype="float32"),
+)
+_STATE_ALONE = replace(_STATE, dims="N H K V")
+_THREE_MODES = (
+    Mode("chunk", refuses=frozenset({"reverse"})),
+    Mode("fused_chunk", refuses=frozenset({"reverse"})),
+    Mode("fused_recurrent"),
+)
+
+
+def _pairs_and_states(n: Mapping[str, int]) -> float:
+    """The weights of all pairs, and the state at each token in the one run that keeps it."""
+    return n["H"] * n["T"] * (n["T"] + n["K"] * n["V"] / 12)
+
+
 SIMPLE_GLA = Op(
     name="simple_gla",
     oracle=reference.simple_gla,
     second_form=reference.simple_gla_parallel,
     quiet_form=reference.simple_gla_parallel,
-    modes=(
-        Mode("chunk", refuses=frozenset({"reverse"})),
-        Mode("fused_chunk", refuses=frozenset({"reverse"})),
-        Mode("fused_recurrent"),
-    ),
+    modes=_THREE_MODES,
     arguments=(
         *_QKV,
         Argument("g", "B T H", Role.LOG_DECAY, optional=True, dtype="either"),
-        Argument("initial_state", "N H K V", Role.STATE, optional=True, dtype="float32"),
+        _STATE_ALONE,
     ),
-    options=tuple(option for option in _OPTIONS if option.name != "normalize"),
-    outputs=(
-        Output("o", "B T H V"),
-        Output("final_state", "N H K V", asked_by="output_final_state", dtype="float32"),
-    ),
+    options=_UNNORMALIZED,
+    outputs=_OUTPUTS_ALONE,
     dims=_DIMS,
-    work=lambda n: n["H"] * n["T"] * (n["T"] + n["K"] * n["V"] / 12),
+    work=_pairs_and_states,
     linear_in=("v", "initial_state"),
     mistakes=more_states,
     multilinear=lambda case: True,
     recipes=(*_RECIPES, "extreme_gates"),
     laws=_LAWS,
+)
+
+# Of the constant decays a float32 kernel has the rounded logarithm, which is no sum of products; and
+# a decay is not 1 on integers.
+_OF_CONSTANT_DECAY = tuple(law for law in _LAWS if law != "exactness")
+
+RETENTION = Op(
+    name="retention",
+    oracle=reference.retention,
+    second_form=reference.retention_parallel,
+    quiet_form=reference.retention_parallel,
+    modes=_THREE_MODES,
+    arguments=(*_QKV, _STATE_ALONE),
+    options=_UNNORMALIZED,
+    outputs=_OUTPUTS_ALONE,
+    dims=_DIMS,
+    work=_pairs_and_states,
+    linear_in=("v", "initial_state"),
+    mistakes=more_states,
+    multilinear=lambda case: True,
+    recipes=_RECIPES,
+    laws=_OF_CONSTANT_DECAY,
+)
+
+LIGHTNING_ATTN = Op(
+    name="lightning_attn",
+    oracle=reference.lightning_attn,
+    second_form=reference.lightning_attn_parallel,
+    quiet_form=reference.lightning_attn_parallel,
+    modes=_THREE_MODES,
+    arguments=(*_QKV, _STATE_ALONE),
+    options=(
+        Option("layer_idx", 0, lambda case: st.integers(0, 1), bad=(-1, 30, 0.5, "0", True)),
+        Option("num_layers", 24, lambda case: st.integers(1, 24), bad=(0, -1, 2.5, "4", True)),
+        *_UNNORMALIZED,
+    ),
+    outputs=_OUTPUTS_ALONE,
+    dims=_DIMS,
+    work=_pairs_and_states,
+    linear_in=("v", "initial_state"),
+    mistakes=more_states,
+    multilinear=lambda case: True,
+    recipes=_RECIPES,
+    laws=_OF_CONSTANT_DECAY,
+)
+
+MAMBA2 = Op(
+    name="mamba2",
+    oracle=reference.mamba2,
+    second_form=reference.mamba2_dual,
+    quiet_form=reference.mamba2_dual,
+    modes=tuple(Mode(mode.name) for mode in _THREE_MODES),
+    arguments=(
+        Argument("x", "B T H V", Role.VALUE),
+        Argument("dt", "B T H", Role.STEP, dtype="either"),
+        Argument("A", "H", Role.LOG_DECAY, dtype="either"),
+        Argument("B", "B T G K", Role.KEY),
+        Argument("C", "B T G K", Role.QUERY),
+        Argument("D", "H", Role.VALUE, optional=True, dtype="either"),
+        _STATE_ALONE,
+    ),
+    options=tuple(option for option in _UNNORMALIZED if option.auxiliary),
+    outputs=(replace(_OUTPUTS_ALONE[0], name="y"), _OUTPUTS_ALONE[1]),
+    dims={
+        "B": st.integers(1, 2),
+        "G": st.integers(1, 2),
+        "R": st.integers(1, 3),
+        "K": head_dims(),
+        "V": head_dims(),
+    },
+    sizes=lambda case: {"H": case.dims["G"] * case.dims["R"]},
+    work=_pairs_and_states,
+    linear_in=("x", "initial_state"),
+    mistakes=more_states,
+    recipes=(*_RECIPES, "extreme_gates"),
+    laws=tuple(law for law in _LAWS if law != "scale_equivariance"),
 )
