@@ -4,6 +4,7 @@ import torch
 
 from properties import simulator
 from properties.targets.adapter import Adapter
+from properties.targets.fla.implementations import implementations
 
 
 def target(device: torch.device) -> Adapter:
@@ -11,4 +12,4 @@ def target(device: torch.device) -> Adapter:
     # rest. Read as NaN, it shows where it is not dropped.
     if simulator.installed():
         simulator.install(unwritten="nan")
-    return Adapter({})
+    return Adapter(implementations())

@@ -1,0 +1,51 @@
+"""The library itself, in the release that is installed."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from types import ModuleType
+from typing import Any
+
+Kernel = Callable[..., Any]
+
+
+def kernel(name: str) -> Kernel | None:
+    """A public function, "package.module:function", where the release has it."""
+    module, _, attribute = name.partition(":")
+    _without_models()
+    try:
+        found: Kernel | None = getattr(import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        return None
+    # What has been retired takes anything, and says so when it is called.
+    if found is None or ("q" not in (taken := signature(found).parameters) and "x" not in taken):
+        return None
+    # Releases up to 0.4 had heads before tokens, at first by default.
+    return partial(found, head_first=False) if "head_first" in taken else found
+
+
+def _without_models() -> None:
+    """Import the package without its layers and models, which need transformers.
+
+    Releases up to 0.2 import them first, and the operations do not need them.
+    """
+    if "fla" in sys.modules or find_spec("transformers") is not None:
+        return
+    spec = find_spec("fla")
+    if spec is None or spec.submodule_search_locations is None:
+        return
+    try:
+        import_module("fla")
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        for name in [n for n in sys.modules if n.startswith("fla.")]:
+            del sys.modules[name]
+        bare = ModuleType("fla")
+        bare.__path__ = list(spec.submodule_search_locations)
+        sys.modules["fla"] = bare
