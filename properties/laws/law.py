@@ -12,14 +12,26 @@ from properties.targets import Target
 from properties.targets.ledger import Ledger
 from properties.tensors import Inputs, Results, build, cotangents, run
 
+Recall = Callable[[tuple[Any, ...], Callable[[], Any]], Any]
+
+
+def _afresh(about: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+    return compute()
+
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation under test, the device that it runs on, and what is known of it."""
+    """An implementation under test, the device that it runs on, and what is known of it.
+
+    Args:
+        recall: given what an answer of the oracle follows from, and how to compute it, the answer;
+            who asks about the same cases many times may remember.
+    """
 
     target: Target
     device: torch.device
     ledger: Ledger = field(default_factory=Ledger)
+    recall: Recall = field(default=_afresh, repr=False)
 
     def inputs(self, op: Op, case: Case) -> Inputs:
         return build(op, case, self.device)

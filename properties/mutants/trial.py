@@ -1,19 +1,26 @@
-"""Run one law about one case, or one test, in a fresh process, with or without a planted bug."""
+"""Run laws about cases, or tests, in a fresh process, with or without a planted bug."""
 
 import signal
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
-from types import TracebackType
+from time import process_time
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from properties.case import Case
 from properties.mutants.edit import Edit
+from properties.mutants.nursery import Nursery
 
 if TYPE_CHECKING:
     import pytest
+
+    from properties.laws import Subject
+
+# Custom ops import torch._dynamo on their first call, which takes longer than a trial.
+LIBRARIES = ("torch", "torch._dynamo", "triton", "hypothesis", "jaxtyping", "numpy", "pytest")
 
 
 @dataclass(frozen=True)
@@ -21,13 +28,15 @@ class Outcome:
     """What a trial came to.
 
     Args:
-        caught_by: the law, or the type of the error that ended the run; None if the law held.
+        caught_by: the law, or the type of the error that ended the run; None if all held.
         report: what was printed.
-        seconds: how long it took, with all that is compiled but without the start of a process.
+        number: which of the pinned things caught it, counted from 0.
+        seconds: of processor time.
     """
 
     caught_by: str | None
     report: str = ""
+    number: int = 0
     seconds: float = 0.0
 
 
@@ -51,42 +60,93 @@ class TestAt:
 Pinned = LawAbout | TestAt
 
 
-def try_pinned(pinned: Pinned, target: str, device: str, edit: Edit | None) -> Outcome:
-    """Judge one case, or run one test. The edit is made before the project is imported.
+class TimeIsUp(BaseException):
+    """A planted bug made a law run many times as long as it does without."""
 
-    Raises:
-        ValueError: the edit does not apply, or there is no such test, or it was skipped.
+
+@dataclass(frozen=True)
+class Bench:
+    """Whose kernels are tried, where, and what of the oracle is remembered.
+
+    Args:
+        memory: a folder, and the code that its contents depend on; None remembers nothing.
     """
-    started = perf_counter()
-    if edit is not None:
+
+    target: str
+    device: str
+    memory: tuple[Path, str] | None = None
+
+
+def attempt(
+    pinned: Sequence[Pinned], limits: Sequence[float], bench: Bench, edits: Sequence[Edit]
+) -> Outcome:
+    """Judge cases, or run tests, until one fails. Edits are made before the project is imported.
+
+    Args:
+        limits: seconds of processor time that each may take; without any, as many as it wants.
+    """
+    for edit in edits:
         edit.plant()
-    if isinstance(pinned, TestAt):
-        outcome = _run_test(pinned, device)
+    started = process_time()
+    tests = [p.node for p in pinned if isinstance(p, TestAt)]
+    if tests:
+        outcome = _run_tests(tests, bench.device)
     else:
-        outcome = _judge(pinned, target, device)
-    return replace(outcome, seconds=perf_counter() - started)
+        outcome = _judge([p for p in pinned if isinstance(p, LawAbout)], limits, bench)
+    return replace(outcome, seconds=process_time() - started)
 
 
-def _judge(pinned: LawAbout, target: str, device: str) -> Outcome:
-    from properties.device import activate
-    from properties.laws import LAWS, Subject, Violation
-    from properties.targets import load, scope
+def _judge(pinned: Sequence[LawAbout], limits: Sequence[float], bench: Bench) -> Outcome:
+    from properties.laws import LAWS, Violation
+    from properties.targets import scope
 
-    where = activate(device)
-    case = pinned.case
-    subject = Subject(load(target, where), where)
-    op = scope.declared(subject.target, case.op, case.mode)
-    try:
-        LAWS[pinned.law](op, case, subject)
-    except Violation as violation:
-        return Outcome(violation.law, str(violation))
-    except Exception as error:
-        return Outcome(type(error).__name__, str(error))
+    subject = None
+    for number, one in enumerate(pinned):
+        try:
+            with _no_longer_than(limits[number] if limits else 0.0):
+                # Within, as an error of the kernels' own modules counts as well.
+                subject = subject or bench_subject(bench)
+                op = scope.declared(subject.target, one.case.op, one.case.mode)
+                LAWS[one.law](op, one.case, subject)
+        except Violation as violation:
+            return Outcome(violation.law, str(violation), number)
+        except TimeIsUp:
+            return Outcome("time", f"more than {limits[number]:.0f} s", number)
+        except Exception as error:
+            return Outcome(type(error).__name__, str(error), number)
     return Outcome(None)
 
 
-def _run_test(pinned: TestAt, device: str) -> Outcome:
-    """Run one pytest node in this process, with its output kept for the report."""
+def bench_subject(bench: Bench) -> "Subject":
+    """The implementation to be tried, on a device that is made ready for it."""
+    from properties.device import activate
+    from properties.laws import Subject
+    from properties.mutants.memory import Memory
+    from properties.targets import load
+
+    where = activate(bench.device)
+    subject = Subject(load(bench.target, where), where)
+    return replace(subject, recall=Memory(*bench.memory)) if bench.memory else subject
+
+
+@contextmanager
+def _no_longer_than(seconds: float) -> Iterator[None]:
+    """Raise `TimeIsUp` after so many seconds of processor time; 0 is for ever."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _run_tests(nodes: Sequence[str], device: str) -> Outcome:
+    """Run pytest nodes in this process until one fails, with the output kept for the report."""
     import io
     from contextlib import redirect_stderr, redirect_stdout
 
@@ -94,48 +154,46 @@ def _run_test(pinned: TestAt, device: str) -> Outcome:
 
     root = Path(__file__).parents[2]
     printed = io.StringIO()
-    watch = _Skips()
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", device]
     options.append("--hypothesis-profile=trial")
+    paths = [str(root / node) for node in nodes]
+    failed = _Failed()
     with redirect_stdout(printed), redirect_stderr(printed):
-        code = pytest.main([*options, "--rootdir", str(root), str(root / pinned.node)], [watch])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise ValueError(f"test: {pinned.node} did not run: {printed.getvalue()[-2000:]}")
-    if watch.skipped:
-        raise ValueError(f"test: {pinned.node} was skipped: {watch.skipped}")
-    return Outcome(None if code == pytest.ExitCode.OK else "test", printed.getvalue())
+        code = pytest.main([*options, "--rootdir", str(root), *paths], plugins=[failed])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
+        raise ValueError(f"test: {', '.join(nodes)} did not run: {printed.getvalue()[-2000:]}")
+    return Outcome(failed.node, printed.getvalue())
 
 
-class _Skips:
-    """A plugin of pytest that remembers why a test was skipped."""
+class _Failed:
+    """The first pytest node that failed."""
 
-    def __init__(self) -> None:
-        self.skipped = ""
+    node: str | None = None
 
     def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
-        if report.skipped:
-            self.skipped = report.longreprtext
+        if report.failed and self.node is None:
+            self.node = report.nodeid
+
+    def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
+        if report.failed and self.node is None:
+            self.node = report.nodeid
 
 
 class Laboratory:
-    """Processes for trials, forked from one that has imported the libraries but no kernel."""
+    """Processes for trials of pinned bugs, forked from one that has imported no kernel."""
 
     def __init__(self, target: str, device: str, workers: int = 1) -> None:
-        context = get_context("forkserver")
-        # Custom ops import torch._dynamo on their first call, which takes longer than a trial.
-        libraries = ["torch", "torch._dynamo", "triton", "hypothesis", "jaxtyping", "numpy"]
-        context.set_forkserver_preload(libraries)
-        self.target = target
-        self.device = device
-        self.pool = ProcessPoolExecutor(
-            workers,
-            mp_context=context,
-            initializer=_leave_ctrl_c_to_the_parent,
-            max_tasks_per_child=1,
-        )
+        self.bench = Bench(target, device)
+        self.nursery = Nursery(LIBRARIES, workers)
 
-    def submit(self, pinned: Pinned, edit: Edit | None = None) -> Future[Outcome]:
-        return self.pool.submit(try_pinned, pinned, self.target, self.device, edit)
+    @property
+    def device(self) -> str:
+        """Where trials run."""
+        return self.bench.device
+
+    def submit(self, pinned: Pinned, edit: Edit | None = None) -> "Future[Outcome]":
+        edits = [] if edit is None else [edit]
+        return self.nursery.submit(attempt, [pinned], [], self.bench, edits)
 
     def __enter__(self) -> "Laboratory":
         return self
@@ -146,8 +204,4 @@ class Laboratory:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.pool.shutdown(cancel_futures=True)
-
-
-def _leave_ctrl_c_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.nursery.__exit__(kind, error, traceback)

@@ -1,0 +1,151 @@
+"""Processes that are forked, one for each trial, from one that has imported what all need.
+
+Importing torch takes seconds; a fork takes milliseconds. A trial may loop, run out of memory or end
+its process: nobody else notices.
+"""
+
+import ctypes
+import gc
+import os
+import pickle
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+_MEMORY = 8 << 30
+_PR_SET_PDEATHSIG = 1
+
+
+class TrialDied(Exception):
+    """The process of a trial ended without an answer.
+
+    Args:
+        status: as `os.waitpid` says it.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+
+    def __str__(self) -> str:
+        how = f"signal {signal.Signals(self.signal).name}" if self.signal else "no answer"
+        return f"the process of a trial ended with {how}"
+
+
+class Nursery:
+    """A few servers, each of which forks a process for one task at a time.
+
+    Args:
+        preload: modules that the servers import.
+        workers: how many there are.
+    """
+
+    def __init__(self, preload: Sequence[str], workers: int = 1) -> None:
+        context = get_context("spawn")
+        self._idle: SimpleQueue[Connection] = SimpleQueue()
+        self._processes = []
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, tuple(preload)), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._idle.put(ours)
+        self._threads = ThreadPoolExecutor(workers)
+
+    def submit(
+        self, function: Callable[..., Any], *arguments: Any, seconds: int = 600
+    ) -> "Future[Any]":
+        """Call `function` in a process of its own, for so many seconds of processor time at most.
+
+        The future raises `TrialDied` if the process ends without an answer.
+        """
+        return self._threads.submit(self._run, pickle.dumps((function, arguments, seconds)))
+
+    def _run(self, task: bytes) -> Any:
+        server = self._idle.get()
+        try:
+            server.send_bytes(task)
+            good, answer = pickle.loads(server.recv_bytes())
+        finally:
+            self._idle.put(server)
+        if good:
+            return answer
+        raise answer
+
+    def __enter__(self) -> "Nursery":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._threads.shutdown(wait=error is None, cancel_futures=True)
+        for process in self._processes:
+            process.kill()
+        self._threads.shutdown()
+
+
+def _serve(parent: Connection, preload: tuple[str, ...]) -> None:
+    """Import, then answer one task after the other until there is nobody to ask."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in preload:
+        import_module(name)
+    # What is there now is shared with every trial until a collection writes to it.
+    gc.collect()
+    gc.freeze()
+    while True:
+        try:
+            task = parent.recv_bytes()
+        except EOFError:
+            return
+        parent.send_bytes(_answer(task))
+
+
+def _answer(task: bytes) -> bytes:
+    """What a forked process says, or why it says nothing, pickled."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(_work(task))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return said or pickle.dumps((False, TrialDied(status)))
+
+
+def _work(task: bytes) -> bytes:
+    _die_with_parent()
+    try:
+        function, arguments, seconds = pickle.loads(task)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        used = pages * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
+        return pickle.dumps((True, function(*arguments)))
+    except Exception as error:
+        try:
+            return pickle.dumps((False, error))
+        except Exception:
+            return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

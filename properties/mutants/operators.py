@@ -1,0 +1,454 @@
+"""Mutation operators: each makes one kind of mistake that attention kernels really had.
+
+An operator is given a node of a function's syntax tree and yields the changes that would be its
+mistake there. It knows nothing of ops; in Triton code it tells numbers from addresses.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from properties.mutants.numbers import Numbers
+from properties.mutants.source import Change, Function, words
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node, the function that it is in, and what is a number there."""
+
+    node: ast.AST
+    function: Function
+    numbers: Numbers
+
+    def text(self, node: ast.AST) -> str:
+        """The text of an expression, in parentheses if an operator beside it could split it."""
+        text = self.function.source.of(node)
+        split = isinstance(node, (ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.UnaryOp))
+        return f"({text})" if split else text
+
+    def put(self, text: str, node: ast.AST | None = None) -> Change:
+        """Another text in the place of the node, or of a node within it."""
+        return self.function.source.replace(self.node if node is None else node, text)
+
+    def become(self, node: ast.AST) -> Change:
+        """Leave only a part of the node."""
+        return self.put(self.function.source.of(node))
+
+    def drop(self) -> Change:
+        """Leave out a statement."""
+        return Change(*self.function.source.span(self.node), "pass")
+
+    def floating(self, node: ast.AST | None = None) -> bool:
+        return self.numbers.floating(self.node if node is None else node, self.function)
+
+    @property
+    def in_a_loop(self) -> bool:
+        node: ast.AST | None = self.node
+        while node is not None and node is not self.function.node:
+            node = self.function.source.parents.get(node)
+            if isinstance(node, (ast.For, ast.While)):
+                return True
+        return False
+
+
+Find = Callable[[Place], Iterator[Change]]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A kind of mistake.
+
+    Args:
+        what: the mistake in a few words.
+        find: the changes that make it at a place.
+        only_on: the device that it shows on, if not on every one.
+    """
+
+    name: str
+    what: str
+    find: Find
+    only_on: str | None = None
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def _operator(what: str, only_on: str | None = None) -> Callable[[Find], Find]:
+    def register(find: Find) -> Find:
+        OPERATORS[find.__name__] = Operator(find.__name__, what, find, only_on)
+        return find
+
+    return register
+
+
+def _called(node: ast.AST) -> str:
+    """The last part of the name of the function that is called, if one is."""
+    return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+
+
+# A comparison without or with equality, and the step that moves its bound the other way.
+_SHIFTED: dict[type[ast.cmpop], tuple[str, str]] = {
+    ast.Lt: ("<=", "-"),
+    ast.Gt: (">=", "+"),
+    ast.LtE: ("<", "+"),
+    ast.GtE: (">", "-"),
+}
+
+
+@_operator("a bound that is off by one")
+def boundary(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.Compare(left=left, ops=[order], comparators=[right]) if type(
+            order
+        ) in _SHIFTED and not (at.function.on_device and at.floating()):
+            other, step = _SHIFTED[type(order)]
+            yield at.put(f"{at.text(left)} {other} {at.text(right)}")
+            yield at.put(f"{at.text(right)} {step} 1", right)
+
+
+@_operator("a mask that is not passed, or misses a condition")
+def mask(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.Call(keywords=keywords) if _called(at.node) in ("load", "store"):
+            if any(k.arg == "mask" for k in keywords):
+                yield _without(at, "mask", "other")
+        case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
+            yield at.become(left)
+            yield at.become(right)
+        case ast.Call(func=ast.Attribute(value=masked)) if _called(at.node) in (
+            "tril", "triu", "masked_fill",
+        ):  # fmt: skip
+            yield at.become(masked)
+
+
+@_operator("what a masked load holds elsewhere is left out")
+def other(at: Place) -> Iterator[Change]:
+    if isinstance(at.node, ast.Call) and any(k.arg == "other" for k in at.node.keywords):
+        yield _without(at, "other")
+
+
+def _without(at: Place, *names: str) -> Change:
+    assert isinstance(at.node, ast.Call)
+    source = at.function.source
+    kept = [source.of(a) for a in at.node.args]
+    kept += [source.of(k) for k in at.node.keywords if k.arg not in names]
+    return at.put(f"{source.of(at.node.func)}({', '.join(kept)})")
+
+
+# Words that stand for each other when one tensor's stride, dim or length is taken for another's.
+_SIBLINGS = ("q k v o do x y g gv c r", "b t h", "key value", "heads tokens", "K V", "low high")
+_SIZES = words("stride dim dims length start num shape low high PAD FULL B in cu")
+
+
+@_operator("the stride, dim or length of a sibling")
+def sibling(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.Name(id=name, ctx=ast.Load()) if at.function.on_device:
+            others = [other for other in at.function.names if _related(name, other)]
+            if others:
+                # Of another tensor or of another dim: each name has one sibling, whichever.
+                yield at.put(others[sum(name.encode()) % len(others)])
+        case ast.Subscript(value=ast.Attribute(attr="shape"), slice=index):
+            yield from _beside(at, index)
+        case ast.Call(args=[index]) if _called(at.node) in ("stride", "size"):
+            yield from _beside(at, index)
+
+
+def _words(name: str) -> list[str]:
+    """`stride_qb` is three words, `key_dim` two, `PAD_K` two, `BK` two."""
+    found = []
+    for word in name.split("_"):
+        short = len(word) == 2 and (word.isupper() or (word[0] in "qkvo" and word[1] in "bth"))
+        found += list(word) if short else [word]
+    return found
+
+
+def _related(name: str, other: str) -> bool:
+    """Whether two names of sizes differ in the one word that tells tensors or dims apart."""
+    a, b = _words(name), _words(other)
+    if len(a) != len(b) or not _SIZES & {*a}:
+        return False
+    different = {*a} ^ {*b}
+    return sum(x != y for x, y in zip(a, b, strict=True)) == 1 and any(
+        different <= words(group) for group in _SIBLINGS
+    )
+
+
+def _beside(at: Place, index: ast.expr) -> Iterator[Change]:
+    try:
+        axis = ast.literal_eval(index)
+    except ValueError:
+        return
+    if isinstance(axis, int):
+        yield at.put(str(1 if axis == 0 else axis - 1), index)
+
+
+@_operator("the offset of one block")
+def block(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.BinOp(left=count, op=ast.Mult(), right=ast.Name(id=size)) if (
+            at.function.on_device and size.isupper() and not at.floating()
+        ):
+            yield at.put(f"({at.text(count)} + 1) * {size}")
+        case ast.For(iter=ast.Call(args=[start, _, step, *_]) as call) if _is_range(call):
+            yield at.put(f"{at.text(start)} + {at.text(step)}", start)
+
+
+def _is_range(call: ast.Call) -> bool:
+    return _called(call) in ("range", "static_range")
+
+
+@_operator("the first turn of a loop alone, or all but the last")
+def loop(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.For(iter=ast.Call(args=[stop]) as call) if _is_range(call):
+            least = "tl.minimum" if at.function.on_device else "min"
+            known = isinstance(stop, ast.Constant) or at.function.source.of(stop).isupper()
+            yield at.put("1" if known else f"{least}({at.function.source.of(stop)}, 1)", stop)
+            yield at.put(f"{at.text(stop)} - 1", stop)
+        case ast.For(iter=ast.Call(args=[start, stop, step, *_]) as call) if _is_range(call):
+            least = "tl.minimum" if at.function.on_device else "min"
+            end = at.function.source.of(stop)
+            yield at.put(f"{least}({at.text(start)} + {at.text(step)}, {end})", stop)
+            yield at.put(f"{at.text(stop)} - {at.text(step)}", stop)
+
+
+@_operator("a state that is not carried on, or carried twice")
+def carry(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.AugAssign(target=target, op=step) if at.floating(target):
+            yield at.drop()
+            if at.in_a_loop and not isinstance(step, ast.Add):
+                yield _twice(at)
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
+            at.in_a_loop and at.floating(value) and _reads(value, name)
+        ):
+            yield at.drop()
+            yield _twice(at)
+
+
+def _twice(at: Place) -> Change:
+    assert isinstance(at.node, ast.stmt)
+    start, stop = at.function.source.span(at.node)
+    text = at.function.source.of(at.node)
+    return Change(start, stop, f"{text}\n{' ' * at.node.col_offset}{text}")
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
+
+
+@_operator("= for +=, or a product that does not add to its accumulator")
+def accumulate(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.AugAssign(target=target, value=value) if at.floating(target):
+            source = at.function.source
+            yield Change(*source.span(at.node), f"{source.of(target)} = {source.of(value)}")
+        case ast.Call(args=[_, _, accumulator]) if _called(at.node) == "dot":
+            source = at.function.source
+            start, stop = source.span(accumulator)
+            comma = source.text.rindex(",", 0, start)
+            yield Change(comma, stop, "")
+
+
+@_operator("a term that is left out")
+def term(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.BinOp(left=left, op=ast.Add(), right=right) if at.floating():
+            yield at.become(left)
+            yield at.become(right)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right) if at.floating():
+            yield at.become(left)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub()) if _is_a_place(
+            at.node
+        ) and not at.numbers.pointing(at.node, at.function):
+            yield at.become(left)
+
+
+def _is_a_place(node: ast.AST) -> bool:
+    """Whether an index is a sum of names and numbers alone, as the position of a token is."""
+    match node:
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+            return _is_a_place(left) and _is_a_place(right)
+    return isinstance(node, (ast.Name, ast.Constant))
+
+
+@_operator("a factor that is left out, or of the wrong sign")
+def scale(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.BinOp(left=left, op=ast.Mult(), right=right) if at.floating():
+            sizes = [sum(1 for _ in ast.walk(part)) for part in (left, right)]
+            factor, rest = (left, right) if sizes[0] < sizes[1] else (right, left)
+            yield at.become(rest)
+            if isinstance(factor, ast.Name) and not at.numbers.assigned(factor.id, at.function):
+                yield at.put(f"-{factor.id}", factor)
+        case ast.BinOp(left=left, op=ast.Div() | ast.Pow() | ast.MatMult()) if at.floating():
+            yield at.become(left)
+
+
+@_operator("+ for -")
+def sign(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.BinOp(left=left, op=ast.Sub(), right=right) if at.floating():
+            yield at.put(f"{at.text(left)} + {at.text(right)}")
+        case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(operand, ast.Constant):
+            yield at.become(operand)
+
+
+@_operator("an option or a case of its own that is ignored")
+def branch(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.If(test=test):
+            yield at.put("False", test)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield at.become(operand)
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]) if (
+            not isinstance(at.function.source.parents[at.node], ast.If)
+        ):
+            other = "!=" if isinstance(op, ast.Eq) else "=="
+            yield at.put(f"{at.text(left)} {other} {at.text(right)}")
+        case ast.keyword(value=ast.Compare(ops=[ast.IsNot()]) as given):
+            yield at.put("False", given)
+        case ast.keyword(value=ast.Constant(value=bool() as flag) as given):
+            yield at.put(str(not flag), given)
+
+
+@_operator("one side of a choice, whatever the condition")
+def choice(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.IfExp(test=ast.Compare(ops=[ast.Is()]), body=missing):
+            yield at.become(missing)
+        case ast.IfExp(test=ast.Compare(ops=[ast.IsNot()]), orelse=missing):
+            yield at.become(missing)
+        case ast.IfExp(body=a, orelse=b):
+            yield at.become(a)
+            yield at.become(b)
+        case ast.Call(args=[*_, ast.expr() as a, ast.expr() as b]) if _called(at.node) in (
+            "where",
+            "maximum",
+            "minimum",
+            "max",
+            "min",
+        ):
+            for side in (a, b):
+                # A constant in the place of everything is another mistake.
+                if not isinstance(side, (ast.Constant, ast.Starred)):
+                    yield at.become(side)
+
+
+_FUNCTIONS = words(
+    "exp exp2 log log2 log1p expm1 sqrt rsqrt tanh sigmoid softplus logsigmoid abs silu"
+)
+_METHODS = words("exp log sqrt tanh abs square reciprocal")
+
+
+@_operator("an exponential, logarithm or the like left out")
+def exponential(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.Call(args=[value]) if _called(at.node) in _FUNCTIONS:
+            yield at.become(value)
+        case ast.Call(func=ast.Attribute(value=value), args=[]) if _called(at.node) in _METHODS:
+            yield at.become(value)
+
+
+@_operator("modulo for division, or a last block that is not full left out")
+def division(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
+            yield at.put(f"{at.text(left)} % {at.text(right)}")
+        case ast.Call(args=[a, b]) if _called(at.node) == "cdiv":
+            yield at.put(f"{at.text(a)} // {at.text(b)}")
+
+
+_CASTS = ("to", "long", "float", "double", "contiguous", "flip", "clone")
+
+
+@_operator("a cast or a copy left out, as of an index to 64 bits")
+def cast(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.Call(func=ast.Attribute(value=value)) if _called(at.node) in _CASTS:
+            yield at.become(value)
+        case ast.Call(args=[value]) if _called(at.node) == "reversed":
+            yield at.become(value)
+        case ast.Call(args=[value, _]) if _called(at.node) == "cast":
+            yield at.become(value)
+
+
+@_operator("a sum in the dtype of the inputs")
+def precision(at: Place) -> Iterator[Change]:
+    dtype = _input_dtype(at.function)
+    source = at.function.source
+    match at.node:
+        case ast.AugAssign(target=target, op=ast.Add(), value=value) if (
+            dtype and at.in_a_loop and at.floating(target)
+        ):
+            name, sum_ = source.of(target), f"{source.of(target)} + {at.text(value)}"
+            text = f"{name} = ({sum_}).to({dtype}).to(tl.float32)"
+            yield Change(*source.span(at.node), text)
+        case ast.Call(args=[_, _, _]) if dtype and _called(at.node) == "dot":
+            yield at.put(f"{source.of(at.node)}.to({dtype}).to(tl.float32)")
+
+
+def _input_dtype(function: Function) -> str | None:
+    """How a kernel names the dtype of its inputs: a constant of its own, or that of a pointer."""
+    if not function.on_device:
+        return None
+    if "DTYPE" in function.names:
+        return "DTYPE"
+    launched = any(_called(node) == "program_id" for node in ast.walk(function.node))
+    return f"{function.names[0]}.dtype.element_ty" if launched else None
+
+
+@_operator("a barrier or an atomic left out", only_on="cuda")
+def barrier(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.Expr(value=ast.Call() as call) if _called(call) == "debug_barrier":
+            yield at.drop()
+        case ast.Call(func=ast.Attribute(value=module)) if _called(at.node).startswith("atomic_"):
+            yield at.put(f"{at.function.source.of(module)}.store", at.node.func)
+
+
+@_operator("a slice that is off by one")
+def cut(at: Place) -> Iterator[Change]:
+    match at.node:
+        case ast.Slice(lower=lower, upper=upper) if not at.function.on_device:
+            if lower is not None:
+                yield at.put(f"{at.text(lower)} + 1", lower)
+            if upper is not None:
+                yield at.put(f"{at.text(upper)} - 1", upper)
+
+
+@_operator("two steps in the other order")
+def order(at: Place) -> Iterator[Change]:
+    parent = at.function.source.parents.get(at.node)
+    for body in (getattr(parent, "body", []), getattr(parent, "orelse", [])):
+        if not isinstance(body, list) or at.node not in body:
+            continue
+        rest = body[body.index(at.node) + 1 :]
+        if rest and _may_change_places(at.node, rest[0]):
+            source = at.function.source
+            (start, end), (begin, stop) = source.span(at.node), source.span(rest[0])
+            between = source.text[end:begin]
+            yield Change(start, stop, source.of(rest[0]) + between + source.of(at.node))
+
+
+def _may_change_places(first: ast.AST, second: ast.AST) -> bool:
+    """Whether the second step reads or writes what the first changes, which is there before it."""
+    changed = _changed(first)
+    return (
+        changed is not None
+        and isinstance(second, (ast.Assign, ast.AugAssign, ast.Expr, ast.If))
+        and _reads(second, changed)
+    )
+
+
+def _changed(statement: ast.AST) -> str | None:
+    """The name that a statement gives another value."""
+    match statement:
+        case ast.AugAssign(target=ast.Name(id=name)):
+            return name
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if _reads(value, name):
+            return name
+        case ast.If(body=[step], orelse=[]):
+            return _changed(step)
+    return None

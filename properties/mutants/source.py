@@ -1,0 +1,170 @@
+"""A module as text and as syntax tree, and the code in it that mutants are made of."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+# What computes nothing: messages, the refusal of bad arguments, and hints to the compiler.
+_CHECKS = ("check", "_check", "bind_dims", "describe", "isinstance", "len_check")
+_HINTS = frozenset({"num_warps", "num_stages", "disable_licm", "eviction_policy", "cache_modifier"})
+_SILENT = ("__repr__", "extra_repr")
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a list that is written as a text."""
+    return frozenset(text.split())
+
+
+@dataclass(frozen=True)
+class Change:
+    """Replace the characters from `start` to `stop` of a source by `text`."""
+
+    start: int
+    stop: int
+    text: str
+
+    def of(self, source: str) -> str:
+        return source[: self.start] + self.text + source[self.stop :]
+
+
+class Source:
+    """The text of a module and the tree of it, whose nodes know where they stand."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tree = ast.parse(text)
+        self.parents = {c: p for p in ast.walk(self.tree) for c in ast.iter_child_nodes(p)}
+
+    @cached_property
+    def _lines(self) -> list[tuple[int, bytes]]:
+        """Offset in characters, and bytes, of each line: columns of a tree count bytes."""
+        found, offset = [], 0
+        for line in self.text.splitlines(keepends=True):
+            found.append((offset, line.encode()))
+            offset += len(line)
+        return found
+
+    def _offset(self, line: int, column: int) -> int:
+        offset, content = self._lines[line - 1]
+        return offset + len(content[:column].decode())
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """First and one-past-last character of a node."""
+        assert isinstance(node, (ast.expr, ast.stmt, ast.keyword))
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return (
+            self._offset(node.lineno, node.col_offset),
+            self._offset(node.end_lineno, node.end_col_offset),
+        )
+
+    def of(self, node: ast.AST) -> str:
+        """The text of a node."""
+        start, stop = self.span(node)
+        return self.text[start:stop]
+
+    def replace(self, node: ast.AST, text: str) -> Change:
+        """Put `text` in the place of an expression, in parentheses where it needs them."""
+        start, stop = self.span(node)
+        if self.text[start - 1 : start] + self.text[stop : stop + 1] == "()" and not (
+            self.text[start - 2].isidentifier() or self.text[start - 2] in ")]"
+        ):
+            start, stop = start - 1, stop + 1
+        outer = self.statement(node)
+        around, end = self.span(outer)
+        statement = Change(start - around, stop - around, text)
+        whole = self.text[around:end]
+        safe = Change(statement.start, statement.stop, f"({text})")
+        same = _tree(statement.of(whole), outer) == _tree(safe.of(whole), outer)
+        return Change(start, stop, text if same else f"({text})")
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The statement that a node belongs to."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node
+
+    def lines(self, node: ast.AST) -> range:
+        """The lines that run when the statement of a node does: of a compound one, its head."""
+        statement = self.statement(node)
+        assert statement.end_lineno is not None
+        body = getattr(statement, "body", None)
+        last = body[0].lineno - 1 if body else statement.end_lineno
+        return range(statement.lineno, max(last, statement.lineno) + 1)
+
+    def functions(self) -> Iterator["Function"]:
+        """Every function, inner ones and methods too."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef) and node.name not in _SILENT:
+                yield Function(self, node)
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function whose code may be mutated."""
+
+    source: Source
+    node: ast.FunctionDef
+
+    @cached_property
+    def name(self) -> str:
+        """Its name with those of what it is defined in."""
+        names, node = [self.node.name], self.source.parents.get(self.node)
+        while node is not None:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.append(node.name)
+            node = self.source.parents.get(node)
+        return ".".join(reversed(names))
+
+    @cached_property
+    def on_device(self) -> bool:
+        """Whether it is Triton code."""
+        return any("triton.jit" in ast.unparse(d) for d in self.node.decorator_list)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """What the function may refer to by name: its arguments, then what it assigns."""
+        arguments = self.node.args
+        found = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        names = [a.arg for a in found]
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.append(node.id)
+        return list(dict.fromkeys(names))
+
+    def nodes(self) -> Iterator[ast.AST]:
+        """The nodes of its code that compute something, from the outside in."""
+        body = self.node.body[1:] if ast.get_docstring(self.node) else self.node.body
+        for statement in body:
+            yield from _computing(statement)
+
+
+def _computing(node: ast.AST) -> Iterator[ast.AST]:
+    match node:
+        case ast.FunctionDef() | ast.ClassDef() | ast.Raise() | ast.Assert() | ast.JoinedStr():
+            return
+        case ast.If(body=[*_, ast.Raise()]):
+            for statement in node.orelse:
+                yield from _computing(statement)
+            return
+        case ast.Call() if ast.unparse(node.func).rpartition(".")[2].startswith(_CHECKS):
+            return
+        case ast.keyword(arg=str(name)) if name in _HINTS:
+            return
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "ctx"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _computing(child)
+
+
+def _tree(text: str, statement: ast.stmt) -> str | None:
+    """What the text of a statement is parsed to, at the indentation that it has."""
+    block = f"if True:\n{' ' * statement.col_offset}{text.removeprefix('el')}"
+    try:
+        return ast.dump(ast.parse(block))
+    except SyntaxError:
+        return None
