@@ -11,7 +11,7 @@ from kernels.cache import (
     SlidingWindowCache,
 )
 from kernels.delta import delta_rule, dplr, gated_delta_rule, kda, rwkv7
-from kernels.linear import gla, linear_attn, simple_gla
+from kernels.linear import gla, lightning_attn, linear_attn, mamba2, retention, simple_gla
 from kernels.norm import l2norm
 from kernels.position import rotary_embedding, rotary_tables
 from kernels.scale import resolve_scale
@@ -31,8 +31,11 @@ __all__ = [
     "gla",
     "kda",
     "l2norm",
+    "lightning_attn",
     "linear_attn",
+    "mamba2",
     "resolve_scale",
+    "retention",
     "rotary_embedding",
     "rotary_tables",
     "rwkv7",

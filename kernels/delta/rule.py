@@ -1,4 +1,8 @@
-"""What the public delta rules share: their arguments checked and settled, and the ops of a mode."""
+"""What the public delta rules share: their arguments checked and settled, and the ops of a mode.
+
+Where a rule is not stable and overflows, the rows before the overflow in the same chunk may be NaN
+too: a product with the triangle of a chunk multiplies what is not seen by 0.
+"""
 
 import torch
 from torch import Tensor

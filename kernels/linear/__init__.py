@@ -27,8 +27,10 @@ pairs live in `chunk.py`, `fused_chunk.py` and `fused_recurrent.py`:
 `fused_chunk` has no gates per key channel.
 """
 
+from kernels.linear.constant_decay import lightning_attn, retention
 from kernels.linear.gla import gla
 from kernels.linear.linear_attn import linear_attn
+from kernels.linear.mamba2 import mamba2
 from kernels.linear.simple_gla import simple_gla
 
-__all__ = ["gla", "linear_attn", "simple_gla"]
+__all__ = ["gla", "lightning_attn", "linear_attn", "mamba2", "retention", "simple_gla"]

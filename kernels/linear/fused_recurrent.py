@@ -58,6 +58,19 @@ def _row(ptr, t, stride, cols, inside):
 
 
 @triton.jit
+def _decay_all(S, g):
+    """`exp(g) S`, as `S + (exp(g) - 1) S` where g is small.
+
+    A decay that is the same at every token has the same rounding error at every token, and they add
+    up. That of a small exp(g) - 1 is small.
+    """
+    less = g * (1 / 8) + 1.0
+    for n in tl.static_range(7, 0, -1):
+        less = less * g * (1 / n) + (1.0 if n > 1 else 0.0)
+    return tl.where(g > -0.5, S + less * S, S * tl.exp(g))
+
+
+@triton.jit
 def _decay(
     S, t, g_ptr, g_stride, cols_k, in_k, gv_ptr, gv_stride, cols_v, in_v,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
@@ -66,7 +79,7 @@ def _decay(
     if USE_G:
         S *= tl.exp(_row(g_ptr, t, g_stride, cols_k, in_k))[:, None]
     if USE_HEAD_G:
-        S *= tl.exp(tl.load(g_ptr + t * g_stride).to(tl.float32))
+        S = _decay_all(S, tl.load(g_ptr + t * g_stride).to(tl.float32))
     if USE_GV:
         S *= tl.exp(_row(gv_ptr, t, gv_stride, cols_v, in_v))[None, :]
     return S

@@ -1,7 +1,14 @@
 """One declaration per op; strategies, tests, fuzz jobs and mutants follow from it."""
 
 from properties.catalogue.delta import DELTA_RULE, DPLR, GATED_DELTA_RULE, KDA, RWKV7
-from properties.catalogue.linear import GLA, LINEAR_ATTN, SIMPLE_GLA
+from properties.catalogue.linear import (
+    GLA,
+    LIGHTNING_ATTN,
+    LINEAR_ATTN,
+    MAMBA2,
+    RETENTION,
+    SIMPLE_GLA,
+)
 from properties.catalogue.norm import L2NORM
 from properties.catalogue.op import DTYPES, Argument, Mode, Op, Option, Output, Role
 from properties.catalogue.position import ROTARY_EMBEDDING
@@ -12,6 +19,9 @@ OPS: dict[str, Op] = {
     for op in (
         LINEAR_ATTN,
         SIMPLE_GLA,
+        RETENTION,
+        LIGHTNING_ATTN,
+        MAMBA2,
         GLA,
         DELTA_RULE,
         GATED_DELTA_RULE,

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
+from torch import Tensor
 
 import reference
 from properties.case import Case
@@ -192,11 +194,20 @@ DPLR = Op(
     laws=_LAWS,
 )
 
+
+def _rwkv7_in_parallel(
+    r: Tensor, w: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """RWKV-7 as DPLR, whose second form rounds what kernels round."""
+    options.setdefault("scale", 1.0)
+    return reference.dplr_parallel(r, k, v, -kk, a * kk, w, **options)
+
+
 RWKV7 = Op(
     name="rwkv7",
     oracle=reference.rwkv7,
     second_form=reference.rwkv7_unrolled,
-    quiet_form=reference.rwkv7,
+    quiet_form=_rwkv7_in_parallel,
     modes=_MODES,
     arguments=(
         Argument("r", "B T H K", Role.QUERY),

@@ -1,5 +1,6 @@
 """Linear recurrences without a delta rule."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -185,12 +186,12 @@ SIMPLE_GLA = Op(
     laws=_LAWS,
 )
 
-# Of the constant decays a float32 kernel has the rounded logarithm, which is no sum of products; and
-# a decay is not 1 on integers.
+# A decay is not 1 on integers.
 _OF_CONSTANT_DECAY = tuple(law for law in _LAWS if law != "exactness")
 
 RETENTION = Op(
     name="retention",
+    constant_decay=lambda case: -math.log1p(-(2.0**-5)),
     oracle=reference.retention,
     second_form=reference.retention_parallel,
     quiet_form=reference.retention_parallel,
@@ -209,6 +210,7 @@ RETENTION = Op(
 
 LIGHTNING_ATTN = Op(
     name="lightning_attn",
+    constant_decay=lambda case: 8.0,
     oracle=reference.lightning_attn,
     second_form=reference.lightning_attn_parallel,
     quiet_form=reference.lightning_attn_parallel,

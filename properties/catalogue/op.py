@@ -23,6 +23,7 @@ class Role(Enum):
     KEY = "key"
     UNIT_KEY = "key of length 1"
     LOW_RANK = "key of half that length, one side of what is added to a decay"
+    STEP = "step of a token, at least 0"
     STRENGTH = "strength of a write, 0 to 2"
     RATE = "in-context learning rate of a channel, 0 to 1"
     VALUE = "value"
@@ -104,6 +105,10 @@ def _none(case: Case, inputs: Any) -> Iterable[tuple[str, dict[str, Any], str]]:
     return ()
 
 
+def _zero(case: Case) -> float:
+    return 0.0
+
+
 def _never(case: Case) -> bool:
     return False
 
@@ -131,6 +136,8 @@ class Op:
         linear_in: arguments in which the outputs are jointly linear, the others being fixed.
         multilinear: in this case all arithmetic is sums of products without a difference, so that
             the oracle on absolute values bounds every rounding error.
+        constant_decay: the largest log decay of a token that the op takes from no argument, without
+            its sign.
         float32_logits: products of two inputs are never rounded below float32, as in a softmax;
             the error budgets of 16 bits are sharper then.
         nonnegative: queries and keys of this case are drawn without sign.
@@ -162,6 +169,7 @@ class Op:
     continues_by: str = "initial_state"
     mistakes: Callable[[Case, Any], Iterable[tuple[str, dict[str, Any], str]]] = _none
     multilinear: Callable[[Case], bool] = _never
+    constant_decay: Callable[[Case], float] = _zero
     float32_logits: bool = False
     nonnegative: Callable[[Case], bool] = _never
     telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()

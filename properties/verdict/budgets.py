@@ -145,6 +145,7 @@ def budgets(
     terms: int,
     absolute: Oracle | None = None,
     gates: tuple[str, ...] = (),
+    constant_decay: float = 0.0,
     telescopes: tuple[Telescope, ...] = (),
     float32_logits: bool = False,
     seed: int = 0,
@@ -163,6 +164,8 @@ def budgets(
             head dim.
         absolute: the oracle with |scale|, if its map is multilinear; else None.
         gates: names of the tensors that enter through an exponential, as log decays.
+        constant_decay: the largest log decay of a token that is no tensor, without its sign. Its
+            logarithm is rounded before it is summed, so it counts as a gate does.
         telescopes: gradients that are differences of large sums.
         float32_logits: products of two inputs, and elementwise functions of them, are never
             stored: softmax attention. Not for maps whose products may be taken in another order.
@@ -177,7 +180,8 @@ def budgets(
     bounds: list[dict[str, Tensor]] = []
     spreads: dict[str, Spread] = {}
     if absolute is not None and "magnitude" in applying:
-        factor = magnitude_factor(precision, terms, chunk_decay(tensors, gates))
+        decay = chunk_decay(tensors, gates) + CHUNK * constant_decay
+        factor = magnitude_factor(precision, terms, decay)
         Y = magnitude(absolute, tensors, gates=gates)
         bound = {name: factor * Y[name] + largest * precision.underflow for name in want}
         for telescope in telescopes:
