@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from properties.case import Case
 from properties.catalogue.op import Op, Role
@@ -71,11 +72,28 @@ def _with_another_future(op: Op, case: Case, inputs: Inputs, cuts: list[int]) ->
         for n in range(case.sequences):
             rows = x if case.packed else x.narrow(0, n, 1)
             future = rows.movedim(axis, 0)[_future(op, case, dims[axis], cuts, n)]
-            # Log decays stay negative and what has no sign stays without one.
-            future.mul_(2).add_(-0.25 if op.argument(name).role is Role.LOG_DECAY else 0.5)
+            _change(op.argument(name).role, future)
         # Rows that share memory cannot have pasts of their own.
         changed[name] = x if case.layout == "expanded" else relaid(x, case.layout)
     return inputs.with_tensors(changed)
+
+
+def _change(role: Role, future: Tensor) -> None:
+    """Another future within the range of its role: log decays stay negative, what has no sign stays
+    without one, and a delta rule stays stable. An overflow would reach the past of its chunk, as 0
+    times infinity.
+    """
+    match role:
+        case Role.LOG_DECAY:
+            future.mul_(2).sub_(0.25)
+        case Role.UNIT_KEY | Role.LOW_RANK:
+            future.neg_()
+        case Role.STRENGTH:
+            future.neg_().add_(2)
+        case Role.RATE:
+            future.neg_().add_(1)
+        case _:
+            future.mul_(2).add_(0.5)
 
 
 def _past(op: Op, case: Case, results: Results, cuts: list[int]) -> Results:
