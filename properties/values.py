@@ -61,6 +61,8 @@ def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
             return 2 * x if blank.role is Role.STRENGTH else x
         case Role.LOG_DECAY:
             return torch.nn.functional.logsigmoid(2 * _normal(blank, generator) + 1)
+        case Role.STEP:
+            return torch.nn.functional.softplus(_normal(blank, generator))
         case Role.SLOPE:
             return torch.exp2(-4 * _uniform(blank, generator))
         case Role.COSINE:
@@ -86,7 +88,7 @@ def integers(blank: Blank, generator: torch.Generator) -> Tensor:
                 often = torch.arange(blank.shape[blank.token_axis]) % 64 != 1
                 x.movedim(blank.token_axis, 0)[often] = 0
             return x * _choice(blank, generator, (-1.0, 1.0))[..., :1]
-        case Role.STRENGTH | Role.RATE:
+        case Role.STEP | Role.STRENGTH | Role.RATE:
             return _choice(blank, generator, (0.0, 1.0))
         case Role.LOG_DECAY:
             return torch.zeros(blank.shape, dtype=torch.float64)
