@@ -10,6 +10,7 @@ from kernels.cache import (
     RecurrentCache,
     SlidingWindowCache,
 )
+from kernels.conv import short_conv
 from kernels.delta import delta_rule, dplr, gated_delta_rule, kda, rwkv7
 from kernels.linear import gla, lightning_attn, linear_attn, mamba2, retention, simple_gla
 from kernels.norm import l2norm
@@ -39,5 +40,6 @@ __all__ = [
     "rotary_embedding",
     "rotary_tables",
     "rwkv7",
+    "short_conv",
     "simple_gla",
 ]

@@ -233,6 +233,11 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     ("gated_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
     ("kda", "fused_recurrent"): _DELTA_RECURRENT,
     ("dplr", "fused_recurrent"): _DELTA_RECURRENT,
+    # features: channels of a program.
+    ("short_conv", "fused"): (
+        Tile(tokens=32, features=64),
+        Tile(tokens=16, features=128, num_warps=2),
+    ),
     # tokens: (batch, token, head) vectors of x.
     ("l2norm", "fused"): (Tile(tokens=32, max_dim=128), Tile(tokens=8)),
 }

@@ -16,8 +16,8 @@ class Chunks(NamedTuple):
         sequences: N.
         cu_seqlens: `[N+1]` int64, or None for a dense batch.
         starts: first chunk of each sequence `[N+1]` int64, or None for a dense batch.
-        table: (first row, rows left in its sequence) of each chunk `[count, 2]` int64; (0, 0)
-            past the last chunk. None for a dense batch.
+        table: (first row, rows left in its sequence, sequence, tokens before it in the sequence)
+            of each chunk `[count, 4]` int64; zeros past the last chunk. None for a dense batch.
     """
 
     count: int
@@ -42,9 +42,11 @@ def cut(batch: int, tokens: int, cu_seqlens: Tensor | None, length: int) -> Chun
     torch.cumsum((bounds.diff() + (length - 1)) // length, 0, out=starts[1:])
     chunk = torch.arange(count, device=bounds.device)
     sequence = torch.searchsorted(starts[1:], chunk, right=True)
-    first = bounds[sequence] + (chunk - starts[sequence]) * length
+    before = (chunk - starts[sequence]) * length
+    first = bounds[sequence] + before
     left = bounds[(sequence + 1).clamp(max=sequences)] - first
-    table = torch.where(sequence < sequences, torch.stack([first, left]), 0).T.contiguous()
+    columns = torch.stack([first, left, sequence, before])
+    table = torch.where(sequence < sequences, columns, 0).T.contiguous()
     return Chunks(count, sequences, bounds, starts, table)
 
 
@@ -53,14 +55,27 @@ def locate_chunk(chunk, table_ptr, tokens, C: tl.constexpr, PACKED: tl.constexpr
     """The first row of a chunk in the flattened `[B·T]` axis (int64), and how many rows are left
     in its sequence from there, 0 for a program without a chunk."""
     if PACKED:
-        first = tl.load(table_ptr + 2 * chunk)
-        left = tl.load(table_ptr + 2 * chunk + 1).to(tl.int32)
+        first = tl.load(table_ptr + 4 * chunk)
+        left = tl.load(table_ptr + 4 * chunk + 1).to(tl.int32)
     else:
         per_sequence = tl.cdiv(tokens, C)
         within = chunk % per_sequence
         first = (chunk // per_sequence).to(tl.int64) * tokens + within * C
         left = tokens - within * C
     return first, left
+
+
+@triton.jit
+def sequence_of_chunk(chunk, table_ptr, tokens, C: tl.constexpr, PACKED: tl.constexpr):
+    """The sequence of a chunk (int64), and how many of its tokens come before."""
+    if PACKED:
+        sequence = tl.load(table_ptr + 4 * chunk + 2)
+        before = tl.load(table_ptr + 4 * chunk + 3).to(tl.int32)
+    else:
+        per_sequence = tl.cdiv(tokens, C)
+        sequence = (chunk // per_sequence).to(tl.int64)
+        before = chunk % per_sequence * C
+    return sequence, before
 
 
 @triton.jit

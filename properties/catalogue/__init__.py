@@ -1,5 +1,6 @@
 """One declaration per op; strategies, tests, fuzz jobs and mutants follow from it."""
 
+from properties.catalogue.conv import SHORT_CONV
 from properties.catalogue.delta import DELTA_RULE, DPLR, GATED_DELTA_RULE, KDA, RWKV7
 from properties.catalogue.linear import (
     GLA,
@@ -30,6 +31,7 @@ OPS: dict[str, Op] = {
         RWKV7,
         ATTENTION,
         ROTARY_EMBEDDING,
+        SHORT_CONV,
         L2NORM,
     )
 }

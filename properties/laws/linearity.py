@@ -8,7 +8,7 @@ from dataclasses import replace
 from properties.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_identical
-from properties.laws.law import Law, Subject
+from properties.laws.law import Law, Subject, with_options
 
 FACTOR = -2.0
 
@@ -32,14 +32,12 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Without a normaliser, whose channel of ones does not double.
+    """Without a normaliser, whose channel of ones does not double, and without an activation.
 
     In float16 on integers: what a kernel keeps in between may be subnormal early.
     """
     values = "integers" if case.dtype == "float16" and "integers" in op.recipes else case.values
-    options = {**case.options}
-    if "normalize" in options:
-        options["normalize"] = False
+    options = with_options(case, normalize=False, activation=None)
     return op.settle(replace(case, values=values, options=options))
 
 
