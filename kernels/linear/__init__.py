@@ -4,7 +4,7 @@
 
 `linear_attn.py`, `gla.py` and `simple_gla.py` are what users call. `recurrence.py` makes a pair of
 functions, `forward` and `backward`, a differentiable `torch.library` op per public op and mode. The
-pairs live in `chunk.py`, `fused_chunk.py` and `fused_recurrent.py`:
+pairs live in `chunk.py`, `fused_chunk.py`, `fused_recurrent.py` and `parallel.py`:
 
     forward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, output_final_state, out_dtype)
         -> (o, final_state | None)
@@ -24,7 +24,7 @@ pairs live in `chunk.py`, `fused_chunk.py` and `fused_recurrent.py`:
   initial_state. Nothing is saved between the two: backward recomputes the states that it needs.
 
 `fused_recurrent` takes `gv` (after g) and `reverse` besides and returns `dgv` after `dg`;
-`fused_chunk` has no gates per key channel.
+`fused_chunk` and `parallel` have no gates per key channel.
 """
 
 from kernels.linear.constant_decay import lightning_attn, retention

@@ -21,7 +21,7 @@ def retention(
     output_final_state: bool = False,
     reverse: bool = False,
     cu_seqlens: Int[Tensor, " N+1"] | None = None,
-    mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent"] = "auto",
+    mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
     tile: int | None = None,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Retention.
@@ -88,7 +88,7 @@ def lightning_attn(
     output_final_state: bool = False,
     reverse: bool = False,
     cu_seqlens: Int[Tensor, " N+1"] | None = None,
-    mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent"] = "auto",
+    mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
     tile: int | None = None,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Lightning attention.

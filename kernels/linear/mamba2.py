@@ -21,7 +21,7 @@ def mamba2(
     initial_state: Float[Tensor, "N H K V"] | None = None,
     output_final_state: bool = False,
     cu_seqlens: Int[Tensor, " N+1"] | None = None,
-    mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent"] = "auto",
+    mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
     tile: int | None = None,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The state space of Mamba-2.

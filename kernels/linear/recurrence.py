@@ -18,10 +18,15 @@ from kernels.arguments import (
     describe,
 )
 from kernels.differentiable import differentiable
-from kernels.linear import chunk, fused_chunk, fused_recurrent
+from kernels.linear import chunk, fused_chunk, fused_recurrent, parallel
 from kernels.scale import resolve_scale
 
-_FORMS = {"chunk": chunk, "fused_chunk": fused_chunk, "fused_recurrent": fused_recurrent}
+_FORMS = {
+    "chunk": chunk,
+    "fused_chunk": fused_chunk,
+    "fused_recurrent": fused_recurrent,
+    "parallel": parallel,
+}
 # Up to this many tokens a sequence, the mean where they are packed, a walk over them beats a launch
 # of several kernels.
 _SHORT = 64
@@ -94,6 +99,7 @@ _OPS = {
         ("simple_gla", "chunk"),
         ("simple_gla", "fused_chunk"),
         ("simple_gla", "fused_recurrent"),
+        ("simple_gla", "parallel"),
     )
 }
 

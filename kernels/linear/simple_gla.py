@@ -19,7 +19,7 @@ def simple_gla(
     output_final_state: bool = False,
     reverse: bool = False,
     cu_seqlens: Int[Tensor, " N+1"] | None = None,
-    mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent"] = "auto",
+    mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
     tile: int | None = None,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Linear attention with one decay per head and token.
@@ -45,7 +45,8 @@ def simple_gla(
         mode: `fused_recurrent` walks token by token in one kernel, with little to start up: for
             decoding and short sequences. `chunk` works on all chunks of tokens at once, between
             kernels that carry the state from chunk to chunk. `fused_chunk` carries the state in
-            one kernel, and goes back as `chunk` does. `auto` chooses by the length.
+            one kernel, and goes back as `chunk` does. So does `parallel`, which takes all pairs of
+            tokens. `auto` chooses by the length.
         tile: index into `kernels.tiles.TABLE["simple_gla", mode]`; None chooses by head dim,
             dtype and device.
 

@@ -152,10 +152,11 @@ _OUTPUTS_ALONE = (
     Output("final_state", "N H K V", asked_by="output_final_state", dtype="float32"),
 )
 _STATE_ALONE = replace(_STATE, dims="N H K V")
-_THREE_MODES = (
+_GATED_MODES = (
     Mode("chunk", refuses=frozenset({"reverse"})),
     Mode("fused_chunk", refuses=frozenset({"reverse"})),
     Mode("fused_recurrent"),
+    Mode("parallel", refuses=frozenset({"reverse"})),
 )
 
 
@@ -169,7 +170,7 @@ SIMPLE_GLA = Op(
     oracle=reference.simple_gla,
     second_form=reference.simple_gla_parallel,
     quiet_form=reference.simple_gla_parallel,
-    modes=_THREE_MODES,
+    modes=_GATED_MODES,
     arguments=(
         *_QKV,
         Argument("g", "B T H", Role.LOG_DECAY, optional=True, dtype="either"),
@@ -195,7 +196,7 @@ RETENTION = Op(
     oracle=reference.retention,
     second_form=reference.retention_parallel,
     quiet_form=reference.retention_parallel,
-    modes=_THREE_MODES,
+    modes=_GATED_MODES,
     arguments=(*_QKV, _STATE_ALONE),
     options=_UNNORMALIZED,
     outputs=_OUTPUTS_ALONE,
@@ -214,7 +215,7 @@ LIGHTNING_ATTN = Op(
     oracle=reference.lightning_attn,
     second_form=reference.lightning_attn_parallel,
     quiet_form=reference.lightning_attn_parallel,
-    modes=_THREE_MODES,
+    modes=_GATED_MODES,
     arguments=(*_QKV, _STATE_ALONE),
     options=(
         Option("layer_idx", 0, lambda case: st.integers(0, 1), bad=(-1, 30, 0.5, "0", True)),
@@ -236,7 +237,7 @@ MAMBA2 = Op(
     oracle=reference.mamba2,
     second_form=reference.mamba2_dual,
     quiet_form=reference.mamba2_dual,
-    modes=tuple(Mode(mode.name) for mode in _THREE_MODES),
+    modes=tuple(Mode(mode.name) for mode in _GATED_MODES),
     arguments=(
         Argument("x", "B T H V", Role.VALUE),
         Argument("dt", "B T H", Role.STEP, dtype="either"),
