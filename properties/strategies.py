@@ -38,7 +38,8 @@ def cases(
 
     Args:
         target: whose tile table is drawn from.
-        longest: tokens of a sequence, at most; fewer where the other dims are large, see `WORK`.
+        longest: tokens of a sequence, at most, or those of a tile and a few more; fewer where the
+            other dims are large, see `WORK`.
         widest: of any other dim, at most.
     """
     # From the eleventh case of a run on, Hypothesis varies each five times by copying one part of
@@ -60,7 +61,12 @@ def _cases(
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
     tiles = target.tiles(case)
     tile = draw(st.sampled_from([None, *tiles])) if tiles else None
-    edge = tiles[tile if tile is not None else next(iter(tiles))] if tiles else 16
+    if tiles:
+        edge = tiles[tile if tile is not None else next(iter(tiles))]
+    else:
+        edge = target.tokens(op.name, mode.name)
+        # Sequences reach past a tile that the target says it has.
+        longest = longest if edge == 16 else max(longest, edge + 16)
     case = _with_lengths(draw, op, replace(case, tile=tile), edge, longest)
     case = _with_options(draw, op, mode, case)
     case = replace(

@@ -29,6 +29,7 @@ class Implementation:
         conventions: where the library means something else and `function` translates, a sentence
             each.
         dtypes: of the activations.
+        tokens: per tile, as far as it is known; lengths are drawn next to its multiples.
         bounds: what else a case has to keep to, in words → the case that does.
         constants: tensors that get no gradient, and outputs through which none flows.
         forward_only: it has no backward pass.
@@ -39,6 +40,7 @@ class Implementation:
     function: Function
     conventions: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
+    tokens: int = 16
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     constants: tuple[str, ...] = ()
     forward_only: bool = False
@@ -148,6 +150,9 @@ class Adapter(Target):
             return (*one.bounds, "forward")
         constants = [f"{name} as a constant" for name in one.constants]
         return (*one.bounds, *constants)
+
+    def tokens(self, op: str, mode: str) -> int:
+        return self.ops[op][mode].tokens
 
     def conventions(self, op: Op, mode: str) -> tuple[str, ...]:
         return self.ops[op.name][mode].conventions

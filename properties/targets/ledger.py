@@ -76,14 +76,14 @@ class Ledger:
         return bool(self.met)
 
 
-def read(name: str, target: str, device: str) -> Ledger:
+def read(name: str, target: str, device: str | None) -> Ledger:
     """The ledger in a file.
 
     Args:
         name: a path of a Python file with a `LEDGER`, "none", or "auto" for the ledger of the
             target in `regressions/`, where there is one.
         target: as `--target` names it.
-        device: type of the device under test; failures of others are left out.
+        device: type of the device under test; failures of others are left out. None keeps all.
 
     Raises:
         ValueError: no such file, or no `LEDGER` in it.
@@ -98,4 +98,4 @@ def read(name: str, target: str, device: str) -> Ledger:
     entries = runpy.run_path(str(path)).get("LEDGER")
     if entries is None:
         raise ValueError(f"ledger: {name!r} has no LEDGER, expected a tuple of KnownFailure")
-    return Ledger(entry for entry in entries if entry.device == device)
+    return Ledger(entry for entry in entries if device in (None, entry.device))

@@ -22,6 +22,8 @@ from properties.targets.adapter import Adapter, Implementation
 _SCALE = "-1 is a number; the sentinel becomes None"
 _HEADS_FIRST = "tensors are [B, H, T, D]"
 _CAUSAL = "is_causal aligns at the top left; where T_q != T_k the mask is written out"
+# Keys per block of the flash kernel for CPUs.
+_FLASH_KEYS = 512
 _MASKS = "window and ALiBi are masks, ALiBi a float32 one"
 
 
@@ -188,10 +190,10 @@ def target(device: torch.device) -> Adapter:
     return Adapter(
         {
             "attention": {
-                "sdpa": Implementation(_sdpa(), sdpa),
+                "sdpa": Implementation(_sdpa(), sdpa, tokens=_FLASH_KEYS),
                 "sdpa_math": Implementation(_sdpa(SDPBackend.MATH), sdpa),
                 "sdpa_flash": Implementation(
-                    _sdpa(SDPBackend.FLASH_ATTENTION), sdpa, bounds=widths
+                    _sdpa(SDPBackend.FLASH_ATTENTION), sdpa, tokens=_FLASH_KEYS, bounds=widths
                 ),
                 "sdpa_nested": Implementation(
                     _nested,

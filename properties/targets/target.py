@@ -46,3 +46,7 @@ class Target:
     def tiles(self, case: Case) -> Mapping[int, int]:
         """Entries of the tile table that admit the case's dims and dtype → tokens per tile."""
         return {}
+
+    def tokens(self, op: str, mode: str) -> int:
+        """Tokens per tile of a kernel without a table; lengths are drawn next to its multiples."""
+        return 16

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from properties.case import Case
 from properties.targets.ledger import KnownFailure
 
@@ -24,6 +26,30 @@ def _not_positive(scale: float | None) -> bool:
     return scale is not None and scale != -1 and scale <= 0
 
 
+def _trains(given: Given) -> bool:
+    return any(given[name].requires_grad for name in ("q", "k", "v"))
+
+
+def _plain(given: Given) -> bool:
+    """Whether the inputs are dense and without an offset, as their gradients are then as well."""
+    tensors = [given[name] for name in ("q", "k", "v")]
+    return all(x.is_contiguous() and x.storage_offset() == 0 for x in tensors)
+
+
+def _sums_per_key(given: Given) -> int:
+    """How many blocks of queries are added up in the gradient of one key."""
+    queries, heads, groups = given["q"].shape[1], given["q"].shape[2], given["k"].shape[2]
+    block = 32 if queries < 192 else 64 if queries < 768 else 256
+    return heads // groups * -(-queries // block)
+
+
+def _largest_logit(given: Given) -> float:
+    """An upper bound of the logits' absolute values."""
+    scale, q, k = given["scale"], given["q"].detach().double(), given["k"].detach().double()
+    factor = q.shape[-1] ** -0.5 if scale is None or scale == -1 else abs(scale)
+    return float(factor * q.norm(dim=-1).max() * k.norm(dim=-1).max()) if q.numel() else 0.0
+
+
 LEDGER = (
     KnownFailure(
         name="flash_scale_not_positive",
@@ -38,5 +64,101 @@ LEDGER = (
         got="[nan, 1.0]",
         cause="is_causal hides keys by -inf before the logits are scaled: -inf times 0 is NaN, and "
         "times a negative scale +inf.",
+    ),
+    KnownFailure(
+        name="flash_weights_from_rounded_lse",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"sdpa_flash","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+            '"K":1,"V":1},"lengths":[2],"options":{"scale":2.5,"causal":false,"window":null},'
+            '"values":"large_logits"}'
+        ),
+        modes=("sdpa", "sdpa_flash"),
+        shows=lambda given: (
+            _flash(given)
+            and _trains(given)
+            and given["q"].dtype == torch.float32
+            and _largest_logit(given) > 8
+        ),
+        expected="[0.5, 0.5]",
+        got="[0.47, 0.47]",
+        cause="The backward recomputes weights as exp(s - lse) in float32: the rounding errors of "
+        "s and lse, 2^-24 of each, are relative errors of the weights.",
+    ),
+    KnownFailure(
+        name="flash_gradients_summed_in_16_bits",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"sdpa_flash","dtype":"bfloat16","dims":{"B":1,"G":1,"R":3,'
+            '"K":8,"V":8},"lengths":[131],"options":{"scale":null,"causal":false,"window":null},'
+            '"layout":"expanded"}'
+        ),
+        modes=("sdpa", "sdpa_flash"),
+        shows=lambda given: (
+            _flash(given)
+            and _trains(given)
+            and given["q"].dtype != torch.float32
+            and _sums_per_key(given) > 5
+        ),
+        expected="512.0",
+        got="256.0",
+        cause="Gradients of k and v are summed over blocks of queries, and over the heads of a "
+        "group, in buffers of 16 bits.",
+    ),
+    KnownFailure(
+        name="nested_all_empty",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"sdpa_nested","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+            '"K":1,"V":1},"lengths":[0],"packed":true,"options":{"scale":null}}'
+        ),
+        modes=("sdpa_nested",),
+        shows=lambda given: 0 in (given["q"].shape[1], given["k"].shape[1]),
+        expected="[]",
+        got="to_padded_tensor: at least one constituent tensor should have non-zero numel",
+        cause="The math path goes through a padded tensor, which it refuses to make of sequences "
+        "that are all empty.",
+    ),
+    KnownFailure(
+        name="nested_gradient_at_an_offset",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"sdpa_nested","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+            '"K":1,"V":1},"lengths":[1],"options":{"scale":null},"layout":"misaligned"}'
+        ),
+        modes=("sdpa_nested",),
+        shows=lambda given: _trains(given) and not _plain(given),
+        expected="[5.0, 5.0, 7.0, 7.0]",
+        got="[1.0, 1.0, 3.0, 3.0]",
+        cause="The backward of values() of a strided nested tensor reads the gradient from the "
+        "start of its storage, wherever in it the gradient lies.",
+    ),
+    KnownFailure(
+        name="nested_logits_in_16_bits",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"sdpa_nested","dtype":"bfloat16","dims":{"B":1,"G":1,"R":1,'
+            '"K":3,"V":1},"lengths":[2],"options":{"scale":null},"values":"large_logits"}'
+        ),
+        modes=("sdpa_nested",),
+        shows=lambda given: given["q"].dtype != torch.float32 and _largest_logit(given) > 2,
+        expected="0.7",
+        got="0.5",
+        cause="The math path computes in float32 for dense tensors of 16 bits, and not for nested "
+        "ones, whose logits are rounded.",
+    ),
+    KnownFailure(
+        name="flex_no_keys",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"flex","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":1,'
+            '"V":1},"lengths":[0],"packed":true,"options":{"scale":null,"causal":false,'
+            '"window":null,"softcap":null,"return_lse":true}}'
+        ),
+        modes=("flex",),
+        shows=lambda given: given["k"].shape[1] == 0,
+        expected="[0.0, 0.0]",
+        got="max(): Expected reduction dim 3 to have non-zero size.",
+        cause="The eager path takes a maximum of the scores over no keys.",
     ),
 )
