@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 from .errors import Location
 
@@ -124,25 +125,33 @@ def walk(blocks: list[Block]) -> Iterator[Instruction]:
                 yield from walk(region)
 
 
+@cache
+def punctuation(separator: str) -> re.Pattern[str]:
+    """Where `split_list` has to look."""
+    return re.compile(rf"""["<(\[{{)\]}}]|(?<!-)>|{re.escape(separator)}""")
+
+
 def split_list(text: str, separator: str = ",") -> list[str]:
     """Split at separators that stand outside every bracket and string."""
     parts, depth, start, quoted = [], 0, 0, False
-    for index, char in enumerate(text):
-        if char == '"':
+    for match in punctuation(separator).finditer(text):
+        found = match[0]
+        if found == '"':
             quoted = not quoted
         elif quoted:
             continue
-        elif char in "<([{":
+        elif found in "<([{":
             depth += 1
-        elif char in ")]}" or (char == ">" and text[index - 1] != "-"):
+        elif found in ")]}>":
             depth -= 1
-        elif depth == 0 and text.startswith(separator, index):
-            parts.append(text[start:index])
-            start = index + len(separator)
+        elif depth == 0:
+            parts.append(text[start : match.start()])
+            start = match.end()
     parts.append(text[start:])
     return [part.strip() for part in parts if part.strip()]
 
 
+@cache
 def parse_type(text: str) -> Type:
     """`tensor<64x32x!tt.ptr<bf16>>` and its parts."""
     text = text.strip()
