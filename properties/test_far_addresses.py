@@ -22,6 +22,7 @@ COUNT = 3
 STRIDE = 2**30 + 64
 DTYPE = torch.bfloat16
 _SIZES = {"B": COUNT, "H": COUNT, "G": COUNT, "R": 1, "K": 3, "V": 5, "D": 6, "P": 3}
+_OTHER_SIZE = 4
 _DIMS = {"batch": "B", "tokens": "TS", "heads": "HG", "sequences": "TS"}
 
 
@@ -37,6 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if (not option("op") or op.name in option("op"))
         and (not option("mode") or mode.name in option("mode"))
         and (along != "sequences" or op.packed_by)
+        and any(set(_DIMS[along]) & set(a.dims.split()) for a in op.arguments)
     }
     metafunc.parametrize(("case", "along"), list(cases.values()), ids=list(cases))
 
@@ -50,7 +52,7 @@ def _case(op: Op, mode: str, along: str) -> Case:
             op=op.name,
             mode=mode,
             dtype="bfloat16",
-            dims={d: 1 if packed and d == "B" else _SIZES[d] for d in op.dims},
+            dims={d: _SIZES.get(d, _OTHER_SIZE) for d in op.dims} | ({"B": 1} if packed else {}),
             lengths=(1,) * COUNT if packed else (COUNT,),
             packed=packed,
             given=tuple(a.name for a in op.arguments if a.optional and a.name not in refused),

@@ -4,6 +4,7 @@ The wrong implementations are the oracle with one bug, and each names the law th
 A law that is switched off fails here.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +120,11 @@ next_token_read = _along("T", slice(1, None), slice(None, -1))
 previous_token_leaks = _along("T", slice(None, -1), slice(1, None))
 first_head_leaks = _along("H", slice(0, 1), slice(None))
 first_row_leaks = _along("B", slice(0, 1), slice(None))
+
+
+@altering
+def everything_times_zero(output: Output, y: Tensor) -> Tensor:
+    return y + 0 * y.nan_to_num(nan=math.nan, neginf=0.0).sum()
 
 
 @altering
@@ -349,6 +355,7 @@ PLANTED = (
     Planted("causality", "next token read", next_token_read),
     Planted("splitting", "start ignored", start_ignored),
     Planted("packing", "previous token leaks", previous_token_leaks),
+    Planted("packing", "everything times zero", everything_times_zero),
     Planted("permutation", "first head leaks", first_head_leaks),
     Planted("permutation", "first row leaks", first_row_leaks),
     Planted("linearity", "not through zero", not_through_zero),

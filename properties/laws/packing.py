@@ -1,7 +1,8 @@
 """Sequences packed behind `cu_seqlens` are computed as if each came alone, bit for bit.
 
 A gradient that all sequences share is the sum of theirs. Its terms may be added in another order,
-so that sum is held to the error budget.
+so that sum is held to the error budget. What is read of a neighbour and counts for nothing is
+noticed too: a neighbour of NaN changes no bit.
 """
 
 from dataclasses import replace
@@ -13,8 +14,9 @@ from properties.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Subject, bits_are_comparable
-from properties.sequences import join, separate, shared_gradients, tensors_of
-from properties.tensors import Inputs
+from properties.layouts import relaid
+from properties.sequences import dims_of, join, separate, shared_gradients, spans, tensors_of
+from properties.tensors import Inputs, Results
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
@@ -28,6 +30,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         apart.append(subject.run(op, case, alone, incoming[n]))
     shared = shared_gradients(op) & set(together)
     names = [name for name in together if name not in shared]
+    _expect_no_neighbour(op, case, subject, inputs, gradients_of, together, names)
     alone_joined = join(op, True, [{name: one[name] for name in names} for one in apart])
     if bits_are_comparable(op, case, subject):
         got = {name: together[name] for name in names}
@@ -37,6 +40,43 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     sums = {name: _sum([one[name] for one in apart]) for name in shared}
     got = {**alone_joined, **sums}
     return compare_with_oracle("packing", op, case, subject, inputs, gradients_of, got)
+
+
+def _expect_no_neighbour(
+    op: Op,
+    case: Case,
+    subject: Subject,
+    inputs: Inputs,
+    gradients_of: Results,
+    together: Results,
+    names: list[str],
+) -> None:
+    """The tokens of one sequence may be NaN, and the others' results stay what they are.
+
+    Its state stays a number: of expanded states all sequences have the first one's.
+    """
+    lengths = zip(case.lengths, case.key_lengths or case.lengths, strict=True)
+    filled = [n for n, counts in enumerate(lengths) if any(counts)]
+    if not filled or case.sequences == 1:
+        return
+    garbage = filled[case.seed % len(filled)]
+    tensors = {}
+    for name, x in tensors_of(op, inputs).items():
+        dims = dims_of(op, name)
+        axis = next((i for i, d in enumerate(dims) if d in ("T", "S")), None)
+        if axis is not None:
+            x = x.clone(memory_format=torch.contiguous_format)
+            start, stop = spans(case, dims[axis])[garbage]
+            x.narrow(axis, start, stop - start).fill_(float("nan"))
+            tensors[name] = relaid(x, case.layout)
+    beside = subject.run(op, case, inputs.with_tensors(tensors), gradients_of)
+
+    def others(results: Results) -> Results:
+        pieces = separate(op, case, {name: results[name] for name in names})
+        return join(op, True, [piece for n, piece in enumerate(pieces) if n != garbage])
+
+    against = f"the same call where sequence {garbage} is not NaN"
+    expect_identical("packing", op, case, subject, others(beside), others(together), against)
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
