@@ -3,11 +3,17 @@
 import warnings
 
 import pytest
+from hypothesis import settings
 
 from properties.device import activate
 from properties.jobs import Job, Selection, hypothesis_test
 from properties.laws import Subject
 from properties.targets import load
+
+
+# Laws about numbers get all examples of the profile. The others compare an implementation with
+# itself, where one case says more of the next, and get half.
+_OF_NUMBERS = ("differential", "exactness", "splitting")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -23,6 +29,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_law_holds(job: Job, subject: Subject) -> None:
     subject.ledger.excused.clear()
-    hypothesis_test(job, subject)()
+    examples = settings.default.max_examples
+    if job.law not in _OF_NUMBERS:
+        examples = (examples + 1) // 2
+    settings(max_examples=examples)(hypothesis_test(job, subject))()
     for name, count in subject.ledger.excused.items():
         warnings.warn(f"{count} examples failed with {name}, which is known", stacklevel=1)

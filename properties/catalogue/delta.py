@@ -10,7 +10,7 @@ from torch import Tensor
 import reference
 from properties.case import Case
 from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, head_dims, scales
-from properties.catalogue.linear import more_states
+from properties.catalogue.linear import OF_A_READING, more_states
 from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, always
 
 _STATE = Argument("initial_state", "N H K V", Role.STATE, optional=True, dtype="float32")
@@ -234,6 +234,5 @@ RWKV7 = Op(
         "parallel_keys",
         "extreme_gates",
     ),
-    # The gradient of kk is the sum of two that are rounded already.
-    laws=tuple(law for law in _LAWS if law != "exactness"),
+    laws=OF_A_READING,
 )
