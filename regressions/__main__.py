@@ -1,63 +1,165 @@
-"""Run every known bug both ways and print the table: `python -m regressions`."""
+"""Run known bugs both ways, as the code stands and with the bug planted, and print a table."""
 
 import argparse
 import os
 import sys
-from time import perf_counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from time import monotonic
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from properties.device import DEVICES
 from properties.mutants.trial import Laboratory, LawAbout, Outcome
-from regressions.known_bug import known_bugs
+from regressions.known_bug import KnownBug, known_bugs
 
 
-def main() -> int:
-    parse = argparse.ArgumentParser(prog="python -m regressions", description=__doc__)
+def parser() -> argparse.ArgumentParser:
+    parse = argparse.ArgumentParser(
+        prog="python -m regressions",
+        description=__doc__,
+        epilog="Exit code: 0 all hold as the code stands and are caught when planted, 1 some are "
+        "not, 2 bad arguments, 130 stopped by Ctrl-C.",
+    )
+    parse.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="only bugs whose name starts so: cache, position.offset (default: all)",
+    )
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
-    parse.add_argument("--jobs", type=int, default=os.cpu_count(), help="default: one per core")
-    chosen = parse.parse_args()
-    table = Table(title="Known bugs")
-    for column in ("bug", "source", "pinned by", "today", "planted", "seconds"):
-        table.add_column(column, overflow="fold")
-    bugs = known_bugs()
-    failures = 0
-    with Laboratory("ours", chosen.device, chosen.jobs) as laboratory:
-        started = perf_counter()
-        # All at once, so that every process has work; the rows come in order.
+    parse.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)"
+    )
+    return parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parse = parser()
+    chosen = parse.parse_args(arguments)
+    wanted = tuple(chosen.names) or ("",)
+    bugs = {name: bug for name, bug in known_bugs().items() if name.startswith(wanted)}
+    if not bugs:
+        parse.error(f"NAME: {' '.join(wanted)}, expected the start of a known bug's name")
+    started = monotonic()
+    try:
+        verdicts = run(bugs, chosen.device, chosen.jobs)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped by Ctrl-C", highlight=False)
+        return 130
+    return report(bugs, verdicts, monotonic() - started)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of both runs of a bug; `trouble` is empty if that is as it should be."""
+
+    seconds: float = 0.0
+    caught_by: str | None = None
+    trouble: str = ""
+    report: str = ""
+
+
+def run(bugs: Mapping[str, KnownBug], device: str, jobs: int) -> dict[str, Verdict]:
+    """Run bugs both ways, in as many processes as there are jobs."""
+    with Laboratory("ours", device, jobs) as laboratory:
+        # What pins several bugs runs once as the code stands.
+        today = cache(laboratory.submit)
         trials = {
             name: (
-                laboratory.submit(bug.pinned),
-                laboratory.submit(bug.pinned, bug.planted) if bug.shows_on(chosen.device) else None,
+                today(bug.pinned),
+                laboratory.submit(bug.pinned, bug.planted) if bug.shows_on(device) else None,
             )
             for name, bug in bugs.items()
         }
-        for name, (today, planted) in trials.items():
-            bug = bugs[name]
-            now, then = today.result(), planted.result() if planted else None
-            good = now.caught_by is None and (then is None or then.caught_by is not None)
-            failures += not good
+        _wait({future for pair in trials.values() for future in pair if future is not None})
+        return {name: _verdict(*pair) for name, pair in trials.items()}
+
+
+def _wait(futures: Iterable[Future[Outcome]]) -> None:
+    """Until all are done; on a terminal, show how many are."""
+    console = Console(stderr=True)
+    shown = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(
+        *shown, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        futures = list(futures)
+        for _ in progress.track(as_completed(futures), total=len(futures)):
+            pass
+
+
+def _verdict(today: Future[Outcome], planted: Future[Outcome] | None) -> Verdict:
+    try:
+        now = today.result()
+        then = planted.result() if planted else None
+    except Exception as error:
+        # Not the law's: the edit does not apply, the test was skipped, the process ended.
+        return Verdict(trouble=f"could not be tried: {error}")
+    seconds = now.seconds + (then.seconds if then else 0.0)
+    if now.caught_by is not None:
+        return Verdict(seconds, trouble="does not hold as the code stands", report=now.report)
+    if then is None:
+        return Verdict(seconds)
+    missed = "" if then.caught_by else "is not caught when it is planted"
+    return Verdict(seconds, then.caught_by, missed)
+
+
+def report(bugs: Mapping[str, KnownBug], verdicts: Mapping[str, Verdict], seconds: float) -> int:
+    """Print what came of all bugs, and return the exit code."""
+    troubles = {name: verdict for name, verdict in verdicts.items() if verdict.trouble}
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(
+        f"{len(bugs) - len(troubles)} of {len(bugs)} known bugs hold as the code stands and are "
+        f"caught when planted, in {seconds:.0f} s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_table(bugs, verdicts))
+    for name, verdict in troubles.items():
+        text = f"\n{name} {verdict.trouble}\n{verdict.report}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return 1 if troubles else 0
+
+
+def _table(bugs: Mapping[str, KnownBug], verdicts: Mapping[str, Verdict]) -> Table:
+    table = Table()
+    table.add_column("family", no_wrap=True)
+    for column in ("bug", "source", "law"):
+        table.add_column(column, overflow="fold")
+    table.add_column("seconds", justify="right", no_wrap=True)
+    for family, names in groupby(bugs, lambda name: name.partition(".")[0]):
+        table.add_section()
+        shown = family
+        for name in names:
+            bug, verdict = bugs[name], verdicts[name]
             table.add_row(
-                name,
+                shown,
+                name.partition(".")[2].replace("_", " "),
                 bug.source,
-                bug.pinned.law if isinstance(bug.pinned, LawAbout) else bug.pinned.node,
-                f"fails ({now.caught_by})" if now.caught_by else "passes",
-                _planted(then, bug.only_on),
-                f"{perf_counter() - started:.1f}",
-                style="" if good else "bold red",
+                _law(bug, verdict.caught_by),
+                f"{verdict.seconds:.1f}",
+                style="bold red" if verdict.trouble else "",
             )
-            started = perf_counter()
-    console = Console()
-    console.print(table)
-    console.print(f"{len(bugs) - failures} of {len(bugs)} known bugs pass today and are caught")
-    return 1 if failures else 0
+            shown = ""
+    return table
 
 
-def _planted(outcome: Outcome | None, only_on: str | None) -> str:
-    if outcome is None:
-        return f"shows on {only_on} only"
-    return f"caught ({outcome.caught_by})" if outcome.caught_by else "missed"
+def _law(bug: KnownBug, caught_by: str | None) -> str:
+    """The law, or what the test says in its name; and what else there is to say of it."""
+    if isinstance(bug.pinned, LawAbout):
+        law = bug.pinned.law
+        note = caught_by if caught_by != law else None
+    else:
+        law = bug.pinned.node.partition("::")[2].removeprefix("test_")
+        note = None
+    if bug.only_on and caught_by is None:
+        note = f"shows on {bug.only_on} only"
+    return law.replace("_", " ") + (f" ({note})" if note else "")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
     happened="Generating twice with one sliding-window cache: the second time goes wrong.",
-    cause="reset left part of the state of the window as it was.",
-    source="transformers 31917",
+    cause="The position in the window was not cleared with the cache.",
+    source="tvm 16132 (window_attention_current_pos); the same trigger in transformers 31917",
     pinned=TestAt(
         "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[SlidingMachine]"
     ),

@@ -6,8 +6,7 @@ from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
     happened="NaN from a paged cache whose memory had been used before.",
-    cause="Whole pages were read, rows past the length included, which hold what they happen to "
-    "hold.",
+    cause="Rows past the length were read as well: their weight is 0, but 0 times NaN is NaN.",
     source="vLLM 641, pull request 936",
     pinned=TestAt(
         "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[PagedMachine]"

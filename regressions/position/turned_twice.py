@@ -8,7 +8,8 @@ from regressions.known_bug import KnownBug
 BUG = KnownBug(
     happened="Garbage, in long outputs only: the later the position, the further the angles were "
     "off.",
-    cause="Embeddings of kind yarn were missing from a test, is_rope, and were rotated twice.",
+    cause="yarn was missing from is_rope, the test whether queries and keys are turned already: "
+    "they were turned once before the attention backend and once in it.",
     source="TensorRT-LLM 16378",
     pinned=LawAbout(
         "determinism",

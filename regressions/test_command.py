@@ -1,0 +1,35 @@
+"""`python -m regressions` says what happened, on its first line and with its exit code."""
+
+from dataclasses import replace
+
+import pytest
+
+from properties.mutants.edit import Edit
+from regressions import __main__ as command
+from regressions.linear.fused_chunk_negative_scale import BUG
+
+
+def test_a_bug_that_is_missed_or_cannot_be_planted_is_trouble(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harmless = Edit("kernels.scale", "return float(scale)", "return 1.0 * float(scale)")
+    stale = Edit("kernels.scale", "no such line", "")
+    bugs = {
+        "linear.right": BUG,
+        "linear.missed": replace(BUG, planted=harmless),
+        "linear.stale": replace(BUG, planted=stale),
+        "softmax.not_asked_for": BUG,
+    }
+    monkeypatch.setattr(command, "known_bugs", lambda: bugs)
+    assert command.main(["linear", "--device", "simulator"]) == 1
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("1 of 3 known bugs hold as the code stands and are caught when planted")
+    assert "linear.missed is not caught when it is planted" in rest
+    assert any(line.startswith("linear.stale could not be tried: before:") for line in rest)
+
+
+def test_a_name_that_no_bug_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        command.main(["no.such.bug"])
+    assert refused.value.code == 2
+    assert "NAME: no.such.bug, expected the start of a known bug's name" in capsys.readouterr().err
