@@ -1,198 +1,95 @@
 """The ops of the catalogue that fla has, in its own modes and under our names."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
-from inspect import Parameter, signature
+from dataclasses import dataclass, field, replace
+from inspect import Parameter, Signature, signature
 from typing import Any
 
-from torch import Tensor, cat, zeros_like
+import torch
+from torch import Tensor
 
 from properties.case import Case
-from properties.catalogue.op import Function
+from properties.catalogue import DTYPES, OPS
+from properties.catalogue.op import Argument, Function, Op, Role
 from properties.targets.adapter import Bound, Implementation
 from properties.targets.fla.library import Kernel, kernel
 from properties.verdict.budgets import Telescope
 
-Pair = tuple[Tensor, Tensor]
+Given = dict[str, Any]
+Outputs = Tensor | tuple[Tensor | None, ...]
 
 _SCALE = "-1 is a number; the sentinel becomes the default"
 _PAIR = "the state of a normalised op is a pair: its last column is apart, in the keys' dtype"
+_REQUIRED = "gates and strengths are required; none becomes zeros or ones"
+_WINDOW = "the state of a convolution is [N, D, W]: its oldest token is not used"
 
 
 def implementations() -> dict[str, dict[str, Implementation]]:
     """Op → mode → what the release that is installed has of it."""
     made: dict[str, dict[str, Implementation]] = {}
     for op, modes in _MODES.items():
-        for mode, (adapt, name, bounds) in modes.items():
-            found = kernel(name)
+        for mode, declared in modes.items():
+            found = kernel(declared.function)
             if found is not None:
-                one = adapt(found)
-                both = {**one.bounds, **bounds}
-                made.setdefault(op, {})[mode] = replace(one, bounds=both)
+                made.setdefault(op, {})[mode] = declared.implementation(OPS[op], found)
     return made
 
 
-def _linear_attn(kernel: Kernel) -> Implementation:
-    def linear_attn(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float | None = None,
-        normalize: bool = False,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        **more: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        o, state = kernel(
-            q=q,
-            k=k,
-            v=v,
-            scale=_scale(scale, kernel),
-            normalize=normalize,
-            initial_state=_apart(initial_state) if normalize else initial_state,
-            output_final_state=output_final_state,
-            **more,
-        )
-        if not output_final_state:
-            return o, None
-        return o, _together(state) if normalize else state
-
-    return Implementation(
-        _also(linear_attn, kernel, "reverse", "cu_seqlens"), conventions=(_SCALE, _PAIR)
-    )
+def _state(kernel: Kernel, given: Given) -> Outputs:
+    """Output and final state."""
+    o, state = kernel(**given)
+    return o, state
 
 
-def _gla(kernel: Kernel, gate: str = "g") -> Implementation:
-    required = signature(kernel).parameters[gate].default is Parameter.empty
-
-    def gla(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor | None = None,
-        *,
-        scale: float | None = None,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        **more: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        if g is None and required:
-            g = zeros_like(k)
-        o, state = kernel(
-            q=q,
-            k=k,
-            v=v,
-            scale=_scale(scale, kernel),
-            initial_state=initial_state,
-            output_final_state=output_final_state,
-            **{gate: g},
-            **more,
-        )
-        return o, state
-
-    conventions = (_SCALE, "the gate is required; none becomes zeros") if required else (_SCALE,)
-    return Implementation(
-        _also(gla, kernel, "gv", "reverse", "cu_seqlens"),
-        conventions=conventions,
-        telescopes=_telescopes,
-    )
+def _alone(kernel: Kernel, given: Given) -> Outputs:
+    """An output; whatever else there is, is not a state."""
+    returned = kernel(**given)
+    return (returned[0] if isinstance(returned, tuple) else returned), None
 
 
-def _parallel_simple_gla(kernel: Kernel) -> Implementation:
-    def simple_gla(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor | None = None,
-        *,
-        scale: float | None = None,
-        cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, None]:
-        o, _ = kernel(q=q, k=k, v=v, g=g, scale=_scale(scale, kernel), cu_seqlens=cu_seqlens)
+def _normalized(kernel: Kernel, given: Given) -> Outputs:
+    """Our state of a normalised op has a column more, fla's is a pair."""
+    if not given.get("normalize"):
+        return _state(kernel, given)
+    if given.get("initial_state") is not None:
+        whole = given["initial_state"]
+        given["initial_state"] = (whole[..., :-1].contiguous(), whole[..., -1].unsqueeze(1))
+    o, (state, keys) = kernel(**given)
+    if not given["output_final_state"]:
         return o, None
-
-    return Implementation(simple_gla, conventions=(_SCALE,), telescopes=_telescopes)
-
-
-def _attention(kernel: Kernel) -> Implementation:
-    theirs = {"window": "window_size", "sink": "sink_bias"}
-
-    def attention(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float | None = None,
-        causal: bool = False,
-        **more: Any,
-    ) -> tuple[Tensor, None]:
-        if not causal:
-            raise ValueError("causal: False, expected True, as fla has no other attention")
-        renamed = {theirs.get(name, name): value for name, value in more.items()}
-        return kernel(q=q, k=k, v=v, scale=_scale(scale, kernel), **renamed), None
-
-    return Implementation(
-        _also(attention, kernel, "window", "sink", "g", "cu_seqlens", **theirs),
-        conventions=(_SCALE, "window is window_size, sink is sink_bias"),
-        bounds={"causal": _causal, "keys that are the queries' tokens": _one_length},
-    )
+    return o, torch.cat([state, keys.squeeze(1).unsqueeze(-1).to(state.dtype)], -1)
 
 
-def _rotary_embedding(kernel: Kernel) -> Implementation:
-    def rotary_embedding(
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        *,
-        interleaved: bool = False,
-        seqlen_offsets: int | Tensor = 0,
-        cu_seqlens: Tensor | None = None,
-        inplace: bool = False,
-    ) -> Tensor:
-        y: Tensor = kernel(
-            x,
-            cos,
-            sin,
-            interleaved=interleaved,
-            inplace=inplace,
-            seqlen_offsets=seqlen_offsets,
-            cu_seqlens=cu_seqlens,
-        )
-        return y
-
-    return Implementation(rotary_embedding, bounds={"tables in the dtype of x": _tables_like_x})
+def _causal_only(kernel: Kernel, given: Given) -> Outputs:
+    if not given.pop("causal", False):
+        raise ValueError("causal: False, expected True, as fla has no other attention")
+    return _alone(kernel, given)
 
 
-def _also(function: Function, kernel: Kernel, *names: str, **theirs: str) -> Function:
-    """`function`, whose `**more` are those of `names` that the kernel takes, as `theirs`."""
-    own = [p for p in signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    taken = [name for name in names if theirs.get(name, name) in signature(kernel).parameters]
-    more = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in taken]
-    signed: Any = partial(function)
-    signed.__signature__ = signature(function).replace(parameters=[*own, *more])
-    return signed  # type: ignore[no-any-return]
+def _removal(kernel: Kernel, given: Given) -> Outputs:
+    """RWKV-7 with its removal keys as those of DPLR."""
+    kk, a = given.pop("kk"), given.pop("a")
+    return _state(kernel, {**given, "a": -kk, "b": kk * a})
 
 
-def _scale(scale: float | None, kernel: Kernel) -> float | None:
-    """The kernel's default, which means what ours does, or the number itself."""
-    default: float | None = signature(kernel).parameters["scale"].default
-    return default if scale is None or scale == -1 else scale
+def _convolution(kernel: Kernel, given: Given) -> Outputs:
+    width = given["weight"].shape[1]
+    state = given.get("initial_state")
+    if state is not None:
+        given["initial_state"] = torch.nn.functional.pad(state.transpose(1, 2), (1, 0))
+    y, state = kernel(**given)
+    if not given.get("output_final_state"):
+        return y, None
+    return y, state[..., state.shape[-1] - width + 1 :].transpose(1, 2).float()
 
 
-def _apart(state: Tensor | None) -> Pair | None:
-    """Our state with a column more, as fla's pair."""
-    return None if state is None else (state[..., :-1].contiguous(), state[..., -1].unsqueeze(1))
+def _one(kernel: Kernel, given: Given) -> Outputs:
+    """The output that is all there is."""
+    y: Tensor = kernel(**given)
+    return y
 
 
-def _together(state: Pair) -> Tensor:
-    """fla's pair as our state."""
-    values, keys = state
-    return cat([values, keys.squeeze(1).unsqueeze(-1).to(values.dtype)], -1)
-
-
-def _telescopes(case: Case) -> tuple[Telescope, ...]:
+def _keys_telescope(case: Case) -> tuple[Telescope, ...]:
     """Gradients of gates: what the queries see of the tokens, less what the keys are seen."""
     reverse = bool(case.options.get("reverse"))
     state = ("N H K V", "gradient of final_state", "final_state")
@@ -204,6 +101,15 @@ def _telescopes(case: Case) -> tuple[Telescope, ...]:
         Telescope("dg", heads, keys, reverse),
         Telescope("dgv", "B T H V", values, reverse),
     )
+
+
+def _rows_telescope(case: Case) -> tuple[Telescope, ...]:
+    """Sums of a softmax's gradient over a row, which is zero, less those over a column."""
+    return (Telescope("dg", "B T H", (("B T H V", "gradient of o", "o"),)),)
+
+
+def _none(case: Case) -> tuple[Telescope, ...]:
+    return ()
 
 
 def _at_least(least: int, *names: str) -> Bound:
@@ -235,36 +141,186 @@ def _tables_like_x(case: Case) -> Case:
     return replace(case, float32=())
 
 
+def _positive_scale(case: Case) -> Case:
+    scale = case.options.get("scale")
+    if scale is None or scale == -1 or scale > 0:
+        return case
+    return replace(case, options={**case.options, "scale": abs(scale) or 1.0})
+
+
+@dataclass(frozen=True)
+class _Mode:
+    """How fla has a mode of an op.
+
+    Args:
+        function: "package.module:function".
+        call: calls it with arguments under its own names; returns the op's outputs.
+        theirs: names of arguments, where fla has others.
+        ours: arguments that it does not have and `call` deals with.
+        The rest as in `Implementation`.
+    """
+
+    function: str
+    call: Callable[[Kernel, Given], Outputs] = _state
+    theirs: Mapping[str, str] = field(default_factory=dict)
+    ours: tuple[str, ...] = ()
+    conventions: tuple[str, ...] = (_SCALE,)
+    dtypes: tuple[str, ...] = DTYPES
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    forward_only: bool = False
+    telescopes: Callable[[Case], tuple[Telescope, ...]] = _none
+
+    def implementation(self, op: Op, kernel: Kernel) -> Implementation:
+        required = [a for a in op.arguments if a.optional and self._requires(kernel, a.name)]
+        return Implementation(
+            self._function(op, kernel, required),
+            conventions=(*self.conventions, *(_REQUIRED for _ in required[:1])),
+            dtypes=self.dtypes,
+            bounds=self.bounds,
+            forward_only=self.forward_only,
+            telescopes=self.telescopes,
+        )
+
+    def _name(self, name: str) -> str:
+        return self.theirs.get(name, name)
+
+    def _requires(self, kernel: Kernel, name: str) -> bool:
+        parameter = signature(kernel).parameters.get(self._name(name))
+        return parameter is not None and parameter.default is Parameter.empty
+
+    def _function(self, op: Op, kernel: Kernel, required: list[Argument]) -> Function:
+        """The kernel under the op's names, of those that it has."""
+        taken = signature(kernel).parameters
+        names = [n for n in op.names if self._name(n) in taken or n in self.ours]
+
+        def function(**given: Any) -> Outputs:
+            for argument in required:
+                if given.get(argument.name) is None:
+                    given[argument.name] = _neutral(op, argument, given)
+            call = {self._name(name): value for name, value in given.items()}
+            if "scale" in call:
+                dim = given[op.arguments[0].name].shape[-1]
+                call["scale"] = _scale(call["scale"], taken["scale"].default, dim)
+            return self.call(kernel, call)
+
+        parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in names]
+        function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return function
+
+
+def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
+    """What an optional gate or strength is when it is not given."""
+    sizes = {
+        letter: size
+        for a in op.arguments
+        if given.get(a.name) is not None
+        for letter, size in zip(a.dims.split(), given[a.name].shape, strict=True)
+    }
+    shape = [sizes[letter] for letter in argument.dims.split()]
+    value = 1.0 if argument.role is Role.STRENGTH else 0.0
+    return torch.full(shape, value, device=given[op.arguments[0].name].device)
+
+
+def _scale(scale: float | None, default: float | None, dim: int) -> float | None:
+    """fla's default where it means what ours does, or the number itself."""
+    if scale is None or scale == -1:
+        return default if default in (None, -1) else dim**-0.5
+    return scale
+
+
+def _each(folder: str, name: str, *modes: str, **settings: Any) -> dict[str, _Mode]:
+    """Modes of an operation that differ in nothing but their name."""
+    return {mode: _Mode(f"fla.ops.{folder}:{mode}_{name}", **settings) for mode in modes}
+
+
 _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
-_MODES: Mapping[
-    str, Mapping[str, tuple[Callable[[Kernel], Implementation], str, Mapping[str, Bound]]]
-] = {
+_WIDE = {"K and V above 8": _at_least(9, "K", "V")}
+_POSITIVE = {"a positive scale": _positive_scale}
+_MODES: Mapping[str, Mapping[str, _Mode]] = {
     "linear_attn": {
-        "chunk": (_linear_attn, "fla.ops.linear_attn:chunk_linear_attn", _EVEN),
-        "fused_chunk": (_linear_attn, "fla.ops.linear_attn:fused_chunk_linear_attn", {}),
-        "fused_recurrent": (_linear_attn, "fla.ops.linear_attn:fused_recurrent_linear_attn", {}),
-    },
-    "gla": {
-        "chunk": (_gla, "fla.ops.gla:chunk_gla", {"V above 8": _at_least(9, "V")}),
-        "fused_chunk": (_gla, "fla.ops.gla:fused_chunk_gla", {}),
-        "fused_recurrent": (partial(_gla, gate="gk"), "fla.ops.gla:fused_recurrent_gla", {}),
+        **_each("linear_attn", "linear_attn", "chunk", call=_normalized, bounds=_EVEN),
+        **_each("linear_attn", "linear_attn", "fused_chunk", "fused_recurrent", call=_normalized),
     },
     "simple_gla": {
-        "chunk": (_gla, "fla.ops.simple_gla:chunk_simple_gla", _EVEN),
-        "fused_chunk": (_gla, "fla.ops.simple_gla:fused_chunk_simple_gla", {}),
-        "fused_recurrent": (_gla, "fla.ops.simple_gla:fused_recurrent_simple_gla", {}),
-        "parallel": (
-            _parallel_simple_gla,
-            "fla.ops.simple_gla:parallel_simple_gla",
-            {"K and V above 8": _at_least(9, "K", "V")},
+        **_each("simple_gla", "simple_gla", "chunk", bounds=_EVEN, telescopes=_keys_telescope),
+        **_each(
+            "simple_gla", "simple_gla", "fused_chunk", "fused_recurrent", telescopes=_keys_telescope
+        ),
+        **_each(
+            "simple_gla",
+            "simple_gla",
+            "parallel",
+            call=_alone,
+            bounds=_WIDE,
+            telescopes=_keys_telescope,
         ),
     },
-    "attention": {"parallel": (_attention, "fla.ops.attn:parallel_attn", {})},
+    "retention": {
+        **_each("retention", "retention", "chunk", bounds=_EVEN),
+        **_each("retention", "retention", "fused_chunk", "fused_recurrent"),
+        **_each("retention", "retention", "parallel", call=_alone, bounds=_WIDE),
+    },
+    "lightning_attn": {
+        **_each("lightning_attn", "lightning_attn", "chunk", bounds=_EVEN),
+        **_each("lightning_attn", "lightning_attn", "fused_recurrent"),
+    },
+    "gla": {
+        **_each(
+            "gla",
+            "gla",
+            "chunk",
+            bounds={"V above 8": _at_least(9, "V")},
+            telescopes=_keys_telescope,
+        ),
+        **_each("gla", "gla", "fused_chunk", telescopes=_keys_telescope),
+        **_each("gla", "gla", "fused_recurrent", theirs={"g": "gk"}, telescopes=_keys_telescope),
+    },
+    "delta_rule": {
+        **_each("delta_rule", "delta_rule", "chunk", dtypes=("bfloat16", "float16")),
+        **_each("delta_rule", "delta_rule", "fused_recurrent", bounds=_POSITIVE),
+    },
+    "gated_delta_rule": {
+        **_each("gated_delta_rule", "gated_delta_rule", "chunk"),
+        **_each("gated_delta_rule", "gated_delta_rule", "fused_recurrent", forward_only=True),
+    },
+    "kda": {
+        **_each("kda", "kda", "chunk"),
+        **_each("kda", "kda", "fused_recurrent", forward_only=True),
+    },
+    "dplr": {
+        **_each("generalized_delta_rule", "dplr_delta_rule", "chunk"),
+        **_each("generalized_delta_rule", "dplr_delta_rule", "fused_recurrent", forward_only=True),
+    },
+    "rwkv7": {
+        **_each("rwkv7", "rwkv7", "chunk", call=_removal, ours=("kk",)),
+        **_each(
+            "rwkv7", "rwkv7", "fused_recurrent", call=_removal, ours=("kk",), forward_only=True
+        ),
+        **_each("rwkv7", "rwkv7", "fused_mul_recurrent", forward_only=True),
+    },
+    "attention": _each(
+        "attn",
+        "attn",
+        "parallel",
+        call=_causal_only,
+        ours=("causal",),
+        theirs={"window": "window_size", "sink": "sink_bias"},
+        conventions=(_SCALE, "window is window_size, sink is sink_bias"),
+        bounds={"causal": _causal, "keys that are the queries' tokens": _one_length},
+        telescopes=_rows_telescope,
+    ),
     "rotary_embedding": {
-        "fused": (
-            _rotary_embedding,
+        "fused": _Mode(
             "fla.modules.rotary:rotary_embedding",
-            {"some pairs": _at_least(1, "P")},
-        ),
+            call=_one,
+            conventions=(),
+            bounds={"tables in the dtype of x": _tables_like_x, "some pairs": _at_least(1, "P")},
+        )
     },
+    "short_conv": {
+        "fused": _Mode(
+            "fla.modules.convolution:causal_conv1d", call=_convolution, conventions=(_WINDOW,)
+        )
+    },
+    "l2norm": {"fused": _Mode("fla.modules.l2norm:l2norm", call=_one, conventions=())},
 }

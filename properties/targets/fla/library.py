@@ -23,10 +23,12 @@ def kernel(name: str) -> Kernel | None:
             raise
         return None
     # What has been retired takes anything, and says so when it is called.
-    if found is None or ("q" not in (taken := signature(found).parameters) and "x" not in taken):
+    if found is None or all(p.kind is p.VAR_KEYWORD for p in signature(found).parameters.values()):
         return None
     # Releases up to 0.4 had heads before tokens, at first by default.
-    return partial(found, head_first=False) if "head_first" in taken else found
+    if "head_first" in signature(found).parameters:
+        return partial(found, head_first=False)
+    return found
 
 
 def _without_models() -> None:
