@@ -41,25 +41,27 @@ def laws(target: Target, op: str, mode: str) -> tuple[str, ...]:
 
 
 def missing(target: Target) -> Iterator[str]:
-    """A line for every op and mode of which the target has less than the catalogue declares."""
+    """A line for all modes of an op that lack the same of what the catalogue declares."""
     absent = [op.name for op in OPS.values() if not target.modes(op)]
     if absent:
         yield f"target {target.name} has no {', '.join(absent)}"
     for op in OPS.values():
+        alike: dict[str, list[str]] = {}
         for mode in target.modes(op):
-            parts = list(_missing_of(target, op, mode))
+            parts = "; ".join(_missing_of(target, op, mode))
+            alike.setdefault(parts, []).append(mode)
+        for parts, modes in alike.items():
             if parts:
-                yield f"{op.name} ({mode}): {'; '.join(parts)}"
+                yield f"{op.name} ({', '.join(modes)}): {parts}"
 
 
 def _missing_of(target: Target, op: Op, mode: str) -> Iterator[str]:
     part = declared(target, op.name, mode)
-    # What a whole target does not have in one mode, the catalogue says of that mode.
     lacking = [f"no `{n}`" for n in op.names if n not in part.names and n not in op.packed_by]
     if op.packed_by and not part.packed_by:
         lacking.append("no packed sequences")
     elif len(part.packed_by) < len(op.packed_by):
-        lacking.append("packed keys are the queries' own")
+        lacking.append("no packed keys but the queries' own")
     if lacking:
         yield ", ".join(lacking)
         yield f"{len(part.options)} of {len(op.options)} options drawn"

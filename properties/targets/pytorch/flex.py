@@ -1,0 +1,94 @@
+"""FlexAttention: packing, window, softcap and ALiBi as functions of positions."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+from properties.catalogue.op import Function
+from properties.targets.adapter import Implementation
+from properties.targets.pytorch.conventions import HEADS_FIRST, SCALE, scale_of, visible
+
+_CONVENTIONS = (HEADS_FIRST, SCALE, "sequences are packed by a mask")
+
+
+def _with(kernel: Callable[..., Any]) -> Function:
+    """The op by `flex_attention`, compiled or not."""
+
+    def attention(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        causal: bool = False,
+        window: int | None = None,
+        softcap: float | None = None,
+        alibi_slopes: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
+        return_lse: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        keys = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
+        of_query, of_key = _sequence(q, cu_seqlens), _sequence(k, keys)
+        # How far the keys of each sequence lie behind its queries, last token on last token.
+        behind = _ends(k, keys) - _ends(q, cu_seqlens)
+
+        def position(i: Tensor) -> Tensor:
+            return i + behind[of_query[i]]
+
+        def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            own = of_query[i] == of_key[j]
+            return own & visible(position(i), j, causal, window)
+
+        def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            if softcap is not None:
+                s = softcap * torch.tanh(s / softcap)
+            if alibi_slopes is not None:
+                s = s - alibi_slopes[h] * (position(i) - j).abs()
+            return s
+
+        blocks = create_block_mask(mask, None, None, q.shape[1], k.shape[1], device=q.device)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+            o, more = kernel(
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                score_mod=score,
+                block_mask=blocks,
+                scale=scale_of(scale),
+                enable_gqa=q.shape[2] != k.shape[2],
+                return_aux=AuxRequest(lse=return_lse),
+            )
+        return o.transpose(1, 2), more.lse
+
+    return attention
+
+
+def _sequence(x: Tensor, bounds: Tensor | None) -> Tensor:
+    """The number of the packed sequence that each token is in."""
+    tokens = torch.arange(x.shape[1], device=x.device)
+    if bounds is None:
+        return torch.zeros_like(tokens)
+    return torch.bucketize(tokens, bounds[1:], right=True)
+
+
+def _ends(x: Tensor, bounds: Tensor | None) -> Tensor:
+    """One past the last token of each sequence."""
+    return torch.tensor([x.shape[1]], device=x.device) if bounds is None else bounds[1:]
+
+
+def on_cpu() -> dict[str, Implementation]:
+    return {"flex": Implementation(_with(flex_attention), _CONVENTIONS, forward_only=True)}
+
+
+def on_cuda() -> dict[str, Implementation]:
+    compiled = torch.compile(flex_attention, dynamic=True)
+    return {
+        "flex": Implementation(_with(flex_attention), _CONVENTIONS),
+        "flex_compiled": Implementation(_with(compiled), _CONVENTIONS, tokens=128),
+    }
