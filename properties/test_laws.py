@@ -10,7 +10,6 @@ from properties.jobs import Job, Selection, hypothesis_test
 from properties.laws import Subject
 from properties.targets import load
 
-
 # Laws about numbers get all examples of the profile. The others compare an implementation with
 # itself, where one case says more of the next, and get half.
 _OF_NUMBERS = ("differential", "exactness", "splitting")
@@ -29,7 +28,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_law_holds(job: Job, subject: Subject) -> None:
     subject.ledger.excused.clear()
-    examples = settings.default.max_examples
+    examples = settings().max_examples
     if job.law not in _OF_NUMBERS:
         examples = (examples + 1) // 2
     settings(max_examples=examples)(hypothesis_test(job, subject))()
