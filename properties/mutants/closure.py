@@ -7,60 +7,78 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("kernels", "properties", "reference", "regressions")
+_PACKAGES = ("kernels", "properties", "reference", "regressions")
+# What lists all ops. For one op, a change of another is none.
+_LISTS = frozenset({"kernels", "reference", "properties.catalogue"})
 
 
 def path_of(module: str) -> Path | None:
     """The file of a module of this project, or None."""
-    if module.partition(".")[0] not in PACKAGES:
+    if module.partition(".")[0] not in _PACKAGES:
         return None
     stem = ROOT.joinpath(*module.split("."))
     return next((p for p in (stem.with_suffix(".py"), stem / "__init__.py") if p.is_file()), None)
 
 
 @cache
-def imported(module: str) -> frozenset[str]:
-    """The modules that one names in its imports; a package is not named by what is in it."""
+def _tree(module: str) -> ast.Module:
     path = path_of(module)
     assert path is not None
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    return frozenset(
-        name for name in _named(ast.parse(path.read_text()), package) if path_of(name) is not None
-    )
+    return ast.parse(path.read_text())
 
 
-def _named(tree: ast.AST, package: str) -> Iterator[str]:
-    for node in ast.walk(tree):
+@cache
+def imported(module: str) -> frozenset[str]:
+    """The modules of the project that one imports, or imports names of from a package."""
+    return frozenset(name for name in _named(module) if path_of(name) is not None)
+
+
+def _named(module: str) -> Iterator[str]:
+    path = path_of(module)
+    package = module if path and path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")[: len(package.split(".")) + 1 - node.level]
-            origin = ".".join([*parts, *filter(None, [node.module])]) if node.level else node.module
-            for alias in node.names:
-                inner = f"{origin}.{alias.name}"
-                yield inner if path_of(inner) else str(origin)
+            origin = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                origin = ".".join([*parts[: len(parts) + 1 - node.level], *filter(None, [origin])])
+            yield from (_origin(origin, alias.name) for alias in node.names)
 
 
-# What lists all ops. A change of one op would be a change of everything that knows them all.
-_LISTS = frozenset({"kernels", "reference", "properties.catalogue"})
+def _origin(package: str, name: str) -> str:
+    """The module that `name` is, or is from, where it is imported from `package`."""
+    if path_of(f"{package}.{name}"):
+        return f"{package}.{name}"
+    path = path_of(package)
+    if path is not None and path.name == "__init__.py" and package in _LISTS:
+        for node in _tree(package).body:
+            if isinstance(node, ast.ImportFrom) and name in [a.name for a in node.names]:
+                return _origin(str(node.module), name)
+    return package
 
 
-def closure(modules: Iterable[str]) -> frozenset[str]:
-    """The modules, what they import, what that imports, and so on, but for the lists of all ops."""
+def closure(modules: Iterable[str], *, lists: bool = True) -> frozenset[str]:
+    """The modules, what they import, what that imports, and so on.
+
+    Args:
+        lists: include the packages that list all ops, and with them every op.
+    """
     found: set[str] = set()
     left = set(modules)
     while left:
         module = left.pop()
         found.add(module)
-        left |= imported(module) - found - _LISTS
+        left |= imported(module) - found - (frozenset() if lists else _LISTS)
     return frozenset(found)
 
 
 @cache
-def digest(*modules: str) -> str:
+def digest(*modules: str, lists: bool = True) -> str:
     """A hash of the sources of the modules and of all that they are made of."""
     hashed = hashlib.sha256()
-    for module in sorted(closure(modules)):
+    for module in sorted(closure(modules, lists=lists)):
         path = path_of(module)
         assert path is not None
         hashed.update(module.encode() + path.read_bytes())

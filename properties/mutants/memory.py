@@ -18,16 +18,16 @@ class Memory:
 
     Args:
         folder: where they are kept.
-        code: a digest of the code that computes them.
+        codes: for each op, a digest of the code that computes them.
     """
 
-    def __init__(self, folder: Path, code: str) -> None:
+    def __init__(self, folder: Path, codes: Mapping[str, str]) -> None:
         self.folder = folder
-        self.code = code
+        self.codes = codes
 
     def __call__(self, about: tuple[Any, ...], compute: Callable[[], T]) -> T:
-        """What `compute` returned when it was last asked about the same."""
-        digest = hashlib.sha256(self.code.encode())
+        """What `compute` returned when it was last asked about the same; an op comes first."""
+        digest = hashlib.sha256(self.codes[about[0]].encode())
         _update(digest, about)
         path = self.folder / digest.hexdigest()[:2] / digest.hexdigest()[2:32]
         try:

@@ -45,6 +45,11 @@ class Mutant:
         return self.source.count("\n", 0, self.change.start) + 1
 
     @property
+    def package(self) -> str:
+        """The package that it is in."""
+        return self.module.partition(".")[0]
+
+    @property
     def where(self) -> str:
         """The full name of the function."""
         return f"{self.module}.{self.function}"
@@ -88,6 +93,25 @@ class Mutant:
         within = Change(self.change.start - start, self.change.stop - start, self.change.text)
         before = self.source[start:stop]
         return Edit(self.module, before, within.of(before))
+
+
+def combined(mutants: Sequence[Mutant]) -> tuple[list[Edit], list[Mutant]]:
+    """One edit for each module, and the mutants left over because another changes the same text."""
+    chosen: dict[str, list[Mutant]] = {}
+    left = []
+    for mutant in mutants:
+        others = chosen.setdefault(mutant.module, [])
+        if any(mutant.change.overlaps(one.change) for one in others):
+            left.append(mutant)
+        else:
+            others.append(mutant)
+    edits = []
+    for module, those in chosen.items():
+        text = source = those[0].source
+        for mutant in sorted(those, key=lambda m: -m.change.start):
+            text = mutant.change.of(text)
+        edits.append(Edit(module, source, text))
+    return edits, left
 
 
 def modules(packages: Sequence[str] = PACKAGES, root: Path = ROOT) -> Iterator[tuple[str, Path]]:

@@ -35,6 +35,11 @@ class TrialDied(Exception):
         super().__init__(status)
         self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
 
+    @property
+    def of_time(self) -> bool:
+        """Whether it had used all its processor time."""
+        return self.signal == signal.SIGXCPU
+
     def __str__(self) -> str:
         how = f"signal {signal.Signals(self.signal).name}" if self.signal else "no answer"
         return f"the process of a trial ended with {how}"
@@ -90,7 +95,11 @@ class Nursery:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._threads.shutdown(wait=error is None, cancel_futures=True)
+        self.close(at_once=error is not None)
+
+    def close(self, *, at_once: bool) -> None:
+        """End the servers, and with them their trials: `at_once`, or when all are done."""
+        self._threads.shutdown(wait=not at_once, cancel_futures=True)
         for process in self._processes:
             process.kill()
         self._threads.shutdown()

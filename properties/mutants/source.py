@@ -25,7 +25,12 @@ class Change:
     text: str
 
     def of(self, source: str) -> str:
+        """The source with the change made."""
         return source[: self.start] + self.text + source[self.stop :]
+
+    def overlaps(self, other: "Change") -> bool:
+        """Whether both change the same text."""
+        return self.start < other.stop and other.start < self.stop
 
 
 class Source:

@@ -1,7 +1,7 @@
 """Run laws about cases, or tests, in a fresh process, with or without a planted bug."""
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,13 +10,13 @@ from time import process_time
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
+import pytest
+
 from properties.case import Case
 from properties.mutants.edit import Edit
 from properties.mutants.nursery import Nursery
 
 if TYPE_CHECKING:
-    import pytest
-
     from properties.laws import Subject
 
 # Custom ops import torch._dynamo on their first call, which takes longer than a trial.
@@ -69,12 +69,12 @@ class Bench:
     """Whose kernels are tried, where, and what of the oracle is remembered.
 
     Args:
-        memory: a folder, and the code that its contents depend on; None remembers nothing.
+        memory: the arguments of a `Memory`; None remembers nothing.
     """
 
     target: str
     device: str
-    memory: tuple[Path, str] | None = None
+    memory: tuple[Path, Mapping[str, str]] | None = None
 
 
 def attempt(
@@ -90,7 +90,7 @@ def attempt(
     started = process_time()
     tests = [p.node for p in pinned if isinstance(p, TestAt)]
     if tests:
-        outcome = _run_tests(tests, bench.device)
+        outcome = _run_tests(tests, limits, bench.device)
     else:
         outcome = _judge([p for p in pinned if isinstance(p, LawAbout)], limits, bench)
     return replace(outcome, seconds=process_time() - started)
@@ -145,36 +145,42 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def _run_tests(nodes: Sequence[str], device: str) -> Outcome:
+def _run_tests(nodes: Sequence[str], limits: Sequence[float], device: str) -> Outcome:
     """Run pytest nodes in this process until one fails, with the output kept for the report."""
     import io
     from contextlib import redirect_stderr, redirect_stdout
-
-    import pytest
 
     root = Path(__file__).parents[2]
     printed = io.StringIO()
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", device]
     options.append("--hypothesis-profile=trial")
     paths = [str(root / node) for node in nodes]
-    failed = _Failed()
+    failed = _Failed(dict(zip(nodes, limits, strict=False)))
     with redirect_stdout(printed), redirect_stderr(printed):
         code = pytest.main([*options, "--rootdir", str(root), *paths], plugins=[failed])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         raise ValueError(f"test: {', '.join(nodes)} did not run: {printed.getvalue()[-2000:]}")
-    return Outcome(failed.node, printed.getvalue())
+    number = nodes.index(failed.node) if failed.node in nodes else 0
+    return Outcome(failed.node, printed.getvalue(), number)
 
 
 class _Failed:
-    """The first pytest node that failed."""
+    """A pytest plugin that knows the first node that failed, and ends those that take too long."""
 
-    node: str | None = None
+    def __init__(self, limits: Mapping[str, float]) -> None:
+        self.limits = limits
+        self.node: str | None = None
 
-    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        with _no_longer_than(self.limits.get(item.nodeid, 0.0)):
+            return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and self.node is None:
             self.node = report.nodeid
 
-    def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and self.node is None:
             self.node = report.nodeid
 

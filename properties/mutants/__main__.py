@@ -1,0 +1,210 @@
+"""Plant small mistakes in kernels and oracles, one at a time, and see which the suite notices.
+
+Each mutant is an edit made in memory while a fresh process imports the code; no file is touched. It
+is tried against the laws and tests that run it, the most telling first, and the first failure kills
+it. Mutants that nothing can kill are listed in equivalents.toml, each with its reason.
+
+What became of a mutant is kept, and a run goes on where another stopped: what was killed is tried
+again when its function changes, what survived also when the suite does.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from properties.device import DEVICES, activate, resolve
+from properties.jobs import Selection
+from properties.mutants import equivalents
+from properties.mutants.board import Board
+from properties.mutants.hunt import Suite, judge, killed_among, units
+from properties.mutants.mutant import PACKAGES, Mutant, mutants
+from properties.mutants.operators import OPERATORS
+from properties.mutants.verdicts import Verdicts
+from properties.targets import load
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = _arguments(arguments)
+    console = Console()
+    try:
+        target = load("ours", activate(chosen.device))
+        selection = Selection(tuple(chosen.op), tuple(chosen.mode), tuple(chosen.law))
+        jobs = selection.jobs(target)
+        listed = equivalents.read()
+    except ValueError as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 2
+    suite = Suite(jobs, target, chosen.device, chosen.cache, chosen.jobs)
+    verdicts = Verdicts(chosen.cache / "verdicts.jsonl", chosen.fresh)
+    wanted = [m for m in mutants(operators=chosen.operator) if _wanted(m, chosen, suite)]
+    try:
+        code = _run(wanted, listed, suite, verdicts, chosen, console)
+    except KeyboardInterrupt:
+        suite.close(at_once=True)
+        console.print("stopped; the same command goes on from here", highlight=False)
+        return 130
+    except BaseException:
+        suite.close(at_once=True)
+        raise
+    suite.close(at_once=False)
+    return code
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parse = argparse.ArgumentParser(
+        prog="python -m properties.mutants",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for name in ("op", "mode", "law"):
+        text = f"only the mutants of this {name}" if name != "law" else "try only this law"
+        parse.add_argument(f"--{name}", action="append", default=[], help=f"{text} (repeatable)")
+    parse.add_argument(
+        "--within",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only mutants of this module, package or function (repeatable)",
+    )
+    parse.add_argument(
+        "--operator",
+        action="append",
+        default=[],
+        choices=list(OPERATORS),
+        metavar="NAME",
+        help=f"only this kind of mistake (repeatable): {', '.join(OPERATORS)}",
+    )
+    parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
+    parse.add_argument("--jobs", type=int, default=os.cpu_count(), help="default: one per core")
+    parse.add_argument("--json", type=Path, metavar="FILE", help="write every mutant to FILE")
+    parse.add_argument("--fresh", action="store_true", help="forget what is known")
+    parse.add_argument(
+        "--cache",
+        type=Path,
+        default=_cache(),
+        metavar="DIR",
+        help="where that is kept: %(default)s",
+    )
+    return parse.parse_args(arguments)
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "attention-oracles" / "mutants"
+
+
+def _wanted(mutant: Mutant, chosen: argparse.Namespace, suite: Suite) -> bool:
+    if chosen.within and not any(f"{mutant.where}.".startswith(f"{n}.") for n in chosen.within):
+        return False
+    limited = chosen.op or chosen.mode
+    return not limited or any(mutant.module in s.modules for s in suite.sources.values())
+
+
+def _run(
+    wanted: Sequence[Mutant],
+    entries: Sequence[equivalents.Equivalent],
+    suite: Suite,
+    verdicts: Verdicts,
+    chosen: argparse.Namespace,
+    console: Console,
+) -> int:
+    listed, gone = equivalents.match(entries, wanted)
+    device = resolve(chosen.device)
+    elsewhere = {m.key for m in wanted if OPERATORS[m.operator].only_on not in (None, device)}
+    board = Board(wanted, listed, frozenset(elsewhere - set(listed)))
+    for mutant in board.open:
+        known = verdicts.get(mutant.key, suite.code(mutant))
+        if known is not None:
+            board.verdicts[mutant.key] = known
+    known_before = f", {len(board.verdicts)} of them known" if board.verdicts else ""
+    console.print(f"{len(wanted)} mutants{known_before}; {chosen.jobs} processes", highlight=False)
+    _try_all(board, suite, verdicts, chosen.jobs, console)
+    killed = _check_listed([m for m in wanted if m.key in listed], suite, verdicts, console)
+
+    for table in board.tables():
+        console.print(table)
+    for mutant in board.survivors:
+        console.print(board.survivor(mutant), markup=False, highlight=False, soft_wrap=True)
+    # What was not asked for cannot be missed.
+    narrowed = chosen.op or chosen.mode or chosen.within or chosen.operator
+    problems = [f"listed and killed: {m.where}\n{m.text}" for m in killed]
+    if not narrowed:
+        problems += [f"listed and gone: {e.function}\n{e.change}" for e in gone]
+    problems += [f"left out: {report}" for report in suite.failing]
+    for problem in problems:
+        console.print(problem, "", markup=False, highlight=False, soft_wrap=True)
+    console.print(board.summary(), highlight=False)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(board.to_json(), indent=1, ensure_ascii=False) + "\n")
+    return 1 if board.survivors or problems else 0
+
+
+def _try_all(
+    board: Board, suite: Suite, verdicts: Verdicts, workers: int, console: Console
+) -> None:
+    left = board.open
+    if not left:
+        return
+    with _bar(console) as bar, ThreadPoolExecutor(workers) as pool:
+        task = bar.add_task("mutants", total=len(left), survivors=0)
+        futures = {pool.submit(judge, mutant, suite): mutant for mutant in left}
+        try:
+            for future in as_completed(futures):
+                verdict = future.result()
+                verdicts.add(verdict)
+                board.verdicts[verdict.key] = verdict
+                bar.update(task, advance=1, survivors=len(board.survivors))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            suite.close(at_once=True)
+            raise
+
+
+def _check_listed(
+    listed: Sequence[Mutant], suite: Suite, verdicts: Verdicts, console: Console
+) -> list[Mutant]:
+    """Those of the listed mutants that are killed all the same."""
+    killed: list[Mutant] = []
+    parts = [unit for package in PACKAGES for unit in units(suite, package)]
+    parts = [u for u in parts if any(m.package == u.package for m in listed)]
+    if not parts:
+        return []
+    with _bar(console) as bar:
+        task = bar.add_task("listed as equivalent", total=len(parts), survivors=0)
+        for unit in parts:
+            those = [m for m in listed if m.package == unit.package and m not in killed]
+            killed += killed_among(those, suite, verdicts, unit)
+            bar.update(task, advance=1)
+    return killed
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[survivors]} survive"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""What a run shows: how many mutants were killed, by what and how fast, and which survived."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from properties.mutants.equivalents import Equivalent
+from properties.mutants.mutant import Mutant
+from properties.mutants.operators import OPERATORS
+from properties.mutants.verdicts import Verdict
+
+
+@dataclass
+class Board:
+    """Mutants and what became of them.
+
+    Args:
+        mutants: all that were asked for.
+        listed: those that are listed as equivalent, by key.
+        elsewhere: keys of those that only another device can show.
+        verdicts: those of the others that are known, by key.
+    """
+
+    mutants: Sequence[Mutant]
+    listed: Mapping[str, Equivalent]
+    elsewhere: frozenset[str]
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+
+    @property
+    def open(self) -> list[Mutant]:
+        """Mutants to be tried."""
+        return [
+            m
+            for m in self.mutants
+            if m.key not in self.listed
+            and m.key not in self.elsewhere
+            and m.key not in self.verdicts
+        ]
+
+    @property
+    def survivors(self) -> list[Mutant]:
+        return [
+            m
+            for m in self.mutants
+            if m.key in self.verdicts and self.verdicts[m.key].caught_by is None
+        ]
+
+    @property
+    def killed(self) -> list[Verdict]:
+        return [v for v in self.verdicts.values() if v.caught_by is not None]
+
+    def summary(self) -> str:
+        """One line."""
+        parts = [f"{len(self.killed)} of {len(self.mutants)} mutants killed"]
+        if self.listed:
+            parts.append(f"{len(self.listed)} equivalent")
+        if self.elsewhere:
+            parts.append(f"{len(self.elsewhere)} for another device")
+        parts.append(f"{len(self.survivors)} survive")
+        seconds = sum(v.seconds for v in self.verdicts.values())
+        return f"{', '.join(parts)}; {seconds:.0f} s of processor time"
+
+    def tables(self) -> list[Table]:
+        """By module, by operator, and by what killed them."""
+        return [
+            self._counts("module", lambda m: m.module),
+            self._counts("operator", lambda m: m.operator),
+            self._killers(),
+        ]
+
+    def _counts(self, title: str, group: Callable[[Mutant], str]) -> Table:
+        table = Table()
+        table.add_column(title)
+        for name in ("mutants", "killed", "equivalent", "survive", "s each"):
+            table.add_column(name, justify="right")
+        rows: defaultdict[str, list[Mutant]] = defaultdict(list)
+        for mutant in self.mutants:
+            rows[group(mutant)].append(mutant)
+        for name, mutants in rows.items():
+            verdicts = [self.verdicts[m.key] for m in mutants if m.key in self.verdicts]
+            survive = sum(v.caught_by is None for v in verdicts)
+            table.add_row(
+                f"{name}: {OPERATORS[name].what}" if name in OPERATORS else name,
+                str(len(mutants)),
+                str(len(verdicts) - survive),
+                str(sum(m.key in self.listed for m in mutants) or ""),
+                str(survive or ""),
+                f"{sum(v.seconds for v in verdicts) / len(verdicts):.1f}" if verdicts else "",
+                style="bold red" if survive else "",
+            )
+        return table
+
+    def _killers(self) -> Table:
+        table = Table()
+        for name in ("killed by", "mutants", "s each"):
+            table.add_column(name, justify="left" if name == "killed by" else "right")
+        counts = Counter(v.caught_by for v in self.killed)
+        for killer, count in counts.most_common():
+            seconds = sum(v.seconds for v in self.killed if v.caught_by == killer)
+            table.add_row(killer, str(count), f"{seconds / count:.1f}")
+        return table
+
+    def survivor(self, mutant: Mutant) -> str:
+        """A survivor as it is shown: where it is, its diff, and what did not notice it."""
+        tried = self.verdicts[mutant.key].tried
+        checks = ", ".join(f"{name} {count}" for name, count in tried.items())
+        return (
+            f"{mutant.path.as_posix()}:{mutant.line} {mutant.operator}, in {mutant.where}\n"
+            f"{mutant.diff}\ntried: {checks or 'nothing runs it'}\n"
+        )
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Every mutant with what became of it."""
+        return [self._row(mutant) for mutant in self.mutants]
+
+    def _row(self, mutant: Mutant) -> dict[str, Any]:
+        verdict = self.verdicts.get(mutant.key)
+        state = "open"
+        if mutant.key in self.listed:
+            state = "equivalent"
+        elif mutant.key in self.elsewhere:
+            state = "for another device"
+        elif verdict is not None:
+            state = "killed" if verdict.caught_by else "survives"
+        row: dict[str, Any] = {
+            "file": mutant.path.as_posix(),
+            "line": mutant.line,
+            "function": mutant.where,
+            "operator": mutant.operator,
+            "change": mutant.text,
+            "state": state,
+        }
+        if mutant.key in self.listed:
+            row["reason"] = self.listed[mutant.key].reason
+        if verdict is not None:
+            row |= {
+                "killed by": verdict.caught_by,
+                "check": verdict.check,
+                "seconds": round(verdict.seconds, 2),
+                "tried": dict(verdict.tried),
+            }
+        return row

@@ -1,0 +1,60 @@
+"""Mutants that no check can kill, each listed with the reason."""
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from properties.mutants.mutant import Mutant
+
+PATH = Path(__file__).with_suffix(".toml")
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """A listed mutant.
+
+    Args:
+        function: full name of the function that it is in.
+        change: the lines that go and come, as `Mutant.text` has them.
+        reason: why what it computes is the same, or why that cannot be seen here.
+    """
+
+    function: str
+    change: str
+    reason: str
+
+
+def read(path: Path = PATH) -> list[Equivalent]:
+    """The list. An entry has a function, a reason, and one change or more of that function.
+
+    Raises:
+        ValueError: an entry is malformed or without a reason, or a change is listed twice.
+    """
+    found: list[Equivalent] = []
+    for entry in tomllib.loads(path.read_text()).get("equivalent", []):
+        if {*entry} != {"function", "changes", "reason"} or not entry["reason"].strip():
+            raise ValueError(f"{path.name}: {entry}, expected a function, changes and a reason")
+        for change in entry["changes"]:
+            text = "\n".join(line.strip() for line in change.strip().splitlines())
+            equivalent = Equivalent(entry["function"], text, " ".join(entry["reason"].split()))
+            if any((e.function, e.change) == (equivalent.function, text) for e in found):
+                raise ValueError(
+                    f"{path.name}: {equivalent.function} has the change twice:\n{text}"
+                )
+            found.append(equivalent)
+    return found
+
+
+def match(
+    listed: Sequence[Equivalent], mutants: Iterable[Mutant]
+) -> tuple[dict[str, Equivalent], list[Equivalent]]:
+    """The entries by the key of their mutant, and those that are of no mutant any more."""
+    places = {(e.function, e.change): e for e in listed}
+    found = {}
+    for mutant in mutants:
+        entry = places.get((mutant.where, mutant.text))
+        if entry is not None:
+            found[mutant.key] = entry
+    stale = [e for e in listed if e not in found.values()]
+    return found, stale

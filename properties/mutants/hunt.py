@@ -1,0 +1,302 @@
+"""Try mutants, each on the checks that run its code, the most telling first, until one fails."""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from properties.catalogue import OPS
+from properties.catalogue.op import Op
+from properties.jobs import Job
+from properties.laws import LAWS
+from properties.mutants.closure import closure, digest
+from properties.mutants.edit import Edit
+from properties.mutants.mutant import Mutant, combined
+from properties.mutants.nursery import Nursery, TrialDied
+from properties.mutants.reach import meets
+from properties.mutants.survey import (
+    Check,
+    SuiteFails,
+    Surveys,
+    files_of_tests,
+    first_failure,
+    of_job,
+    of_tests,
+)
+from properties.mutants.trial import (
+    LIBRARIES,
+    Bench,
+    LawAbout,
+    Outcome,
+    Pinned,
+    TestAt,
+    attempt,
+)
+from properties.mutants.verdicts import Verdict, Verdicts
+from properties.targets import Target
+
+# What a trial of a kernel needs and no edit of a kernel changes.
+_SUITE = (*LIBRARIES, "properties.jobs", "properties.simulator", "properties.mutants.survey")
+# A trial may take so many times as long as the check does without an edit, and some seconds for
+# what has to be compiled.
+_LONGER, _COMPILING = 20.0, 10.0
+_AT_LEAST, _AT_MOST = 60.0, 3600
+
+
+def _wave(job: Job) -> tuple[int, int, int]:
+    """Where a job comes: numbers in every dtype, then each law in float32, then the rest."""
+    dtype = ("float32", "bfloat16", "float16").index(job.dtype)
+    law = list(LAWS).index(job.law)
+    return (0, dtype, law) if law < 2 else (1 + (dtype > 0), law, dtype)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The modules that an op is made of."""
+
+    kernels: frozenset[str]
+    reference: frozenset[str]
+    declaration: str
+
+    @classmethod
+    def of(cls, op: Op, target: Target) -> "Sources":
+        oracles = {f.__module__ for f in (op.oracle, op.second_form, op.quiet_form)}
+        return cls(
+            closure([target.function(op).__module__], lists=False),
+            closure(oracles, lists=False),
+            op.work.__module__,
+        )
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Those whose mutants are the op's."""
+        return self.kernels | self.reference
+
+    def code(self, job: Job) -> str:
+        """A digest of what decides which cases a job draws and what they run."""
+        law = f"properties.laws.{job.law}"
+        suite = {"properties.strategies", law, self.declaration}
+        return digest(*suite, *self.kernels, *self.reference, lists=False)
+
+    @property
+    def oracle(self) -> str:
+        """A digest of what decides what the oracle says, and how far off one may be."""
+        judge = {"properties.laws.judge", self.declaration}
+        return digest(*judge, *self.reference, lists=False)
+
+
+class Suite:
+    """All that may notice a mutant, surveyed when it is first asked for.
+
+    Args:
+        jobs: the laws, modes and dtypes that count.
+        folder: where surveys and answers of the oracle are kept.
+
+    Attributes:
+        failing: reports of what fails as the code stands, and is left out.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], target: Target, device: str, folder: Path, workers: int
+    ) -> None:
+        self.jobs = sorted(jobs, key=_wave)
+        self.folder = folder
+        self.sources = {name: Sources.of(OPS[name], target) for name in {j.op for j in jobs}}
+        answers = {name: sources.oracle for name, sources in self.sources.items()}
+        self.bench = Bench("ours", device, (folder / "oracle", answers))
+        self.surveys = Surveys(folder)
+        self._nurseries = {
+            "kernels": Nursery(_SUITE, workers),
+            "reference": Nursery(LIBRARIES, workers),
+        }
+        self._locks: defaultdict[str, Lock] = defaultdict(Lock)
+        self._checks: dict[str, list[Check]] = {}
+        self.failing: list[str] = []
+
+    def close(self, *, at_once: bool) -> None:
+        """End all processes: `at_once`, or when they are done."""
+        for nursery in self._nurseries.values():
+            nursery.close(at_once=at_once)
+
+    def jobs_about(self, mutant: Mutant) -> list[Job]:
+        """The jobs that may run the module of a mutant."""
+        return [j for j in self.jobs if mutant.module in self.sources[j.op].kernels]
+
+    def waves(self, mutant: Mutant) -> Iterator[list[Check]]:
+        """The checks that run a mutant's code, in the order in which they are tried."""
+        waves: defaultdict[tuple[int, ...], list[Job]] = defaultdict(list)
+        for job in self.jobs_about(mutant):
+            waves[_wave(job)].append(job)
+        for jobs in waves.values():
+            yield _in_order(mutant, [c for job in jobs for c in self.checks_of(job)])
+        for file in files_of_tests(mutant.package):
+            yield _in_order(mutant, self.tests_in(file, mutant.package))
+
+    def checks_of(self, job: Job) -> list[Check]:
+        code = self.sources[job.op].code(job)
+        return self._survey(job.name, code, "kernels", of_job, job, self.bench, self.folder)
+
+    def tests_in(self, file: str, package: str) -> list[Check]:
+        code = digest(file.removesuffix(".py").replace("/", "."))
+        arguments = file, package, self.bench, self.folder
+        return self._survey(f"{package}.{file}", code, package, of_tests, *arguments)
+
+    def code(self, mutant: Mutant) -> str:
+        """A digest of all that may notice a mutant."""
+        codes = [f"{j.name} {self.sources[j.op].code(j)}" for j in self.jobs_about(mutant)]
+        files = files_of_tests(mutant.package)
+        codes += [digest(file.removesuffix(".py").replace("/", ".")) for file in files]
+        return hashlib.sha256("\n".join(codes).encode()).hexdigest()[:24]
+
+    def _survey(
+        self, name: str, code: str, package: str, survey: Callable[..., list[Check]], *about: Any
+    ) -> list[Check]:
+        with self._locks[name]:
+            if name not in self._checks:
+                checks = self.surveys.known(name, code)
+                if checks is None:
+                    future = self._nurseries[package].submit(survey, *about, seconds=_AT_MOST)
+                    try:
+                        checks = future.result()
+                        self.surveys.keep(name, code, checks)
+                    except SuiteFails as failure:
+                        self.failing.append(str(failure))
+                        checks = []
+                self._checks[name] = checks
+            return self._checks[name]
+
+    def run(self, unit: "Unit", edits: Sequence[Edit]) -> Pinned | None:
+        """Run all of a unit with edits made, and return what fails first."""
+        nursery = self._nurseries[unit.package]
+        if unit.file:
+            test = TestAt(unit.file)
+            outcome = nursery.submit(
+                attempt, [test], [], self.bench, edits, seconds=_AT_MOST
+            ).result()
+            return TestAt(outcome.caught_by) if outcome.caught_by else None
+        failure: Pinned | None = nursery.submit(
+            first_failure, unit.jobs, self.bench, edits, seconds=_AT_MOST
+        ).result()
+        return failure
+
+    def fails(self, pinned: Pinned, mutant: Mutant) -> bool:
+        """Whether one check fails with the edit of one mutant."""
+        nursery = self._nurseries[mutant.package]
+        edits = [mutant.edit()]
+        outcome = nursery.submit(attempt, [pinned], [], self.bench, edits, seconds=_AT_MOST)
+        return outcome.result().caught_by is not None
+
+    def attempt(self, checks: Sequence[Check], mutant: Mutant) -> Outcome:
+        """Try a mutant on checks, in a process of its own."""
+        pinned = [check.pinned for check in checks]
+        limits = [_COMPILING + _LONGER * check.seconds for check in checks]
+        seconds = round(_AT_LEAST + _LONGER * sum(check.seconds for check in checks))
+        future = self._nurseries[mutant.package].submit(
+            attempt, pinned, limits, self.bench, [mutant.edit()], seconds=seconds
+        )
+        try:
+            outcome: Outcome = future.result()
+        except TrialDied as death:
+            return Outcome("time" if death.of_time else "death", str(death), 0, float(seconds))
+        return outcome
+
+
+def _in_order(mutant: Mutant, checks: Iterable[Check]) -> list[Check]:
+    """The checks that run the code of a mutant: cases that run most lines first, tests by time."""
+    reaching = [c for c in checks if meets(c.lines, mutant.path, mutant.lines)]
+    if any(isinstance(check.pinned, TestAt) for check in reaching):
+        return sorted(reaching, key=lambda check: check.seconds)
+    return sorted(reaching, key=lambda check: -check.breadth)
+
+
+def judge(mutant: Mutant, suite: Suite) -> Verdict:
+    """Try a mutant until a check fails, or all have passed."""
+    seconds, tried = 0.0, Counter[str]()
+    for checks in suite.waves(mutant):
+        if not checks:
+            continue
+        outcome = suite.attempt(checks, mutant)
+        seconds += outcome.seconds
+        if outcome.caught_by is not None:
+            check = checks[outcome.number]
+            if isinstance(check.pinned, TestAt):
+                told = check.name, check.pinned.node
+            else:
+                told = outcome.caught_by, check.name
+            return Verdict(mutant.key, *told, seconds, tried)
+        tried.update(_kind(check) for check in checks)
+    return Verdict(mutant.key, None, "", seconds, tried, suite.code(mutant))
+
+
+def _kind(check: Check) -> str:
+    return check.pinned.law if isinstance(check.pinned, LawAbout) else check.name
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of the suite that is run in one process, for all mutants that it concerns.
+
+    Args:
+        modules: those that it runs.
+        code: a digest of all that it is made of.
+    """
+
+    name: str
+    package: str
+    modules: frozenset[str]
+    code: str
+    jobs: tuple[Job, ...] = ()
+    file: str = ""
+
+
+def units(suite: Suite, package: str) -> Iterator[Unit]:
+    """All that may notice an edit of a package: the jobs of each mode, and each file of tests."""
+    modes = dict.fromkeys((j.op, j.mode) for j in suite.jobs) if package == "kernels" else {}
+    for op, mode in modes:
+        sources = suite.sources[op]
+        jobs = tuple(j for j in suite.jobs if (j.op, j.mode) == (op, mode))
+        code = "".join(sources.code(job) for job in jobs)
+        yield Unit(f"{op}-{mode}", package, sources.kernels, code, jobs=jobs)
+    for file in files_of_tests(package):
+        module = file.removesuffix(".py").replace("/", ".")
+        yield Unit(file, package, closure([module]), digest(module), file=file)
+
+
+def killed_among(
+    mutants: Sequence[Mutant], suite: Suite, verdicts: Verdicts, unit: Unit
+) -> list[Mutant]:
+    """Make the edits of all mutants that a unit concerns, run it, and say which it kills.
+
+    What changes nothing alone changes nothing together: one run is enough for any number of mutants
+    that are said to change nothing. Where it fails they are tried one by one on what failed, and in
+    halves if none fails alone.
+    """
+    mutants = [m for m in mutants if m.module in unit.modules]
+    if not mutants:
+        return []
+    told = unit.name, [m.key for m in mutants]
+    key = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    if verdicts.get(key, unit.code) is not None:
+        return []
+    edits, left = combined(mutants)
+    failure = suite.run(unit, edits)
+    if failure is None:
+        killed = []
+    elif len(mutants) == 1:
+        killed = list(mutants)
+    else:
+        together = [m for m in mutants if m not in left]
+        killed = [m for m in together if suite.fails(failure, m)]
+        if not killed:
+            half = len(together) // 2
+            for part in (together[:half], together[half:]):
+                killed += killed_among(part, suite, verdicts, unit)
+        else:
+            left = [m for m in mutants if m not in killed]
+    killed += killed_among(left, suite, verdicts, unit)
+    if not killed:
+        verdicts.add(Verdict(key, None, unit.name, suite=unit.code))
+    return killed

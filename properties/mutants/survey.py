@@ -1,0 +1,195 @@
+"""The suite as the code stands: what each of its checks runs, and for how long."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from properties.case import Case
+from properties.jobs import Job
+from properties.mutants.closure import ROOT
+from properties.mutants.edit import Edit
+from properties.mutants.reach import Reach, packed
+from properties.mutants.trial import Bench, LawAbout, Pinned, TestAt, bench_subject
+
+# What notices an edit of a package, beside the laws.
+TESTS: dict[str, tuple[str, ...]] = {
+    "kernels": (
+        "kernels",
+        "properties/test_far_addresses.py",
+        "properties/test_rotary.py",
+        "properties/test_layers.py",
+        "properties/test_caches.py",
+        "properties/test_library.py",
+    ),
+    "reference": ("reference", "properties/test_oracles.py"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A law about a case, or a test: what it runs, and for how long.
+
+    Args:
+        name: what it is called in a report.
+        seconds: of processor time.
+        lines: see `reach.packed`.
+    """
+
+    name: str
+    pinned: Pinned
+    seconds: float
+    lines: Mapping[str, str]
+
+    @property
+    def breadth(self) -> int:
+        """How many lines it runs."""
+        return sum(int(numbers, 16).bit_count() for numbers in self.lines.values())
+
+    def to_json(self) -> dict[str, Any]:
+        of = (
+            {"test": self.pinned.node}
+            if isinstance(self.pinned, TestAt)
+            else {"law": self.pinned.law, "case": self.pinned.case.to_json()}
+        )
+        return {**of, "name": self.name, "seconds": self.seconds, "lines": self.lines}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "Check":
+        pinned: Pinned
+        if "test" in told:
+            pinned = TestAt(told["test"])
+        else:
+            pinned = LawAbout(told["law"], Case.from_json(told["case"]))
+        return cls(told["name"], pinned, told["seconds"], told["lines"])
+
+
+class SuiteFails(Exception):
+    """A check fails as the code stands: it cannot tell of mutants."""
+
+
+def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
+    """The cases that the `ci` profile draws for a job. Runs them, in this process."""
+    from hypothesis import settings
+
+    from properties import profiles
+    from properties.jobs import hypothesis_test
+
+    profiles.register()
+    settings.load_profile("ci")
+    subject = bench_subject(bench)
+    checks: list[Check] = []
+    reach = Reach(["kernels"], folder / "compiled")
+    open_: list[Any] = []
+
+    def announce(case: Case) -> None:
+        recording = reach.recording()
+        open_.append((recording, recording.__enter__(), process_time()))
+
+    def observe(case: Case, ratio: float) -> None:
+        recording, lines, started = open_.pop()
+        recording.__exit__(None, None, None)
+        seconds = process_time() - started
+        checks.append(Check(job.name, LawAbout(job.law, case), seconds, packed(lines)))
+
+    try:
+        hypothesis_test(job, subject, observe, announce)()
+    except Exception as error:
+        raise SuiteFails(f"{job.name} fails as the code stands: {error}") from None
+    return checks
+
+
+def first_failure(jobs: Sequence[Job], bench: Bench, edits: Sequence[Edit]) -> LawAbout | None:
+    """Run jobs with edits made, as the `ci` profile does, and return the first case that fails."""
+    for edit in edits:
+        edit.plant()
+    from hypothesis import Phase, settings
+
+    from properties import profiles
+    from properties.jobs import hypothesis_test
+
+    profiles.register()
+    ci = settings.get_profile("ci")
+    settings.register_profile("unshrunk", ci, phases=[p for p in ci.phases if p != Phase.shrink])
+    settings.load_profile("unshrunk")
+    subject = bench_subject(bench)
+    for job in jobs:
+        cases: list[Case] = []
+        try:
+            hypothesis_test(job, subject, announce=cases.append)()
+        except Exception:
+            return LawAbout(job.law, cases[-1])
+    return None
+
+
+def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]:
+    """The tests of a file, and what they run of a package. Runs them, in this process."""
+    import contextlib
+    import io
+
+    import pytest
+
+    recorder = _Recorder(Reach([package], folder / "compiled"))
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", bench.device]
+    options += ["--hypothesis-profile=trial", "--rootdir", str(ROOT), str(ROOT / path)]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = pytest.main(options, plugins=[recorder])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise SuiteFails(f"{path} fails as the code stands:\n{printed.getvalue()[-1000:]}")
+    return recorder.checks
+
+
+class _Recorder:
+    """A pytest plugin that records what each test runs."""
+
+    def __init__(self, reach: Reach) -> None:
+        self.reach = reach
+        self.checks: list[Check] = []
+
+    def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> Any:
+        from _pytest.runner import runtestprotocol
+
+        started = process_time()
+        with self.reach.recording() as lines:
+            runtestprotocol(item, nextitem=nextitem)
+        seconds = process_time() - started
+        file = item.nodeid.partition("::")[0]
+        self.checks.append(Check(file, TestAt(item.nodeid), seconds, packed(lines)))
+        return True
+
+
+def files_of_tests(package: str) -> Iterator[str]:
+    """The test files that notice an edit of a package, below the root."""
+    for place in TESTS.get(package, ()):
+        path = ROOT / place
+        for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
+            if file.exists():
+                yield file.relative_to(ROOT).as_posix()
+
+
+class Surveys:
+    """Surveys, kept on disk until the code that they are of changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def known(self, name: str, code: str) -> list[Check] | None:
+        """A survey that was kept, or None."""
+        try:
+            told = json.loads(self._path(name).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return [Check.from_json(one) for one in told["checks"]] if told["code"] == code else None
+
+    def keep(self, name: str, code: str, checks: Sequence[Check]) -> None:
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"code": code, "checks": [c.to_json() for c in checks]}))
+        partial.replace(path)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / "surveys" / f"{name.replace('/', '.')}.json"

@@ -1,0 +1,62 @@
+"""What became of each mutant, kept on disk so that a run can go on where another stopped."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant.
+
+    Args:
+        caught_by: the law, the test file, or the type of the error, that killed it; None if it
+            survived.
+        check: the job or the test that did.
+        seconds: of processor time that it took, trials that it survived included.
+        tried: checks that it survived, by law or test file.
+        suite: a digest of all that could have killed it.
+    """
+
+    key: str
+    caught_by: str | None
+    check: str = ""
+    seconds: float = 0.0
+    tried: Mapping[str, int] = field(default_factory=dict)
+    suite: str = ""
+
+
+class Verdicts:
+    """Verdicts by the key of the mutant, written as they come.
+
+    A mutant that was killed once is dead: it would take an edit of its own function to bring it
+    back. One that survived is tried again as soon as the suite is another.
+    """
+
+    def __init__(self, path: Path, fresh: bool) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            path.unlink(missing_ok=True)
+        self.known: dict[str, Verdict] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                verdict = Verdict(**json.loads(line))
+            except (ValueError, TypeError):
+                continue  # half a line, of a run that was cut off
+            self.known[verdict.key] = verdict
+
+    def get(self, key: str, suite: str) -> Verdict | None:
+        """The verdict about a mutant, if it still stands."""
+        verdict = self.known.get(key)
+        if verdict is None or (verdict.caught_by is None and verdict.suite != suite):
+            return None
+        return verdict
+
+    def add(self, verdict: Verdict) -> None:
+        self.known[verdict.key] = verdict
+        told: dict[str, Any] = asdict(verdict)
+        with self.path.open("a") as file:
+            file.write(json.dumps(told) + "\n")
