@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from properties.mutants.edit import Edit
 from properties.mutants.trial import Laboratory, Outcome, Pinned
 from regressions.known_bug import known_bugs
 
@@ -37,3 +38,10 @@ def test_case_catches_the_planted_bug(name: str, laboratory: Laboratory) -> None
         pytest.skip(f"a bug of the compiler for {BUGS[name].only_on}, which is not the device here")
     outcome = laboratory.submit(BUGS[name].pinned, BUGS[name].planted).result()
     assert outcome.caught_by is not None, f"{name} is not noticed when it is planted again"
+
+
+def test_no_bug_is_planted_twice() -> None:
+    names: dict[Edit, str] = {}
+    for name, bug in BUGS.items():
+        other = names.setdefault(bug.planted, name)
+        assert other == name, f"{name} and {other} are one bug: their edits are the same"
