@@ -42,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     parse = parser()
     chosen = parse.parse_args(arguments)
+    if chosen.jobs < 1:
+        parse.error(f"--jobs: {chosen.jobs}, expected at least 1")
     wanted = tuple(chosen.names) or ("",)
     bugs = {name: bug for name, bug in known_bugs().items() if name.startswith(wanted)}
     if not bugs:
