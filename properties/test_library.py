@@ -6,6 +6,7 @@ switch on every option that the mode has.
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import Parameter, signature
 from typing import Any
 
 import pytest
@@ -24,18 +25,28 @@ _Call = tuple[Any, tuple[Any, ...]]
 _NAMESPACE = "attention_oracles"
 # None is 0 or 1, which compilers specialise, nor as large as a number of tokens or table rows here,
 # which they would take for the same number for ever; a row of a slice, 3 H + 1, counts.
-_SIZES = {"B": 2, "H": 8, "G": 2, "R": 3, "K": 5, "V": 7, "D": 17, "P": 6}
+_SIZES = {"B": 2, "H": 8, "G": 2, "R": 3, "K": 5, "V": 7, "D": 17, "P": 6, "W": 4}
 # What each option is switched to; a flag to True.
 _VALUES: dict[str, Callable[[Case], Any]] = {
     "scale": lambda case: -0.5,
     "window": lambda case: 3,
     "softcap": lambda case: 2.0,
+    "layer_idx": lambda case: 1,
+    "num_layers": lambda case: 3,
+    "eps": lambda case: 1e-3,
+    "activation": lambda case: "silu",
     "seqlen_offsets": lambda case: list(range(2, 2 + case.sequences)) if case.packed else 2,
 }
 
 
 def _switched(option: Option, case: Case) -> Any:
     return True if option.default is False else _VALUES[option.name](case)
+
+
+def _required(op: Op) -> dict[str, Any]:
+    """Options that have no default in the signature."""
+    parameters = signature(op.oracle).parameters
+    return {o.name: o.default for o in op.options if parameters[o.name].default is Parameter.empty}
 
 
 def _loaded(op: Op, mode: Mode, bare: Case) -> Case:
@@ -56,6 +67,7 @@ def _cases(op: Op, mode: Mode) -> dict[str, Case]:
         dims={letter: _SIZES[letter] for letter in op.dims},
         lengths=(10,),
         key_lengths=(12,) if op.keys else None,
+        options=_required(op),
     )
     packed = replace(
         dense,

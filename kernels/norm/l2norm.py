@@ -119,7 +119,7 @@ def l2norm(
     check_range("D (the last dim of x)", dim, 1, 256)
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
         raise TypeError(f"eps: {describe(eps)}, expected a real number")
-    if not (math.isfinite(eps) and eps > 0):
+    if not 0 < eps < math.inf:
         raise ValueError(f"eps: {eps}, expected a positive finite number")
     if mode not in ("auto", "fused"):
         raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
