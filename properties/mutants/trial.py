@@ -160,6 +160,8 @@ def _run_tests(nodes: Sequence[str], limits: Sequence[float], device: str) -> Ou
         code = pytest.main([*options, "--rootdir", str(root), *paths], plugins=[failed])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         raise ValueError(f"test: {', '.join(nodes)} did not run: {printed.getvalue()[-2000:]}")
+    if failed.node is None and not failed.ran:
+        raise ValueError(f"test: {', '.join(nodes)} was skipped: {printed.getvalue()[-2000:]}")
     number = nodes.index(failed.node) if failed.node in nodes else 0
     return Outcome(failed.node, printed.getvalue(), number)
 
@@ -170,6 +172,7 @@ class _Failed:
     def __init__(self, limits: Mapping[str, float]) -> None:
         self.limits = limits
         self.node: str | None = None
+        self.ran = False
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -177,6 +180,7 @@ class _Failed:
             return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.ran |= report.when == "call" and not report.skipped
         if report.failed and self.node is None:
             self.node = report.nodeid
 
