@@ -17,6 +17,7 @@ from rich.live import Live
 from properties.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.device import DEVICES, describe
+from properties.fuzz import record
 from properties.fuzz.board import Board
 from properties.fuzz.rounds import Finding, Round, make_subject, play, start_worker
 from properties.jobs import Job, Selection
@@ -73,6 +74,12 @@ def parser() -> argparse.ArgumentParser:
         default=Path("findings"),
         help="folder for the regression file of each finding (default: findings)",
     )
+    parse.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="add the examples and the largest error / budget of every op and dtype to FILE",
+    )
     return parse
 
 
@@ -118,6 +125,7 @@ def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
         f"{len(jobs)} jobs of target {chosen.target} on {where}; seed {seed}, {workers} processes",
         highlight=False,
     )
+    known = {} if chosen.record is None else record.read(chosen.record)
     board = Board(jobs)
     crew = [Worker(chosen.target, chosen.device, chosen.ledger) for _ in range(workers)]
     with Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal):
@@ -135,6 +143,9 @@ def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
     if not console.is_terminal:
         console.print(board)
     console.print(board.summary(), highlight=False)
+    if chosen.record is not None:
+        name = where.split(",")[0].removeprefix("the ")
+        record.write(chosen.record, record.added(known, board.record(name)))
     if board.known():
         console.print(board.known(), highlight=False)
     return 1 if board.findings else 0

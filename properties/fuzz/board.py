@@ -7,6 +7,7 @@ from time import monotonic
 
 from rich.table import Table
 
+from properties.fuzz.record import Key, Row
 from properties.fuzz.rounds import Finding, Round
 from properties.jobs import Job
 
@@ -32,13 +33,16 @@ class Board:
     """Examples, worst error and findings by (op, law)."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
+        jobs = list(jobs)
         self.rows: dict[tuple[str, str], Tally] = {(j.op, j.law): Tally() for j in jobs}
         self.started = monotonic()
         self.excused: Counter[str] = Counter()
+        self.numbers: dict[tuple[str, str], Tally] = {(j.op, j.dtype): Tally() for j in jobs}
 
     def add(self, outcome: Round) -> None:
         self.excused.update(outcome.excused)
         self.rows[outcome.job.op, outcome.job.law].add(outcome)
+        self.numbers[outcome.job.op, outcome.job.dtype].add(outcome)
 
     @property
     def examples(self) -> int:
@@ -60,6 +64,15 @@ class Board:
         """What failed and is known, "" if nothing did."""
         each = ", ".join(f"{name} {count}" for name, count in self.excused.most_common())
         return f"known failures met, by examples: {each}" if each else ""
+
+    def record(self, device: str) -> dict[Key, Row]:
+        """Of every op and dtype the examples and the worst error, for `properties.fuzz.record`."""
+        rows = (
+            Row(op, dtype, device, tally.examples, round(tally.worst, 3))
+            for (op, dtype), tally in self.numbers.items()
+            if tally.examples
+        )
+        return {row.key: row for row in rows}
 
     def __rich__(self) -> Table:
         table = Table(title=self.summary(), title_justify="left")

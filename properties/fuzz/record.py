@@ -1,0 +1,69 @@
+"""How near to their budgets errors came, kept over many runs.
+
+    python -m properties.fuzz --record properties/verdict/worst.json
+
+The file has a row for every op, dtype and kind of device. A run adds its examples to those of the
+file, and puts its largest error / budget in the place of a smaller one.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one op, dtype and device.
+
+    Args:
+        device: "simulator", "interpreter" or the name of a GPU.
+        worst: largest error as a fraction of its budget.
+    """
+
+    op: str
+    dtype: str
+    device: str
+    examples: int
+    worst: float
+
+    @property
+    def key(self) -> Key:
+        return self.op, self.dtype, self.device
+
+    def __add__(self, other: "Row") -> "Row":
+        assert self.key == other.key
+        return Row(*self.key, self.examples + other.examples, max(self.worst, other.worst))
+
+
+def read(path: Path) -> dict[Key, Row]:
+    """The rows of a file, none if there is no such file.
+
+    Raises:
+        ValueError: the file is not one of this kind.
+    """
+    if not path.exists():
+        return {}
+    try:
+        rows = [Row(**row) for row in json.loads(path.read_text())]
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(
+            f"--record: {path}, expected a file that --record wrote: {error}"
+        ) from error
+    return {row.key: row for row in rows}
+
+
+def write(path: Path, rows: Mapping[Key, Row]) -> None:
+    """Replace the file by these rows, in order, or leave it as it is."""
+    text = ",\n".join(json.dumps(asdict(rows[key])) for key in sorted(rows))
+    half = path.with_suffix(".part")
+    half.write_text(f"[\n{text}\n]\n")
+    os.replace(half, path)
+
+
+def added(known: Mapping[Key, Row], new: Mapping[Key, Row]) -> dict[Key, Row]:
+    """The rows of both; what is in both is added up."""
+    return {**known, **{k: known[k] + row if k in known else row for k, row in new.items()}}
