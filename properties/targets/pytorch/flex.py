@@ -10,9 +10,20 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 
 from properties.catalogue.op import Function
 from properties.targets.adapter import Implementation
-from properties.targets.pytorch.conventions import HEADS_FIRST, SCALE, scale_of, visible
+from properties.targets.pytorch.conventions import (
+    HEADS_FIRST,
+    SCALE,
+    at_least_16,
+    scale_of,
+    visible,
+)
 
-_CONVENTIONS = (HEADS_FIRST, SCALE, "sequences are packed by a mask")
+_CONVENTIONS = (
+    HEADS_FIRST,
+    SCALE,
+    "sequences are packed by a mask",
+    "softcap is captured as a tensor, as a number that changes from call to call fails to compile",
+)
 
 
 def _with(kernel: Callable[..., Any]) -> Function:
@@ -32,6 +43,7 @@ def _with(kernel: Callable[..., Any]) -> Function:
         cu_seqlens_k: Tensor | None = None,
         return_lse: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        cap = None if softcap is None else torch.tensor(softcap, device=q.device)
         keys = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
         of_query, of_key = _sequence(q, cu_seqlens), _sequence(k, keys)
         # How far the keys of each sequence lie behind its queries, last token on last token.
@@ -45,8 +57,8 @@ def _with(kernel: Callable[..., Any]) -> Function:
             return own & visible(position(i), j, causal, window)
 
         def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            if softcap is not None:
-                s = softcap * torch.tanh(s / softcap)
+            if cap is not None:
+                s = cap * torch.tanh(s / cap)
             if alibi_slopes is not None:
                 s = s - alibi_slopes[h] * (position(i) - j).abs()
             return s
@@ -90,5 +102,10 @@ def on_cuda() -> dict[str, Implementation]:
     compiled = torch.compile(flex_attention, dynamic=True)
     return {
         "flex": Implementation(_with(flex_attention), _CONVENTIONS),
-        "flex_compiled": Implementation(_with(compiled), _CONVENTIONS, tokens=128),
+        "flex_compiled": Implementation(
+            _with(compiled),
+            _CONVENTIONS,
+            tokens=128,
+            bounds={"head dims from 16 on": at_least_16},
+        ),
     }

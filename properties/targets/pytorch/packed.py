@@ -19,6 +19,7 @@ from properties.targets.pytorch.conventions import (
     multiples_of_8,
     scale_of,
     ungrouped,
+    with_dense_gradient,
 )
 
 
@@ -72,7 +73,7 @@ def _varlen(
         **grouped,
     )
     shown = lse.unflatten(1, q.shape[:2]).movedim(1, 0) if return_lse else None
-    return o.view(*q.shape[:3], v.shape[-1]), shown
+    return with_dense_gradient(o.view(*q.shape[:3], v.shape[-1])), shown
 
 
 def _bounds(x: Tensor) -> Tensor:

@@ -12,14 +12,17 @@ from properties.targets.adapter import Implementation
 from properties.targets.pytorch.conventions import (
     HEADS_FIRST,
     SCALE,
+    at_least_2_tokens,
     at_most_128,
     dense_rows,
     equal_widths,
+    float32_slopes,
     multiples_of_8,
     scale_of,
     square_if_causal,
     ungrouped,
     visible,
+    with_dense_gradient,
 )
 
 _TOP_LEFT = "is_causal aligns at the top left; where T_q != T_k the mask is written out"
@@ -56,7 +59,7 @@ def masked(*backends: SDPBackend) -> Function:
                 scale=scale_of(scale),
                 enable_gqa=q.shape[2] != k.shape[2],
             )
-        return o.transpose(1, 2)
+        return with_dense_gradient(o.transpose(1, 2))
 
     return attention
 
@@ -109,21 +112,23 @@ def on_cpu() -> dict[str, Implementation]:
 
 def on_cuda() -> dict[str, Implementation]:
     unstated = {"determinism": _ATOMIC}
+    uncut = {**unstated, "splitting": "it has no kernel for what some cuts leave"}
+    slopes = {"ALiBi in float32": float32_slopes}
     return {
-        "sdpa": Implementation(masked(), _MASKED, unstated=unstated),
+        "sdpa": Implementation(masked(), _MASKED, bounds=slopes, unstated=unstated),
         "sdpa_math": Implementation(masked(SDPBackend.MATH), _MASKED),
         "sdpa_flash": Implementation(
             maskless(SDPBackend.FLASH_ATTENTION),
             (HEADS_FIRST, SCALE),
             dtypes=("bfloat16", "float16"),
             bounds={"V = K": equal_widths, "T_q = T_k where causal": square_if_causal},
-            unstated=unstated,
+            unstated=uncut,
         ),
         "sdpa_efficient": Implementation(
             masked(SDPBackend.EFFICIENT_ATTENTION),
             _MASKED,
-            bounds={"H = G": ungrouped, "head dims in multiples of 8": multiples_of_8},
-            unstated=unstated,
+            bounds={"H = G": ungrouped, "head dims in multiples of 8": multiples_of_8, **slopes},
+            unstated=uncut,
         ),
         "sdpa_cudnn": Implementation(
             masked(SDPBackend.CUDNN_ATTENTION),
@@ -134,7 +139,9 @@ def on_cuda() -> dict[str, Implementation]:
                 "head dims in multiples of 8 to 128": lambda case: at_most_128(
                     multiples_of_8(case)
                 ),
+                "two tokens or more": at_least_2_tokens,
+                **slopes,
             },
-            unstated=unstated,
+            unstated=uncut,
         ),
     }
