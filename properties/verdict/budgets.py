@@ -79,7 +79,8 @@ class Telescope:
         dg_t = Σ_{s >= t} (q_s ∘ dq_s - k_s ∘ dk_s) + Σ_v S_T ∘ dS_T
 
     (Yang et al., arXiv 2312.06635, appendix C). The errors of what cancels stay. They are summed
-    over all tokens on that side, those of other packed sequences too.
+    over all tokens on that side, those of other packed sequences too, and over the dims that the
+    gradient does not have; a product without one of its dims counts for all of that dim.
 
     Args:
         gradient: name of the result.
@@ -109,6 +110,9 @@ class Telescope:
             else:
                 packed = len(size) != len(values[self.gradient])
                 size = (size.sum(0, keepdim=True) if packed else size)[:, None]
+            for axis, letter in enumerate(own):
+                if axis > 1 and letter not in letters:
+                    size = size.unsqueeze(axis)
             total = total + size
         return total.pow(1 / power)
 

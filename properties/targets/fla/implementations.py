@@ -92,20 +92,39 @@ def _one(kernel: Kernel, given: Given) -> Outputs:
 def _keys_telescope(case: Case) -> tuple[Telescope, ...]:
     """Gradients of gates: what the queries see of the tokens, less what the keys are seen."""
     reverse = bool(case.options.get("reverse"))
-    state = ("N H K V", "gradient of final_state", "final_state")
-    carried = (state,) if case.options.get("output_final_state") else ()
+    keys = (("B T H K", "q", "dq"), ("B T H K", "k", "dk"), *_carried(case))
     heads = "B T H" if case.op == "simple_gla" else "B T H K"
-    keys = (("B T H K", "q", "dq"), ("B T H K", "k", "dk"), *carried)
-    values = (("B T H V", "gradient of o", "o"), ("B T H V", "v", "dv"), *carried)
     return (
         Telescope("dg", heads, keys, reverse),
-        Telescope("dgv", "B T H V", values, reverse),
+        Telescope("dgv", "B T H V", _SEEN + _carried(case), reverse),
     )
+
+
+def _values_telescope(case: Case) -> tuple[Telescope, ...]:
+    """The same from the side of the values, for delta rules."""
+    return (Telescope("dg", "B T H", _SEEN + _carried(case)),)
+
+
+def _channels_telescope(case: Case) -> tuple[Telescope, ...]:
+    """The same for a gate of each key channel; query heads in groups have no gradient each."""
+    alone = case.dims.get("R", 1) == 1
+    name, query = {"dplr": ("dgk", "q"), "rwkv7": ("dw", "r")}.get(case.op, ("dg", "q"))
+    keys = (("B T H K", query, f"d{query}"), ("B T H K", "k", "dk"))
+    return (Telescope(name, "B T H K", (*(keys if alone else _SEEN), *_carried(case))),)
+
+
+def _carried(case: Case) -> tuple[tuple[str, str, str], ...]:
+    """What the state at the end sees."""
+    state = ("N H K V", "gradient of final_state", "final_state")
+    return (state,) if case.options.get("output_final_state") else ()
 
 
 def _rows_telescope(case: Case) -> tuple[Telescope, ...]:
     """Sums of a softmax's gradient over a row, which is zero, less those over a column."""
     return (Telescope("dg", "B T H", (("B T H V", "gradient of o", "o"),)),)
+
+
+_SEEN = (("B T H V", "gradient of o", "o"), ("B T H V", "v", "dv"))
 
 
 def _none(case: Case) -> tuple[Telescope, ...]:
@@ -280,19 +299,31 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         **_each("delta_rule", "delta_rule", "fused_recurrent", bounds=_POSITIVE),
     },
     "gated_delta_rule": {
-        **_each("gated_delta_rule", "gated_delta_rule", "chunk"),
+        **_each("gated_delta_rule", "gated_delta_rule", "chunk", telescopes=_values_telescope),
         **_each("gated_delta_rule", "gated_delta_rule", "fused_recurrent", forward_only=True),
     },
     "kda": {
-        **_each("kda", "kda", "chunk"),
+        **_each("kda", "kda", "chunk", telescopes=_channels_telescope),
         **_each("kda", "kda", "fused_recurrent", forward_only=True),
     },
     "dplr": {
-        **_each("generalized_delta_rule", "dplr_delta_rule", "chunk"),
+        **_each(
+            "generalized_delta_rule",
+            "dplr_delta_rule",
+            "chunk",
+            telescopes=_channels_telescope,
+        ),
         **_each("generalized_delta_rule", "dplr_delta_rule", "fused_recurrent", forward_only=True),
     },
     "rwkv7": {
-        **_each("rwkv7", "rwkv7", "chunk", call=_removal, ours=("kk",)),
+        **_each(
+            "rwkv7",
+            "rwkv7",
+            "chunk",
+            call=_removal,
+            ours=("kk",),
+            telescopes=_channels_telescope,
+        ),
         **_each(
             "rwkv7", "rwkv7", "fused_recurrent", call=_removal, ours=("kk",), forward_only=True
         ),
