@@ -35,6 +35,7 @@ from .errors import (
     SimulationError,
     StoreOutOfBounds,
     Stuck,
+    UndefinedResult,
     UninitializedRead,
     UnwrittenOutput,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "SimulationError",
     "StoreOutOfBounds",
     "Stuck",
+    "UndefinedResult",
     "UninitializedRead",
     "UnwrittenOutput",
     "install",

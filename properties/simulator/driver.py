@@ -9,7 +9,7 @@ the truth, and so is who asks for `torch.cuda.is_available()`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,6 @@ NAME = "NVIDIA GPU (simulated)"
 SHARED_MEMORY = 232448
 MULTIPROCESSORS = 8
 WARP = 32
-TENSOR: Any = torch.Tensor
 
 
 def capability(device: Any = None) -> tuple[int, int]:
@@ -150,21 +149,9 @@ def is_cuda(tensor: torch.Tensor) -> bool:
     return where == "cuda" or (where == "cpu" and not asked_by_torch())
 
 
-class Facade:
-    """Replaces what packages ask of torch."""
-
-    def __init__(self) -> None:
-        self.originals: dict[str, Any] = {}
-
-    def install(self) -> None:
-        for name, answer in ANSWERS.items():
-            self.originals[name] = truth = getattr(torch.cuda, name)
-            stand_in = answer if isinstance(answer, type) else answering(truth, answer)
-            setattr(torch.cuda, name, stand_in)
-        TENSOR.is_cuda = property(is_cuda)
-
-    def uninstall(self) -> None:
-        for name, truth in self.originals.items():
-            setattr(torch.cuda, name, truth)
-        self.originals.clear()
-        del TENSOR.is_cuda
+def answers() -> Iterator[tuple[Any, str, Any]]:
+    """What replaces that which packages ask of torch: (owner, name, answer)."""
+    for name, answer in ANSWERS.items():
+        truth = getattr(torch.cuda, name)
+        yield torch.cuda, name, answer if isinstance(answer, type) else answering(truth, answer)
+    yield torch.Tensor, "is_cuda", property(is_cuda)

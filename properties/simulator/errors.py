@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from linecache import getline
@@ -36,8 +37,6 @@ class SimulationError(RuntimeError):
         tile_index: index of the first offending element in the tile.
     """
 
-    what = "error"
-
     def __init__(
         self,
         kernel: str,
@@ -61,53 +60,42 @@ class SimulationError(RuntimeError):
         lines.append(detail + (f" ({', '.join(where)})" if where else ""))
         super().__init__("\n".join(lines))
 
+    @property
+    def what(self) -> str:
+        """The kind of fault in words."""
+        return re.sub("(?<=[a-z])(?=[A-Z])", " ", type(self).__name__).lower()
+
 
 class OutOfBounds(SimulationError):
     """An access outside the tensor that the pointer belongs to."""
-
-    what = "out of bounds"
 
 
 class LoadOutOfBounds(OutOfBounds):
     """A load outside its tensor."""
 
-    what = "load out of bounds"
-
 
 class StoreOutOfBounds(OutOfBounds):
     """A store outside its tensor."""
-
-    what = "store out of bounds"
 
 
 class AtomicOutOfBounds(OutOfBounds):
     """An atomic operation outside its tensor."""
 
-    what = "atomic out of bounds"
-
 
 class GatherOutOfBounds(OutOfBounds):
     """A `tl.gather` outside its tile."""
-
-    what = "gather out of bounds"
 
 
 class IndexOverflow(SimulationError):
     """An address computed from an int32 that does not hold its value."""
 
-    what = "int32 index overflow"
-
 
 class Race(SimulationError):
     """Two programs of one launch disagree about an address, or one reads what another writes."""
 
-    what = "race"
-
 
 class UninitializedRead(SimulationError):
     """A load of memory that nobody has written since it was allocated."""
-
-    what = "read of uninitialised memory"
 
 
 class UnwrittenOutput(SimulationError):
@@ -123,13 +111,13 @@ class UnwrittenOutput(SimulationError):
         )
 
 
+class UndefinedResult(SimulationError):
+    """A division by zero, a store of two values to one address, a loop that does not move."""
+
+
 class DeviceAssertion(SimulationError):
     """A `tl.device_assert` that does not hold."""
-
-    what = "device assertion failed"
 
 
 class Stuck(SimulationError):
     """A `while` loop that does not end, such as a lock that is never released."""
-
-    what = "loop does not end"

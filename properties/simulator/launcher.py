@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from functools import cache
+from contextlib import ExitStack
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,9 @@ from triton.runtime import autotuner, driver, jit
 
 from . import compilation
 from .compilation import Program, SimulatedTarget
-from .driver import DEVICE, Driver, Facade
-from .errors import SimulationError
+from .driver import DEVICE, Driver, answers
 from .frontend import Type
-from .memory import ELEMENT_OF, Allocations, Buffer, Pointer, Traffic
+from .memory import ELEMENT_OF, FRESH, Buffer, Pointer, Traffic, allocators
 from .numerics import ELEMENTS, Array
 from .options import Options
 from .runtime import Slab
@@ -56,7 +57,8 @@ class Kernel:
         self.src, self.program, self.name = source, program, source.name
         self.hash = source.fn.cache_key
         self.asm = {"python": program.source}
-        self.metadata = Metadata({**options, "name": self.name, "shared": 0, "target": DEVICE})
+        about = {"name": self.name, "shared": 0, "target": DEVICE}
+        self.metadata = SimpleNamespace(**{**options, **about})
         signature = source.signature.items()
         self.paths = [
             leaf
@@ -88,13 +90,6 @@ class Kernel:
             simulate(self, (x, y, z), arguments)
 
         return launch
-
-
-class Metadata:
-    """Compile options by attribute."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.__dict__.update(values)
 
 
 def bind(kernel: Kernel, arguments: tuple[Any, ...]) -> list[Pointer | Array]:
@@ -157,19 +152,12 @@ def watch(buffers: list[Buffer | None], program: Program) -> None:
         buffer.watch(traffics[key])
 
 
-def may_be_unwritten(buffer: Buffer, options: Options) -> bool:
-    """Whether loads of elements that nobody has written go through; floats are NaN then."""
-    return not options.checks or (options.unwritten == "nan" and "f" in buffer.kind)
-
-
 def slabs(count: int, size: int, options: Options) -> Iterator[Array]:
     """Linear program indices, a slab at a time."""
-    if options.order == "forward":
-        for start in range(0, count, size):
-            yield np.arange(start, min(start + size, count))
-        return
-    programs = np.arange(count)[::-1]
-    if options.order == "shuffled":
+    programs = np.arange(count)
+    if options.order == "reverse":
+        programs = programs[::-1]
+    elif options.order == "shuffled":
         programs = np.random.default_rng(options.seed).permutation(count)
     for start in range(0, count, size):
         yield programs[start : start + size]
@@ -186,8 +174,9 @@ def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, .
         return
     bound = bind(kernel, arguments)
     buffers = [item[0] if isinstance(item, tuple) else None for item in bound]
-    for buffer in buffers:
-        if buffer is not None and may_be_unwritten(buffer, options):
+    tensors = tuple(buffer for buffer in buffers if buffer is not None)
+    for buffer in tensors:
+        if not options.checks or (options.unwritten == "nan" and "f" in buffer.kind):
             buffer.fresh = None
     if options.checks and count > 1 and not program.synchronises:
         watch(buffers, program)
@@ -196,8 +185,7 @@ def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, .
         size = 1
     with np.errstate(all="ignore"):
         for programs in slabs(count, min(size, count), options):
-            slab = Slab(kernel.name, grid, programs, options.tf32, options.unmasked)
-            slab.buffers = tuple(b for b in buffers if b is not None)
+            slab = Slab(kernel.name, grid, programs, options.tf32, options.unmasked, tensors)
             program.entry(slab, *bound)
 
 
@@ -251,49 +239,42 @@ class Session:
 
     def __init__(self) -> None:
         self.options = Options()
+        self.replaced = ExitStack()
         self.installed = False
-        self.allocations = Allocations()
-        self.driver = Driver()
-        self.facade = Facade()
-        self.previous: tuple[Any, Any, Any] = (None, None, None)
 
     def install(self, options: Options) -> None:
         self.options = options
         if self.installed:
             return
+        self.installed = True
         do_compile = jit.JITFunction._do_compile
 
         def compile_step(function: Any, *args: Any, **kwargs: Any) -> Any:
             from triton.compiler import compile as original
 
-            def step(source: Any, **settings: Any) -> Any:
-                return compile_simulated(original, source, **settings)
-
-            function.compile = step
+            function.compile = partial(compile_simulated, original)
             return do_compile(function, *args, **kwargs)
 
         keep_memory()
-        active = driver.__dict__.get("_active")
-        self.previous = (do_compile, autotuner.Autotuner.run, active)
-        jit.JITFunction._do_compile = compile_step
-        autotuner.Autotuner.run = run_autotuned
-        driver.set_active(self.driver)
-        self.allocations.install()
-        self.facade.install()
-        self.installed = True
+        self.replace(jit.JITFunction, "_do_compile", compile_step)
+        self.replace(autotuner.Autotuner, "run", run_autotuned)
+        self.replace(driver, "_active", Driver())
+        for owner, name, new in (*allocators(), *answers()):
+            self.replace(owner, name, new)
+        self.replaced.callback(FRESH.clear)
+
+    def replace(self, owner: Any, name: str, new: Any) -> None:
+        """Set an attribute until the session ends."""
+        if name in vars(owner):
+            self.replaced.callback(setattr, owner, name, getattr(owner, name))
+        else:
+            self.replaced.callback(delattr, owner, name)
+        setattr(owner, name, new)
 
     def uninstall(self) -> None:
-        if not self.installed:
-            return
-        do_compile, run, active = self.previous
-        jit.JITFunction._do_compile = do_compile
-        autotuner.Autotuner.run = run
-        driver._active = active
-        self.allocations.uninstall()
-        self.facade.uninstall()
+        """Put everything back; harmless where nothing is installed."""
+        self.replaced.close()
         self.installed = False
 
 
 SESSION = Session()
-
-__all__ = ["SESSION", "Kernel", "Session", "SimulationError", "simulate"]

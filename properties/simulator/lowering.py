@@ -7,18 +7,11 @@ import struct
 from collections.abc import Callable
 
 from . import ptx
-from .frontend import Function, Instruction, Type, walk
+from .frontend import Function, Instruction, Type
 from .numerics import ELEMENTS, ROUNDING
-from .writer import FunctionWriter, Lowering, Module, Unsupported
+from .writer import FunctionWriter, Lowering, Module, Unsupported, tuple_of
 
-AXES = {"x": 0, "y": 1, "z": 2}
-IGNORED = ("fastmath<", "overflow<", "allow_reorder", "efficient_layout")
-
-
-def check_words(instruction: Instruction) -> None:
-    for word in instruction.words:
-        if not word.startswith(IGNORED):
-            raise Unsupported(instruction, word)
+Writer = FunctionWriter
 
 
 def rounded(element: str, expression: str) -> str:
@@ -26,7 +19,7 @@ def rounded(element: str, expression: str) -> str:
 
 
 def short(element: str) -> str:
-    return {"f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}.get(element, element)
+    return element.lower().removesuffix("fn")
 
 
 def value_dtype(element: str) -> str:
@@ -36,12 +29,11 @@ def value_dtype(element: str) -> str:
 def elementwise(template: str, rounds: bool = True, on_bool: str = "") -> Lowering:
     """`{0}`, `{1}`, `{2}` are the operands; `on_bool` is the same operation for i1."""
 
-    def lower(w: FunctionWriter, i: Instruction) -> None:
-        check_words(i)
+    def lower(w: Writer, i: Instruction) -> None:
         element = i.type.element
-        text = on_bool if on_bool and element == "i1" else template
-        expression = text.format(*(w.use(name) for name in i.operands))
-        w.define(i.results[0], rounded(element, expression) if rounds else expression)
+        chosen = on_bool if on_bool and element == "i1" else template
+        text = chosen.format(*w.uses(i))
+        w.define(i.results[0], rounded(element, text) if rounds else text)
 
     return lower
 
@@ -50,80 +42,78 @@ def linear(symbol: str, ufunc: str, on_bool: str) -> Lowering:
     """Integer arithmetic; values on their way to an address stay exact in int64."""
     plain = elementwise(f"{{0}} {symbol} {{1}}", on_bool=f"{{0}} {on_bool} {{1}}")
 
-    def lower(w: FunctionWriter, i: Instruction) -> None:
+    def lower(w: Writer, i: Instruction) -> None:
         if i.results[0] not in w.facts.wide:
             plain(w, i)
             return
-        check_words(i)
         left, right = (w.name(name) for name in i.operands)
-        if any(name in w.facts.wide for name in i.operands):
-            w.define(i.results[0], f"{left} {symbol} {right}")
-        else:
-            w.define(i.results[0], f"{ufunc}({left}, {right}, dtype=np.int64)")
+        exact = any(name in w.facts.wide for name in i.operands)
+        text = f"{left} {symbol} {right}" if exact else f"{ufunc}({left}, {right}, dtype=np.int64)"
+        w.define(i.results[0], text)
 
     return lower
 
 
-def constant(w: FunctionWriter, i: Instruction) -> None:
+def division(template: str, signed: bool) -> Lowering:
+    plain = elementwise(template)
+
+    def lower(w: Writer, i: Instruction) -> None:
+        if not re.match(r"(dense<)?[1-9]", w.facts.constant(i.operands[1])):
+            left, right = w.uses(i)
+            w.emit(f"slab.check_division({w.site(i)}, {left}, {right}, {signed}, {w.pred})")
+        plain(w, i)
+
+    return lower
+
+
+def poison(w: Writer, i: Instruction) -> None:
+    """A value that nobody may use, as the IR has it."""
+    text = f"np.zeros({(1,) * (i.type.rank + 1)}, {value_dtype(i.type.element)})"
+    w.names[i.results[0]] = w.module.constant(i.results[0], text)
+
+
+def make_range(w: Writer, i: Instruction) -> None:
+    text = f"np.arange({i.integer('start')}, {i.integer('end')}, dtype=np.int32)[None]"
+    w.names[i.results[0]] = w.module.constant(f"range_{i.integer('end')}", text)
+
+
+def constant(w: Writer, i: Instruction) -> None:
     kind = i.type
-    dtype = value_dtype(kind.element)
-    text = i.words[0]
-    if match := re.fullmatch(r"dense<(.*)>", text):
-        text = match[1]
+    text = i.attributes["value"].rpartition(" : ")[0] or i.attributes["value"]
+    text = text.removeprefix("dense<").removesuffix(">")
     if text.startswith('"'):
         raise Unsupported(i, "a constant in hexadecimal blocks")
-    if text.startswith("["):
-        numbers = re.findall(r"[^\[\],\s]+", text)
-        values = ", ".join(literal(number, kind.element) for number in numbers)
-        expression = f"np.array([{values}], {dtype}).reshape{(1, *kind.shape)}"
-    else:
-        ones = (1,) * (kind.rank + 1)
-        expression = f"np.full({ones}, {literal(text, kind.element)}, {dtype})"
+    numbers = [literal(number, kind.element) for number in re.findall(r"[^\[\],\s]+", text)]
+    shape = (1, *kind.shape) if text.startswith("[") else (1,) * (kind.rank + 1)
+    array = f"np.array([{', '.join(numbers)}], {value_dtype(kind.element)}).reshape{shape}"
+    hint = numbers[0] if i.results[0][1:].isdigit() else i.results[0]
     # Decimals of a narrow type are printed with just the digits that identify it.
-    expression = rounded(kind.element, expression)
-    w.names[i.results[0]] = w.module.constant(i.results[0], expression)
+    w.names[i.results[0]] = w.module.constant(hint, rounded(kind.element, array))
 
 
 def literal(text: str, element: str) -> str:
     """A number of the IR as a Python expression; hexadecimal floats are bit patterns."""
     if text in ("true", "false"):
         return text.capitalize()
-    if element in ELEMENTS and "f" in element and text.startswith("0x"):
-        size = (len(text) - 2) // 2
-        if element == "bf16":
-            value = struct.unpack(">f", bytes.fromhex(text[2:] + "0000"))[0]
-        else:
-            value = struct.unpack({2: ">e", 4: ">f", 8: ">d"}[size], bytes.fromhex(text[2:]))[0]
+    if "f" in element and text.startswith("0x"):
+        bits = bytes.fromhex(text[2:] + ("0000" if element == "bf16" else ""))
+        value = struct.unpack({2: ">e", 4: ">f", 8: ">d"}[len(bits)], bits)[0]
         return repr(value) if value - value == 0 else f"float({str(value)!r})"
     return text
 
 
-def poison(w: FunctionWriter, i: Instruction) -> None:
-    """A value that nobody may use, as the IR has it."""
-    ones = (1,) * (i.type.rank + 1)
-    text = f"np.zeros({ones}, {value_dtype(i.type.element)})"
-    w.names[i.results[0]] = w.module.constant(i.results[0], text)
+def of_axis(attribute: str) -> Lowering:
+    def lower(w: Writer, i: Instruction) -> None:
+        w.define(i.results[0], f"slab.{attribute}[{i.integer('axis')}]")
 
-
-def make_range(w: FunctionWriter, i: Instruction) -> None:
-    text = f"np.arange({i.integer('start')}, {i.integer('end')}, dtype=np.int32)[None]"
-    w.names[i.results[0]] = w.module.constant(f"range_{i.integer('end')}", text)
-
-
-def program_id(w: FunctionWriter, i: Instruction) -> None:
-    w.define(i.results[0], f"slab.ids[{AXES[i.words[0]]}]")
-
-
-def num_programs(w: FunctionWriter, i: Instruction) -> None:
-    w.define(i.results[0], f"slab.counts[{AXES[i.words[0]]}]")
+    return lower
 
 
 def shaping(text: Callable[[Instruction, Type], str]) -> Lowering:
     """A change of shape: `text` follows the array, or takes its place where it has a `{}`."""
 
-    def lower(w: FunctionWriter, i: Instruction) -> None:
-        check_words(i)
-        source = i.operands[0]
+    def lower(w: Writer, i: Instruction) -> None:
+        (source,) = i.operands
         change = text(i, w.type(source))
         change = change if "{}" in change else "{}" + change
         # A wide value stays wide through its change of shape, if the result is wide too.
@@ -136,9 +126,9 @@ def shaping(text: Callable[[Instruction, Type], str]) -> Lowering:
     return lower
 
 
-def broadcast(w: FunctionWriter, i: Instruction) -> None:
+def broadcast(w: Writer, i: Instruction) -> None:
     """Nothing: axes of length 1 stand for any length."""
-    source, result = i.operands[0], i.results[0]
+    (source,), (result,) = i.operands, i.results
     if source in w.facts.wide and result not in w.facts.wide:
         w.define(result, w.use(source))
     else:
@@ -161,100 +151,91 @@ def reshaped(i: Instruction, source: Type) -> str:
     return f"reshape({{}}, {source.shape}, {i.type.shape})"
 
 
-def compare_integers(w: FunctionWriter, i: Instruction) -> None:
-    predicate = i.words[0]
-    symbol = {"e": "==", "n": "!="}.get(predicate[0], "")
-    left, right = (w.use(name) for name in i.operands)
-    if predicate[0] == "u":
-        left, right = f"unsigned({left})", f"unsigned({right})"
-    if not symbol:
-        symbol = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}[predicate[1:]]
-        if w.facts.element(i.operands[0]) == "i1" and predicate[0] == "s":
-            # True is -1 as a signed number of one bit.
-            left, right = right, left
+INTEGER_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "u<", "u<=", "u>", "u>=")
+
+
+def compare_integers(w: Writer, i: Instruction) -> None:
+    symbol = INTEGER_COMPARISONS[i.integer("predicate")]
+    left, right = w.uses(i)
+    if symbol.startswith("u"):
+        left, right, symbol = f"unsigned({left})", f"unsigned({right})", symbol[1:]
+    elif w.type(i.operands[0]).element == "i1" and symbol[0] in "<>":
+        # True is -1 as a signed number of one bit.
+        left, right = right, left
     w.define(i.results[0], f"{left} {symbol} {right}")
 
 
-def compare_floats(w: FunctionWriter, i: Instruction) -> None:
-    left, right = (w.use(name) for name in i.operands)
-    text = FLOAT_COMPARISONS.get(i.words[0])
-    if text is None:
-        raise Unsupported(i, i.words[0])
-    w.define(i.results[0], text.format(left, right))
-
-
 FLOAT_COMPARISONS = {
-    "oeq": "{0} == {1}",
-    "ogt": "{0} > {1}",
-    "oge": "{0} >= {1}",
-    "olt": "{0} < {1}",
-    "ole": "{0} <= {1}",
-    "one": "({0} < {1}) | ({0} > {1})",
-    "ord": "({0} == {0}) & ({1} == {1})",
-    "ueq": "~(({0} < {1}) | ({0} > {1}))",
-    "ugt": "~({0} <= {1})",
-    "uge": "~({0} < {1})",
-    "ult": "~({0} >= {1})",
-    "ule": "~({0} > {1})",
-    "une": "{0} != {1}",
-    "uno": "({0} != {0}) | ({1} != {1})",
+    1: "{0} == {1}",
+    2: "{0} > {1}",
+    3: "{0} >= {1}",
+    4: "{0} < {1}",
+    5: "{0} <= {1}",
+    6: "({0} < {1}) | ({0} > {1})",
+    7: "({0} == {0}) & ({1} == {1})",
+    8: "~(({0} < {1}) | ({0} > {1}))",
+    9: "~({0} <= {1})",
+    10: "~({0} < {1})",
+    11: "~({0} >= {1})",
+    12: "~({0} > {1})",
+    13: "{0} != {1}",
+    14: "({0} != {0}) | ({1} != {1})",
 }
 
 
-def select(w: FunctionWriter, i: Instruction) -> None:
-    condition, one, two = (w.use(name) for name in i.operands)
-    rank = i.type.rank
-    if rank and not w.type(i.operands[0]).rank:
-        condition = f"{condition}.reshape(-1{', 1' * rank})"
+def compare_floats(w: Writer, i: Instruction) -> None:
+    predicate = i.integer("predicate")
+    if predicate not in FLOAT_COMPARISONS:
+        raise Unsupported(i, f"predicate {predicate}")
+    w.define(i.results[0], FLOAT_COMPARISONS[predicate].format(*w.uses(i)))
+
+
+def select(w: Writer, i: Instruction) -> None:
+    condition, one, two = w.uses(i)
+    if i.type.rank and not w.type(i.operands[0]).rank:
+        condition += splat(i, i.type)
     chosen = "choose" if i.type.is_pointer else "np.where"
     w.define(i.results[0], f"{chosen}({condition}, {one}, {two})")
 
 
-def convert(w: FunctionWriter, i: Instruction) -> None:
+def convert(w: Writer, i: Instruction) -> None:
     """Between float types, between integer types, and from integer to float."""
-    check_words(i)
-    source, target = w.type(i.operands[0]).element, i.type.element
-    value = w.use(i.operands[0])
-    if i.attributes.get("rounding", "rtne") != "rtne" and target in ROUNDING:
-        raise Unsupported(i, i.attributes["rounding"])
-    if i.name in ("arith.uitofp", "arith.extui"):
-        value = f"unsigned({value})" if source != "i1" else value
+    (operand,), (result,) = i.operands, i.results
+    source, target = w.type(operand).element, i.type.element
+    value = w.use(operand)
+    if target in ROUNDING and i.attributes.get("rounding", TO_NEAREST) != TO_NEAREST:
+        raise Unsupported(i, "a rounding mode")
+    if i.name in ("arith.uitofp", "arith.extui") and source != "i1":
+        value = f"unsigned({value})"
     if i.name == "arith.extsi" and source == "i1":
         value = f"-{value}.view(np.int8)"
-    if i.name == "arith.trunci" and target == "i1":
-        w.define(i.results[0], f"({value} & 1) != 0")
-        return
-    if target in ROUNDING and i.name in ("arith.sitofp", "arith.uitofp"):
-        value = f"{value}.astype(np.float32)"
-    if target in ROUNDING:
-        w.define(i.results[0], rounded(target, value))
+    if i.name == "arith.extsi" and operand in w.facts.wide and result in w.facts.addressing:
+        w.define(result, f"slab.widen({w.site(i)}, {w.name(operand)}, {w.pred})")
+    elif i.name == "arith.trunci" and target == "i1":
+        w.define(result, f"({value} & 1) != 0")
+    elif target in ROUNDING:
+        integer = i.name in ("arith.sitofp", "arith.uitofp")
+        w.define(result, rounded(target, f"{value}.astype(np.float32)" if integer else value))
     elif ELEMENTS[source].value == ELEMENTS[target].value:
-        w.define(i.results[0], value)
+        w.define(result, value)
     else:
-        w.define(i.results[0], f"{value}.astype({value_dtype(target)})")
+        w.define(result, f"{value}.astype({value_dtype(target)})")
 
 
-def extend_signed(w: FunctionWriter, i: Instruction) -> None:
-    source = i.operands[0]
-    if source in w.facts.wide and i.results[0] in w.facts.addressing:
-        site = w.site(i, "", True)
-        w.define(i.results[0], f"slab.widen({site}, {w.name(source)}, {w.pred})")
-    else:
-        convert(w, i)
+TO_NEAREST = "1 : i32"
 
 
-def to_integer(w: FunctionWriter, i: Instruction) -> None:
-    dtype = value_dtype(i.type.element)
+def to_integer(w: Writer, i: Instruction) -> None:
+    dtype, value = value_dtype(i.type.element), w.use(i.operands[0])
     if i.name == "arith.fptoui":
         unsigned = dtype.replace("np.", "np.u")
-        w.define(i.results[0], f"to_integer({w.use(i.operands[0])}, {unsigned}).view({dtype})")
+        w.define(i.results[0], f"to_integer({value}, {unsigned}).view({dtype})")
     else:
-        w.define(i.results[0], f"to_integer({w.use(i.operands[0])}, {dtype})")
+        w.define(i.results[0], f"to_integer({value}, {dtype})")
 
 
-def bitcast(w: FunctionWriter, i: Instruction) -> None:
-    source, target = w.type(i.operands[0]), i.type
-    value = w.use(i.operands[0])
+def bitcast(w: Writer, i: Instruction) -> None:
+    source, target, value = w.type(i.operands[0]), i.type, w.use(i.operands[0])
     if target.is_pointer:
         w.define(i.results[0], f"recast({value}, {target.pointee!r})")
     elif source.element == target.element:
@@ -263,316 +244,202 @@ def bitcast(w: FunctionWriter, i: Instruction) -> None:
         w.define(i.results[0], f"bitcast({value}, {source.element!r}, {target.element!r})")
 
 
-def add_pointer(w: FunctionWriter, i: Instruction) -> None:
+def add_pointer(w: Writer, i: Instruction) -> None:
     pointer, offset = i.operands
-    size = ELEMENTS[i.type.pointee].size
-    narrow = w.facts.element(offset) != "i64"
-    text = f"advance({w.name(pointer)}, {w.name(offset)}, {size}{', True' if narrow else ''})"
-    w.define(i.results[0], text)
+    arguments = [w.name(pointer), w.name(offset), str(ELEMENTS[i.type.pointee].size)]
+    if offset in w.facts.wide:
+        arguments.append("True")
+    w.define(i.results[0], f"advance({', '.join(arguments)})")
 
 
-def pointer_to_integer(w: FunctionWriter, i: Instruction) -> None:
-    w.define(i.results[0], f"address_of({w.use(i.operands[0])})")
-
-
-def integer_to_pointer(w: FunctionWriter, i: Instruction) -> None:
-    w.define(i.results[0], f"(ANYWHERE, {w.use(i.operands[0])})")
-
-
-def access(w: FunctionWriter, i: Instruction) -> str:
-    """Site of a memory access."""
-    pointer = w.type(i.operands[0])
-    if not pointer.is_pointer:
+def memory(w: Writer, i: Instruction) -> None:
+    """A load, a store or an atomic: the site, the operands, and the predicate."""
+    kind = w.type(i.operands[0])
+    if not kind.is_pointer:
         raise Unsupported(i, "not a plain pointer")
-    return w.site(i, pointer.pointee, w.facts.narrow_address(i.operands[0]))
-
-
-def keywords(**arguments: str) -> str:
-    return "".join(f", {key}={text}" for key, text in arguments.items() if text not in ("", "None"))
-
-
-def load(w: FunctionWriter, i: Instruction) -> None:
-    pointer, *rest = (w.use(name) for name in i.operands)
-    site = access(w, i)
-    extra = "".join(f", {text}" for text in rest) + keywords(pred=w.pred)
-    w.define(i.results[0], f"slab.load({site}, {pointer}{extra})")
-
-
-def store(w: FunctionWriter, i: Instruction) -> None:
-    pointer, value, *mask = (w.use(name) for name in i.operands)
-    extra = "".join(f", {text}" for text in mask) + keywords(pred=w.pred)
-    w.emit(f"slab.store({access(w, i)}, {pointer}, {value}{extra})")
-
-
-def atomic_rmw(w: FunctionWriter, i: Instruction) -> None:
-    pointer, value, *mask = (w.use(name) for name in i.operands)
-    wanted = "" if w.facts.uses.get(i.results[0]) else "False"
-    extra = "".join(f", {text}" for text in mask) + keywords(pred=w.pred, wanted=wanted)
-    text = f"slab.atomic({access(w, i)}, {i.words[0]!r}, {pointer}, {value}{extra})"
-    w.define(i.results[0], text)
-
-
-def atomic_cas(w: FunctionWriter, i: Instruction) -> None:
-    pointer, expected, value = (w.use(name) for name in i.operands)
-    extra = keywords(pred=w.pred, compare=expected)
-    w.define(i.results[0], f"slab.atomic({access(w, i)}, 'cas', {pointer}, {value}{extra})")
-
-
-def dot(w: FunctionWriter, i: Instruction) -> None:
-    check_words(i)
-    a, b, c = i.operands
-    inner = w.type(a).shape[-1]
-    zero = w.facts.definition.get(c)
-    is_zero = zero is not None and zero.name == "arith.constant" and zero.words[0] in ZEROS
-    left, right = w.use(a), w.use(b)
-    if i.attributes.get("inputPrecision", "ieee") == "tf32" and w.facts.element(a) == "f32":
-        left, right = f"slab.dot_operand({left})", f"slab.dot_operand({right})"
-    text = f"dot({left}, {right}, {'None' if is_zero else w.use(c)}, {inner})"
-    w.define(i.results[0], rounded(i.type.element, text))
-
-
-ZEROS = ("dense<0.000000e+00>", "dense<0>")
-
-UFUNCS = {
-    "arith.addf": "np.add",
-    "arith.addi": "np.add",
-    "arith.mulf": "np.multiply",
-    "arith.muli": "np.multiply",
-    "arith.maxnumf": "np.fmax",
-    "arith.minnumf": "np.fmin",
-    "arith.maximumf": "np.maximum",
-    "arith.minimumf": "np.minimum",
-    "arith.maxsi": "np.maximum",
-    "arith.minsi": "np.minimum",
-    "arith.andi": "np.bitwise_and",
-    "arith.ori": "np.bitwise_or",
-    "arith.xori": "np.bitwise_xor",
-}
-
-
-def single_ufunc(i: Instruction) -> str | None:
-    """The NumPy operation that a region amounts to, if it is just one."""
-    (block,) = i.regions[0]
-    if len(block.instructions) != 2 or len(i.operands) != 1:
-        return None
-    operation, last = block.instructions
-    element = operation.types[0].element
-    arguments = [name for name, _ in block.arguments]
-    if sorted(operation.operands) != sorted(arguments) or last.operands != operation.results:
-        return None
-    sums = operation.name in ("arith.addf", "arith.mulf", "arith.addi", "arith.muli")
-    if sums and (element in ROUNDING or element == "i1"):
-        return None
-    return UFUNCS.get(operation.name)
-
-
-def region_function(w: FunctionWriter, i: Instruction) -> str:
-    """A reduce or scan region as a function of its own."""
-    if len(i.regions[0]) != 1:
-        raise Unsupported(i, "branches in its region")
-    block = i.regions[0][0]
-    for inner in walk([block]):
-        for name in inner.operands:
-            source = w.facts.definition.get(name)
-            outside = source is not None and source not in list(walk([block]))
-            if outside and source is not None and source.name != "arith.constant":
-                raise Unsupported(i, "a region that uses a value from outside")
-    name = w.module.fresh("combine")
-    lines, depth, pred = w.lines, w.depth, w.pred
-    w.lines, w.depth, w.pred = [], 1, "None"
-    last = w.block(block)
-    w.emit(f"return {w.tuple(w.use(value) for value in last.operands)}")
-    arguments = ", ".join(w.name(argument) for argument, _ in block.arguments)
-    w.module.body += ["", "", f"def {name}({arguments}):", *w.lines]
-    w.lines, w.depth, w.pred = lines, depth, pred
-    return name
-
-
-def assign_all(w: FunctionWriter, results: list[str], text: str) -> None:
-    targets = ", ".join(w.name(name) for name in results)
-    w.emit(f"{targets}{',' if len(results) == 1 else ''} = {text}")
-
-
-def reduce(w: FunctionWriter, i: Instruction) -> None:
-    axis, tile = i.integer("axis"), w.type(i.operands[0]).shape
-    ufunc = single_ufunc(i)
-    if ufunc:
-        text = f"reduce_with({ufunc}, {w.use(i.operands[0])}, {axis}, {tile})"
-        w.define(i.results[0], text)
-        return
-    values = w.tuple(w.use(name) for name in i.operands)
-    text = f"reduce_region({region_function(w, i)}, {values}, {axis}, {tile})"
-    assign_all(w, i.results, text)
-
-
-def scan(w: FunctionWriter, i: Instruction) -> None:
-    axis, tile = i.integer("axis"), w.type(i.operands[0]).shape
-    reverse = i.attributes.get("reverse") == "true"
-    ufunc = single_ufunc(i)
-    if ufunc:
-        text = f"accumulate_with({ufunc}, {w.use(i.operands[0])}, {axis}, {tile}, {reverse})"
-        w.define(i.results[0], text)
-        return
-    values = w.tuple(w.use(name) for name in i.operands)
-    text = f"scan_region({region_function(w, i)}, {values}, {axis}, {tile}, {reverse})"
-    assign_all(w, i.results, text)
-
-
-def for_loop(w: FunctionWriter, i: Instruction) -> None:
-    (body,) = i.regions[0]
-    if i.words:
-        raise Unsupported(i, "unsigned bounds")
-    (induction, _), *carried = body.arguments
-    for (name, _), init in zip(carried, i.operands[3:], strict=True):
-        w.emit(f"{w.name(name)} = {w.use(init)}")
-    inside = w.module.fresh("in_loop")
-    low, high, step = (w.use(name) for name in i.operands[:3])
-    w.emit(f"for {w.name(induction)}, {inside} in counted({low}, {high}, {step}, {w.pred}):")
-    start = len(w.lines)
-    last = w.under(inside, body)
-    w.depth += 1
-    carry(w, inside, [name for name, _ in carried], [w.use(name) for name in last.operands])
-    if len(w.lines) == start:
-        w.emit("pass")
-    w.depth -= 1
-    for result, (name, _) in zip(i.results, carried, strict=True):
-        w.alias(result, name)
-
-
-def carry(w: FunctionWriter, inside: str, targets: list[str], values: list[str]) -> None:
-    """Hand values to the next turn of a loop; programs that have left keep their old ones."""
-    names = [w.name(target) for target in targets]
-    changed = [(old, value) for old, value in zip(names, values, strict=True) if old != value]
-    if not changed:
-        return
-    old, new = (w.tuple(side) for side in zip(*changed, strict=True))
-    w.emit(f"{old[1:-1]} = carried({inside}, {w.pred}, {new}, {old})")
-
-
-def if_else(w: FunctionWriter, i: Instruction) -> None:
-    there, here = w.module.fresh("then"), w.module.fresh("else")
-    w.emit(f"{there}, {here} = branch({w.pred}, {w.use(i.operands[0])})")
-    results = [w.name(name) for name in i.results]
-    for number, (pred, region) in enumerate(zip((there, here), i.regions, strict=False)):
-        (block,) = region
-        w.emit(f"if {pred} is not False:")
-        start = len(w.lines)
-        last = w.under(pred, block)
-        w.depth += 1
-        for name, value in zip(results, last.operands, strict=True):
-            new = w.use(value)
-            if number:
-                new = f"{new} if {there} is False else merge({there}, {name}, {new})"
-            w.emit(f"{name} = {new}")
-        if len(w.lines) == start:
-            w.emit("pass")
-        w.depth -= 1
-
-
-def while_loop(w: FunctionWriter, i: Instruction) -> None:
-    (before,), (after,) = i.regions
-    for (name, _), init in zip(before.arguments, i.operands, strict=True):
-        w.emit(f"{w.name(name)} = {w.use(init)}")
-    looping, again = w.module.fresh("in_while"), w.module.fresh("again")
-    w.emit(f"{looping} = {w.pred}")
-    for name in i.results:
-        w.emit(f"{w.name(name)} = None")
-    w.emit("while True:")
-    outer = w.pred
-    w.depth += 1
-    w.emit(f"slab.tick({w.site(i)})")
-    w.depth -= 1
-    last = w.under(looping, before)
-    w.depth += 1
-    condition, *passed = (w.use(name) for name in last.operands)
-    w.emit(f"{again}, _ = branch({looping}, {condition})")
-    carry(w, looping, i.results, passed)
-    w.emit(f"if {again} is False:")
-    w.emit("    break")
-    for (name, _), value in zip(after.arguments, passed, strict=True):
-        w.emit(f"{w.name(name)} = {value}")
-    w.depth -= 1
-    last = w.under(again, after)
-    w.depth += 1
-    w.pred = outer
-    carry(w, again, [n for n, _ in before.arguments], [w.use(n) for n in last.operands])
-    w.emit(f"{looping} = {again}")
-    w.depth -= 1
-
-
-def call(w: FunctionWriter, i: Instruction) -> None:
-    callee = i.words[0].lstrip("@").strip('"')
-    arguments = ", ".join(["slab", w.pred, *(w.use(name) for name in i.operands)])
-    text = f"{w.module.names[callee]}({arguments})"
+    method = i.name.removeprefix("tt.").partition("_")[0]
+    arguments = [w.site(i, kind.pointee, w.facts.narrow(i.operands[0]))]
+    if i.name == "tt.atomic_rmw":
+        arguments.append(repr(ATOMICS[i.integer("atomic_rmw_op")]))
+    elif i.name == "tt.atomic_cas":
+        arguments.append("'cas'")
+    arguments += w.uses(i)
+    if w.pred != "None":
+        arguments.append(f"pred={w.pred}")
+    if i.name == "tt.atomic_rmw" and not w.facts.uses[i.results[0]]:
+        arguments.append("wanted=False")
+    text = f"slab.{method}({', '.join(arguments)})"
     if i.results:
-        assign_all(w, i.results, text)
+        w.define(i.results[0], text)
     else:
         w.emit(text)
 
 
-def barrier(w: FunctionWriter, i: Instruction) -> None:
-    """Nothing: the elements of a tile never run ahead of each other."""
+ATOMICS = ("", "and", "or", "xor", "add", "fadd", "max", "min", "umax", "umin", "exch")
 
 
-def assertion(w: FunctionWriter, i: Instruction) -> None:
+def dot(w: Writer, i: Instruction) -> None:
+    left, right, bias = w.uses(i)
+    if re.match(r"dense<0(\.0+e\+00)?>", w.facts.constant(i.operands[2])):
+        bias = "None"
+    a = w.type(i.operands[0])
+    if i.attributes.get("inputPrecision") == TF32 and a.element == "f32":
+        left, right = f"slab.dot_operand({left})", f"slab.dot_operand({right})"
+    text = f"dot({left}, {right}, {bias}, {a.shape[-1]})"
+    w.define(i.results[0], rounded(i.type.element, text))
+
+
+TF32 = "0 : i32"
+
+
+def along_axis(function: str) -> Lowering:
+    """A reduction or a scan; its region becomes a function of its own."""
+
+    def lower(w: Writer, i: Instruction) -> None:
+        if len(i.regions[0]) != 1:
+            raise Unsupported(i, "branches in its region")
+        (block,) = i.regions[0]
+        combine = w.module.fresh("combine")
+        parameters = ", ".join(w.name(argument) for argument, _ in block.arguments)
+        with w.indented(f"def {combine}({parameters}):"):
+            w.emit(f"return {tuple_of(w.uses(w.block(block)))}")
+        tile = w.type(i.operands[0]).shape
+        arguments = f"{combine}, {tuple_of(w.uses(i))}, {i.integer('axis')}, {tile}"
+        if "reverse" in i.attributes:
+            arguments += f", {i.attributes['reverse'].capitalize()}"
+        w.define_all(i.results, f"{function}({arguments})")
+
+    return lower
+
+
+def for_loop(w: Writer, i: Instruction) -> None:
+    (body,) = i.regions[0]
+    low, high, step, *initial = w.uses(i)
+    (induction, _), *arguments = body.arguments
+    carried = [name for name, _ in arguments]
+    for name, init in zip(carried, initial, strict=True):
+        w.emit(f"{w.name(name)} = {init}")
+    inside, outer = w.module.fresh("in_loop"), w.pred
+    turns = f"slab.counted({w.site(i)}, {low}, {high}, {step}, {outer})"
+    with w.indented(f"for {w.name(induction)}, {inside} in {turns}:", inside):
+        carry(w, inside, outer, carried, w.uses(w.block(body)))
+    for result, name in zip(i.results, carried, strict=True):
+        w.alias(result, name)
+
+
+def carry(w: Writer, inside: str, outer: str, targets: list[str], values: list[str]) -> None:
+    """Hand values to the next turn of a loop; programs that have left keep their old ones."""
+    names = [w.name(target) for target in targets]
+    changed = [(old, new) for old, new in zip(names, values, strict=True) if old != new]
+    if changed:
+        old, new = (tuple_of(side) for side in zip(*changed, strict=True))
+        w.emit(f"{old} = carried({inside}, {outer}, {new}, {old})")
+
+
+def if_else(w: Writer, i: Instruction) -> None:
+    sides = [w.module.fresh("then"), w.module.fresh("else")]
+    w.emit(f"{', '.join(sides)} = branch({w.pred}, {w.use(i.operands[0])})")
+    already = "False"
+    for side, (block,) in zip(sides, i.regions, strict=False):
+        with w.indented(f"if {side} is not False:", side):
+            for result, new in zip(i.results, w.uses(w.block(block)), strict=True):
+                w.join(w.name(result), new, side, already)
+        already = side
+
+
+def while_loop(w: Writer, i: Instruction) -> None:
+    (before,), (after,) = i.regions
+    carried = [name for name, _ in before.arguments]
+    for name, init in zip(carried, w.uses(i), strict=True):
+        w.emit(f"{w.name(name)} = {init}")
+    for result in i.results:
+        w.emit(f"{w.name(result)} = None")
+    looping, again, outer = w.module.fresh("in_while"), w.module.fresh("again"), w.pred
+    w.emit(f"{looping} = {outer}")
+    with w.indented("while True:", looping):
+        w.emit(f"slab.tick({w.site(i)})")
+        condition, *passed = w.uses(w.block(before))
+        w.emit(f"{again}, _ = branch({looping}, {condition})")
+        carry(w, looping, outer, i.results, passed)
+        w.emit(f"if {again} is False:")
+        w.emit("    break")
+        for (name, _), value in zip(after.arguments, passed, strict=True):
+            w.emit(f"{w.name(name)} = {value}")
+        w.pred = again
+        carry(w, again, outer, carried, w.uses(w.block(after)))
+        w.emit(f"{looping} = {again}")
+
+
+def call(w: Writer, i: Instruction) -> None:
+    callee = w.module.names[i.attributes["callee"].removeprefix("@").strip('"')]
+    w.define_all(i.results, f"{callee}({', '.join(['slab', w.pred, *w.uses(i)])})")
+
+
+def nothing(w: Writer, i: Instruction) -> None:
+    """A barrier: the elements of a tile never run ahead of each other."""
+
+
+def assertion(w: Writer, i: Instruction) -> None:
     """`tl.device_assert`, and `tl.assume`, which promises as much."""
-    w.emit(f"slab.check_assertion({w.site(i)}, {w.use(i.operands[0])}, {w.pred})")
+    site = w.site(i, text=i.attributes.get("message", ""))
+    w.emit(f"slab.check_assertion({site}, {w.use(i.operands[0])}, {w.pred})")
 
 
-def device_print(w: FunctionWriter, i: Instruction) -> None:
-    values = w.tuple(w.use(name) for name in i.operands)
-    w.emit(f"slab.show({w.site(i)}, {values}, {w.pred})")
+def device_print(w: Writer, i: Instruction) -> None:
+    site = w.site(i, text=i.attributes["prefix"])
+    w.emit(f"slab.show({site}, {tuple_of(w.uses(i))}, {w.pred})")
 
 
-def clamp(w: FunctionWriter, i: Instruction) -> None:
+def clamp(w: Writer, i: Instruction) -> None:
     low, high = "np.fmax", "np.fmin"
-    if i.attributes.get("propagateNan") == "all":
+    if i.attributes.get("propagateNan", NAN_DROPPED) != NAN_DROPPED:
         low, high = "np.maximum", "np.minimum"
-    x, least, most = (w.use(name) for name in i.operands)
-    w.define(i.results[0], rounded(i.type.element, f"{high}({low}({x}, {least}), {most})"))
+    x, least, most = w.uses(i)
+    w.define(i.results[0], f"{high}({low}({x}, {least}), {most})")
 
 
-def split_last(w: FunctionWriter, i: Instruction) -> None:
-    assign_all(w, i.results, f"split({w.use(i.operands[0])})")
+NAN_DROPPED = "0 : i32"
 
 
-def concatenated(w: FunctionWriter, i: Instruction) -> None:
-    one, two = (w.use(name) for name in i.operands)
+def split_last(w: Writer, i: Instruction) -> None:
+    w.define_all(i.results, f"split({w.use(i.operands[0])})")
+
+
+def concatenated(w: Writer, i: Instruction) -> None:
+    one, two = w.uses(i)
     w.define(i.results[0], f"concatenate({one}, {two}, {w.type(i.operands[0]).shape})")
 
 
-def gathered(w: FunctionWriter, i: Instruction) -> None:
-    (source, index), axis = i.operands, i.integer("axis")
-    shapes = f"{w.type(source).shape}, {i.type.shape}"
-    text = f"{w.site(i)}, {w.use(source)}, {w.use(index)}, {axis}, {shapes}, {w.pred}"
+def gathered(w: Writer, i: Instruction) -> None:
+    source, index = w.uses(i)
+    shapes = f"{w.type(i.operands[0]).shape}, {i.type.shape}"
+    text = f"{w.site(i)}, {source}, {index}, {i.integer('axis')}, {shapes}, {w.pred}"
     w.define(i.results[0], f"slab.gather({text})")
 
 
-def histogram(w: FunctionWriter, i: Instruction) -> None:
-    source, *mask = i.operands
-    text = w.use(mask[0]) if mask else "None"
-    length, bins = w.type(source).shape[0], i.type.shape[0]
-    w.define(i.results[0], f"histogram({w.use(source)}, {text}, {length}, {bins})")
+def histogram(w: Writer, i: Instruction) -> None:
+    source, mask = (*w.uses(i), "None")[:2]
+    length, bins = w.type(i.operands[0]).shape[0], i.type.shape[0]
+    w.define(i.results[0], f"histogram({source}, {mask}, {length}, {bins})")
 
 
-def external(w: FunctionWriter, i: Instruction) -> None:
+def external(w: Writer, i: Instruction) -> None:
     """A function of libdevice, by its symbol."""
-    symbol = i.attributes["symbol"].strip('"')
+    symbol = i.attributes["symbol"]
     name = symbol.removeprefix("__nv_").removeprefix("fast_")
     text = EXTERNAL.get(name) or EXTERNAL.get(name.removesuffix("f"))
     if text is None:
         raise Unsupported(i, symbol)
-    expression = text.format(*(w.use(name) for name in i.operands))
-    w.define(i.results[0], rounded(i.type.element, expression))
+    w.define(i.results[0], rounded(i.type.element, text.format(*w.uses(i))))
 
 
-def inline_assembly(w: FunctionWriter, i: Instruction) -> None:
-    kinds = [w.type(name).element for name in (*i.results, *i.operands)]
-    if set(kinds) != {"f32"} or i.integer("packed_element") != 1:
+def inline_assembly(w: Writer, i: Instruction) -> None:
+    kinds = {w.type(name).element for name in (*i.results, *i.operands)}
+    if kinds != {"f32"} or i.integer("packed_element") != 1:
         raise Unsupported(i, "other than float32, one lane at a time")
-    given = [w.use(name) for name in i.operands]
+    text = i.attributes["asm_string"]
     try:
-        lines, values = ptx.translate(i.strings[0], len(i.results), given, w.module.fresh)
+        lines, values = ptx.translate(text, len(i.results), w.uses(i), w.module.fresh)
     except ptx.UnknownAssembly as error:
         raise Unsupported(i, str(error)) from error
     for line in lines:
@@ -581,43 +448,30 @@ def inline_assembly(w: FunctionWriter, i: Instruction) -> None:
         w.define(result, value)
 
 
-EXTERNAL = {
-    "tanh": "np.tanh({0})",
-    "exp": "np.exp({0})",
-    "exp2": "np.exp2({0})",
-    "exp10": "np.power({0}.dtype.type(10), {0})",
-    "expm1": "np.expm1({0})",
-    "log": "np.log({0})",
-    "log10": "np.log10({0})",
-    "log2": "np.log2({0})",
-    "log1p": "np.log1p({0})",
-    "sqrt": "np.sqrt({0})",
+# Functions that the math dialect and libdevice call alike.
+MATH = {
+    **{name: f"np.{name}({{0}})" for name in ("exp", "exp2", "expm1", "log", "log10", "log2")},
+    **{name: f"np.{name}({{0}})" for name in ("log1p", "sqrt", "sin", "cos", "tan", "sinh")},
+    **{name: f"np.{name}({{0}})" for name in ("cosh", "tanh", "floor", "ceil", "trunc", "rint")},
     "rsqrt": "(1 / np.sqrt({0})).astype({0}.dtype)",
+    "atan": "np.arctan({0})",
+    "atan2": "np.arctan2({0}, {1})",
+    "round": "np.copysign(np.floor(np.abs({0}) + {0}.dtype.type(0.5)), {0})",
+    "erf": "error_function({0})",
+    "fma": "fused_multiply_add({0}, {1}, {2})",
+}
+EXTERNAL = {
+    **MATH,
+    "exp10": "np.power({0}.dtype.type(10), {0})",
     "pow": "np.power({0}, {1})",
     "fabs": "np.abs({0})",
-    "floor": "np.floor({0})",
-    "ceil": "np.ceil({0})",
-    "rint": "np.rint({0})",
-    "trunc": "np.trunc({0})",
-    "round": "np.copysign(np.floor(np.abs({0}) + {0}.dtype.type(0.5)), {0})",
     "fdivide": "{0} / {1}",
     "fmod": "np.fmod({0}, {1})",
     "fmax": "np.fmax({0}, {1})",
     "fmin": "np.fmin({0}, {1})",
-    "sin": "np.sin({0})",
-    "cos": "np.cos({0})",
-    "tan": "np.tan({0})",
-    "atan": "np.arctan({0})",
-    "atan2": "np.arctan2({0}, {1})",
-    "sinh": "np.sinh({0})",
-    "cosh": "np.cosh({0})",
-    "erf": "error_function({0})",
-    "isnanf": "np.isnan({0}).astype(np.int32)",
-    "isnand": "np.isnan({0}).astype(np.int32)",
-    "isinff": "np.isinf({0}).astype(np.int32)",
-    "isinfd": "np.isinf({0}).astype(np.int32)",
+    **dict.fromkeys(("isnanf", "isnand"), "np.isnan({0}).astype(np.int32)"),
+    **dict.fromkeys(("isinff", "isinfd"), "np.isinf({0}).astype(np.int32)"),
 }
-
 
 LOWERINGS: dict[str, Lowering] = {
     # Integers
@@ -626,25 +480,25 @@ LOWERINGS: dict[str, Lowering] = {
     "arith.addi": linear("+", "np.add", "^"),
     "arith.subi": linear("-", "np.subtract", "^"),
     "arith.muli": linear("*", "np.multiply", "&"),
-    "arith.divsi": elementwise("divide({0}, {1})"),
-    "arith.divui": elementwise("divide_unsigned({0}, {1})"),
-    "arith.remsi": elementwise("np.fmod({0}, {1})"),
-    "arith.remui": elementwise("remainder_unsigned({0}, {1})"),
-    "arith.floordivsi": elementwise("divide_floor({0}, {1})"),
-    "arith.ceildivsi": elementwise("divide_ceil({0}, {1})"),
+    "arith.divsi": division("divide({0}, {1})", signed=True),
+    "arith.divui": division("as_unsigned(np.floor_divide, {0}, {1})", signed=False),
+    "arith.remsi": division("np.fmod({0}, {1})", signed=True),
+    "arith.remui": division("as_unsigned(np.remainder, {0}, {1})", signed=False),
+    "arith.floordivsi": division("{0} // {1}", signed=True),
+    "arith.ceildivsi": division("-(-{0} // {1})", signed=True),
     "arith.andi": elementwise("{0} & {1}"),
     "arith.ori": elementwise("{0} | {1}"),
     "arith.xori": elementwise("{0} ^ {1}"),
     "arith.shli": elementwise("{0} << {1}"),
     "arith.shrsi": elementwise("{0} >> {1}"),
-    "arith.shrui": elementwise("shift_right_unsigned({0}, {1})"),
+    "arith.shrui": elementwise("as_unsigned(np.right_shift, {0}, {1})"),
     "arith.maxsi": elementwise("np.maximum({0}, {1})"),
     "arith.minsi": elementwise("np.minimum({0}, {1})"),
-    "arith.maxui": elementwise("maximum_unsigned({0}, {1})"),
-    "arith.minui": elementwise("minimum_unsigned({0}, {1})"),
+    "arith.maxui": elementwise("as_unsigned(np.maximum, {0}, {1})"),
+    "arith.minui": elementwise("as_unsigned(np.minimum, {0}, {1})"),
     "arith.cmpi": compare_integers,
     "math.absi": elementwise("np.abs({0})"),
-    "tt.mulhiui": elementwise("multiply_high_unsigned({0}, {1})"),
+    "tt.mulhiui": elementwise("as_unsigned(multiply_high, {0}, {1})"),
     # Floats
     "arith.addf": elementwise("{0} + {1}"),
     "arith.subf": elementwise("{0} - {1}"),
@@ -657,27 +511,15 @@ LOWERINGS: dict[str, Lowering] = {
     "arith.maximumf": elementwise("np.maximum({0}, {1})", rounds=False),
     "arith.minimumf": elementwise("np.minimum({0}, {1})", rounds=False),
     "arith.cmpf": compare_floats,
-    "math.exp": elementwise("np.exp({0})"),
-    "math.exp2": elementwise("np.exp2({0})"),
-    "math.log": elementwise("np.log({0})"),
-    "math.log2": elementwise("np.log2({0})"),
-    "math.sqrt": elementwise("np.sqrt({0})"),
-    "math.rsqrt": elementwise("(1 / np.sqrt({0})).astype({0}.dtype)"),
-    "math.sin": elementwise("np.sin({0})"),
-    "math.cos": elementwise("np.cos({0})"),
-    "math.tanh": elementwise("np.tanh({0})"),
-    "math.erf": elementwise("error_function({0})"),
+    **{f"math.{name}": elementwise(text) for name, text in MATH.items()},
     "math.absf": elementwise("np.abs({0})", rounds=False),
-    "math.floor": elementwise("np.floor({0})"),
-    "math.ceil": elementwise("np.ceil({0})"),
-    "math.fma": elementwise("fused_multiply_add({0}, {1}, {2})"),
     "tt.precise_sqrt": elementwise("np.sqrt({0})"),
     "tt.precise_divf": elementwise("{0} / {1}"),
     "tt.clampf": clamp,
     "tt.extern_elementwise": external,
     "tt.elementwise_inline_asm": inline_assembly,
     # Conversions
-    "arith.extsi": extend_signed,
+    "arith.extsi": convert,
     "arith.extui": convert,
     "arith.trunci": convert,
     "arith.extf": convert,
@@ -706,28 +548,39 @@ LOWERINGS: dict[str, Lowering] = {
     "tt.histogram": histogram,
     # Memory
     "tt.addptr": add_pointer,
-    "tt.ptr_to_int": pointer_to_integer,
-    "tt.int_to_ptr": integer_to_pointer,
-    "tt.load": load,
-    "tt.store": store,
-    "tt.atomic_rmw": atomic_rmw,
-    "tt.atomic_cas": atomic_cas,
+    "tt.ptr_to_int": elementwise("address_of({0})"),
+    "tt.int_to_ptr": elementwise("(ANYWHERE, {0})"),
+    "tt.load": memory,
+    "tt.store": memory,
+    "tt.atomic_rmw": memory,
+    "tt.atomic_cas": memory,
     # Tiles as a whole
     "tt.dot": dot,
-    "tt.reduce": reduce,
-    "tt.scan": scan,
+    "tt.reduce": along_axis("reduce"),
+    "tt.scan": along_axis("scan"),
     # Programs and control
-    "tt.get_program_id": program_id,
-    "tt.get_num_programs": num_programs,
+    "tt.get_program_id": of_axis("ids"),
+    "tt.get_num_programs": of_axis("counts"),
     "scf.for": for_loop,
     "scf.if": if_else,
     "scf.while": while_loop,
     "tt.call": call,
-    "ttg.barrier": barrier,
-    "gpu.barrier": barrier,
+    "ttg.barrier": nothing,
+    "gpu.barrier": nothing,
     "tt.assert": assertion,
     "llvm.intr.assume": assertion,
     "tt.print": device_print,
+}
+
+# Properties that a lowering above reads, and those that change nothing that can be seen here. Names
+# with a dot are hints of a dialect. What is not among them might mean anything.
+UNDERSTOOD = {
+    *("value", "axis", "start", "end", "order", "predicate", "atomic_rmw_op", "symbol", "callee"),
+    *("message", "prefix", "propagateNan", "inputPrecision", "reverse", "rounding", "isVolatile"),
+    *("asm_string", "packed_element", "operandSegmentSizes"),
+    *("fastmath", "overflowFlags", "cache", "evict", "sem", "scope", "boundaryCheck", "padding"),
+    *("maxNumImpreciseAcc", "allow_reorder", "efficient_layout", "addrSpace", "hex", "isSigned"),
+    *("libname", "libpath", "constraints", "pure", "op_bundle_sizes"),
 }
 
 
@@ -737,4 +590,4 @@ def generate(functions: list[Function]) -> str:
     Raises:
         Unsupported: naming the operation and the kernel's source line.
     """
-    return Module(functions, LOWERINGS).source()
+    return Module(functions, LOWERINGS, UNDERSTOOD).source()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -96,19 +95,30 @@ def nested(spans: list[tuple[int, int]]) -> Member | None:
     return belongs
 
 
+# Several programs in the books of a launch.
+SEVERAL = np.int32(-(2**31))
+
+
 class Traffic:
     """Which program of the launch last wrote, and which read, each element of a storage.
 
-    Programs count from 1; 0 is nobody and -1 several programs (in `writer`, by atomics). There is
-    no `reader` where the launch loads nothing from the storage.
+    Programs count from 1 and 0 is nobody. In the book of writers -n is program n that has updated
+    the element atomically. There is no book of readers where the launch loads nothing from here.
     """
-
-    __slots__ = ("address", "itemsize", "reader", "writer")
 
     def __init__(self, address: int, nbytes: int, itemsize: int, read: bool) -> None:
         self.address, self.itemsize = address, itemsize
         self.writer = np.zeros(nbytes // itemsize + 1, np.int32)
         self.reader = np.zeros(nbytes // itemsize + 1, np.int32) if read else None
+
+
+def sign(book: Array, place: Array, mark: Array) -> None:
+    """Enter a program at each place, unless it has written there; several programs are SEVERAL."""
+    before = book.take(place)
+    alone = (before == 0) | (before == mark)
+    entry = np.where(alone, mark, np.where(before == -mark, before, SEVERAL))
+    book[place] = entry
+    book[place[book.take(place) != entry]] = SEVERAL
 
 
 class Buffer:
@@ -165,6 +175,16 @@ class Buffer:
         elif other.data.dtype != other.element.raw:
             other.data = self.data.view(other.element.raw)
         return other
+
+    def place_of(self, offset: int) -> str:
+        """Where an offset that is not the tensor's own points to."""
+        if 0 <= offset < self.size:
+            return "which is in its storage but between the rows of the view"
+        allowed = f"allowed are 0 to {self.size - 1}" if self.size else "the tensor is empty"
+        storage = self.tensor.untyped_storage()
+        start = (storage.data_ptr() - self.address) // self.element.size
+        inside = start <= offset < start + storage.nbytes() // self.element.size
+        return allowed + (", though its storage goes on there" if inside else "")
 
     def describe(self) -> str:
         """The argument in a message."""
@@ -285,23 +305,10 @@ ALLOCATORS: tuple[tuple[Any, str], ...] = (
 )
 
 
-class Allocations:
-    """Replaces the allocators of uninitialised tensors by ones that fill them."""
-
-    def __init__(self) -> None:
-        self.originals: list[tuple[Any, str, Any]] = []
-
-    def install(self) -> None:
-        for owner, name in ALLOCATORS:
-            original = getattr(owner, name)
-            self.originals.append((owner, name, original))
-            setattr(owner, name, filling(original))
-
-    def uninstall(self) -> None:
-        for owner, name, original in reversed(self.originals):
-            setattr(owner, name, original)
-        self.originals.clear()
-        FRESH.clear()
+def allocators() -> Iterator[tuple[Any, str, Any]]:
+    """What replaces the allocators of uninitialised tensors: (owner, name, function)."""
+    for owner, name in ALLOCATORS:
+        yield owner, name, filling(getattr(owner, name))
 
 
 def filling(original: Any) -> Any:
@@ -315,10 +322,3 @@ def filling(original: Any) -> Any:
     allocate.__name__ = allocate.__qualname__ = original.__name__
     allocate.__doc__ = original.__doc__
     return allocate
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """NumPy without floating-point warnings, which are part of normal kernels."""
-    with np.errstate(all="ignore"):
-        yield

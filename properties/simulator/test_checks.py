@@ -317,6 +317,100 @@ def test_atomics_do_not_race() -> None:
     assert (out == 5).all()
 
 
+@triton.jit
+def sets_and_counts(out, FIRST: tl.constexpr):
+    if FIRST:
+        tl.store(out, 0)  # wrong
+        tl.atomic_add(out, 1)
+    else:
+        tl.atomic_add(out, 1)
+        tl.store(out, 0)  # wrong
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_store_beside_the_atomics_of_others_races(first: bool) -> None:
+    out = torch.zeros(1, dtype=torch.int32)
+    sets_and_counts[(1,)](out, FIRST=first)
+    assert out.item() == first
+    with pytest.raises(simulator.Race, match=r"in the same launch") as caught:
+        sets_and_counts[(4,)](out, FIRST=first)
+    assert caught.value.argument == "out"
+
+
+@triton.jit
+def counts_and_looks(out, seen):
+    tl.atomic_add(out, 1)
+    tl.store(seen + tl.program_id(0), tl.load(out))
+
+
+def test_a_load_beside_the_atomics_of_others_races() -> None:
+    out, seen = torch.zeros(2, 4, dtype=torch.int32)
+    counts_and_looks[(1,)](out, seen)
+    assert seen[0] == 1
+    with pytest.raises(simulator.Race, match="in the same launch") as caught:
+        counts_and_looks[(4,)](out, seen)
+    assert caught.value.argument == "out"
+
+
+# Results that are not defined
+
+
+@triton.jit
+def divides(out, x, y, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    if tl.program_id(0) < 2:
+        tl.store(out + i, tl.load(x + i) // tl.load(y + i))  # wrong
+
+
+@pytest.mark.parametrize(("x", "y"), [(5, 0), (-(2**31), -1)])
+def test_a_quotient_that_is_not_defined(x: int, y: int) -> None:
+    a, b = torch.full((32,), 7, dtype=torch.int32), torch.ones(32, dtype=torch.int32)
+    # The third program does not divide.
+    a[19], b[19] = x, y
+    divides[(3,)](torch.empty(32, dtype=torch.int32), a, b, N=8)
+    a[11], b[11] = x, y
+    with pytest.raises(simulator.UndefinedResult, match="divi") as caught:
+        divides[(3,)](torch.empty(32, dtype=torch.int32), a, b, N=8)
+    assert caught.value.location.line == line_of(divides, "wrong")
+    assert (caught.value.program, caught.value.tile_index) == ((1, 0, 0), (3,))
+
+
+@triton.jit
+def scatters(out, x, N: tl.constexpr, SAME: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    if SAME:
+        value = tl.zeros_like(value)
+    tl.store(out + tl.program_id(0) * N + i // 2, value)  # wrong
+
+
+@pytest.mark.parametrize("grid", [1, 4])
+def test_lanes_that_store_different_values_to_one_address(grid: int) -> None:
+    x, out = torch.randn(16), torch.zeros(4, 16)
+    scatters[(grid,)](out, x, N=16, SAME=True)
+    x[:10] = x[:10:2].repeat_interleave(2)
+    with pytest.raises(simulator.UndefinedResult, match="one store gives element") as caught:
+        scatters[(grid,)](out, x, N=16, SAME=False)
+    assert_names(caught.value, scatters, "wrong", "out")
+    assert "element offset 5 two different values" in str(caught.value)
+
+
+@triton.jit
+def steps(out, step):
+    for i in range(0, 4, tl.load(step + tl.program_id(0))):  # wrong
+        tl.store(out + i, i)
+
+
+def test_a_loop_that_does_not_move() -> None:
+    out = torch.zeros(4, dtype=torch.int32)
+    steps[(2,)](out, torch.tensor([1, 2], dtype=torch.int32))
+    assert out.tolist() == [0, 1, 2, 3]
+    with pytest.raises(simulator.UndefinedResult, match="a loop in steps of 0") as caught:
+        steps[(2,)](out, torch.tensor([1, 0], dtype=torch.int32))
+    assert caught.value.location.line == line_of(steps, "wrong")
+    assert caught.value.program == (1, 0, 0)
+
+
 # Memory that nobody wrote
 
 

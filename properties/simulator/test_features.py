@@ -213,6 +213,23 @@ def test_kernels_may_use_any_name() -> None:
     assert torch.equal(out, total.int())
 
 
+@triton.jit
+def constants_with_borrowed_names(out, limit):
+    pid = tl.program_id(0)
+    if pid >= limit:
+        return
+    left = pid + 1
+    in_bb2 = left * 2
+    then_1 = in_bb2 + 3
+    returned_0 = then_1 * 5
+    tl.store(out + pid, returned_0)
+
+
+def test_constants_may_have_any_name() -> None:
+    out = run(constants_with_borrowed_names, torch.zeros(4, dtype=torch.int32), 3, grid=4)
+    assert out.tolist() == [5 * (2 * (pid + 1) + 3) for pid in range(3)] + [0]
+
+
 # Reductions and scans
 
 

@@ -1,14 +1,16 @@
 """The frame of the generated source: modules, functions, blocks and predicates.
 
 The source is meant to be read: variables keep the names of the kernel, and every kernel line stands
-above its code. Names that the kernel did not choose begin with an underscore.
+above its code. Names that the kernel did not choose begin with an underscore, those of constants
+with `_k_`.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,23 +18,14 @@ from typing import Any
 import numpy as np
 
 from . import memory, numerics, runtime
-from .analysis import Facts, volatile
+from .analysis import Facts
 from .errors import Location
-from .frontend import Block, Function, Instruction, Type, walk
-
-
-def public(module: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
-
+from .frontend import Block, Function, Instruction, Type
 
 # What generated code may refer to.
-NAMESPACE: dict[str, Any] = {
-    **public(numerics),
-    **public(memory),
-    **public(runtime),
-    "np": np,
-    "Location": Location,
-}
+NAMESPACE: dict[str, Any] = {"np": np, "Location": Location}
+for module in (numerics, memory, runtime):
+    NAMESPACE.update({name: x for name, x in vars(module).items() if not name.startswith("_")})
 RESERVED = {*NAMESPACE, *keyword.kwlist, "slab", "pred", "float", "dict"}
 
 
@@ -55,71 +48,55 @@ def identifier(name: str) -> str:
     return text + "_" if text in RESERVED else text
 
 
+def tuple_of(expressions: Iterable[str]) -> str:
+    return f"({''.join(f'{text}, ' for text in expressions)})"
+
+
 Lowering = Callable[["FunctionWriter", Instruction], None]
 
 
 class Module:
-    """Source of a whole IR module: constants, sites, region functions, then the functions."""
+    """Source of a whole IR module: constants and sites, the functions, facts for the launcher."""
 
-    def __init__(self, functions: list[Function], lowerings: Mapping[str, Lowering]) -> None:
-        self.lowerings = lowerings
-        self.header: list[str] = []
+    def __init__(
+        self,
+        functions: list[Function],
+        lowerings: Mapping[str, Lowering],
+        understood: Container[str],
+    ) -> None:
+        self.lowerings, self.understood = lowerings, understood
         self.body: list[str] = []
         self.constants: dict[str, str] = {}
-        self.names: dict[str, str] = {f.name: "_" + identifier(f.name) for f in functions}
+        self.names = {f.name: "_" + identifier(f.name) for f in functions}
         self.count = 0
-        entry = next(f for f in functions if f.public)
-        facts = {f.name: Facts(f) for f in functions}
+        self.entry = next(f for f in functions if f.public)
+        self.facts = {f.name: Facts(f) for f in functions}
         for function in functions:
-            FunctionWriter(self, function, facts[function.name], function is entry).write()
-        self.describe(entry, facts)
+            FunctionWriter(self, function, function is self.entry).write()
 
-    def describe(self, entry: Function, facts: dict[str, Facts]) -> None:
+    def header(self) -> list[str]:
         """What the launcher wants to know."""
-        known = facts[entry.name]
-        stored: set[str] = set()
-        loaded: set[str] = set()
-        for instruction in known.instructions:
-            if instruction.name in ("tt.store", "tt.atomic_rmw", "tt.atomic_cas"):
-                stored |= known.roots[instruction.operands[0]]
-            elif instruction.name == "tt.load":
-                loaded |= known.roots[instruction.operands[0]]
-            elif instruction.name == "tt.call":
-                passed = set().union(*(known.roots[name] for name in instruction.operands))
-                stored |= passed
-                loaded |= passed
-        waits = looks = False
-        for each in facts.values():
-            for instruction in each.instructions:
-                waits |= instruction.name == "tt.atomic_cas"
-                looks |= volatile(instruction)
-                if instruction.name == "tt.atomic_rmw":
-                    looks |= each.uses.get(instruction.results[0], 0) > 0
-                elif instruction.name == "scf.while":
-                    inner = [i for region in instruction.regions for i in walk(region)]
-                    waits |= any(i.name.startswith("tt.atomic") or volatile(i) for i in inner)
-        tile = max((prod(k.shape) for f in facts.values() for k in f.types.values()), default=1)
-        names = [name for name, _ in entry.arguments]
-        arguments = tuple((k.element, k.shape, k.pointee) for _, k in entry.arguments)
-        self.header += [
-            f"ENTRY = {self.names[entry.name]}",
+        facts, known = list(self.facts.values()), self.facts[self.entry.name]
+        names = [name for name, _ in self.entry.arguments]
+        arguments = [(kind.element, kind.shape, kind.pointee) for _, kind in self.entry.arguments]
+        waits = any(each.waits for each in facts)
+        return [
+            f"ENTRY = {self.names[self.entry.name]}",
             f"ARGUMENTS = {arguments}",
-            f"TILE = {tile}  # elements of the largest tile",
-            f"WRITTEN = {tuple(i for i, name in enumerate(names) if name in stored)}"
-            "  # arguments that may be stored to",
-            f"READ = {tuple(i for i, name in enumerate(names) if name in loaded)}",
-            f"SYNCHRONISES = {waits or looks}  # looks at what an atomic returns",
-            f"SEQUENTIAL = {waits}  # may wait for another program",
+            f"TILE = {max(prod(kind.shape) for each in facts for kind in each.types.values())}",
+            f"WRITTEN = {[i for i, name in enumerate(names) if name in known.stored]}",
+            f"READ = {[i for i, name in enumerate(names) if name in known.loaded]}",
+            f"SYNCHRONISES = {waits or any(each.synchronises for each in facts)}",
+            f"SEQUENTIAL = {waits}",
         ]
 
     def constant(self, hint: str, expression: str) -> str:
         """A module-level name for an expression."""
         known = self.constants.get(expression)
         if known is None:
-            known = "_" + identifier(hint)
-            if known in self.constants.values():
-                self.count += 1
-                known = f"{known}_k{self.count}"
+            known = "_k_" + re.sub(r"\W", "_", hint.lstrip("%").replace("-", "m"))
+            while known in self.constants.values():
+                known += "_"
             self.constants[expression] = known
         return known
 
@@ -129,14 +106,15 @@ class Module:
 
     def source(self) -> str:
         constants = [f"{name} = {text}" for text, name in self.constants.items()]
-        return "\n".join([*constants, "", *self.body, "", *self.header, ""])
+        return "\n".join([*constants, "", *self.body, "", *self.header(), ""])
 
 
 class FunctionWriter:
     """Writes one IR function; the lowerings call back into it."""
 
-    def __init__(self, module: Module, function: Function, facts: Facts, entry: bool) -> None:
-        self.module, self.function, self.facts, self.entry = module, function, facts, entry
+    def __init__(self, module: Module, function: Function, entry: bool) -> None:
+        self.module, self.function, self.entry = module, function, entry
+        self.facts = module.facts[function.name]
         self.lines: list[str] = []
         self.depth = 1
         self.pred = "None" if entry else "pred"
@@ -148,6 +126,17 @@ class FunctionWriter:
 
     def emit(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
+
+    @contextmanager
+    def indented(self, head: str, pred: str = "") -> Iterator[None]:
+        """Lines below a head, under a predicate of their own."""
+        self.emit(head)
+        start, outer = len(self.lines), self.pred
+        self.depth, self.pred = self.depth + 1, pred or outer
+        yield
+        if len(self.lines) == start:
+            self.emit("pass")
+        self.depth, self.pred = self.depth - 1, outer
 
     def name(self, value: str) -> str:
         """Python variable of an SSA value."""
@@ -165,22 +154,34 @@ class FunctionWriter:
         text = self.name(value)
         return f"_{text}_i32" if value in self.facts.wide else text
 
+    def uses(self, instruction: Instruction) -> list[str]:
+        return [self.use(name) for name in instruction.operands]
+
     def define(self, value: str, expression: str) -> None:
         name = self.name(value)
         self.emit(f"{name} = {expression}")
         if value in self.facts.wide and value in self.facts.narrowed:
             self.emit(f"_{name}_i32 = {name}.astype(np.int32)")
 
+    def define_all(self, values: list[str], expression: str) -> None:
+        targets = "".join(f"{self.name(value)}, " for value in values)
+        self.emit(f"{targets}= {expression}" if values else expression)
+
     def alias(self, value: str, source: str) -> None:
         """Another name for the same array."""
         self.names[value] = self.name(source)
 
-    def site(self, instruction: Instruction, element: str = "", narrow: bool = False) -> str:
+    def join(self, name: str, new: str, pred: str, already: str) -> None:
+        """A variable that takes `new` where `pred` holds; where `already` does it has a value."""
+        self.emit(f"{name} = {new} if {already} is False else merge({pred}, {new}, {name})")
+
+    def site(
+        self, instruction: Instruction, element: str = "", narrow: bool = False, text: str = ""
+    ) -> str:
         place = instruction.location
-        text = instruction.strings[0] if instruction.strings else ""
-        parts = [f"Location({place.file!r}, {place.line})", repr(element)]
-        if narrow or text:
-            parts += [repr(narrow), repr(text)]
+        parts = [f"Location({place.file!r}, {place.line})", repr(element), repr(narrow), repr(text)]
+        while parts[-1] in ("''", "False"):
+            parts.pop()
         return self.module.constant(f"L{place.line}", f"Site({', '.join(parts)})")
 
     def type(self, value: str) -> Type:
@@ -189,29 +190,30 @@ class FunctionWriter:
     # Structure
 
     def write(self) -> None:
-        arguments = [self.name(name) for name, _ in self.function.arguments]
-        lead = ["slab"] if self.entry else ["slab", "pred"]
+        arguments = ["slab", *([] if self.entry else ["pred"])]
+        arguments += [self.name(name) for name, _ in self.function.arguments]
+        head = f"def {self.module.names[self.function.name]}({', '.join(arguments)}):"
         if len(self.function.blocks) == 1:
-            self.block(self.function.blocks[0])
+            last = self.block(self.function.blocks[0])
+            self.emit(f"return {tuple_of(self.uses(last))}")
         else:
             self.graph(self.function.blocks)
-        head = f"def {self.module.names[self.function.name]}({', '.join(lead + arguments)}):"
-        self.module.body += ["", "", head, *(self.lines or ["    pass"])]
+        self.module.body += ["", "", head, *self.lines]
 
     def block(self, block: Block) -> Instruction:
-        """Everything up to the terminator, which is returned; a `tt.return` is written as well."""
-        for instruction in block.instructions[:-1]:
+        """Everything up to the terminator, which is returned."""
+        *instructions, last = block.instructions
+        for instruction in instructions:
             self.lower(instruction)
-        last = block.instructions[-1]
-        if last.name == "tt.return":
-            values = ", ".join(self.use(name) for name in last.operands)
-            self.emit(f"return ({values},)" if values else "return None")
         return last
 
     def lower(self, instruction: Instruction) -> None:
         lowering = self.module.lowerings.get(instruction.name)
         if lowering is None:
             raise Unsupported(instruction)
+        for key in instruction.attributes:
+            if key not in self.module.understood and "." not in key:
+                raise Unsupported(instruction, key)
         if instruction.location != self.shown and instruction.location.line:
             self.shown = instruction.location
             where = f"{Path(self.shown.file).name}:{self.shown.line}"
@@ -221,69 +223,34 @@ class FunctionWriter:
     def graph(self, blocks: list[Block]) -> None:
         """Branches between blocks: each block runs under the union of its incoming edges."""
         by_label = {block.label: block for block in blocks}
-        for block in blocks[1:]:
-            self.emit(f"{in_block(block)} = False")
-        done: Callable[[int], str] = "_returned_{}".format
-        if self.function.results:
-            self.emit("_left = False")
+        results = [f"_returned_{index}" for index in range(len(self.function.results))]
+        for flag in [*map(in_block, blocks[1:]), "_left"]:
+            self.emit(f"{flag} = False")
+        self.emit(f"{in_block(blocks[0])} = {self.pred}")
         for block in reverse_post_order(blocks):
-            outer, depth = self.pred, self.depth
-            if block is not blocks[0]:
-                self.emit(f"if {in_block(block)} is not False:")
-                self.depth += 1
-                self.pred = in_block(block)
-            for instruction in block.instructions[:-1]:
-                self.lower(instruction)
-            last = block.instructions[-1]
-            if last.name == "cf.br":
-                self.edge(self.pred, last.successors[0], by_label)
-            elif last.name == "cf.cond_br":
-                there, here = self.module.fresh("then"), self.module.fresh("else")
-                self.emit(f"{there}, {here} = branch({self.pred}, {self.use(last.operands[0])})")
-                for edge, successor in zip((there, here), last.successors, strict=True):
-                    self.emit(f"if {edge} is not False:")
-                    self.depth += 1
-                    self.edge(edge, successor, by_label)
-                    self.depth -= 1
-            elif last.name == "tt.return":
-                for index, value in enumerate(last.operands):
-                    new = self.use(value)
-                    self.emit(
-                        f"{done(index)} = {new} if _left is False else "
-                        f"merge({self.pred}, {new}, {done(index)})"
-                    )
-                if last.operands:
-                    self.emit(f"_left = either(_left, {self.pred})")
-                elif block is not blocks[0]:
-                    self.emit("pass")
-            else:
-                raise Unsupported(last)
-            self.pred, self.depth = outer, depth
-        if self.function.results:
-            values = ", ".join(done(index) for index in range(len(self.function.results)))
-            self.emit(f"return ({values},)")
-
-    def edge(self, edge: str, successor: tuple[str, list[str]], blocks: dict[str, Block]) -> None:
-        label, values = successor
-        target = blocks[label]
-        into = in_block(target)
-        for (argument, _), value in zip(target.arguments, values, strict=True):
-            name, new = self.name(argument), self.use(value)
-            self.emit(f"{name} = {new} if {into} is False else merge({edge}, {new}, {name})")
-        self.emit(f"{into} = either({into}, {edge})")
-
-    def under(self, pred: str, block: Block) -> Instruction:
-        """A nested block one level deeper, under its own predicate."""
-        outer, self.pred = self.pred, pred
-        self.depth += 1
-        last = self.block(block)
-        self.pred = outer
-        self.depth -= 1
-        return last
-
-    def tuple(self, values: Iterable[str]) -> str:
-        items = list(values)
-        return f"({', '.join(items)},)" if len(items) == 1 else f"({', '.join(items)})"
+            here = in_block(block)
+            with self.indented(f"if {here} is not False:", here):
+                last = self.block(block)
+                if last.name == "tt.return":
+                    for result, new in zip(results, self.uses(last), strict=True):
+                        self.join(result, new, here, "_left")
+                    self.emit(f"_left = either(_left, {here})")
+                    continue
+                edges = [here]
+                if last.name == "cf.cond_br":
+                    edges = [self.module.fresh("then"), self.module.fresh("else")]
+                    condition = self.use(last.operands[0])
+                    self.emit(f"{', '.join(edges)} = branch({here}, {condition})")
+                elif last.name != "cf.br":
+                    raise Unsupported(last)
+                for edge, (label, values) in zip(edges, last.successors, strict=True):
+                    with self.indented(f"if {edge} is not False:"):
+                        target = by_label[label]
+                        into = in_block(target)
+                        for (argument, _), value in zip(target.arguments, values, strict=True):
+                            self.join(self.name(argument), self.use(value), edge, into)
+                        self.emit(f"{into} = either({into}, {edge})")
+        self.emit(f"return {tuple_of(results)}")
 
 
 def in_block(block: Block) -> str:
@@ -294,18 +261,16 @@ def reverse_post_order(blocks: list[Block]) -> list[Block]:
     """Every block after all of its predecessors, whatever the printed order."""
     by_label = {block.label: block for block in blocks}
     finished: list[Block] = []
-    open_labels: set[str] = set()
-    seen: set[str] = set()
+    entered: set[str] = set()
 
     def visit(block: Block) -> None:
-        seen.add(block.label)
-        open_labels.add(block.label)
-        for label, _ in block.instructions[-1].successors:
-            if label in open_labels:
-                raise Unsupported(block.instructions[-1], "a loop of branches")
-            if label not in seen:
+        entered.add(block.label)
+        last = block.instructions[-1]
+        for label, _ in last.successors:
+            if label not in entered:
                 visit(by_label[label])
-        open_labels.discard(block.label)
+            elif by_label[label] not in finished:
+                raise Unsupported(last, "a loop of branches")
         finished.append(block)
 
     visit(blocks[0])
