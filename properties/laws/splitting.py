@@ -120,7 +120,9 @@ def adapt(op: Op, case: Case) -> Case:
     """
     case = op.settle(replace(case, options=with_options(case, causal=True)))
     if len(op.packed_by) < (2 if op.keys else 1):
-        return op.settle(replace(case, packed=False, lengths=(max(1, *case.lengths),)))
+        dims = {**case.dims, "B": max(1, case.dims["B"])}
+        dense = replace(case, packed=False, dims=dims, lengths=(max((1, *case.lengths)),))
+        return op.settle(dense)
     return packing.adapt(op, case)
 
 

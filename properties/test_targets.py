@@ -1,0 +1,251 @@
+"""Targets: adapters narrow what is drawn and say so, known failures are told from new ones."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from torch import Tensor
+
+import reference
+from properties.case import Case
+from properties.catalogue import OPS, Op
+from properties.jobs import Job, Selection, hypothesis_test
+from properties.laws import LAWS, Subject, Violation
+from properties.strategies import cases
+from properties.targets import NAMES, Adapter, Implementation, Target, load, scope
+from properties.targets.ledger import KnownFailure, Ledger, read
+
+CPU = torch.device("cpu")
+ATTENTION = OPS["attention"]
+ROOT = Path(__file__).parents[1]
+README = ROOT / "properties" / "targets" / "README.md"
+
+
+def causal_only(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    return reference.attention(q, k, v, scale=scale, causal=causal, cu_seqlens=cu_seqlens)[0]
+
+
+def always_causal(case: Case) -> Case:
+    return replace(case, options={**case.options, "causal": True})
+
+
+def some() -> Adapter:
+    one = Implementation(
+        causal_only,
+        dtypes=("float32",),
+        bounds={"causal": always_causal},
+        constants=("k",),
+        unstated={"determinism": "it adds as it likes"},
+    )
+    adapter = Adapter({"attention": {"some": one}})
+    adapter.name = "mine"
+    return adapter
+
+
+def test_only_what_the_signature_names_is_drawn() -> None:
+    op = scope.declared(some(), "attention", "some")
+    assert [a.name for a in op.arguments] == ["q", "k", "v"]
+    assert [o.name for o in op.options] == ["scale", "causal"]
+    assert [o.name for o in op.outputs] == ["o"]
+    assert op.packed_by == ("cu_seqlens",)
+
+    @settings(
+        max_examples=60,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(op, op.modes[0], "float32", some()))
+    def look(case: Case) -> None:
+        assert set(case.options) == {"scale", "causal"}
+        assert case.options["causal"]
+        assert not case.given
+        assert not (case.packed and case.key_lengths)
+
+    look()
+
+
+def test_what_is_missing_is_said() -> None:
+    *absent, line = scope.missing(some())
+    assert absent == [f"target mine has no {', '.join(n for n in OPS if n != 'attention')}"]
+    assert line == (
+        "attention (some): no `sink`, no `alibi_slopes`, no `g`, no `window`, no `softcap`, "
+        "no `return_lse`, no packed keys but the queries' own; 2 of 5 options drawn; "
+        "not in bfloat16 or float16; only causal and k as a constant; laws not stated: "
+        "determinism (it adds as it likes), rejection (a library refuses in its own words)"
+    )
+
+
+def test_whole_targets_lack_nothing() -> None:
+    for name in ("ours", "oracle"):
+        target = load(name, CPU)
+        assert list(scope.missing(target)) == []
+        assert scope.declared(target, "attention", "parallel") is ATTENTION
+
+
+def test_jobs_are_those_that_the_target_has() -> None:
+    jobs = Selection().jobs(some())
+    assert {(job.op, job.mode, job.dtype) for job in jobs} == {("attention", "some", "float32")}
+    assert {job.law for job in jobs} == set(ATTENTION.laws) - {"determinism", "rejection"}
+    with pytest.raises(ValueError, match="mode: 'parallel', expected one of some"):
+        Selection(modes=("parallel",)).jobs(some())
+
+
+@pytest.mark.parametrize("law", set(ATTENTION.laws) - {"determinism", "rejection"})
+def test_every_stated_law_holds_for_a_part_of_the_oracle(law: str) -> None:
+    job = Job("attention", "some", law, "float32")
+    settings(max_examples=10, database=None, deadline=None)(
+        hypothesis_test(job, Subject(some(), CPU))
+    )()
+
+
+def parameter_of_another_name(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    return q
+
+
+def no_values(q: Tensor, k: Tensor) -> Tensor:
+    return q
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ({"attn": {}}, "op: 'attn', expected one of "),
+        ({"attention": {"a": parameter_of_another_name}}, r"\(a\): parameter 'sm_scale', expected"),
+        ({"attention": {"a": no_values}}, r"attention \(a\): no parameter 'v', expected one"),
+        (
+            {"attention": {"a": Implementation(causal_only, unstated={"speed": "slow"})}},
+            r"attention \(a\): law 'speed', expected one of ",
+        ),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(ops: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Adapter(ops)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", f"'nothing', expected one of {', '.join(NAMES)}, or package.module:attribute"),
+        ("no_such_module:target", "cannot be imported: No module named 'no_such_module'"),
+        ("properties.targets.ours:nothing", "properties.targets.ours has no 'nothing'"),
+        ("properties.targets:NAMES", "properties.targets has no callable 'NAMES'"),
+        ("builtins:repr", "returned str, expected a properties.targets.Target"),
+    ],
+)
+def test_a_target_that_does_not_exist_is_named(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load(name, CPU)
+
+
+def test_a_call_with_what_the_target_lacks_is_refused() -> None:
+    function = some().function(ATTENTION)
+    x = torch.ones(1, 2, 1, 4)
+    with pytest.raises(ValueError, match=r"window: given, but target mine has no such argument"):
+        function(q=x, k=x, v=x, window=2, mode="some", tile=None)
+    with pytest.raises(ValueError, match="mode: 'chunk', expected one of some"):
+        function(q=x, k=x, v=x, mode="chunk", tile=None)
+
+
+SQUARE = Case(
+    op="attention",
+    mode="some",
+    dtype="float32",
+    dims={"B": 1, "G": 1, "R": 1, "K": 3, "V": 2},
+    lengths=(5,),
+    options={"scale": 0.0, "causal": True},
+)
+
+
+class Buggy(Target):
+    """Half the output where the scale is 0, and where it is 2."""
+
+    name = "buggy"
+
+    def function(self, op: Op) -> Any:
+        def wrong(*, mode: str, tile: int | None, **given: Any) -> Tensor:
+            o = causal_only(**given)
+            return o / 2 if given["scale"] in (0.0, 2.0) else o
+
+        return wrong
+
+    def declaration(self, op: Op, mode: str) -> Op:
+        return some().declaration(op, mode)
+
+
+def scale_is_zero(given: Mapping[str, Any]) -> bool:
+    return bool(given["scale"] == 0)
+
+
+KNOWN = KnownFailure(
+    name="half_at_scale_0",
+    law="differential",
+    case=SQUARE,
+    modes=("some",),
+    shows=scale_is_zero,
+    expected="1",
+    got="0.5",
+    cause="planted",
+)
+
+
+def test_a_known_failure_is_excused_and_counted_and_no_other() -> None:
+    subject = Subject(Buggy(), CPU, Ledger([KNOWN]))
+    op = Buggy().declaration(ATTENTION, "some")
+    for scale, excused in ((0.0, True), (2.0, False)):
+        subject.ledger.start()
+        case = replace(SQUARE, options={"scale": scale, "causal": True})
+        with pytest.raises(Violation, match="o differs from the oracle"):
+            LAWS["differential"](op, case, subject)
+        assert subject.ledger.excuses() is excused
+    assert subject.ledger.excused == {"half_at_scale_0": 1}
+
+
+def test_a_ledger_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.py"
+    path.write_text("from properties.test_targets import KNOWN\nLEDGER = (KNOWN,)\n")
+    assert [entry.name for entry in read(str(path), "mine", "cpu").entries] == [KNOWN.name]
+    assert read(str(path), "mine", "cuda").entries == ()
+    assert read("none", "torch", "cpu").entries == ()
+    assert read("auto", "mine:target", "cpu").entries == ()
+    with pytest.raises(ValueError, match="ledger: 'no/such/file', expected a file"):
+        read("no/such/file", "mine", "cpu")
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    example = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert example is not None
+    (tmp_path / "adapter.py").write_text(example[1])
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "properties/test_laws.py", "--target", "adapter:target"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={
+            **{n: v for n, v in os.environ.items() if not n.startswith("PYTEST_")},
+            "PYTHONPATH": str(tmp_path),
+        },
+    )
+    said = ran.stdout
+    assert ran.returncode == 0, said
+    assert "attention (forward): no `sink`, no `alibi_slopes`, no `g`, no `window`" in said
+    assert "2 of 5 options drawn; not in bfloat16 or float16; only T_q = T_k where causal" in said
+    assert "splitting (its second part has fewer queries than keys)" in said
+    assert " passed" in said
