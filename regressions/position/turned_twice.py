@@ -25,6 +25,7 @@ BUG = KnownBug(
                 "conjugate": False,
                 "inplace": True,
             },
+            values="integers",
         ),
     ),
     planted=Edit(
