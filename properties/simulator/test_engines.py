@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ from hypothesis.strategies import SearchStrategy
 
 import properties.simulator as simulator
 from properties.case import Case
+from properties.simulator import test_checks as broken
 from properties.simulator import test_features as kernels
 
 Outputs = dict[str, torch.Tensor]
@@ -33,6 +35,9 @@ CPU = torch.device("cpu")
 WITHOUT_INTERPRETER = triton.__version__.startswith("3.6") and (
     np.lib.NumpyVersion(np.__version__) >= "2.4.0"
 )
+needs_ttsem = pytest.mark.skipif(
+    find_spec("ttsem") is None, reason="ttsem is not installed: tox -e ttsem"
+)
 ENGINES = [
     pytest.param(
         "interpreter",
@@ -40,12 +45,7 @@ ENGINES = [
             WITHOUT_INTERPRETER, reason="the interpreter of Triton 3.6 does not run on NumPy 2.4"
         ),
     ),
-    pytest.param(
-        "ttsem",
-        marks=pytest.mark.skipif(
-            find_spec("ttsem") is None, reason="ttsem is not installed: tox -e ttsem"
-        ),
-    ),
+    pytest.param("ttsem", marks=needs_ttsem),
 ]
 
 
@@ -135,12 +135,73 @@ def some(strategy: SearchStrategy[Case]) -> list[Case]:
     return drawn[1:]
 
 
+def integers(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=INTEGERS)
+
+
+# A kernel for every class of faults that the README of ttsem lists.
+FAULTS: dict[str, Callable[[], None]] = {
+    "read past the end": lambda: broken.one_row_too_many[(6,)](
+        torch.ones(5, 16), torch.zeros(5, 16), 5, D=16
+    ),
+    "write past the end": lambda: broken.store_tile[(3,)](
+        torch.zeros(40, dtype=INTEGERS), 40, D=16, CHECKED=False
+    ),
+    "race of two stores": lambda: broken.everybody_writes[(4,)](integers(0), VALUE=0),
+    "race of a load and a store": lambda: broken.shift_in_place[(4,)](torch.arange(60.0), 60, D=16),
+    "race of a store and an atomic": lambda: broken.sets_and_counts[(4,)](integers(0), FIRST=True),
+    "division by zero": lambda: broken.divides[(1,)](integers(0), integers(5), integers(0), N=1),
+    "least integer by -1": lambda: broken.divides[(1,)](
+        integers(0), integers(-(2**31)), integers(-1), N=1
+    ),
+    "two values for one address": lambda: broken.scatters[(1,)](
+        torch.zeros(4, 16), torch.arange(16.0), N=16, SAME=False
+    ),
+    "loop in steps of 0": lambda: broken.steps[(1,)](torch.zeros(4, dtype=INTEGERS), integers(0)),
+}
+
+
+def faults() -> Outputs:
+    """The source line that the engine blames for each fault, 0 where it finds none."""
+    return {name: torch.tensor([blamed(launch)]) for name, launch in FAULTS.items()}
+
+
+def blamed(launch: Callable[[], None]) -> int:
+    try:
+        launch()
+    except simulator.SimulationError as error:
+        return error.location.line
+    except Exception as error:
+        if not hasattr(error, "fault"):
+            raise
+        return int(error.fault.source_line)
+    return 0
+
+
+def seconds() -> Outputs:
+    """Processor time of a `tl.dot` kernel with 1, 8 and 64 programs, after a first launch."""
+    spent = {}
+    for programs in (1, 8, 64):
+        a, b, out = (torch.ones(programs, *size) for size in ((16, 32), (32, 64), (16, 64)))
+        sizes = {"M": 16, "K": 32, "N": 64, "DTYPE": triton.language.float32, "grid": programs}
+        best = float("inf")
+        for _ in range(4):
+            start = time.process_time()
+            kernels.run(kernels.products, out, a, b, **sizes)
+            best = min(best, time.process_time() - start)
+        spent[str(programs)] = torch.tensor([best])
+    return spent
+
+
 WHAT: dict[str, Callable[[], Outputs]] = {
     "features": features,
     "float32": lambda: project("float32"),
     "float16": lambda: project("float16"),
     "bfloat16": lambda: project("bfloat16"),
 }
+
+
+OF_TTSEM: dict[str, Callable[[], Outputs]] = {"faults": faults, "seconds": seconds}
 
 
 @contextmanager
@@ -189,6 +250,27 @@ def test_another_engine_agrees(name: str, what: str, tmp_path: Path) -> None:
         assert worst <= 16 * unit, f"{key}: {worst / unit} units"
 
 
+@needs_ttsem
+def test_faults_that_ttsem_finds_are_found_at_the_same_line(tmp_path: Path) -> None:
+    theirs = outputs_of("ttsem", "faults", tmp_path / "outputs.pt")
+    with simulator.simulating():
+        ours = faults()
+    for name, line in theirs.items():
+        assert line > 0
+        # A race has two sides, and either of them may be named.
+        assert ours[name] > 0 if name.startswith("race") else ours[name] == line, name
+
+
+@needs_ttsem
+def test_a_product_takes_a_twentieth_of_the_time_of_ttsem(tmp_path: Path) -> None:
+    theirs = outputs_of("ttsem", "seconds", tmp_path / "outputs.pt")
+    with simulator.simulating():
+        ours = seconds()
+    ratios = {programs: float(theirs[programs] / ours[programs]) for programs in ours}
+    print(ratios)
+    assert min(ratios.values()) >= 20
+
+
 if __name__ == "__main__":
     with engine(sys.argv[1]):
-        torch.save(WHAT[sys.argv[2]](), sys.argv[3])
+        torch.save({**WHAT, **OF_TTSEM}[sys.argv[2]](), sys.argv[3])
