@@ -11,7 +11,14 @@ is read (`frontend`), turned into NumPy source (`lowering`) and run for all prog
 once (`runtime` on `memory`, arithmetic in `numerics`). `launcher` stands in for the GPU driver.
 
 What a kernel does wrong is raised as a `SimulationError` that names the source line. What the
-simulator cannot execute is a `NotImplementedError` naming the operation.
+simulator cannot execute is a `NotImplementedError` naming the operation: `tl.dot_scaled`,
+`tl.map_elementwise`, inline assembly other than straight float32 code, atomics through computed
+addresses, loops of branches.
+
+What it does not see: memory that nobody wrote where elements have one byte or are integers of two,
+which leaves no implausible value; races in a kernel that looks at what an atomic returns, because
+that may be how its programs wait for each other; and anything below Triton's own IR, such as tiles
+that do not fit a GPU.
 """
 
 from __future__ import annotations
