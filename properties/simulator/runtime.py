@@ -36,7 +36,7 @@ Predicate = Array | Literal[False] | None
 INT32 = np.iinfo(np.int32)
 OVERFLOWN = -(2**62)
 LOOP_LIMIT = 1_000_000
-CLOBBERS = ("writes", "wrote another value")
+CLOBBERS = ("written", "wrote another value")
 
 
 @dataclass(frozen=True)
@@ -361,14 +361,14 @@ class Slab:
         bits = f"u{buffer.element.size}"
         if traffic is not None:
             place = offset + buffer.shift
-            self.check_readers(site, buffer, offset, number, "writes")
+            self.check_readers(site, buffer, offset, number, "written")
             rival = traffic.writer.take(place)
             if rival.any():
                 differs = buffer.data.take(offset).view(bits) != raw.view(bits)
                 wrong = (rival != number) & (rival > 0) & differs
                 self.race(site, buffer, offset, number, rival, wrong, *CLOBBERS)
                 wrong = (rival != -number) & (rival < 0)
-                self.race(site, buffer, offset, number, rival, wrong, "writes", "updated it")
+                self.race(site, buffer, offset, number, rival, wrong, "written", "updated it")
             traffic.writer[place] = number
         buffer.data[offset] = raw
         lost = buffer.data.take(offset).view(bits) != raw.view(bits)
@@ -413,11 +413,11 @@ class Slab:
         shape = np.broadcast_shapes(*(x.shape for x in (offset, value, number)))
         place, value, expected, number = lanes_of(active, offset, value, expected, number)
         if buffer.traffic is not None and not self.alone:
-            self.check_readers(site, buffer, place, number, "updates")
+            self.check_readers(site, buffer, place, number, "updated")
             writer, entry = buffer.traffic.writer, place + buffer.shift
             rival = writer.take(entry)
             wrong = (rival > 0) & (rival != number)
-            self.race(site, buffer, place, number, rival, wrong, "updates", "wrote it")
+            self.race(site, buffer, place, number, rival, wrong, "updated", "wrote it")
             sign(writer, entry, -number)
         element = buffer.element
         if not wanted and kind in ("add", "fadd") and element.decode is None:
@@ -470,19 +470,19 @@ class Slab:
         offset, number = lanes_of(active, offset, along(self.number, offset.ndim))
         rival = traffic.writer.take(offset + buffer.shift)
         wrong = (rival != 0) & (abs(rival) != number)
-        self.race(site, buffer, offset, number, rival, wrong, "reads", "wrote it")
+        self.race(site, buffer, offset, number, rival, wrong, "read", "wrote it")
         if traffic.reader is not None:
             sign(traffic.reader, offset + buffer.shift, number)
 
     def check_readers(
-        self, site: Site, buffer: Buffer, offset: Array, number: Array, verb: str
+        self, site: Site, buffer: Buffer, offset: Array, number: Array, done: str
     ) -> None:
         """No other program of the launch has read what is about to be written."""
         assert buffer.traffic is not None
         if buffer.traffic.reader is not None:
             rival = buffer.traffic.reader.take(offset + buffer.shift)
             wrong = (rival != 0) & (rival != number)
-            self.race(site, buffer, offset, number, rival, wrong, verb, "read it")
+            self.race(site, buffer, offset, number, rival, wrong, done, "read it")
 
     def race(
         self,
@@ -492,19 +492,21 @@ class Slab:
         number: Array,
         rival: Array,
         wrong: Array,
-        verb: str,
+        done: str,
         did: str,
     ) -> None:
         """Raise for the first lane that is wrong, naming both programs."""
         if not wrong.any():
             return
         at = int(wrong.argmax())
-        program, other = self.program(number[at]), abs(int(rival[at]))
-        known = f"program {self.program(other)}" if other != -SEVERAL else "another program"
+        other = "another program"
+        if rival[at] != SEVERAL:
+            other = f"program {self.program(abs(rival[at]))}"
         detail = (
-            f"{buffer.describe()}: program {program} {verb} element offset {offset[at]} and "
-            f"{known} {did} in the same launch"
+            f"{buffer.describe()}: element offset {offset[at]} is {done} and {other} {did} in the "
+            "same launch"
         )
+        program = self.program(number[at])
         raise Race(self.kernel, site.location, detail, buffer.name, program)
 
     def program(self, number: Any) -> tuple[int, ...]:
