@@ -56,7 +56,7 @@ def _cases(
     draw: DrawFn, op: Op, mode: Mode, dtype: str, target: Target, longest: int, widest: int
 ) -> Case:
     # Small heads leave work for sequences of several tiles, and most tiles are for small heads.
-    widest = min(widest, draw(st.sampled_from([256, 256, 64, 40])))
+    widest = min(widest, draw(st.sampled_from([256, 256, 64, 64, 40])))
     dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
     tiles = target.tiles(case)
@@ -96,7 +96,20 @@ def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int) -> 
     keys: tuple[int, ...] | None = None
     if op.keys and (not packed or len(op.packed_by) > 1) and draw(st.booleans()):
         keys = tuple(draw(one) for one in each)
-    return replace(case, lengths=tokens, key_lengths=keys)
+    case = replace(case, lengths=tokens, key_lengths=keys)
+    return case if packed else _perhaps_empty(draw, case)
+
+
+def _perhaps_empty(draw: DrawFn, case: Case) -> Case:
+    """A dense case, now and then without rows, without tokens, or without keys."""
+    match draw(st.sampled_from([*[None] * 21, "rows", "tokens", "keys"])):
+        case "rows":
+            return replace(case, dims={**case.dims, "B": 0})
+        case "tokens":
+            return replace(case, lengths=(0,))
+        case "keys" if case.key_lengths is not None:
+            return replace(case, key_lengths=(0,))
+    return case
 
 
 def _affordable(op: Op, case: Case, work: float, longest: int) -> int:

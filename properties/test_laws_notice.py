@@ -255,7 +255,7 @@ def flag_changes_the_output(op: Op, right: Function) -> Function:
 
 
 def input_overwritten(op: Op, right: Function) -> Function:
-    name = op.arguments[1].name
+    name = op.arguments[:2][-1].name
 
     def wrong(**given: Any) -> Any:
         returned = right(**given)
@@ -267,7 +267,7 @@ def input_overwritten(op: Op, right: Function) -> Function:
 
 
 def memory_around_an_input_overwritten(op: Op, right: Function) -> Function:
-    name = op.arguments[1].name
+    name = op.arguments[:2][-1].name
 
     def wrong(**given: Any) -> Any:
         x = given[name]

@@ -117,6 +117,8 @@ def _is_chosen(name: str, choice: object) -> Condition:
 def _about_lengths(op: Op) -> Iterator[Condition]:
     yield Condition("packed", ONE_LAW, lambda c: c.packed)
     yield Condition("a batch", ONE_LAW, lambda c: c.dims["B"] > 1)
+    yield Condition("no batch", SOME_LAW, lambda c: c.dims["B"] == 0)
+    yield Condition("no tokens", SOME_LAW, lambda c: not c.packed and c.lengths == (0,))
     yield Condition("T = 1", ONE_LAW, lambda c: 1 in c.lengths)
     yield Condition("T = C - 1", SOME_LAW, lambda c: _tile(c) - 1 in c.lengths)
     yield Condition("T = C", SOME_LAW, lambda c: _tile(c) in c.lengths)
@@ -136,6 +138,7 @@ def _about_lengths(op: Op) -> Iterator[Condition]:
         lambda c: 0 in c.lengths[1:-1] and c.lengths[0] > 0 and c.lengths[-1] > 0,
     )
     if op.keys:
+        yield Condition("no keys", SOME_LAW, lambda c: not c.packed and c.key_lengths == (0,))
         yield Condition("T_q > T_k", ONE_LAW, lambda c: any(t > s for t, s in _pairs(c)))
         yield Condition("T_q < T_k", ONE_LAW, lambda c: any(t < s for t, s in _pairs(c)))
         yield Condition("no keys", SOME_LAW, lambda c: any(t > s == 0 for t, s in _pairs(c)))

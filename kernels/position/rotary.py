@@ -23,13 +23,13 @@ from kernels.arguments import (
 _INDICES = (torch.int32, torch.int64)
 
 
-@triton.jit(do_not_specialize=["offset"])
+@triton.jit(do_not_specialize=["tokens_per_sequence", "heads", "num_vectors", "offset"])
 def _rotate(
     x_ptr, y_ptr, cos_ptr, sin_ptr, rows_ptr,
-    tokens_per_sequence, heads, head_dim, pairs, num_vectors, offset,
-    x_stride_b, x_stride_t, x_stride_h, x_stride_d,
-    y_stride_b, y_stride_t, y_stride_h, y_stride_d,
-    cos_stride_r, cos_stride_p, sin_stride_r, sin_stride_p,
+    tokens_per_sequence, heads, head_dim: tl.int32, pairs: tl.int32, num_vectors, offset,
+    x_stride_b: tl.int64, x_stride_t: tl.int64, x_stride_h: tl.int64, x_stride_d,
+    y_stride_b: tl.int64, y_stride_t: tl.int64, y_stride_h: tl.int64, y_stride_d,
+    cos_stride_r: tl.int64, cos_stride_p, sin_stride_r: tl.int64, sin_stride_p,
     INTERLEAVED: tl.constexpr, CONJUGATE: tl.constexpr,
     HAS_ROWS: tl.constexpr, IN_PLACE: tl.constexpr,
     VECTORS: tl.constexpr, PAIRS: tl.constexpr,
@@ -300,7 +300,7 @@ def rotary_embedding(
         )
     else:
         offset = seqlen_offsets
-        if cu_seqlens is None and tokens > 0 and (offset < 0 or offset + tokens > length):
+        if cu_seqlens is None and batch * tokens > 0 and (offset < 0 or offset + tokens > length):
             raise ValueError(
                 f"seqlen_offsets: {offset} with {tokens} tokens reads the rows {offset} to "
                 f"{offset + tokens - 1} of cos, expected rows within the {length} there are"

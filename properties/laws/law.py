@@ -100,6 +100,11 @@ def on_integers(op: Op, case: Case) -> Case:
     return op.settle(replace(case, values="integers", options=options))
 
 
+def with_a_row(op: Op, case: Case) -> Case:
+    """The case with a batch that is not empty."""
+    return case if case.dims["B"] else op.settle(replace(case, dims={**case.dims, "B": 1}))
+
+
 def bits_are_comparable(op: Op, case: Case, subject: Subject) -> bool:
     """Whether two calls that differ in layout, flags or packing must give the same bits.
 

@@ -91,10 +91,10 @@ def _offset_of(case: Case, n: int) -> dict[str, int]:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """A dense case becomes its rows, packed."""
+    """A dense case becomes its rows, packed; one without rows gets one."""
     if case.packed:
         return case
-    rows = case.dims["B"]
+    rows = max(case.dims["B"], 1)
     own = case.key_lengths is not None and len(op.packed_by) > 1
     keys = case.key_lengths * rows if case.key_lengths is not None and own else None
     dims = {**case.dims, "B": 1}

@@ -13,7 +13,7 @@ from torch import Tensor
 from properties.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Subject, bits_are_comparable
+from properties.laws.law import Law, Subject, bits_are_comparable, with_a_row
 from properties.sequences import dims_of, join, separate, shared_gradients, tensors_of
 from properties.tensors import Inputs, Results, boundaries
 
@@ -98,4 +98,4 @@ def _with_heads_in_order(x: Tensor, dims: tuple[str, ...], heads: Tensor) -> Ten
     return x
 
 
-LAW = Law("permutation", check)
+LAW = Law("permutation", check, with_a_row)

@@ -15,7 +15,7 @@ from properties.case import Case
 from properties.catalogue.op import Op
 from properties.device import recorded_launches
 from properties.laws.judge import fail
-from properties.laws.law import Law, Subject
+from properties.laws.law import Law, Subject, with_a_row
 from properties.sequences import dims_of, tensors_of
 from properties.tensors import Inputs
 
@@ -147,4 +147,4 @@ def _same_dims(op: Op, name: str, other: str) -> bool:
     return name in named and dims_of(op, name) == dims_of(op, other)
 
 
-LAW = Law("rejection", check)
+LAW = Law("rejection", check, with_a_row)

@@ -49,9 +49,14 @@ def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
 def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...]:
     tensors = {a.name: given[a.name] for a in op.arguments if given.get(a.name) is not None}
     first = op.arguments[0]
-    dims = dict(zip(first.dims.split(), tensors[first.name].shape, strict=True))
-    bounds = [given.get(name) for name in op.packed_by]
+    dims: dict[str, int] = {}
+    for a in op.arguments:
+        if a.name in tensors:
+            dims |= zip(a.dims.split(), tensors[a.name].shape, strict=True)
+    bounds = [given.get(name) for name in op.packed_by] or [None]
     sequences = dims["B"] if bounds[0] is None else len(bounds[0]) - 1
+    if sequences == 0:
+        return op.oracle(**given)
     options = {n: v for n, v in given.items() if n not in (*tensors, *op.packed_by, "inplace")}
     double = {n: x.double() for n, x in tensors.items()}
     rows = []
