@@ -1,4 +1,4 @@
-"""Known failures of PyTorch 2.13's attention."""
+"""Known failures of PyTorch's attention: 2.13 on a CPU, 2.11 (CUDA 13.0, cuDNN 9) on an H200."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +28,15 @@ def _not_positive(scale: float | None) -> bool:
 
 def _trains(given: Given) -> bool:
     return any(given[name].requires_grad for name in ("q", "k", "v"))
+
+
+def _without_keys(given: Given) -> bool:
+    """Whether some query of a pack or a batch sees no key."""
+    q, k, bounds = given["q"], given["k"], given.get("cu_seqlens")
+    if bounds is None:
+        return q.shape[1] > k.shape[1]
+    keys = bounds if given.get("cu_seqlens_k") is None else given["cu_seqlens_k"]
+    return bool((bounds.diff() > keys.diff()).any())
 
 
 def _plain(given: Given) -> bool:
@@ -176,5 +185,91 @@ LEDGER = (
         expected="[0.0, 0.0]",
         got="max(): Expected reduction dim 3 to have non-zero size.",
         cause="The eager path takes a maximum of the scores over no keys.",
+    ),
+    KnownFailure(
+        name="cuda_flash_scale_not_positive",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"sdpa_flash","dtype":"float16","dims":{"B":1,"G":1,"R":2,'
+            '"K":9,"V":9},"lengths":[1],"options":{"scale":0.0,"causal":false},"seed":1}'
+        ),
+        modes=("sdpa", "sdpa_flash", "varlen"),
+        shows=lambda given: _not_positive(given["scale"]),
+        expected="1.0",
+        got="nan",
+        cause="Hidden keys, those that fill the last tile too, are -inf before the logits are "
+        "scaled.",
+        devices=("cuda",),
+    ),
+    KnownFailure(
+        name="cuda_cudnn_scale_not_positive",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"sdpa_cudnn","dtype":"bfloat16","dims":{"B":1,"G":2,"R":2,'
+            '"K":8,"V":8},"lengths":[7],"options":{"scale":-0.5,"causal":false,"window":null},'
+            '"values":"late_maximum","seed":3810}'
+        ),
+        modes=("sdpa", "sdpa_cudnn"),
+        shows=lambda given: _not_positive(given["scale"]),
+        expected="1.0",
+        got="nan",
+        cause="As in the flash kernel, in cuDNN's.",
+        devices=("cuda",),
+    ),
+    KnownFailure(
+        name="cuda_cudnn_row_without_keys",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"sdpa_cudnn","dtype":"bfloat16","dims":{"B":1,"G":1,"R":2,'
+            '"K":32,"V":32},"lengths":[4],"key_lengths":[3],"options":{"scale":null,"causal":true,'
+            '"window":1},"values":"late_maximum","layout":"expanded","seed":2952}'
+        ),
+        modes=("sdpa", "sdpa_cudnn"),
+        shows=lambda given: given["q"].shape[1] > given["k"].shape[1],
+        expected="[0.0, 1.0]",
+        got="[1.0, 1.0]",
+        cause="A mask becomes a bias of a large negative number, and a row of nothing but that is "
+        "a softmax over keys that are all hidden.",
+        devices=("cuda",),
+    ),
+    KnownFailure(
+        name="cuda_varlen_lse_without_keys",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"varlen","dtype":"float16","dims":{"B":2,"G":2,"R":1,'
+            '"K":256,"V":256},"lengths":[85],"key_lengths":[65],"options":{"scale":-1,'
+            '"causal":true,"window":null,"return_lse":true},"values":"extreme_gates",'
+            '"seed":19476}'
+        ),
+        modes=("varlen",),
+        shows=_without_keys,
+        expected="-inf",
+        got="inf",
+        cause="lse of a row without keys is +inf, so that the backward's exp(s - lse) is 0.",
+        devices=("cuda",),
+    ),
+    KnownFailure(
+        name="cuda_cudnn_float32_mask",
+        law="differential",
+        expected="[0.0, 0.0]",
+        got="[3.703125, 3.0]",
+        cause="A float32 mask passes the checks, and cuDNN reads it as one of the dtype of q.",
+        devices=("cuda",),
+    ),
+    KnownFailure(
+        name="cuda_unaligned",
+        law="layout_invariance",
+        expected="True",
+        got="False",
+        cause="cuDNN's kernel takes addresses for multiples of 16 bytes, and nothing checks them.",
+        devices=("cuda",),
+    ),
+    KnownFailure(
+        name="cuda_flash_unaligned",
+        law="layout_invariance",
+        expected="1.0",
+        got="CUDA error: misaligned address",
+        cause="The same in the flash kernel, after which the process has no device.",
+        devices=("cuda",),
     ),
 )
