@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from properties import simulator
+from properties.catalogue import OPS
 from properties.device import activate
 from properties.laws import LAWS, Subject
 from properties.targets import load, scope
@@ -36,9 +37,12 @@ def subject_of(target: str, entry: KnownFailure, request: pytest.FixtureRequest)
     if device.type not in entry.devices:
         pytest.skip(f"shows on {' and '.join(entry.devices)}")
     try:
-        return Subject(load(target, device), device, read("auto", target, device.type))
+        found = load(target, device)
     except ValueError as error:
         pytest.skip(str(error))
+    if not any(found.modes(op) for op in OPS.values()):
+        pytest.skip(f"target {target} is not installed")
+    return Subject(found, device, read("auto", target, device.type))
 
 
 @EACH
