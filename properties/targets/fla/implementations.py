@@ -247,90 +247,77 @@ def _scale(scale: float | None, default: float | None, dim: int) -> float | None
     return scale
 
 
-def _each(folder: str, name: str, *modes: str, **settings: Any) -> dict[str, _Mode]:
+def _each(folder: str, *modes: str, name: str = "", **settings: Any) -> dict[str, _Mode]:
     """Modes of an operation that differ in nothing but their name."""
-    return {mode: _Mode(f"fla.ops.{folder}:{mode}_{name}", **settings) for mode in modes}
+    function = f"fla.ops.{folder}:{{}}_{name or folder}"
+    return {mode: _Mode(function.format(mode), **settings) for mode in modes}
 
 
 _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
 _WIDE = {"K and V above 8": _at_least(9, "K", "V")}
+_WIDE_VALUES = {"V above 8": _at_least(9, "V")}
 _POSITIVE = {"a positive scale": _positive_scale}
 _MODES: Mapping[str, Mapping[str, _Mode]] = {
     "linear_attn": {
-        **_each("linear_attn", "linear_attn", "chunk", call=_normalized, bounds=_EVEN),
-        **_each("linear_attn", "linear_attn", "fused_chunk", "fused_recurrent", call=_normalized),
+        **_each("linear_attn", "chunk", call=_normalized, bounds=_EVEN),
+        **_each("linear_attn", "fused_chunk", "fused_recurrent", call=_normalized),
     },
     "simple_gla": {
-        **_each("simple_gla", "simple_gla", "chunk", bounds=_EVEN, telescopes=_keys_telescope),
-        **_each(
-            "simple_gla", "simple_gla", "fused_chunk", "fused_recurrent", telescopes=_keys_telescope
-        ),
-        **_each(
-            "simple_gla",
-            "simple_gla",
-            "parallel",
-            call=_alone,
-            bounds=_WIDE,
-            telescopes=_keys_telescope,
-        ),
+        **_each("simple_gla", "chunk", bounds=_EVEN, telescopes=_keys_telescope),
+        **_each("simple_gla", "fused_chunk", "fused_recurrent", telescopes=_keys_telescope),
+        **_each("simple_gla", "parallel", call=_alone, bounds=_WIDE, telescopes=_keys_telescope),
     },
     "retention": {
-        **_each("retention", "retention", "chunk", bounds=_EVEN),
-        **_each("retention", "retention", "fused_chunk", "fused_recurrent"),
-        **_each("retention", "retention", "parallel", call=_alone, bounds=_WIDE),
+        **_each("retention", "chunk", bounds=_EVEN),
+        **_each("retention", "fused_chunk", "fused_recurrent"),
+        **_each("retention", "parallel", call=_alone, bounds=_WIDE),
     },
     "lightning_attn": {
-        **_each("lightning_attn", "lightning_attn", "chunk", bounds=_EVEN),
-        **_each("lightning_attn", "lightning_attn", "fused_recurrent"),
+        **_each("lightning_attn", "chunk", bounds=_EVEN),
+        **_each("lightning_attn", "fused_recurrent"),
     },
     "gla": {
-        **_each(
-            "gla",
-            "gla",
-            "chunk",
-            bounds={"V above 8": _at_least(9, "V")},
-            telescopes=_keys_telescope,
-        ),
-        **_each("gla", "gla", "fused_chunk", telescopes=_keys_telescope),
-        **_each("gla", "gla", "fused_recurrent", theirs={"g": "gk"}, telescopes=_keys_telescope),
+        **_each("gla", "chunk", bounds=_WIDE_VALUES, telescopes=_keys_telescope),
+        **_each("gla", "fused_chunk", telescopes=_keys_telescope),
+        **_each("gla", "fused_recurrent", theirs={"g": "gk"}, telescopes=_keys_telescope),
     },
     "delta_rule": {
-        **_each("delta_rule", "delta_rule", "chunk", dtypes=("bfloat16", "float16")),
-        **_each("delta_rule", "delta_rule", "fused_recurrent", bounds=_POSITIVE),
+        **_each("delta_rule", "chunk", dtypes=("bfloat16", "float16")),
+        **_each("delta_rule", "fused_recurrent", bounds=_POSITIVE),
     },
     "gated_delta_rule": {
-        **_each("gated_delta_rule", "gated_delta_rule", "chunk", telescopes=_values_telescope),
-        **_each("gated_delta_rule", "gated_delta_rule", "fused_recurrent", forward_only=True),
+        **_each("gated_delta_rule", "chunk", telescopes=_values_telescope),
+        **_each("gated_delta_rule", "fused_recurrent", forward_only=True),
     },
     "kda": {
-        **_each("kda", "kda", "chunk", telescopes=_channels_telescope),
-        **_each("kda", "kda", "fused_recurrent", forward_only=True),
+        **_each("kda", "chunk", telescopes=_channels_telescope),
+        **_each("kda", "fused_recurrent", forward_only=True),
     },
     "dplr": {
         **_each(
             "generalized_delta_rule",
-            "dplr_delta_rule",
             "chunk",
+            name="dplr_delta_rule",
+            bounds=_WIDE_VALUES,
             telescopes=_channels_telescope,
         ),
-        **_each("generalized_delta_rule", "dplr_delta_rule", "fused_recurrent", forward_only=True),
+        **_each(
+            "generalized_delta_rule", "fused_recurrent", name="dplr_delta_rule", forward_only=True
+        ),
     },
     "rwkv7": {
         **_each(
             "rwkv7",
-            "rwkv7",
             "chunk",
             call=_removal,
             ours=("kk",),
+            bounds=_WIDE_VALUES,
             telescopes=_channels_telescope,
         ),
-        **_each(
-            "rwkv7", "rwkv7", "fused_recurrent", call=_removal, ours=("kk",), forward_only=True
-        ),
-        **_each("rwkv7", "rwkv7", "fused_mul_recurrent", forward_only=True),
+        **_each("rwkv7", "fused_recurrent", call=_removal, ours=("kk",), forward_only=True),
+        **_each("rwkv7", "fused_mul_recurrent", forward_only=True),
     },
     "attention": _each(
-        "attn",
         "attn",
         "parallel",
         call=_causal_only,

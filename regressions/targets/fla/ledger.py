@@ -1,0 +1,129 @@
+"""Known failures of fla-core 0.6.0."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from properties.case import Case
+from properties.targets.ledger import KnownFailure
+
+Given = Mapping[str, Any]
+CHUNK = 64
+
+
+def _lengths(given: Given) -> list[int]:
+    """Tokens of each sequence."""
+    bounds = given.get("cu_seqlens")
+    return [given["q"].shape[1]] if bounds is None else bounds.diff().tolist()
+
+
+def _overflows_past_the_end(given: Given) -> bool:
+    """Whether the rest of a last chunk is so long that a head's decay over it overflows."""
+    heads = given["q"].shape[2]
+    fastest = 8 * (heads - 1) / heads * (1 - given["layer_idx"] / given["num_layers"])
+    rest = max((-n % CHUNK for n in _lengths(given) if n), default=0)
+    return bool(given["output_final_state"]) and fastest * rest / math.log(2) > 127
+
+
+def _gates_add_up(given: Given) -> bool:
+    """Whether the sum of all gates is known to fewer digits than the gates."""
+    g = given.get("g")
+    return g is not None and g.numel() > 0 and float(g.detach().float().abs().sum(1).max()) > 100
+
+
+def _rows_without_weight(given: Given) -> bool:
+    q, k = given["q"].detach(), given["k"].detach()
+    none = given["scale"] == 0 or not k.any() or bool((q == 0).all(-1).any())
+    return bool(given["normalize"]) and none
+
+
+def _constant_state(given: Given) -> bool:
+    """Whether a gradient is taken, but none arrives at the state: a copy of it has no history."""
+    state = given.get("initial_state")
+    if state is None or not any(given[name].requires_grad for name in ("q", "k", "v")):
+        return False
+    return not (state.requires_grad and state.is_contiguous())
+
+
+def _shared_keys(given: Given) -> bool:
+    return given.get("beta") is None and given["q"].shape[2] != given["v"].shape[2]
+
+
+LEDGER = (
+    KnownFailure(
+        name="state_after_a_part_of_a_chunk",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"lightning_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"H":2,"K":1,'
+            '"V":1},"lengths":[1],"options":{"layer_idx":0,"num_layers":1,"scale":null,'
+            '"output_final_state":true}}'
+        ),
+        modes=("chunk",),
+        shows=_overflows_past_the_end,
+        expected="[1.0, 1.0]",
+        got="[1.0, nan]",
+        cause="The decay from a row to the end of the chunk is taken of the rows past the last "
+        "token too, where it is above 1: it overflows, and times a value of 0 it is NaN.",
+    ),
+    KnownFailure(
+        name="gates_summed_over_the_sequence",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":2,'
+            '"K":12,"V":9},"lengths":[33],"given":["g"],"options":{"scale":0.0,"causal":true,'
+            '"window":null},"values":"extreme_gates","seed":2574}'
+        ),
+        modes=("parallel",),
+        shows=_gates_add_up,
+        expected="0.5025",
+        got="0.5",
+        cause="A logit gets the difference of two sums of gates from the first token on, in "
+        "float32: what came before a key takes the digits of what came after it.",
+    ),
+    KnownFailure(
+        name="rows_without_weight",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"linear_attn","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,"H":3,'
+            '"K":12,"V":6},"lengths":[7],"given":["initial_state"],"options":{"scale":-0.5,'
+            '"normalize":true,"reverse":true,"output_final_state":true},"values":"zeros",'
+            '"seed":49929}'
+        ),
+        modes=("chunk", "fused_chunk", "fused_recurrent"),
+        shows=_rows_without_weight,
+        expected="0.0",
+        got="nan",
+        cause="1e-10 is added to the sum of weights in the dtype of the queries: in float16 it is "
+        "0, and elsewhere a row without weight has gradients 1e10 times too large.",
+    ),
+    KnownFailure(
+        name="state_without_a_gradient",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"delta_rule","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,"H":2,'
+            '"K":9,"V":8},"lengths":[15],"given":["initial_state"],"options":{"scale":0.5,'
+            '"use_qk_l2norm_in_kernel":false,"output_final_state":true},"layout":"expanded"}'
+        ),
+        modes=("fused_recurrent",),
+        shows=_constant_state,
+        expected="4.0",
+        got="CompilationError",
+        cause="The gradient of the state is allocated if the state requires one, which its "
+        "contiguous copy does not, and written if there is a state.",
+    ),
+    KnownFailure(
+        name="strengths_of_the_query_heads",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"gated_delta_rule","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,'
+            '"G":1,"R":2,"K":8,"V":8},"lengths":[1],"options":{"scale":null,'
+            '"use_qk_l2norm_in_kernel":false,"output_final_state":true}}'
+        ),
+        modes=("fused_recurrent",),
+        shows=_shared_keys,
+        expected="[0.25, 0.25]",
+        got="load out of bounds in kernel fused_recurrent_gated_delta_rule_fwd_kernel",
+        cause="Strengths that are not given are ones of the query heads, and read as those of the "
+        "value heads, of which there may be more.",
+    ),
+)
