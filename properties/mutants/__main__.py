@@ -42,17 +42,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     try:
         target = load("ours", activate(chosen.device))
-        selection = Selection(tuple(chosen.op), tuple(chosen.mode), tuple(chosen.law))
-        jobs = selection.jobs(target)
-        listed = equivalents.read()
+        wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
+        jobs = Selection(*wanted).jobs(target)
+        listed = equivalents.read(chosen.equivalents)
     except ValueError as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2
-    suite = Suite(jobs, target, chosen.device, chosen.cache, chosen.jobs)
+    tests = not (chosen.law or chosen.dtype)
+    suite = Suite(jobs, target, chosen.device, chosen.cache, chosen.jobs, tests=tests)
     verdicts = Verdicts(chosen.cache / "verdicts.jsonl", chosen.fresh)
-    wanted = [m for m in mutants(operators=chosen.operator) if _wanted(m, chosen, suite)]
+    found = [m for m in mutants(operators=chosen.operator) if _wanted(m, chosen, suite)]
     try:
-        code = _run(wanted, listed, suite, verdicts, chosen, console)
+        code = _run(found, listed, suite, verdicts, chosen, console)
     except KeyboardInterrupt:
         suite.close(at_once=True)
         console.print("stopped; the same command goes on from here", highlight=False)
@@ -70,9 +71,12 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for name in ("op", "mode", "law"):
-        text = f"only the mutants of this {name}" if name != "law" else "try only this law"
-        parse.add_argument(f"--{name}", action="append", default=[], help=f"{text} (repeatable)")
+    for name in ("op", "mode"):
+        text = f"only the mutants of this {name}, and its laws (repeatable)"
+        parse.add_argument(f"--{name}", action="append", default=[], help=text)
+    for name in ("law", "dtype"):
+        text = f"try this {name} only, and no tests (repeatable)"
+        parse.add_argument(f"--{name}", action="append", default=[], help=text)
     parse.add_argument(
         "--within",
         action="append",
@@ -92,13 +96,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parse.add_argument("--jobs", type=int, default=os.cpu_count(), help="default: one per core")
     parse.add_argument("--json", type=Path, metavar="FILE", help="write every mutant to FILE")
     parse.add_argument("--fresh", action="store_true", help="forget what is known")
-    parse.add_argument(
-        "--cache",
-        type=Path,
-        default=_cache(),
-        metavar="DIR",
-        help="where that is kept: %(default)s",
-    )
+    kept = "where what is known is kept (%(default)s)"
+    parse.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
+    parse.add_argument("--equivalents", type=Path, default=equivalents.PATH, help=argparse.SUPPRESS)
     return parse.parse_args(arguments)
 
 

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -12,7 +13,7 @@ from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.jobs import Job
 from properties.laws import LAWS
-from properties.mutants.closure import closure, digest
+from properties.mutants.closure import ROOT, closure, digest
 from properties.mutants.edit import Edit
 from properties.mutants.mutant import Mutant, combined
 from properties.mutants.nursery import Nursery, TrialDied
@@ -94,13 +95,21 @@ class Suite:
     Args:
         jobs: the laws, modes and dtypes that count.
         folder: where surveys and answers of the oracle are kept.
+        tests: whether tests count as well.
 
     Attributes:
         failing: reports of what fails as the code stands, and is left out.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], target: Target, device: str, folder: Path, workers: int
+        self,
+        jobs: Sequence[Job],
+        target: Target,
+        device: str,
+        folder: Path,
+        workers: int,
+        *,
+        tests: bool = True,
     ) -> None:
         self.jobs = sorted(jobs, key=_wave)
         self.folder = folder
@@ -108,10 +117,9 @@ class Suite:
         answers = {name: sources.oracle for name, sources in self.sources.items()}
         self.bench = Bench("ours", device, (folder / "oracle", answers))
         self.surveys = Surveys(folder)
-        self._nurseries = {
-            "kernels": Nursery(_SUITE, workers),
-            "reference": Nursery(LIBRARIES, workers),
-        }
+        self.tests = tests
+        self.workers = workers
+        self._nurseries: dict[str, Nursery] = {}
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._checks: dict[str, list[Check]] = {}
         self.failing: list[str] = []
@@ -120,6 +128,20 @@ class Suite:
         """End all processes: `at_once`, or when they are done."""
         for nursery in self._nurseries.values():
             nursery.close(at_once=at_once)
+
+    def _nursery(self, package: str) -> Nursery:
+        """Processes for edits of a package."""
+        with self._locks["nurseries"]:
+            if package not in self._nurseries:
+                preload = _SUITE if package == "kernels" else LIBRARIES
+                self._nurseries[package] = Nursery(preload, self.workers)
+            return self._nurseries[package]
+
+    def files_about(self, mutant: Mutant) -> list[str]:
+        """The files of tests that may run the module of a mutant, those made of least first."""
+        sizes = {file: _modules(file) for file in files_of_tests(mutant.package) if self.tests}
+        about = [file for file, modules in sizes.items() if mutant.module in modules]
+        return sorted(about, key=lambda file: len(sizes[file]))
 
     def jobs_about(self, mutant: Mutant) -> list[Job]:
         """The jobs that may run the module of a mutant."""
@@ -132,7 +154,7 @@ class Suite:
             waves[_wave(job)].append(job)
         for jobs in waves.values():
             yield _in_order(mutant, [c for job in jobs for c in self.checks_of(job)])
-        for file in files_of_tests(mutant.package):
+        for file in self.files_about(mutant):
             yield _in_order(mutant, self.tests_in(file, mutant.package))
 
     def checks_of(self, job: Job) -> list[Check]:
@@ -140,15 +162,14 @@ class Suite:
         return self._survey(job.name, code, "kernels", of_job, job, self.bench, self.folder)
 
     def tests_in(self, file: str, package: str) -> list[Check]:
-        code = digest(file.removesuffix(".py").replace("/", "."))
+        code = digest(_module(file))
         arguments = file, package, self.bench, self.folder
         return self._survey(f"{package}.{file}", code, package, of_tests, *arguments)
 
     def code(self, mutant: Mutant) -> str:
         """A digest of all that may notice a mutant."""
         codes = [f"{j.name} {self.sources[j.op].code(j)}" for j in self.jobs_about(mutant)]
-        files = files_of_tests(mutant.package)
-        codes += [digest(file.removesuffix(".py").replace("/", ".")) for file in files]
+        codes += [digest(_module(file)) for file in self.files_about(mutant)]
         return hashlib.sha256("\n".join(codes).encode()).hexdigest()[:24]
 
     def _survey(
@@ -158,7 +179,7 @@ class Suite:
             if name not in self._checks:
                 checks = self.surveys.known(name, code)
                 if checks is None:
-                    future = self._nurseries[package].submit(survey, *about, seconds=_AT_MOST)
+                    future = self._nursery(package).submit(survey, *about, seconds=_AT_MOST)
                     try:
                         checks = future.result()
                         self.surveys.keep(name, code, checks)
@@ -170,7 +191,7 @@ class Suite:
 
     def run(self, unit: "Unit", edits: Sequence[Edit]) -> Pinned | None:
         """Run all of a unit with edits made, and return what fails first."""
-        nursery = self._nurseries[unit.package]
+        nursery = self._nursery(unit.package)
         if unit.file:
             test = TestAt(unit.file)
             outcome = nursery.submit(
@@ -184,7 +205,7 @@ class Suite:
 
     def fails(self, pinned: Pinned, mutant: Mutant) -> bool:
         """Whether one check fails with the edit of one mutant."""
-        nursery = self._nurseries[mutant.package]
+        nursery = self._nursery(mutant.package)
         edits = [mutant.edit()]
         outcome = nursery.submit(attempt, [pinned], [], self.bench, edits, seconds=_AT_MOST)
         return outcome.result().caught_by is not None
@@ -194,7 +215,7 @@ class Suite:
         pinned = [check.pinned for check in checks]
         limits = [_COMPILING + _LONGER * check.seconds for check in checks]
         seconds = round(_AT_LEAST + _LONGER * sum(check.seconds for check in checks))
-        future = self._nurseries[mutant.package].submit(
+        future = self._nursery(mutant.package).submit(
             attempt, pinned, limits, self.bench, [mutant.edit()], seconds=seconds
         )
         try:
@@ -202,6 +223,17 @@ class Suite:
         except TrialDied as death:
             return Outcome("time" if death.of_time else "death", str(death), 0, float(seconds))
         return outcome
+
+
+def _module(file: str) -> str:
+    return file.removesuffix(".py").replace("/", ".")
+
+
+@cache
+def _modules(file: str) -> frozenset[str]:
+    """The modules that a file of tests is made of; a subject is any kernel."""
+    subjects = ["kernels"] if "subject" in (ROOT / file).read_text() else []
+    return closure([_module(file), *subjects])
 
 
 def _in_order(mutant: Mutant, checks: Iterable[Check]) -> list[Check]:
@@ -226,9 +258,9 @@ def judge(mutant: Mutant, suite: Suite) -> Verdict:
                 told = check.name, check.pinned.node
             else:
                 told = outcome.caught_by, check.name
-            return Verdict(mutant.key, *told, seconds, tried)
+            return Verdict(mutant.key, *told, seconds, dict(tried))
         tried.update(_kind(check) for check in checks)
-    return Verdict(mutant.key, None, "", seconds, tried, suite.code(mutant))
+    return Verdict(mutant.key, None, "", seconds, dict(tried), suite.code(mutant))
 
 
 def _kind(check: Check) -> str:
@@ -260,9 +292,8 @@ def units(suite: Suite, package: str) -> Iterator[Unit]:
         jobs = tuple(j for j in suite.jobs if (j.op, j.mode) == (op, mode))
         code = "".join(sources.code(job) for job in jobs)
         yield Unit(f"{op}-{mode}", package, sources.kernels, code, jobs=jobs)
-    for file in files_of_tests(package):
-        module = file.removesuffix(".py").replace("/", ".")
-        yield Unit(file, package, closure([module]), digest(module), file=file)
+    for file in files_of_tests(package) if suite.tests else ():
+        yield Unit(file, package, _modules(file), digest(_module(file)), file=file)
 
 
 def killed_among(

@@ -57,11 +57,14 @@ class Mutant:
     @cached_property
     def text(self) -> str:
         """The lines that go, marked -, and those that come, marked +; a name among its siblings."""
-        before, after = self.source.splitlines(), self.change.of(self.source).splitlines()
+        start = self.source.rfind("\n", 0, self.change.start) + 1
+        stop = self.source.find("\n", self.change.stop) % (len(self.source) + 1)
+        within = Change(self.change.start - start, self.change.stop - start, self.change.text)
+        before = self.source[start:stop]
         changed = [
             f"{line[0]} {line[1:].strip()}"
-            for line in difflib.unified_diff(before, after, n=0, lineterm="")
-            if line[0] in "+-" and not line.startswith(("+++", "---"))
+            for line in difflib.ndiff(before.splitlines(), within.of(before).splitlines())
+            if line[0] in "+-"
         ]
         number = [f"# {self.number}"] if self.number > 1 else []
         return "\n".join(changed + number)
@@ -128,12 +131,27 @@ def mutants(
     packages: Sequence[str] = PACKAGES, operators: Sequence[str] = (), root: Path = ROOT
 ) -> list[Mutant]:
     """Every mutant of the packages, in the order of the files."""
-    found: list[Mutant] = []
     sources = {name: (path, Source(path.read_text())) for name, path in modules(packages, root)}
     numbers = Numbers(f for _, source in sources.values() for f in source.functions())
-    for module, (path, source) in sources.items():
-        for function in source.functions():
-            found += _of(module, path.relative_to(root), function, numbers, operators)
+    return [
+        mutant
+        for module, (path, source) in sources.items()
+        for mutant in mutants_of(module, source, operators, path.relative_to(root), numbers)
+    ]
+
+
+def mutants_of(
+    module: str,
+    source: Source,
+    operators: Sequence[str] = (),
+    path: Path = Path(),
+    numbers: Numbers | None = None,
+) -> list[Mutant]:
+    """The mutants of one module, of all operators or some."""
+    numbers = numbers or Numbers(source.functions())
+    found: list[Mutant] = []
+    for function in source.functions():
+        found += _of(module, path, function, numbers, operators)
     return found
 
 

@@ -8,7 +8,7 @@ and so is what is computed from it; a name is followed through assignments and t
 import ast
 from collections.abc import Iterable
 
-from properties.mutants.source import Function, words
+from properties.mutants.source import Function, leftmost, words
 
 _NUMBERS = words("dot exp exp2 log log2 sqrt rsqrt sigmoid softmax fma cumsum cumprod erf rand")
 # Tables of boundaries and places, by the words of their names.
@@ -45,17 +45,6 @@ class Numbers:
     def assigned(self, name: str, function: Function) -> bool:
         """Whether a name holds a tile of numbers, rather than an argument of the kernel."""
         return name in self.names.get(function.node, ()) or not function.on_device
-
-    def pointing(self, node: ast.AST, function: Function) -> bool:
-        """Whether a sum starts from a pointer: what a function loads from or stores to."""
-        pointers = {
-            _leftmost(call.args[0])
-            for call in ast.walk(function.node)
-            if isinstance(call, ast.Call)
-            and call.args
-            and ast.unparse(call.func).rpartition("tl.")[2] in ("load", "store")
-        }
-        return _leftmost(node) in pointers
 
     def _follow(self, function: Function) -> bool:
         """Learn what one function tells; whether that was anything new."""
@@ -114,15 +103,8 @@ class Numbers:
             kind += "".join(ast.unparse(k.value) for k in call.keywords)
             return "int" not in kind and "uint" not in kind
         if name == "load":
-            read = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
-            return not any(_TABLES & set(word.split("_")) for word in read)
+            return not _TABLES & {*leftmost(call.args[0]).split("_")}
         if name in _THROUGH:
             given = call.args[1:] if name == "where" else call.args
             return any(self._is_number(part, names) for part in given)
         return name in _NUMBERS or name in self.returning
-
-
-def _leftmost(node: ast.AST) -> str:
-    while isinstance(node, ast.BinOp):
-        node = node.left
-    return ast.unparse(node)

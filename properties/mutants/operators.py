@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from properties.mutants.numbers import Numbers
-from properties.mutants.source import Change, Function, words
+from properties.mutants.source import Change, Function, leftmost, words
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,18 @@ class Place:
     numbers: Numbers
 
     def text(self, node: ast.AST) -> str:
-        """The text of an expression, in parentheses if an operator beside it could split it."""
+        """The text of an expression, in parentheses if a method or a call beside it split it."""
         text = self.function.source.of(node)
         split = isinstance(node, (ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.UnaryOp))
         return f"({text})" if split else text
+
+    def joined(self, left: ast.AST, symbol: str, right: ast.AST) -> str:
+        """Two expressions and what comes between them, in no more parentheses than that needs."""
+        source = self.function.source
+        bare = f"{source.of(left)} {symbol} {source.of(right)}"
+        safe = f"{self.text(left)} {symbol} {self.text(right)}"
+        trees = [ast.dump(ast.parse(f"({text})", mode="eval")) for text in (bare, safe)]
+        return bare if trees[0] == trees[1] else safe
 
     def put(self, text: str, node: ast.AST | None = None) -> Change:
         """Another text in the place of the node, or of a node within it."""
@@ -83,7 +91,10 @@ def _operator(what: str, only_on: str | None = None) -> Callable[[Find], Find]:
 
 def _called(node: ast.AST) -> str:
     """The last part of the name of the function that is called, if one is."""
-    return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+    return ""
 
 
 # A comparison without or with equality, and the step that moves its bound the other way.
@@ -102,7 +113,7 @@ def boundary(at: Place) -> Iterator[Change]:
             order
         ) in _SHIFTED and not (at.function.on_device and at.floating()):
             other, step = _SHIFTED[type(order)]
-            yield at.put(f"{at.text(left)} {other} {at.text(right)}")
+            yield at.put(at.joined(left, other, right))
             yield at.put(f"{at.text(right)} {step} 1", right)
 
 
@@ -259,9 +270,9 @@ def term(at: Place) -> Iterator[Change]:
             yield at.become(right)
         case ast.BinOp(left=left, op=ast.Sub(), right=right) if at.floating():
             yield at.become(left)
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub()) if _is_a_place(
-            at.node
-        ) and not at.numbers.pointing(at.node, at.function):
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub()) if (
+            _is_a_place(at.node) and leftmost(at.node) not in at.function.pointers
+        ):
             yield at.become(left)
 
 
@@ -290,7 +301,7 @@ def scale(at: Place) -> Iterator[Change]:
 def sign(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=left, op=ast.Sub(), right=right) if at.floating():
-            yield at.put(f"{at.text(left)} + {at.text(right)}")
+            yield at.put(at.joined(left, "+", right))
         case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(operand, ast.Constant):
             yield at.become(operand)
 
@@ -306,7 +317,7 @@ def branch(at: Place) -> Iterator[Change]:
             not isinstance(at.function.source.parents[at.node], ast.If)
         ):
             other = "!=" if isinstance(op, ast.Eq) else "=="
-            yield at.put(f"{at.text(left)} {other} {at.text(right)}")
+            yield at.put(at.joined(left, other, right))
         case ast.keyword(value=ast.Compare(ops=[ast.IsNot()]) as given):
             yield at.put("False", given)
         case ast.keyword(value=ast.Constant(value=bool() as flag) as given):
@@ -355,9 +366,9 @@ def exponential(at: Place) -> Iterator[Change]:
 def division(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
-            yield at.put(f"{at.text(left)} % {at.text(right)}")
+            yield at.put(at.joined(left, "%", right))
         case ast.Call(args=[a, b]) if _called(at.node) == "cdiv":
-            yield at.put(f"{at.text(a)} // {at.text(b)}")
+            yield at.put(at.joined(a, "//", b))
 
 
 _CASTS = ("to", "long", "float", "double", "contiguous", "flip", "clone")
@@ -376,7 +387,7 @@ def cast(at: Place) -> Iterator[Change]:
 
 @_operator("a sum in the dtype of the inputs")
 def precision(at: Place) -> Iterator[Change]:
-    dtype = _input_dtype(at.function)
+    dtype = at.function.dtype_of_inputs
     source = at.function.source
     match at.node:
         case ast.AugAssign(target=target, op=ast.Add(), value=value) if (
@@ -387,16 +398,6 @@ def precision(at: Place) -> Iterator[Change]:
             yield Change(*source.span(at.node), text)
         case ast.Call(args=[_, _, _]) if dtype and _called(at.node) == "dot":
             yield at.put(f"{source.of(at.node)}.to({dtype}).to(tl.float32)")
-
-
-def _input_dtype(function: Function) -> str | None:
-    """How a kernel names the dtype of its inputs: a constant of its own, or that of a pointer."""
-    if not function.on_device:
-        return None
-    if "DTYPE" in function.names:
-        return "DTYPE"
-    launched = any(_called(node) == "program_id" for node in ast.walk(function.node))
-    return f"{function.names[0]}.dtype.element_ty" if launched else None
 
 
 @_operator("a barrier or an atomic left out", only_on="cuda")

@@ -8,10 +8,9 @@ is remembered between processes.
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from properties.mutants.closure import ROOT
@@ -32,24 +31,44 @@ class Reach:
         self.remembered = remembered
         self.lines: Lines = {}
         self._compiled: dict[str, Lines] = {}
+        self._inside: dict[CodeType, bool] = {}
+        self._restored: tuple[Any, Any] | None = None
 
-    @contextmanager
-    def recording(self) -> Iterator[Lines]:
-        """Record what runs within a `with` block."""
+    def start(self) -> None:
+        """Record from here on."""
+        from triton.runtime.jit import JITFunction
+
+        self.stop()
         self.lines = {}
-        with _launches_told(self._launched):
-            before = sys.gettrace()
-            sys.settrace(self._trace)
-            try:
-                yield self.lines
-            finally:
-                sys.settrace(before)
+        launch = JITFunction.run
+
+        def run(function: Any, *args: Any, **kwargs: Any) -> Any:
+            kernel = launch(function, *args, **kwargs)
+            self._launched(kernel)
+            return kernel
+
+        self._restored = launch, sys.gettrace()
+        JITFunction.run = run
+        sys.settrace(self._trace)
+
+    def stop(self) -> Lines:
+        """What ran since the start."""
+        from triton.runtime.jit import JITFunction
+
+        if self._restored is not None:
+            JITFunction.run, trace = self._restored
+            sys.settrace(trace)
+            self._restored = None
+        return self.lines
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        name = frame.f_code.co_filename
-        if not name.startswith(self.roots):
+        code = frame.f_code
+        inside = self._inside.get(code)
+        if inside is None:
+            inside = self._inside[code] = code.co_filename.startswith(self.roots)
+        if not inside:
             return None
-        seen = self.lines.setdefault(name, set())
+        seen = self.lines.setdefault(code.co_filename, set())
 
         def line(frame: FrameType, event: str, argument: Any) -> Any:
             seen.add(frame.f_lineno)
@@ -110,24 +129,6 @@ def _lines_read(source: Any) -> Lines:
     finally:
         CodeGenerator.visit = original
     return seen
-
-
-@contextmanager
-def _launches_told(tell: Any) -> Iterator[None]:
-    from triton.runtime.jit import JITFunction
-
-    original = JITFunction.run
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = original(self, *args, **kwargs)
-        tell(kernel)
-        return kernel
-
-    JITFunction.run = run
-    try:
-        yield
-    finally:
-        JITFunction.run = original
 
 
 def packed(lines: Lines) -> dict[str, str]:

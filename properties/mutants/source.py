@@ -138,11 +138,39 @@ class Function:
                 names.append(node.id)
         return list(dict.fromkeys(names))
 
+    @cached_property
+    def dtype_of_inputs(self) -> str | None:
+        """How a kernel names it: by a constant of its own, or as that of its first pointer."""
+        launched = any(
+            isinstance(node, ast.Attribute) and node.attr == "program_id"
+            for node in ast.walk(self.node)
+        )
+        if self.on_device and "DTYPE" in self.names:
+            return "DTYPE"
+        return f"{self.names[0]}.dtype.element_ty" if self.on_device and launched else None
+
+    @cached_property
+    def pointers(self) -> frozenset[str]:
+        """What it loads from and stores to: the names that addresses start with."""
+        calls = (node for node in ast.walk(self.node) if isinstance(node, ast.Call) and node.args)
+        return frozenset(
+            leftmost(call.args[0])
+            for call in calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr in ("load", "store")
+        )
+
     def nodes(self) -> Iterator[ast.AST]:
         """The nodes of its code that compute something, from the outside in."""
         body = self.node.body[1:] if ast.get_docstring(self.node) else self.node.body
         for statement in body:
             yield from _computing(statement)
+
+
+def leftmost(node: ast.AST) -> str:
+    """The text of the first operand of a sum, or product."""
+    while isinstance(node, ast.BinOp):
+        node = node.left
+    return ast.unparse(node)
 
 
 def _computing(node: ast.AST) -> Iterator[ast.AST]:

@@ -78,21 +78,21 @@ def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
     from properties.jobs import hypothesis_test
 
     profiles.register()
-    settings.load_profile("ci")
+    settings.register_profile("survey", settings.get_profile("ci"), report_multiple_bugs=False)
+    settings.load_profile("survey")
     subject = bench_subject(bench)
     checks: list[Check] = []
     reach = Reach(["kernels"], folder / "compiled")
-    open_: list[Any] = []
+    started = 0.0
 
     def announce(case: Case) -> None:
-        recording = reach.recording()
-        open_.append((recording, recording.__enter__(), process_time()))
+        nonlocal started
+        reach.start()
+        started = process_time()
 
     def observe(case: Case, ratio: float) -> None:
-        recording, lines, started = open_.pop()
-        recording.__exit__(None, None, None)
         seconds = process_time() - started
-        checks.append(Check(job.name, LawAbout(job.law, case), seconds, packed(lines)))
+        checks.append(Check(job.name, LawAbout(job.law, case), seconds, packed(reach.stop())))
 
     try:
         hypothesis_test(job, subject, observe, announce)()
@@ -153,11 +153,11 @@ class _Recorder:
         from _pytest.runner import runtestprotocol
 
         started = process_time()
-        with self.reach.recording() as lines:
-            runtestprotocol(item, nextitem=nextitem)
-        seconds = process_time() - started
+        self.reach.start()
+        runtestprotocol(item, nextitem=nextitem)
+        lines = packed(self.reach.stop())
         file = item.nodeid.partition("::")[0]
-        self.checks.append(Check(file, TestAt(item.nodeid), seconds, packed(lines)))
+        self.checks.append(Check(file, TestAt(item.nodeid), process_time() - started, lines))
         return True
 
 

@@ -1,0 +1,193 @@
+"""From a mutant of a kernel to its verdict: it is killed by a law that looks, and not by others."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from properties.device import activate
+from properties.jobs import Selection
+from properties.mutants import equivalents
+from properties.mutants.__main__ import main
+from properties.mutants.equivalents import Equivalent
+from properties.mutants.hunt import Suite, judge, killed_among, units
+from properties.mutants.mutant import ROOT, Mutant, mutants
+from properties.mutants.nursery import Nursery, TrialDied
+from properties.mutants.trial import LawAbout
+from properties.mutants.verdicts import Verdict, Verdicts
+from properties.targets import load
+
+_TURNED = "kernels.position.rotary._rotate"
+
+
+@pytest.fixture(scope="module")
+def signs() -> list[Mutant]:
+    """Wrong signs in the rotary kernel."""
+    found = [m for m in mutants(["kernels"], ["sign"]) if m.where == _TURNED]
+    assert len(found) >= 2
+    return found
+
+
+def _suite(law: str, folder: Path) -> Suite:
+    target = load("ours", activate("auto"))
+    jobs = Selection(("rotary_embedding",), (), (law,), ("float32",)).jobs(target)
+    return Suite(jobs, target, "auto", folder, 1, tests=False)
+
+
+@pytest.fixture(scope="module")
+def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    suite = _suite("differential", tmp_path_factory.mktemp("telling"))
+    yield suite
+    suite.close(at_once=True)
+
+
+@pytest.fixture(scope="module")
+def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """A suite that does not look at results."""
+    suite = _suite("untouched_inputs", tmp_path_factory.mktemp("blind"))
+    yield suite
+    suite.close(at_once=True)
+
+
+def test_a_wrong_sign_is_killed_by_the_law_that_looks(signs: list[Mutant], telling: Suite) -> None:
+    for mutant in signs:
+        verdict = judge(mutant, telling)
+        assert verdict.caught_by == "differential", telling.failing
+        assert verdict.check == "rotary_embedding-fused-differential-float32"
+
+
+def test_what_nothing_notices_survives_all_that_was_tried(
+    signs: list[Mutant], blind: Suite
+) -> None:
+    verdict = judge(signs[0], blind)
+    assert verdict.caught_by is None
+    assert 0 < verdict.tried["untouched_inputs"] <= 15
+    assert verdict.suite == blind.code(signs[0])
+
+
+def test_listed_mutants_are_checked_together(
+    signs: list[Mutant], telling: Suite, blind: Suite, tmp_path: Path
+) -> None:
+    verdicts = Verdicts(tmp_path / "verdicts.jsonl", fresh=True)
+    for suite, killed in ((blind, []), (telling, signs)):
+        (unit,) = units(suite, "kernels")
+        assert {*killed_among(signs, suite, verdicts, unit)} == {*killed}
+
+
+def test_only_cases_that_run_the_line_are_tried(signs: list[Mutant], blind: Suite) -> None:
+    (job,) = blind.jobs
+    checks = blind.checks_of(job)
+    found = [m for m in mutants(["kernels"], ["branch"]) if m.where == _TURNED]
+    inside = next(m for m in found if "INTERLEAVED" in m.text)
+    assert len([c for wave in blind.waves(inside) for c in wave]) == len(checks)
+    backwards = next(m for m in signs if "sin = -sin" in m.text)
+    reaching = [c.pinned for wave in blind.waves(backwards) for c in wave]
+    cases = [c.pinned for c in checks if isinstance(c.pinned, LawAbout)]
+    assert {*reaching} == {one for one in cases if one.case.options["conjugate"]}
+    assert 0 < len(reaching) < len(checks)
+
+
+def test_the_command_tells_kept_and_listed_mutants(
+    signs: list[Mutant], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed, report = tmp_path / "equivalents.toml", tmp_path / "mutants.json"
+    listed.write_text("")
+    sources = {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
+    command = ["--op", "rotary_embedding", "--law", "untouched_inputs", "--dtype", "float32"]
+    command += ["--within", _TURNED, "--operator", "sign", "--cache", str(tmp_path / "cache")]
+    command += ["--jobs", "1", "--equivalents", str(listed), "--json", str(report)]
+    assert main(command) == 1
+    told = capsys.readouterr().out
+    assert told.startswith(f"{len(signs)} mutants; 1 processes\n")
+    assert f"kernels/position/rotary.py:{signs[0].line} sign" in told
+    assert "tried: untouched_inputs" in told
+    assert {row["state"] for row in json.loads(report.read_text())} == {"survives"}
+
+    assert main(command) == 1
+    assert f"{len(signs)} of them known" in capsys.readouterr().out
+
+    listed.write_text(_list(signs))
+    assert main(command) == 0
+    assert f"{len(signs)} equivalent, 0 survive" in capsys.readouterr().out
+    assert sources == {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
+
+
+def _list(mutants: list[Mutant]) -> str:
+    changes = ",\n".join(f"'''\n{m.text}'''" for m in mutants)
+    return f'[[equivalent]]\nfunction = "{_TURNED}"\nchanges = [{changes}]\nreason = "why"\n'
+
+
+def test_an_entry_of_no_mutant_is_stale(signs: list[Mutant], tmp_path: Path) -> None:
+    path = tmp_path / "equivalents.toml"
+    path.write_text(_list(signs).replace("cos", "tan", 1))
+    entries = equivalents.read(path)
+    found, stale = equivalents.match(entries, signs)
+    assert len(found) == len(signs) - 1
+    assert [e.function for e in stale] == [_TURNED]
+    assert "tan" in stale[0].change
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[equivalent]]\nfunction = "f"\nchanges = ["- a\\n+ b"]\n', "a reason"),
+        ('[[equivalent]]\nfunction = "f"\nchanges = ["- a"]\nreason = " "\n', "a reason"),
+        ('[[equivalent]]\nfunction = "f"\nchanges = ["- a", "- a"]\nreason = "r"\n', "twice"),
+    ],
+)
+def test_a_malformed_list_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "equivalents.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        equivalents.read(path)
+
+
+def test_the_list_names_mutants_that_exist() -> None:
+    entries = equivalents.read()
+    _, stale = equivalents.match(entries, mutants())
+    assert stale == []
+    assert all(isinstance(entry, Equivalent) for entry in entries)
+
+
+def test_a_kill_is_kept_and_a_survivor_only_as_long_as_the_suite(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    kept = Verdicts(path, fresh=False)
+    kept.add(Verdict("dead", "differential", suite="old"))
+    kept.add(Verdict("alive", None, suite="old"))
+    path.write_text(path.read_text() + '{"key": "cut o')
+    again = Verdicts(path, fresh=False)
+    assert again.get("dead", "new") is not None
+    assert again.get("alive", "old") is not None
+    assert again.get("alive", "new") is None
+    assert Verdicts(path, fresh=True).get("dead", "old") is None
+
+
+def _loop() -> None:
+    while True:
+        pass
+
+
+def test_a_trial_that_ends_or_loops_is_told_from_one_that_answers() -> None:
+    with Nursery([]) as nursery:
+        assert nursery.submit(divmod, 7, 2).result() == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            nursery.submit(divmod, 7, 0).result()
+        with pytest.raises(TrialDied) as ended:
+            nursery.submit(os._exit, 3).result()
+        assert not ended.value.of_time
+        with pytest.raises(TrialDied) as looped:
+            nursery.submit(_loop, seconds=1).result()
+        assert looped.value.of_time
+        assert nursery.submit(divmod, 7, 2).result() == (3, 1)
+
+
+def test_nothing_runs_on_when_a_nursery_is_closed_at_once() -> None:
+    nursery = Nursery([])
+    pid = nursery.submit(os.getppid).result()
+    nursery.submit(time.sleep, 600)
+    nursery.close(at_once=True)
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    assert not children.exists() or not children.read_text()
