@@ -70,8 +70,9 @@ _FUSED_RECURRENT = (
 )
 
 _DELTA_CHUNK = (
-    Tile(tokens=32, keys=32, features=16, num_stages=1, max_itemsize=2),
-    Tile(tokens=16, keys=32, features=16, num_stages=1),
+    Tile(tokens=32, keys=32, features=16, num_stages=1, max_dim=128, max_itemsize=2),
+    Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1, max_itemsize=2),
+    Tile(tokens=16, keys=32, features=16, num_warps=8, num_stages=1),
 )
 _DELTA_RECURRENT = (
     Tile(tokens=32, features=16, max_dim=128),
@@ -215,11 +216,25 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     ("linear_attn", "fused_recurrent"): _FUSED_RECURRENT,
     ("gla", "fused_recurrent"): _FUSED_RECURRENT,
     ("simple_gla", "chunk"): (
-        Tile(tokens=32, keys=32, features=64, num_warps=2, max_itemsize=2),
+        Tile(
+            tokens=32,
+            keys=32,
+            features=64,
+            num_warps=2,
+            max_itemsize=2,
+            backward=Tile(tokens=32, keys=32, features=32, num_stages=1),
+        ),
         Tile(tokens=32, keys=32, features=32, num_stages=1),
     ),
     ("simple_gla", "fused_chunk"): (
-        Tile(tokens=32, keys=64, features=16, num_warps=2, max_itemsize=2),
+        Tile(
+            tokens=32,
+            keys=64,
+            features=16,
+            num_warps=2,
+            max_itemsize=2,
+            backward=Tile(tokens=32, keys=32, features=32, num_stages=1),
+        ),
         Tile(tokens=16, keys=64, features=32, num_stages=1),
     ),
     ("simple_gla", "fused_recurrent"): _FUSED_RECURRENT,

@@ -1,8 +1,8 @@
 """Every kernel compiles for every architecture, within its limits, without a GPU.
 
 One item per (op, mode, dtype, architecture). `nightly` takes everything. The other profiles take
-bfloat16 everywhere and the other dtypes on sm_90, and fewer options, head dims, tiles and layouts,
-see `Job.runs`.
+bfloat16 on sm_90, on one more architecture in turn, and float32 on sm_120, which has the least
+shared memory; and fewer options, head dims, tiles and layouts, see `Job.runs`.
 """
 
 from collections.abc import Iterator
@@ -35,6 +35,14 @@ def _nightly() -> bool:
     return settings.get_current_profile_name() == "nightly"
 
 
+def _always(family: int, dtype: str, architecture: str) -> bool:
+    """Whether every profile compiles it."""
+    others = [a for a in ARCHITECTURES if a != "sm_90"]
+    if dtype == "bfloat16":
+        return architecture in ("sm_90", others[family % len(others)])
+    return (dtype, architecture) == ("float32", "sm_120")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "job" not in metafunc.fixturenames:
         return
@@ -42,10 +50,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ops, modes, dtypes = (option(name) for name in ("op", "mode", "dtype"))
     jobs = [
         Job(op, mode, dtype, architecture)
-        for op, mode in families()
+        for family, (op, mode) in enumerate(families())
         for dtype in (str(float_dtype).removeprefix("torch.") for float_dtype in FLOATS)
         for architecture in ARCHITECTURES
-        if (_nightly() or dtype == "bfloat16" or architecture == "sm_90")
+        if (_nightly() or _always(family, dtype, architecture))
         and (not ops or op in ops)
         and (not modes or mode in modes)
         and (not dtypes or dtype in dtypes)
