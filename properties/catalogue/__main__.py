@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from properties.catalogue import OPS
@@ -11,18 +12,27 @@ END = "<!-- end of table -->"
 
 
 def table() -> str:
-    """One row per law, one column per op; the modes stand under the op's name."""
-    ops = list(OPS.values())
-    laws = dict.fromkeys(law for op in ops for law in op.laws)
-    lines = [
-        "| law | " + " | ".join(f"`{op.name}`" for op in ops) + " |",
-        "|---" * (len(ops) + 1) + "|",
-        "| *modes* | " + " | ".join(", ".join(m.name for m in op.modes) for op in ops) + " |",
-    ]
-    for law in laws:
-        marks = ("yes" if law in op.laws else "" for op in ops)
-        lines.append(f"| {law.replace('_', ' ')} | " + " | ".join(marks) + " |")
-    return "\n".join(lines)
+    """One row per op: its modes, and the laws that it obeys."""
+    every = list(dict.fromkeys(law for op in OPS.values() for law in op.laws))
+    lines = ["| op | modes | laws |", "|---|---|---|"]
+    for op in OPS.values():
+        modes = ", ".join(mode.name for mode in op.modes)
+        lines.append(f"| `{op.name}` | {modes} | {_laws(op.laws, every)} |")
+    return "\n".join([*lines, "", f"All laws: {', '.join(map(_words, every))}."])
+
+
+def _laws(laws: Sequence[str], every: Sequence[str]) -> str:
+    """Those that there are, or those that there are not, whichever is shorter."""
+    missing = [law for law in every if law not in laws]
+    if not missing:
+        return f"all {len(every)}"
+    if len(missing) < len(laws):
+        return f"all but {', '.join(map(_words, missing))}"
+    return ", ".join(map(_words, laws))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def with_table(text: str) -> str:

@@ -41,6 +41,7 @@ _DIMS = {
 _RECIPES = (
     "gaussian",
     "integers",
+    "large_states",
     "late_maximum",
     "one_hot_values",
     "zeros",
