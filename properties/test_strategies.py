@@ -297,6 +297,8 @@ def test_each_recipe_has_its_feature() -> None:
     assert set(_filled("integers", Role.KEY).flatten().tolist()) == {-1.0, 0.0, 1.0}
     assert _filled("large_logits", Role.QUERY).std() > 5
     assert _filled("large_logits", Role.LOGIT).max() > 89  # from there on exp overflows in float32
+    large = _filled("large_states", Role.KEY) * _filled("large_states", Role.VALUE)
+    assert large.sum(1).abs().max() > torch.finfo(torch.float16).max
     late, plain = _filled("late_maximum", Role.KEY), _filled("gaussian", Role.KEY)
     moved = (late != plain).all(-1).all(-1).all(0).nonzero().flatten().tolist()
     assert moved == [12, 13, 14, 37, 38, 39]

@@ -110,6 +110,21 @@ def large_logits(blank: Blank, generator: torch.Generator) -> Tensor:
             return x
 
 
+def large_states(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Keys and values 256 times larger, queries as much smaller: float16 has no room for a state.
+
+    It has for the outputs, and for all gradients but those of the queries.
+    """
+    x = gaussian(blank, generator)
+    match blank.role:
+        case Role.QUERY:
+            return x / 256
+        case Role.KEY | Role.VALUE:
+            return 256 * x
+        case _:
+            return x
+
+
 def late_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
     """The last three keys of each sequence are four times larger: the running maximum must move."""
     x = gaussian(blank, generator)
@@ -184,6 +199,7 @@ RECIPES: dict[str, Recipe] = {
         gaussian,
         integers,
         large_logits,
+        large_states,
         late_maximum,
         extreme_gates,
         one_hot_values,

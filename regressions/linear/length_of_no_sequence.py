@@ -1,0 +1,31 @@
+"""A mean length of no sequences."""
+
+from properties.case import Case
+from properties.mutants.edit import Edit
+from properties.mutants.trial import LawAbout
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="ZeroDivisionError for a batch of 0, as padding for CUDA graphs has it; SIGFPE for no "
+    "keys.",
+    cause="A heuristic divides by the amount of work: num_splits by the number of blocks, a "
+    "swizzle by the size of a head.",
+    source="flash-attention 2503 and 2515 (commit 484b9813), 2470 (commit 03cd0651) and commit "
+    "74dfa43c",
+    pinned=LawAbout(
+        "differential",
+        Case(
+            op="linear_attn",
+            mode="chunk",
+            dtype="float32",
+            dims={"B": 0, "H": 1, "K": 5, "V": 3},
+            lengths=(4,),
+            options={"scale": None, "normalize": False, "output_final_state": True},
+        ),
+    ),
+    planted=Edit(
+        module="kernels.linear.recurrence",
+        before='sizes["T"] * sizes["B"] > _SHORT * sequences',
+        after='sizes["T"] * sizes["B"] // sequences > _SHORT',
+    ),
+)
