@@ -42,9 +42,10 @@ def _state(kernel: Kernel, given: Given) -> Outputs:
 
 
 def _alone(kernel: Kernel, given: Given) -> Outputs:
-    """An output; whatever else there is, is not a state."""
+    """The output; whatever else is returned is no state."""
     returned = kernel(**given)
-    return (returned[0] if isinstance(returned, tuple) else returned), None
+    y: Tensor = returned[0] if isinstance(returned, tuple) else returned
+    return y
 
 
 def _normalized(kernel: Kernel, given: Given) -> Outputs:
@@ -81,12 +82,6 @@ def _convolution(kernel: Kernel, given: Given) -> Outputs:
     if not given.get("output_final_state"):
         return y, None
     return y, state[..., state.shape[-1] - width + 1 :].transpose(1, 2).float()
-
-
-def _one(kernel: Kernel, given: Given) -> Outputs:
-    """The output that is all there is."""
-    y: Tensor = kernel(**given)
-    return y
 
 
 def _keys_telescope(case: Case) -> tuple[Telescope, ...]:
@@ -330,7 +325,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
     "rotary_embedding": {
         "fused": _Mode(
             "fla.modules.rotary:rotary_embedding",
-            call=_one,
+            call=_alone,
             conventions=(),
             bounds={"tables in the dtype of x": _tables_like_x, "some pairs": _at_least(1, "P")},
         )
@@ -340,5 +335,5 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             "fla.modules.convolution:causal_conv1d", call=_convolution, conventions=(_WINDOW,)
         )
     },
-    "l2norm": {"fused": _Mode("fla.modules.l2norm:l2norm", call=_one, conventions=())},
+    "l2norm": {"fused": _Mode("fla.modules.l2norm:l2norm", call=_alone, conventions=())},
 }
