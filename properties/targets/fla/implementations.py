@@ -182,6 +182,7 @@ class _Mode:
     dtypes: tuple[str, ...] = DTYPES
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     forward_only: bool = False
+    unstated: Mapping[str, str] = field(default_factory=dict)
     telescopes: Callable[[Case], tuple[Telescope, ...]] = _none
 
     def implementation(self, op: Op, kernel: Kernel) -> Implementation:
@@ -192,6 +193,7 @@ class _Mode:
             dtypes=self.dtypes,
             bounds=self.bounds,
             forward_only=self.forward_only,
+            unstated=self.unstated,
             telescopes=self.telescopes,
         )
 
@@ -320,6 +322,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         theirs={"window": "window_size", "sink": "sink_bias"},
         conventions=(_SCALE, "window is window_size, sink is sink_bias"),
         bounds={"causal": _causal, "keys that are the queries' tokens": _one_length},
+        unstated={"splitting": "a second call has more keys than queries"},
         telescopes=_rows_telescope,
     ),
     "rotary_embedding": {
@@ -327,7 +330,10 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             "fla.modules.rotary:rotary_embedding",
             call=_alone,
             conventions=(),
-            bounds={"tables in the dtype of x": _tables_like_x, "some pairs": _at_least(1, "P")},
+            bounds={
+                "tables in the dtype of x": _tables_like_x,
+                "some pairs, some rows": _at_least(1, "P", "B"),
+            },
         )
     },
     "short_conv": {

@@ -130,6 +130,20 @@ LEDGER = (
         cause="The sum of keys is handed on as that at the last token, which is not there.",
     ),
     KnownFailure(
+        name="rotary_of_no_tokens",
+        law="differential",
+        case=Case.from_json(
+            '{"op":"rotary_embedding","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":2,'
+            '"P":1},"lengths":[0],"options":{"interleaved":false,"seqlen_offsets":0,'
+            '"inplace":false}}'
+        ),
+        modes=("fused",),
+        shows=lambda given: given["x"].shape[1] == 0,
+        expected="(1, 0, 1, 16)",
+        got="ZeroDivisionError",
+        cause="Tiles are as long as the tokens for each multiprocessor, which here are none.",
+    ),
+    KnownFailure(
         name="state_without_a_gradient",
         law="differential",
         case=Case.from_json(
