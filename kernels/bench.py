@@ -16,10 +16,23 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch.nn.functional import logsigmoid, scaled_dot_product_attention
+from torch.nn.functional import logsigmoid, normalize, scaled_dot_product_attention
 from triton.runtime.jit import JITFunction
 
-from kernels import attention, gla, linear_attn, rotary_embedding, rotary_tables
+from kernels import (
+    attention,
+    delta_rule,
+    dplr,
+    gated_delta_rule,
+    gla,
+    kda,
+    l2norm,
+    linear_attn,
+    rotary_embedding,
+    rotary_tables,
+    short_conv,
+    simple_gla,
+)
 from kernels.tiles import TABLE
 
 Tensors = dict[str, Tensor]
@@ -116,6 +129,44 @@ def _gated(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
     return {**tensors, "g": logsigmoid(g) / 16}
 
 
+def _gated_heads(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """With gates as `_gated` has, one for each head."""
+    tensors = _queries_keys_values(shape, dtype, device)
+    g = torch.randn(shape.B, shape.T, shape.H, dtype=torch.float32, device=device)
+    return {**tensors, "g": logsigmoid(g) / 16}
+
+
+def _delta(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """With keys of length 1 and strengths from 0 to 1."""
+    tensors = _queries_keys_values(shape, dtype, device)
+    beta = torch.rand(shape.B, shape.T, shape.H, dtype=torch.float32, device=device)
+    return {**tensors, "k": normalize(tensors["k"], dim=-1), "beta": beta}
+
+
+def _gated_delta(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    return {**_delta(shape, dtype, device), "g": _gated_heads(shape, dtype, device)["g"]}
+
+
+def _kda(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    return {**_delta(shape, dtype, device), "g": _gated(shape, dtype, device)["g"]}
+
+
+def _dplr(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """With a and b of length 1/2 each."""
+    tensors = _gated(shape, dtype, device)
+    a, b = (normalize(torch.randn_like(tensors["k"]), dim=-1) / 2 for _ in range(2))
+    return {**{n: x for n, x in tensors.items() if n != "g"}, "a": a, "b": b, "gk": tensors["g"]}
+
+
+def _vectors(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    return {"x": torch.randn(shape.B, shape.T, shape.H, shape.K, dtype=dtype, device=device)}
+
+
+def _channels(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    x = torch.randn(shape.B, shape.T, shape.H * shape.K, dtype=dtype, device=device)
+    return {"x": x, "weight": torch.randn(shape.H * shape.K, 4, dtype=dtype, device=device)}
+
+
 def _rotary_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
     cos, sin = rotary_tables(shape.T, shape.K, dtype=dtype, device=device)
     x = torch.randn(shape.B, shape.T, shape.H, shape.K, dtype=dtype, device=device)
@@ -147,6 +198,24 @@ def _gated_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
     return _linear_bytes(shape, itemsize, backward) + gates
 
 
+def _bytes_with(floats: Callable[[Shape], int], rows: int = 0) -> Callable[..., int]:
+    """As linear attention, and for each vector numbers in float32 and rows as long as a key; read,
+    then read and their gradients written."""
+
+    def moved(shape: Shape, itemsize: int, backward: bool) -> int:
+        extra = 4 * floats(shape) + rows * shape.K * itemsize
+        return _linear_bytes(shape, itemsize, backward) + (3 if backward else 1) * (
+            shape.vectors * extra
+        )
+
+    return moved
+
+
+def _elementwise_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
+    """x, y; then x, dy, dx."""
+    return (5 if backward else 2) * shape.vectors * shape.K * itemsize
+
+
 def _attention_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
     """q, k, v, o; then lse, written and read, and q, k, v, o, do, dq, dk, dv."""
     width, lse = 2 * shape.K + 2 * shape.V, 0
@@ -169,6 +238,17 @@ def _linear_operations(shape: Shape, backward: bool) -> int:
 def _gated_operations(shape: Shape, backward: bool) -> int:
     """As without gates, and a decay for each S and dS."""
     return shape.vectors * shape.K * shape.V * (17 if backward else 5)
+
+
+def _delta_operations(shape: Shape, backward: bool) -> int:
+    """Per element of the state and token: what it lacks, S and o; then S, dS, and the gradients of
+    what it lacks, q, k twice and v."""
+    return shape.vectors * shape.K * shape.V * (24 if backward else 7)
+
+
+def _elementwise_operations(shape: Shape, backward: bool) -> int:
+    """Four products and sums per element; as many for each of two gradients."""
+    return shape.vectors * shape.K * (24 if backward else 8)
 
 
 def _attention_operations(shape: Shape, backward: bool) -> int:
@@ -198,6 +278,50 @@ PROBLEMS = {
         make=_gated,
         moved=_gated_bytes,
         operations=_gated_operations,
+    ),
+    "simple_gla": Problem(
+        function=simple_gla,
+        make=_gated_heads,
+        moved=_bytes_with(lambda shape: 1),
+        operations=_gated_operations,
+    ),
+    "delta_rule": Problem(
+        function=delta_rule,
+        make=_delta,
+        moved=_bytes_with(lambda shape: 1),
+        operations=_delta_operations,
+    ),
+    "gated_delta_rule": Problem(
+        function=gated_delta_rule,
+        make=_gated_delta,
+        moved=_bytes_with(lambda shape: 2),
+        operations=_delta_operations,
+    ),
+    "kda": Problem(
+        function=kda,
+        make=_kda,
+        moved=_bytes_with(lambda shape: shape.K + 1),
+        operations=_delta_operations,
+    ),
+    "dplr": Problem(
+        function=dplr,
+        make=_dplr,
+        moved=_bytes_with(lambda shape: shape.K, rows=2),
+        operations=_delta_operations,
+    ),
+    "l2norm": Problem(
+        function=l2norm,
+        make=_vectors,
+        moved=_elementwise_bytes,
+        operations=_elementwise_operations,
+        output_like="x",
+    ),
+    "short_conv": Problem(
+        function=short_conv,
+        make=_channels,
+        moved=_elementwise_bytes,
+        operations=_elementwise_operations,
+        output_like="x",
     ),
     "attention": Problem(
         function=attention,
