@@ -193,6 +193,7 @@ OF_A_READING = ("differential", "splitting", "packing", "plumbing", "rejection")
 
 RETENTION = Op(
     name="retention",
+    heads_alike=False,
     constant_decay=lambda case: -math.log1p(-(2.0**-5)),
     oracle=reference.retention,
     second_form=reference.retention_parallel,
@@ -212,6 +213,7 @@ RETENTION = Op(
 
 LIGHTNING_ATTN = Op(
     name="lightning_attn",
+    heads_alike=False,
     constant_decay=lambda case: 8.0,
     oracle=reference.lightning_attn,
     second_form=reference.lightning_attn_parallel,

@@ -138,6 +138,7 @@ class Op:
             the oracle on absolute values bounds every rounding error.
         constant_decay: the largest log decay of a token that the op takes from no argument, without
             its sign.
+        heads_alike: what is computed of a head does not depend on which it is.
         float32_logits: products of two inputs are never rounded below float32, as in a softmax;
             the error budgets of 16 bits are sharper then.
         nonnegative: queries and keys of this case are drawn without sign.
@@ -170,6 +171,7 @@ class Op:
     mistakes: Callable[[Case, Any], Iterable[tuple[str, dict[str, Any], str]]] = _none
     multilinear: Callable[[Case], bool] = _never
     constant_decay: Callable[[Case], float] = _zero
+    heads_alike: bool = True
     float32_logits: bool = False
     nonnegative: Callable[[Case], bool] = _never
     telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()

@@ -2,7 +2,8 @@
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -83,3 +84,10 @@ def digest(*modules: str, lists: bool = True) -> str:
         assert path is not None
         hashed.update(module.encode() + path.read_bytes())
     return hashed.hexdigest()[:24]
+
+
+def forget(modules: Collection[str]) -> None:
+    """Have this process import modules anew, and with them all that is made of them."""
+    for name in list(sys.modules):
+        if path_of(name) is not None and not closure([name]).isdisjoint(modules):
+            del sys.modules[name]

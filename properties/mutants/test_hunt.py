@@ -16,7 +16,7 @@ from properties.mutants.equivalents import Equivalent
 from properties.mutants.hunt import Suite, judge, killed_among, units
 from properties.mutants.mutant import ROOT, Mutant, mutants
 from properties.mutants.nursery import Nursery, TrialDied
-from properties.mutants.trial import LawAbout
+from properties.mutants.trial import LawAbout, Pinned
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 
@@ -77,12 +77,20 @@ def test_listed_mutants_are_checked_together(
         assert {*killed_among(signs, suite, verdicts, unit)} == {*killed}
 
 
+def _has_tokens(pinned: Pinned) -> bool:
+    return not isinstance(pinned, LawAbout) or (
+        sum(pinned.case.lengths) > 0 and 0 not in pinned.case.dims.values()
+    )
+
+
 def test_only_cases_that_run_the_line_are_tried(signs: list[Mutant], blind: Suite) -> None:
     (job,) = blind.jobs
     checks = blind.checks_of(job)
     found = [m for m in mutants(["kernels"], ["branch"]) if m.where == _TURNED]
     inside = next(m for m in found if "INTERLEAVED" in m.text)
-    assert len([c for wave in blind.waves(inside) for c in wave]) == len(checks)
+    # A call without tokens may launch nothing.
+    launching = {c.pinned for c in checks if _has_tokens(c.pinned)}
+    assert launching <= {c.pinned for wave in blind.waves(inside) for c in wave}
     backwards = next(m for m in signs if "sin = -sin" in m.text)
     reaching = [c.pinned for wave in blind.waves(backwards) for c in wave]
     cases = [c.pinned for c in checks if isinstance(c.pinned, LawAbout)]

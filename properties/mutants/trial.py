@@ -80,14 +80,15 @@ class Bench:
 def attempt(
     pinned: Sequence[Pinned], limits: Sequence[float], bench: Bench, edits: Sequence[Edit]
 ) -> Outcome:
-    """Judge cases, or run tests, until one fails. Edits are made before the project is imported.
+    """Judge cases, or run tests, until one fails. Edited modules are imported anew.
 
     Args:
         limits: seconds of processor time that each may take; without any, as many as it wants.
     """
+    started = process_time()
+    forget({edit.module for edit in edits})
     for edit in edits:
         edit.plant()
-    started = process_time()
     tests = [p.node for p in pinned if isinstance(p, TestAt)]
     if tests:
         outcome = _run_tests(tests, limits, bench.device)

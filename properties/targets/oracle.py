@@ -59,19 +59,20 @@ def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...
         return op.oracle(**given)
     options = {n: v for n, v in given.items() if n not in (*tensors, *op.packed_by, "inplace")}
     double = {n: x.double() for n, x in tensors.items()}
+    apart = dims["H"] if "H" in dims and op.heads_alike else 1
     rows = []
     for n in range(sequences):
         heads = []
-        for h in range(dims["H"]):
+        for h in range(apart):
             piece = {
-                a.name: _piece(a.dims, double[a.name], n, h, dims["H"], bounds)
+                a.name: _piece(a.dims, double[a.name], n, h, apart, bounds)
                 for a in op.arguments
                 if a.name in double
             }
             own = {k: v[n : n + 1] if isinstance(v, Tensor) else v for k, v in options.items()}
             returned = op.oracle(**piece, **own)
             heads.append(returned if isinstance(returned, tuple) else (returned,))
-        rows.append(_joined(op, heads, "H", "H"))
+        rows.append(_joined(op, heads, "H") if apart > 1 else heads[0])
     along = "B" if bounds[0] is None else "T"
     results = tuple(
         None if y is None else y.to(torch.float32 if o.dtype == "float32" else _dtype(op, tensors))
@@ -92,7 +93,7 @@ def _piece(dims: str, x: Tensor, n: int, h: int, heads: int, bounds: list[Tensor
     for axis, dim in enumerate(dims.split()):
         if dim == "N" or (dim == "B" and not packed):
             x = x.narrow(axis, n, 1)
-        elif dim in "HG":
+        elif dim in "HG" and heads > 1:
             x = x.narrow(axis, h * x.shape[axis] // heads, 1)
         elif dim in "TS" and packed:
             cu_seqlens = bounds[-1] if dim == "S" and bounds[-1] is not None else bounds[0]

@@ -50,6 +50,7 @@ def table(device: str) -> str:
     here = activate(device)
     # Imported here, as fla looks for its device when it is imported.
     from properties.targets.fla import operations, target
+    from properties.targets.fla.library import release
     from properties.targets.fla.table import HEADER, row
 
     target(here)
@@ -58,7 +59,7 @@ def table(device: str) -> str:
     lines = [row(call, here).line() for call in progress]
     lines += [f"| `{name}` | | no | no | no | {why} |" for name, why in broken.items()]
     head = HEAD.format(
-        version=operations.version(),
+        version=".".join(str(part) for part in release()),
         tokens=operations.TOKENS,
         lengths="{} and {}".format(
             ", ".join(map(str, operations.LENGTHS[:-1])), operations.LENGTHS[-1]

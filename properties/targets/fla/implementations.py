@@ -12,7 +12,7 @@ from properties.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Argument, Function, Op, Role
 from properties.targets.adapter import Bound, Implementation
-from properties.targets.fla.library import Kernel, kernel
+from properties.targets.fla.library import Kernel, kernel, release
 from properties.verdict.budgets import Telescope
 
 Given = dict[str, Any]
@@ -31,7 +31,8 @@ def implementations() -> dict[str, dict[str, Implementation]]:
         for mode, declared in modes.items():
             found = kernel(declared.function)
             if found is not None:
-                made.setdefault(op, {})[mode] = declared.implementation(OPS[op], found)
+                settled = _as_it_was(op, mode, declared) if release() < (0, 3) else declared
+                made.setdefault(op, {})[mode] = settled.implementation(OPS[op], found)
     return made
 
 
@@ -50,7 +51,7 @@ def _alone(kernel: Kernel, given: Given) -> Outputs:
 
 def _normalized(kernel: Kernel, given: Given) -> Outputs:
     """Our state of a normalised op has a column more, fla's is a pair."""
-    if not given.get("normalize"):
+    if not given.setdefault("normalize", False):
         return _state(kernel, given)
     if given.get("initial_state") is not None:
         whole = given["initial_state"]
@@ -171,6 +172,7 @@ class _Mode:
         call: calls it with arguments under its own names; returns the op's outputs.
         theirs: names of arguments, where fla has others.
         ours: arguments that it does not have and `call` deals with.
+        without: arguments that it has and that mean something else.
         The rest as in `Implementation`.
     """
 
@@ -178,6 +180,8 @@ class _Mode:
     call: Callable[[Kernel, Given], Outputs] = _state
     theirs: Mapping[str, str] = field(default_factory=dict)
     ours: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
     conventions: tuple[str, ...] = (_SCALE,)
     dtypes: tuple[str, ...] = DTYPES
     bounds: Mapping[str, Bound] = field(default_factory=dict)
@@ -192,6 +196,7 @@ class _Mode:
             conventions=(*self.conventions, *(_REQUIRED for _ in required[:1])),
             dtypes=self.dtypes,
             bounds=self.bounds,
+            constants=self.constants,
             forward_only=self.forward_only,
             unstated=self.unstated,
             telescopes=self.telescopes,
@@ -208,6 +213,7 @@ class _Mode:
         """The kernel under the op's names, of those that it has."""
         taken = signature(kernel).parameters
         names = [n for n in op.names if self._name(n) in taken or n in self.ours]
+        names = [n for n in names if n not in self.without]
 
         def function(**given: Any) -> Outputs:
             for argument in required:
@@ -222,6 +228,31 @@ class _Mode:
         parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in names]
         function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         return function
+
+
+def _as_it_was(op: str, mode: str, declared: _Mode) -> _Mode:
+    """A mode in releases up to 0.2, where it was more limited.
+
+    Dims are tiles as they are, recurrences of gates have no gradient through their final state,
+    those of deltas no scale but a positive one, and what is normalised hands on half of its state.
+    """
+    bounds = {**declared.bounds}
+    if {"K", "V"} <= OPS[op].dims.keys():
+        bounds["K and V powers of two, at least 16"] = _powers_of_two
+    recurrent = mode == "fused_recurrent"
+    if recurrent and op in ("gated_delta_rule", "dplr", "rwkv7"):
+        bounds.update(_POSITIVE)
+    return replace(
+        declared,
+        bounds=bounds,
+        without=("normalize",),
+        constants=("final_state",) if recurrent and op in ("gla", "simple_gla") else (),
+    )
+
+
+def _powers_of_two(case: Case) -> Case:
+    rounded = {n: max(16, 1 << (case.dims[n] - 1).bit_length()) for n in ("K", "V")}
+    return replace(case, dims={**case.dims, **rounded})
 
 
 def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:

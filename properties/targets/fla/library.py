@@ -4,12 +4,22 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from inspect import signature
 from types import ModuleType
 from typing import Any
 
 Kernel = Callable[..., Any]
+
+
+def release() -> tuple[int, ...]:
+    """The version that is installed, (0, 6, 0); it was one package once, and is two."""
+    try:
+        text = version("flash-linear-attention")
+    except PackageNotFoundError:
+        text = version("fla-core")
+    return tuple(int(part) for part in text.split("."))
 
 
 def kernel(name: str) -> Kernel | None:

@@ -12,7 +12,6 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version as version_of
 from typing import Any
 
 import torch
@@ -189,11 +188,6 @@ class Call:
     def load(self) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(importlib.import_module(self.module), self.function)
         return found
-
-
-def version() -> str:
-    """Of the package that is installed."""
-    return version_of("fla-core")
 
 
 def public() -> tuple[list[Call], dict[str, str]]:
