@@ -88,6 +88,8 @@ def digest(*modules: str, lists: bool = True) -> str:
 
 def forget(modules: Collection[str]) -> None:
     """Have this process import modules anew, and with them all that is made of them."""
+    if sys.modules.keys().isdisjoint(modules):
+        return
     for name in list(sys.modules):
         if path_of(name) is not None and not closure([name]).isdisjoint(modules):
             del sys.modules[name]

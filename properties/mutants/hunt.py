@@ -39,8 +39,6 @@ from properties.mutants.trial import (
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import Target
 
-# What a trial of a kernel needs and no edit of a kernel changes.
-_SUITE = (*LIBRARIES, "properties.jobs", "properties.simulator", "properties.mutants.survey")
 # A trial may take so many times as long as the check does without an edit, and some seconds for
 # what has to be compiled.
 _LONGER, _COMPILING = 20.0, 10.0
@@ -118,24 +116,14 @@ class Suite:
         self.bench = Bench("ours", device, (folder / "oracle", answers))
         self.surveys = Surveys(folder)
         self.tests = tests
-        self.workers = workers
-        self._nurseries: dict[str, Nursery] = {}
+        self.nursery = Nursery((*LIBRARIES, "properties.mutants.warm"), workers)
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._checks: dict[str, list[Check]] = {}
         self.failing: list[str] = []
 
     def close(self, *, at_once: bool) -> None:
         """End all processes: `at_once`, or when they are done."""
-        for nursery in self._nurseries.values():
-            nursery.close(at_once=at_once)
-
-    def _nursery(self, package: str) -> Nursery:
-        """Processes for edits of a package."""
-        with self._locks["nurseries"]:
-            if package not in self._nurseries:
-                preload = _SUITE if package == "kernels" else LIBRARIES
-                self._nurseries[package] = Nursery(preload, self.workers)
-            return self._nurseries[package]
+        self.nursery.close(at_once=at_once)
 
     def files_about(self, mutant: Mutant) -> list[str]:
         """The files of tests that may run the module of a mutant, those made of least first."""
@@ -159,12 +147,12 @@ class Suite:
 
     def checks_of(self, job: Job) -> list[Check]:
         code = self.sources[job.op].code(job)
-        return self._survey(job.name, code, "kernels", of_job, job, self.bench, self.folder)
+        return self._survey(job.name, code, of_job, job, self.bench, self.folder)
 
     def tests_in(self, file: str, package: str) -> list[Check]:
         code = digest(_module(file))
         arguments = file, package, self.bench, self.folder
-        return self._survey(f"{package}.{file}", code, package, of_tests, *arguments)
+        return self._survey(f"{package}.{file}", code, of_tests, *arguments)
 
     def code(self, mutant: Mutant) -> str:
         """A digest of all that may notice a mutant."""
@@ -173,13 +161,13 @@ class Suite:
         return hashlib.sha256("\n".join(codes).encode()).hexdigest()[:24]
 
     def _survey(
-        self, name: str, code: str, package: str, survey: Callable[..., list[Check]], *about: Any
+        self, name: str, code: str, survey: Callable[..., list[Check]], *about: Any
     ) -> list[Check]:
         with self._locks[name]:
             if name not in self._checks:
                 checks = self.surveys.known(name, code)
                 if checks is None:
-                    future = self._nursery(package).submit(survey, *about, seconds=_AT_MOST)
+                    future = self.nursery.submit(survey, *about, seconds=_AT_MOST)
                     try:
                         checks = future.result()
                         self.surveys.keep(name, code, checks)
@@ -191,23 +179,21 @@ class Suite:
 
     def run(self, unit: "Unit", edits: Sequence[Edit]) -> Pinned | None:
         """Run all of a unit with edits made, and return what fails first."""
-        nursery = self._nursery(unit.package)
         if unit.file:
             test = TestAt(unit.file)
-            outcome = nursery.submit(
+            outcome = self.nursery.submit(
                 attempt, [test], [], self.bench, edits, seconds=_AT_MOST
             ).result()
             return TestAt(outcome.caught_by) if outcome.caught_by else None
-        failure: Pinned | None = nursery.submit(
+        failure: Pinned | None = self.nursery.submit(
             first_failure, unit.jobs, self.bench, edits, seconds=_AT_MOST
         ).result()
         return failure
 
     def fails(self, pinned: Pinned, mutant: Mutant) -> bool:
         """Whether one check fails with the edit of one mutant."""
-        nursery = self._nursery(mutant.package)
         edits = [mutant.edit()]
-        outcome = nursery.submit(attempt, [pinned], [], self.bench, edits, seconds=_AT_MOST)
+        outcome = self.nursery.submit(attempt, [pinned], [], self.bench, edits, seconds=_AT_MOST)
         return outcome.result().caught_by is not None
 
     def attempt(self, checks: Sequence[Check], mutant: Mutant) -> Outcome:
@@ -215,7 +201,7 @@ class Suite:
         pinned = [check.pinned for check in checks]
         limits = [_COMPILING + _LONGER * check.seconds for check in checks]
         seconds = round(_AT_LEAST + _LONGER * sum(check.seconds for check in checks))
-        future = self._nursery(mutant.package).submit(
+        future = self.nursery.submit(
             attempt, pinned, limits, self.bench, [mutant.edit()], seconds=seconds
         )
         try:

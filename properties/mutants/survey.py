@@ -9,7 +9,7 @@ from typing import Any
 
 from properties.case import Case
 from properties.jobs import Job
-from properties.mutants.closure import ROOT
+from properties.mutants.closure import ROOT, forget
 from properties.mutants.edit import Edit
 from properties.mutants.reach import Reach, packed
 from properties.mutants.trial import Bench, LawAbout, Pinned, TestAt, bench_subject
@@ -103,6 +103,7 @@ def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
 
 def first_failure(jobs: Sequence[Job], bench: Bench, edits: Sequence[Edit]) -> LawAbout | None:
     """Run jobs with edits made, as the `ci` profile does, and return the first case that fails."""
+    forget({edit.module for edit in edits})
     for edit in edits:
         edit.plant()
     from hypothesis import Phase, settings

@@ -91,11 +91,11 @@ def test_only_cases_that_run_the_line_are_tried(signs: list[Mutant], blind: Suit
     # A call without tokens may launch nothing.
     launching = {c.pinned for c in checks if _has_tokens(c.pinned)}
     assert launching <= {c.pinned for wave in blind.waves(inside) for c in wave}
-    backwards = next(m for m in signs if "sin = -sin" in m.text)
-    reaching = [c.pinned for wave in blind.waves(backwards) for c in wave]
-    cases = [c.pinned for c in checks if isinstance(c.pinned, LawAbout)]
-    assert {*reaching} == {one for one in cases if one.case.options["conjugate"]}
-    assert 0 < len(reaching) < len(checks)
+    pairs = next(m for m in signs if "tl.join" in m.text)
+    reaching = [c.pinned for wave in blind.waves(pairs) for c in wave]
+    options = [one.case.options for one in reaching if isinstance(one, LawAbout)]
+    assert 0 < len(options) < len(checks)
+    assert all(given["interleaved"] for given in options)
 
 
 def test_the_command_tells_kept_and_listed_mutants(
