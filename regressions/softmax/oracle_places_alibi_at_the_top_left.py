@@ -9,7 +9,8 @@ BUG = KnownBug(
     cause="Its bias used the column, not the column less the padding.",
     source="flash-attention, commit 29956362",
     pinned=TestAt(
-        "reference/softmax/test_attention.py::test_alibi_halves_a_weight_per_token_of_distance_by_hand[attention]"
+        "reference/softmax/test_attention.py::"
+        "test_alibi_halves_a_weight_per_token_of_distance_by_hand[attention]"
     ),
     planted=Edit(
         module="reference.softmax.attention",
