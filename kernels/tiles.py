@@ -239,7 +239,14 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     ),
     ("simple_gla", "fused_recurrent"): _FUSED_RECURRENT,
     ("simple_gla", "parallel"): (
-        Tile(tokens=32, keys=64, features=64, num_warps=2, max_itemsize=2),
+        Tile(
+            tokens=32,
+            keys=64,
+            features=64,
+            num_warps=2,
+            max_itemsize=2,
+            backward=Tile(tokens=32, keys=32, features=32, num_stages=1),
+        ),
         Tile(tokens=16, keys=32, features=32, num_stages=1),
     ),
     # The same, but the carrier of states holds all keys.
