@@ -23,8 +23,9 @@ class KnownBug:
         source: project, and number of the report or fix.
         pinned: what notices it: a law about one case, or one test.
         planted: an edit that brings the bug back.
-        only_on: the device that the bug shows on, "cuda" for one of a GPU's compiler; the pinned
-            case itself has to pass everywhere.
+        only_on: the device that the bug shows on, "cuda" for one of a GPU's compiler, "simulator"
+            for a wrong address whose numbers are right; the pinned case itself has to pass
+            everywhere.
     """
 
     happened: str

@@ -35,7 +35,7 @@ def test_case_passes_today(name: str, today: Callable[[Pinned], Future[Outcome]]
 @pytest.mark.parametrize("name", BUGS)
 def test_case_catches_the_planted_bug(name: str, laboratory: Laboratory) -> None:
     if not BUGS[name].shows_on(laboratory.device):
-        pytest.skip(f"a bug of the compiler for {BUGS[name].only_on}, which is not the device here")
+        pytest.skip(f"shows on {BUGS[name].only_on} only, which is not the device here")
     outcome = laboratory.submit(BUGS[name].pinned, BUGS[name].planted).result()
     assert outcome.caught_by is not None, f"{name} is not noticed when it is planted again"
 
