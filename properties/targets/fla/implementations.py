@@ -239,15 +239,24 @@ def _as_it_was(op: str, mode: str, declared: _Mode) -> _Mode:
     bounds = {**declared.bounds}
     if {"K", "V"} <= OPS[op].dims.keys():
         bounds["K and V powers of two, at least 16"] = _powers_of_two
+    if op == "gated_delta_rule":
+        bounds["a head of keys for each of values"] = _ungrouped
     recurrent = mode == "fused_recurrent"
     if recurrent and op in ("gated_delta_rule", "dplr", "rwkv7"):
         bounds.update(_POSITIVE)
-    return replace(
-        declared,
-        bounds=bounds,
-        without=("normalize",),
-        constants=("final_state",) if recurrent and op in ("gla", "simple_gla") else (),
-    )
+    changed = replace(declared, bounds=bounds, without=("normalize",))
+    if recurrent and op in ("gla", "simple_gla"):
+        alone = replace(changed, constants=("final_state",))
+        return replace(alone, telescopes=lambda case: declared.telescopes(_without_state(case)))
+    return changed
+
+
+def _without_state(case: Case) -> Case:
+    return replace(case, options={**case.options, "output_final_state": False})
+
+
+def _ungrouped(case: Case) -> Case:
+    return replace(case, dims={**case.dims, "R": 1})
 
 
 def _powers_of_two(case: Case) -> Case:
