@@ -6,9 +6,9 @@ from properties.mutants.trial import LawAbout
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
-    happened="RuntimeError: an incorrect number of gradients, 14 for 16 arguments.",
-    cause="The forward function got two more arguments, the tuple that the backward function "
-    "returns did not.",
+    happened="RuntimeError: an incorrect number of gradients, 16 against 14.",
+    cause="The forward function had got new arguments, and what the backward function returns had "
+    "not.",
     source="mamba 431",
     pinned=LawAbout(
         "differential",

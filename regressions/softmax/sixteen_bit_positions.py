@@ -7,7 +7,8 @@ from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
     happened="Finite but wrong outputs from 65537 keys on, NaN from 32768 on elsewhere.",
-    cause="The index of a token was cast to 16 bits.",
+    cause="The index of a token was cast to 16 bits: in one of the two by its code, in the other "
+    "as its reporter infers.",
     source="PyTorch 162588 (fix 187225); xformers 719",
     pinned=LawAbout(
         "causality",
