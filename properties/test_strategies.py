@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from kernels.tiles import TABLE
 from properties.case import Case
 from properties.catalogue import DTYPES, OPS, Mode, Op
 from properties.catalogue.op import Argument, Option, Role
@@ -25,8 +26,12 @@ EXAMPLES, RUNS = 15, 60
 
 TARGET = load("ours", torch.device("cpu"))
 
+# A reading has no tiles of its own whose edges could be drawn.
 MODES = [
-    pytest.param(op, mode, id=f"{op.name}-{mode.name}") for op in OPS.values() for mode in op.modes
+    pytest.param(op, mode, id=f"{op.name}-{mode.name}")
+    for op in OPS.values()
+    for mode in op.modes
+    if (op.name, mode.name) in TABLE
 ]
 
 
