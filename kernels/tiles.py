@@ -70,8 +70,15 @@ _FUSED_RECURRENT = (
 )
 
 _DELTA_CHUNK = (
-    Tile(tokens=32, keys=32, features=16, num_stages=1, max_dim=128, max_itemsize=2),
-    Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1, max_itemsize=2),
+    Tile(
+        tokens=32,
+        keys=32,
+        features=16,
+        num_stages=1,
+        max_dim=128,
+        max_itemsize=2,
+        backward=Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1),
+    ),
     Tile(tokens=16, keys=32, features=16, num_warps=8, num_stages=1),
 )
 _DELTA_RECURRENT = (
@@ -188,13 +195,15 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
             tokens=16,
             keys=16,
             num_stages=1,
+            arch=80,
             backward=Tile(
                 tokens=16,
                 keys=16,
                 num_stages=1,
-                backward=Tile(tokens=16, keys=16, num_warps=8, num_stages=1),
+                backward=Tile(tokens=16, keys=16, num_warps=16, num_stages=1),
             ),
         ),
+        Tile(tokens=16, keys=16, num_stages=1),
     ),
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.chunk.blocks`). Products of 16 bits want a warp for 16 tokens. No entry multiplies in

@@ -348,6 +348,7 @@ def backward(
     tile: Tile,
     do: Tensor,
     dfinal_state: Tensor | None,
+    keys_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `forward`'s inputs; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
@@ -373,9 +374,11 @@ def backward(
     )  # fmt: skip
     dq, *parts = gradients(
         rule.q, rule.k, written, rule.g, do, states, dstates, rule.chunks,
-        scale=scale, tile=tile, partial=True,
+        scale=scale, tile=tile, keys_dtype=keys_dtype, partial=True,
     )  # fmt: skip
-    de, dk, dv, dg, dbeta = rule.system_backward(w_e, w_v, inverse, states, dwritten, *parts)
+    de, dk, dv, dg, dbeta = rule.system_backward(
+        w_e, w_v, inverse, states, dwritten, *parts, keys_dtype=keys_dtype
+    )
     if a is None:
         return dq, dk, dv, dg, dbeta, None, None, dinitial
     return (
@@ -446,9 +449,10 @@ class _Rule:
         dwritten: Tensor,
         dk_part: Tensor,
         dg_part: Tensor | None,
+        keys_dtype: torch.dtype,
     ) -> tuple[Tensor | None, ...]:
         """de (float32), dk, dv, dg, dbeta; None where there is no such input or it is another."""
-        dk, dv = torch.empty_like(self.k), torch.empty_like(self.v)
+        dk, dv = torch.empty_like(self.k, dtype=keys_dtype), torch.empty_like(self.v)
         dg, dbeta = (None if x is None else torch.empty_like(x) for x in (self.g, self.beta))
         de = None if self.e is self.k else torch.empty_like(self.e, dtype=torch.float32)
         heads = self.k.shape[2]

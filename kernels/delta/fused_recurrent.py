@@ -282,11 +282,15 @@ def backward(
     tile: Tile,
     do: Tensor,
     dfinal_state: Tensor | None,
+    keys_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `forward`'s inputs from those of its outputs.
 
+    Args:
+        keys_dtype: of dq and dk; float32 where they are summed over heads afterwards.
+
     Returns:
-        dq, dk, dv, dg, dbeta, da, db in the dtypes of their inputs, dinitial_state float32; None
+        dq, dk; dv, dg, dbeta, da, db in the dtypes of their inputs, dinitial_state float32; None
         where there is no input.
     """
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[3]
@@ -294,9 +298,11 @@ def backward(
     tile = tile.backward_tile()
     blocks = _blocks(tile, key_dim, value_dim)
     parts = triton.cdiv(value_dim, blocks["BV"])
+    inputs = q, k, g, beta, a, b
+    dtypes = keys_dtype, keys_dtype, *(None if x is None else x.dtype for x in inputs[2:])
     shared = [
-        None if x is None else empty_parts(parts, x.shape, x.dtype, x.device)
-        for x in (q, k, g, beta, a, b)
+        None if x is None else empty_parts(parts, x.shape, dtype, x.device)
+        for x, dtype in zip(inputs, dtypes, strict=True)
     ]
     dq, dk, dg, dbeta, da, db = shared
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -321,8 +327,8 @@ def backward(
             PACKED=cu_seqlens is not None, num_warps=tile.num_warps,
         )  # fmt: skip
     dq, dk, dg, dbeta, da, db = (
-        None if x is None else add_parts(dx, x.dtype)
-        for x, dx in zip((q, k, g, beta, a, b), shared, strict=True)
+        None if dx is None else add_parts(dx, dtype)
+        for dx, dtype in zip(shared, dtypes, strict=True)
     )
     return dq, dk, dv, dg, dbeta, da, db, dinitial
 

@@ -21,6 +21,7 @@ from kernels.arguments import (
 from kernels.delta import chunk, fused_recurrent
 from kernels.differentiable import differentiable
 from kernels.norm.l2norm import normalized, normalized_backward
+from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.scale import resolve_scale
 
 _FORMS = {"chunk": chunk, "fused_recurrent": fused_recurrent}
@@ -43,20 +44,23 @@ def _register(op: str, mode: str):
 
     def forward(*, q, k, v, cu_seqlens, normalize, tile, **given):
         check_boundaries("cu_seqlens", cu_seqlens, q.shape[1])
-        heads = v.shape[2]
+        q, k = (of_each_head(x, v.shape[2]) for x in _readers(q, k, normalize))
         return form.forward(
-            _of_each_head(q, heads, normalize), _of_each_head(k, heads, normalize), v,
+            q, k, v,
             cu_seqlens=cu_seqlens, tile=tiles.TABLE[op, mode][tile], **given,
         )  # fmt: skip
 
     def backward(*, q, k, v, normalize, tile, d0, d1, output_final_state, **given):
-        heads = v.shape[2]
+        heads, groups = v.shape[2], q.shape[2]
         dq, dk, *others = form.backward(
-            _of_each_head(q, heads, normalize), _of_each_head(k, heads, normalize), v,
-            tile=tiles.TABLE[op, mode][tile], do=d0, dfinal_state=d1, **given,
+            *(of_each_head(x, heads) for x in _readers(q, k, normalize)), v,
+            tile=tiles.TABLE[op, mode][tile], do=d0, dfinal_state=d1,
+            keys_dtype=keys_gradient_dtype(q, heads), **given,
         )  # fmt: skip
-        dq, dk = _of_each_group(dq, q, normalize), _of_each_group(dk, k, normalize)
-        return dq, dk, *others, None
+        dq, dk = of_each_group(dq, groups), of_each_group(dk, groups)
+        if normalize:
+            dq, dk = normalized_backward(q, dq), normalized_backward(k, dk)
+        return dq.to(q.dtype), dk.to(k.dtype), *others, None
 
     def shapes(given):
         q, v, cu_seqlens = given["q"], given["v"], given["cu_seqlens"]
@@ -83,17 +87,8 @@ def _register(op: str, mode: str):
     )
 
 
-def _of_each_head(x: Tensor, heads: int, normalize: bool) -> Tensor:
-    """Queries or keys `[B, T, G, K]` as `[B, T, H, K]`, of length 1 if asked for."""
-    x = normalized(x) if normalize else x
-    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], dim=2)
-
-
-def _of_each_group(dy: Tensor, x: Tensor, normalize: bool) -> Tensor:
-    """The gradient of x from that of what `_of_each_head` made of it."""
-    if dy.shape != x.shape:
-        dy = dy.unflatten(2, (x.shape[2], -1)).sum(3, dtype=torch.float32)
-    return (normalized_backward(x, dy) if normalize else dy).to(x.dtype)
+def _readers(q: Tensor, k: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
+    return (normalized(q), normalized(k)) if normalize else (q, k)
 
 
 _OPS = {(op, mode): _register(op, mode) for op, modes in _MODES.items() for mode in modes}

@@ -51,13 +51,17 @@ from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import Tile
 
+# Keys in one of the tiles in which a delta rule's program holds its state, by element size: in a
+# float32 product a thread holds whole rows of its operands.
+_DELTA_KEYS = {2: 64, 4: 32}
+
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _pass_states(
     x_ptr, y_ptr, g_ptr, e_ptr, w_ptr, written_ptr,
     initial_ptr, states_ptr, final_ptr, starts_ptr, cu_seqlens_ptr,
     factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DELTA: tl.constexpr, USE_INITIAL: tl.constexpr,
     STORE_FINAL: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -66,25 +70,27 @@ def _pass_states(
     It stores the state that each chunk starts from. Forwards x, y are k, v; in reverse they are
     q, do, the states are gradients, and a chunk starts at its end.
 
-    With a delta rule (see `kernels.delta.chunk`) a program holds all keys. Forwards y is u, and
+    With a delta rule (see `kernels.delta.chunk`) a program holds all keys, as PARTS tiles: a
+    product with all of them at once would take too many registers. Forwards y is u, and
     `written = u - w S` is what goes into the state, e being w. In reverse `written` is the gradient
     of that, of which the part from within the chunk is there already, and e is k.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     value_tiles = tl.cdiv(value_dim, BV)
-    key_tiles = tl.cdiv(key_dim, BK)
+    key_tiles = tl.cdiv(key_dim, PARTS * BK)
     program = tl.program_id(0)
     values = (program % value_tiles) * BV + tl.arange(0, BV)
-    keys = (program // value_tiles % key_tiles) * BK + tl.arange(0, BK)
+    keys = tl.arange(0, BK)
+    first_key = (program // value_tiles % key_tiles) * PARTS * BK
     head = program // (value_tiles * key_tiles) % heads
     sequence = program // (value_tiles * key_tiles * heads)
     first, length, first_chunk = locate_sequence(
         sequence, starts_ptr, cu_seqlens_ptr, tokens, C, PACKED
     )
     rows = tl.arange(0, C)
-    x_ptr += (first * heads + head) * key_dim
+    x_ptr += (first * heads + head) * key_dim + first_key
     if USE_G:
-        g_ptr += (first * heads + head) * key_dim
+        g_ptr += (first * heads + head) * key_dim + first_key
     if USE_HEAD_G:
         g_ptr += first * heads + head
     y_ptr += (first * heads + head) * value_dim
@@ -92,70 +98,91 @@ def _pass_states(
         e_ptr += (first * heads + head) * key_dim
         w_ptr += (first * heads + head) * key_dim
         written_ptr += (first * heads + head) * value_dim
-    states_ptr += (first_chunk * heads + head) * key_dim * value_dim
-    state = (sequence.to(tl.int64) * heads + head) * key_dim * value_dim
+    states_ptr += ((first_chunk * heads + head) * key_dim + first_key) * value_dim
+    state = ((sequence.to(tl.int64) * heads + head) * key_dim + first_key) * value_dim
+    # A tile differs from the next in where it begins, and in nothing that takes registers.
+    key_stride = heads * key_dim
+    part_size = BK * value_dim
+    key_dim -= first_key
 
-    if USE_INITIAL:
-        S = load_rows(initial_ptr + state, keys, values, value_dim, key_dim, value_dim)
-    else:
-        S = tl.zeros([BK, BV], tl.float32)
+    S = ()
+    for part in tl.static_range(PARTS):
+        if USE_INITIAL:
+            s = load_rows(
+                initial_ptr + state + part * part_size,
+                keys, values, value_dim, key_dim - part * BK, value_dim,
+            )  # fmt: skip
+            S += (s,)
+        else:
+            S += (tl.zeros([BK, BV], tl.float32),)
     chunks = tl.cdiv(length, C)
-    for step in range(chunks):
+    for step in tl.range(chunks, disable_licm=DELTA):
         if REVERSE:
             chunk = (chunks - 1 - step).to(tl.int64)
         else:
             chunk = step.to(tl.int64)
         start = chunk * C
         left = (length - start).to(tl.int32)
-        store_rows(
-            states_ptr + chunk * heads * key_dim * value_dim,
-            S, keys, values, value_dim, key_dim, value_dim,
-        )  # fmt: skip
-        x = load_rows(x_ptr + start * heads * key_dim, rows, keys, heads * key_dim, left, key_dim)
+        x_rows = x_ptr + start * key_stride
+        if USE_G:
+            g_rows = g_ptr + start * key_stride
         y = load_rows(
             y_ptr + start * heads * value_dim, rows, values, heads * value_dim, left, value_dim
         )
-        if USE_G:
-            g = load_gates(
-                g_ptr + start * heads * key_dim, rows, keys, heads * key_dim, left, key_dim
-            )
         if USE_HEAD_G:
             g = load_head_gates(g_ptr + start * heads, rows, heads, left)
         if DELTA:
-            e = load_rows(
-                e_ptr + start * heads * key_dim, rows, keys, heads * key_dim, left, key_dim
-            )
+            e_rows = e_ptr + start * key_stride
+            w_rows = w_ptr + start * key_stride
+            written_rows = written_ptr + start * heads * value_dim
+            through = tl.zeros([C, BV], tl.float32)
+            for part in tl.static_range(PARTS):
+                skip = part * BK
+                e = load_rows(e_rows + skip, rows, keys, key_stride, left, key_dim - skip)
+                if REVERSE:
+                    if USE_G:
+                        g = load_gates(g_rows + skip, rows, keys, key_stride, left, key_dim - skip)
+                        e = e.to(tl.float32) * decay(chunk_span(1, C), g, DTYPE)
+                    if USE_HEAD_G:
+                        e = e.to(tl.float32) * head_decay(chunk_span(1, C), g, DTYPE)[:, None]
+                through += product(e, S[part], DTYPE, FINE_B=True)
             if REVERSE:
-                if USE_G:
-                    e = e.to(tl.float32) * decay(chunk_span(1, C), g, DTYPE)
-                if USE_HEAD_G:
-                    e = e.to(tl.float32) * head_decay(chunk_span(1, C), g, DTYPE)[:, None]
-                written = load_rows(
-                    written_ptr + start * heads * value_dim,
-                    rows, values, heads * value_dim, left, value_dim,
-                ).to(tl.float32)  # fmt: skip
-                written += product(e, S, DTYPE, FINE_B=True)
+                written = through + load_rows(
+                    written_rows, rows, values, heads * value_dim, left, value_dim
+                ).to(tl.float32)
             else:
-                y = y.to(tl.float32) - product(e, S, DTYPE, FINE_B=True)
+                y = y.to(tl.float32) - through
                 written = y
+            store_rows(written_rows, written, rows, values, heads * value_dim, left, value_dim)
+        carried = ()
+        for part in tl.static_range(PARTS):
+            skip = part * BK
+            s = S[part]
             store_rows(
-                written_ptr + start * heads * value_dim,
-                written, rows, values, heads * value_dim, left, value_dim,
+                states_ptr + chunk * key_stride * value_dim + part * part_size,
+                s, keys, values, value_dim, key_dim - skip, value_dim,
             )  # fmt: skip
-        if USE_G:
-            x = x.to(tl.float32) * decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE)
-            S *= decay_of_chunk(g, DTYPE)[:, None]
-        if USE_HEAD_G:
-            x = x.to(tl.float32) * head_decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE)[:, None]
-            S *= decay_of_chunk(g[:, None], DTYPE)[:, None]
-        S += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
-        if DELTA and REVERSE:
-            w = load_rows(
-                w_ptr + start * heads * key_dim, rows, keys, heads * key_dim, left, key_dim
-            )
-            S -= product(tl.trans(w), written, DTYPE, FINE_B=True)
+            x = load_rows(x_rows + skip, rows, keys, key_stride, left, key_dim - skip)
+            if USE_G:
+                g = load_gates(g_rows + skip, rows, keys, key_stride, left, key_dim - skip)
+                x = x.to(tl.float32) * decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE)
+                s *= decay_of_chunk(g, DTYPE)[:, None]
+            if USE_HEAD_G:
+                span = chunk_span(0 if REVERSE else 1, C)
+                x = x.to(tl.float32) * head_decay(span, g, DTYPE)[:, None]
+                s *= decay_of_chunk(g[:, None], DTYPE)[:, None]
+            s += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
+            if DELTA and REVERSE:
+                w = load_rows(w_rows + skip, rows, keys, key_stride, left, key_dim - skip)
+                s -= product(tl.trans(w), written, DTYPE, FINE_B=True)
+            carried += (s,)
+        S = carried
     if STORE_FINAL:
-        store_rows(final_ptr + state, S, keys, values, value_dim, key_dim, value_dim)
+        for part in tl.static_range(PARTS):
+            store_rows(
+                final_ptr + state + part * part_size,
+                S[part], keys, values, value_dim, key_dim - part * BK, value_dim,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
@@ -396,15 +423,17 @@ def backward(
     tile: Tile,
     do: Tensor,
     dfinal_state: Tensor | None,
+    keys_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of `forward`'s inputs from those of its outputs.
 
     Args:
         do: `[B, T, H, V]` in the dtype of q or float32.
         dfinal_state: `[N, H, K, V]` float32, or None for zero.
+        keys_dtype: of dq and dk; float32 where they are summed over heads afterwards.
 
     Returns:
-        dq, dk, dv, dg in the dtypes of their inputs, dinitial_state float32; dg and dinitial_state
+        dq, dk; dv, dg in the dtypes of their inputs, dinitial_state float32; dg and dinitial_state
         are None where there is no input.
     """
     q, k, v, g, do = _contiguous(q, k, v, g, do)
@@ -419,7 +448,9 @@ def backward(
     )  # fmt: skip
     dv = torch.empty_like(v)
     outputs(k, q, do, g, dstates, dv, chunks, (1.0, scale), reverse=True, tile=tile)
-    dq, dk, dg = gradients(q, k, v, g, do, states, dstates, chunks, scale=scale, tile=tile)
+    dq, dk, dg = gradients(
+        q, k, v, g, do, states, dstates, chunks, scale=scale, tile=tile, keys_dtype=keys_dtype
+    )
     return dq, dk, dv, dg, dinitial
 
 
@@ -435,6 +466,7 @@ def gradients(
     *,
     scale: float,
     tile: Tile,
+    keys_dtype: torch.dtype,
     partial: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """dq, dk and dg of `outputs` and `pass_states`.
@@ -442,7 +474,8 @@ def gradients(
     Args:
         partial: dk and dg are not all there is to their inputs; they come in float32.
     """
-    dq, dk = torch.empty_like(q), torch.empty_like(k, dtype=torch.float32 if partial else k.dtype)
+    dq = torch.empty_like(q, dtype=keys_dtype)
+    dk = torch.empty_like(k, dtype=torch.float32 if partial else keys_dtype)
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
     narrow = tile.backward_tile()
     BK, BV = blocks(key_dim, value_dim, narrow, q.dtype)
@@ -490,15 +523,17 @@ def pass_states(
     shape = chunks.sequences, heads, key_dim, value_dim
     last = x.new_empty(shape, dtype=torch.float32) if final else None
     BK, BV = blocks(key_dim, value_dim, tile, x.dtype)
+    parts = 1
     if delta is not None:
-        BK = max(16, triton.next_power_of_2(key_dim))
-    grid = chunks.sequences * heads * triton.cdiv(key_dim, BK) * triton.cdiv(value_dim, BV)
+        BK = max(16, min(_DELTA_KEYS[x.dtype.itemsize], triton.next_power_of_2(key_dim)))
+        parts = triton.cdiv(key_dim, BK)
+    grid = chunks.sequences * heads * triton.cdiv(key_dim, parts * BK) * triton.cdiv(value_dim, BV)
     if grid:
         _pass_states[(grid,)](
             x, y, g, *(delta or (None, None, None)),
             initial, states, last, chunks.starts, chunks.cu_seqlens,
             factor, x.shape[1], heads, key_dim, value_dim,
-            C=tile.tokens, BK=BK, BV=BV,
+            C=tile.tokens, PARTS=parts, BK=BK, BV=BV,
             **gate_flags(g), DELTA=delta is not None, USE_INITIAL=initial is not None,
             STORE_FINAL=final, REVERSE=reverse, PACKED=chunks.table is not None,
             num_warps=tile.num_warps, num_stages=tile.num_stages,

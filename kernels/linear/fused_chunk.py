@@ -159,22 +159,23 @@ def backward(
     tile: Tile,
     do: Tensor,
     dfinal_state: Tensor | None,
+    keys_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of `forward`'s inputs; arguments and returns as in `chunk.backward`."""
     if g is not None:
         return chunk.backward(
             q, k, v, g,
             scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens, tile=tile,
-            do=do, dfinal_state=dfinal_state,
+            do=do, dfinal_state=dfinal_state, keys_dtype=keys_dtype,
         )  # fmt: skip
     q, k, v, do = (x.contiguous() for x in (q, k, v, do))
     dtype = q.dtype
     dq, _ = _run(
-        do, v, k, initial_state, cu_seqlens, tile, dtype, dtype,
+        do, v, k, initial_state, cu_seqlens, tile, dtype, keys_dtype,
         read_factor=scale, transposed=True,
     )  # fmt: skip
     dk, _ = _run(
-        v, do, q, dfinal_state, cu_seqlens, tile, dtype, dtype,
+        v, do, q, dfinal_state, cu_seqlens, tile, dtype, keys_dtype,
         write_factor=scale, transposed=True, reverse=True,
     )  # fmt: skip
     dv, dinitial = _run(

@@ -350,6 +350,7 @@ def backward(
     tile: Tile,
     do: Float[Tensor, "B T H V"],
     dfinal_state: Float[Tensor, "N H K V"] | None,
+    keys_dtype: torch.dtype,
     reverse: bool,
 ) -> tuple[
     Float[Tensor, "B T H K"],
@@ -366,7 +367,7 @@ def backward(
     BK, BV = _width(key_dim, tile), _width(value_dim, tile)
     num_k, num_v = triton.cdiv(key_dim, BK), triton.cdiv(value_dim, BV)
     programs = sequences * heads * num_k * num_v
-    dq, dk = (empty_parts(num_v, x.shape, x.dtype, x.device) for x in (q, k))
+    dq, dk = (empty_parts(num_v, x.shape, keys_dtype, x.device) for x in (q, k))
     dv = empty_parts(num_k, v.shape, v.dtype, v.device)
     dg = None
     if g is not None:
@@ -403,8 +404,8 @@ def backward(
         num_warps=tile.num_warps,
     )  # fmt: skip
     return (
-        add_parts(dq, q.dtype),
-        add_parts(dk, k.dtype),
+        add_parts(dq, keys_dtype),
+        add_parts(dk, keys_dtype),
         add_parts(dv, v.dtype),
         None if g is None else add_parts(dg, g.dtype),
         None if gv is None else add_parts(dgv, gv.dtype),

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kernels.arguments import bind_dims, check_dtype, check_one_dtype, describe
-from kernels.linear.simple_gla import simple_gla
+from kernels.linear.recurrence import run
 
 
 def mamba2(
@@ -79,16 +79,18 @@ def mamba2(
     groups, heads = sizes["G"], sizes["H"]
     if groups == 0 or heads % groups:
         raise ValueError(f"x: {describe(x)}, expected a multiple of the {groups} groups of B and C")
-    repeats = heads // groups
     step = dt.float()
-    y, final_state = simple_gla(
-        C.repeat_interleave(repeats, dim=2),
-        B.repeat_interleave(repeats, dim=2),
+    y, final_state = run(
+        "simple_gla",
+        C,
+        B,
         (step[..., None] * x).to(dtype),
         step * A.float(),
+        grouped=True,
         scale=1.0,
         initial_state=initial_state,
         output_final_state=output_final_state,
+        reverse=False,
         cu_seqlens=cu_seqlens,
         mode=mode,
         tile=tile,

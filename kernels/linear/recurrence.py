@@ -19,6 +19,7 @@ from kernels.arguments import (
 )
 from kernels.differentiable import differentiable
 from kernels.linear import chunk, fused_chunk, fused_recurrent, parallel
+from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.scale import resolve_scale
 
 _FORMS = {
@@ -49,23 +50,28 @@ def _register(op: str, mode: str) -> _Op:
         assert not reverse
         return {}
 
-    def forward(*, gv, reverse, cu_seqlens, q, tile, **given):
+    def forward(*, q, k, v, gv, reverse, cu_seqlens, tile, **given):
         check_boundaries("cu_seqlens", cu_seqlens, q.shape[1])
         entry = tiles.TABLE[op, mode][tile]
-        return form.forward(q=q, cu_seqlens=cu_seqlens, tile=entry, **own(gv, reverse), **given)
+        q, k = (of_each_head(x, v.shape[2]) for x in (q, k))
+        return form.forward(q, k, v, cu_seqlens=cu_seqlens, tile=entry, **own(gv, reverse), **given)
 
-    def backward(*, gv, reverse, tile, d0, d1, output_final_state, out_dtype, **given):
+    def backward(*, q, k, v, gv, reverse, tile, d0, d1, output_final_state, out_dtype, **given):
         entry = tiles.TABLE[op, mode][tile]
+        heads, groups = v.shape[2], q.shape[2]
         dq, dk, dv, *dlog_decays, dinitial_state = form.backward(
-            tile=entry, do=d0, dfinal_state=d1, **own(gv, reverse), **given
-        )
+            of_each_head(q, heads), of_each_head(k, heads), v,
+            tile=entry, do=d0, dfinal_state=d1, keys_dtype=keys_gradient_dtype(q, heads),
+            **own(gv, reverse), **given,
+        )  # fmt: skip
+        dq, dk = of_each_group(dq, groups).to(q.dtype), of_each_group(dk, groups).to(k.dtype)
         dg, dgv = [*dlog_decays, None][:2]
         return dq, dk, dv, dg, dgv, dinitial_state, None
 
     def shapes(given):
         q, v, cu_seqlens = given["q"], given["v"], given["cu_seqlens"]
         sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        state = (sequences, q.shape[2], q.shape[3], v.shape[3])
+        state = (sequences, v.shape[2], q.shape[3], v.shape[3])
         return (
             (v.shape, given["out_dtype"]),
             (state if given["output_final_state"] else (0,), torch.float32),
@@ -124,13 +130,14 @@ def _choose_mode(op: str, mode: str, *, gv: Tensor | None, reverse: bool, long: 
 
 def run(
     op: str,
-    q: Float[Tensor, "B T H K"],
-    k: Float[Tensor, "B T H K"],
+    q: Float[Tensor, "B T G K"],
+    k: Float[Tensor, "B T G K"],
     v: Float[Tensor, "B T H V"],
     g: Float[Tensor, "B T H *K"] | None = None,
     gv: Float[Tensor, "B T H V"] | None = None,
     *,
     scale: float | None,
+    grouped: bool = False,
     normalize: bool = False,
     initial_state: Float[Tensor, "N H K V+normalize"] | None,
     output_final_state: bool,
@@ -139,11 +146,17 @@ def run(
     mode: str,
     tile: int | None,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+normalize"] | None]:
-    """Check the arguments of a public op, settle its options, and call the op of its mode."""
+    """Check the arguments of a public op, settle its options, and call the op of its mode.
+
+    Args:
+        grouped: q and k have G heads, H a multiple, and head h reads head h // (H / G) of them;
+            else they have H. The caller has checked the multiple.
+    """
+    keys = "B T G K" if grouped else "B T H K"
     check_flags(normalize=normalize, output_final_state=output_final_state, reverse=reverse)
     sizes = bind_dims(
-        q=(q, "B T H K"),
-        k=(k, "B T H K"),
+        q=(q, keys),
+        k=(k, keys),
         v=(v, "B T H V"),
         g=(g, _GATES.get(op, "")),
         gv=(gv, "B T H V"),
