@@ -149,18 +149,6 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
         Tile(
             tokens=64,
             keys=32,
-            max_dim=64,
-            max_itemsize=2,
-            arch=80,
-            backward=Tile(
-                tokens=32,
-                keys=32,
-                backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
-            ),
-        ),
-        Tile(
-            tokens=64,
-            keys=32,
             max_dim=128,
             max_itemsize=2,
             arch=80,

@@ -120,7 +120,8 @@ def _is_chosen(name: str, choice: object) -> Condition:
 
 
 def _about_lengths(op: Op) -> Iterator[Condition]:
-    yield Condition("packed", ONE_LAW, lambda c: c.packed)
+    if op.packed_by:
+        yield from _about_packing()
     yield Condition("a batch", ONE_LAW, lambda c: c.dims["B"] > 1)
     yield Condition("no batch", SOME_LAW, lambda c: c.dims["B"] == 0)
     yield Condition("no tokens", SOME_LAW, lambda c: not c.packed and c.lengths == (0,))
@@ -135,6 +136,15 @@ def _about_lengths(op: Op) -> Iterator[Condition]:
         SOME_LAW,
         lambda c: _tiles(c, c.lengths[-1]) >= 3 and c.lengths[-1] % _tile(c) > 0,
     )
+    if op.keys:
+        yield Condition("no keys", SOME_LAW, lambda c: not c.packed and c.key_lengths == (0,))
+        yield Condition("T_q > T_k", ONE_LAW, lambda c: any(t > s for t, s in _pairs(c)))
+        yield Condition("T_q < T_k", ONE_LAW, lambda c: any(t < s for t, s in _pairs(c)))
+        yield Condition("no keys", SOME_LAW, lambda c: any(t > s == 0 for t, s in _pairs(c)))
+
+
+def _about_packing() -> Iterator[Condition]:
+    yield Condition("packed", ONE_LAW, lambda c: c.packed)
     yield Condition("empty first", SOME_LAW, lambda c: c.lengths[0] == 0 < sum(c.lengths))
     yield Condition("empty last", SOME_LAW, lambda c: c.lengths[-1] == 0 < sum(c.lengths))
     yield Condition(
@@ -142,11 +152,6 @@ def _about_lengths(op: Op) -> Iterator[Condition]:
         SOME_LAW,
         lambda c: 0 in c.lengths[1:-1] and c.lengths[0] > 0 and c.lengths[-1] > 0,
     )
-    if op.keys:
-        yield Condition("no keys", SOME_LAW, lambda c: not c.packed and c.key_lengths == (0,))
-        yield Condition("T_q > T_k", ONE_LAW, lambda c: any(t > s for t, s in _pairs(c)))
-        yield Condition("T_q < T_k", ONE_LAW, lambda c: any(t < s for t, s in _pairs(c)))
-        yield Condition("no keys", SOME_LAW, lambda c: any(t > s == 0 for t, s in _pairs(c)))
 
 
 def _about_size(letter: str) -> Iterator[Condition]:

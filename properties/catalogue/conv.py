@@ -45,7 +45,7 @@ SHORT_CONV = Op(
     ),
     dims={
         "B": st.integers(1, 3),
-        "D": st.one_of(st.integers(1, 20), st.sampled_from([63, 64, 65, 130])),
+        "D": st.one_of(st.integers(1, 20), st.sampled_from([63, 64, 65, 129, 130, 200])),
         "W": st.integers(2, 6),
     },
     sizes=lambda case: {"M": case.dims["W"] - 1},
