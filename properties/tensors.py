@@ -31,6 +31,13 @@ def sizes(op: Op, case: Case) -> dict[str, int]:
     return known | op.sizes(replace(case, dims=known))
 
 
+def work(op: Op, case: Case) -> float:
+    """Numbers that a form of the oracle may hold at once: those of the longest sequence."""
+    known = sizes(op, case)
+    pairs = zip(case.lengths, case.key_lengths or case.lengths, strict=True)
+    return case.dims["B"] * max(op.work(known | {"T": t, "S": s}) for t, s in pairs)
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What an op is called with: tensors by name, and everything else."""
@@ -144,9 +151,7 @@ def run(
     if inputs.options.get("inplace"):
         name = op.arguments[0].name
         given[name] = _own_copy(tensors[name])
-    returned = function(**given, **inputs.options, **extra)
-    outputs = returned if isinstance(returned, tuple) else (returned,)
-    named = {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}
+    named = _named(op, function(**given, **inputs.options, **extra))
     if gradients_of is None:
         return {name: y.detach() for name, y in named.items()}
     # An output without history has no gradient to give: its inputs' gradients count as zero.
@@ -164,3 +169,27 @@ def run(
         # A gradient that is None and one that is zero say the same.
         results[f"d{name}"] = torch.zeros_like(tensors[name]) if gradient is None else gradient
     return results
+
+
+def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Results) -> Results:
+    """What `run` returns, for functions of PyTorch operations alone; for `torch.func.vmap` too."""
+    differentiable = [a.name for a in op.arguments if a.differentiable and a.name in inputs.tensors]
+    written = op.arguments[0].name
+
+    def call(given: Results) -> Results:
+        given = {**inputs.tensors, **given}
+        if inputs.options.get("inplace"):
+            given[written] = given[written].clone()
+        return _named(op, function(**given, **inputs.options))
+
+    named, pull, *_ = torch.func.vjp(call, {n: inputs.tensors[n] for n in differentiable})
+    (gradients,) = pull(
+        {n: gradients_of[n] if n in gradients_of else torch.zeros_like(y) for n, y in named.items()}
+    )
+    return {**named, **{f"d{name}": gradient for name, gradient in gradients.items()}}
+
+
+def _named(op: Op, returned: Any) -> Results:
+    """The outputs by name, without those that are None."""
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    return {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}

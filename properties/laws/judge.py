@@ -10,7 +10,7 @@ from properties.case import Case
 from properties.catalogue.op import Function, Op, Role
 from properties.laws.law import Subject, Violation, bits_are_comparable
 from properties.sequences import dims_of
-from properties.tensors import Inputs, Results, run
+from properties.tensors import Inputs, Results, run, transformable, work
 from properties.verdict import BY_DTYPE, Comparison, budgets, compare
 from properties.verdict.budgets import Oracle
 from properties.verdict.compare import Budget
@@ -78,6 +78,7 @@ def _allowed(
         constant_decay=op.constant_decay(case),
         telescopes=op.telescopes(case),
         float32_logits=op.float32_logits,
+        size=work(op, case),
         seed=case.seed,
     )
 
@@ -175,7 +176,7 @@ def _by_tensors(op: Op, function: Function, inputs: Inputs) -> Oracle:
         incoming = {
             n.removeprefix(_INCOMING): x for n, x in tensors.items() if n.startswith(_INCOMING)
         }
-        return run(op, function, Inputs(given, inputs.options), incoming)
+        return transformable(op, function, Inputs(given, inputs.options), incoming)
 
     return of
 

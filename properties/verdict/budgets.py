@@ -40,10 +40,14 @@ from properties.verdict.precision import (
 )
 
 Tensors = Mapping[str, Tensor]
+# Within `torch.func.vmap` as well: gradients by `torch.func`.
 Oracle = Callable[[Tensors], dict[str, Tensor]]
 
 CHUNK = 64
 DRAWS = 12
+# Numbers that runs held at once. Beside the numbers of a small case, an operation itself is dear;
+# beyond this, memory is.
+_AT_ONCE = 2**17
 # Rows of fewer elements than this, or results that differ by less, say nothing of a loss once the
 # part in proportion to the result is taken out: only the rounding of that subtraction is left.
 NARROW = 4
@@ -152,6 +156,7 @@ def budgets(
     constant_decay: float = 0.0,
     telescopes: tuple[Telescope, ...] = (),
     float32_logits: bool = False,
+    size: float = 0.0,
     seed: int = 0,
 ) -> dict[str, Budget]:
     """The budget of every result of one run.
@@ -173,6 +178,7 @@ def budgets(
         telescopes: gradients that are differences of large sums.
         float32_logits: products of two inputs, and elementwise functions of them, are never
             stored: softmax attention. Not for maps whose products may be taken in another order.
+        size: about as many numbers as the oracle holds at once.
         seed: of the disturbed runs; the verdict is a function of the case.
 
     Returns:
@@ -201,6 +207,7 @@ def budgets(
             output_dtypes=output_dtypes,
             float32_logits=float32_logits,
             terms=terms,
+            size=size,
             seed=seed,
         )
         for telescope in telescopes:
@@ -270,6 +277,7 @@ def sigma(
     output_dtypes: Mapping[str, torch.dtype],
     float32_logits: bool = False,
     terms: int = 1,
+    size: float = 0.0,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Spread]:
@@ -292,16 +300,24 @@ def sigma(
     mode = Rounding(precision, generator, float32_logits=float32_logits, bias=bias)
     # Around its own undisturbed result: a difference of the oracle's forms is no rounding.
     centre = oracle(tensors)
-    for _ in range(draws):
+    at_once = max(1, min(draws, int(_AT_ONCE / max(size, 1.0))))
+    for first in range(0, draws, at_once):
         with mode:
-            disturbed = oracle(tensors)
+            disturbed = _repeated(oracle, tensors, min(at_once, draws - first))
         for name, y in centre.items():
-            result = mode.round(disturbed[name], unit_roundoff(output_dtypes[name]))
-            deviations[name].append(torch.where(y.isfinite(), result - y, 0.0).detach())
+            results = mode.round(disturbed[name], unit_roundoff(output_dtypes[name]))
+            deviations[name].append(torch.where(y.isfinite(), results - y, 0.0))
     return {
-        name: _spread(torch.stack(each), want[name], precision, output_dtypes[name])
+        name: _spread(torch.cat(each), want[name], precision, output_dtypes[name])
         for name, each in deviations.items()
     }
+
+
+def _repeated(oracle: Oracle, tensors: Tensors, times: int) -> dict[str, Tensor]:
+    """Results of so many runs, stacked."""
+    copies = {n: x.expand(times, *x.shape) for n, x in tensors.items() if x.is_floating_point()}
+    shared = {n: x for n, x in tensors.items() if n not in copies}
+    return dict(torch.func.vmap(lambda own: oracle({**own, **shared}))(copies))
 
 
 def _telescoped(telescope: Telescope, values: Tensors, spreads: Mapping[str, Spread]) -> Spread:

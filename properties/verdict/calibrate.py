@@ -92,19 +92,18 @@ def _problem(trial: Trial, generator: torch.Generator) -> tuple[dict[str, Tensor
 
 def _oracle(kernel: str, window: int | None) -> Oracle:
     def oracle(tensors: Tensors) -> dict[str, Tensor]:
-        inputs: dict[str, Any] = {
-            n: x.detach().requires_grad_() for n, x in tensors.items() if n != "do"
-        }
-        if kernel in ("softmax", "large_logits"):
-            o, lse = reference.attention(**inputs, causal=True, window=window, return_lse=True)
-            assert lse is not None
-            extra = {"lse": lse.detach()}
-        else:
+        def forward(inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
+            if kernel in ("softmax", "large_logits"):
+                o, lse = reference.attention(**inputs, causal=True, window=window, return_lse=True)
+                assert lse is not None
+                return o, {"lse": lse}
             form = reference.gla_parallel if kernel == "gla" else reference.linear_attn_parallel
-            o, extra = form(**inputs)[0], {}
-        gradients = torch.autograd.grad(o, list(inputs.values()), tensors["do"])
-        named = {f"d{n}": x for n, x in zip(inputs, gradients, strict=True)}
-        return {"o": o.detach(), **named, **extra}
+            return form(**inputs)[0], {}
+
+        inputs = {n: x for n, x in tensors.items() if n != "do"}
+        o, pull, *rest = torch.func.vjp(forward, inputs, has_aux=True)
+        (gradients,), (extra,) = pull(tensors["do"]), rest
+        return {"o": o, **{f"d{n}": x for n, x in gradients.items()}, **extra}
 
     return oracle
 

@@ -38,8 +38,10 @@ _PIECE = 2**19
 
 
 @functools.cache
-def _pool() -> Tensor:
-    """Gaussian numbers, drawn once: drawing costs more than everything else here."""
+def _pool(unit: float | None = None) -> Tensor:
+    """Gaussian numbers xi, drawn once, as drawing costs more than all else here; or 1 + unit xi."""
+    if unit is not None:
+        return 1.0 + unit * _pool()
     generator = torch.Generator().manual_seed(0)
     return torch.randn(_POOL, dtype=torch.float64, generator=generator)
 
@@ -105,19 +107,20 @@ class Rounding(TorchDispatchMode):
         def disturb(y: Tensor) -> Tensor:
             if not _inexact(y):
                 return y
-            noisy = self._disturbed(y, self._size(y, func, name, args, kwargs))
+            size = self._size(y, func, name, args, kwargs)
+            noisy = self._scaled(y, self.unit) if size is None else self._disturbed(y, size)
             return y.copy_(noisy) if in_place else noisy
 
         return tree_map_only(Tensor, disturb, result)
 
     def round(self, y: Tensor, unit: float) -> Tensor:
         """`y` as it is after one more rounding."""
-        return self._disturbed(y, y.abs().mul_(unit))
+        return self._scaled(y, unit)
 
     def _size(
         self, y: Tensor, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tensor:
-        """Standard deviation of the noise of one result."""
+    ) -> Tensor | None:
+        """Standard deviation of the noise of one result; None for `u |y|`."""
         if name in _PRODUCTS:
             return self._size_of_product(func, args[0], args[1])
         if name in _SUMS:
@@ -125,18 +128,31 @@ class Rounding(TorchDispatchMode):
         if name == "_softmax_backward_data":
             dp, p = args[:2]
             return torch.mul(dp, p).abs_().mul_(self.unit)
-        size = y.abs().add_(1.0) if name.rstrip("_") in _OF_ORDER_ONE else y.abs()
+        of_order_one = name.rstrip("_") in _OF_ORDER_ONE
+        if not (of_order_one or y.is_complex() or _matters(self.underflow)):
+            return None
+        size = y.abs().add_(1.0) if of_order_one else y.abs()
         return self._with_underflow(y, size.mul_(self.unit), self.underflow)
 
     def _size_of_product(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
-        squares = torch.zeros((), dtype=a.dtype)
-        for x, y, of in ((a, b, func), (b, a, lambda one, other: func(other, one))):
-            if not (self.float32_logits and self.precision.holds(x)):
-                error = x.abs().mul_(self.precision.unit)
-                error = self._with_underflow(x, error, self.precision.underflow)
-                squares = squares + of(error.square_(), y.square())
         sums: Tensor = func(a.abs(), b.abs())
-        return squares.sqrt() + sums.mul_(self.accumulator * a.shape[-1] ** 0.5)
+        sums.mul_(self.accumulator * a.shape[-1] ** 0.5)
+        stored = [not (self.float32_logits and self.precision.holds(x)) for x in (a, b)]
+        if not any(stored):
+            return sums
+        if not _matters(self.precision.underflow):
+            squares: Tensor = func(a.square(), b.square()).mul_(sum(stored) * self.precision.unit**2)
+        else:
+            squares = torch.zeros((), dtype=a.dtype)
+            for rounded, x, y, of in (
+                (stored[0], a, b, func),
+                (stored[1], b, a, lambda one, other: func(other, one)),
+            ):
+                if rounded:
+                    error = x.abs().mul_(self.precision.unit)
+                    error = self._with_underflow(x, error, self.precision.underflow)
+                    squares = squares + of(error.square_(), y.square())
+        return squares.sqrt() + sums
 
     def _size_of_sum(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -164,7 +180,7 @@ class Rounding(TorchDispatchMode):
 
     @staticmethod
     def _with_underflow(y: Tensor, size: Tensor, underflow: float) -> Tensor:
-        if underflow <= torch.finfo(torch.float32).smallest_normal:
+        if not _matters(underflow):
             return size
         return torch.where(y == 0, 0.0, size.clamp(min=underflow))
 
@@ -175,14 +191,23 @@ class Rounding(TorchDispatchMode):
             return torch.view_as_complex(parts + size[..., None] * self._noise(parts.shape))
         return torch.where(y.isfinite(), torch.addcmul(y, size, self._noise(y.shape)), y)
 
-    def _noise(self, shape: torch.Size) -> Tensor:
+    def _scaled(self, y: Tensor, unit: float) -> Tensor:
+        """`y + xi · unit |y|`, in one pass and without a look at what is infinite."""
+        return torch.mul(y, self._noise(y.shape, unit))
+
+    def _noise(self, shape: torch.Size, unit: float | None = None) -> Tensor:
         """A piece of the pool that starts anywhere; several of them for a large result."""
         count = shape.numel()
         sizes = [_PIECE] * (count // _PIECE) + [count % _PIECE]
         starts = torch.randint(_POOL - _PIECE, (len(sizes),), generator=self.generator)
-        pool = _pool()
+        pool = _pool(unit)
         pieces = [pool[i : i + n] for i, n in zip(starts.tolist(), sizes, strict=True)]
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(shape)
+
+
+def _matters(underflow: float) -> bool:
+    """Whether results may be near it: all but float16 has the exponents of float32."""
+    return underflow > torch.finfo(torch.float32).smallest_normal
 
 
 def _inexact(value: Any) -> bool:
