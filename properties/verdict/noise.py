@@ -141,7 +141,9 @@ class Rounding(TorchDispatchMode):
         if not any(stored):
             return sums
         if not _matters(self.precision.underflow):
-            squares: Tensor = func(a.square(), b.square()).mul_(sum(stored) * self.precision.unit**2)
+            squares: Tensor = func(a.square(), b.square()).mul_(
+                sum(stored) * self.precision.unit**2
+            )
         else:
             squares = torch.zeros((), dtype=a.dtype)
             for rounded, x, y, of in (
@@ -189,7 +191,9 @@ class Rounding(TorchDispatchMode):
             # Each part is rounded by as much as the whole is large: one may have cancelled.
             parts = torch.view_as_real(y)
             return torch.view_as_complex(parts + size[..., None] * self._noise(parts.shape))
-        return torch.where(y.isfinite(), torch.addcmul(y, size, self._noise(y.shape)), y)
+        noisy = torch.addcmul(y, size, self._noise(y.shape))
+        # An infinity would become NaN. A finite sum is the quickest proof that there is none.
+        return noisy if y.sum().isfinite() else torch.where(y.isfinite(), noisy, y)
 
     def _scaled(self, y: Tensor, unit: float) -> Tensor:
         """`y + xi · unit |y|`, in one pass and without a look at what is infinite."""
