@@ -1,8 +1,8 @@
 """`python -m properties.simulator.bench`: the simulator beside Triton's interpreter, as a table.
 
 Both engines run the same public ops in the same minutes on the same machine, each in a process of
-its own because Triton decides at import which of them it uses. Times are of whole calls, what the
-op does on the host included; the best of several calls, after one that is not counted.
+its own because Triton decides at import which of them it uses. Times are of the launches that a
+call makes, without what the op does on the host; the best of several, after one not counted.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
 Call = Callable[[], object]
 
@@ -50,6 +55,21 @@ CASES: dict[str, Callable[[int], Call]] = {
     "attention, backward": attention_backward,
     "rotary embedding": rotary,
 }
+
+
+def launches_of(call: Call) -> Call:
+    """The launches of a call, to be made again with the same arguments."""
+    recorded: list[Call] = []
+    with ExitStack() as stack:
+        for kind in (JITFunction, InterpretedFunction):
+
+            def run(self: Any, *args: Any, _run: Any = kind.run, **settings: Any) -> object:
+                recorded.append(partial(_run, self, *args, **settings))
+                return _run(self, *args, **settings)
+
+            stack.enter_context(patch.object(kind, "run", run))
+        call()
+    return lambda: [launch() for launch in recorded]
 
 
 def milliseconds(call: Call, budget: float) -> float:
@@ -87,7 +107,7 @@ def measure(programs: list[int], budget: float, spent: list[float]) -> dict[str,
     measured = {}
     for name, make in CASES.items():
         spent.clear()
-        times = [milliseconds(make(count), budget) for count in programs]
+        times = [milliseconds(launches_of(make(count)), budget) for count in programs]
         measured[name] = {"times": times, "compilation": max(spent, default=0.0)}
     return measured
 
