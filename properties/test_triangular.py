@@ -1,0 +1,96 @@
+"""The triangular systems of the delta rules: a law on the accuracy of their inverses.
+
+With L = I + A and X the computed inverse, substitution row by row is off by no more than
+
+    |X - L⁻¹| <= c · n · u · |L⁻¹| |L| |L⁻¹|        element by element
+
+whatever A is. Products of its powers are not: where keys repeat, powers grow as binomials do.
+
+Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 14.2.1.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.primitives.triangular import inverse_unit_lower
+from properties.laws import Subject
+
+UNIT = 2.0**-24
+
+
+@triton.jit
+def _by_substitution(A_ptr, inverse_ptr, C: tl.constexpr):
+    cells = tl.program_id(0) * C * C + tl.arange(0, C)[:, None] * C + tl.arange(0, C)[None, :]
+    tl.store(inverse_ptr + cells, inverse_unit_lower(tl.load(A_ptr + cells), C))
+
+
+@triton.jit
+def _by_doubling(A_ptr, inverse_ptr, C: tl.constexpr):
+    """`(I - A)(I + A²)(I + A⁴)···`, which the law must not let pass."""
+    rows = tl.arange(0, C)
+    cells = tl.program_id(0) * C * C + rows[:, None] * C + rows[None, :]
+    ones = tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)
+    power = tl.load(A_ptr + cells)
+    inverse = ones - power
+    done = 2
+    while done < C:
+        power = tl.dot(power, power, input_precision="ieee")
+        inverse = tl.dot(inverse, ones + power, input_precision="ieee")
+        done *= 2
+    tl.store(inverse_ptr + cells, inverse)
+
+
+def _systems(kind: str, tokens: int, strength: float, length: float, seed: int) -> Tensor:
+    """`A_ij = β k_i · k_j` below the diagonal, `[3, C, C]`, for keys of one kind."""
+    generator = torch.Generator().manual_seed(seed)
+    keys = torch.randn(3, tokens, 8, generator=generator, dtype=torch.float64)
+    if kind == "repeated":
+        keys = keys[:, :1].expand_as(keys)
+    elif kind == "nearly parallel":
+        keys = keys[:, :1] + 1e-3 * keys
+    elif kind == "in turn":
+        keys = keys[:, torch.arange(tokens) % 2]
+    keys = length * torch.nn.functional.normalize(keys, dim=-1)
+    return (strength * keys @ keys.mT).tril(-1).float()
+
+
+def _excess(kernel: triton.JITFunction, A: Tensor, device: torch.device) -> float:
+    """The largest error over its bound."""
+    count, tokens, _ = A.shape
+    got = torch.empty(A.shape, device=device)
+    kernel[(count,)](A.to(device), got, C=tokens)
+    L = torch.eye(tokens, dtype=torch.float64) + A.double()
+    want = torch.linalg.solve_triangular(L, torch.eye(tokens).double(), upper=False)
+    bound = 2 * tokens * UNIT * want.abs() @ L.abs() @ want.abs()
+    return float(((got.cpu().double() - want).abs() / bound.clamp(min=2.0**-126)).max())
+
+
+KINDS = ["independent", "repeated", "nearly parallel", "in turn"]
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    tokens=st.sampled_from([16, 32, 64]),
+    strength=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    # Unnormalised keys of length 3 leave the stable domain; the inverse is as accurate there.
+    length=st.sampled_from([0.1, 1.0, 3.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_an_inverse_is_as_accurate_as_substitution_allows(
+    kind: str, tokens: int, strength: float, length: float, seed: int, subject: Subject
+) -> None:
+    A = _systems(kind, tokens, strength, length, seed)
+    assert _excess(_by_substitution, A, subject.device) <= 1
+
+
+@pytest.mark.parametrize("kind", ["repeated", "nearly parallel"])
+def test_products_of_powers_break_the_law(kind: str, subject: Subject) -> None:
+    A = _systems(kind, tokens=32, strength=0.9, length=1.0, seed=0)
+    assert _excess(_by_doubling, A, subject.device) > 100
