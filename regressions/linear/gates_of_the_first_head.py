@@ -24,7 +24,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="g_ptr + start * heads * key_dim",
-        after="g_ptr + (start * heads - head) * key_dim",
+        before="g_rows = g_ptr + start * key_stride",
+        after="g_rows = g_ptr + start * key_stride - head * key_dim",
     ),
 )

@@ -24,7 +24,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="max(16, min(",
-        after="max(1, min(",
+        before="max(16, min(triton.next_power_of_2(dim), widest))",
+        after="max(1, min(triton.next_power_of_2(dim), widest))",
     ),
 )

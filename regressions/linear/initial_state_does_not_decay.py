@@ -25,7 +25,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="S *= decay_of_chunk(g, DTYPE)[:, None]",
-        after="S *= tl.where(step == 0, 1.0, decay_of_chunk(g, DTYPE))[:, None]",
+        before="s *= decay_of_chunk(g, DTYPE)[:, None]",
+        after="s *= tl.where(step == 0, 1.0, decay_of_chunk(g, DTYPE))[:, None]",
     ),
 )
