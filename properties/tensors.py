@@ -79,7 +79,7 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
     options = dict(case.options)
     for name, value in options.items():
         if isinstance(value, (list, tuple)):
-            tensors[name] = torch.tensor(value, device=device)
+            tensors[name] = torch.tensor(value, dtype=torch.int64, device=device)
     options = {n: v for n, v in options.items() if n not in tensors}
     if case.packed:
         lengths = (case.lengths, case.key_lengths or case.lengths)
