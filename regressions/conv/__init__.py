@@ -1,0 +1,1 @@
+"""Convolution over the last few tokens."""

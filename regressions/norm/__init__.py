@@ -1,0 +1,1 @@
+"""Normalisation of queries and keys."""
