@@ -156,6 +156,12 @@ def _tables_like_x(case: Case) -> Case:
     return replace(case, float32=())
 
 
+def _float32_state(case: Case) -> Case:
+    if case.dtype == "float32":
+        return case
+    return replace(case, given=tuple(n for n in case.given if n != "initial_state"))
+
+
 def _positive_scale(case: Case) -> Case:
     scale = case.options.get("scale")
     if scale is None or scale == -1 or scale > 0:
@@ -372,13 +378,17 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             conventions=(),
             bounds={
                 "tables in the dtype of x": _tables_like_x,
+                "a head of two": _at_least(2, "D"),
                 "some pairs, some rows": _at_least(1, "P", "B"),
             },
         )
     },
     "short_conv": {
         "fused": _Mode(
-            "fla.modules.convolution:causal_conv1d", call=_convolution, conventions=(_WINDOW,)
+            "fla.modules.convolution:causal_conv1d",
+            call=_convolution,
+            conventions=(_WINDOW,),
+            bounds={"no state before tokens in 16 bits, as it is kept in theirs": _float32_state},
         )
     },
     "l2norm": {"fused": _Mode("fla.modules.l2norm:l2norm", call=_alone, conventions=())},
