@@ -1,0 +1,25 @@
+"""The decay from a token to the end of its chunk, as a difference."""
+
+from properties.mutants.edit import Edit
+from properties.mutants.trial import TestAt
+from regressions.known_bug import KnownBug
+
+BUG = KnownBug(
+    happened="Inf and then NaN in the states of Mamba 2 where |A| is large.",
+    cause="cs_last - cs_k of the prefix sums of a chunk is above 0 by their rounding, and "
+    "nothing took the lesser of it and 0.",
+    source="vLLM 37501; mamba 713",
+    pinned=TestAt(
+        "kernels/linear/test_recurrence.py::"
+        "test_small_gates_behind_large_ones_keep_their_digits[simple_gla-chunk]"
+    ),
+    planted=Edit(
+        module="kernels.linear.chunk",
+        before="x = x.to(tl.float32) * head_decay(span, g, DTYPE)[:, None]\n",
+        after=(
+            "P = tl.cumsum(g.to(tl.float32), 0)\n"
+            "                to_end = tl.sum(g.to(tl.float32), 0) - P\n"
+            "                x = x.to(tl.float32) * tl.exp(P if REVERSE else to_end)[:, None]\n"
+        ),
+    ),
+)
