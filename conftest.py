@@ -91,4 +91,4 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
     config = request.config
     target, device = config.getoption("target"), activate(config.getoption("device"))
     ledger = read(config.getoption("ledger"), target, device.type)
-    return Subject(load(target, device), device, ledger)
+    return Subject(load(target, device), device, ledger, quick=True)

@@ -26,12 +26,15 @@ class Subject:
     Args:
         recall: given what an answer of the oracle follows from, and how to compute it, the answer;
             who asks about the same cases many times may remember.
+        quick: acquit with a part of the disturbed runs where it is clear. The fraction of the
+            budget that is told is too large then.
     """
 
     target: Target
     device: torch.device
     ledger: Ledger = field(default_factory=Ledger)
     recall: Recall = field(default=_afresh, repr=False)
+    quick: bool = False
 
     def inputs(self, op: Op, case: Case) -> Inputs:
         return build(op, case, self.device)

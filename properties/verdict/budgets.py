@@ -45,6 +45,8 @@ Oracle = Callable[[Tensors], dict[str, Tensor]]
 
 CHUNK = 64
 DRAWS = 12
+# Enough to acquit most results with, see `budgets`.
+FEW_DRAWS = 4
 # Numbers that runs held at once. Beside the numbers of a small case, an operation itself is dear;
 # beyond this, memory is.
 _AT_ONCE = 2**17
@@ -157,6 +159,7 @@ def budgets(
     telescopes: tuple[Telescope, ...] = (),
     float32_logits: bool = False,
     size: float = 0.0,
+    quick: bool = False,
     seed: int = 0,
 ) -> dict[str, Budget]:
     """The budget of every result of one run.
@@ -179,6 +182,8 @@ def budgets(
         float32_logits: products of two inputs, and elementwise functions of them, are never
             stored: softmax attention. Not for maps whose products may be taken in another order.
         size: about as many numbers as the oracle holds at once.
+        quick: a third of the disturbed runs, and the smaller budgets that so few are sure of: what
+            is within them passes with all runs as well; what is not may.
         seed: of the disturbed runs; the verdict is a function of the case.
 
     Returns:
@@ -208,6 +213,8 @@ def budgets(
             float32_logits=float32_logits,
             terms=terms,
             size=size,
+            cautious=quick,
+            draws=FEW_DRAWS if quick else DRAWS,
             seed=seed,
         )
         for telescope in telescopes:
@@ -278,6 +285,7 @@ def sigma(
     float32_logits: bool = False,
     terms: int = 1,
     size: float = 0.0,
+    cautious: bool = False,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Spread]:
@@ -289,6 +297,8 @@ def sigma(
     freedom (Wilson and Hilferty).
 
     Args:
+        cautious: divide by the 99.9 % quantile instead, as if every row had but one element, and
+            give no element more than its row: a deviation that is rather too small.
         draws: number of disturbed runs.
         The rest as in `budgets`.
     """
@@ -308,7 +318,7 @@ def sigma(
             results = mode.round(disturbed[name], unit_roundoff(output_dtypes[name]))
             deviations[name].append(torch.where(y.isfinite(), results - y, 0.0))
     return {
-        name: _spread(torch.cat(each), want[name], precision, output_dtypes[name])
+        name: _spread(torch.cat(each), want[name], precision, output_dtypes[name], cautious)
         for name, each in deviations.items()
     }
 
@@ -338,14 +348,19 @@ def countable(want: Tensor, dtype: torch.dtype) -> Tensor:
     return want.abs() >= 8 * torch.finfo(dtype).smallest_normal
 
 
-def _spread(deviations: Tensor, want: Tensor, precision: Precision, dtype: torch.dtype) -> Spread:
+def _spread(
+    deviations: Tensor, want: Tensor, precision: Precision, dtype: torch.dtype, cautious: bool
+) -> Spread:
     draws = len(deviations)
     if not deviations.numel():
         return Spread(deviations.sum(0), math.inf)
     element = deviations.square().mean(0)
     row = element.mean(-1, keepdim=True) if element.ndim else element
     width = element.shape[-1] if element.ndim else 1
-    variance = torch.maximum(element, row) / _chi_square_quantile(draws * width)
+    if cautious:
+        variance = row.expand_as(element) / _chi_square_quantile(draws, 3.09)
+    else:
+        variance = torch.maximum(element, row) / _chi_square_quantile(draws * width)
     spread = variance.sqrt()
     counted = (spread > 0) & countable(want, dtype)
     if not counted.any() or width < NARROW:
@@ -354,13 +369,13 @@ def _spread(deviations: Tensor, want: Tensor, precision: Precision, dtype: torch
     losses = [incoherent(deviation, finite)[counted].abs() for deviation in deviations]
     means = torch.stack([(loss / spread[counted]).mean() for loss in losses])
     # Student's t of 11 degrees of freedom exceeds 6 with a probability of 5e-5.
-    limit = float(means.mean() + 6 * means.std())
+    limit = float(means.mean() if cautious else means.mean() + 6 * means.std())
     limit *= ONE_ROUNDING * math.sqrt(precision.operand_roundings)
-    return Spread(spread, limit if limit > NEGLIGIBLE else math.inf)
+    return Spread(spread, limit if limit > NEGLIGIBLE or cautious else math.inf)
 
 
 def _chi_square_quantile(freedom: int, normal_quantile: float = -3.09) -> float:
-    """The 0.1 % quantile of chi-square over its degrees of freedom."""
+    """A quantile of chi-square, by default that of 0.1 %, over its degrees of freedom."""
     step = 2 / (9 * freedom)
     return (1 - step + normal_quantile * math.sqrt(step)) ** 3
 

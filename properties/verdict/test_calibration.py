@@ -40,3 +40,16 @@ def test_a_float16_accumulator_that_no_element_shows_is_seen_in_the_mean() -> No
     by_element, at_all = (sum(each) / len(problems) for each in zip(*found, strict=True))
     assert by_element <= 0.25
     assert at_all >= 0.5
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_a_few_runs_acquit_all_runs_acquit(kernel: str, precision: str) -> None:
+    acquitted = 0
+    honest, wrong = trials(kernel, precision, RUNS), trials(kernel, precision, RUNS, "missing_key")
+    for trial in (*honest, *wrong):
+        for few, all_ in zip(trial.comparisons(quick=True), trial.comparisons(), strict=True):
+            assert all_.passed or not few.passed
+            assert (few.allowed <= all_.allowed).double().mean() > 0.999
+            acquitted += few.passed
+    assert acquitted >= RUNS
