@@ -31,7 +31,8 @@ def implementations() -> dict[str, dict[str, Implementation]]:
         for mode, declared in modes.items():
             found = kernel(declared.function)
             if found is not None:
-                settled = _as_it_was(op, mode, declared) if release() < (0, 3) else declared
+                old = release() < (0, 3)
+                settled = _as_it_was(op, mode, declared, found) if old else declared
                 made.setdefault(op, {})[mode] = settled.implementation(OPS[op], found)
     return made
 
@@ -72,6 +73,13 @@ def _removal(kernel: Kernel, given: Given) -> Outputs:
     """RWKV-7 with its removal keys as those of DPLR."""
     kk, a = given.pop("kk"), given.pop("a")
     return _state(kernel, {**given, "a": -kk, "b": kk * a})
+
+
+def _heads_first(kernel: Kernel, given: Given) -> Outputs:
+    """Output and final state, where heads are before tokens and no argument says so."""
+    tokens = {name: given[name].transpose(1, 2) for name in ("q", "k", "v", "g")}
+    o, state = kernel(**{**given, **tokens})
+    return o.transpose(1, 2), state
 
 
 def _convolution(kernel: Kernel, given: Given) -> Outputs:
@@ -236,12 +244,17 @@ class _Mode:
         return function
 
 
-def _as_it_was(op: str, mode: str, declared: _Mode) -> _Mode:
+def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
     """A mode in releases up to 0.2, where it was more limited.
 
     Dims are tiles as they are, recurrences of gates have no gradient through their final state,
-    those of deltas no scale but a positive one, and what is normalised hands on half of its state.
+    those of deltas no scale but a positive one, what is normalised hands on half of its state, and
+    a convolution hands on none.
     """
+    if op == "short_conv" and "initial_state" not in signature(kernel).parameters:
+        return replace(declared, call=_alone, bounds={"W a power of two": _power_of_two_window})
+    if (op, mode) == ("gla", "fused_chunk") and "head_first" not in signature(kernel).parameters:
+        declared = replace(declared, call=_heads_first)
     bounds = {**declared.bounds}
     if {"K", "V"} <= OPS[op].dims.keys():
         bounds["K and V powers of two, at least 16"] = _powers_of_two
@@ -268,6 +281,10 @@ def _ungrouped(case: Case) -> Case:
 def _powers_of_two(case: Case) -> Case:
     rounded = {n: max(16, 1 << (case.dims[n] - 1).bit_length()) for n in ("K", "V")}
     return replace(case, dims={**case.dims, **rounded})
+
+
+def _power_of_two_window(case: Case) -> Case:
+    return replace(case, dims={**case.dims, "W": 1 << (case.dims["W"] - 1).bit_length()})
 
 
 def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
