@@ -371,7 +371,10 @@ def _spread(
     # Student's t of 11 degrees of freedom exceeds 6 with a probability of 5e-5.
     limit = float(means.mean() if cautious else means.mean() + 6 * means.std())
     limit *= ONE_ROUNDING * math.sqrt(precision.operand_roundings)
-    return Spread(spread, limit if limit > NEGLIGIBLE or cautious else math.inf)
+    if cautious:
+        # Where all errors are in proportion, nothing is certain but that there is no loss at all.
+        return Spread(spread, max(limit, torch.finfo(torch.float64).tiny))
+    return Spread(spread, limit if limit > NEGLIGIBLE else math.inf)
 
 
 def _chi_square_quantile(freedom: int, normal_quantile: float = -3.09) -> float:
