@@ -18,8 +18,8 @@ from torch import Tensor
 
 from properties.case import Case
 from properties.catalogue import DTYPES, OPS, Op
-from properties.catalogue.op import Function, Output, Role
-from properties.laws import LAWS, Law, Subject, Violation
+from properties.catalogue.op import Function, Output
+from properties.laws import LAWS, Law, Subject, Violation, exactness
 from properties.strategies import cases
 from properties.targets import Target
 from properties.targets.oracle import Oracle
@@ -337,11 +337,6 @@ def _with_flags(op: Op) -> bool:
     return any(option.auxiliary for option in op.options)
 
 
-def _with_sums_for_states(op: Op) -> bool:
-    """Not a delta rule, which replaces what a state holds, nor a convolution, which copies."""
-    return {Role.QUERY, Role.KEY, Role.VALUE} <= {argument.role for argument in op.arguments}
-
-
 @dataclass(frozen=True)
 class Planted:
     """A bug, the law that has to notice it, and the ops that can have it."""
@@ -362,7 +357,7 @@ PLANTED = (
         _with_scale,
     ),
     Planted("exactness", "last digits wrong", last_digits_wrong),
-    Planted("exactness", "states of eight bits", states_of_eight_bits, _with_sums_for_states),
+    Planted("exactness", "states of eight bits", states_of_eight_bits, exactness.sums),
     Planted("causality", "next token read", next_token_read),
     Planted("splitting", "start ignored", start_ignored),
     Planted("packing", "previous token leaks", previous_token_leaks),

@@ -69,7 +69,11 @@ def _excess(kernel: triton.JITFunction, A: Tensor, device: torch.device) -> floa
     L = torch.eye(tokens, dtype=torch.float64) + A.double()
     want = torch.linalg.solve_triangular(L, torch.eye(tokens).double(), upper=False)
     bound = 2 * tokens * UNIT * want.abs() @ L.abs() @ want.abs()
-    return float(((got.cpu().double() - want).abs() / bound.clamp(min=2.0**-126)).max())
+    # From the row on whose terms leave the range of float32, a column has no numbers.
+    held = (L.abs() @ want.abs()).cummax(1).values < torch.finfo(torch.float32).max
+    assert held.double().mean() > 0.5
+    excess = (got.cpu().double() - want).abs() / bound.clamp(min=2.0**-126)
+    return float(excess[held].max())
 
 
 KINDS = ["independent", "repeated", "nearly parallel", "in turn"]

@@ -143,7 +143,8 @@ def _work(task: bytes) -> bytes:
     _die_with_parent()
     try:
         function, arguments, seconds = pickle.loads(task)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        # The hard limit ends a process by another signal, and may be seen first where it is close.
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 60))
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         used = pages * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
