@@ -31,10 +31,8 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 def sums(op: Op) -> bool:
     """Whether states are sums of `k vᵀ`, with no delta rule: what that writes may be rounded."""
     roles = {argument.role for argument in op.arguments}
-    return {Role.QUERY, Role.KEY, Role.VALUE} <= roles and not {
-        Role.UNIT_KEY,
-        Role.LOW_RANK,
-    } & roles
+    delta = not {Role.UNIT_KEY, Role.LOW_RANK}.isdisjoint(roles)
+    return {Role.QUERY, Role.KEY, Role.VALUE} <= roles and not delta
 
 
 LAW = Law("exactness", check, on_integers, uses=("scale",))
