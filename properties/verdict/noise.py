@@ -38,12 +38,17 @@ _PIECE = 2**19
 
 
 @functools.cache
-def _pool(unit: float | None = None) -> Tensor:
-    """Gaussian numbers xi, drawn once, as drawing costs more than all else here; or 1 + unit xi."""
-    if unit is not None:
-        return 1.0 + unit * _pool()
+def _pool() -> Tensor:
+    """Gaussian numbers, drawn once: drawing costs more than everything else here."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(_POOL, dtype=torch.float64, generator=generator)
+
+
+# A case has a few units, and float32 logits have one for each number of terms.
+@functools.lru_cache(maxsize=8)
+def _factors(unit: float) -> Tensor:
+    """`1 + unit xi` for every xi of the pool."""
+    return 1.0 + unit * _pool()
 
 
 class Rounding(TorchDispatchMode):
@@ -197,14 +202,14 @@ class Rounding(TorchDispatchMode):
 
     def _scaled(self, y: Tensor, unit: float) -> Tensor:
         """`y + xi · unit |y|`, in one pass and without a look at what is infinite."""
-        return torch.mul(y, self._noise(y.shape, unit))
+        return torch.mul(y, self._noise(y.shape, _factors(unit)))
 
-    def _noise(self, shape: torch.Size, unit: float | None = None) -> Tensor:
+    def _noise(self, shape: torch.Size, pool: Tensor | None = None) -> Tensor:
         """A piece of the pool that starts anywhere; several of them for a large result."""
         count = shape.numel()
         sizes = [_PIECE] * (count // _PIECE) + [count % _PIECE]
         starts = torch.randint(_POOL - _PIECE, (len(sizes),), generator=self.generator)
-        pool = _pool(unit)
+        pool = _pool() if pool is None else pool
         pieces = [pool[i : i + n] for i, n in zip(starts.tolist(), sizes, strict=True)]
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(shape)
 
