@@ -122,18 +122,25 @@ def _queries_keys_values(shape: Shape, dtype: torch.dtype, device: torch.device)
     }
 
 
+def _gates(*sizes: int, device: torch.device) -> Tensor:
+    """Log decays whose memory is some tens of tokens, as trained ones have."""
+    return logsigmoid(torch.randn(sizes, dtype=torch.float32, device=device)) / 16
+
+
+def _gates_of_heads(shape: Shape, device: torch.device) -> Tensor:
+    return _gates(shape.B, shape.T, shape.H, device=device)
+
+
+def _gates_of_keys(shape: Shape, device: torch.device) -> Tensor:
+    return _gates(shape.B, shape.T, shape.H, shape.K, device=device)
+
+
 def _gated(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    """With gates whose memory is some tens of tokens, as trained ones have."""
-    tensors = _queries_keys_values(shape, dtype, device)
-    g = torch.randn(tensors["k"].shape, dtype=torch.float32, device=device)
-    return {**tensors, "g": logsigmoid(g) / 16}
+    return {**_queries_keys_values(shape, dtype, device), "g": _gates_of_keys(shape, device)}
 
 
 def _gated_heads(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    """With gates as `_gated` has, one for each head."""
-    tensors = _queries_keys_values(shape, dtype, device)
-    g = torch.randn(shape.B, shape.T, shape.H, dtype=torch.float32, device=device)
-    return {**tensors, "g": logsigmoid(g) / 16}
+    return {**_queries_keys_values(shape, dtype, device), "g": _gates_of_heads(shape, device)}
 
 
 def _delta(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
@@ -144,18 +151,18 @@ def _delta(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
 
 
 def _gated_delta(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    return {**_delta(shape, dtype, device), "g": _gated_heads(shape, dtype, device)["g"]}
+    return {**_delta(shape, dtype, device), "g": _gates_of_heads(shape, device)}
 
 
 def _kda(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    return {**_delta(shape, dtype, device), "g": _gated(shape, dtype, device)["g"]}
+    return {**_delta(shape, dtype, device), "g": _gates_of_keys(shape, device)}
 
 
 def _dplr(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
     """With a and b of length 1/2 each."""
-    tensors = _gated(shape, dtype, device)
+    tensors = _queries_keys_values(shape, dtype, device)
     a, b = (normalize(torch.randn_like(tensors["k"]), dim=-1) / 2 for _ in range(2))
-    return {**{n: x for n, x in tensors.items() if n != "g"}, "a": a, "b": b, "gk": tensors["g"]}
+    return {**tensors, "a": a, "b": b, "gk": _gates_of_keys(shape, device)}
 
 
 def _vectors(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:

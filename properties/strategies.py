@@ -12,7 +12,7 @@ from properties.case import Case
 from properties.catalogue.op import Mode, Op
 from properties.layouts import LAYOUTS
 from properties.targets import Target
-from properties.tensors import sizes
+from properties.tensors import work
 
 # Numbers that the oracle's forms may hold at once. The float64 oracle and its twelve disturbed runs
 # for the budgets then take a second or so at most on one core, and a quarter on average; kernels of
@@ -115,13 +115,13 @@ def _perhaps_empty(draw: DrawFn, case: Case) -> Case:
     return case
 
 
-def _affordable(op: Op, case: Case, work: float, longest: int) -> int:
+def _affordable(op: Op, case: Case, most: float, longest: int) -> int:
     """The most tokens that a sequence may have for this much work; 1 is always allowed."""
 
     def needed(tokens: int) -> float:
-        return case.dims["B"] * op.work(sizes(op, replace(case, lengths=(tokens,))))
+        return work(op, replace(case, lengths=(tokens,)))
 
-    return bisect_right(range(2, longest + 1), work, key=needed) + 1
+    return bisect_right(range(2, longest + 1), most, key=needed) + 1
 
 
 def _with_options(draw: DrawFn, op: Op, mode: Mode, case: Case) -> Case:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kernels.arguments import check_range, describe
 from kernels.cache import RecurrentCache
 from kernels.linear import gla
+from kernels.primitives.groups import of_each_head
 
 
 class GatedLinearAttention(nn.Module):
@@ -133,7 +134,7 @@ class GatedLinearAttention(nn.Module):
         batch, tokens, _ = x.shape
         q = self.q_proj(x).view(batch, tokens, self.num_heads, self.key_dim)
         k, v, decay = (
-            self._share(projection(x).view(batch, tokens, self.num_kv_heads, dim))
+            of_each_head(projection(x).view(batch, tokens, self.num_kv_heads, dim), self.num_heads)
             for projection, dim in (
                 (self.k_proj, self.key_dim),
                 (self.v_proj, self.value_dim),
@@ -160,11 +161,6 @@ class GatedLinearAttention(nn.Module):
         if self.gate_proj is not None:
             o = F.silu(self.gate_proj(x)) * o
         return self.o_proj(o)
-
-    def _share(self, x: Float[Tensor, "B T G D"]) -> Float[Tensor, "B T H D"]:
-        """Head h // (H // G) of x as head h."""
-        repeats = self.num_heads // self.num_kv_heads
-        return x if repeats == 1 else x.repeat_interleave(repeats, dim=2)
 
     def _state(
         self, cache: RecurrentCache, batch: int, cu_seqlens: Int[Tensor, " N+1"] | None
