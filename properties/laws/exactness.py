@@ -3,6 +3,9 @@
 A state that sums is float32 in every precision: it holds larger integers than the inputs' dtype.
 """
 
+import torch
+from torch import Tensor
+
 from properties.case import Case
 from properties.catalogue.op import Op, Role
 from properties.laws.judge import expect_identical, oracle_results
@@ -14,6 +17,8 @@ _LARGE = 200
 
 def check(op: Op, case: Case, subject: Subject) -> float:
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    if _is_delta(op):
+        gradients_of = {name: _thinned(x) for name, x in gradients_of.items()}
     got = subject.run(op, case, inputs, gradients_of)
     want = oracle_results(op, inputs, gradients_of)
     expect_identical("exactness", op, case, subject, got, want, "the oracle")
@@ -31,8 +36,21 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 def sums(op: Op) -> bool:
     """Whether states are sums of `k vᵀ`, with no delta rule: what that writes may be rounded."""
     roles = {argument.role for argument in op.arguments}
-    delta = not {Role.UNIT_KEY, Role.LOW_RANK}.isdisjoint(roles)
-    return {Role.QUERY, Role.KEY, Role.VALUE} <= roles and not delta
+    return {Role.QUERY, Role.KEY, Role.VALUE} <= roles and not _is_delta(op)
+
+
+def _is_delta(op: Op) -> bool:
+    return any(argument.role in (Role.UNIT_KEY, Role.LOW_RANK) for argument in op.arguments)
+
+
+def _thinned(gradient: Tensor) -> Tensor:
+    """With 0 for all but 16 value dims or fewer.
+
+    The gradient of an overlap of two keys is a sum over tokens, and then over value dims: 337 was
+    met for 128 dims, which 8 bits do not hold, and a product of 16 bits may round.
+    """
+    dims = torch.arange(gradient.shape[-1], device=gradient.device)
+    return gradient * (dims % -(-len(dims) // 16) == 0)
 
 
 LAW = Law("exactness", check, on_integers, uses=("scale",))
