@@ -122,9 +122,11 @@ def modules(packages: Sequence[str] = PACKAGES, root: Path = ROOT) -> Iterator[t
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
             name = path.stem
-            if name not in (*_NOT_MUTATED, "__init__", "conftest") and not name.startswith("test_"):
-                relative = path.relative_to(root).with_suffix("")
-                yield ".".join(relative.parts), path
+            parts = path.relative_to(root).with_suffix("").parts
+            if name in ("__init__", "conftest") or name.startswith("test_"):
+                continue
+            if not any(part in _NOT_MUTATED for part in parts):
+                yield ".".join(parts), path
 
 
 def mutants(

@@ -1,0 +1,1 @@
+"""Time the kernels on a GPU, each beside those of others in the same run."""

@@ -1,0 +1,181 @@
+"""What others have of the same ops: functions of the same inputs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import conv1d, normalize, scaled_dot_product_attention
+
+KINDS = ("fla", "torch")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute an op.
+
+    Args:
+        kind: whose it is, "ours" or one of `KINDS`.
+        mode: its name there.
+        function: from the inputs of a problem, the output or a tuple that begins with it.
+        around: what its forward and backward pass run in.
+    """
+
+    kind: str
+    mode: str
+    function: Callable[..., Any]
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def name(self) -> str:
+        """Mode, and before it whose it is."""
+        return self.mode if self.kind == "ours" else f"{self.kind} {self.mode}"
+
+
+@dataclass(frozen=True)
+class _Fla:
+    """A function of fla.
+
+    Args:
+        function: "package.module:function", where {} is the mode.
+        modes: those that it has.
+        options: further arguments.
+        theirs: names of inputs in a mode, where they have others.
+        gated: modes whose backward pass fla refuses under some releases of Triton.
+    """
+
+    function: str
+    modes: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    theirs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gated: tuple[str, ...] = ()
+
+
+FLA = {
+    "linear_attn": _Fla(
+        "fla.ops.linear_attn:{}_linear_attn",
+        ("chunk", "fused_chunk", "fused_recurrent"),
+        options={"normalize": False},
+    ),
+    "gla": _Fla(
+        "fla.ops.gla:{}_gla",
+        ("chunk", "fused_recurrent"),
+        theirs={"fused_recurrent": {"g": "gk"}},
+    ),
+    "simple_gla": _Fla(
+        "fla.ops.simple_gla:{}_simple_gla",
+        ("chunk", "fused_chunk", "fused_recurrent", "parallel"),
+        gated=("chunk",),
+    ),
+    "delta_rule": _Fla("fla.ops.delta_rule:{}_delta_rule", ("chunk", "fused_recurrent")),
+    "gated_delta_rule": _Fla(
+        "fla.ops.gated_delta_rule:{}_gated_delta_rule",
+        ("chunk", "fused_recurrent"),
+        gated=("chunk",),
+    ),
+    "kda": _Fla("fla.ops.kda:{}_kda", ("chunk", "fused_recurrent")),
+    "dplr": _Fla("fla.ops.generalized_delta_rule:{}_dplr_delta_rule", ("chunk", "fused_recurrent")),
+    "attention": _Fla("fla.ops.attn:{}_attn", ("parallel",)),
+    "rotary_embedding": _Fla("fla.modules.rotary:rotary_embedding", ("fused",)),
+    "short_conv": _Fla("fla.modules.convolution:causal_conv1d", ("fused",)),
+    "l2norm": _Fla("fla.modules.l2norm:l2norm", ("fused",)),
+}
+
+
+def available() -> tuple[str, ...]:
+    """The kinds of baselines that this machine has."""
+    return tuple(kind for kind in KINDS if find_spec(kind) is not None)
+
+
+def contenders(op: str, against: tuple[str, ...], *, backward: bool) -> list[Contender]:
+    """The baselines of an op, of the kinds that are wanted."""
+    found = []
+    if "fla" in against:
+        found += [_fla(op, mode, backward=backward) for mode in FLA[op].modes]
+    if "torch" in against:
+        found += _TORCH.get(op, [])
+    return found
+
+
+@cache
+def fla_function(op: str, mode: str) -> Callable[..., Any]:
+    """The function itself, which imports fla."""
+    module, _, name = FLA[op].function.format(mode).partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
+
+
+def _fla(op: str, mode: str, *, backward: bool) -> Contender:
+    entry = FLA[op]
+    names = entry.theirs.get(mode, {})
+
+    def function(**inputs: Any) -> Any:
+        given = {names.get(name, name): value for name, value in inputs.items()}
+        return fla_function(op, mode)(**given, **entry.options)
+
+    if backward and mode in entry.gated and _guarded():
+        return Contender("fla", f"{mode} unguarded", function, _unguarded)
+    return Contender("fla", mode, function)
+
+
+def _guarded() -> bool:
+    """Whether fla refuses the backward pass of `gated` modes, which this Triton miscompiles."""
+    chunk_o = import_module("fla.ops.common.chunk_o")
+    return (
+        chunk_o.IS_NVIDIA_HOPPER and chunk_o.TRITON_ABOVE_3_4_0 and not chunk_o.TRITON_ABOVE_3_7_1
+    )
+
+
+@contextmanager
+def _unguarded() -> Iterator[None]:
+    """Have it run anyway."""
+    chunk_o = import_module("fla.ops.common.chunk_o")
+    before = chunk_o.TRITON_ABOVE_3_7_1
+    chunk_o.TRITON_ABOVE_3_7_1 = True
+    try:
+        yield
+    finally:
+        chunk_o.TRITON_ABOVE_3_7_1 = before
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    cos, sin = cos[:, None], sin[:, None]
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
+
+
+def _convolution(x: Tensor, weight: Tensor) -> Tensor:
+    channels, width = weight.shape
+    y = conv1d(x.transpose(1, 2), weight[:, None], padding=width - 1, groups=channels)
+    return y[..., : x.shape[1]].transpose(1, 2)
+
+
+def _normalized(x: Tensor) -> Tensor:
+    return normalize(x, dim=-1)
+
+
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+_TORCH = {
+    "attention": [
+        Contender("torch", name, _attention, partial(sdpa_kernel, backend))
+        for name, backend in _BACKENDS.items()
+    ],
+    "rotary_embedding": [Contender("torch", "composed", _rotary)],
+    "short_conv": [Contender("torch", "conv1d", _convolution)],
+    "l2norm": [Contender("torch", "normalize", _normalized)],
+}

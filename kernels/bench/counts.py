@@ -1,0 +1,87 @@
+"""Bytes and operations of a problem: those of its definition, not of a kernel."""
+
+from collections.abc import Callable
+
+from kernels.bench.shapes import Shape
+
+
+def linear_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
+    """q, k, v, o; then q, k, v, do, dq, dk, dv."""
+    width = 2 * shape.K + 2 * shape.V
+    if backward:
+        width += 4 * shape.K + 3 * shape.V
+    return shape.vectors * width * itemsize
+
+
+def gated_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
+    """As without gates, and g in float32; then g and dg."""
+    gates = (3 if backward else 1) * shape.vectors * shape.K * 4
+    return linear_bytes(shape, itemsize, backward) + gates
+
+
+def bytes_with(floats: Callable[[Shape], int], rows: int = 0) -> Callable[..., int]:
+    """As linear attention, and for each vector numbers in float32 and rows as long as a key; read,
+    then read and their gradients written."""
+
+    def moved(shape: Shape, itemsize: int, backward: bool) -> int:
+        extra = 4 * floats(shape) + rows * shape.K * itemsize
+        return linear_bytes(shape, itemsize, backward) + (3 if backward else 1) * (
+            shape.vectors * extra
+        )
+
+    return moved
+
+
+def elementwise_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
+    """x, y; then x, dy, dx."""
+    return (5 if backward else 2) * shape.vectors * shape.K * itemsize
+
+
+def attention_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
+    """q, k, v, o; then lse, written and read, and q, k, v, o, do, dq, dk, dv."""
+    width, lse = 2 * shape.K + 2 * shape.V, 0
+    if backward:
+        width, lse = width + 4 * shape.K + 4 * shape.V, 2 * 4
+    return shape.vectors * (width * itemsize + lse)
+
+
+def rotary_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
+    """x, y and the tables; then dy, dx and the tables."""
+    once = (2 * shape.vectors + shape.T) * shape.K * itemsize
+    return 2 * once if backward else once
+
+
+def linear_operations(shape: Shape, backward: bool) -> int:
+    """Per element of the state and token: S and o; then S, dS, dq, dk, dv; 2 each."""
+    return shape.vectors * shape.K * shape.V * (14 if backward else 4)
+
+
+def gated_operations(shape: Shape, backward: bool) -> int:
+    """As without gates, and a decay for each S and dS."""
+    return shape.vectors * shape.K * shape.V * (17 if backward else 5)
+
+
+def delta_operations(shape: Shape, backward: bool) -> int:
+    """Per element of the state and token: what it lacks, S and o; then S, dS, and the gradients of
+    what it lacks, q, k twice and v."""
+    return shape.vectors * shape.K * shape.V * (24 if backward else 7)
+
+
+def elementwise_operations(shape: Shape, backward: bool) -> int:
+    """Four products and sums per element; as many for each of two gradients."""
+    return shape.vectors * shape.K * (24 if backward else 8)
+
+
+def attention_operations(shape: Shape, backward: bool) -> int:
+    """Per pair: q·k and p·v; then q·k and do·v, and the gradients of q, k and v."""
+    pairs = shape.B * shape.H * shape.T * (shape.T + 1) // 2
+    width = shape.K + shape.V
+    if backward:
+        width += 3 * shape.K + 2 * shape.V
+    return 2 * pairs * width
+
+
+def rotary_operations(shape: Shape, backward: bool) -> int:
+    """Four products and two sums for each pair of dims."""
+    once = 6 * shape.vectors * (shape.K // 2)
+    return 2 * once if backward else once

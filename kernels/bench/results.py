@@ -1,0 +1,53 @@
+"""All numbers of a run, in a file."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernels.bench.groups import Row
+
+
+@dataclass
+class Results:
+    """What a run has measured so far.
+
+    Args:
+        setting: device, versions, command, ceilings.
+        rows: in the order in which they were measured.
+        left_out: groups that there was no time for.
+    """
+
+    setting: Mapping[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    left_out: Sequence[str] = ()
+
+    def write(self, path: Path) -> None:
+        """Write them as JSON; the file is the one before or the new one, never a part."""
+        found = {
+            **self.setting,
+            "left_out": list(self.left_out),
+            "rows": [asdict(row) for row in self.rows],
+        }
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            beside.write_text(json.dumps(found, indent=1) + "\n")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    @classmethod
+    def read(cls, path: Path) -> "Results":
+        """From a file.
+
+        Raises:
+            ValueError: it is no file of results.
+        """
+        try:
+            found = json.loads(path.read_text())
+            rows = [Row.read(fields) for fields in found.pop("rows")]
+            return cls(setting=found, left_out=found.pop("left_out"), rows=rows)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path}: no results of kernels.bench ({error})") from error
