@@ -5,7 +5,8 @@ shapes at hand. Every entry computes the same function on every shape that it ad
 draw the index like any other option.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,19 +15,13 @@ from kernels.arguments import describe
 
 @dataclass(frozen=True)
 class Tile:
-    """One way to cut an op's work into programs.
+    """How a kernel cuts its work into programs, and Triton's launch parameters.
 
     Args:
         tokens: tokens (queries) that a program holds at once; the chunk length of chunked forms.
         keys: keys that a softmax program reads per step; the sub-chunk length of chunked forms.
         features: widest slice of a head dim that a program holds at once.
-        num_warps, num_stages: Triton's launch parameters.
-        max_dim: largest head dim admitted.
-        max_itemsize: largest element size admitted, in bytes; 2 keeps float32 out.
-        arch: smallest compute capability admitted, 90 for Hopper; 0 for any device, AMD's too.
-        arch_below: compute capabilities admitted are below this one. Later is not larger: 120 has
-            less shared memory than 90.
-        backward: the tile of the backward kernels, None for this one.
+        num_warps, num_stages: launch parameters.
     """
 
     tokens: int
@@ -34,21 +29,6 @@ class Tile:
     features: int = 256
     num_warps: int = 4
     num_stages: int = 2
-    max_dim: int = 256
-    max_itemsize: int = 4
-    arch: int = 0
-    arch_below: int = 1000
-    backward: "Tile | None" = None
-
-    def admits(self, dim: int, itemsize: int, arch: int) -> bool:
-        return (
-            dim <= self.max_dim
-            and itemsize <= self.max_itemsize
-            and self.arch <= arch < self.arch_below
-        )
-
-    def backward_tile(self) -> "Tile":
-        return self.backward or self
 
     def narrowest(self, itemsize: int) -> int:
         """Fewest columns of a head dim that a program may hold: 16, or 64 in warp-group products.
@@ -61,190 +41,218 @@ class Tile:
         return 64 if itemsize == 2 and self.tokens >= 64 and self.num_warps >= 4 else 16
 
 
+@dataclass(frozen=True)
+class Entry(Tile):
+    """An entry of the table: a tile, whom it admits, and what single kernels have instead.
+
+    Args:
+        max_dim: largest head dim admitted.
+        max_itemsize: largest element size admitted, in bytes; 2 keeps float32 out.
+        arch: smallest compute capability admitted, 90 for Hopper; 0 for any device, AMD's too.
+        arch_below: compute capabilities admitted are below this one. Later is not larger: 120 has
+            less shared memory than 90.
+        kernels: tiles of kernels that have one of their own, by the names that `TABLE` explains.
+    """
+
+    max_dim: int = 256
+    max_itemsize: int = 4
+    arch: int = 0
+    arch_below: int = 1000
+    kernels: Mapping[str, Tile] = field(default_factory=dict, hash=False)
+
+    def admits(self, dim: int, itemsize: int, arch: int) -> bool:
+        return (
+            dim <= self.max_dim
+            and itemsize <= self.max_itemsize
+            and self.arch <= arch < self.arch_below
+        )
+
+    def of(self, kernel: str) -> Tile:
+        """The tile of a kernel: its own, or that of the entry."""
+        return self.kernels.get(kernel, self)
+
+
 # Where a row is shorter than the threads are many, Triton has each thread load it for itself,
 # element by element, as far as it holds cells for it: on an H200 small tiles are the fastest.
 _FUSED_RECURRENT = (
-    Tile(tokens=32, features=32, num_warps=2),
-    Tile(tokens=16, features=32, num_warps=2),
-    Tile(tokens=64, features=64, num_warps=8),
+    Entry(tokens=32, features=32, num_warps=2),
+    Entry(tokens=16, features=32, num_warps=2),
+    Entry(tokens=64, features=64, num_warps=8),
 )
 
 _DELTA_CHUNK = (
-    Tile(
+    Entry(
         tokens=32,
         keys=32,
         features=16,
         num_stages=1,
         max_dim=128,
         max_itemsize=2,
-        backward=Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1),
+        kernels=dict.fromkeys(
+            ("gradients", "system_backward"),
+            Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1),
+        ),
     ),
-    Tile(tokens=16, keys=32, features=16, num_warps=8, num_stages=1),
+    Entry(tokens=16, keys=32, features=16, num_warps=8, num_stages=1),
 )
 _DELTA_RECURRENT = (
-    Tile(tokens=32, features=16, max_dim=128),
-    Tile(tokens=16, features=16, num_warps=8),
+    Entry(tokens=32, features=16, max_dim=128),
+    Entry(tokens=16, features=16, num_warps=8),
 )
 
-TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
+TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # tokens: (batch, token, head) vectors of x.
     ("rotary_embedding", "fused"): (
-        Tile(tokens=32, max_dim=128),
-        Tile(tokens=8, num_warps=2),
-        Tile(tokens=128, num_warps=8, max_dim=64),
+        Entry(tokens=32, max_dim=128),
+        Entry(tokens=8, num_warps=2),
+        Entry(tokens=128, num_warps=8, max_dim=64),
     ),
     # tokens: rows that a program holds, queries in the forward and dq kernels, keys in that of dk
-    # and dv; keys: rows that it reads per step, of the other kind. Forget gates take registers, so
-    # the backward tile has a backward tile of its own: that with gates.
+    # and dv; keys: rows that it reads per step, of the other kind. Kernels: "dq"; "dkv", of dk and
+    # dv; "gated", all of the backward pass with forget gates, which take registers, and where a
+    # program holds at least as many rows as it reads.
     ("attention", "parallel"): (
         # Hopper, up to 227 KiB of shared memory. On sm_100 these spill.
-        Tile(
-            tokens=128,
+        Entry(
+            tokens=64,
             keys=64,
-            num_warps=8,
             num_stages=3,
             max_dim=64,
             max_itemsize=2,
             arch=90,
             arch_below=100,
-            backward=Tile(
-                tokens=128,
-                keys=32,
-                num_warps=8,
-                num_stages=3,
-                backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
-            ),
+            kernels={
+                "dq": Tile(tokens=64, keys=64, num_stages=3),
+                "dkv": Tile(tokens=128, keys=32, num_warps=8, num_stages=3),
+                "gated": Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+            },
         ),
-        Tile(
-            tokens=128,
-            keys=64,
-            num_warps=8,
+        Entry(
+            tokens=64,
+            keys=32,
             num_stages=3,
             max_dim=128,
             max_itemsize=2,
             arch=90,
             arch_below=100,
-            backward=Tile(
-                tokens=64,
-                keys=32,
-                num_warps=8,
-                backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
-            ),
+            kernels={
+                "dq": Tile(tokens=64, keys=32, num_warps=8),
+                "dkv": Tile(tokens=128, keys=16, num_warps=8),
+                "gated": Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+            },
         ),
-        Tile(
+        Entry(
             tokens=128,
             keys=32,
             num_warps=8,
             max_itemsize=2,
             arch=90,
             arch_below=100,
-            backward=Tile(
-                tokens=32,
-                keys=32,
-                num_warps=8,
-                backward=Tile(tokens=32, keys=16, num_warps=8, num_stages=1),
-            ),
+            kernels={
+                "dq": Tile(tokens=32, keys=32, num_warps=8),
+                "dkv": Tile(tokens=32, keys=32, num_warps=8),
+                "gated": Tile(tokens=32, keys=16, num_warps=8, num_stages=1),
+            },
         ),
         # From Ampere on, up to 99 KiB.
-        Tile(
+        Entry(
             tokens=64,
             keys=32,
             max_dim=128,
             max_itemsize=2,
             arch=80,
-            backward=Tile(
-                tokens=32,
-                keys=32,
-                backward=Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
-            ),
+            kernels={
+                "dq": Tile(tokens=32, keys=32),
+                "dkv": Tile(tokens=32, keys=32),
+                "gated": Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+            },
         ),
-        Tile(
+        Entry(
             tokens=64,
             keys=32,
             num_warps=8,
             max_itemsize=2,
             arch=80,
-            backward=Tile(tokens=32, keys=16, num_warps=8, num_stages=1),
+            kernels=dict.fromkeys(
+                ("dq", "dkv", "gated"), Tile(tokens=32, keys=16, num_warps=8, num_stages=1)
+            ),
         ),
         # Any device, up to 64 KiB.
-        Tile(
+        Entry(
             tokens=32,
             keys=32,
             num_stages=1,
             max_dim=64,
-            backward=Tile(
-                tokens=32,
-                keys=16,
-                num_stages=1,
-                backward=Tile(tokens=16, keys=16, num_stages=1),
-            ),
+            kernels={
+                "dq": Tile(tokens=32, keys=16, num_stages=1),
+                "dkv": Tile(tokens=32, keys=16, num_stages=1),
+                "gated": Tile(tokens=16, keys=16, num_stages=1),
+            },
         ),
-        Tile(
+        Entry(
             tokens=16,
             keys=16,
             num_stages=1,
             arch=80,
-            backward=Tile(
-                tokens=16,
-                keys=16,
-                num_stages=1,
-                backward=Tile(tokens=16, keys=16, num_warps=16, num_stages=1),
-            ),
+            kernels={
+                "dkv": Tile(tokens=16, keys=16, num_warps=8, num_stages=1),
+                "gated": Tile(tokens=16, keys=16, num_warps=16, num_stages=1),
+            },
         ),
-        Tile(tokens=16, keys=16, num_stages=1),
+        Entry(tokens=16, keys=16, num_stages=1),
     ),
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.chunk.blocks`). Products of 16 bits want a warp for 16 tokens. No entry multiplies in
     # warp groups, which want sides that these kernels have no registers for: see `narrowest`.
     ("linear_attn", "chunk"): (
-        Tile(tokens=32, keys=32, features=64, num_warps=2, max_itemsize=2),
-        Tile(tokens=32, keys=32, features=32, num_stages=1),
+        Entry(tokens=32, keys=32, features=64, num_warps=2, max_itemsize=2),
+        Entry(tokens=32, keys=32, features=32, num_stages=1),
     ),
     ("linear_attn", "fused_chunk"): (
-        Tile(tokens=32, keys=64, features=16, num_warps=2, max_itemsize=2),
-        Tile(tokens=16, keys=64, features=32, num_stages=1),
+        Entry(tokens=32, keys=64, features=16, num_warps=2, max_itemsize=2),
+        Entry(tokens=16, keys=64, features=32, num_stages=1),
     ),
     ("gla", "chunk"): (
-        Tile(tokens=32, keys=16, features=64, num_warps=2, num_stages=1, max_itemsize=2),
-        Tile(tokens=16, keys=32, features=32, num_stages=1),
+        Entry(tokens=32, keys=16, features=64, num_warps=2, num_stages=1, max_itemsize=2),
+        Entry(tokens=16, keys=32, features=32, num_stages=1),
     ),
     # tokens: between two kept states in the backward pass; features: both sides of a tile of the
     # state.
     ("linear_attn", "fused_recurrent"): _FUSED_RECURRENT,
     ("gla", "fused_recurrent"): _FUSED_RECURRENT,
     ("simple_gla", "chunk"): (
-        Tile(
+        Entry(
             tokens=32,
             keys=32,
             features=64,
             num_warps=2,
             max_itemsize=2,
-            backward=Tile(tokens=32, keys=32, features=32, num_stages=1),
+            kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
         ),
-        Tile(tokens=32, keys=32, features=32, num_stages=1),
+        Entry(tokens=32, keys=32, features=32, num_stages=1),
     ),
     ("simple_gla", "fused_chunk"): (
-        Tile(
+        Entry(
             tokens=32,
             keys=64,
             features=16,
             num_warps=2,
             max_itemsize=2,
-            backward=Tile(tokens=32, keys=32, features=32, num_stages=1),
+            kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
         ),
-        Tile(tokens=16, keys=64, features=32, num_stages=1),
+        Entry(tokens=16, keys=64, features=32, num_stages=1),
     ),
     ("simple_gla", "fused_recurrent"): _FUSED_RECURRENT,
     ("simple_gla", "parallel"): (
-        Tile(
+        Entry(
             tokens=32,
             keys=64,
             features=64,
             num_warps=2,
             max_itemsize=2,
-            backward=Tile(tokens=32, keys=32, features=32, num_stages=1),
+            kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
         ),
-        Tile(tokens=16, keys=32, features=32, num_stages=1),
+        Entry(tokens=16, keys=32, features=32, num_stages=1),
     ),
     # The same, but the carrier of states holds all keys.
     ("delta_rule", "chunk"): _DELTA_CHUNK,
@@ -258,11 +266,11 @@ TABLE: dict[tuple[str, str], tuple[Tile, ...]] = {
     ("dplr", "fused_recurrent"): _DELTA_RECURRENT,
     # features: channels of a program.
     ("short_conv", "fused"): (
-        Tile(tokens=32, features=64),
-        Tile(tokens=16, features=128, num_warps=2),
+        Entry(tokens=32, features=64),
+        Entry(tokens=16, features=128, num_warps=2),
     ),
     # tokens: (batch, token, head) vectors of x.
-    ("l2norm", "fused"): (Tile(tokens=32, max_dim=128), Tile(tokens=8)),
+    ("l2norm", "fused"): (Entry(tokens=32, max_dim=128), Entry(tokens=8)),
 }
 
 

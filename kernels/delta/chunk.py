@@ -61,7 +61,7 @@ from kernels.primitives.decay import (
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.primitives.triangular import inverse_unit_lower
-from kernels.tiles import Tile
+from kernels.tiles import Entry, Tile
 
 
 @triton.jit
@@ -314,7 +314,7 @@ def forward(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    tile: Tile,
+    tile: Entry,
     output_final_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states; arguments and returns as in `fused_recurrent`."""
@@ -345,7 +345,7 @@ def backward(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    tile: Tile,
+    tile: Entry,
     do: Tensor,
     dfinal_state: Tensor | None,
     keys_dtype: torch.dtype,
@@ -398,7 +398,7 @@ class _Rule:
     g: Tensor | None
     beta: Tensor | None
     chunks: Chunks
-    tile: Tile
+    tile: Entry
 
     @classmethod
     def of(
@@ -411,7 +411,7 @@ class _Rule:
         a: Tensor | None,
         b: Tensor | None,
         cu_seqlens: Tensor | None,
-        tile: Tile,
+        tile: Entry,
     ) -> "_Rule":
         """A delta rule as it is, DPLR on twice as many rows."""
         if a is None:
@@ -460,7 +460,7 @@ class _Rule:
             _prepare_backward[(self.chunks.count * heads,)](
                 self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, states, dwritten,
                 dk_part, dg_part, de, dk, dv, dg, dbeta, self.chunks.table,
-                **self._launch(self.tile.backward_tile()),
+                **self._launch(self.tile.of("system_backward")),
             )  # fmt: skip
         return de, dk, dv, dg, dbeta
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.parts import add_parts, empty_parts
-from kernels.tiles import Tile
+from kernels.tiles import Entry, Tile
 
 
 @triton.jit
@@ -232,7 +232,7 @@ def forward(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    tile: Tile,
+    tile: Entry,
     output_final_state: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states.
@@ -279,7 +279,7 @@ def backward(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    tile: Tile,
+    tile: Entry,
     do: Tensor,
     dfinal_state: Tensor | None,
     keys_dtype: torch.dtype,
@@ -295,7 +295,7 @@ def backward(
     """
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[3]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    tile = tile.backward_tile()
+    tile = tile.of("backward")
     blocks = _blocks(tile, key_dim, value_dim)
     parts = triton.cdiv(value_dim, blocks["BV"])
     inputs = q, k, g, beta, a, b

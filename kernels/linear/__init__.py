@@ -16,7 +16,7 @@ pairs live in `chunk.py`, `fused_chunk.py`, `fused_recurrent.py` and `parallel.p
   K is 1 to 256, V is 1 to 257: `normalize` adds a channel to v.
 - scale is a resolved float. initial_state `[N, H, K, V]` float32, any stride, or None for zeros.
 - cu_seqlens `[N+1]`, int32 or int64, its values already checked, or None. B and T may be 0.
-- tile is an entry (a `kernels.tiles.Tile`) of the row `TABLE[op, mode]`.
+- tile is an entry (a `kernels.tiles.Entry`) of the row `TABLE[op, mode]`.
 - o `[B, T, H, V]` in `out_dtype`: v's dtype, or float32 under `normalize`, so that the quotient is
   rounded once. final_state `[N, H, K, V]` float32, None unless `output_final_state`.
 - do has o's shape, any stride, and o's dtype or v's; dfinal_state `[N, H, K, V]` float32, or None.

@@ -49,7 +49,7 @@ from kernels.primitives.decay import (
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.tiles import Tile
+from kernels.tiles import Entry, Tile
 
 # Keys in one of the tiles in which a delta rule's program holds its state, by element size: in a
 # float32 product a thread holds whole rows of its operands.
@@ -375,7 +375,7 @@ def forward(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    tile: Tile,
+    tile: Entry,
     output_final_state: bool,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
@@ -420,7 +420,7 @@ def backward(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    tile: Tile,
+    tile: Entry,
     do: Tensor,
     dfinal_state: Tensor | None,
     keys_dtype: torch.dtype,
@@ -465,7 +465,7 @@ def gradients(
     chunks: Chunks,
     *,
     scale: float,
-    tile: Tile,
+    tile: Entry,
     keys_dtype: torch.dtype,
     partial: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -477,7 +477,7 @@ def gradients(
     dq = torch.empty_like(q, dtype=keys_dtype)
     dk = torch.empty_like(k, dtype=torch.float32 if partial else keys_dtype)
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
-    narrow = tile.backward_tile()
+    narrow = tile.of("gradients")
     BK, BV = blocks(key_dim, value_dim, narrow, q.dtype)
     key_tiles = triton.cdiv(key_dim, BK)
     dg = None
@@ -506,7 +506,7 @@ def pass_states(
     factor: float,
     final: bool,
     reverse: bool,
-    tile: Tile,
+    tile: Entry,
     delta: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The state that each chunk starts from, `[chunks, H, K, V]`, and the final one if asked for.
@@ -552,7 +552,7 @@ def outputs(
     factors: tuple[float, float],
     *,
     reverse: bool,
-    tile: Tile,
+    tile: Entry,
 ) -> None:
     """Write `out_i = factors[0] · statesᵀ (decay ∘ r_i) + factors[1] · Σ_j A_ij y_j`.
 

@@ -36,7 +36,7 @@ from kernels.primitives.decay import (
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.tiles import Tile
+from kernels.tiles import Entry
 
 _TRITON_DTYPES = {
     torch.float32: tl.float32,
@@ -133,7 +133,7 @@ def forward(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    tile: Tile,
+    tile: Entry,
     output_final_state: bool,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
@@ -156,7 +156,7 @@ def backward(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    tile: Tile,
+    tile: Entry,
     do: Tensor,
     dfinal_state: Tensor | None,
     keys_dtype: torch.dtype,
@@ -191,7 +191,7 @@ def _run(
     v: Tensor,
     initial: Tensor | None,
     cu_seqlens: Tensor | None,
-    tile: Tile,
+    tile: Entry,
     dtype: torch.dtype,
     out_dtype: torch.dtype,
     *,

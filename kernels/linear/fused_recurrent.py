@@ -28,7 +28,7 @@ from torch import Tensor
 
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.parts import add_parts, empty_parts
-from kernels.tiles import Tile
+from kernels.tiles import Entry, Tile
 
 
 @triton.jit
@@ -303,7 +303,7 @@ def forward(
     scale: float,
     initial_state: Float[Tensor, "N H K V"] | None,
     cu_seqlens: Int[Tensor, " N+1"] | None,
-    tile: Tile,
+    tile: Entry,
     output_final_state: bool,
     out_dtype: torch.dtype,
     reverse: bool,
@@ -347,7 +347,7 @@ def backward(
     scale: float,
     initial_state: Float[Tensor, "N H K V"] | None,
     cu_seqlens: Int[Tensor, " N+1"] | None,
-    tile: Tile,
+    tile: Entry,
     do: Float[Tensor, "B T H V"],
     dfinal_state: Float[Tensor, "N H K V"] | None,
     keys_dtype: torch.dtype,
@@ -363,7 +363,7 @@ def backward(
     """See `kernels.linear`; every mode has this function."""
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    tile = tile.backward_tile()
+    tile = tile.of("backward")
     BK, BV = _width(key_dim, tile), _width(value_dim, tile)
     num_k, num_v = triton.cdiv(key_dim, BK), triton.cdiv(value_dim, BV)
     programs = sequences * heads * num_k * num_v

@@ -31,7 +31,7 @@ from kernels.primitives.decay import (
 )
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.tiles import Tile
+from kernels.tiles import Entry
 
 backward = chunk.backward
 
@@ -122,7 +122,7 @@ def forward(
     scale: float,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    tile: Tile,
+    tile: Entry,
     output_final_state: bool,
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:

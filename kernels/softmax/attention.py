@@ -190,13 +190,8 @@ def _options(
     causal: bool,
     window: int | None,
     softcap: float | None,
-    shape: tiles.Tile,
-) -> tuple[tuple[float, float, int], tuple[int, int, int], dict[str, object]]:
+) -> tuple[tuple[float, float, int], tuple[int, int, int], dict[str, bool]]:
     """What all kernels take: (factor, cap, window), (group, key dim, value dim), and constants."""
-    key_dim, value_dim = k.shape[3], v.shape[3]
-    narrowest = shape.narrowest(q.dtype.itemsize)
-    pad_k = max(narrowest, triton.next_power_of_2(key_dim))
-    pad_v = max(narrowest, triton.next_power_of_2(value_dim))
     limit = q.shape[1] + k.shape[1]
     numbers = (
         scale * LOG2E.value if softcap is None else scale / softcap,
@@ -204,16 +199,30 @@ def _options(
         # Distances are below the limit, and a wider window could overflow when it is added to one.
         limit if window is None else min(window, limit),
     )
-    constants = {
+    constants = {"CAUSAL": causal, "WINDOW": window is not None, "CAPPED": softcap is not None}
+    return numbers, (q.shape[2] // k.shape[2], k.shape[3], v.shape[3]), constants
+
+
+def _launch(tile: tiles.Tile, k: Tensor, v: Tensor, *, held: str, read: str) -> dict[str, int]:
+    """What of a launch follows from the tile: `held` and `read` are how the kernel calls its rows.
+
+    Rows that are not aligned are loaded element by element, which takes registers.
+    """
+    key_dim, value_dim = k.shape[3], v.shape[3]
+    aligned = key_dim % 16 == 0 and value_dim % 16 == 0
+    narrowest = tile.narrowest(k.dtype.itemsize)
+    pad_k = max(narrowest, triton.next_power_of_2(key_dim))
+    pad_v = max(narrowest, triton.next_power_of_2(value_dim))
+    return {
+        held: tile.tokens,
+        read: tile.keys if aligned else min(tile.keys, 32),
         "PAD_K": pad_k,
         "PAD_V": pad_v,
         "FULL_K": pad_k == key_dim,
         "FULL_V": pad_v == value_dim,
-        "CAUSAL": causal,
-        "WINDOW": window is not None,
-        "CAPPED": softcap is not None,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
     }
-    return numbers, (q.shape[2] // k.shape[2], key_dim, value_dim), constants
 
 
 @torch.library.custom_op("attention_oracles::attention_parallel", mutates_args=())
@@ -249,7 +258,7 @@ def attention_parallel(
         return o, lse, softmax
 
     shape = tiles.TABLE["attention", "parallel"][tile]
-    numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap, shape)
+    numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     count = triton.cdiv(longest, shape.tokens)
     q, k, v = _rows(q), _rows(k), _rows(v)
     with torch.cuda.device_of(q):
@@ -259,8 +268,8 @@ def attention_parallel(
             *numbers, queries, keys, count, heads, *dims,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             SINK=sink is not None, ALIBI=alibi_slopes is not None, GATED=g is not None,
-            PACKED=cu_seqlens is not None, QUERIES=shape.tokens, KEYS=shape.keys, **constants,
-            num_warps=shape.num_warps, num_stages=shape.num_stages,
+            PACKED=cu_seqlens is not None, **constants,
+            **_launch(shape, k, v, held="QUERIES", read="KEYS"),
         )  # fmt: skip
     return o, lse, softmax
 
@@ -308,23 +317,21 @@ def attention_parallel_backward(
     dg = q.new_empty(0)
     delta = softmax.new_empty(batch, heads, queries)
 
-    shape = tiles.TABLE["attention", "parallel"][tile].backward_tile()
+    entry = tiles.TABLE["attention", "parallel"][tile]
+    dq_tile, dkv_tile = entry.of("dq"), entry.of("dkv")
     if g is not None:
-        shape = shape.backward_tile()
-    span = max(shape.tokens, shape.keys)
-    numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap, shape)
+        dq_tile = dkv_tile = entry.of("gated")
+    numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
-    blocks = {"QUERIES": shape.tokens, "KEYS": shape.keys, "SPAN": span}
-    launch = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     q, k, v, do = _rows(q), _rows(k), _rows(v), _rows(do)
     o, softmax, dlse = o.contiguous(), softmax.contiguous(), dlse.contiguous()
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     with torch.cuda.device_of(q):
         gates, row_sums, column_sums = (None, None, None), None, None
-        count = triton.cdiv(longest_q, shape.tokens)
+        count = triton.cdiv(longest_q, dq_tile.tokens)
         if g is not None:
             gates = cumulative_gates(g, cu_seqlens_k)
-            depth = levels(longest_k, span)
+            depth = levels(longest_k, dq_tile.tokens)
             row_sums = delta.new_zeros(depth, *delta.shape)
             column_sums = delta.new_zeros(depth, batch, heads, keys)
             # Tiles start at multiples of their length among the keys, hence one more may be needed.
@@ -332,32 +339,33 @@ def attention_parallel_backward(
         if delta.numel():
             attention_delta[(count * sequences * heads,)](
                 o, do, dlse, delta, cu_seqlens, queries, count, heads, value_dim,
-                *do.stride()[:3], PACKED=packed, QUERIES=shape.tokens,
+                *do.stride()[:3], PACKED=packed, QUERIES=dq_tile.tokens,
                 PAD_V=triton.next_power_of_2(value_dim),
             )  # fmt: skip
             attention_backward_q[(count * sequences * heads,)](
                 q, k, v, do, *softmax, delta, dq, row_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, heads,
-                delta.numel(), *dims, *strides, **blocks, **constants, **launch,
+                delta.numel(), *dims, *strides, SPAN=dq_tile.tokens, **constants,
+                **_launch(dq_tile, k, v, held="QUERIES", read="KEYS"),
             )  # fmt: skip
         if dk.numel():
-            # The roles change: a program holds keys, and reads queries step by step.
-            blocks |= {"QUERIES": shape.keys, "KEYS": shape.tokens}
-            count = triton.cdiv(longest_k, shape.tokens)
+            count = triton.cdiv(longest_k, dkv_tile.tokens)
             attention_backward_kv[(count * sequences * kv_heads,)](
                 q, k, v, do, *softmax, delta, dk, dv, column_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
-                batch * heads * keys, *dims, *strides, **blocks, **constants, **launch,
+                batch * heads * keys, *dims, *strides, SPAN=dkv_tile.tokens, **constants,
+                **_launch(dkv_tile, k, v, held="KEYS", read="QUERIES"),
             )  # fmt: skip
         if g is not None:
+            span = dq_tile.tokens
             parts = delta.new_empty(1 + depth, batch, heads, keys)
             count = triton.cdiv(longest_k, span)
             if parts.numel():
                 within_blocks[(count * sequences * heads,)](
                     q, k, v, do, *softmax, delta, parts, alibi_slopes, *gates,
                     cu_seqlens, cu_seqlens_k,
-                    *numbers, queries, keys, count, heads, *dims, *strides,
-                    QUERIES=min(shape.tokens, shape.keys), SPAN=span, **constants, **launch,
+                    *numbers, queries, keys, count, heads, *dims, *strides, **constants,
+                    **_launch(dq_tile, k, v, held="SPAN", read="QUERIES"),
                 )  # fmt: skip
             parts = add_levels(parts, row_sums, column_sums, span, cu_seqlens, cu_seqlens_k)
             dg = parts.to(g.dtype, memory_format=torch.contiguous_format)

@@ -10,11 +10,11 @@ from hypothesis import find, settings
 
 import kernels
 from kernels.cache import ContiguousCache, SlidingWindowCache
-from kernels.tiles import TABLE, Tile
+from kernels.tiles import TABLE, Entry
 from properties.aot.architectures import Architecture
 from properties.case import Case
 from properties.catalogue import OPS
-from properties.catalogue.op import Mode, Op, Option
+from properties.catalogue.op import Mode, Op, Option, Role
 from properties.layouts import LAYOUTS
 from properties.tensors import build, cotangents, run
 
@@ -83,8 +83,8 @@ def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> I
 
     For each tile the largest head dims that it admits with all there is switched on, aligned as
     real models are, so that loads are wide and pipelined: what shared memory and registers have to
-    hold. And once the opposite: nothing switched on, head dims below the 16 that `tl.dot` needs,
-    ragged.
+    hold; where kernels with gates have a tile of their own, without gates as well. And once the
+    opposite: nothing switched on, head dims below the 16 that `tl.dot` needs, ragged.
     """
     every = thorough or (dtype == "bfloat16" and capability == 90)
     tiles = _tiles(op, mode, dtype, capability, every)
@@ -95,7 +95,7 @@ def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> I
             yield op.settle(case)
 
 
-def _tiles(op: Op, mode: Mode, dtype: str, capability: int, every: bool) -> dict[int, Tile]:
+def _tiles(op: Op, mode: Mode, dtype: str, capability: int, every: bool) -> dict[int, Entry]:
     """The entries of the tile table by index: every one that is admitted, or only the default ones.
 
     An entry is the default of some head dims if it is the first one that admits them.
@@ -110,11 +110,14 @@ def _tiles(op: Op, mode: Mode, dtype: str, capability: int, every: bool) -> dict
 
 
 def _wanted(
-    op: Op, mode: Mode, dtype: str, tiles: dict[int, Tile], thorough: bool
+    op: Op, mode: Mode, dtype: str, tiles: dict[int, Entry], thorough: bool
 ) -> Iterator[Case]:
     for index, tile in tiles.items():
         largest = replace(_bare(op, mode, dtype, tile.max_dim), tile=index)
-        yield _loaded(op, mode, largest)
+        loaded = _loaded(op, mode, largest)
+        yield loaded
+        if "gated" in tile.kernels:
+            yield _ungated(op, loaded)
         if thorough:
             for dim in (16, 32, 64, 128, tile.max_dim):
                 if dim <= tile.max_dim:
@@ -169,6 +172,11 @@ def _loaded(op: Op, mode: Mode, case: Case) -> Case:
         given=tuple(a.name for a in allowed if a.optional),
         options={option.name: _switched(option, case) for option in _options(op, mode)},
     )
+
+
+def _ungated(op: Op, case: Case) -> Case:
+    gates = [a.name for a in op.arguments if a.role is Role.LOG_DECAY]
+    return replace(case, given=tuple(name for name in case.given if name not in gates))
 
 
 def _packed(case: Case) -> Case:

@@ -24,7 +24,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.delta.chunk",
-        before="**self._launch(self.tile.backward_tile()),",
-        after='**(self._launch(self.tile.backward_tile()) | {"C": 32, "LEVELS": 5}),',
+        before='**self._launch(self.tile.of("system_backward")),',
+        after='**(self._launch(self.tile.of("system_backward")) | {"C": 32, "LEVELS": 5}),',
     ),
 )
