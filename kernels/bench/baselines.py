@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import conv1d, normalize, scaled_dot_product_attention
+
+from kernels.bench.shapes import Form
 
 KINDS = ("fla", "torch")
 
@@ -93,13 +96,16 @@ def available() -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if find_spec(kind) is not None)
 
 
-def contenders(op: str, against: tuple[str, ...], *, backward: bool) -> list[Contender]:
+def contenders(
+    op: str, against: tuple[str, ...], *, form: Form = "dense", backward: bool = False
+) -> list[Contender]:
     """The baselines of an op, of the kinds that are wanted."""
     found = []
-    if "fla" in against:
-        found += [_fla(op, mode, backward=backward) for mode in FLA[op].modes]
+    if "fla" in against and op in FLA:
+        modes = [mode for mode in FLA[op].modes if form != "decode" or mode == "fused_recurrent"]
+        found += [_fla(op, mode, backward=backward) for mode in modes]
     if "torch" in against:
-        found += _TORCH.get(op, [])
+        found += _TORCH.get((op, form), [])
     return found
 
 
@@ -149,6 +155,24 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
+def _packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
+    # Not every release that is supported has it.
+    from torch.nn.attention.varlen import varlen_attn
+
+    boundaries, longest = _boundaries(cu_seqlens)
+    # Causal was an argument of its own once.
+    old = "is_causal" in signature(varlen_attn).parameters
+    causal: dict[str, Any] = {"is_causal": True} if old else {"window_size": (-1, 0)}
+    o: Tensor = varlen_attn(q[0], k[0], v[0], boundaries, boundaries, longest, longest, **causal)
+    return o[None]
+
+
+# The host has to know the longest sequence, which it need not ask the GPU for each time.
+@lru_cache(maxsize=1)
+def _boundaries(cu_seqlens: Tensor) -> tuple[Tensor, int]:
+    return cu_seqlens.to(torch.int32), int(cu_seqlens.diff().max())
+
+
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[:, None], sin[:, None]
     x1, x2 = x.chunk(2, dim=-1)
@@ -165,17 +189,36 @@ def _normalized(x: Tensor) -> Tensor:
     return normalize(x, dim=-1)
 
 
+def _append(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    table: Tensor,
+    length: Tensor,
+    offset: Tensor,
+) -> Tensor:
+    position = length[:, None] + torch.arange(k.shape[1], device=k.device)
+    page = table.gather(1, position // k_pages.shape[1])
+    row = position % k_pages.shape[1]
+    k_pages[page, row] = k
+    v_pages[page, row] = v
+    return k_pages
+
+
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-_TORCH = {
-    "attention": [
+_TORCH: dict[tuple[str, Form], list[Contender]] = {
+    ("attention", "dense"): [
         Contender("torch", name, _attention, partial(sdpa_kernel, backend))
         for name, backend in _BACKENDS.items()
     ],
-    "rotary_embedding": [Contender("torch", "composed", _rotary)],
-    "short_conv": [Contender("torch", "conv1d", _convolution)],
-    "l2norm": [Contender("torch", "normalize", _normalized)],
+    ("attention", "packed"): [Contender("torch", "varlen_attn", _packed_attention)],
+    ("rotary_embedding", "dense"): [Contender("torch", "composed", _rotary)],
+    ("short_conv", "dense"): [Contender("torch", "conv1d", _convolution)],
+    ("l2norm", "dense"): [Contender("torch", "normalize", _normalized)],
+    ("cache_append", "dense"): [Contender("torch", "index_put", _append)],
 }

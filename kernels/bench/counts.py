@@ -6,11 +6,12 @@ from kernels.bench.shapes import Shape
 
 
 def linear_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
-    """q, k, v, o; then q, k, v, do, dq, dk, dv."""
+    """q, k, v, o; then q, k, v, do, dq, dk, dv. When decoding, the state, read and written."""
     width = 2 * shape.K + 2 * shape.V
     if backward:
         width += 4 * shape.K + 3 * shape.V
-    return shape.vectors * width * itemsize
+    state = shape.B * shape.H * shape.K * shape.V * 4 if shape.form == "decode" else 0
+    return shape.vectors * width * itemsize + 2 * state
 
 
 def gated_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
@@ -47,7 +48,7 @@ def attention_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
 
 def rotary_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
     """x, y and the tables; then dy, dx and the tables."""
-    once = (2 * shape.vectors + shape.T) * shape.K * itemsize
+    once = (2 * shape.vectors + max(shape.lengths)) * shape.K * itemsize
     return 2 * once if backward else once
 
 
@@ -74,7 +75,7 @@ def elementwise_operations(shape: Shape, backward: bool) -> int:
 
 def attention_operations(shape: Shape, backward: bool) -> int:
     """Per pair: q·k and p·v; then q·k and do·v, and the gradients of q, k and v."""
-    pairs = shape.B * shape.H * shape.T * (shape.T + 1) // 2
+    pairs = shape.H * sum(length * (length + 1) // 2 for length in shape.lengths)
     width = shape.K + shape.V
     if backward:
         width += 3 * shape.K + 2 * shape.V
@@ -85,3 +86,13 @@ def rotary_operations(shape: Shape, backward: bool) -> int:
     """Four products and two sums for each pair of dims."""
     once = 6 * shape.vectors * (shape.K // 2)
     return 2 * once if backward else once
+
+
+def append_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
+    """k and v, read and written."""
+    return 2 * shape.vectors * (shape.K + shape.V) * itemsize
+
+
+def no_operations(shape: Shape, backward: bool) -> int:
+    """A copy has none."""
+    return 0

@@ -89,23 +89,25 @@ class Group:
     def contenders(self) -> list[Contender]:
         """The baselines first, then each mode."""
         problem = PROBLEMS[self.op]
-        return contenders(self.op, self.against, backward=self.backward) + [
+        form = self.shape.form
+        ours = [
             Contender("ours", mode, partial(problem.function, **problem.options, mode=mode))
             for mode in self.modes
         ]
+        return contenders(self.op, self.against, form=form, backward=self.backward) + ours
 
     def calls(self, device: torch.device) -> list[tuple[Contender, Call]]:
         """A call returns the output, or in the backward pass the gradients of all inputs."""
         problem = PROBLEMS[self.op]
-        torch.manual_seed(0)
-        inputs = problem.make(self.shape, self.dtype, device)
+        inputs = problem.inputs(self.shape, self.dtype, device)
+        options = {"output_final_state": True} if self.shape.form == "decode" else {}
         do = torch.randn_like(inputs[problem.output_like])
-        leaves = [x for name, x in inputs.items() if name not in problem.constants]
+        leaves = [x for name, x in inputs.items() if name not in (*problem.constants, "cu_seqlens")]
         for x in leaves:
             x.requires_grad_(self.backward)
 
         def call(function: Callable[..., Any]) -> tuple[Tensor, ...]:
-            returned = function(**inputs)
+            returned = function(**inputs, **options)
             output = returned[0] if isinstance(returned, tuple) else returned
             return torch.autograd.grad(output, leaves, do) if self.backward else (output,)
 
@@ -116,8 +118,13 @@ class Group:
         device: torch.device,
         timing_of: Callable[[Call], Timing],
         ceilings: Ceilings,
+        first_of: Callable[["Group", str, str], float | None] = lambda *_: None,
     ) -> Iterator[Row]:
-        """A row for each contender as it is measured; one that fails does not stop the others."""
+        """A row for each contender as it is measured; one that fails does not stop the others.
+
+        Args:
+            first_of: the seconds of a first call, from the group, the kind and the mode.
+        """
         problem = PROBLEMS[self.op]
         moved = problem.moved(self.shape, self.dtype.itemsize, self.backward)
         operations = problem.operations(self.shape, self.backward)
@@ -133,6 +140,7 @@ class Group:
             try:
                 with one.around():
                     timing = timing_of(call)
+                first = first_of(self, one.kind, one.mode)
             except Exception as error:
                 yield _without(row, error)
                 continue
@@ -147,6 +155,7 @@ class Group:
                 floor=ceilings.floor(moved, operations if problem.products else 0),
                 gigabytes_per_second=moved / timing.median / 1e6,
                 teraflops=operations / timing.median / 1e9,
+                first=first,
             )
 
 

@@ -1,6 +1,7 @@
 """Random tensors for each problem, of numbers that trained models have."""
 
 import torch
+import triton
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
@@ -9,11 +10,13 @@ from kernels.bench.shapes import Shape
 
 Tensors = dict[str, Tensor]
 
+PAGE = 16
+
 
 def queries_keys_values(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
     widths = {"q": shape.K, "k": shape.K, "v": shape.V}
     return {
-        name: torch.randn(shape.B, shape.T, shape.H, width, dtype=dtype, device=device)
+        name: torch.randn(*shape.rows, shape.H, width, dtype=dtype, device=device)
         for name, width in widths.items()
     }
 
@@ -24,11 +27,11 @@ def _gates(*sizes: int, device: torch.device) -> Tensor:
 
 
 def _gates_of_heads(shape: Shape, device: torch.device) -> Tensor:
-    return _gates(shape.B, shape.T, shape.H, device=device)
+    return _gates(*shape.rows, shape.H, device=device)
 
 
 def _gates_of_keys(shape: Shape, device: torch.device) -> Tensor:
-    return _gates(shape.B, shape.T, shape.H, shape.K, device=device)
+    return _gates(*shape.rows, shape.H, shape.K, device=device)
 
 
 def gated(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
@@ -42,7 +45,7 @@ def gated_heads(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tenso
 def delta(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
     """With keys of length 1 and strengths from 0 to 1."""
     tensors = queries_keys_values(shape, dtype, device)
-    beta = torch.rand(shape.B, shape.T, shape.H, dtype=torch.float32, device=device)
+    beta = torch.rand(*shape.rows, shape.H, dtype=torch.float32, device=device)
     return {**tensors, "k": normalize(tensors["k"], dim=-1), "beta": beta}
 
 
@@ -62,15 +65,44 @@ def dplr(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
 
 
 def vectors(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    return {"x": torch.randn(shape.B, shape.T, shape.H, shape.K, dtype=dtype, device=device)}
+    return {"x": torch.randn(*shape.rows, shape.H, shape.K, dtype=dtype, device=device)}
 
 
 def channels(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    x = torch.randn(shape.B, shape.T, shape.H * shape.K, dtype=dtype, device=device)
+    x = torch.randn(*shape.rows, shape.H * shape.K, dtype=dtype, device=device)
     return {"x": x, "weight": torch.randn(shape.H * shape.K, 4, dtype=dtype, device=device)}
 
 
 def rotary_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    cos, sin = rotary_tables(shape.T, shape.K, dtype=dtype, device=device)
-    x = torch.randn(shape.B, shape.T, shape.H, shape.K, dtype=dtype, device=device)
+    # fla takes no tables shorter than the whole pack, though no sequence reads so far.
+    cos, sin = rotary_tables(shape.rows[1], shape.K, dtype=dtype, device=device)
+    x = torch.randn(*shape.rows, shape.H, shape.K, dtype=dtype, device=device)
     return {"x": x, "cos": cos, "sin": sin}
+
+
+def cached(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """New tokens, as many as there are before them, and pages of 16 tokens in no order."""
+    tensors = queries_keys_values(shape, dtype, device)
+    blocks = triton.cdiv(2 * shape.T, PAGE)
+    pages = shape.B * blocks
+    shuffled = torch.randperm(pages, dtype=torch.int32, device=device)
+    length, offset = torch.full((2, shape.B), shape.T, device=device)
+    return {
+        "k": tensors["k"],
+        "v": tensors["v"],
+        "k_pages": torch.zeros(pages, PAGE, shape.H, shape.K, dtype=dtype, device=device),
+        "v_pages": torch.zeros(pages, PAGE, shape.H, shape.V, dtype=dtype, device=device),
+        "table": shuffled.view(shape.B, blocks),
+        "length": length,
+        "offset": offset,
+    }
+
+
+def of_form(shape: Shape, device: torch.device) -> Tensors:
+    """What comes with a form: boundaries of sequences, or the state before the first token."""
+    if shape.form == "packed":
+        return {"cu_seqlens": torch.tensor(shape.boundaries, device=device)}
+    if shape.form == "decode":
+        sizes = (shape.B, shape.H, shape.K, shape.V)
+        return {"initial_state": torch.randn(sizes, dtype=torch.float32, device=device)}
+    return {}

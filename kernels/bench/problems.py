@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels import (
     attention,
@@ -21,7 +22,8 @@ from kernels import (
 )
 from kernels.bench import counts, inputs
 from kernels.bench.inputs import Tensors
-from kernels.bench.shapes import Shape
+from kernels.bench.shapes import Form, Shape
+from kernels.cache import pages
 from kernels.tiles import TABLE
 
 
@@ -39,6 +41,8 @@ class Problem:
         options: further arguments of the op.
         output_like: the input that the output looks like.
         constants: inputs that get no gradient.
+        forms: those of `Shape` that it has.
+        forward_only: whether it has no backward pass.
     """
 
     function: Callable[..., Any]
@@ -49,50 +53,86 @@ class Problem:
     options: Mapping[str, Any] = field(default_factory=dict)
     output_like: str = "v"
     constants: tuple[str, ...] = ()
+    forms: tuple[Form, ...] = ("dense", "packed")
+    forward_only: bool = False
+
+    def inputs(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+        """Random tensors by name, the same for the same arguments."""
+        torch.manual_seed(0)
+        return {**self.make(shape, dtype, device), **inputs.of_form(shape, device)}
 
 
+def _append(
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    table: Tensor,
+    length: Tensor,
+    offset: Tensor,
+    *,
+    mode: str,
+) -> Tensor:
+    """What `update` of a cache writes; "contiguous" has one page for each sequence."""
+    if mode == "contiguous":
+        sequences = len(k)
+        k_pages, v_pages = (x.view(sequences, -1, *x.shape[2:]) for x in (k_pages, v_pages))
+        table = torch.arange(sequences, dtype=torch.int32, device=k.device)[:, None]
+    pages.append(k, v, k_pages, v_pages, table, length, offset, False)
+    return k_pages
+
+
+_CACHES = ["contiguous", "paged"]
+_RECURRENT: tuple[Form, ...] = ("dense", "packed", "decode")
 PROBLEMS = {
     "linear_attn": Problem(
         function=linear_attn,
         make=inputs.queries_keys_values,
         moved=counts.linear_bytes,
         operations=counts.linear_operations,
+        forms=_RECURRENT,
     ),
     "gla": Problem(
         function=gla,
         make=inputs.gated,
         moved=counts.gated_bytes,
         operations=counts.gated_operations,
+        forms=_RECURRENT,
     ),
     "simple_gla": Problem(
         function=simple_gla,
         make=inputs.gated_heads,
         moved=counts.bytes_with(lambda shape: 1),
         operations=counts.gated_operations,
+        forms=_RECURRENT,
     ),
     "delta_rule": Problem(
         function=delta_rule,
         make=inputs.delta,
         moved=counts.bytes_with(lambda shape: 1),
         operations=counts.delta_operations,
+        forms=_RECURRENT,
     ),
     "gated_delta_rule": Problem(
         function=gated_delta_rule,
         make=inputs.gated_delta,
         moved=counts.bytes_with(lambda shape: 2),
         operations=counts.delta_operations,
+        forms=_RECURRENT,
     ),
     "kda": Problem(
         function=kda,
         make=inputs.kda,
         moved=counts.bytes_with(lambda shape: shape.K + 1),
         operations=counts.delta_operations,
+        forms=_RECURRENT,
     ),
     "dplr": Problem(
         function=dplr,
         make=inputs.dplr,
         moved=counts.bytes_with(lambda shape: shape.K, rows=2),
         operations=counts.delta_operations,
+        forms=_RECURRENT,
     ),
     "l2norm": Problem(
         function=l2norm,
@@ -100,6 +140,7 @@ PROBLEMS = {
         moved=counts.elementwise_bytes,
         operations=counts.elementwise_operations,
         output_like="x",
+        forms=("dense",),
     ),
     "short_conv": Problem(
         function=short_conv,
@@ -124,9 +165,17 @@ PROBLEMS = {
         output_like="x",
         constants=("cos", "sin"),
     ),
+    "cache_append": Problem(
+        function=_append,
+        make=inputs.cached,
+        moved=counts.append_bytes,
+        operations=counts.no_operations,
+        forms=("dense",),
+        forward_only=True,
+    ),
 }
 
 
 def modes(op: str) -> list[str]:
     """The modes that the op has kernels for."""
-    return [mode for name, mode in TABLE if name == op]
+    return _CACHES if op == "cache_append" else [mode for name, mode in TABLE if name == op]

@@ -1,0 +1,140 @@
+"""What is run in processes of its own: compilation ahead of a run, and first calls."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.runtime import driver
+
+from kernels.bench.groups import Group
+
+# Enough for every kernel to be launched; sizes that a kernel is compiled for stay as they are.
+_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one process compiles at a time: whatever a contender has for head dims."""
+
+    kind: str
+    mode: str
+    groups: tuple[Group, ...]
+
+    def __str__(self) -> str:
+        first = self.groups[0]
+        return f"{first.op} {self.kind} {self.mode}, head dim {first.shape.K}"
+
+
+def units(groups: Sequence[Group]) -> list[Unit]:
+    """All that the groups need, of few tokens, those first that take longest."""
+    found: dict[tuple[Any, ...], dict[Group, None]] = {}
+    for group in groups:
+        shape = group.shape
+        small = replace(group, shape=replace(shape, T=min(shape.T, _TOKENS)))
+        for one in small.contenders():
+            # PyTorch's are compiled.
+            if one.kind != "torch":
+                key = one.kind, one.mode, group.op, shape.K, shape.V, shape.form
+                found.setdefault(key, {})[small] = None
+    made = [Unit(key[0], key[1], tuple(of_key)) for key, of_key in found.items()]
+    return sorted(made, key=lambda unit: unit.kind == "ours")
+
+
+def warm(
+    groups: Sequence[Group], device: torch.device, jobs: int, until: float | None = None
+) -> Iterator[str]:
+    """Compile all that the groups launch, in `jobs` processes that share Triton's disk cache.
+
+    Nothing is timed: an autotuner runs each config once, and what it chooses is forgotten.
+
+    Args:
+        until: when to give up, by `time.monotonic`.
+
+    Yields:
+        a line for each unit as it is done.
+    """
+    wanted = units(groups)
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_untuned
+    )
+    try:
+        futures = {pool.submit(_compile, unit, device): unit for unit in wanted}
+        left = None if until is None else max(0.0, until - time.monotonic())
+        for done, future in enumerate(as_completed(futures, timeout=left), 1):
+            why = future.result()
+            yield f"compiled [{done}/{len(wanted)}] {futures[future]}{why and f': {why}'}"
+    except (TimeoutError, BrokenProcessPool) as error:
+        yield f"not all is compiled: {type(error).__name__}"
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        # They would go on with what they have begun, beside what is timed.
+        for child in multiprocessing.active_children():
+            child.terminate()
+            child.join()
+
+
+def first_call(group: Group, kind: str, mode: str, device: torch.device) -> float:
+    """Seconds of a first call in a fresh process that finds nothing compiled.
+
+    Inputs are made and Python's modules are imported before.
+    """
+    with (
+        TemporaryDirectory() as nothing,
+        ProcessPoolExecutor(
+            1,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin_with,
+            initargs=(nothing,),
+        ) as pool,
+    ):
+        return pool.submit(_run, group, kind, mode, device).result()
+
+
+def _begin_with(cache: str) -> None:
+    os.environ["TRITON_CACHE_DIR"] = cache
+
+
+def _untuned() -> None:
+    # Before fla is imported.
+    os.environ["FLA_CACHE_RESULTS"] = "0"
+    knobs.autotuning.cache = False
+    driver.active.get_benchmarker = lambda: _once
+
+
+def _once(call: Any, quantiles: Sequence[float] = (0.5,), **options: Any) -> list[float]:
+    call()
+    return [0.0 for _ in quantiles]
+
+
+def _compile(unit: Unit, device: torch.device) -> str:
+    """Run it once; what went wrong in a few words, or nothing."""
+    wrong = ""
+    for group in unit.groups:
+        try:
+            _run(group, unit.kind, unit.mode, device)
+        except Exception as error:
+            wrong = type(error).__name__
+    return wrong
+
+
+def _run(group: Group, kind: str, mode: str, device: torch.device) -> float:
+    """Call one contender; how many seconds that took."""
+    ours = kind == "ours"
+    alone = replace(group, modes=(mode,) if ours else (), against=() if ours else (kind,))
+    for one, call in alone.calls(device):
+        if one.mode == mode:
+            with one.around():
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                call()
+                torch.cuda.synchronize()
+                return time.perf_counter() - start
+    raise ValueError(f"mode: {mode!r}, expected one that {group} has of {kind}")
