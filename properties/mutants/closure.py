@@ -87,9 +87,14 @@ def digest(*modules: str, lists: bool = True) -> str:
 
 
 def forget(modules: Collection[str]) -> None:
-    """Have this process import modules anew, and with them all that is made of them."""
+    """Have this process import modules anew, and with them all that is made of them.
+
+    Not those of this package: what a trial answers is pickled as of a class that was imported
+    before it.
+    """
     if sys.modules.keys().isdisjoint(modules):
         return
     for name in list(sys.modules):
-        if path_of(name) is not None and not closure([name]).isdisjoint(modules):
+        ours = name.startswith(f"{__package__}.")
+        if not ours and path_of(name) is not None and not closure([name]).isdisjoint(modules):
             del sys.modules[name]

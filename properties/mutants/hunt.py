@@ -126,10 +126,11 @@ class Suite:
         self.nursery.close(at_once=at_once)
 
     def files_about(self, mutant: Mutant) -> list[str]:
-        """The files of tests that may run the module of a mutant, those made of least first."""
+        """The files of tests that may run the module of a mutant: those nearest to it first, and of
+        these those made of least."""
         sizes = {file: _modules(file) for file in files_of_tests(mutant.package) if self.tests}
         about = [file for file, modules in sizes.items() if mutant.module in modules]
-        return sorted(about, key=lambda file: len(sizes[file]))
+        return sorted(about, key=lambda file: (-_shared(file, mutant.path), len(sizes[file])))
 
     def jobs_about(self, mutant: Mutant) -> list[Job]:
         """The jobs that may run the module of a mutant."""
@@ -213,6 +214,11 @@ class Suite:
 
 def _module(file: str) -> str:
     return file.removesuffix(".py").replace("/", ".")
+
+
+def _shared(file: str, path: Path) -> int:
+    """How many folders a file and a path have in common."""
+    return len({*Path(file).parents} & {*path.parents})
 
 
 @cache

@@ -31,10 +31,10 @@ def signs() -> list[Mutant]:
     return found
 
 
-def _suite(law: str, folder: Path) -> Suite:
+def _suite(law: str, folder: Path, *, tests: bool = False) -> Suite:
     target = load("ours", activate("auto"))
     jobs = Selection(("rotary_embedding",), (), (law,), ("float32",)).jobs(target)
-    return Suite(jobs, target, "auto", folder, 1, tests=False)
+    return Suite(jobs, target, "auto", folder, 1, tests=tests)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,14 @@ def test_a_wrong_sign_is_killed_by_the_law_that_looks(signs: list[Mutant], telli
         verdict = judge(mutant, telling)
         assert verdict.caught_by == "differential", telling.failing
         assert verdict.check == "rotary_embedding-fused-differential-float32"
+
+
+def test_a_mutant_of_an_oracle_is_killed_by_the_tests_beside_it(tmp_path: Path) -> None:
+    mutant = next(m for m in mutants(["reference"], ["scale"]) if "norm" in m.module)
+    suite = _suite("differential", tmp_path, tests=True)
+    verdict = judge(mutant, suite)
+    suite.close(at_once=True)
+    assert verdict.caught_by == "reference/norm/test_l2norm.py", suite.failing
 
 
 def test_what_nothing_notices_survives_all_that_was_tried(
