@@ -42,7 +42,9 @@ def _update(digest: Any, about: Any) -> None:
     match about:
         case Tensor():
             digest.update(f"{about.dtype} {tuple(about.shape)}".encode())
-            digest.update(about.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            # A copy: one element is contiguous with any stride, and bytes are seen with 1 alone.
+            x = about.detach().cpu().clone(memory_format=torch.contiguous_format)
+            digest.update(x.flatten().view(torch.uint8).numpy())
         case Mapping():
             for name, value in about.items():
                 digest.update(f"{name}=".encode())

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from properties.device import activate
 from properties.jobs import Selection
@@ -14,6 +15,7 @@ from properties.mutants import equivalents
 from properties.mutants.__main__ import main
 from properties.mutants.equivalents import Equivalent
 from properties.mutants.hunt import Suite, judge, killed_among, units
+from properties.mutants.memory import Memory
 from properties.mutants.mutant import ROOT, Mutant, mutants
 from properties.mutants.nursery import Nursery, TrialDied
 from properties.mutants.trial import LawAbout, Pinned
@@ -207,3 +209,13 @@ def test_nothing_runs_on_when_a_nursery_is_closed_at_once() -> None:
     nursery.close(at_once=True)
     children = Path(f"/proc/{pid}/task/{pid}/children")
     assert not children.exists() or not children.read_text()
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_one_element_is_remembered_whatever_its_stride(stride: int, tmp_path: Path) -> None:
+    memory = Memory(tmp_path, {"l2norm": "code"})
+    answers = iter((1, 2))
+    for value in (3.0, 3.0, 4.0):
+        x = torch.full((2,), value, dtype=torch.bfloat16).as_strided((1, 1), (stride, stride))
+        answer = memory(("l2norm", x), lambda: next(answers))
+        assert answer == (1 if value == 3 else 2)
