@@ -39,13 +39,24 @@ def _named(module: str) -> Iterator[str]:
     package = module if path and path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield from _used(_tree(module), alias)
         elif isinstance(node, ast.ImportFrom):
             origin = node.module or ""
             if node.level:
                 parts = package.split(".")
                 origin = ".".join([*parts[: len(parts) + 1 - node.level], *filter(None, [origin])])
             yield from (_origin(origin, alias.name) for alias in node.names)
+
+
+def _used(tree: ast.Module, imported: ast.alias) -> Iterator[str]:
+    """What is used of an imported module: of one that lists all ops, those that are named."""
+    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == imported.name]
+    names = {n.value: n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    if imported.name in _LISTS and uses and all(use in names for use in uses):
+        yield from (_origin(imported.name, names[use]) for use in uses)
+    else:
+        yield imported.name
 
 
 def _origin(package: str, name: str) -> str:

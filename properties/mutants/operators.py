@@ -227,7 +227,7 @@ def loop(at: Place) -> Iterator[Change]:
 @_operator("a state that is not carried on, or carried twice")
 def carry(at: Place) -> Iterator[Change]:
     match at.node:
-        case ast.AugAssign(target=target, op=step) if at.floating(target):
+        case ast.AugAssign(target=target, op=step) if _sums(at):
             yield at.drop()
             if at.in_a_loop and not isinstance(step, ast.Add):
                 yield _twice(at)
@@ -236,6 +236,12 @@ def carry(at: Place) -> Iterator[Change]:
         ):
             yield at.drop()
             yield _twice(at)
+
+
+def _sums(at: Place) -> bool:
+    """Whether an augmented assignment changes a number: a tuple that grows by one is none."""
+    assert isinstance(at.node, ast.AugAssign)
+    return at.floating(at.node.target) and not isinstance(at.node.value, ast.Tuple)
 
 
 def _twice(at: Place) -> Change:
@@ -252,7 +258,7 @@ def _reads(node: ast.AST, name: str) -> bool:
 @_operator("= for +=, or a product that does not add to its accumulator")
 def accumulate(at: Place) -> Iterator[Change]:
     match at.node:
-        case ast.AugAssign(target=target, value=value) if at.floating(target):
+        case ast.AugAssign(target=target, value=value) if _sums(at):
             source = at.function.source
             yield Change(*source.span(at.node), f"{source.of(target)} = {source.of(value)}")
         case ast.Call(args=[_, _, accumulator]) if _called(at.node) == "dot":
@@ -378,7 +384,9 @@ _CASTS = ("to", "long", "float", "double", "contiguous", "flip", "clone")
 def cast(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Call(func=ast.Attribute(value=value)) if _called(at.node) in _CASTS:
-            yield at.become(value)
+            # An index that stays wider than it has to be is right as well.
+            if not at.function.source.of(at.node).endswith(".to(tl.int32)"):
+                yield at.become(value)
         case ast.Call(args=[value]) if _called(at.node) == "reversed":
             yield at.become(value)
         case ast.Call(args=[value, _]) if _called(at.node) == "cast":
@@ -391,7 +399,7 @@ def precision(at: Place) -> Iterator[Change]:
     source = at.function.source
     match at.node:
         case ast.AugAssign(target=target, op=ast.Add(), value=value) if (
-            dtype and at.in_a_loop and at.floating(target)
+            dtype and at.in_a_loop and _sums(at)
         ):
             name, sum_ = source.of(target), f"{source.of(target)} + {at.text(value)}"
             text = f"{name} = ({sum_}).to({dtype}).to(tl.float32)"
@@ -440,7 +448,21 @@ def _may_change_places(first: ast.AST, second: ast.AST) -> bool:
         changed is not None
         and isinstance(second, (ast.Assign, ast.AugAssign, ast.Expr, ast.If))
         and _reads(second, changed)
+        and not _commute(first, second, changed)
     )
+
+
+def _commute(first: ast.AST, second: ast.AST, name: str) -> bool:
+    """Whether both steps only add to what has a name, or only multiply it."""
+    nodes = [*ast.walk(first), *ast.walk(second)]
+    steps = [n for n in nodes if isinstance(n, ast.AugAssign) and _is_name(n.target, name)]
+    sums = [isinstance(n.op, (ast.Add, ast.Sub)) for n in steps]
+    alike = all(sums) or all(isinstance(n.op, ast.Mult) for n in steps)
+    return alike and len(steps) == sum(_is_name(n, name) for n in nodes)
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _changed(statement: ast.AST) -> str | None:

@@ -121,6 +121,20 @@ def test_hints_to_the_compiler_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("order", "x *= a\nx *= b"),
+        ("order", "x += a\nif n > 0:\n  y = tl.load(x_ptr)\n  x -= y"),
+        ("accumulate", "x = ()\nx += (tl.exp(a),)"),
+        ("carry", "x = ()\nx += (tl.exp(a),)"),
+        ("cast", "n = length.to(tl.int32)"),
+    ],
+)
+def test_what_is_no_mistake_is_not_made(name: str, body: str) -> None:
+    assert not _made(body, name)
+
+
+@pytest.mark.parametrize(
     ("line", "made"),
     [
         ("o = s * (tl.exp(a) + tl.exp(b))", "o = s * tl.exp(a)"),
