@@ -227,7 +227,7 @@ def loop(at: Place) -> Iterator[Change]:
 @_operator("a state that is not carried on, or carried twice")
 def carry(at: Place) -> Iterator[Change]:
     match at.node:
-        case ast.AugAssign(target=target, op=step) if _sums(at):
+        case ast.AugAssign(op=step) if _sums(at):
             yield at.drop()
             if at.in_a_loop and not isinstance(step, ast.Add):
                 yield _twice(at)
