@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     device = torch.device("cuda")
     roof = ceilings(device)
-    results = Results(_setting(given, chosen.dtype, roof), left_out=list(map(str, work)))
+    results = Results(_setting(_told(given), chosen.dtype, roof), left_out=list(map(str, work)))
     print(_first_lines(results.setting), flush=True)
     until = None if chosen.budget is None else started + chosen.budget
     try:
@@ -114,6 +114,13 @@ def _setting(arguments: Sequence[str], dtype: str, roof: Ceilings) -> dict[str, 
         "dtype": dtype,
         "ceilings": asdict(roof),
     }
+
+
+def _told(arguments: Sequence[str]) -> list[str]:
+    """What decides the numbers: all but where they are written."""
+    told = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    told.add_argument("--json")
+    return told.parse_known_args(arguments)[1]
 
 
 def _version(package: str) -> str | None:

@@ -22,7 +22,7 @@ def cells(row: Row) -> list[str]:
     assert timing is not None
     share = row.of_floor
     return [
-        *_names(row),
+        *names(row),
         f"{timing.median:.3f}",
         f"{timing.low:.3f} - {timing.high:.3f}",
         *(f"{row.ratios[kind]:.2f}" if kind in row.ratios else "" for kind in KINDS),
@@ -72,7 +72,7 @@ class Table:
         begins = self._before is None or self._before.group != row.group
         self._before = row
         if row.timing is None:
-            text = f"{self._aligned(_names(row))}  {reason(row)}"
+            text = f"{self._aligned(names(row))}  {reason(row)}"
         else:
             text = self._aligned(cells(row))
         return f"\n{text}" if begins else text
@@ -85,5 +85,6 @@ class Table:
         return "  ".join(padded).rstrip() if len(texts) > _NAMES else "  ".join(padded)
 
 
-def _names(row: Row) -> list[str]:
+def names(row: Row) -> list[str]:
+    """The texts of the columns that say what a row is."""
     return [row.op, row.shape, row.what, row.name]

@@ -42,7 +42,9 @@ def test_a_run_shows_its_rows_writes_them_and_tells_what_failed(
     assert "gla 2,3,5,4,6 forward chunk failed: RuntimeError: out of memory" in said.err
     written = json.loads(path.read_text())
     assert written["dtype"] == "bfloat16"
-    assert written["command"].startswith("python -m kernels.bench --op gla")
+    assert written["command"] == (
+        "python -m kernels.bench --op gla --shape 2,3,5,4,6 --against none"
+    )
     assert written["rows"][0]["timing"]["median"] == 0.25
     assert written["rows"][1]["error"] == "RuntimeError: out of\nmemory"
     assert Results.read(path).rows == rows
