@@ -6,7 +6,7 @@ draw the index like any other option.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -47,7 +47,7 @@ class Entry(Tile):
 
     Args:
         max_dim: largest head dim admitted.
-        max_itemsize: largest element size admitted, in bytes; 2 keeps float32 out.
+        dtypes: of the inputs admitted.
         arch: smallest compute capability admitted, 90 for Hopper; 0 for any device, AMD's too.
         arch_below: compute capabilities admitted are below this one. Later is not larger: 120 has
             less shared memory than 90.
@@ -55,22 +55,21 @@ class Entry(Tile):
     """
 
     max_dim: int = 256
-    max_itemsize: int = 4
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
     arch: int = 0
     arch_below: int = 1000
     kernels: Mapping[str, Tile] = field(default_factory=dict, hash=False)
 
-    def admits(self, dim: int, itemsize: int, arch: int) -> bool:
-        return (
-            dim <= self.max_dim
-            and itemsize <= self.max_itemsize
-            and self.arch <= arch < self.arch_below
-        )
+    def admits(self, dim: int, dtype: torch.dtype, arch: int) -> bool:
+        return dim <= self.max_dim and dtype in self.dtypes and self.arch <= arch < self.arch_below
 
     def of(self, kernel: str) -> Tile:
         """The tile of a kernel: its own, or that of the entry."""
         return self.kernels.get(kernel, self)
 
+
+_HALVES = (torch.bfloat16, torch.float16)
+_HOPPER = {"arch": 90, "arch_below": 100}
 
 # Where a row is shorter than the threads are many, Triton has each thread load it for itself,
 # element by element, as far as it holds cells for it: on an H200 small tiles are the fastest.
@@ -80,6 +79,38 @@ _FUSED_RECURRENT = (
     Entry(tokens=64, features=64, num_warps=8),
 )
 
+# The fastest of those that do not spill, for an H200 at head dim 128.
+_DELTA_ON_HOPPER = Entry(
+    tokens=32,
+    max_dim=128,
+    dtypes=(torch.bfloat16,),
+    **_HOPPER,
+    kernels={
+        "states": Tile(tokens=32, features=16, num_warps=2),
+        "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
+        "gradients": Tile(tokens=32, keys=32, features=64, num_warps=2),
+        "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
+        "system_backward": Tile(tokens=32, keys=64, features=32),
+    },
+)
+_GATED_DELTA_ON_HOPPER = replace(
+    _DELTA_ON_HOPPER,
+    kernels={
+        **_DELTA_ON_HOPPER.kernels,
+        "states": Tile(tokens=32, features=32),
+        "gradients": Tile(tokens=32, keys=32, features=32, num_warps=2),
+        "system_backward": Tile(tokens=32, keys=32, features=64, num_stages=1),
+    },
+)
+_KDA_ON_HOPPER = replace(
+    _DELTA_ON_HOPPER,
+    kernels={
+        **_GATED_DELTA_ON_HOPPER.kernels,
+        "outputs": Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1),
+        "gradients": Tile(tokens=32, keys=64, features=64, num_warps=8, num_stages=1),
+        "system_backward": Tile(tokens=32, keys=64, features=64),
+    },
+)
 _DELTA_CHUNK = (
     Entry(
         tokens=32,
@@ -87,7 +118,7 @@ _DELTA_CHUNK = (
         features=16,
         num_stages=1,
         max_dim=128,
-        max_itemsize=2,
+        dtypes=_HALVES,
         kernels=dict.fromkeys(
             ("gradients", "system_backward"),
             Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1),
@@ -118,9 +149,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             keys=64,
             num_stages=3,
             max_dim=64,
-            max_itemsize=2,
-            arch=90,
-            arch_below=100,
+            dtypes=_HALVES,
+            **_HOPPER,
             kernels={
                 "dq": Tile(tokens=64, keys=64, num_stages=3),
                 "dkv": Tile(tokens=128, keys=32, num_warps=8, num_stages=3),
@@ -132,9 +162,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             keys=32,
             num_stages=3,
             max_dim=128,
-            max_itemsize=2,
-            arch=90,
-            arch_below=100,
+            dtypes=_HALVES,
+            **_HOPPER,
             kernels={
                 "dq": Tile(tokens=64, keys=32, num_warps=8),
                 "dkv": Tile(tokens=128, keys=16, num_warps=8),
@@ -145,9 +174,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             tokens=128,
             keys=32,
             num_warps=8,
-            max_itemsize=2,
-            arch=90,
-            arch_below=100,
+            dtypes=_HALVES,
+            **_HOPPER,
             kernels={
                 "dq": Tile(tokens=32, keys=32, num_warps=8),
                 "dkv": Tile(tokens=32, keys=32, num_warps=8),
@@ -159,7 +187,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             tokens=64,
             keys=32,
             max_dim=128,
-            max_itemsize=2,
+            dtypes=_HALVES,
             arch=80,
             kernels={
                 "dq": Tile(tokens=32, keys=32),
@@ -171,7 +199,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             tokens=64,
             keys=32,
             num_warps=8,
-            max_itemsize=2,
+            dtypes=_HALVES,
             arch=80,
             kernels=dict.fromkeys(
                 ("dq", "dkv", "gated"), Tile(tokens=32, keys=16, num_warps=8, num_stages=1)
@@ -202,18 +230,45 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=16, keys=16, num_stages=1),
     ),
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
-    # `linear.chunk.blocks`). Products of 16 bits want a warp for 16 tokens. No entry multiplies in
-    # warp groups, which want sides that these kernels have no registers for: see `narrowest`.
+    # `linear.chunk.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which
+    # want wide sides (see `narrowest`): gates leave no registers for those. Kernels: "states",
+    # "outputs", "gradients", of a delta rule also "system" and "system_backward"; "unaligned",
+    # all of them where a head dim is no multiple of 16, which Triton loads element by element.
     ("linear_attn", "chunk"): (
-        Entry(tokens=32, keys=32, features=64, num_warps=2, max_itemsize=2),
+        Entry(
+            tokens=64,
+            keys=64,
+            features=64,
+            num_stages=3,
+            max_dim=128,
+            dtypes=(torch.bfloat16,),
+            **_HOPPER,
+            kernels={
+                "outputs": Tile(tokens=64, keys=64, features=128),
+                "gradients": Tile(tokens=64, keys=64, features=64, num_stages=1),
+                "unaligned": Tile(tokens=64, keys=16, features=16, num_warps=2, num_stages=1),
+            },
+        ),
+        Entry(tokens=32, keys=32, features=64, num_warps=2, dtypes=_HALVES),
         Entry(tokens=32, keys=32, features=32, num_stages=1),
     ),
     ("linear_attn", "fused_chunk"): (
-        Entry(tokens=32, keys=64, features=16, num_warps=2, max_itemsize=2),
+        Entry(tokens=32, keys=64, features=16, num_warps=2, dtypes=_HALVES),
         Entry(tokens=16, keys=64, features=32, num_stages=1),
     ),
     ("gla", "chunk"): (
-        Entry(tokens=32, keys=16, features=64, num_warps=2, num_stages=1, max_itemsize=2),
+        Entry(
+            tokens=32,
+            max_dim=128,
+            dtypes=(torch.bfloat16,),
+            **_HOPPER,
+            kernels={
+                "states": Tile(tokens=32, keys=32, features=64, num_stages=3),
+                "outputs": Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1),
+                "gradients": Tile(tokens=32, keys=32, features=32, num_warps=2),
+            },
+        ),
+        Entry(tokens=32, keys=16, features=64, num_warps=2, num_stages=1, dtypes=_HALVES),
         Entry(tokens=16, keys=32, features=32, num_stages=1),
     ),
     # tokens: between two kept states in the backward pass; features: both sides of a tile of the
@@ -223,10 +278,21 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("simple_gla", "chunk"): (
         Entry(
             tokens=32,
+            max_dim=128,
+            dtypes=(torch.bfloat16,),
+            **_HOPPER,
+            kernels={
+                "states": Tile(tokens=32, keys=32, features=64, num_warps=2, num_stages=3),
+                "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
+                "gradients": Tile(tokens=32, keys=64, features=16, num_warps=2),
+            },
+        ),
+        Entry(
+            tokens=32,
             keys=32,
             features=64,
             num_warps=2,
-            max_itemsize=2,
+            dtypes=_HALVES,
             kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
         ),
         Entry(tokens=32, keys=32, features=32, num_stages=1),
@@ -237,7 +303,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             keys=64,
             features=16,
             num_warps=2,
-            max_itemsize=2,
+            dtypes=_HALVES,
             kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
         ),
         Entry(tokens=16, keys=64, features=32, num_stages=1),
@@ -249,16 +315,16 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             keys=64,
             features=64,
             num_warps=2,
-            max_itemsize=2,
+            dtypes=_HALVES,
             kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
         ),
         Entry(tokens=16, keys=32, features=32, num_stages=1),
     ),
     # The same, but the carrier of states holds all keys.
-    ("delta_rule", "chunk"): _DELTA_CHUNK,
-    ("gated_delta_rule", "chunk"): _DELTA_CHUNK,
-    ("kda", "chunk"): _DELTA_CHUNK,
-    ("dplr", "chunk"): _DELTA_CHUNK,
+    ("delta_rule", "chunk"): (_DELTA_ON_HOPPER, *_DELTA_CHUNK),
+    ("gated_delta_rule", "chunk"): (_GATED_DELTA_ON_HOPPER, *_DELTA_CHUNK),
+    ("kda", "chunk"): (_KDA_ON_HOPPER, *_DELTA_CHUNK),
+    ("dplr", "chunk"): (_KDA_ON_HOPPER, *_DELTA_CHUNK),
     # tokens: between two kept states in the backward pass; features: values of a program.
     ("delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
     ("gated_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
@@ -301,13 +367,13 @@ def choose(
     arch = architecture(device)
     if tile is None:
         for index, entry in enumerate(entries):
-            if entry.admits(dim, dtype.itemsize, arch):
+            if entry.admits(dim, dtype, arch):
                 return index
         raise ValueError(f"head dim: {dim}, expected a dim that {op} ({mode}) has a tile for")
     if isinstance(tile, bool) or not isinstance(tile, int):
         raise TypeError(f"tile: {describe(tile)}, expected an int or None")
     if not 0 <= tile < len(entries):
         raise ValueError(f"tile: {tile}, expected 0 to {len(entries) - 1} for {op} ({mode})")
-    if not entries[tile].admits(dim, dtype.itemsize, arch):
+    if not entries[tile].admits(dim, dtype, arch):
         raise ValueError(f"tile: {tile}, which {op} ({mode}) has not for head dim {dim} in {dtype}")
     return tile

@@ -436,7 +436,7 @@ class _Rule:
         if self.chunks.count * heads:
             _prepare[(self.chunks.count * heads,)](
                 self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, self.chunks.table,
-                **self._launch(self.tile),
+                **self._launch(self.tile.of("system")),
             )  # fmt: skip
         return w_e, w_v, inverse
 

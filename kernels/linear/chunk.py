@@ -477,8 +477,8 @@ def gradients(
     dq = torch.empty_like(q, dtype=keys_dtype)
     dk = torch.empty_like(k, dtype=torch.float32 if partial else keys_dtype)
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
-    narrow = tile.of("gradients")
-    BK, BV = blocks(key_dim, value_dim, narrow, q.dtype)
+    own = tile_of("gradients", tile, key_dim, value_dim)
+    BK, BV = blocks(key_dim, value_dim, own, q.dtype)
     key_tiles = triton.cdiv(key_dim, BK)
     dg = None
     if g is not None:
@@ -491,7 +491,7 @@ def gradients(
             scale, q.shape[0] * q.shape[1], q.shape[1], heads, key_dim, value_dim,
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
             **gate_flags(g), PACKED=chunks.table is not None,
-            num_warps=narrow.num_warps, num_stages=narrow.num_stages,
+            num_warps=own.num_warps, num_stages=own.num_stages,
         )  # fmt: skip
     return dq, dk, None if dg is None else add_parts(dg, dtype_g)
 
@@ -522,7 +522,8 @@ def pass_states(
     states = x.new_empty(chunks.count, heads, key_dim, value_dim, dtype=dtype)
     shape = chunks.sequences, heads, key_dim, value_dim
     last = x.new_empty(shape, dtype=torch.float32) if final else None
-    BK, BV = blocks(key_dim, value_dim, tile, x.dtype)
+    own = tile_of("states", tile, key_dim, value_dim)
+    BK, BV = blocks(key_dim, value_dim, own, x.dtype)
     parts = 1
     if delta is not None:
         BK = max(16, min(_DELTA_KEYS[x.dtype.itemsize], triton.next_power_of_2(key_dim)))
@@ -536,7 +537,7 @@ def pass_states(
             C=tile.tokens, PARTS=parts, BK=BK, BV=BV,
             **gate_flags(g), DELTA=delta is not None, USE_INITIAL=initial is not None,
             STORE_FINAL=final, REVERSE=reverse, PACKED=chunks.table is not None,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            num_warps=own.num_warps, num_stages=own.num_stages,
         )  # fmt: skip
     return states, last
 
@@ -559,7 +560,8 @@ def outputs(
     Forwards r, c, y are q, k, v and j <= i; in reverse they are k, q, do and j >= i.
     """
     heads, key_dim, value_dim = r.shape[2], r.shape[3], y.shape[3]
-    BK, BV = blocks(key_dim, value_dim, tile, r.dtype)
+    own = tile_of("outputs", tile, key_dim, value_dim)
+    BK, BV = blocks(key_dim, value_dim, own, r.dtype)
     grid = chunks.count * heads * triton.cdiv(value_dim, BV)
     if grid:
         _outputs[(grid,)](
@@ -568,7 +570,7 @@ def outputs(
             C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
             **gate_flags(g), USE_STATES=states is not None,
             REVERSE=reverse, PACKED=chunks.table is not None,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            num_warps=own.num_warps, num_stages=own.num_stages,
         )  # fmt: skip
 
 
@@ -576,7 +578,14 @@ def blocks(key_dim: int, value_dim: int, tile: Tile, dtype: torch.dtype) -> tupl
     """Widths of the tiles of K and V."""
     # A float16 operand becomes two in bfloat16, see `primitives.product`.
     widest = tile.keys // 2 if dtype == torch.float16 else tile.keys
-    return _width(key_dim, widest), _width(value_dim, tile.features)
+    least = tile.narrowest(dtype.itemsize)
+    return max(least, _width(key_dim, widest)), max(least, _width(value_dim, tile.features))
+
+
+def tile_of(kernel: str, tile: Entry, key_dim: int, value_dim: int) -> Tile:
+    """The tile of a kernel for rows so long."""
+    aligned = key_dim % 16 == 0 and value_dim % 16 == 0
+    return tile.of(kernel if aligned or "unaligned" not in tile.kernels else "unaligned")
 
 
 def _width(dim: int, widest: int) -> int:

@@ -100,11 +100,10 @@ def _tiles(op: Op, mode: Mode, dtype: str, capability: int, every: bool) -> dict
 
     An entry is the default of some head dims if it is the first one that admits them.
     """
-    itemsize = getattr(torch, dtype).itemsize
-    entries = TABLE[op.name, mode.name]
+    entries, of = TABLE[op.name, mode.name], getattr(torch, dtype)
     found = set()
     for dim in range(1, 257):
-        admitting = [i for i, e in enumerate(entries) if e.admits(dim, itemsize, capability)]
+        admitting = [i for i, e in enumerate(entries) if e.admits(dim, of, capability)]
         found.update(admitting if every else admitting[:1])
     return {index: entries[index] for index in sorted(found)}
 

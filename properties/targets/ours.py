@@ -29,7 +29,7 @@ class Ours(Target):
         return {
             index: entry.tokens
             for index, entry in enumerate(entries)
-            if entry.admits(widest, case.torch_dtype.itemsize, arch=self.architecture)
+            if entry.admits(widest, case.torch_dtype, arch=self.architecture)
         }
 
 
