@@ -1,0 +1,169 @@
+"""Which tiles are tried for the kernels of an op and mode."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+
+from kernels.tiles import Entry, Tile
+
+_FORWARD, _BOTH = False, True
+# Bytes on Hopper.
+_SHARED = 227 * 1024
+
+Grid = Callable[[int], list[Tile]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Kernels whose tile is searched for, all others being as they are.
+
+    Args:
+        kernel: the name of their tile in `Entry.kernels`; None for the entry's own.
+        grid: the tiles to try for a head dim; one of 0 tokens has the chunk of the entry.
+        passes: what is timed: the forward pass, and forward and backward together.
+        gated: whether they run only where optional gates are given.
+    """
+
+    kernel: str | None
+    grid: Grid
+    passes: tuple[bool, ...]
+    gated: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.kernel or "entry"
+
+    def tile(self, entry: Entry) -> Tile:
+        """What the entry has for these kernels."""
+        own = entry if self.kernel is None else entry.of(self.kernel)
+        return Tile(own.tokens, own.keys, own.features, own.num_warps, own.num_stages)
+
+    def candidates(self, entry: Entry, dim: int) -> list[Entry]:
+        """The entry itself, and with each of the tiles instead of what it has."""
+        found = {self.tile(entry): entry}
+        for tile in self.grid(dim):
+            tile = tile if tile.tokens else replace(tile, tokens=entry.tokens)
+            found.setdefault(tile, self.with_tile(entry, tile))
+        return list(found.values())
+
+    def with_tile(self, entry: Entry, tile: Tile) -> Entry:
+        if self.kernel is None:
+            # Kernels without a tile of their own follow the entry.
+            return replace(entry, **vars(tile))
+        return replace(entry, kernels={**entry.kernels, self.kernel: tile})
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Of (tokens, warps, keys, stages) all but what a program's shared memory cannot hold."""
+
+    parts: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...]
+
+    def __call__(self, dim: int) -> list[Tile]:
+        tiles = [
+            Tile(tokens, keys, num_warps=num_warps, num_stages=num_stages)
+            for tokens, num_warps, each_keys, each_stages in self.parts
+            for keys, num_stages in product(each_keys, each_stages)
+        ]
+        return [t for t in tiles if 2 * dim * (t.tokens + 2 * t.keys * t.num_stages) <= _SHARED]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Each of (tokens, warps) with each of (keys, features) and of the stages.
+
+    Sides wider than the head dim are as good as those that are as wide.
+    """
+
+    rows: tuple[tuple[int, int], ...]
+    sides: tuple[tuple[int, int], ...]
+    stages: tuple[int, ...]
+
+    def __call__(self, dim: int) -> list[Tile]:
+        sides = dict.fromkeys((min(keys, dim), min(features, dim)) for keys, features in self.sides)
+        return [
+            Tile(tokens, keys, features, num_warps, num_stages)
+            for (tokens, num_warps), (keys, features), num_stages in product(
+                self.rows, sides, self.stages
+            )
+        ]
+
+
+_ATTENTION = (
+    Stage(
+        None,
+        Softmax(
+            (
+                (64, 4, (32, 64, 128), (2, 3, 4)),
+                (128, 8, (32, 64, 128), (2, 3)),
+                (128, 4, (32,), (3,)),
+            )
+        ),
+        (_FORWARD,),
+    ),
+    Stage(
+        "dq",
+        Softmax(
+            (
+                (64, 4, (32, 64), (1, 2, 3)),
+                (128, 8, (32, 64), (1, 2, 3)),
+            )
+        ),
+        (_BOTH,),
+    ),
+    Stage(
+        "dkv",
+        Softmax(
+            (
+                (64, 4, (32, 64, 128), (1, 2)),
+                (64, 8, (16, 32), (2,)),
+                (128, 8, (16, 32, 64), (1, 2, 3)),
+            )
+        ),
+        (_BOTH,),
+    ),
+    Stage(
+        "gated",
+        Softmax(
+            (
+                (32, 4, (16, 32), (1, 2)),
+                (32, 8, (32,), (1, 2)),
+                (64, 8, (16, 32, 64), (1,)),
+            )
+        ),
+        (_BOTH,),
+        gated=True,
+    ),
+)
+
+_ROWS = ((16, 1), (16, 2), (32, 2), (32, 4), (64, 4))
+_SIDES = ((32, 32), (32, 64), (64, 64))
+_GRADIENTS = Stage("gradients", Chunks(((0, 2), (0, 4)), _SIDES, (1, 2)), (_BOTH,))
+_CHUNK = (Stage(None, Chunks(_ROWS, _SIDES, (1, 2, 3)), (_FORWARD, _BOTH)), _GRADIENTS)
+_WHOLE_KEYS = ((64, 16), (64, 32), (64, 64), (128, 32))
+_FUSED_CHUNK = (Stage(None, Chunks(_ROWS, _WHOLE_KEYS, (1, 2)), (_FORWARD, _BOTH)),)
+
+_DELTA_SIDES = ((32, 16), (32, 32), (64, 32))
+_DELTA_PART = Chunks(((0, 4), (0, 8)), _DELTA_SIDES, (1, 2))
+_DELTA = (
+    Stage(
+        None,
+        Chunks(((16, 4), (32, 4), (32, 8), (64, 4), (64, 8)), _DELTA_SIDES, (1, 2)),
+        (_FORWARD, _BOTH),
+    ),
+    Stage("gradients", _DELTA_PART, (_BOTH,)),
+    Stage("system_backward", _DELTA_PART, (_BOTH,)),
+)
+
+STAGES: dict[tuple[str, str], tuple[Stage, ...]] = {
+    ("attention", "parallel"): _ATTENTION,
+    ("linear_attn", "chunk"): _CHUNK,
+    ("linear_attn", "fused_chunk"): _FUSED_CHUNK,
+    ("gla", "chunk"): _CHUNK,
+    ("simple_gla", "chunk"): _CHUNK,
+    ("simple_gla", "fused_chunk"): (*_FUSED_CHUNK, _GRADIENTS),
+    ("delta_rule", "chunk"): _DELTA,
+    ("gated_delta_rule", "chunk"): _DELTA,
+    ("kda", "chunk"): _DELTA,
+    ("dplr", "chunk"): _DELTA,
+}

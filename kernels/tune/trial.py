@@ -1,0 +1,295 @@
+"""What is done with one candidate: compiled, checked against the oracle, timed.
+
+Each is a function of plain data, for a process of its own.
+"""
+
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import kernels
+from kernels import tiles
+from kernels.bench.timing import time_call
+from kernels.tiles import Entry
+from kernels.tune.grids import Stage
+from properties.aot.architectures import ARCHITECTURES, Architecture
+from properties.aot.cases import Job
+from properties.aot.checks import check
+from properties.case import Case
+from properties.catalogue import OPS
+from properties.catalogue.op import Role
+from properties.laws import Subject, Violation
+from properties.laws.differential import LAW
+from properties.mutants.memory import Memory
+from properties.strategies import WORK, cases
+from properties.targets.ours import Ours
+from properties.tensors import Inputs, Results, build, cotangents, run, work
+
+# Tokens of the larger shape: whole multiples of 16, as what is timed has them, and never of 64.
+_LARGER = range(16 * 67, 16, -32)
+_LARGER_WORK = 4 * WORK
+_DRAWN = 40
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What tiles are searched for, and the size at which they are timed.
+
+    Args:
+        dim: head dim of keys and values.
+        batch, tokens, channels: sizes of what is timed; there are channels / dim heads.
+        drawn: cases that the law is tried on besides the larger one.
+    """
+
+    op: str
+    mode: str
+    dim: int
+    dtype: str
+    batch: int = 8
+    tokens: int = 4096
+    channels: int = 2048
+    drawn: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.mode}, head dim {self.dim}, {self.dtype}"
+
+    @property
+    def row(self) -> tuple[str, str]:
+        return self.op, self.mode
+
+    def entry(self, device: torch.device) -> Entry:
+        """The one that the table has today, for this head dim alone.
+
+        Raises:
+            ValueError: it has none.
+        """
+        index = tiles.choose(
+            *self.row, dim=self.dim, dtype=getattr(torch, self.dtype), device=device, tile=None
+        )
+        return replace(tiles.TABLE[self.row][index], max_dim=self.dim)
+
+    def case(self, stage: Stage, *, batch: int, tokens: int, heads: int) -> Case:
+        """Causal, with the gates and strengths that the mode has, float32; nothing else."""
+        op = OPS[self.op]
+        refused = op.mode(self.mode).refuses
+        extra = tuple(
+            a.name
+            for a in op.arguments
+            if a.role in (Role.LOG_DECAY, Role.STRENGTH)
+            and a.name not in refused
+            and (self.op != "attention" or stage.gated)
+        )
+        options = {o.name: o.default for o in op.options if o.name not in refused}
+        if "causal" in options:
+            options["causal"] = True
+        sizes = {"B": batch, "H": heads, "G": heads, "R": 1, "K": self.dim, "V": self.dim}
+        return Case(
+            op=self.op,
+            mode=self.mode,
+            dtype=self.dtype,
+            dims={letter: sizes[letter] for letter in op.dims},
+            lengths=(tokens,),
+            given=extra,
+            float32=tuple(name for name in extra if op.argument(name).dtype == "either"),
+            options=options,
+            tile=0,
+        )
+
+    def timed(self, stage: Stage) -> Case:
+        heads = max(1, self.channels // self.dim)
+        return self.case(stage, batch=self.batch, tokens=self.tokens, heads=heads)
+
+    def checked(self, stage: Stage, capability: int) -> list[Case]:
+        """A larger case that is compiled as what is timed, and a few drawn ones.
+
+        They are drawn for the tile that the table has, which is the candidate's.
+        """
+        larger = (self.case(stage, batch=1, tokens=tokens, heads=2) for tokens in _LARGER)
+        op = OPS[self.op]
+        first = next(case for case in larger if work(op, case) <= _LARGER_WORK)
+        return [first, *self._drawn(stage, capability)]
+
+    def _drawn(self, stage: Stage, capability: int) -> list[Case]:
+        op = OPS[self.op]
+        fixed = replace(op, dims={**op.dims, "K": st.just(self.dim), "V": st.just(self.dim)})
+        found: list[Case] = []
+
+        @settings(
+            max_examples=_DRAWN,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(cases(fixed, op.mode(self.mode), self.dtype, Ours(capability)))
+        def collect(case: Case) -> None:
+            gated = any(op.argument(name).role is Role.LOG_DECAY for name in case.given)
+            of_dim = case.dims["K"] == case.dims["V"] == self.dim
+            if of_dim and case.values != "zeros" and (gated or not stage.gated):
+                found.append(replace(case, tile=0))
+
+        if self.drawn:
+            collect()
+        # The largest say most.
+        return sorted(found, key=lambda case: work(op, case))[::-1][: self.drawn]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a candidate.
+
+    Args:
+        wrong: why it cannot be used, on one line; nothing if it can.
+        times: milliseconds of each pass of the stage.
+    """
+
+    wrong: str = ""
+    times: tuple[float, ...] = ()
+
+
+@contextmanager
+def installed(problem: Problem, entry: Entry) -> Iterator[None]:
+    """The candidate as the only entry of its row."""
+    with patch.dict(tiles.TABLE, {problem.row: (entry,)}):
+        yield
+
+
+def _quietly() -> None:
+    """The parent alone answers Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def compiled(problem: Problem, stage: Stage, entry: Entry, architecture: str) -> Verdict:
+    """Compile what is checked and timed, into Triton's disk cache; nothing runs.
+
+    Spilled registers are no reason to refuse: they cost time, and the time will tell.
+    """
+    _quietly()
+    torch.set_num_threads(1)
+    known = ARCHITECTURES[architecture]
+    with installed(problem, entry), redirect_stderr(StringIO()):
+        timed = replace(problem.timed(stage), lengths=(256,))
+        wanted = [timed, *problem.checked(stage, known.capability)]
+        answer = check([partial(_run, case) for case in wanted], architecture)
+    faults = [fault for fault in answer.faults if " spills " not in fault]
+    return Verdict(wrong=_first_line(faults[0]) if faults else "")
+
+
+def within_the_rules(problem: Problem, entry: Entry, architecture: str) -> Verdict:
+    """What the tests of all entries ask: with every option, nothing spills."""
+    _quietly()
+    torch.set_num_threads(1)
+    known = ARCHITECTURES[architecture]
+    job = Job(problem.op, problem.mode, problem.dtype, architecture)
+    with installed(problem, entry), redirect_stderr(StringIO()):
+        answer = check(job.runs(known, thorough=False), architecture)
+    return Verdict(wrong=_first_line(answer.faults[0]) if answer.faults else "")
+
+
+def judged(
+    problem: Problem,
+    stage: Stage,
+    entry: Entry,
+    memory: Path,
+    milliseconds: int,
+    timer: Callable[[Callable[[], object], int], float] | None = None,
+    device: str = "cuda",
+) -> Verdict:
+    """Check a candidate, and time it if it is right.
+
+    Args:
+        memory: where the oracle's answers are kept.
+        timer: milliseconds of a call; by default those of the current GPU.
+    """
+    if device == "cuda":
+        _quietly()
+    where = torch.device(device)
+    capability = tiles.architecture(where)
+    op = OPS[problem.op]
+    recall = Memory(memory, defaultdict(str))
+    subject = Subject(Ours(capability), where, recall=recall, quick=True)
+    with installed(problem, entry):
+        try:
+            for case in problem.checked(stage, capability):
+                LAW(op, case, subject)
+            times = [
+                (timer or _median)(call, milliseconds) for call in _calls(problem, stage, where)
+            ]
+        except Violation as violation:
+            return Verdict(wrong=_first_line(str(violation)))
+        except Exception as error:
+            wrong = _first_line(f"{type(error).__name__}: {error}")
+            if where.type == "cuda" and _lost():
+                # Nothing that follows would run in this process.
+                os._exit(1)
+            return Verdict(wrong=wrong)
+    return Verdict(times=tuple(times))
+
+
+def _calls(problem: Problem, stage: Stage, device: torch.device) -> list[Callable[[], object]]:
+    op, case = OPS[problem.op], problem.timed(stage)
+    inputs, gradients_of = _built(case, device)
+    calls = []
+    for backward in stage.passes:
+        wanted = gradients_of if backward else None
+        function = getattr(kernels, op.name)
+        calls.append(partial(run, op, function, inputs, wanted, mode=case.mode, tile=case.tile))
+    return calls
+
+
+_LAST: dict[tuple[Case, torch.device], tuple[Inputs, Results]] = {}
+
+
+def _built(case: Case, device: torch.device) -> tuple[Inputs, Results]:
+    """The tensors of the last case are kept: they are large, and made on one core."""
+    if (case, device) not in _LAST:
+        _LAST.clear()
+        op = OPS[case.op]
+        _LAST[case, device] = build(op, case, device), cotangents(op, case, device)
+    return _LAST[case, device]
+
+
+def _run(case: Case) -> None:
+    op = OPS[case.op]
+    function = getattr(kernels, op.name)
+    run(op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile)
+
+
+def _median(call: Callable[[], object], milliseconds: int) -> float:
+    return time_call(call, milliseconds).median
+
+
+def _lost() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")
+
+
+def architecture_of(capability: int) -> Architecture:
+    """The one that kernels are compiled for.
+
+    Raises:
+        ValueError: it is not known.
+    """
+    for known in ARCHITECTURES.values():
+        if known.capability == capability:
+            return known
+    raise ValueError(f"device: compute capability {capability}, expected one of {[*ARCHITECTURES]}")
