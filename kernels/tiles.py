@@ -253,6 +253,15 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=32, keys=32, features=32, num_stages=1),
     ),
     ("linear_attn", "fused_chunk"): (
+        Entry(
+            tokens=64,
+            keys=128,
+            features=64,
+            max_dim=128,
+            dtypes=(torch.bfloat16,),
+            **_HOPPER,
+            kernels={"unaligned": Tile(tokens=64, keys=16, features=16, num_warps=2)},
+        ),
         Entry(tokens=32, keys=64, features=16, num_warps=2, dtypes=_HALVES),
         Entry(tokens=16, keys=64, features=32, num_stages=1),
     ),

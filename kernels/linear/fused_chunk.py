@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.linear import chunk
-from kernels.linear.chunk import blocks
+from kernels.linear.chunk import blocks, tile_of
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.decay import (
     chunk_span,
@@ -207,7 +207,8 @@ def _run(
     batch, tokens, heads, key_dim = k.shape
     value_dim = v.shape[3]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    BK, BV = blocks(key_dim, value_dim, tile, dtype)
+    own = tile_of("walk", tile, key_dim, value_dim)
+    BK, BV = blocks(key_dim, value_dim, own, dtype)
     parts = triton.cdiv(key_dim, BK)
     shape = batch, tokens, heads, value_dim
     out = empty_parts(parts, shape, out_dtype, v.device)
@@ -223,6 +224,6 @@ def _run(
             DTYPE=_TRITON_DTYPES[dtype], USE_HEAD_G=g is not None,
             USE_INITIAL=initial is not None, STORE_FINAL=final,
             TRANSPOSED=transposed, REVERSE=reverse, PACKED=cu_seqlens is not None,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            num_warps=own.num_warps, num_stages=own.num_stages,
         )  # fmt: skip
     return add_parts(out, out_dtype), last
