@@ -16,6 +16,8 @@ from torch.nn.functional import conv1d, normalize, scaled_dot_product_attention
 
 from kernels.bench.shapes import Form
 
+Given = dict[str, Any]
+
 KINDS = ("fla", "torch")
 
 
@@ -49,15 +51,25 @@ class _Fla:
         function: "package.module:function", where {} is the mode.
         modes: those that it has.
         options: further arguments.
-        theirs: names of inputs in a mode, where they have others.
+        adapted: in a mode, its arguments from the inputs, where they are not the same.
         gated: modes whose backward pass fla refuses under some releases of Triton.
     """
 
     function: str
     modes: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
-    theirs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    adapted: Mapping[str, Callable[[Given], Given]] = field(default_factory=dict)
     gated: tuple[str, ...] = ()
+
+
+def _renamed_gate(given: Given) -> Given:
+    return {**{name: x for name, x in given.items() if name != "g"}, "gk": given["g"]}
+
+
+def _removal(given: Given) -> Given:
+    """The removal keys of RWKV-7 as the two factors of its transition."""
+    others = {name: x for name, x in given.items() if name != "kk"}
+    return {**others, "a": -given["kk"], "b": given["kk"] * given["a"]}
 
 
 FLA = {
@@ -69,12 +81,20 @@ FLA = {
     "gla": _Fla(
         "fla.ops.gla:{}_gla",
         ("chunk", "fused_recurrent"),
-        theirs={"fused_recurrent": {"g": "gk"}},
+        adapted={"fused_recurrent": _renamed_gate},
     ),
     "simple_gla": _Fla(
         "fla.ops.simple_gla:{}_simple_gla",
         ("chunk", "fused_chunk", "fused_recurrent", "parallel"),
         gated=("chunk",),
+    ),
+    "retention": _Fla(
+        "fla.ops.retention:{}_retention", ("chunk", "fused_chunk", "fused_recurrent", "parallel")
+    ),
+    "lightning_attn": _Fla(
+        "fla.ops.lightning_attn:{}_lightning_attn",
+        ("chunk", "fused_recurrent"),
+        options={"layer_idx": 1, "num_layers": 4},
     ),
     "delta_rule": _Fla("fla.ops.delta_rule:{}_delta_rule", ("chunk", "fused_recurrent")),
     "gated_delta_rule": _Fla(
@@ -84,6 +104,12 @@ FLA = {
     ),
     "kda": _Fla("fla.ops.kda:{}_kda", ("chunk", "fused_recurrent")),
     "dplr": _Fla("fla.ops.generalized_delta_rule:{}_dplr_delta_rule", ("chunk", "fused_recurrent")),
+    "rwkv7": _Fla(
+        "fla.ops.rwkv7:{}_rwkv7",
+        ("chunk", "fused_recurrent", "fused_mul_recurrent"),
+        options={"scale": 1.0},
+        adapted={"chunk": _removal, "fused_recurrent": _removal},
+    ),
     "attention": _Fla("fla.ops.attn:{}_attn", ("parallel",)),
     "rotary_embedding": _Fla("fla.modules.rotary:rotary_embedding", ("fused",)),
     "short_conv": _Fla("fla.modules.convolution:causal_conv1d", ("fused",)),
@@ -102,7 +128,7 @@ def contenders(
     """The baselines of an op, of the kinds that are wanted."""
     found = []
     if "fla" in against and op in FLA:
-        modes = [mode for mode in FLA[op].modes if form != "decode" or mode == "fused_recurrent"]
+        modes = [mode for mode in FLA[op].modes if form != "decode" or "recurrent" in mode]
         found += [_fla(op, mode, backward=backward) for mode in modes]
     if "torch" in against:
         found += _TORCH.get((op, form), [])
@@ -119,11 +145,10 @@ def fla_function(op: str, mode: str) -> Callable[..., Any]:
 
 def _fla(op: str, mode: str, *, backward: bool) -> Contender:
     entry = FLA[op]
-    names = entry.theirs.get(mode, {})
+    adapted = entry.adapted.get(mode, dict)
 
     def function(**inputs: Any) -> Any:
-        given = {names.get(name, name): value for name, value in inputs.items()}
-        return fla_function(op, mode)(**given, **entry.options)
+        return fla_function(op, mode)(**adapted(inputs), **entry.options)
 
     if backward and mode in entry.gated and _guarded():
         return Contender("fla", f"{mode} unguarded", function, _unguarded)

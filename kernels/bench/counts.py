@@ -10,8 +10,12 @@ def linear_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
     width = 2 * shape.K + 2 * shape.V
     if backward:
         width += 4 * shape.K + 3 * shape.V
-    state = shape.B * shape.H * shape.K * shape.V * 4 if shape.form == "decode" else 0
-    return shape.vectors * width * itemsize + 2 * state
+    return shape.vectors * width * itemsize + _states(shape)
+
+
+def _states(shape: Shape) -> int:
+    """Of decoding: read and written, in float32."""
+    return 2 * 4 * shape.B * shape.H * shape.K * shape.V if shape.form == "decode" else 0
 
 
 def gated_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
@@ -31,6 +35,15 @@ def bytes_with(floats: Callable[[Shape], int], rows: int = 0) -> Callable[..., i
         )
 
     return moved
+
+
+def mamba2_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
+    """x, y, and B and C of one group; then x, dy, dx, B, C, dB and dC. dt is float32."""
+    groups = 2 * shape.vectors // shape.H * shape.K
+    once = (2 * shape.vectors * shape.V + groups) * itemsize + 4 * shape.vectors
+    if backward:
+        once += (3 * shape.vectors * shape.V + 2 * groups) * itemsize + 8 * shape.vectors
+    return once + _states(shape)
 
 
 def elementwise_bytes(shape: Shape, itemsize: int, backward: bool) -> int:

@@ -109,7 +109,11 @@ class Group:
         def call(function: Callable[..., Any]) -> tuple[Tensor, ...]:
             returned = function(**inputs, **options)
             output = returned[0] if isinstance(returned, tuple) else returned
-            return torch.autograd.grad(output, leaves, do) if self.backward else (output,)
+            if not self.backward:
+                return (output,)
+            if not output.requires_grad:
+                raise NotImplementedError("no backward pass: the output has no history")
+            return torch.autograd.grad(output, leaves, do)
 
         return [(one, partial(call, one.function)) for one in self.contenders()]
 

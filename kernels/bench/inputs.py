@@ -3,7 +3,7 @@
 import torch
 import triton
 from torch import Tensor
-from torch.nn.functional import logsigmoid, normalize
+from torch.nn.functional import logsigmoid, normalize, softplus
 
 from kernels import rotary_tables
 from kernels.bench.shapes import Shape
@@ -62,6 +62,23 @@ def dplr(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
     tensors = queries_keys_values(shape, dtype, device)
     a, b = (normalize(torch.randn_like(tensors["k"]), dim=-1) / 2 for _ in range(2))
     return {**tensors, "a": a, "b": b, "gk": _gates_of_keys(shape, device)}
+
+
+def rwkv7(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """With removal keys of length 1 and strengths from 0 to 1."""
+    tensors = queries_keys_values(shape, dtype, device)
+    kk, a = normalize(torch.randn_like(tensors["k"]), dim=-1), torch.rand_like(tensors["k"])
+    w = _gates_of_keys(shape, device)
+    return {"r": tensors["q"], "w": w, "k": tensors["k"], "v": tensors["v"], "kk": kk, "a": a}
+
+
+def mamba2(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """With one group of B and C."""
+    x = torch.randn(*shape.rows, shape.H, shape.V, dtype=dtype, device=device)
+    B, C = (torch.randn(*shape.rows, 1, shape.K, dtype=dtype, device=device) for _ in range(2))
+    dt = softplus(torch.randn(*shape.rows, shape.H, dtype=torch.float32, device=device))
+    A = -torch.rand(shape.H, dtype=torch.float32, device=device) / 16
+    return {"x": x, "dt": dt, "A": A, "B": B, "C": C}
 
 
 def vectors(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:

@@ -10,7 +10,7 @@ import torch
 
 from kernels.bench.baselines import KINDS, available
 from kernels.bench.groups import Group
-from kernels.bench.problems import PROBLEMS, modes
+from kernels.bench.problems import PROBLEMS
 from kernels.bench.shapes import DECODE, PRESETS, Shape
 
 ABOUT = """\
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
-    every = sorted({mode for op in PROBLEMS for mode in modes(op)})
+    every = sorted({mode for op in PROBLEMS for mode in PROBLEMS[op].modes})
     group.add_argument(
         "--op", nargs="+", action="extend", choices=list(PROBLEMS), metavar="OP",
         help=f"only these of {', '.join(PROBLEMS)}",
@@ -171,7 +171,7 @@ def groups(chosen: argparse.Namespace) -> list[Group]:
         ValueError: nothing is what it asks for, or a step of decoding has more than one token.
     """
     wanted = {
-        op: tuple(mode for mode in modes(op) if not chosen.mode or mode in chosen.mode)
+        op: tuple(mode for mode in PROBLEMS[op].modes if not chosen.mode or mode in chosen.mode)
         for op in chosen.op or PROBLEMS
     }
     if not any(wanted.values()):

@@ -15,8 +15,12 @@ from kernels import (
     gla,
     kda,
     l2norm,
+    lightning_attn,
     linear_attn,
+    mamba2,
+    retention,
     rotary_embedding,
+    rwkv7,
     short_conv,
     simple_gla,
 )
@@ -33,6 +37,7 @@ class Problem:
 
     Args:
         function: the op; its output is what it returns, or the first of what it returns.
+        modes: those that it has kernels for.
         make: random inputs by name.
         moved: bytes of every input, output and gradient, once for each pass that needs it; from the
             shape, the size of an element, and whether the backward pass is included.
@@ -46,6 +51,7 @@ class Problem:
     """
 
     function: Callable[..., Any]
+    modes: tuple[str, ...]
     make: Callable[[Shape, torch.dtype, torch.device], Tensors]
     moved: Callable[[Shape, int, bool], int]
     operations: Callable[[Shape, bool], int]
@@ -60,6 +66,10 @@ class Problem:
         """Random tensors by name, the same for the same arguments."""
         torch.manual_seed(0)
         return {**self.make(shape, dtype, device), **inputs.of_form(shape, device)}
+
+
+def _modes(op: str) -> tuple[str, ...]:
+    return tuple(mode for name, mode in TABLE if name == op)
 
 
 def _append(
@@ -82,11 +92,11 @@ def _append(
     return k_pages
 
 
-_CACHES = ["contiguous", "paged"]
 _RECURRENT: tuple[Form, ...] = ("dense", "packed", "decode")
 PROBLEMS = {
     "linear_attn": Problem(
         function=linear_attn,
+        modes=_modes("linear_attn"),
         make=inputs.queries_keys_values,
         moved=counts.linear_bytes,
         operations=counts.linear_operations,
@@ -94,6 +104,7 @@ PROBLEMS = {
     ),
     "gla": Problem(
         function=gla,
+        modes=_modes("gla"),
         make=inputs.gated,
         moved=counts.gated_bytes,
         operations=counts.gated_operations,
@@ -101,13 +112,41 @@ PROBLEMS = {
     ),
     "simple_gla": Problem(
         function=simple_gla,
+        modes=_modes("simple_gla"),
         make=inputs.gated_heads,
         moved=counts.bytes_with(lambda shape: 1),
         operations=counts.gated_operations,
         forms=_RECURRENT,
     ),
+    "retention": Problem(
+        function=retention,
+        modes=_modes("simple_gla"),
+        make=inputs.queries_keys_values,
+        moved=counts.linear_bytes,
+        operations=counts.gated_operations,
+        forms=_RECURRENT,
+    ),
+    "lightning_attn": Problem(
+        function=lightning_attn,
+        modes=_modes("simple_gla"),
+        make=inputs.queries_keys_values,
+        moved=counts.linear_bytes,
+        operations=counts.gated_operations,
+        options={"layer_idx": 1, "num_layers": 4},
+        forms=_RECURRENT,
+    ),
+    "mamba2": Problem(
+        function=mamba2,
+        modes=_modes("simple_gla"),
+        make=inputs.mamba2,
+        moved=counts.mamba2_bytes,
+        operations=counts.gated_operations,
+        output_like="x",
+        forms=_RECURRENT,
+    ),
     "delta_rule": Problem(
         function=delta_rule,
+        modes=_modes("delta_rule"),
         make=inputs.delta,
         moved=counts.bytes_with(lambda shape: 1),
         operations=counts.delta_operations,
@@ -115,6 +154,7 @@ PROBLEMS = {
     ),
     "gated_delta_rule": Problem(
         function=gated_delta_rule,
+        modes=_modes("gated_delta_rule"),
         make=inputs.gated_delta,
         moved=counts.bytes_with(lambda shape: 2),
         operations=counts.delta_operations,
@@ -122,6 +162,7 @@ PROBLEMS = {
     ),
     "kda": Problem(
         function=kda,
+        modes=_modes("kda"),
         make=inputs.kda,
         moved=counts.bytes_with(lambda shape: shape.K + 1),
         operations=counts.delta_operations,
@@ -129,13 +170,23 @@ PROBLEMS = {
     ),
     "dplr": Problem(
         function=dplr,
+        modes=_modes("dplr"),
         make=inputs.dplr,
+        moved=counts.bytes_with(lambda shape: shape.K, rows=2),
+        operations=counts.delta_operations,
+        forms=_RECURRENT,
+    ),
+    "rwkv7": Problem(
+        function=rwkv7,
+        modes=_modes("dplr"),
+        make=inputs.rwkv7,
         moved=counts.bytes_with(lambda shape: shape.K, rows=2),
         operations=counts.delta_operations,
         forms=_RECURRENT,
     ),
     "l2norm": Problem(
         function=l2norm,
+        modes=_modes("l2norm"),
         make=inputs.vectors,
         moved=counts.elementwise_bytes,
         operations=counts.elementwise_operations,
@@ -144,6 +195,7 @@ PROBLEMS = {
     ),
     "short_conv": Problem(
         function=short_conv,
+        modes=_modes("short_conv"),
         make=inputs.channels,
         moved=counts.elementwise_bytes,
         operations=counts.elementwise_operations,
@@ -151,6 +203,7 @@ PROBLEMS = {
     ),
     "attention": Problem(
         function=attention,
+        modes=_modes("attention"),
         make=inputs.queries_keys_values,
         moved=counts.attention_bytes,
         operations=counts.attention_operations,
@@ -159,6 +212,7 @@ PROBLEMS = {
     ),
     "rotary_embedding": Problem(
         function=rotary_embedding,
+        modes=_modes("rotary_embedding"),
         make=inputs.rotary_inputs,
         moved=counts.rotary_bytes,
         operations=counts.rotary_operations,
@@ -167,6 +221,7 @@ PROBLEMS = {
     ),
     "cache_append": Problem(
         function=_append,
+        modes=("contiguous", "paged"),
         make=inputs.cached,
         moved=counts.append_bytes,
         operations=counts.no_operations,
@@ -174,8 +229,3 @@ PROBLEMS = {
         forward_only=True,
     ),
 }
-
-
-def modes(op: str) -> list[str]:
-    """The modes that the op has kernels for."""
-    return _CACHES if op == "cache_append" else [mode for name, mode in TABLE if name == op]

@@ -7,7 +7,7 @@ import torch
 
 from kernels.bench.baselines import FLA, Contender, available, contenders
 from kernels.bench.groups import Call, Group
-from kernels.bench.problems import PROBLEMS, modes
+from kernels.bench.problems import PROBLEMS
 from kernels.bench.shapes import Form, Shape
 
 SHAPE = Shape(2, 3, 5, 4, 6)
@@ -19,9 +19,9 @@ FORMS = [(op, form) for op, problem in PROBLEMS.items() for form in problem.form
 def test_all_that_is_timed_side_by_side_computes_the_same(
     op: str, backward: bool, subject: Any
 ) -> None:
-    group = Group(op, SHAPE, torch.float32, backward, tuple(modes(op)), ("torch",))
+    group = Group(op, SHAPE, torch.float32, backward, PROBLEMS[op].modes, ("torch",))
     calls = group.calls(subject.device)
-    assert [one.mode for one, _ in calls if one.kind == "ours"] == modes(op)
+    assert tuple(one.mode for one, _ in calls if one.kind == "ours") == PROBLEMS[op].modes
     # The same function of numbers about 1, in whatever precision a GPU's library multiplies: 11
     # bits with tf32.
     want = _all_the_same(calls, 2**-8)
@@ -35,8 +35,8 @@ def test_all_that_is_timed_side_by_side_computes_the_same(
 @pytest.mark.parametrize(("op", "form"), [one for one in FORMS if one[0] != "cache_append"])
 def test_modes_compute_the_same_in_every_form(op: str, form: Form, subject: Any) -> None:
     tokens = 1 if form == "decode" else 7
-    recurrent = tuple(mode for mode in modes(op) if mode == "fused_recurrent")
-    chosen = recurrent if form == "decode" else tuple(modes(op))
+    recurrent = tuple(mode for mode in PROBLEMS[op].modes if mode == "fused_recurrent")
+    chosen = recurrent if form == "decode" else PROBLEMS[op].modes
     group = Group(op, Shape(2, tokens, 3, 4, 6, form), torch.float32, False, chosen)
     _all_the_same(group.calls(subject.device), 2**-8)
 
@@ -46,11 +46,11 @@ def test_fla_computes_the_same(op: str, form: Form, subject: Any) -> None:
     """On the simulator wants --target fla: some of its kernels load what nobody has written."""
     pytest.importorskip("fla")
     shape = Shape(2, 1 if form == "decode" else 20, 2, 16, 16, form)
-    ours = "fused_recurrent" if form == "decode" else modes(op)[0]
+    ours = "fused_recurrent" if form == "decode" else PROBLEMS[op].modes[0]
     group = Group(op, shape, torch.float16, False, (ours,), ("fla",))
     calls = group.calls(subject.device)
     of_fla = [one.mode for one, _ in calls if one.kind == "fla"]
-    assert of_fla == (["fused_recurrent"] if form == "decode" else list(FLA[op].modes))
+    assert of_fla == [mode for mode in FLA[op].modes if form != "decode" or "recurrent" in mode]
     _all_the_same(calls, 2**-6)
 
 
@@ -78,7 +78,7 @@ def test_pages_get_the_same_tokens_by_pytorch_and_by_a_cache(subject: Any) -> No
 
 
 def test_every_op_has_its_baselines() -> None:
-    assert set(FLA) == set(PROBLEMS) - {"cache_append"}
+    assert set(FLA) == set(PROBLEMS) - {"mamba2", "cache_append"}
     assert available()[-1] == "torch"
     names = [one.name for one in contenders("attention", ("torch",))]
     assert names == ["torch flash", "torch cudnn", "torch efficient"]

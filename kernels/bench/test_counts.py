@@ -21,6 +21,9 @@ STEP = Shape(2, 1, 5, 4, 6, "decode")
         ("gla", 30 * 20 * 2 + 480, 30 * 54 * 2 + 3 * 480),
         # As for linear_attn, then o besides, and a lse of 30 times 4 bytes, twice.
         ("attention", 30 * 20 * 2, 30 * 60 * 2 + 240),
+        # 30 vectors of 6 channels, twice; B and C of 6 tokens; 30 steps in 4 bytes. Then 3 times
+        # 6 channels, B, C and their gradients, and steps and theirs.
+        ("mamba2", (360 + 48) * 2 + 120, (900 + 144) * 2 + 360),
         # 30 vectors of 4 channels in, 30 out, and two tables of 3 times 2.
         ("rotary_embedding", (120 + 120 + 12) * 2, (120 + 120 + 12) * 4),
     ],

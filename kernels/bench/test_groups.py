@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.bench.baselines import Contender
 from kernels.bench.groups import Call, Group
 from kernels.bench.shapes import Shape
 from kernels.bench.table import reason
@@ -74,6 +75,24 @@ def test_a_refusal_is_a_row_that_says_so(subject: Any, roof: Ceilings, timing: T
     (row,) = wide.rows(subject.device, timing_of, roof)
     assert row.refused
     assert reason(row).startswith("refused: ValueError: K")
+
+
+def test_a_contender_without_a_backward_pass_refuses_it(
+    subject: Any, roof: Ceilings, timing: Timing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward_only = Contender("ours", "detached", lambda x: x.detach())
+    monkeypatch.setattr(Group, "contenders", lambda group: [forward_only])
+
+    def timing_of(call: Call) -> Timing:
+        call()
+        return timing
+
+    group = Group("l2norm", SHAPE, torch.float32, True, ())
+    (row,) = group.rows(subject.device, timing_of, roof)
+    assert row.refused
+    assert reason(row) == (
+        "refused: NotImplementedError: no backward pass: the output has no history"
+    )
 
 
 def test_inputs_that_cannot_be_made_are_a_row_too(

@@ -17,7 +17,8 @@ def _groups(*arguments: str) -> list[Group]:
 def test_every_op_and_mode_is_measured_forward_and_backward_in_bfloat16() -> None:
     found = _groups()
     measured = {(group.op, mode) for group in found for mode in group.modes}
-    assert measured == {*TABLE, ("cache_append", "contiguous"), ("cache_append", "paged")}
+    assert measured >= set(TABLE)
+    assert {op for op, _ in measured} == set(PROBLEMS)
     assert {group.dtype for group in found} == {torch.bfloat16}
     assert [group.backward for group in found[:2]] == [False, True]
     assert {group.shape for group in found} == set(PRESETS["usual"].shapes)
@@ -73,9 +74,10 @@ def test_packed_shapes_have_the_same_tokens_in_ragged_sequences() -> None:
 def test_decoding_is_one_token_of_the_ops_that_have_a_state() -> None:
     found = _groups("--decode")
     assert {group.modes for group in found} == {("fused_recurrent",)}
-    assert {group.op for group in found} == {
+    assert {group.op for group in found} >= {
         op for op, mode in TABLE if mode == "fused_recurrent"
     }  # fmt: skip
+    assert "attention" not in {group.op for group in found}
     assert {group.shape for group in found} == set(DECODE)
     assert {shape.T for shape in DECODE} == {1}
     assert [shape.B for shape in DECODE][::4] == [1, 256]
