@@ -1,11 +1,15 @@
 """Rows that tests show and write, and a GPU that is none."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 from kernels.bench import __main__ as command
 from kernels.bench.groups import Row
 from kernels.bench.timing import Ceilings, Timing
+
+collect_ignore = [] if find_spec("fla") else ["test_fla.py"]
 
 
 @pytest.fixture

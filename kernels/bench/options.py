@@ -56,14 +56,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
-    every = sorted({mode for op in PROBLEMS for mode in PROBLEMS[op].modes})
+    every = [*sorted({mode for problem in PROBLEMS.values() for mode in problem.modes}), "auto"]
     group.add_argument(
         "--op", nargs="+", action="extend", choices=list(PROBLEMS), metavar="OP",
         help=f"only these of {', '.join(PROBLEMS)}",
     )  # fmt: skip
     group.add_argument(
         "--mode", nargs="+", action="extend", choices=every, metavar="MODE",
-        help=f"of ours only these of {', '.join(every)}",
+        help=f"of ours only these of {', '.join(every)} (default: all but auto)",
     )  # fmt: skip
     group.add_argument(
         "--against", type=_kinds, default=available(), metavar="KIND,...",
@@ -171,7 +171,7 @@ def groups(chosen: argparse.Namespace) -> list[Group]:
         ValueError: nothing is what it asks for, or a step of decoding has more than one token.
     """
     wanted = {
-        op: tuple(mode for mode in PROBLEMS[op].modes if not chosen.mode or mode in chosen.mode)
+        op: tuple(mode for mode in chosen.mode or PROBLEMS[op].modes if _has(op, mode))
         for op in chosen.op or PROBLEMS
     }
     if not any(wanted.values()):
@@ -185,6 +185,10 @@ def groups(chosen: argparse.Namespace) -> list[Group]:
     if not found:
         raise ValueError(f"nothing to measure: none of {', '.join(wanted)} is for these shapes")
     return found
+
+
+def _has(op: str, mode: str) -> bool:
+    return mode in PROBLEMS[op].modes or (mode == "auto" and op != "cache_append")
 
 
 def _shapes(chosen: argparse.Namespace, op: str) -> list[Shape]:

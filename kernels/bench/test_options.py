@@ -34,6 +34,14 @@ def test_options_choose_what_is_measured() -> None:
     assert {group.backward for group in _groups("--backward")} == {True}
 
 
+def test_the_mode_that_is_chosen_by_default_is_measured_where_it_is_asked_for() -> None:
+    found = _groups("--mode", "auto", "chunk", "--forward", "--op", "gla", "l2norm", "cache_append")
+    assert {(group.op, group.modes) for group in found} == {
+        ("gla", ("auto", "chunk")),
+        ("l2norm", ("auto",)),
+    }
+
+
 def test_presets_have_the_head_dims_and_lengths_that_they_name() -> None:
     shapes = {name: preset.shapes for name, preset in PRESETS.items()}
     assert {shape.K for shape in shapes["dims"]} == {32, 64, 128, 256, 512, 1024}
