@@ -111,6 +111,10 @@ _KDA_ON_HOPPER = replace(
         "system_backward": Tile(tokens=32, keys=64, features=64),
     },
 )
+_DPLR_ON_HOPPER = replace(
+    _KDA_ON_HOPPER,
+    kernels={**_KDA_ON_HOPPER.kernels, "system_backward": Tile(tokens=32, keys=32, features=64)},
+)
 _DELTA_CHUNK = (
     Entry(
         tokens=32,
@@ -333,7 +337,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("delta_rule", "chunk"): (_DELTA_ON_HOPPER, *_DELTA_CHUNK),
     ("gated_delta_rule", "chunk"): (_GATED_DELTA_ON_HOPPER, *_DELTA_CHUNK),
     ("kda", "chunk"): (_KDA_ON_HOPPER, *_DELTA_CHUNK),
-    ("dplr", "chunk"): (_KDA_ON_HOPPER, *_DELTA_CHUNK),
+    ("dplr", "chunk"): (_DPLR_ON_HOPPER, *_DELTA_CHUNK),
     # tokens: between two kept states in the backward pass; features: values of a program.
     ("delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
     ("gated_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
