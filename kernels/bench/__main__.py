@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import gmtime, monotonic, strftime
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 if all of ours was measured or refused its shape, 1 if something failed or was left out, 2
-        without a GPU, 130 if it was interrupted.
+        without a GPU or what it is to be compared with, 130 if it was interrupted.
     """
     started = monotonic()
     parse = parser()
@@ -40,6 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         _say("kernels.bench: no GPU that PyTorch can use, so there is nothing to time.")
         return 2
+    for kind in chosen.against:
+        try:
+            import_module(kind)
+        except Exception as error:
+            _say(f"kernels.bench: {kind} is here and cannot be imported: {error}")
+            return 2
     given = sys.argv[1:] if arguments is None else arguments
     device = torch.device("cuda")
     roof = ceilings(device)

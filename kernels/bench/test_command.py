@@ -1,6 +1,7 @@
 """A run, from the command line to its last word, without a GPU."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,19 @@ def test_first_calls_are_timed_of_those_that_they_are_wanted_of(
     assert [(row.kind, row.first) for row in Results.read(path).rows] == [
         ("torch", None), ("ours", len("fused")),
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_a_baseline_that_does_not_import_ends_the_run_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fla.py").write_text("import a_package_that_nobody_has\n")
+    monkeypatch.delitem(sys.modules, "fla", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command.main([*ONLY[:-2], "--against", "fla,torch"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "fla is here and cannot be imported: No module named 'a_package" in said.err
 
 
 @pytest.mark.usefixtures("a_gpu")
