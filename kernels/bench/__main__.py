@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import gmtime, monotonic, strftime
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 import triton
 
+from kernels.bench.baselines import import_fla
 from kernels.bench.groups import Group, Row
 from kernels.bench.options import groups, parser
 from kernels.bench.processes import first_call, warm
@@ -41,12 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         _say("kernels.bench: no GPU that PyTorch can use, so there is nothing to time.")
         return 2
-    for kind in chosen.against:
-        try:
-            import_module(kind)
-        except Exception as error:
-            _say(f"kernels.bench: {kind} is here and cannot be imported: {error}")
-            return 2
+    try:
+        if "fla" in chosen.against:
+            import_fla({group.op for group in work})
+    except Exception as error:
+        _say(f"kernels.bench: fla is here and cannot be imported: {error}")
+        return 2
     given = sys.argv[1:] if arguments is None else arguments
     device = torch.device("cuda")
     roof = ceilings(device)

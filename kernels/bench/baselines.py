@@ -1,6 +1,6 @@
 """What others have of the same ops: functions of the same inputs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
@@ -133,6 +133,13 @@ def contenders(
     if "torch" in against:
         found += _TORCH.get((op, form), [])
     return found
+
+
+def import_fla(ops: Iterable[str]) -> None:
+    """Import whatever is timed of these ops, lest it fails in the middle of a run."""
+    for op in FLA.keys() & ops:
+        for mode in FLA[op].modes:
+            fla_function(op, mode)
 
 
 @cache
