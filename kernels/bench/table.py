@@ -12,7 +12,7 @@ HEADINGS = (
 )  # fmt: skip
 _NAMES = 4
 _WIDTHS = (9, 17, 6, 6, 5, 5, 7, 9, 8)
-_LONGEST_NAME = len("fla fused_recurrent")
+_LONGEST_NAME = len("fla fused_mul_recurrent")
 _LONGEST_ERROR = 100
 
 
