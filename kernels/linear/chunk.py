@@ -142,16 +142,16 @@ def _pass_states(
                 if REVERSE:
                     if USE_G:
                         g = load_gates(g_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                        e = e.to(tl.float32) * decay(chunk_span(1, C), g, DTYPE)
+                        e *= decay(chunk_span(1, C), g, DTYPE)
                     if USE_HEAD_G:
-                        e = e.to(tl.float32) * head_decay(chunk_span(1, C), g, DTYPE)[:, None]
+                        e *= head_decay(chunk_span(1, C), g, DTYPE)[:, None]
                 through += product(e, S[part], DTYPE, FINE_B=True)
             if REVERSE:
                 written = through + load_rows(
                     written_rows, rows, values, heads * value_dim, left, value_dim
-                ).to(tl.float32)
+                )
             else:
-                y = y.to(tl.float32) - through
+                y -= through
                 written = y
             store_rows(written_rows, written, rows, values, heads * value_dim, left, value_dim)
         carried = ()
@@ -165,11 +165,11 @@ def _pass_states(
             x = load_rows(x_rows + skip, rows, keys, key_stride, left, key_dim - skip)
             if USE_G:
                 g = load_gates(g_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                x = x.to(tl.float32) * decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE)
+                x *= decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE)
                 s *= decay_of_chunk(g, DTYPE)[:, None]
             if USE_HEAD_G:
                 span = chunk_span(0 if REVERSE else 1, C)
-                x = x.to(tl.float32) * head_decay(span, g, DTYPE)[:, None]
+                x *= head_decay(span, g, DTYPE)[:, None]
                 s *= decay_of_chunk(g[:, None], DTYPE)[:, None]
             s += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
             if DELTA and REVERSE:
@@ -231,14 +231,14 @@ def _outputs(
             g = load_gates(g_ptr, rows, keys, heads * key_dim, left, key_dim)
             if USE_STATES:
                 span = chunk_span(1 if REVERSE else 0, C)
-                out += product(r.to(tl.float32) * decay(span, g, DTYPE), S, DTYPE)
-            diagonal += tl.sum(r.to(tl.float32) * c.to(tl.float32), 1)
+                out += product(r * decay(span, g, DTYPE), S, DTYPE)
+            diagonal += tl.sum(r.to(tl.float32) * c, 1)
             for level in tl.range(LEVELS, disable_licm=True):
                 queries = level_queries(level, C)
                 if REVERSE:
                     queries = queries == 0
                 x = load_sides(r_ptr, c_ptr, queries, rows, keys, heads * key_dim, left, key_dim)
-                X = x.to(tl.float32) * decay(level_span(level, C), g, DTYPE)
+                X = x * decay(level_span(level, C), g, DTYPE)
                 A += tl.where(level_pairs(level, C), product(X, tl.trans(X), DTYPE), 0.0)
         else:
             if USE_STATES:
@@ -307,7 +307,7 @@ def _gradients(
         dq += product(do, tl.trans(S), DTYPE, FINE_A=True)
         dk += product(v, tl.trans(dS), DTYPE)
         if USE_G or USE_HEAD_G:
-            through += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
+            through += tl.sum(S.to(tl.float32) * dS, 1)
     dq *= scale
     dA = tl.where(rows[None, :] <= rows[:, None], dA, 0.0) * scale
     q_ptr += key_rows
@@ -321,24 +321,22 @@ def _gradients(
             dx = tl.where(side == 0, dq, dk) * decay(chunk_span(side, C), g, DTYPE)
             dq = tl.where(side == 0, dx, dq)
             dk = tl.where(side == 0, dk, dx)
-            dg += sum_gradients(chunk_span_transposed(side, C), x.to(tl.float32) * dx, DTYPE)
+            dg += sum_gradients(chunk_span_transposed(side, C), x * dx, DTYPE)
 
     q = load_rows(q_ptr, rows, keys, heads * key_dim, left, key_dim)
     k = load_rows(k_ptr, rows, keys, heads * key_dim, left, key_dim)
     if USE_G:
         own = rows[:, None] == rows[None, :]
         diagonal = tl.sum(tl.where(own, dA, 0.0), 1)[:, None]
-        dq += diagonal * k.to(tl.float32)
-        dk += diagonal * q.to(tl.float32)
+        dq += diagonal * k
+        dk += diagonal * q
         dA += tl.trans(dA)
         if DTYPE.is_bf16():
             dA = dA.to(tl.bfloat16)
         for level in tl.range(LEVELS, disable_licm=True):
             queries = level_queries(level, C)
             decayed = decay(level_span(level, C), g, DTYPE)
-            x = load_sides(q_ptr, k_ptr, queries, rows, keys, heads * key_dim, left, key_dim).to(
-                tl.float32
-            )
+            x = load_sides(q_ptr, k_ptr, queries, rows, keys, heads * key_dim, left, key_dim)
             pairs = tl.where(level_pairs(level, C), dA, 0.0)
             dx = product(pairs, x * decayed, DTYPE) * decayed
             dq += tl.where(queries, dx, 0.0)
@@ -355,11 +353,11 @@ def _gradients(
             after_key = chunk_span_transposed(1, C)
             straddling = sum_gradients(to_query, dA * product(q, tl.trans(k), DTYPE), DTYPE)
             dg = tl.sum(tl.where(after_key, straddling, 0.0), 1)
-            dg += sum_columns(to_query, tl.sum(q.to(tl.float32) * dq, 1))
-            dg += sum_columns(after_key, tl.sum(k.to(tl.float32) * dk, 1))
+            dg += sum_columns(to_query, tl.sum(q * dq, 1))
+            dg += sum_columns(after_key, tl.sum(k * dk, 1))
             dg += tl.sum(through, 0) * tl.sum(decay_of_chunk(g[:, None], DTYPE), 0)
             dg_ptr += ((program % key_tiles).to(tl.int64) * rows_in_all + first) * heads + head
-            tl.store(dg_ptr + rows * heads, dg.to(dg_ptr.dtype.element_ty), mask=rows < left)
+            tl.store(dg_ptr + rows * heads, dg, mask=rows < left)
         dq += product(dA, k, DTYPE)
         dk += product(tl.trans(dA), q, DTYPE)
     store_rows(dq_ptr + key_rows, dq, rows, keys, heads * key_dim, left, key_dim)

@@ -107,7 +107,7 @@ def _walk(
             g = load_head_gates(g_ptr + start * heads, rows, heads, left)
             A *= pair_decay(0, g, C, DTYPE)
             out *= head_decay(chunk_span(0, C), g, DTYPE)[:, None]
-            k = k.to(tl.float32) * head_decay(chunk_span(1, C), g, DTYPE)[:, None]
+            k *= head_decay(chunk_span(1, C), g, DTYPE)[:, None]
             S *= decay_of_chunk(g[:, None], DTYPE)[:, None]
         out += product(A, v, DTYPE, FINE_B=True)
         store_rows(

@@ -88,7 +88,7 @@ def _decay(
 @triton.jit
 def _store_row(ptr, x, row, width, cols, inside):
     """One row of a contiguous `[..., D]` tensor, in its dtype."""
-    tl.store(ptr + row * width + cols, x.to(ptr.dtype.element_ty), mask=inside)
+    tl.store(ptr + row * width + cols, x, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "tokens", "heads"])
@@ -285,7 +285,7 @@ def _backward(
                     dg = tl.sum(tl.sum(before * D, axis=1), axis=0)
                     row = (part_k * num_v + part_v).to(tl.int64) * rows
                     row += (first_token + t) * heads + head
-                    tl.store(dg_ptr + row, dg.to(dg_ptr.dtype.element_ty))
+                    tl.store(dg_ptr + row, dg)
                 if USE_GV:
                     dgv = tl.sum(before * D, axis=0)
                     _store_row(dgv_ptr, dgv, row_v, value_dim, cols_v, in_v)

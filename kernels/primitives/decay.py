@@ -59,7 +59,7 @@ def load_gates(ptr, rows, cols, stride, num_rows, num_cols):
     """A tile of log decays in their own dtype, 0 outside the extent, nothing below -128."""
     inside = (rows[:, None] < num_rows) & (cols[None, :] < num_cols)
     g = tl.load(ptr + rows[:, None] * stride + cols[None, :], mask=inside, other=0.0)
-    return tl.where(g < _FLOOR, _FLOOR, g).to(ptr.dtype.element_ty)
+    return tl.where(g < _FLOOR, _FLOOR, g)
 
 
 @triton.jit
@@ -120,7 +120,7 @@ def _split(g):
 def load_head_gates(ptr, rows, stride, num_rows):
     """Log decays of one head, one a token, in their own dtype; 0 past the end, none below -128."""
     g = tl.load(ptr + rows * stride, mask=rows < num_rows, other=0.0)
-    return tl.where(g < _FLOOR, _FLOOR, g).to(ptr.dtype.element_ty)
+    return tl.where(g < _FLOOR, _FLOOR, g)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ def _add(parts_ptr, total_ptr, size, parts, BLOCK: tl.constexpr):
     for _ in range(parts):
         total += tl.load(parts_ptr + cells, mask=inside, other=0.0)
         parts_ptr += size  # a product of part and size could pass 2^31
-    tl.store(total_ptr + cells, total.to(total_ptr.dtype.element_ty), mask=inside)
+    tl.store(total_ptr + cells, total, mask=inside)
 
 
 def empty_parts(

@@ -61,13 +61,13 @@ def select_and_sum(mask, x, PIECES: tl.constexpr):
             0 for float32 products.
     """
     if PIECES == 0:
-        total = tl.dot(mask.to(tl.float32), x.to(tl.float32), input_precision="ieee")
+        total = tl.dot(mask.to(tl.float32), x, input_precision="ieee")
     else:
         ones = mask.to(tl.bfloat16)
         piece = x.to(tl.bfloat16)
         total = tl.dot(ones, piece)
         if PIECES > 1:
-            rest = x.to(tl.float32) - piece.to(tl.float32)
+            rest = x.to(tl.float32) - piece
             piece = rest.to(tl.bfloat16)
             total = tl.dot(ones, piece, total)
             if PIECES > 2:
@@ -77,4 +77,4 @@ def select_and_sum(mask, x, PIECES: tl.constexpr):
 
 @triton.jit
 def _rest(x, high):
-    return (x.to(tl.float32) - high.to(tl.float32)).to(tl.bfloat16)
+    return (x.to(tl.float32) - high).to(tl.bfloat16)

@@ -15,5 +15,4 @@ def load_rows(ptr, rows, cols, stride, num_rows, num_cols):
 def store_rows(ptr, x, rows, cols, stride, num_rows, num_cols):
     """Write `x[rows, cols]` in the dtype of `ptr`; nothing past `num_rows` or `num_cols`."""
     inside = (rows[:, None] < num_rows) & (cols[None, :] < num_cols)
-    x = x.to(ptr.dtype.element_ty)
     tl.store(ptr + rows[:, None] * stride + cols[None, :], x, mask=inside)
