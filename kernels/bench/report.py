@@ -17,8 +17,8 @@ DOCUMENT = Path(__file__).parents[1] / "BENCHMARKS.md"
 MARK = "<!-- What follows is written by `python -m kernels.bench.report --write`. -->"
 
 ABOUT = """\
-Prints the document: for each file the command, versions and device, where each wins, and every
-row. --write puts it behind the mark in the document instead; what stands before the mark stays.
+Prints the document: for each file the command, versions and device, and where each wins. --write
+puts it behind the mark in the document instead; what stands before the mark stays.
 """
 
 
@@ -28,12 +28,12 @@ def fastest(rows: Iterable[Row], kind: str) -> Row | None:
     return min(timed, key=lambda row: row.timing.median, default=None)
 
 
-def document(runs: Sequence[Results]) -> str:
+def document(runs: Sequence[Results], *, every_row: bool = False) -> str:
     """The runs, one after the other, in Markdown."""
-    return "\n".join(line for run in runs for line in _run(run))
+    return "\n".join(line for run in runs for line in _run(run, every_row))
 
 
-def _run(run: Results) -> Iterator[str]:
+def _run(run: Results, every_row: bool) -> Iterator[str]:
     setting = run.setting
     roof = Ceilings(**setting["ceilings"])
     versions = ", ".join(
@@ -50,11 +50,12 @@ def _run(run: Results) -> Iterator[str]:
     if run.left_out:
         yield f"Left out, as there was no time: {', '.join(run.left_out)}."
     groups = [list(of_group) for _, of_group in groupby(run.rows, key=lambda row: row.group)]
-    yield from ("", "### Where each wins", "", *_wins(groups))
-    yield from ("", "### Every row", "", *_every_row(run.rows), "")
+    yield from ("", *_wins(groups), "")
+    if every_row:
+        yield from (*_every_row(run.rows), "")
 
 
-_WINS = ("op", "B,T,H,K,V", "pass", "ours", *KINDS, "/fastest", "/floor", "memory/fla")
+_WINS = ("op", "B,T,H,K,V", "pass", "ours", *KINDS, "/fastest", "/floor", "memory/fla", "first, s")
 
 
 def _wins(groups: Sequence[Sequence[Row]]) -> Iterator[str]:
@@ -70,10 +71,12 @@ def _wins(groups: Sequence[Sequence[Row]]) -> Iterator[str]:
             ratio = f"**{against:.2f}**" if against <= 1 else f"{against:.2f}"
         texts = [
             *rows[0].group,
-            *map(_brief, (ours, *others)),
+            _refusal(rows) if ours is None else _brief(ours),
+            *map(_brief, others),
             ratio,
             _times_floor(ours),
             _memory(ours, fastest(rows, "fla")),
+            "" if ours is None or ours.first is None else f"{ours.first:.2f}",
         ]
         lines.append(_line(texts))
     compared = sum(_compared(rows) for rows in groups)
@@ -88,6 +91,11 @@ def _compared(rows: Sequence[Row]) -> bool:
 
 def _brief(row: Row | None) -> str:
     return "" if row is None else f"{row.mode} {row.timing.median:.3f}"
+
+
+def _refusal(rows: Iterable[Row]) -> str:
+    """Why there is no time of ours; where modes have reasons of their own, that of the first."""
+    return next((reason(row) for row in rows if row.kind == "ours" and row.error), "")
 
 
 def _times_floor(row: Row | None) -> str:
@@ -129,6 +137,7 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="of `python -m kernels.bench --json`"
     )
+    parse.add_argument("--every-row", action="store_true", help="list every row besides")
     parse.add_argument(
         "--write", nargs="?", type=Path, const=DOCUMENT, metavar="DOCUMENT",
         help=f"write to a document that has the mark (by default {DOCUMENT.name})",
@@ -145,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser().parse_args(arguments)
     try:
         runs = [Results.read(path) for path in chosen.files]
-        text = document(runs)
+        text = document(runs, every_row=chosen.every_row)
         if chosen.plot is not None:
             for path in plot(runs, chosen.plot):
                 print(f"plotted {path}", file=sys.stderr)

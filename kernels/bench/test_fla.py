@@ -1,7 +1,7 @@
 """fla's functions, called as the bench calls them, compute what ours do.
 
-Collected where there is fla. On the simulator some of its kernels load what nobody has written,
-which `--target fla` allows.
+Collected where there is fla. Some of its kernels load what nobody has written, which the simulator
+allows with `--target fla` alone.
 """
 
 from typing import Any
@@ -28,6 +28,12 @@ FORWARD_ONLY = {
     ("rwkv7", "fused_recurrent"),
     ("rwkv7", "fused_mul_recurrent"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _where_it_runs(subject: Any, request: pytest.FixtureRequest) -> None:
+    if subject.device.type == "cpu" and request.config.getoption("target") != "fla":
+        pytest.skip("on the simulator wants --target fla")
 
 
 @pytest.mark.parametrize(("op", "form", "backward"), CASES)

@@ -1,5 +1,6 @@
 """The document that is made of results."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def _row(kind: str, mode: str, median: float, peak: int, what: str = "forward") 
 ROWS = [
     _row("fla", "chunk", 4.0, 100),
     _row("fla", "fused_recurrent", 8.0, 1),
-    _row("ours", "chunk", 2.0, 75),
+    replace(_row("ours", "chunk", 2.0, 75), first=1.5),
     _row("ours", "fused_recurrent", 9.0, 75),
     _row("torch", "composed", 1.0, 50, "forward+backward"),
     Row(
@@ -42,7 +43,7 @@ ROWS = [
 
 
 def test_the_document_says_how_it_was_made_and_where_each_wins() -> None:
-    text = report.document([Results(SETTING, ROWS, ["gla 1,1,1,1,1 forward"])])
+    text = report.document([Results(SETTING, ROWS, ["gla 1,1,1,1,1 forward"])], every_row=True)
     lines = text.splitlines()
     assert lines[0] == "## `python -m kernels.bench --op gla`"
     assert lines[2] == (
@@ -53,22 +54,41 @@ def test_the_document_says_how_it_was_made_and_where_each_wins() -> None:
     said = "Ours is as fast as the fastest of the others, or faster, in 1 of 2 groups."
     assert said in lines
     wins = lines[lines.index(said) + 2 :][:4]
-    assert wins == [
-        "| op | B,T,H,K,V | pass | ours | fla | torch | /fastest | /floor | memory/fla |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| gla | 2,3,5,4,6 | forward | chunk 2.000 | chunk 4.000 |  | **0.50** | 4.0 | 0.75 |",
-        "| gla | 2,3,5,4,6 | forward+backward | chunk 1.250 |  | composed 1.000 | 1.25 | 2.5 |  |",
+    heading, dashes, *found = [_texts(line) for line in wins]
+    assert heading == [
+        "op", "B,T,H,K,V", "pass", "ours", "fla", "torch",
+        "/fastest", "/floor", "memory/fla", "first, s",
+    ]  # fmt: skip
+    assert set(dashes) == {"---"}
+    of_group = ["gla", "2,3,5,4,6"]
+    assert found == [
+        [*of_group, "forward", "chunk 2.000", "chunk 4.000", "", "**0.50**", "4.0", "0.75", "1.50"],
+        [*of_group, "forward+backward", "chunk 1.250", "", "composed 1.000", "1.25", "2.5", "", ""],
     ]
     (failed,) = [line for line in lines if "failed" in line]
     assert r"| fla chunk | failed: RuntimeError: a \| b |" in failed
     columns = {line.replace(r"\|", "").count("|") for line in lines if line.startswith("| gla")}
-    assert columns == {len(report.HEADINGS) + 1, 10}
+    assert columns == {len(report.HEADINGS) + 1, 11}
+
+
+def test_a_shape_that_ours_refuses_says_why() -> None:
+    refused = Row(
+        "gla", "2,3,5,512,6", "forward", "ours", "chunk",
+        error="ValueError: K: 512, expected at most 256", refused=True,
+    )  # fmt: skip
+    text = report.document([Results(SETTING, [refused])])
+    assert "| refused: ValueError: K: 512, expected at most 256 |" in text
+    assert "in 0 of 0 groups" in text
+
+
+def _texts(line: str) -> list[str]:
+    return [text.strip() for text in line.split("|")[1:-1]]
 
 
 def test_a_group_without_baselines_is_no_win() -> None:
     text = report.document([Results(SETTING, [_row("ours", "chunk", 2.0, 75)])])
     assert "in 0 of 0 groups" in text
-    assert "| gla | 2,3,5,4,6 | forward | chunk 2.000 |  |  |  | 4.0 |  |" in text
+    assert "| gla | 2,3,5,4,6 | forward | chunk 2.000 |  |  |  | 4.0 |  |  |" in text
 
 
 def test_a_document_keeps_what_stands_before_the_mark(
