@@ -212,6 +212,8 @@ def _is_range(call: ast.Call) -> bool:
 @_operator("the first turn of a loop alone, or all but the last")
 def loop(at: Place) -> Iterator[Change]:
     match at.node:
+        case ast.For() if any(_grows_a_tuple(n) for n in ast.walk(at.node)):
+            return  # too short a tuple is no code
         case ast.For(iter=ast.Call(args=[stop]) as call) if _is_range(call):
             least = "tl.minimum" if at.function.on_device else "min"
             known = isinstance(stop, ast.Constant) or at.function.source.of(stop).isupper()
@@ -241,7 +243,11 @@ def carry(at: Place) -> Iterator[Change]:
 def _sums(at: Place) -> bool:
     """Whether an augmented assignment changes a number: a tuple that grows by one is none."""
     assert isinstance(at.node, ast.AugAssign)
-    return at.floating(at.node.target) and not isinstance(at.node.value, ast.Tuple)
+    return at.floating(at.node.target) and not _grows_a_tuple(at.node)
+
+
+def _grows_a_tuple(node: ast.AST) -> bool:
+    return isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Tuple)
 
 
 def _twice(at: Place) -> Change:

@@ -128,6 +128,7 @@ def test_hints_to_the_compiler_are_left_alone() -> None:
         ("accumulate", "x = ()\nx += (tl.exp(a),)"),
         ("carry", "x = ()\nx += (tl.exp(a),)"),
         ("cast", "n = length.to(tl.int32)"),
+        ("loop", "for n in tl.static_range(2):\n  x += (tl.exp(a),)"),
     ],
 )
 def test_what_is_no_mistake_is_not_made(name: str, body: str) -> None:
