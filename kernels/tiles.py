@@ -144,8 +144,9 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ),
     # tokens: rows that a program holds, queries in the forward and dq kernels, keys in that of dk
     # and dv; keys: rows that it reads per step, of the other kind. Kernels: "dq"; "dkv", of dk and
-    # dv; "gated", all of the backward pass with forget gates, which take registers, and where a
-    # program holds at least as many rows as it reads.
+    # dv. What is added to logits takes registers in the backward pass, which has other tiles then:
+    # "biased", both with a softcap or ALiBi; "gated", all of it with forget gates, where a program
+    # holds at least as many rows as it reads.
     ("attention", "parallel"): (
         # Hopper, up to 227 KiB of shared memory. On sm_100 these spill.
         Entry(
@@ -157,7 +158,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             **_HOPPER,
             kernels={
                 "dq": Tile(tokens=64, keys=64, num_stages=3),
-                "dkv": Tile(tokens=128, keys=32, num_warps=8, num_stages=3),
+                "dkv": Tile(tokens=128, keys=64, num_warps=8, num_stages=1),
+                "biased": Tile(tokens=64, keys=32, num_stages=1),
                 "gated": Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
             },
         ),
@@ -170,7 +172,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             **_HOPPER,
             kernels={
                 "dq": Tile(tokens=64, keys=32, num_warps=8),
-                "dkv": Tile(tokens=128, keys=16, num_warps=8),
+                "dkv": Tile(tokens=64, keys=32, num_warps=8, num_stages=1),
+                "biased": Tile(tokens=64, keys=16, num_warps=8),
                 "gated": Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
             },
         ),

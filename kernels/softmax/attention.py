@@ -321,6 +321,8 @@ def attention_parallel_backward(
     dq_tile, dkv_tile = entry.of("dq"), entry.of("dkv")
     if g is not None:
         dq_tile = dkv_tile = entry.of("gated")
+    elif (softcap is not None or alibi_slopes is not None) and "biased" in entry.kernels:
+        dq_tile = dkv_tile = entry.of("biased")
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
     q, k, v, do = _rows(q), _rows(k), _rows(v), _rows(do)

@@ -81,6 +81,11 @@ def parser() -> argparse.ArgumentParser:
         help="batch, tokens and channels of what is timed, C / D heads (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
+        "--chunk", type=_positive, metavar="TOKENS",
+        help="search from the best entry with this chunk length on, or with so many queries of a "
+        "program, even where it is slower than today's",
+    )  # fmt: skip
+    parse.add_argument(
         "--cases", type=_number, default=2, metavar="N",
         help="drawn cases to check a candidate on, each compiled apart (default: %(default)s)",
     )  # fmt: skip
@@ -135,7 +140,7 @@ def problems(chosen: argparse.Namespace) -> list[Problem]:
     """
     batch, tokens, channels = chosen.size
     found = [
-        Problem(op, mode, dim, dtype, batch, tokens, channels, chosen.cases)
+        Problem(op, mode, dim, dtype, batch, tokens, channels, chosen.chunk, chosen.cases)
         for (op, mode), stages in STAGES.items()
         if (not chosen.op or op in chosen.op)
         and (not chosen.mode or mode in chosen.mode)

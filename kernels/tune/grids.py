@@ -7,6 +7,7 @@ from itertools import product
 from kernels.tiles import Entry, Tile
 
 _FORWARD, _BOTH = False, True
+_EACH = (_FORWARD, _BOTH)
 # Bytes on Hopper.
 _SHARED = 227 * 1024
 
@@ -21,13 +22,15 @@ class Stage:
         kernel: the name of their tile in `Entry.kernels`; None for the entry's own.
         grid: the tiles to try for a head dim; one of 0 tokens has the chunk of the entry.
         passes: what is timed: the forward pass, and forward and backward together.
-        gated: whether they run only where optional gates are given.
+        uniform: whether the entry's own tile is tried for all kernels alike.
+        terms: what attention's logits have where they run: nothing, "biased" or "gated".
     """
 
     kernel: str | None
     grid: Grid
     passes: tuple[bool, ...]
-    gated: bool = False
+    uniform: bool = False
+    terms: str = ""
 
     @property
     def name(self) -> str:
@@ -47,10 +50,14 @@ class Stage:
         return list(found.values())
 
     def with_tile(self, entry: Entry, tile: Tile) -> Entry:
-        if self.kernel is None:
-            # Kernels without a tile of their own follow the entry.
-            return replace(entry, **vars(tile))
-        return replace(entry, kernels={**entry.kernels, self.kernel: tile})
+        """The entry with this tile for these kernels."""
+        if self.kernel is not None:
+            return replace(entry, kernels={**entry.kernels, self.kernel: tile})
+        own = replace(entry, **vars(tile))
+        if not self.uniform:
+            return own
+        # Elements that are loaded one by one leave no registers for wide sides.
+        return replace(own, kernels={"unaligned": Tile(tile.tokens, 16, 16, 2, 1)})
 
 
 @dataclass(frozen=True)
@@ -123,36 +130,62 @@ _ATTENTION = (
         (_BOTH,),
     ),
     Stage(
+        "biased",
+        Softmax(((64, 4, (16, 32), (1,)), (64, 8, (16, 32), (1, 2)))),
+        (_BOTH,),
+        terms="biased",
+    ),
+    Stage(
         "gated",
         Softmax(
             (
-                (32, 4, (16, 32), (1, 2)),
+                (32, 4, (16, 32), (1,)),
                 (32, 8, (32,), (1, 2)),
-                (64, 8, (16, 32, 64), (1,)),
+                (64, 8, (16, 32), (1,)),
             )
         ),
         (_BOTH,),
-        gated=True,
+        terms="gated",
     ),
 )
 
-_ROWS = ((16, 1), (16, 2), (32, 2), (32, 4), (64, 4))
-_SIDES = ((32, 32), (32, 64), (64, 64))
-_GRADIENTS = Stage("gradients", Chunks(((0, 2), (0, 4)), _SIDES, (1, 2)), (_BOTH,))
-_CHUNK = (Stage(None, Chunks(_ROWS, _SIDES, (1, 2, 3)), (_FORWARD, _BOTH)), _GRADIENTS)
-_WHOLE_KEYS = ((64, 16), (64, 32), (64, 64), (128, 32))
-_FUSED_CHUNK = (Stage(None, Chunks(_ROWS, _WHOLE_KEYS, (1, 2)), (_FORWARD, _BOTH)),)
-
-_DELTA_SIDES = ((32, 16), (32, 32), (64, 32))
-_DELTA_PART = Chunks(((0, 4), (0, 8)), _DELTA_SIDES, (1, 2))
+_TWO_FOUR = ((0, 2), (0, 4))
+_GRADIENTS = Stage("gradients", Chunks(_TWO_FOUR, ((32, 32), (64, 16), (64, 64)), (1, 2)), (_BOTH,))
+_CHUNK = (
+    Stage(
+        None,
+        Chunks(((16, 2), (32, 2), (64, 4)), ((32, 32), (32, 64), (64, 64)), (1, 2)),
+        _EACH,
+        uniform=True,
+    ),
+    Stage("states", Chunks(_TWO_FOUR, ((32, 32), (32, 64), (64, 64)), (2, 3)), _EACH),
+    Stage("outputs", Chunks(_TWO_FOUR, ((32, 128), (64, 64), (64, 128)), (1, 2)), _EACH),
+    _GRADIENTS,
+)
+# All keys at once, lest outputs come in parts.
+_FUSED_CHUNK = (
+    Stage(
+        None,
+        Chunks(
+            ((16, 1), (16, 2), (32, 2), (32, 4), (64, 4)),
+            ((64, 16), (64, 32), (64, 64), (128, 32)),
+            (1, 2),
+        ),
+        _EACH,
+    ),
+)
 _DELTA = (
     Stage(
         None,
-        Chunks(((16, 4), (32, 4), (32, 8), (64, 4), (64, 8)), _DELTA_SIDES, (1, 2)),
-        (_FORWARD, _BOTH),
+        Chunks(((16, 4), (32, 4), (64, 4), (64, 8)), ((32, 32), (64, 64)), (1,)),
+        _EACH,
+        uniform=True,
     ),
-    Stage("gradients", _DELTA_PART, (_BOTH,)),
-    Stage("system_backward", _DELTA_PART, (_BOTH,)),
+    Stage("states", Chunks(_TWO_FOUR, ((64, 16), (64, 32), (64, 64)), (1, 2)), _EACH),
+    Stage("outputs", Chunks(_TWO_FOUR, ((32, 128), (64, 128)), (1, 2)), _EACH),
+    Stage("gradients", Chunks(((0, 2), (0, 8)), ((32, 32), (64, 64)), (1, 2)), (_BOTH,)),
+    Stage("system", Chunks(_TWO_FOUR, ((32, 64), (64, 64)), (1, 2)), _EACH),
+    Stage("system_backward", Chunks(((0, 4), (0, 8)), ((32, 64), (64, 32)), (1, 2)), (_BOTH,)),
 )
 
 STAGES: dict[tuple[str, str], tuple[Stage, ...]] = {
@@ -162,6 +195,7 @@ STAGES: dict[tuple[str, str], tuple[Stage, ...]] = {
     ("gla", "chunk"): _CHUNK,
     ("simple_gla", "chunk"): _CHUNK,
     ("simple_gla", "fused_chunk"): (*_FUSED_CHUNK, _GRADIENTS),
+    ("simple_gla", "parallel"): (*_FUSED_CHUNK, _GRADIENTS),
     ("delta_rule", "chunk"): _DELTA,
     ("gated_delta_rule", "chunk"): _DELTA,
     ("kda", "chunk"): _DELTA,

@@ -113,7 +113,10 @@ class Search:
 
     def _begin(self, problem: Problem, stage: Stage) -> dict[Future[Verdict], Entry]:
         today = problem.entry(self.device)
-        candidates = [today, *stage.candidates(self._best[problem], problem.dim)]
+        candidates = [today]
+        for entry in stage.candidates(self._best[problem], problem.dim):
+            if problem.chunk in (None, entry.tokens):
+                candidates.append(entry)
         return {
             self.pool.submit(self.compiled, problem, stage, entry): entry
             for number, entry in enumerate(candidates)
@@ -146,8 +149,11 @@ class Search:
         for future in begun:
             future.cancel()
         ranked = sorted((o for o in outcomes if o.verdict.times), key=_slowness)
-        # Slower ones than what the table has are of no interest.
-        faster = ranked[: 1 + next((i for i, o in enumerate(ranked) if o.today), len(ranked))]
+        if problem.chunk is not None:
+            faster = [o for o in ranked if o.entry.tokens == problem.chunk]
+        else:
+            # Slower ones than what the table has are of no interest.
+            faster = ranked[: 1 + next((i for i, o in enumerate(ranked) if o.today), len(ranked))]
         self._ranked[problem] = faster
         for outcome in faster[:_AT_ONCE]:
             self._rule(problem, outcome.entry)

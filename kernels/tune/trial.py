@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
@@ -39,7 +39,7 @@ from properties.tensors import Inputs, Results, build, cotangents, run, work
 # Tokens of the larger shape: whole multiples of 16, as what is timed has them, and never of 64.
 _LARGER = range(16 * 67, 16, -32)
 _LARGER_WORK = 4 * WORK
-_DRAWN = 40
+_DRAWN = 150
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Problem:
     Args:
         dim: head dim of keys and values.
         batch, tokens, channels: sizes of what is timed; there are channels / dim heads.
+        chunk: the tokens that an entry must have, whatever today's has; None for any.
         drawn: cases that the law is tried on besides the larger one.
     """
 
@@ -59,6 +60,7 @@ class Problem:
     batch: int = 8
     tokens: int = 4096
     channels: int = 2048
+    chunk: int | None = None
     drawn: int = 2
 
     def __str__(self) -> str:
@@ -80,19 +82,20 @@ class Problem:
         return replace(tiles.TABLE[self.row][index], max_dim=self.dim)
 
     def case(self, stage: Stage, *, batch: int, tokens: int, heads: int) -> Case:
-        """Causal, with the gates and strengths that the mode has, float32; nothing else."""
+        """Causal, with what the kernels of the stage run with; else no option.
+
+        Of attention that are the terms of its logits, of others float32 gates and strengths.
+        """
         op = OPS[self.op]
         refused = op.mode(self.mode).refuses
-        extra = tuple(
-            a.name
-            for a in op.arguments
-            if a.role in (Role.LOG_DECAY, Role.STRENGTH)
-            and a.name not in refused
-            and (self.op != "attention" or stage.gated)
-        )
         options = {o.name: o.default for o in op.options if o.name not in refused}
-        if "causal" in options:
-            options["causal"] = True
+        if self.op == "attention":
+            extra = {"biased": ("alibi_slopes",), "gated": ("g",)}.get(stage.terms, ())
+            options |= {"causal": True, "softcap": 30.0 if stage.terms == "biased" else None}
+        else:
+            of_interest = (Role.LOG_DECAY, Role.STRENGTH)
+            present = [a for a in op.arguments if a.name not in refused]
+            extra = tuple(a.name for a in present if a.role in of_interest)
         sizes = {"B": batch, "H": heads, "G": heads, "R": 1, "K": self.dim, "V": self.dim}
         return Case(
             op=self.op,
@@ -100,7 +103,7 @@ class Problem:
             dtype=self.dtype,
             dims={letter: sizes[letter] for letter in op.dims},
             lengths=(tokens,),
-            given=extra,
+            given=tuple(name for name in extra if op.argument(name).optional),
             float32=tuple(name for name in extra if op.argument(name).dtype == "either"),
             options=options,
             tile=0,
@@ -118,32 +121,48 @@ class Problem:
         larger = (self.case(stage, batch=1, tokens=tokens, heads=2) for tokens in _LARGER)
         op = OPS[self.op]
         first = next(case for case in larger if work(op, case) <= _LARGER_WORK)
-        return [first, *self._drawn(stage, capability)]
+        return [first, *_drawn(self, stage, capability, tiles.TABLE[self.row][0].tokens)]
 
-    def _drawn(self, stage: Stage, capability: int) -> list[Case]:
-        op = OPS[self.op]
-        fixed = replace(op, dims={**op.dims, "K": st.just(self.dim), "V": st.just(self.dim)})
-        found: list[Case] = []
 
-        @settings(
-            max_examples=_DRAWN,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(cases(fixed, op.mode(self.mode), self.dtype, Ours(capability)))
-        def collect(case: Case) -> None:
-            gated = any(op.argument(name).role is Role.LOG_DECAY for name in case.given)
-            of_dim = case.dims["K"] == case.dims["V"] == self.dim
-            if of_dim and case.values != "zeros" and (gated or not stage.gated):
-                found.append(replace(case, tile=0))
+@cache
+def _drawn(problem: Problem, stage: Stage, capability: int, edge: int) -> list[Case]:
+    """The largest of some drawn cases, which say most; lengths are next to multiples of `edge`."""
+    op, dim = OPS[problem.op], problem.dim
+    absent = ("alibi_slopes", "g") if stage.kernel and not stage.terms else ()
+    fixed = replace(
+        op,
+        dims={**op.dims, "K": st.just(dim), "V": st.just(dim)},
+        arguments=tuple(a for a in op.arguments if op.name != "attention" or a.name not in absent),
+    )
+    found: list[Case] = []
 
-        if self.drawn:
-            collect()
-        # The largest say most.
-        return sorted(found, key=lambda case: work(op, case))[::-1][: self.drawn]
+    @settings(
+        max_examples=_DRAWN,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(fixed, op.mode(problem.mode), problem.dtype, Ours(capability)))
+    def collect(case: Case) -> None:
+        reached = stage.kernel is None or _terms(case) == stage.terms
+        if case.dims["K"] == case.dims["V"] == dim and case.values != "zeros" and reached:
+            found.append(replace(case, tile=0))
+
+    if problem.drawn:
+        collect()
+    return sorted(found, key=lambda case: work(op, case))[::-1][: problem.drawn]
+
+
+def _terms(case: Case) -> str:
+    """Which of attention's kernels run backward: see `Stage.terms`."""
+    if case.op != "attention":
+        return ""
+    if "g" in case.given:
+        return "gated"
+    biased = "alibi_slopes" in case.given or case.options["softcap"] is not None
+    return "biased" if biased else ""
 
 
 @dataclass(frozen=True)
