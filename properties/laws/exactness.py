@@ -1,13 +1,14 @@
 """On small integers nothing is rounded: kernel and oracle agree bit for bit in every precision.
 
 A state that sums is float32 in every precision: it holds larger integers than the inputs' dtype.
+So does the sum over all tokens that is the gradient of a weight, until it is rounded once.
 """
 
 import torch
 from torch import Tensor
 
 from properties.case import Case
-from properties.catalogue.op import Op, Role
+from properties.catalogue.op import Argument, Op, Role
 from properties.laws.judge import expect_identical, oracle_results
 from properties.laws.law import Law, Subject, on_integers
 
@@ -30,6 +31,14 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         got, want = ({name: x[name] for name in states} for x in (got, want))
         against = f"the oracle with {_LARGE} added to {value}"
         expect_identical("exactness", op, case, subject, got, want, against)
+    weights = [f"d{a.name}" for a in op.arguments if _is_weight(a) and f"d{a.name}" in got]
+    if weights:
+        incoming = {name: x + _LARGE for name, x in gradients_of.items()}
+        got = subject.run(op, case, inputs, incoming)
+        want = oracle_results(op, inputs, incoming)
+        got, want = ({name: x[name] for name in weights} for x in (got, want))
+        against = f"the oracle with {_LARGE} added to the gradients of outputs"
+        expect_identical("exactness", op, case, subject, got, want, against)
     return 0.0
 
 
@@ -37,6 +46,12 @@ def sums(op: Op) -> bool:
     """Whether states are sums of `k vᵀ`, with no delta rule: what that writes may be rounded."""
     roles = {argument.role for argument in op.arguments}
     return {Role.QUERY, Role.KEY, Role.VALUE} <= roles and not _is_delta(op)
+
+
+def _is_weight(argument: Argument) -> bool:
+    """Whether all tokens share an argument, so that its gradient is a sum over them."""
+    shared = not {"T", "S", "N"} & {*argument.dims.split()}
+    return shared and argument.dtype == "case" and argument.differentiable
 
 
 def _is_delta(op: Op) -> bool:
