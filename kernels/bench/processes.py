@@ -61,18 +61,42 @@ def warm(
     Yields:
         a line for each unit as it is done.
     """
-    wanted = units(groups)
+    left = units(groups)
+    wanted, done = len(left), 0
+    while left:
+        before = done
+        try:
+            for unit, why in _compiled(left, device, jobs, until):
+                left.remove(unit)
+                done += 1
+                yield f"compiled [{done}/{wanted}] {unit}{why and f': {why}'}"
+        except TimeoutError:
+            break
+        except BrokenProcessPool:
+            # What broke it is among those that were begun first. They are begun last once more, and
+            # given up when nothing else came of it.
+            left = left[jobs:] + (left[:jobs] if done > before else [])
+    if done < wanted:
+        yield f"{wanted - done} of {wanted} could not be compiled ahead"
+
+
+def _compiled(
+    wanted: Sequence[Unit], device: torch.device, jobs: int, until: float | None
+) -> Iterator[tuple[Unit, str]]:
+    """Each unit as it is done, with what went wrong.
+
+    Raises:
+        TimeoutError: it is `until`.
+        BrokenProcessPool: a process died.
+    """
     pool = ProcessPoolExecutor(
         jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_untuned
     )
     try:
         futures = {pool.submit(_compile, unit, device): unit for unit in wanted}
-        left = None if until is None else max(0.0, until - time.monotonic())
-        for done, future in enumerate(as_completed(futures, timeout=left), 1):
-            why = future.result()
-            yield f"compiled [{done}/{len(wanted)}] {futures[future]}{why and f': {why}'}"
-    except (TimeoutError, BrokenProcessPool) as error:
-        yield f"not all is compiled: {type(error).__name__}"
+        seconds = None if until is None else max(0.0, until - time.monotonic())
+        for future in as_completed(futures, timeout=seconds):
+            yield futures[future], future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         # They would go on with what they have begun, beside what is timed.
@@ -122,7 +146,16 @@ def _compile(unit: Unit, device: torch.device) -> str:
             _run(group, unit.kind, unit.mode, device)
         except Exception as error:
             wrong = type(error).__name__
+            _die_without_gpu()
     return wrong
+
+
+def _die_without_gpu() -> None:
+    """After an access that is not allowed all else fails in a process, and it would fail fast."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        os._exit(1)
 
 
 def _run(group: Group, kind: str, mode: str, device: torch.device) -> float:

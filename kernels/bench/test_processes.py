@@ -2,12 +2,16 @@
 
 import os
 import time
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pytest
 import torch
 
+from kernels.bench import processes
 from kernels.bench.groups import Group
+from kernels.bench.problems import PROBLEMS
 from kernels.bench.processes import Unit, _compile, _once, _run, first_call, units, warm
 from kernels.bench.shapes import Shape
 
@@ -68,8 +72,46 @@ def test_an_autotuner_that_times_nothing_calls_each_config_once() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without a GPU")
 def test_processes_that_cannot_begin_are_told_of() -> None:
-    (said,) = warm([_group(Shape(1, 2, 1, 4, 4))], torch.device("cpu"), 1)
-    assert said == "not all is compiled: BrokenProcessPool"
+    (said,) = warm([_group(Shape(1, 2, 1, 4, 4))], torch.device("cpu"), 2)
+    assert said == "2 of 2 could not be compiled ahead"
+
+
+def test_a_unit_that_kills_its_process_is_begun_last_and_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[list[str]] = []
+
+    def compiled(wanted: list[Unit], *_: Any) -> Iterator[tuple[Unit, str]]:
+        begun.append([unit.mode for unit in wanted])
+        for unit in list(wanted):
+            if unit.mode == "fused_chunk":
+                raise BrokenProcessPool
+            yield unit, "ValueError" if unit.mode == "parallel" else ""
+
+    monkeypatch.setattr(processes, "_compiled", compiled)
+    group = Group("simple_gla", WIDE, torch.float32, False, PROBLEMS["simple_gla"].modes)
+    said = list(warm([group], torch.device("cpu"), 1))
+    assert begun == [
+        ["chunk", "fused_chunk", "fused_recurrent", "parallel"],
+        ["fused_recurrent", "parallel", "fused_chunk"],
+        ["fused_chunk"],
+    ]
+    assert said == [
+        "compiled [1/4] simple_gla ours chunk, head dim 128",
+        "compiled [2/4] simple_gla ours fused_recurrent, head dim 128",
+        "compiled [3/4] simple_gla ours parallel, head dim 128: ValueError",
+        "1 of 4 could not be compiled ahead",
+    ]
+
+
+def test_no_unit_is_waited_for_after_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(wanted: list[Unit], *_: Any) -> Iterator[tuple[Unit, str]]:
+        yield wanted[0], ""
+        raise TimeoutError
+
+    monkeypatch.setattr(processes, "_compiled", compiled)
+    *_, said = warm([_group(WIDE)], torch.device("cpu"), 1)
+    assert said == "1 of 2 could not be compiled ahead"
 
 
 def test_a_first_call_is_made_in_another_process() -> None:
