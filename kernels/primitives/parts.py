@@ -10,18 +10,17 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-_BLOCK = 1024
-
 
 @triton.jit(do_not_specialize=["size", "parts"])
-def _add(parts_ptr, total_ptr, size, parts, BLOCK: tl.constexpr):
+def _add(parts_ptr, total_ptr, size, parts, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
     cells = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = cells < size
+    rows = tl.arange(0, AT_ONCE)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for _ in range(parts):
-        total += tl.load(parts_ptr + cells, mask=inside, other=0.0)
-        parts_ptr += size  # a product of part and size could pass 2^31
-    tl.store(total_ptr + cells, total, mask=inside)
+    for start in range(0, parts, AT_ONCE):
+        inside = (start + rows < parts)[:, None] & (cells < size)[None, :]
+        here = (start + rows).to(tl.int64)[:, None] * size + cells[None, :]
+        total += tl.sum(tl.load(parts_ptr + here, mask=inside, other=0.0), 0)
+    tl.store(total_ptr + cells, total, mask=cells < size)
 
 
 def empty_parts(
@@ -32,10 +31,13 @@ def empty_parts(
 
 
 def add_parts(parts: Float[Tensor, "parts *shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """The sum of what `empty_parts` made room for, first to last in float32, rounded once."""
-    if parts.shape[0] == 1:
+    """The sum of what `empty_parts` made room for: float32, one order for all, rounded once."""
+    count = parts.shape[0]
+    if count == 1:
         return parts[0]
     total = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
     size = total.numel()
-    _add[(triton.cdiv(size, _BLOCK),)](parts, total, size, parts.shape[0], BLOCK=_BLOCK)
+    # Many parts are those of a small tensor: one at a time, few programs would wait for each.
+    block, at_once = (1024, 1) if count < 16 else (64, 16)
+    _add[(triton.cdiv(size, block),)](parts, total, size, count, BLOCK=block, AT_ONCE=at_once)
     return total

@@ -1,0 +1,26 @@
+"""Sums of parts, one at a time and many at once."""
+
+import pytest
+import torch
+
+from kernels.primitives.parts import add_parts, empty_parts
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 100])
+@pytest.mark.parametrize("shape", [(1,), (3, 5, 7), (1100,)])
+def test_integers_are_added_exactly(count: int, shape: tuple[int, ...]) -> None:
+    parts = empty_parts(count, shape, torch.float32, torch.device("cpu"))
+    parts.copy_(torch.randint(-9, 10, parts.shape))
+    assert torch.equal(add_parts(parts, torch.float32), parts.sum(0))
+
+
+@pytest.mark.parametrize("count", [15, 100])
+def test_equal_columns_have_equal_sums(count: int) -> None:
+    column = torch.randn(count, 1, generator=torch.Generator().manual_seed(0))
+    total = add_parts(column.repeat(1, 130), torch.float32)
+    assert (total == total[0]).all()
+
+
+def test_the_sum_is_rounded_once() -> None:
+    parts = torch.tensor([[256.0], [1.0], [1.0]])
+    assert add_parts(parts, torch.bfloat16).tolist() == [258.0]
