@@ -185,7 +185,7 @@ def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, .
         size = 1
     with np.errstate(all="ignore"):
         for programs in slabs(count, min(size, count), options):
-            slab = Slab(kernel.name, grid, programs, options.tf32, options.unmasked, tensors)
+            slab = Slab(kernel.name, grid, programs, options, tensors)
             program.entry(slab, *bound)
 
 

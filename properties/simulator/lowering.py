@@ -246,10 +246,9 @@ def bitcast(w: Writer, i: Instruction) -> None:
 
 def add_pointer(w: Writer, i: Instruction) -> None:
     pointer, offset = i.operands
-    arguments = [w.name(pointer), w.name(offset), str(ELEMENTS[i.type.pointee].size)]
-    if offset in w.facts.wide:
-        arguments.append("True")
-    w.define(i.results[0], f"advance({', '.join(arguments)})")
+    advance = "slab.advance" if offset in w.facts.wide else "advance"
+    size = ELEMENTS[i.type.pointee].size
+    w.define(i.results[0], f"{advance}({w.name(pointer)}, {w.name(offset)}, {size})")
 
 
 def memory(w: Writer, i: Instruction) -> None:

@@ -26,6 +26,8 @@ class Options:
             dropped.
         unmasked: what inactive lanes of a load without `other` hold. Triton leaves it undefined;
             NaN shows who relies on it.
+        index_bits: of the integers of 32 bits that addresses are computed from. With fewer, small
+            tensors show what wraps around on large ones; what lies within a tile has to fit.
         dump: print the generated source of every kernel when it is first launched.
     """
 
@@ -37,11 +39,14 @@ class Options:
     checks: bool = True
     unwritten: Literal["refused", "nan"] = "refused"
     unmasked: float = 0.0
+    index_bits: int = 32
     dump: bool = field(default_factory=lambda: os.environ.get("TRITON_SIM_DUMP", "0") == "1")
 
     def __post_init__(self) -> None:
         if self.slab < 0:
             raise ValueError(f"slab is {self.slab}, expected 0 (automatic) or a positive number")
+        if not 2 <= self.index_bits <= 32:
+            raise ValueError(f"index_bits is {self.index_bits}, expected 2 to 32")
         if self.order not in ("forward", "reverse", "shuffled"):
             raise ValueError(f"order is {self.order!r}, expected forward, reverse or shuffled")
         if self.unwritten not in ("refused", "nan"):

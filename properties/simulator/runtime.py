@@ -30,10 +30,10 @@ from .errors import (
 )
 from .memory import ANYWHERE, SEVERAL, Buffer, Pointer, choose, sign
 from .numerics import ELEMENTS, ROUNDING, Array, as_unsigned, gather, tf32, unsigned
+from .options import Options
 
 Active = Array | None
 Predicate = Array | Literal[False] | None
-INT32 = np.iinfo(np.int32)
 OVERFLOWN = -(2**62)
 LOOP_LIMIT = 1_000_000
 CLOBBERS = ("written", "wrote another value")
@@ -114,18 +114,11 @@ def activity(mask: Active, pred: Active, rank: int) -> Active:
 # Lanes
 
 
-def advance(pointer: Pointer, offset: Array, size: int, wide: bool = False) -> Pointer:
-    """`pointer + offset` in elements of `size` bytes.
-
-    Where a tensor is so large that an overflown int32 could land inside it, lanes that overflow
-    are moved far out of bounds, to be reported if they are used.
-    """
+def advance(pointer: Pointer, offset: Array, size: int) -> Pointer:
+    """`pointer + offset` in elements of `size` bytes."""
     buffer, start = pointer
     if buffer is ANYWHERE:
         return buffer, start + offset.astype(np.int64) * size
-    if wide and buffer.size > INT32.max:
-        fits = (offset >= INT32.min) & (offset <= INT32.max)
-        offset = np.where(fits, offset, offset.astype(np.int64) + OVERFLOWN)
     return buffer, start + offset
 
 
@@ -172,6 +165,7 @@ class Slab:
         counts: number of programs, one int32 array per axis.
         number: 1, 2, ... over the whole launch, which identifies a program in race detection.
         buffers: the tensor arguments, among which computed addresses are looked up.
+        limit: what an integer of 32 bits in an address is below.
     """
 
     def __init__(
@@ -179,12 +173,12 @@ class Slab:
         kernel: str,
         grid: tuple[int, int, int],
         programs: Array,
-        as_tf32: bool = False,
-        unmasked: float = 0.0,
+        options: Options,
         buffers: tuple[Buffer, ...] = (),
     ) -> None:
         self.kernel, self.grid, self.buffers = kernel, grid, buffers
-        self.as_tf32, self.unmasked = as_tf32, unmasked
+        self.as_tf32, self.unmasked = options.tf32, options.unmasked
+        self.limit = 2 ** (options.index_bits - 1)
         self.number = (programs + 1).astype(np.int32)
         self.ids = self.numbered(self.number)
         self.counts = tuple(np.array([count], np.int32) for count in grid)
@@ -233,12 +227,12 @@ class Slab:
             wrong = wrong | ~buffer.member(offset)
         if not wrong.any():
             return
-        beyond = site.narrow & ((offset < INT32.min) | (offset > INT32.max))
+        beyond = site.narrow & self.overflows(offset)
         wraps = beyond | (offset < OVERFLOWN // 2)
 
         def wrapped(at: int) -> str:
             at = at if at > OVERFLOWN // 2 else at - OVERFLOWN
-            to = (at - INT32.min) % 2**32 + INT32.min
+            to = (at + self.limit) % (2 * self.limit) - self.limit
             return f"{buffer.describe()}: the int32 offset {at} wraps around to {to}"
 
         def outside(at: int) -> str:
@@ -247,9 +241,24 @@ class Slab:
         self.refuse(IndexOverflow, site, wrong & wraps, active, wrapped, offset, buffer)
         self.refuse(error, site, wrong, active, outside, offset, buffer)
 
+    def overflows(self, value: Array) -> Array:
+        """Where int32 does not hold a value."""
+        return (value < -self.limit) | (value >= self.limit)
+
+    def advance(self, pointer: Pointer, offset: Array, size: int) -> Pointer:
+        """`advance` by an int32 that was kept exact.
+
+        Where a tensor is so large that an overflown one could land inside it, lanes that overflow
+        are moved far out of bounds, to be reported if they are used.
+        """
+        if pointer[0] is not ANYWHERE and pointer[0].size > self.limit:
+            moved = offset.astype(np.int64) + OVERFLOWN
+            offset = np.where(self.overflows(offset), moved, offset)
+        return advance(pointer, offset, size)
+
     def widen(self, site: Site, value: Array, pred: Active) -> Array:
         """int32 to int64, of a value that was kept exact so that an overflow shows."""
-        wrong = (value < INT32.min) | (value > INT32.max)
+        wrong = self.overflows(value)
         text = "an index is {}, which int32 does not hold, before it becomes int64".format
         self.refuse(IndexOverflow, site, wrong, activity(None, pred, value.ndim), text, value)
         return value

@@ -218,6 +218,18 @@ def test_an_int32_index_that_wraps_around() -> None:
     assert widened.value.location.line == line_of(far_row_widened_too_late, "wrong")
 
 
+def test_with_fewer_bits_a_small_tensor_shows_what_wraps_around_on_a_large_one() -> None:
+    x, out = torch.zeros(33 * 64, dtype=torch.int8), torch.empty(1, dtype=torch.int8)
+    far_row[(1,)](x, out, 32, 64)
+    with simulator.simulating(index_bits=12):
+        far_row[(1,)](x, out, 31, 64)
+        far_row_in_int64[(1,)](x, out, 32, 64)
+        with pytest.raises(simulator.IndexOverflow, match="2048 wraps around to -2048"):
+            far_row[(1,)](x, out, 32, 64)
+        with pytest.raises(simulator.IndexOverflow, match="int32 does not hold"):
+            far_row_widened_too_late[(1,)](x, out, 32, 64)
+
+
 @triton.jit
 def hashed(x, out, n, D: tl.constexpr):
     i = tl.arange(0, D)

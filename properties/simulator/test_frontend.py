@@ -18,6 +18,7 @@ from properties.simulator.frontend import (
 )
 from properties.simulator.launcher import START
 from properties.simulator.memory import Buffer
+from properties.simulator.options import Options
 from properties.simulator.runtime import Slab
 
 
@@ -45,7 +46,7 @@ def execute(body: str, programs: int = 4, n: int = 3) -> list[int]:
 
     program = Program("k", lowering.generate(parse(function(body))))
     out = torch.full((programs,), -1, dtype=torch.int32)
-    slab = Slab("k", (programs, 1, 1), np.arange(programs))
+    slab = Slab("k", (programs, 1, 1), np.arange(programs), Options())
     program.entry(slab, (Buffer("out", out, "i32"), START), np.array([n], np.int32))
     return [int(value) for value in out]
 
