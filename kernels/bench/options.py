@@ -37,7 +37,7 @@ of 100, and --warm compiles them in parallel before. It times nothing, and choic
 by the process that measures.
 
 Rows are printed, and written to the file of --json, as they are measured. The status is 1 if a mode
-of ours failed; one that refuses a shape has not failed.
+of ours failed or something was left out; one that refuses a shape has not failed.
 """
 DTYPES = ("bfloat16", "float16", "float32")
 

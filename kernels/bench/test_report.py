@@ -1,5 +1,6 @@
 """The document that is made of results."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from kernels.bench import report
 from kernels.bench.groups import Row
+from kernels.bench.options import groups, parser
 from kernels.bench.results import Results
 from kernels.bench.timing import Timing
 
@@ -107,6 +109,14 @@ def test_a_document_keeps_what_stands_before_the_mark(
 
 def test_the_document_of_the_project_has_the_mark() -> None:
     assert report.DOCUMENT.read_text().count(report.MARK) == 1
+
+
+def test_the_commands_of_the_document_are_commands() -> None:
+    lines = report.DOCUMENT.read_text().splitlines()
+    commands = [line for line in lines if line.startswith("python -m kernels.bench ")]
+    work = [groups(parser().parse_args(shlex.split(line)[3:])) for line in commands]
+    assert len(work) > 4
+    assert all(work)
 
 
 @pytest.mark.parametrize(
