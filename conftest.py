@@ -1,6 +1,7 @@
 """Options of the suite, and what every worker of it runs on."""
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 # One thread per worker: the workers are the parallelism. Set before anything imports torch.
@@ -92,3 +93,17 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
     target, device = config.getoption("target"), activate(config.getoption("device"))
     ledger = read(config.getoption("ledger"), target, device.type)
     return Subject(load(target, device), device, ledger, quick=True)
+
+
+@pytest.fixture(autouse=True)
+def in_the_cpus_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests beside the kernels make their tensors there: with a GPU they are simulated as well."""
+    from properties import simulator
+    from properties.device import resolve
+
+    beside = request.path.is_relative_to(request.config.rootpath / "kernels")
+    if beside and resolve(request.config.getoption("device")) == "cuda":
+        with simulator.simulating():
+            yield
+    else:
+        yield
