@@ -38,7 +38,7 @@ def _backward(
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, BD)
     x = load_rows(x_ptr, rows, dims, dim, count, dim).to(tl.float32)
-    dy = load_rows(dy_ptr, rows, dims, dim, count, dim).to(tl.float32)
+    dy = load_rows(dy_ptr, rows, dims, dim, count, dim)
     inverse = _inverse_length(x, eps)[:, None]
     y = x * inverse
     dx = (dy - y * tl.sum(y * dy, 1)[:, None]) * inverse

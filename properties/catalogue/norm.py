@@ -25,7 +25,7 @@ L2NORM = Op(
     dims={"B": st.integers(1, 3), "H": st.integers(1, 3), "D": head_dims()},
     work=lambda n: n["H"] * n["T"] * n["D"],
     packed_by=(),
-    recipes=("gaussian", "zeros", "late_maximum"),
+    recipes=("gaussian", "zeros", "large_states"),
     laws=(
         "differential",
         "causality",
