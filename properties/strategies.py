@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from dataclasses import replace
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -21,6 +22,8 @@ from properties.tensors import work
 WORK = 300_000
 
 
+# Made once for the same arguments: to make and check a strategy takes longer than to draw from it.
+@lru_cache(maxsize=2048)
 def lengths(edge: int, longest: int, *, empty: bool) -> SearchStrategy[int]:
     """Token counts: a few, next to multiples of `edge`, anything up to `longest`, or none."""
     few = st.sampled_from([n for n in (1, 1, 2, 3, 5, 7) if n <= longest])

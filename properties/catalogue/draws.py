@@ -1,5 +1,7 @@
 """Strategies that several declarations share."""
 
+from functools import cache
+
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -15,6 +17,7 @@ def head_dims(largest: int = 256) -> SearchStrategy[int]:
     return st.one_of(*strategies, *([st.sampled_from(wide)] if wide else []))
 
 
+@cache
 def scales() -> SearchStrategy[float | None]:
     """The default, the sentinel -1, zero, other negatives, and any float of moderate size."""
     return st.one_of(
