@@ -461,14 +461,24 @@ def _may_change_places(first: ast.AST, second: ast.AST) -> bool:
 def _commute(first: ast.AST, second: ast.AST, name: str) -> bool:
     """Whether both steps only add to what has a name, or only multiply it."""
     nodes = [*ast.walk(first), *ast.walk(second)]
-    steps = [n for n in nodes if isinstance(n, ast.AugAssign) and _is_name(n.target, name)]
-    sums = [isinstance(n.op, (ast.Add, ast.Sub)) for n in steps]
-    alike = all(sums) or all(isinstance(n.op, ast.Mult) for n in steps)
-    return alike and len(steps) == sum(_is_name(n, name) for n in nodes)
+    kinds, named = set(), 0
+    for node in nodes:
+        match node:
+            case ast.AugAssign(target=ast.Name(id=changed), op=step) if changed == name:
+                kinds.add(_kind(step))
+                named += 1
+            case ast.Assign(
+                targets=[ast.Name(id=changed)],
+                value=ast.BinOp(left=ast.Name(id=again), op=step),
+            ) if changed == again == name:
+                kinds.add(_kind(step))
+                named += 2
+    alone = named == sum(isinstance(n, ast.Name) and n.id == name for n in nodes)
+    return alone and kinds in ({ast.Add}, {ast.Mult})
 
 
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
+def _kind(step: ast.operator) -> type[ast.operator]:
+    return ast.Add if isinstance(step, ast.Sub) else type(step)
 
 
 def _changed(statement: ast.AST) -> str | None:

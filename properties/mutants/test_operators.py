@@ -124,6 +124,7 @@ def test_hints_to_the_compiler_are_left_alone() -> None:
     ("name", "body"),
     [
         ("order", "x *= a\nx *= b"),
+        ("order", "x = x * a\nif n > 0:\n  x = x * b"),
         ("order", "x += a\nif n > 0:\n  y = tl.load(x_ptr)\n  x -= y"),
         ("accumulate", "x = ()\nx += (tl.exp(a),)"),
         ("carry", "x = ()\nx += (tl.exp(a),)"),
