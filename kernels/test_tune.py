@@ -6,18 +6,24 @@ from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+import kernels
 from kernels.tiles import TABLE, Entry, Tile
 from kernels.tune import __main__ as command
 from kernels.tune import trial
 from kernels.tune.grids import STAGES, Stage
 from kernels.tune.search import Best, Outcome, Search
 from kernels.tune.trial import Problem, Verdict
+from properties.aot.architectures import ARCHITECTURES
+from properties.aot.launches import record
 from properties.aot.worker import Worker
+from properties.catalogue import OPS
 from properties.device import activate
+from properties.tensors import build, cotangents, run
 
 # A CPU takes what Hopper takes.
 HOPPER = torch.device("cpu")
@@ -123,6 +129,16 @@ def test_what_is_wrong_is_told_and_does_not_stop_the_search() -> None:
     assert "it spills" in text
 
 
+def test_where_no_candidate_keeps_the_rules_the_entry_stays() -> None:
+    found = list(_search(ruled=lambda *_: Verdict(wrong="it spills")).run([ATTENTION], ["dq"]))
+    best = found[-1]
+    assert isinstance(best, Best)
+    assert best.entry == ATTENTION.entry(HOPPER)
+    assert not best.taken
+    outcomes = [f for f in found if isinstance(f, Outcome)]
+    assert command.ranking(best, outcomes).endswith("the entry stays as it was")
+
+
 def test_a_budget_ends_the_search() -> None:
     search = _search(until=0.0)
     assert list(search.run([ATTENTION])) == []
@@ -156,6 +172,15 @@ def test_the_file_holds_all_that_was_found(tmp_path: Path) -> None:
     assert len(known["outcomes"]) == len(stage.candidates(ATTENTION.entry(HOPPER), 64))
     assert known["best"][0]["tiles"]["entry"].startswith("tokens=64, keys=32")
     assert [p.name for p in tmp_path.iterdir()] == ["found.json"]
+
+    again = command.Record(path, {"device": "none"})
+    for candidate in stage.candidates(ATTENTION.entry(HOPPER), 64):
+        tile = stage.tile(candidate)
+        known = again.verdict(ATTENTION, stage, candidate)
+        assert known == Verdict(times=(float(tile.tokens + tile.keys),))
+    assert again.verdict(ATTENTION, stage, replace(candidate, tokens=256)) is None
+    with pytest.raises(ValueError, match="of another device, expected 'an H200'"):
+        command.Record(path, {"device": "an H200"})
 
 
 def test_an_entry_is_printed_as_the_table_writes_it() -> None:
@@ -209,6 +234,37 @@ def test_a_wrong_candidate_is_reported_with_the_first_line_of_the_law(
     verdict = _judged(LINEAR, LINEAR.entry(HOPPER), tmp_path)
     assert not verdict.times
     assert verdict.wrong.startswith("differential does not hold")
+
+
+def _asked_for(row: tuple[str, str], stage: Stage) -> list[str]:
+    """The tiles that the launches of what is timed ask their entry for."""
+    problem = Problem(*row, 64, "bfloat16", 1, 64, 64)
+    entry, asked = problem.entry(HOPPER), []
+
+    def of(self: Entry, kernel: str) -> Tile:
+        asked.append(kernel)
+        return self.kernels.get(kernel, self)
+
+    op, case = OPS[row[0]], problem.timed(stage)
+    with trial.installed(problem, entry), patch.object(Entry, "of", of):
+        function = getattr(kernels, row[0])
+        inputs, gradients_of = build(op, case), cotangents(op, case)
+        record(
+            lambda: run(op, function, inputs, gradients_of, mode=row[1], tile=0),
+            ARCHITECTURES["sm_90"],
+        )
+    return asked
+
+
+def test_each_stage_is_of_kernels_that_are_launched() -> None:
+    worker = Worker()
+    try:
+        for row, stages in STAGES.items():
+            for stage in stages:
+                asked = worker.call(_asked_for, row, stage)
+                assert stage.kernel is None or stage.kernel in asked, f"{row} {stage.name}"
+    finally:
+        worker.close()
 
 
 def test_a_candidate_is_compiled_ahead_and_too_large_a_one_refused() -> None:

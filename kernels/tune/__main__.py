@@ -1,6 +1,7 @@
 """Search for tiles on a GPU: each is checked against the oracle, then timed."""
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -102,7 +103,10 @@ def parser() -> argparse.ArgumentParser:
         help="begin no candidate after so many seconds; the winners so far are then compiled with "
         "every option, which takes up to a minute more",
     )  # fmt: skip
-    parse.add_argument("--json", type=_file, metavar="FILE", help="write all results to FILE")
+    parse.add_argument(
+        "--json", type=_file, metavar="FILE",
+        help="write all results to FILE, and take those that it has instead of measuring again",
+    )  # fmt: skip
     return parse
 
 
@@ -174,34 +178,75 @@ class Workers:
 
 
 class Record:
-    """All that is known, in a file that is never half written."""
+    """All that is known, in a file that is never half written.
+
+    Args:
+        path: the file; what it knows from an earlier run is kept.
+        setting: what results are comparable for.
+
+    Raises:
+        ValueError: the file has results of another setting.
+    """
 
     def __init__(self, path: Path | None, setting: dict[str, Any]) -> None:
         self.path = path
-        self.known: dict[str, Any] = {**setting, "outcomes": [], "best": []}
+        self.setting: dict[str, Any] = json.loads(json.dumps(setting))
+        self.outcomes: dict[str, dict[str, Any]] = {}
+        self.best: dict[str, dict[str, Any]] = {}
+        if path is None or not path.exists():
+            return
+        earlier = json.loads(path.read_text())
+        for name, value in self.setting.items():
+            if earlier.get(name) != value:
+                raise ValueError(f"--json {path}: of another {name}, expected {value!r} or no file")
+        self.outcomes = {_identity(plain): plain for plain in earlier["outcomes"]}
+        self.best = {_identity(plain, "tiles"): plain for plain in earlier["best"]}
+
+    def verdict(self, problem: Problem, stage: Stage, entry: Entry) -> Verdict | None:
+        """What came of a candidate in an earlier run."""
+        known = self.outcomes.get(_identity(_plain(problem, stage.name, entry)))
+        return None if known is None else Verdict(known["wrong"], tuple(known["milliseconds"]))
 
     def add(self, found: Outcome | Best) -> None:
-        self.known["best" if isinstance(found, Best) else "outcomes"].append(as_plain(found))
+        plain = _plain(found.problem, found.kernel, found.entry) | {"ratio": found.ratio}
+        if isinstance(found, Best):
+            ruled_out = {in_words(tile): why for tile, why in found.ruled_out}
+            self.best[_identity(plain, "tiles")] = {**plain, "ruled_out": ruled_out}
+        else:
+            self.outcomes[_identity(plain)] = {
+                **plain,
+                "tile": in_words(found.tile),
+                "today": found.today,
+                "milliseconds": found.verdict.times,
+                "wrong": found.verdict.wrong,
+            }
         if self.path is not None:
+            known = {"outcomes": [*self.outcomes.values()], "best": [*self.best.values()]}
             partial = self.path.with_name(self.path.name + ".partial")
-            partial.write_text(json.dumps(self.known, indent=1) + "\n")
+            partial.write_text(json.dumps({**self.setting, **known}, indent=1) + "\n")
             partial.replace(self.path)
 
 
-def as_plain(found: Outcome | Best) -> dict[str, Any]:
-    """What is written of it."""
-    plain = {**asdict(found.problem), "kernel": found.kernel, "ratio": found.ratio}
-    tiles_of = {"entry": found.entry, **found.entry.kernels}
-    plain["tiles"] = {name: in_words(tile) for name, tile in tiles_of.items()}
-    if isinstance(found, Best):
-        return {**plain, "ruled_out": {in_words(tile): why for tile, why in found.ruled_out}}
-    return {
-        **plain,
-        "tile": in_words(found.tile),
-        "today": found.today,
-        "milliseconds": found.verdict.times,
-        "wrong": found.verdict.wrong,
-    }
+def _plain(problem: Problem, kernel: str, entry: Entry) -> dict[str, Any]:
+    tiles_of = {"entry": entry, **entry.kernels}
+    words = {name: in_words(tile) for name, tile in tiles_of.items()}
+    return {**asdict(problem), "kernel": kernel, "tiles": words}
+
+
+def _identity(plain: dict[str, Any], *without: str) -> str:
+    names = ("op", "mode", "dim", "dtype", "chunk", "drawn", "kernel", "tiles")
+    return json.dumps({name: plain[name] for name in names if name not in without})
+
+
+def _digest() -> str:
+    """Of the kernels: results are of these alone."""
+    folder = Path(tiles.__file__).parent
+    own = [folder / "bench", folder / "tune"]
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        if path.name != "tiles.py" and not any(path.is_relative_to(each) for each in own):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def in_words(tile: Tile) -> str:
@@ -251,6 +296,8 @@ def ranking(best: Best, outcomes: Sequence[Outcome]) -> str:
         rows.append(f"{times}{ratio}  {in_words(outcome.tile)}  {'; '.join(notes)}".rstrip())
     refused = [o for o in of_stage if o.verdict.wrong]
     rows += [f"  refused  {in_words(o.tile)}: {o.verdict.wrong}" for o in refused]
+    if not best.taken:
+        rows.append("  none can be taken: the entry stays as it was")
     return "\n".join(rows)
 
 
@@ -281,26 +328,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "size": chosen.size,
+        "kernels": _digest(),
     }
-    print(", ".join(str(value) for value in setting.values()), flush=True)
+    try:
+        record = Record(chosen.json, setting)
+    except ValueError as error:
+        parse.error(str(error))
+    print(", ".join(f"{name} {value}" for name, value in setting.items()), flush=True)
     with TemporaryDirectory() as memory:
         compilers, rulers, judge = Workers(chosen.jobs), Workers(_RULES), Workers(1)
 
+        def compiled(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+            if record.verdict(problem, stage, entry) is not None:
+                return Verdict()
+            return compilers.call(trial.compiled, problem, stage, entry, architecture)
+
         def judged(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+            known = record.verdict(problem, stage, entry)
+            if known is not None:
+                return known
             given = problem, stage, entry, Path(memory), chosen.rep
             return judge.pool.submit(judge.call, trial.judged, *given).result()
 
         search = Search(
             compilers.pool,
             rulers.pool,
-            lambda *given: compilers.call(trial.compiled, *given, architecture),
+            compiled,
             lambda *given: rulers.call(trial.within_the_rules, *given, architecture),
             judged,
             device,
             None if chosen.budget is None else begun + chosen.budget,
         )
         try:
-            left = follow(search, wanted, chosen.kernel or (), Record(chosen.json, setting))
+            left = follow(search, wanted, chosen.kernel or (), record)
         except KeyboardInterrupt:
             left = True
             print("kernels.tune: ended by Ctrl-C", file=sys.stderr)
@@ -334,7 +394,4 @@ def follow(
 
 
 if __name__ == "__main__":
-    # Threads wait for processes that are gone.
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)
+    sys.exit(main())

@@ -37,16 +37,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Best:
-    """The fastest entry of a problem that spills nothing.
+    """The entry that a stage ends with: the fastest that spills nothing.
 
     Args:
-        ratio: as of an outcome, in the last stage that it was timed in.
+        taken: whether a candidate could be taken; otherwise the entry stays as it was.
+        ratio: as of an outcome.
         ruled_out: faster candidates, and why they are not taken.
     """
 
     problem: Problem
     kernel: str
     entry: Entry
+    taken: bool
     ratio: float | None
     ruled_out: tuple[tuple[Tile, str], ...] = ()
 
@@ -72,7 +74,7 @@ class Search:
     device: torch.device
     until: float | None = None
     ended: bool = False
-    _ranked: dict[Problem, list[Outcome]] = field(default_factory=dict)
+    _ranked: dict[Problem, tuple[Stage, list[Outcome]]] = field(default_factory=dict)
     _rules: dict[tuple[Problem, Entry], Future[Verdict]] = field(default_factory=dict)
     _best: dict[Problem, Entry] = field(default_factory=dict)
 
@@ -154,7 +156,8 @@ class Search:
         else:
             # Slower ones than what the table has are of no interest.
             faster = ranked[: 1 + next((i for i, o in enumerate(ranked) if o.today), len(ranked))]
-        self._ranked[problem] = faster
+        if outcomes:
+            self._ranked[problem] = stage, faster
         for outcome in faster[:_AT_ONCE]:
             self._rule(problem, outcome.entry)
 
@@ -172,14 +175,18 @@ class Search:
 
     def _settled(self, problem: Problem) -> Iterator[Best]:
         """Wait for the rules to be checked of the fastest candidates of the last stage."""
+        if problem not in self._ranked:
+            return
+        stage, ranked = self._ranked.pop(problem)
+        taken, ratio = False, None
         ruled_out: list[tuple[Tile, str]] = []
-        for outcome in self._ranked.pop(problem, []):
+        for outcome in ranked:
             wrong = self._rule(problem, outcome.entry).result().wrong
             if not wrong:
-                self._best[problem] = outcome.entry
-                yield Best(problem, outcome.kernel, outcome.entry, outcome.ratio, tuple(ruled_out))
-                return
+                self._best[problem], taken, ratio = outcome.entry, True, outcome.ratio
+                break
             ruled_out.append((outcome.tile, wrong))
+        yield Best(problem, stage.name, self._best[problem], taken, ratio, tuple(ruled_out))
 
 
 def _slowness(outcome: Outcome) -> float:

@@ -40,6 +40,8 @@ from properties.tensors import Inputs, Results, build, cotangents, run, work
 _LARGER = range(16 * 67, 16, -32)
 _LARGER_WORK = 4 * WORK
 _DRAWN = 150
+# Head dim that every entry has to admit, for the tests of entries.
+_SMALLEST = 32
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Problem:
         index = tiles.choose(
             *self.row, dim=self.dim, dtype=getattr(torch, self.dtype), device=device, tile=None
         )
-        return replace(tiles.TABLE[self.row][index], max_dim=self.dim)
+        return replace(tiles.TABLE[self.row][index], max_dim=max(self.dim, _SMALLEST))
 
     def case(self, stage: Stage, *, batch: int, tokens: int, heads: int) -> Case:
         """Causal, with what the kernels of the stage run with; else no option.
@@ -272,11 +274,23 @@ _LAST: dict[tuple[Case, torch.device], tuple[Inputs, Results]] = {}
 
 
 def _built(case: Case, device: torch.device) -> tuple[Inputs, Results]:
-    """The tensors of the last case are kept: they are large, and made on one core."""
+    """The tensors of a large case: one row of the batch as often as there are rows.
+
+    Those of the last case are kept, because numbers are drawn on one core.
+    """
     if (case, device) not in _LAST:
         _LAST.clear()
-        op = OPS[case.op]
-        _LAST[case, device] = build(op, case, device), cotangents(op, case, device)
+        op, batch = OPS[case.op], case.dims["B"]
+        one = replace(case, dims={**case.dims, "B": 1})
+        inputs, gradients_of = build(op, one, device), cotangents(op, one, device)
+        rows = {named.name for named in (*op.arguments, *op.outputs) if named.dims[0] == "B"}
+
+        def repeated(tensors: Results) -> Results:
+            return {
+                name: torch.cat([x] * batch) if name in rows else x for name, x in tensors.items()
+            }
+
+        _LAST[case, device] = inputs.with_tensors(repeated(inputs.tensors)), repeated(gradients_of)
     return _LAST[case, device]
 
 
