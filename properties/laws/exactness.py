@@ -1,7 +1,7 @@
 """On small integers nothing is rounded: kernel and oracle agree bit for bit in every precision.
 
 A state that sums is float32 in every precision: it holds larger integers than the inputs' dtype.
-So does the sum over all tokens that is the gradient of a weight, until it is rounded once.
+So do the products and sums of an op whose tokens share a weight, until a result is rounded once.
 """
 
 import torch
@@ -14,6 +14,8 @@ from properties.laws.law import Law, Subject, on_integers
 
 # Beside these, 8 bits hold one more integer; a few of them sum to more than 8 bits, or 11, hold.
 _LARGE = 200
+# A product of 49 and 51 has 12 bits.
+_WIDE = 50
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
@@ -31,13 +33,13 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         got, want = ({name: x[name] for name in states} for x in (got, want))
         against = f"the oracle with {_LARGE} added to {value}"
         expect_identical("exactness", op, case, subject, got, want, against)
-    weights = [f"d{a.name}" for a in op.arguments if _is_weight(a) and f"d{a.name}" in got]
-    if weights:
-        incoming = {name: x + _LARGE for name, x in gradients_of.items()}
-        got = subject.run(op, case, inputs, incoming)
-        want = oracle_results(op, inputs, incoming)
-        got, want = ({name: x[name] for name in weights} for x in (got, want))
-        against = f"the oracle with {_LARGE} added to the gradients of outputs"
+    if any(_is_weight(argument) for argument in op.arguments):
+        wide = {n: x + _WIDE for n, x in inputs.tensors.items() if x.dtype == case.torch_dtype}
+        inputs = inputs.with_tensors(wide)
+        gradients_of = {name: x + _LARGE for name, x in gradients_of.items()}
+        got = subject.run(op, case, inputs, gradients_of)
+        want = oracle_results(op, inputs, gradients_of)
+        against = f"the oracle with {_WIDE} added to inputs, {_LARGE} to gradients of outputs"
         expect_identical("exactness", op, case, subject, got, want, against)
     return 0.0
 
