@@ -42,7 +42,7 @@ def _earlier(
     x_ptr, initial_ptr, rows, back, cols, first, before, left, sequence, dim,
     W: tl.constexpr, USE_INITIAL: tl.constexpr,
 ):  # fmt: skip
-    """x `back` tokens before each of some rows of a chunk, in float32.
+    """x `back` tokens before each of some rows of a chunk.
 
     The chunk starts at row `first` of all, with `before` tokens of its sequence before it. What
     lies before token 0 is in the initial state, or 0.
@@ -50,7 +50,7 @@ def _earlier(
     token = before + rows - back
     inside = ((rows < left) & (token >= 0))[:, None] & (cols < dim)[None, :]
     cells = (first + rows - back)[:, None] * dim + cols[None, :]
-    x = tl.load(x_ptr + cells, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + cells, mask=inside, other=0.0)
     if USE_INITIAL:
         inside = ((rows < left) & (token < 0))[:, None] & (cols < dim)[None, :]
         cells = (sequence * (W - 1) + W - 1 + token)[:, None] * dim + cols[None, :]
@@ -60,7 +60,7 @@ def _earlier(
 
 @triton.jit
 def _tap(weight_ptr, cols, tap, dim, W: tl.constexpr):
-    return tl.load(weight_ptr + cols * W + tap, mask=cols < dim, other=0.0).to(tl.float32)[None, :]
+    return tl.load(weight_ptr + cols * W + tap, mask=cols < dim).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def _mixed(
         )  # fmt: skip
         z += _tap(weight_ptr, cols, tap, dim, W) * x
     if USE_BIAS:
-        z += tl.load(bias_ptr + cols, mask=cols < dim, other=0.0).to(tl.float32)[None, :]
+        z += tl.load(bias_ptr + cols, mask=cols < dim)[None, :]
     return z
 
 
@@ -181,7 +181,7 @@ def _states(
         if STORE_FINAL:
             token = length - (W - 1) + n
             mask = inside & (token >= 0)
-            x = tl.load(x_ptr + (first + token) * dim + cols, mask=mask, other=0.0).to(tl.float32)
+            x = tl.load(x_ptr + (first + token) * dim + cols, mask=mask, other=0.0)
             if USE_INITIAL:
                 mask = inside & (token < 0)
                 x += tl.load(
@@ -194,9 +194,9 @@ def _states(
             for tap in tl.static_range(n + 1):
                 token = n - tap
                 mask = inside & (token < length)
-                weight = tl.load(weight_ptr + cols * W + tap, mask=inside, other=0.0)
+                weight = tl.load(weight_ptr + cols * W + tap, mask=inside)
                 dz = tl.load(dz_ptr + (first + token) * dim + cols, mask=mask, other=0.0)
-                d += weight.to(tl.float32) * dz
+                d += weight * dz
             if USE_FINAL_GRADIENT:
                 mask = inside & (n >= length)
                 d += tl.load(dfinal_ptr + (rows + n - length) * dim + cols, mask=mask, other=0.0)
