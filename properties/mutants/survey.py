@@ -19,6 +19,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "kernels": (
         "kernels",
         "properties/test_far_addresses.py",
+        "properties/test_narrow_indices.py",
         "properties/test_rotary.py",
         "properties/test_layers.py",
         "properties/test_caches.py",

@@ -1,0 +1,64 @@
+"""Offsets of 32 bits in every kernel, seen on small tensors: the simulator gives them fewer bits.
+
+What a program computes of the place of its sequence, chunk or token has to be of 64 bits, or passes
+2^31 on a tensor of gigabytes, also where it is contiguous. What lies within a tile fits.
+"""
+
+import pytest
+
+import properties.simulator as simulator
+from properties.case import Case
+from properties.catalogue import OPS
+from properties.catalogue.op import Op
+from properties.laws import Subject
+
+# Within 128 rows of 6 heads of 5 channels, or 32 states of 16 x 16, an offset is below 2^13; gates
+# alone, one a head, have more elements.
+BITS = 14
+TOKENS, SEQUENCES = 1500, 150
+_SIZES = {"H": 6, "G": 3, "R": 1, "K": 3, "V": 5, "D": 6, "P": 3}
+_OTHER_SIZE = 4
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" not in metafunc.fixturenames:
+        return
+    option = metafunc.config.getoption
+    cases = {
+        f"{op.name}-{mode.name}-{many}": _case(op, mode.name, many)
+        for op in OPS.values()
+        for mode in op.modes
+        for many in ("tokens", "batch", "sequences")
+        if (not option("op") or op.name in option("op"))
+        and (not option("mode") or mode.name in option("mode"))
+        and (many != "sequences" or op.packed_by)
+    }
+    metafunc.parametrize("case", list(cases.values()), ids=list(cases))
+
+
+def _case(op: Op, mode: str, many: str) -> Case:
+    """With every tensor that the mode takes."""
+    packed = many == "sequences"
+    refused = op.mode(mode).refuses
+    batch = SEQUENCES if many == "batch" else 1
+    return op.settle(
+        Case(
+            op=op.name,
+            mode=mode,
+            dtype="bfloat16",
+            dims={d: _SIZES.get(d, _OTHER_SIZE) for d in op.dims} | {"B": batch},
+            lengths={"tokens": (TOKENS,), "batch": (11,), "sequences": (11,) * SEQUENCES}[many],
+            packed=packed,
+            given=tuple(a.name for a in op.arguments if a.optional and a.name not in refused),
+            options={o.name: o.auxiliary or o.default for o in op.options if o.name not in refused},
+        )
+    )
+
+
+def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, subject: Subject) -> None:
+    if subject.device.type != "cpu":
+        pytest.skip("seen by the simulator")
+    op = OPS[case.op]
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    with simulator.simulating(index_bits=BITS):
+        subject.run(op, case, inputs, gradients_of)
