@@ -21,7 +21,6 @@ BUG = KnownBug(
             lengths=(22,),
             given=("g",),
             options={"scale": None, "use_qk_l2norm_in_kernel": False, "output_final_state": True},
-            tile=1,
             seed=1,
         ),
     ),

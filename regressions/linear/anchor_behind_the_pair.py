@@ -21,7 +21,6 @@ BUG = KnownBug(
             lengths=(22,),
             given=("g",),
             options={"scale": None, "normalize": False, "output_final_state": True},
-            tile=1,
         ),
     ),
     planted=Edit(

@@ -15,11 +15,11 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="x = x.to(tl.float32) * head_decay(span, g, DTYPE)[:, None]\n",
+        before="x *= head_decay(span, g, DTYPE)[:, None]\n",
         after=(
             "P = tl.cumsum(g.to(tl.float32), 0)\n"
             "                to_end = tl.sum(g.to(tl.float32), 0) - P\n"
-            "                x = x.to(tl.float32) * tl.exp(P if REVERSE else to_end)[:, None]\n"
+            "                x *= tl.exp(P if REVERSE else to_end)[:, None]\n"
         ),
     ),
 )

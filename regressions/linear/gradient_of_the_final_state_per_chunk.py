@@ -19,7 +19,6 @@ BUG = KnownBug(
             lengths=(40,),
             given=("g",),
             options={"scale": None, "normalize": False, "output_final_state": True},
-            tile=1,
         ),
     ),
     planted=Edit(

@@ -24,7 +24,9 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="max(16, min(triton.next_power_of_2(dim), widest))",
-        after="max(1, min(triton.next_power_of_2(dim), widest))",
+        before="return max(least, _width(key_dim, widest)), "
+        "max(least, _width(value_dim, tile.features))",
+        after="return min(triton.next_power_of_2(key_dim), widest), "
+        "min(triton.next_power_of_2(value_dim), tile.features)",
     ),
 )

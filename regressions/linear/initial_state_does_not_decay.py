@@ -20,7 +20,6 @@ BUG = KnownBug(
             lengths=(20,),
             given=("g", "initial_state"),
             options={"scale": None, "normalize": False, "output_final_state": True},
-            tile=1,
         ),
     ),
     planted=Edit(

@@ -18,7 +18,6 @@ BUG = KnownBug(
             dims={"B": 1, "H": 1, "K": 5, "V": 3},
             lengths=(40,),
             options={"scale": None, "normalize": False, "output_final_state": True},
-            tile=1,
         ),
     ),
     planted=Edit(
