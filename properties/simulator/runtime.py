@@ -124,11 +124,12 @@ def advance(pointer: Pointer, offset: Array, size: int) -> Pointer:
 
 def lanes_of(active: Active, *values: Array) -> list[Array]:
     """The values of the active lanes, one-dimensional, in program order."""
-    shape = np.broadcast_shapes(*(x.shape for x in values), () if active is None else active.shape)
-    if active is None:
-        return [np.broadcast_to(x, shape).reshape(-1) for x in values]
-    chosen = np.broadcast_to(active, shape)
-    return [np.broadcast_to(x, shape)[chosen] for x in values]
+    shape = np.broadcast(*values, True if active is None else active).shape
+    spread = [x if x.shape == shape else np.broadcast_to(x, shape) for x in values]
+    if active is None or active.all():
+        return [x.reshape(-1) for x in spread]
+    chosen = active if active.shape == shape else np.broadcast_to(active, shape)
+    return [x[chosen] for x in spread]
 
 
 def ranks(offset: Array) -> Array:

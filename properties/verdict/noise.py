@@ -33,6 +33,9 @@ _SUMS = frozenset(["sum", "cumsum", "mean"])
 # Functions whose error on a GPU is relative to 1 and not to their value when that is small.
 _OF_ORDER_ONE = frozenset(["log", "log2", "log1p", "logsumexp", "logcumsumexp", "tanh", "sigmoid"])
 
+# Makes more than any underflow of every number but 0.
+_HUGE = 2.0**1000
+
 _POOL = 2**20 + 7
 _PIECE = 2**19
 
@@ -189,7 +192,8 @@ class Rounding(TorchDispatchMode):
     def _with_underflow(y: Tensor, size: Tensor, underflow: float) -> Tensor:
         if not _matters(underflow):
             return size
-        return torch.where(y == 0, 0.0, size.clamp(min=underflow))
+        # 0 where y is 0, in fewer passes than by asking where that is.
+        return torch.minimum(size.clamp(min=underflow), y.abs().mul_(_HUGE))
 
     def _disturbed(self, y: Tensor, size: Tensor) -> Tensor:
         if y.is_complex():
