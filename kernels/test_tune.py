@@ -1,8 +1,9 @@
 """What of the tuner needs no GPU: candidates, how they are checked, the search around a timer."""
 
 import json
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,23 @@ def test_a_search_of_one_chunk_length_ends_with_it_though_it_is_slower() -> None
     assert isinstance(best, Best)
     assert best.entry.tokens == 16
     assert {tile.tokens for tile in best.entry.kernels.values()} == {16}
+
+
+def test_what_is_compiled_is_judged_while_others_compile() -> None:
+    judged = threading.Event()
+    today = ATTENTION.entry(HOPPER)
+
+    def compiled(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+        return Verdict(wrong="" if entry == today or judged.wait(10) else "waited in vain")
+
+    def judge(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+        judged.set()
+        return Verdict(times=(1.0,))
+
+    with ThreadPoolExecutor(2) as pool:
+        search = Search(pool, pool, compiled, lambda *_: Verdict(), judge, HOPPER)
+        found = list(search.run([ATTENTION], ["entry"]))
+    assert not [f for f in found if isinstance(f, Outcome) and f.verdict.wrong]
 
 
 def test_the_file_holds_all_that_was_found(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
         help="repeat each call for about so many milliseconds (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
-        "--jobs", type=_positive, default=max(1, (os.cpu_count() or 1) - 2), metavar="N",
+        "--jobs", type=_positive, default=_cores(), metavar="N",
         help="processes that compile (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
@@ -108,6 +108,11 @@ def parser() -> argparse.ArgumentParser:
         help="write all results to FILE, and take those that it has instead of measuring again",
     )  # fmt: skip
     return parse
+
+
+def _cores() -> int:
+    """Of this process, less two for the one that times; a container may claim far more."""
+    return max(1, min(len(os.sched_getaffinity(0)), 16) - 2)
 
 
 def _number(text: str) -> int:
@@ -387,7 +392,9 @@ def follow(
             outcomes.append(found)
             print(line(found), flush=True)
     for problem, best in last.items():
-        print(f"\n{problem}: best\n{as_code(best.entry)}", flush=True)
+        stays = best.entry == problem.entry(search.device)
+        what = "today's entry is the best" if stays else f"best\n{as_code(best.entry)}"
+        print(f"\n{problem}: {what}", flush=True)
     if search.ended:
         print("\nkernels.tune: the budget ended the search; not all was tried", file=sys.stderr)
     return search.ended

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
@@ -132,7 +133,7 @@ class Search:
         first = next(future for future, entry in begun.items() if entry == today)
         reference: tuple[float, ...] = ()
         outcomes = []
-        for future in (first, *self._in_time(set(begun) - {first})):
+        for future in chain([first], self._in_time(set(begun) - {first})):
             if self._late():
                 self.ended = True
                 break

@@ -6,7 +6,7 @@ Each is a function of plain data, for a process of its own.
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -197,26 +197,41 @@ def compiled(problem: Problem, stage: Stage, entry: Entry, architecture: str) ->
 
     Spilled registers are no reason to refuse: they cost time, and the time will tell.
     """
-    _quietly()
-    torch.set_num_threads(1)
-    known = ARCHITECTURES[architecture]
-    with installed(problem, entry), redirect_stderr(StringIO()):
-        timed = replace(problem.timed(stage), lengths=(256,))
-        wanted = [timed, *problem.checked(stage, known.capability)]
-        answer = check([partial(_run, case) for case in wanted], architecture)
-    faults = [fault for fault in answer.faults if " spills " not in fault]
-    return Verdict(wrong=_first_line(faults[0]) if faults else "")
+    capability = ARCHITECTURES[architecture].capability
+
+    def runs() -> Iterator[Callable[[], object]]:
+        yield partial(_run, replace(problem.timed(stage), lengths=(256,)))
+        for case in problem.checked(stage, capability):
+            yield partial(_run, case)
+
+    return _compiled(problem, entry, runs(), architecture, spills=True)
 
 
 def within_the_rules(problem: Problem, entry: Entry, architecture: str) -> Verdict:
-    """What the tests of all entries ask: with every option, nothing spills."""
+    """Compile what the tests of all entries ask: with every option, nothing spills."""
+    job = Job(problem.op, problem.mode, problem.dtype, architecture)
+    runs = job.runs(ARCHITECTURES[architecture], thorough=False)
+    return _compiled(problem, entry, runs, architecture, spills=False)
+
+
+def _compiled(
+    problem: Problem,
+    entry: Entry,
+    runs: Iterable[Callable[[], object]],
+    architecture: str,
+    *,
+    spills: bool,
+) -> Verdict:
+    """What is wrong with the launches of `runs`; where `spills`, that registers do is not."""
     _quietly()
     torch.set_num_threads(1)
-    known = ARCHITECTURES[architecture]
-    job = Job(problem.op, problem.mode, problem.dtype, architecture)
     with installed(problem, entry), redirect_stderr(StringIO()):
-        answer = check(job.runs(known, thorough=False), architecture)
-    return Verdict(wrong=_first_line(answer.faults[0]) if answer.faults else "")
+        try:
+            faults = check(runs, architecture).faults
+        except Exception as error:
+            return Verdict(wrong=_first_line(f"{type(error).__name__}: {error}"))
+    wrong = [fault for fault in faults if not (spills and " spills " in fault)]
+    return Verdict(wrong=_first_line(wrong[0]) if wrong else "")
 
 
 def judged(
