@@ -246,7 +246,7 @@ def _outputs(
             A += product(r, tl.trans(c), DTYPE)
     if USE_G:
         A = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], A)
-    if USE_HEAD_G:
+    elif USE_HEAD_G:
         g = load_head_gates(g_ptr + first * heads + head, rows, heads, left)
         out *= head_decay(chunk_span(1 if REVERSE else 0, C), g, DTYPE)[:, None]
         A *= pair_decay(1 if REVERSE else 0, g, C, DTYPE)
@@ -401,11 +401,10 @@ def forward(
         chunks,
         factor=1.0,
         final=output_final_state,
-        reverse=False,
         tile=tile,
     )
     o = torch.empty_like(v, dtype=out_dtype)
-    outputs(q, k, v, g, states, o, chunks, (scale, scale), reverse=False, tile=tile)
+    outputs(q, k, v, g, states, o, chunks, (scale, scale), tile=tile)
     return o, final
 
 
@@ -437,9 +436,7 @@ def backward(
     q, k, v, g, do = _contiguous(q, k, v, g, do)
     initial_state, dfinal_state = _contiguous(initial_state, dfinal_state)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
-    states, _ = pass_states(
-        k, v, g, initial_state, chunks, factor=1.0, final=False, reverse=False, tile=tile
-    )
+    states, _ = pass_states(k, v, g, initial_state, chunks, factor=1.0, tile=tile)
     dstates, dinitial = pass_states(
         q, do, g, dfinal_state, chunks,
         factor=scale, final=initial_state is not None, reverse=True, tile=tile,
@@ -502,8 +499,8 @@ def pass_states(
     chunks: Chunks,
     *,
     factor: float,
-    final: bool,
-    reverse: bool,
+    final: bool = False,
+    reverse: bool = False,
     tile: Entry,
     delta: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -550,7 +547,7 @@ def outputs(
     chunks: Chunks,
     factors: tuple[float, float],
     *,
-    reverse: bool,
+    reverse: bool = False,
     tile: Entry,
 ) -> None:
     """Write `out_i = factors[0] · statesᵀ (decay ∘ r_i) + factors[1] · Σ_j A_ij y_j`.

@@ -147,7 +147,5 @@ def forward(
         )  # fmt: skip
     final = None
     if output_final_state:
-        _, final = pass_states(
-            k, v, g, initial, chunks, factor=1.0, final=True, reverse=False, tile=tile
-        )
+        _, final = pass_states(k, v, g, initial, chunks, factor=1.0, final=True, tile=tile)
     return o, final
