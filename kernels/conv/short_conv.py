@@ -33,7 +33,7 @@ from kernels.arguments import (
 )
 from kernels.differentiable import differentiable
 from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence, sequence_of_chunk
-from kernels.primitives.parts import add_parts
+from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_rows, store_rows
 
 
@@ -253,11 +253,10 @@ def _backward_of(
     sizes, programs = _sizes(x, weight, chunks, entry)
     dz = torch.empty_like(x, dtype=torch.float32)
     dx = torch.empty_like(x)
-    parts = max(chunks.count, 1)
-    dweight = torch.zeros(parts, *weight.shape, dtype=torch.float32, device=x.device)
-    dbias = None
-    if bias is not None:
-        dbias = torch.zeros(parts, *bias.shape, dtype=torch.float32, device=x.device)
+    dweight, dbias = (
+        None if w is None else empty_parts(chunks.count, w.shape, w.dtype, x.device)
+        for w in (weight, bias)
+    )
     if programs:
         taps = {"C": entry.tokens, "BD": entry.features, "W": weight.shape[1]}
         packed = chunks.table is not None
@@ -277,8 +276,8 @@ def _backward_of(
         _launch_states(x, weight, None, None, dz, dfinal, dinitial, chunks, entry)
     return (
         dx,
-        add_parts(dweight, torch.float32).to(weight.dtype),
-        None if dbias is None else add_parts(dbias, torch.float32).to(bias.dtype),
+        add_parts(dweight, weight.dtype),
+        None if dbias is None else add_parts(dbias, bias.dtype),
         dinitial,
         None,
     )

@@ -81,7 +81,7 @@ def _overlaps(
             for level in tl.range(LEVELS, disable_licm=True):
                 readers = level_queries(level, C)
                 x = load_sides(e_ptr, k_ptr, readers, rows, keys, stride, left, key_dim)
-                X = x.to(tl.float32) * decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
+                X = x * decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
                 overlaps += tl.where(level_pairs(level, C), product(X, tl.trans(X), DTYPE), 0.0)
         else:
             e = load_rows(e_ptr, rows, keys, stride, left, key_dim)
@@ -149,12 +149,12 @@ def _prepare(
     for start in range(0, value_dim, BV):
         values = start + tl.arange(0, BV)
         v = load_rows(v_ptr, rows, values, value_stride, left, value_dim)
-        w_v = product(inverse, beta[:, None] * v.to(tl.float32), DTYPE, FINE_A=True)
+        w_v = product(inverse, beta[:, None] * v, DTYPE, FINE_A=True)
         store_rows(w_v_ptr + token * value_dim, w_v, rows, values, value_stride, left, value_dim)
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
         e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
-        X = e.to(tl.float32) * _from_start(
+        X = e * _from_start(
             g_ptr, rows, keys, heads, left, key_dim, C, DTYPE, USE_G, USE_HEAD_G, EXCLUSIVE
         )
         w_e = product(inverse, beta[:, None] * X, DTYPE, FINE_A=True)
@@ -202,7 +202,7 @@ def _prepare_backward(
     inside = rows < left
     beta = tl.full([C], 1.0, tl.float32)
     if USE_BETA:
-        beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0).to(tl.float32)
+        beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0)
     cell = (chunk.to(tl.int64) * heads + head) * C * C
     inverse = load_rows(inverse_ptr + cell, rows, rows, C, C, C)
     overlaps = _overlaps(
@@ -219,7 +219,7 @@ def _prepare_backward(
         du = load_rows(dwritten_ptr + value_rows, rows, values, value_stride, left, value_dim)
         dY = product(tl.trans(inverse), du, DTYPE, FINE_A=True, FINE_B=True)
         dA -= product(dY, tl.trans(w_v), DTYPE, FINE_A=True)
-        dbeta += tl.sum(v.to(tl.float32) * dY, 1)
+        dbeta += tl.sum(v * dY, 1)
         dv = beta[:, None] * dY
         store_rows(dv_ptr + value_rows, dv, rows, values, value_stride, left, value_dim)
     to_start = tl.zeros([C], tl.float32)
@@ -234,7 +234,7 @@ def _prepare_backward(
         dX = product(tl.trans(inverse), dW, DTYPE, FINE_A=True, FINE_B=True)
         w_e = load_rows(w_e_ptr + key_rows, rows, keys, key_stride, left, key_dim)
         dA -= product(dX, tl.trans(w_e), DTYPE, FINE_A=True)
-        e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim).to(tl.float32)
+        e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
         dX *= _from_start(
             g_ptr, rows, keys, heads, left, key_dim, C, DTYPE, USE_G, USE_HEAD_G, EXCLUSIVE
         )
@@ -257,15 +257,15 @@ def _prepare_backward(
     if USE_BETA:
         dbeta += tl.sum(dA * overlaps, 1)
         dbeta_ptr += token + rows * heads
-        tl.store(dbeta_ptr, dbeta.to(dbeta_ptr.dtype.element_ty), mask=inside)
+        tl.store(dbeta_ptr, dbeta, mask=inside)
     dA *= beta[:, None]
     if USE_HEAD_G:
         to_query = chunk_span_transposed(0, C)
         straddling = sum_gradients(to_query, dA * overlaps, DTYPE)
         dg = tl.sum(tl.where(chunk_span_transposed(1, C), straddling, 0.0), 1)
         dg += sum_columns(to_query, to_start)
-        dg += tl.load(dg_part_ptr + token + rows * heads, mask=inside, other=0.0)
-        tl.store(dg_ptr + token + rows * heads, dg.to(dg_ptr.dtype.element_ty), mask=inside)
+        dg += tl.load(dg_part_ptr + token + rows * heads, mask=inside)
+        tl.store(dg_ptr + token + rows * heads, dg, mask=inside)
         dA *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)
     if USE_G:
         # At a level, one product gives both sides: readers gather keys, and keys readers.
@@ -282,7 +282,6 @@ def _prepare_backward(
             for level in tl.range(LEVELS, disable_licm=True):
                 readers = level_queries(level, C)
                 x = load_sides(e_ptr, k_ptr, readers, rows, keys, key_stride, left, key_dim)
-                x = x.to(tl.float32)
                 decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
                 pairs = tl.where(level_pairs(level, C), dA, 0.0)
                 dx = product(pairs, x * decayed, DTYPE) * decayed

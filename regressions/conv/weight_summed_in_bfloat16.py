@@ -24,7 +24,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.conv.short_conv",
-        before="add_parts(dweight, torch.float32).to(weight.dtype)",
+        before="add_parts(dweight, weight.dtype)",
         after="sum(dweight.to(weight.dtype))",
     ),
 )
