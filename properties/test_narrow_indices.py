@@ -5,6 +5,7 @@ What a program computes of the place of its sequence, chunk or token has to be o
 """
 
 import pytest
+import torch
 
 import properties.simulator as simulator
 from properties.case import Case
@@ -60,5 +61,8 @@ def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, subject: Subject) 
         pytest.skip("seen by the simulator")
     op = OPS[case.op]
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    # Boundaries and places too: a kernel has to widen what it reads of them.
+    tables = {n: x.int() for n, x in inputs.tensors.items() if x.dtype == torch.int64}
+    inputs = inputs.with_tensors(tables)
     with simulator.simulating(index_bits=BITS):
         subject.run(op, case, inputs, gradients_of)
