@@ -83,7 +83,7 @@ def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> I
 
     For each tile the largest head dims that it admits with all there is switched on, aligned as
     real models are, so that loads are wide and pipelined: what shared memory and registers have to
-    hold; where kernels with gates have a tile of their own, without gates as well. And once the
+    hold; where kernels with gates or a bias have a tile of their own, also without. And once the
     opposite: nothing switched on, head dims below the 16 that `tl.dot` needs, ragged.
     """
     every = thorough or (dtype == "bfloat16" and capability == 90)
@@ -117,6 +117,8 @@ def _wanted(
         yield loaded
         if "gated" in tile.kernels:
             yield _ungated(op, loaded)
+        if "biased" in tile.kernels:
+            yield replace(loaded, given=(), options={**loaded.options, "softcap": None})
         if thorough:
             for dim in (16, 32, 64, 128, tile.max_dim):
                 if dim <= tile.max_dim:
