@@ -97,12 +97,14 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
 
 @pytest.fixture(autouse=True)
 def in_the_cpus_memory(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests beside the kernels make their tensors there: with a GPU they are simulated as well."""
+    """Tests beside the kernels that ask for no device make their tensors there, and are simulated
+    where others run on a GPU."""
     from properties import simulator
     from properties.device import resolve
 
     beside = request.path.is_relative_to(request.config.rootpath / "kernels")
-    if beside and resolve(request.config.getoption("device")) == "cuda":
+    anywhere = beside and "subject" not in request.fixturenames
+    if anywhere and resolve(request.config.getoption("device")) == "cuda":
         with simulator.simulating():
             yield
     else:
