@@ -1,17 +1,19 @@
 """What is run to record launches: cases of the catalogue that reach every kernel and tile."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice, product
 from typing import Any
 
 import torch
 from hypothesis import find, settings
 
 import kernels
+from kernels.arguments import FLOATS
 from kernels.cache import ContiguousCache, SlidingWindowCache
 from kernels.tiles import TABLE, Entry
-from properties.aot.architectures import Architecture
+from properties.aot.architectures import ARCHITECTURES, Architecture
 from properties.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.op import Mode, Op, Option, Role
@@ -36,8 +38,8 @@ class Job:
     def runs(self, architecture: Architecture, thorough: bool) -> Iterator[Callable[[], object]]:
         """Calls that between them launch every kernel of the job.
 
-        In bfloat16 on sm_90 with every entry of the tile table that is admitted, elsewhere with
-        those that are the default of some head dim.
+        With each entry of the tile table that is the default of some head dim there; in bfloat16
+        on sm_90 also with those that are no default anywhere, which nothing else would compile.
 
         Args:
             thorough: every entry everywhere; also each option alone, each layout, more head dims.
@@ -86,8 +88,7 @@ def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> I
     hold; where kernels with gates or a bias have a tile of their own, also without. And once the
     opposite: nothing switched on, head dims below the 16 that `tl.dot` needs, ragged.
     """
-    every = thorough or (dtype == "bfloat16" and capability == 90)
-    tiles = _tiles(op, mode, dtype, capability, every)
+    tiles = _tiles(op, mode, dtype, capability, thorough)
     seen = set()
     for case in _wanted(op, mode, dtype, tiles, thorough):
         if case not in seen:
@@ -95,17 +96,25 @@ def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> I
             yield op.settle(case)
 
 
-def _tiles(op: Op, mode: Mode, dtype: str, capability: int, every: bool) -> dict[int, Entry]:
-    """The entries of the tile table by index: every one that is admitted, or only the default ones.
-
-    An entry is the default of some head dims if it is the first one that admits them.
-    """
+def _tiles(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> dict[int, Entry]:
+    """The entries of the tile table by index: every one that is admitted, or as `Job.runs` says."""
     entries, of = TABLE[op.name, mode.name], getattr(torch, dtype)
-    found = set()
-    for dim in range(1, 257):
-        admitting = [i for i, e in enumerate(entries) if e.admits(dim, of, capability)]
-        found.update(admitting if every else admitting[:1])
+    admitted = {index for index, entry in enumerate(entries) if entry.admits(1, of, capability)}
+    found = admitted if thorough else _defaults(entries, of, capability)
+    if dtype == "bfloat16" and capability == 90:
+        known = product(FLOATS, ARCHITECTURES.values())
+        anywhere = (_defaults(entries, each, arch.capability) for each, arch in known)
+        found = found | admitted.difference(*anywhere)
     return {index: entries[index] for index in sorted(found)}
+
+
+def _defaults(entries: Sequence[Entry], dtype: torch.dtype, capability: int) -> set[int]:
+    """The entries that are the first to admit some head dim."""
+    found: set[int] = set()
+    for dim in range(1, 257):
+        admitting = (i for i, e in enumerate(entries) if e.admits(dim, dtype, capability))
+        found.update(islice(admitting, 1))
+    return found
 
 
 def _wanted(
