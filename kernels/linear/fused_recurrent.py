@@ -36,7 +36,7 @@ def _locate(cu_seqlens_ptr, tokens, sequence, IS_VARLEN: tl.constexpr):
     """The batch entry and first token (int64) of a sequence, and its length."""
     if IS_VARLEN:
         start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
-        length = (tl.load(cu_seqlens_ptr + sequence + 1).to(tl.int64) - start).to(tl.int32)
+        length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
         batch = start * 0
     else:
         batch = sequence.to(tl.int64)

@@ -85,7 +85,7 @@ def locate_sequence(
     """The first row (int64), the length, and the first chunk (int64) of a sequence."""
     if PACKED:
         first = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
-        length = (tl.load(cu_seqlens_ptr + sequence + 1).to(tl.int64) - first).to(tl.int32)
+        length = (tl.load(cu_seqlens_ptr + sequence + 1) - first).to(tl.int32)
         first_chunk = tl.load(starts_ptr + sequence)
     else:
         first = sequence.to(tl.int64) * tokens
