@@ -244,7 +244,8 @@ class Slab:
 
     def overflows(self, value: Array) -> Array:
         """Where int32 does not hold a value."""
-        return (value < -self.limit) | (value >= self.limit)
+        beyond: Array = (value < -self.limit) | (value >= self.limit)
+        return beyond
 
     def advance(self, pointer: Pointer, offset: Array, size: int) -> Pointer:
         """`advance` by an int32 that was kept exact.
