@@ -39,7 +39,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.linear.chunk import blocks, gradients, outputs, pass_states
+from kernels.linear.chunk import gradients, outputs, pass_states
+from kernels.linear.tiles import blocks
 from kernels.primitives.chunks import Chunks, cut, locate_chunk
 from kernels.primitives.decay import (
     chunk_span,

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.linear.tiles import blocks, keys_of_delta, tile_of
 from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
 from kernels.primitives.decay import (
     chunk_span,
@@ -49,11 +50,7 @@ from kernels.primitives.decay import (
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.tiles import Entry, Tile
-
-# Keys in one of the tiles in which a delta rule's program holds its state, by element size: in a
-# float32 product a thread holds whole rows of its operands.
-_DELTA_KEYS = {2: 64, 4: 32}
+from kernels.tiles import Entry
 
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
@@ -521,7 +518,7 @@ def pass_states(
     BK, BV = blocks(key_dim, value_dim, own, x.dtype)
     parts = 1
     if delta is not None:
-        BK = max(16, min(_DELTA_KEYS[x.dtype.itemsize], triton.next_power_of_2(key_dim)))
+        BK = keys_of_delta(key_dim, x.dtype)
         parts = triton.cdiv(key_dim, BK)
     grid = chunks.sequences * heads * triton.cdiv(key_dim, parts * BK) * triton.cdiv(value_dim, BV)
     if grid:
@@ -567,28 +564,6 @@ def outputs(
             REVERSE=reverse, PACKED=chunks.table is not None,
             num_warps=own.num_warps, num_stages=own.num_stages,
         )  # fmt: skip
-
-
-def blocks(key_dim: int, value_dim: int, tile: Tile, dtype: torch.dtype) -> tuple[int, int]:
-    """Widths of the tiles of K and V."""
-    # A float16 operand becomes two in bfloat16, see `primitives.product`.
-    widest = tile.keys // 2 if dtype == torch.float16 else tile.keys
-    least = tile.narrowest(dtype.itemsize)
-    return max(least, _width(key_dim, widest)), max(least, _width(value_dim, tile.features))
-
-
-def tile_of(kernel: str, tile: Entry, key_dim: int, value_dim: int) -> Tile:
-    """The tile of a kernel for rows so long."""
-    aligned = key_dim % 16 == 0 and value_dim % 16 == 0
-    return tile.of(kernel if aligned or "unaligned" not in tile.kernels else "unaligned")
-
-
-def _width(dim: int, widest: int) -> int:
-    if dim % 8:
-        # Rows that are not aligned are loaded element by element, which takes registers.
-        widest = min(widest // 2, 32)
-    # A power of two, at least the 16 that a product takes.
-    return max(16, min(triton.next_power_of_2(dim), widest))
 
 
 def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

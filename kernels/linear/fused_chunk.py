@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.linear import chunk
-from kernels.linear.chunk import blocks, tile_of
+from kernels.linear.tiles import blocks, tile_of
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.decay import (
     chunk_span,

@@ -23,7 +23,7 @@ BUG = KnownBug(
         ),
     ),
     planted=Edit(
-        module="kernels.linear.chunk",
+        module="kernels.linear.tiles",
         before="return max(least, _width(key_dim, widest)), "
         "max(least, _width(value_dim, tile.features))",
         after="return min(triton.next_power_of_2(key_dim), widest), "
