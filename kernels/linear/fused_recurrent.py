@@ -78,7 +78,7 @@ def _decay(
     """`diag(exp g_t) S diag(exp gv_t)`; g_t is one number with USE_HEAD_G."""
     if USE_G:
         S *= tl.exp(_row(g_ptr, t, g_stride, cols_k, in_k))[:, None]
-    if USE_HEAD_G:
+    elif USE_HEAD_G:
         S = _decay_all(S, tl.load(g_ptr + t * g_stride).to(tl.float32))
     if USE_GV:
         S *= tl.exp(_row(gv_ptr, t, gv_stride, cols_v, in_v))[None, :]
