@@ -118,6 +118,8 @@ def hypothesis_test(
     # The database tells tests apart by name, and other targets draw otherwise.
     owner = "" if subject.target.name == "ours" else f"-of-{subject.target.name}"
     test.__name__ = test.__qualname__ = re.sub(r"\W", "_", job.name + owner)
+    # Hypothesis goes by the source, which all jobs share, and by this: by no name.
+    test._hypothesis_internal_add_digest = test.__name__.encode()  # type: ignore[attr-defined]
     drawn = cases(op, op.mode(job.mode), job.dtype, subject.target)
     wrapped: Callable[[], None] = given(drawn)(test)
     return wrapped
