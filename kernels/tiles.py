@@ -356,6 +356,11 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
 }
 
 
+def aligned(*dims: int) -> bool:
+    """Whether rows so long are loaded many elements at a time: Triton learns of multiples of 16."""
+    return all(dim % 16 == 0 for dim in dims)
+
+
 def architecture(device: torch.device) -> int:
     """Compute capability times ten of an NVIDIA device; 0 for every other accelerator.
 

@@ -21,6 +21,11 @@ Given = dict[str, Any]
 KINDS = ("fla", "torch")
 
 
+def name_of(kind: str, mode: str) -> str:
+    """What a mode is called in tables: ours by its name, others' with whose it is before."""
+    return mode if kind == "ours" else f"{kind} {mode}"
+
+
 @dataclass(frozen=True)
 class Contender:
     """One way to compute an op.
@@ -40,7 +45,7 @@ class Contender:
     @property
     def name(self) -> str:
         """Mode, and before it whose it is."""
-        return self.mode if self.kind == "ours" else f"{self.kind} {self.mode}"
+        return name_of(self.kind, self.mode)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.bench.baselines import KINDS, Contender, contenders
+from kernels.bench.baselines import KINDS, Contender, contenders, name_of
 from kernels.bench.problems import PROBLEMS
 from kernels.bench.shapes import Shape
 from kernels.bench.timing import Ceilings, Timing
@@ -62,7 +62,7 @@ class Row:
     @property
     def name(self) -> str:
         """Mode, and before it whose it is."""
-        return self.mode if self.kind == "ours" else f"{self.kind} {self.mode}"
+        return name_of(self.kind, self.mode)
 
     @property
     def of_floor(self) -> float | None:

@@ -3,7 +3,7 @@
 import torch
 import triton
 
-from kernels.tiles import Entry, Tile
+from kernels.tiles import Entry, Tile, aligned
 
 # Keys in one of the tiles in which a delta rule's program holds its state, by element size: in a
 # float32 product a thread holds whole rows of its operands.
@@ -20,8 +20,8 @@ def blocks(key_dim: int, value_dim: int, tile: Tile, dtype: torch.dtype) -> tupl
 
 def tile_of(kernel: str, tile: Entry, key_dim: int, value_dim: int) -> Tile:
     """The tile of a kernel for rows so long."""
-    aligned = key_dim % 16 == 0 and value_dim % 16 == 0
-    return tile.of(kernel if aligned or "unaligned" not in tile.kernels else "unaligned")
+    whole = aligned(key_dim, value_dim) or "unaligned" not in tile.kernels
+    return tile.of(kernel if whole else "unaligned")
 
 
 def _width(dim: int, widest: int) -> int:

@@ -209,13 +209,12 @@ def _launch(tile: tiles.Tile, k: Tensor, v: Tensor, *, held: str, read: str) -> 
     Rows that are not aligned are loaded element by element, which takes registers.
     """
     key_dim, value_dim = k.shape[3], v.shape[3]
-    aligned = key_dim % 16 == 0 and value_dim % 16 == 0
     narrowest = tile.narrowest(k.dtype.itemsize)
     pad_k = max(narrowest, triton.next_power_of_2(key_dim))
     pad_v = max(narrowest, triton.next_power_of_2(value_dim))
     return {
         held: tile.tokens,
-        read: tile.keys if aligned else min(tile.keys, 32),
+        read: tile.keys if tiles.aligned(key_dim, value_dim) else min(tile.keys, 32),
         "PAD_K": pad_k,
         "PAD_V": pad_v,
         "FULL_K": pad_k == key_dim,
