@@ -12,6 +12,8 @@ import pytest
 from properties import profiles
 
 if TYPE_CHECKING:
+    import torch
+
     from properties.laws import Subject
 
 # Before Hypothesis' plugin is configured, which loads the profile that the command line names.
@@ -95,6 +97,16 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
     return Subject(load(target, device), device, ledger, quick=True)
 
 
+@pytest.fixture
+def gpu() -> "torch.device":
+    """For tests of what runs on a GPU alone."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("wants a GPU")
+    return torch.device("cuda")
+
+
 @pytest.fixture(autouse=True)
 def in_the_cpus_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests beside the kernels that ask for no device make their tensors there, and are simulated
@@ -103,7 +115,7 @@ def in_the_cpus_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     from properties.device import resolve
 
     beside = request.path.is_relative_to(request.config.rootpath / "kernels")
-    anywhere = beside and "subject" not in request.fixturenames
+    anywhere = beside and not {"subject", "gpu"} & set(request.fixturenames)
     if anywhere and resolve(request.config.getoption("device")) == "cuda":
         with simulator.simulating():
             yield

@@ -361,11 +361,13 @@ def aligned(*dims: int) -> bool:
     return all(dim % 16 == 0 for dim in dims)
 
 
+@torch.compiler.assume_constant_result
 def architecture(device: torch.device) -> int:
     """Compute capability times ten of an NVIDIA device; 0 for every other accelerator.
 
     Tensors on a CPU are for the simulator or the interpreter, where nothing limits a tile: they
-    take what Hopper takes, so that its tiles are tested without one.
+    take what Hopper takes, so that its tiles are tested without one. A constant of a compiled call:
+    torch's compiler need not look into it, nor at what it asks of torch.
     """
     if device.type == "cpu":
         return 90

@@ -74,11 +74,11 @@ def test_every_op_has_its_baselines() -> None:
 
 
 def test_packed_attention_has_a_baseline_that_takes_boundaries() -> None:
-    """Which computes on a GPU alone."""
     (one,) = contenders("attention", ("torch",), form="packed")
     assert one.name == "torch varlen_attn"
-    if not torch.cuda.is_available():
-        pytest.skip("varlen_attn wants a GPU")
+
+
+def test_packed_attention_and_its_baseline_compute_the_same(gpu: torch.device) -> None:
     shape = Shape(3, 40, 2, 64, 64, "packed")
     group = Group("attention", shape, torch.float16, False, ("parallel",), ("torch",))
-    _all_the_same(group.calls(torch.device("cuda")), 2**-6)
+    _all_the_same(group.calls(gpu), 2**-6)

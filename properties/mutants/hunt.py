@@ -116,7 +116,7 @@ class Suite:
         self.bench = Bench("ours", device, (folder / "oracle", answers))
         self.surveys = Surveys(folder)
         self.tests = tests
-        self.nursery = Nursery((*LIBRARIES, "properties.mutants.warm"), workers)
+        self.nursery = Nursery((*LIBRARIES, "properties.mutants.warm"), workers, device)
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._checks: dict[str, list[Check]] = {}
         self.failing: list[str] = []

@@ -20,6 +20,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
+from properties.device import resolve
+
 _MEMORY = 8 << 30
 _PR_SET_PDEATHSIG = 1
 
@@ -51,10 +53,13 @@ class Nursery:
     Args:
         preload: modules that the servers import.
         workers: how many there are.
+        device: where tasks run kernels. CUDA reserves addresses for all memory that there is, so
+            that only tasks on other devices are held to 8 GiB.
     """
 
-    def __init__(self, preload: Sequence[str], workers: int = 1) -> None:
+    def __init__(self, preload: Sequence[str], workers: int = 1, device: str = "auto") -> None:
         context = get_context("spawn")
+        self._memory = None if resolve(device) == "cuda" else _MEMORY
         self._idle: SimpleQueue[Connection] = SimpleQueue()
         self._processes = []
         for _ in range(workers):
@@ -73,7 +78,8 @@ class Nursery:
 
         The future raises `TrialDied` if the process ends without an answer.
         """
-        return self._threads.submit(self._run, pickle.dumps((function, arguments, seconds)))
+        task = pickle.dumps((function, arguments, seconds, self._memory))
+        return self._threads.submit(self._run, task)
 
     def _run(self, task: bytes) -> Any:
         server = self._idle.get()
@@ -142,12 +148,13 @@ def _answer(task: bytes) -> bytes:
 def _work(task: bytes) -> bytes:
     _die_with_parent()
     try:
-        function, arguments, seconds = pickle.loads(task)
+        function, arguments, seconds, memory = pickle.loads(task)
         # The hard limit ends a process by another signal, and may be seen first where it is close.
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 60))
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        used = pages * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
+        if memory is not None:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            used = pages * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
         return pickle.dumps((True, function(*arguments)))
     except Exception as error:
         try:

@@ -196,7 +196,7 @@ class Laboratory:
 
     def __init__(self, target: str, device: str, workers: int = 1) -> None:
         self.bench = Bench(target, device)
-        self.nursery = Nursery(LIBRARIES, workers)
+        self.nursery = Nursery(LIBRARIES, workers, device)
 
     @property
     def device(self) -> str:
