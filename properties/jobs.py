@@ -13,6 +13,11 @@ from properties.strategies import cases
 from properties.targets import Target, scope
 
 
+# Laws about numbers. The others compare an implementation with itself, where one case says more of
+# the next.
+_OF_NUMBERS = ("differential", "exactness", "splitting")
+
+
 @dataclass(frozen=True)
 class Job:
     op: str
@@ -23,6 +28,20 @@ class Job:
     @property
     def name(self) -> str:
         return f"{self.op}-{self.mode}-{self.law}-{self.dtype}"
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether the law is one about numbers: those want many cases, the others half as many."""
+        return self.law in _OF_NUMBERS
+
+    @property
+    def stream(self) -> str:
+        """Jobs of one stream draw the same cases where nothing is left to chance.
+
+        A law about numbers has a stream of its own. The others of a mode and dtype share one: a
+        case says something else to each of them, and its kernels are compiled once for all.
+        """
+        return self.name if self.of_numbers else f"{self.op}-{self.mode}-{self.dtype}"
 
     @property
     def check(self) -> Law:
@@ -119,7 +138,8 @@ def hypothesis_test(
     owner = "" if subject.target.name == "ours" else f"-of-{subject.target.name}"
     test.__name__ = test.__qualname__ = re.sub(r"\W", "_", job.name + owner)
     # Hypothesis goes by the source, which all jobs share, and by this: by no name.
-    test._hypothesis_internal_add_digest = test.__name__.encode()  # type: ignore[attr-defined]
+    stream = (job.stream + owner).encode()
+    test._hypothesis_internal_add_digest = stream  # type: ignore[attr-defined]
     drawn = cases(op, op.mode(job.mode), job.dtype, subject.target)
     wrapped: Callable[[], None] = given(drawn)(test)
     return wrapped

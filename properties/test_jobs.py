@@ -1,4 +1,6 @@
-"""Jobs: what one draws no other does."""
+"""Jobs: who draws the same cases."""
+
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -20,16 +22,23 @@ def _drawn(job: Job) -> list[Case]:
     return cases
 
 
-def test_each_job_draws_cases_of_its_own_and_the_same_ones_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("differential", "splitting"):
+@pytest.fixture(autouse=True)
+def nothing_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAWS:
         monkeypatch.setitem(LAWS, name, Law(name, lambda op, case, subject: 0.0))
-    jobs = [
-        Job("simple_gla", "chunk", law, dtype)
-        for law in ("differential", "splitting")
-        for dtype in ("float32", "bfloat16")
-    ]
+
+
+def _gla(laws: Sequence[str]) -> list[Job]:
+    return [Job("gla", "chunk", law, dtype) for law in laws for dtype in ("float32", "bfloat16")]
+
+
+def test_each_job_about_numbers_draws_cases_of_its_own_and_the_same_ones_again() -> None:
+    jobs = _gla(["differential", "splitting", "packing"])
     drawn = [_drawn(job) for job in jobs]
     assert len({tuple((case.seed, case.lengths) for case in cases) for cases in drawn}) == len(jobs)
     assert _drawn(jobs[0]) == drawn[0]
+
+
+def test_other_laws_say_something_of_the_same_cases() -> None:
+    jobs = _gla(["packing", "determinism"])
+    assert [_drawn(job) for job in jobs[:2]] == [_drawn(job) for job in jobs[2:]]

@@ -12,10 +12,6 @@ from properties.jobs import Job, Selection, hypothesis_test
 from properties.laws import LAWS, Subject
 from properties.targets import load
 
-# Laws about numbers get all examples of the profile. The others compare an implementation with
-# itself, where one case says more of the next, and get half.
-_OF_NUMBERS = ("differential", "exactness", "splitting")
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
@@ -31,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_law_holds(job: Job, subject: Subject) -> None:
     subject.ledger.excused.clear()
     examples = settings().max_examples
-    if job.law not in _OF_NUMBERS:
+    if not job.of_numbers:
         examples = (examples + 1) // 2
     if subject.target.name == "ours" and not _in_turn(job):
         examples = 2

@@ -192,11 +192,13 @@ class _Failed:
 
 
 class Laboratory:
-    """Processes for trials of pinned bugs, forked from one that has imported no kernel."""
+    """Processes for trials of pinned bugs."""
 
     def __init__(self, target: str, device: str, workers: int = 1) -> None:
         self.bench = Bench(target, device)
-        self.nursery = Nursery(LIBRARIES, workers, device)
+        # The interpreter has to be chosen before the kernels are imported.
+        warm = () if device == "interpreter" else ("properties.mutants.warm",)
+        self.nursery = Nursery((*LIBRARIES, *warm), workers, device)
 
     @property
     def device(self) -> str:

@@ -71,7 +71,7 @@ class Instruction:
     name: str
     location: Location
     results: list[str]
-    types: list[Type]
+    types: tuple[Type, ...]
     operands: list[str]
     attributes: dict[str, str]
     regions: list[list[Block]] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Function:
     """A `tt.func`: its arguments, result types and blocks in printed order."""
 
     name: str
-    results: list[Type]
+    results: tuple[Type, ...]
     blocks: list[Block]
     public: bool
 
@@ -125,10 +125,13 @@ def walk(blocks: list[Block]) -> Iterator[Instruction]:
 
 
 PUNCTUATION = re.compile(r"""["<(\[{)\]},]|(?<!-)>""")
+OPENING = re.compile(r"""["<(\[{]""")
 
 
 def split_list(text: str) -> list[str]:
     """Split at commas that stand outside every bracket and string."""
+    if not OPENING.search(text):
+        return [part for part in map(str.strip, text.split(",")) if part]
     parts, depth, start, quoted = [], 0, 0, False
     for match in PUNCTUATION.finditer(text):
         found = match[0]
@@ -164,11 +167,12 @@ def parse_type(text: str) -> Type:
     raise UnreadableIR(f"type {text!r}")
 
 
-def parse_types(text: str) -> list[Type]:
+@cache
+def parse_types(text: str) -> tuple[Type, ...]:
     """A type, or a list of types in parentheses."""
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
-    return [parse_type(part) for part in split_list(text)]
+    return tuple(parse_type(part) for part in split_list(text))
 
 
 class Locations:

@@ -6,6 +6,7 @@ the driver, the compile step, and the timing of autotuned configs.
 
 from __future__ import annotations
 
+import ast
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -222,6 +223,12 @@ def run_autotuned(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @cache
+def parsed(source: str) -> ast.Module:
+    """In place of `JITFunction.parse`: the same tree for every specialisation of a function."""
+    return ast.parse(source)
+
+
+@cache
 def keep_memory() -> None:
     """Have the C library reuse freed arrays of up to 64 MB.
 
@@ -257,6 +264,7 @@ class Session:
 
         keep_memory()
         self.replace(jit.JITFunction, "_do_compile", compile_step)
+        self.replace(jit.JITFunction, "parse", lambda function: parsed(function.src))
         self.replace(autotuner.Autotuner, "run", run_autotuned)
         self.replace(driver, "_active", Driver())
         for owner, name, new in (*allocators(), *answers()):
