@@ -12,7 +12,6 @@ from properties.laws import LAWS, Law, Subject
 from properties.strategies import cases
 from properties.targets import Target, scope
 
-
 # Laws about numbers. The others compare an implementation with itself, where one case says more of
 # the next.
 _OF_NUMBERS = ("differential", "exactness", "splitting")
