@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, target
 
+from kernels.tiles import TABLE
 from properties.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.laws import LAWS, Law, Subject
@@ -15,6 +16,7 @@ from properties.targets import Target, scope
 # Laws about numbers. The others compare an implementation with itself, where one case says more of
 # the next.
 _OF_NUMBERS = ("differential", "exactness", "splitting")
+_HALVES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,26 @@ class Job:
     def of_numbers(self) -> bool:
         """Whether the law is one about numbers: those want many cases, the others half as many."""
         return self.law in _OF_NUMBERS
+
+    def share(self, examples: int) -> int:
+        """How many of a profile's examples the job gets, when it is one of all of them.
+
+        All of them for a law about numbers, half of them for another. But a sixth where another
+        job tries nearly the same: one 16-bit dtype or the other, and one mode of a reading, which
+        is the same lines in all modes. In these, laws take turns.
+        """
+        if not self._has_its_turn:
+            return max(2, examples // 6)
+        return examples if self.of_numbers else (examples + 1) // 2
+
+    @property
+    def _has_its_turn(self) -> bool:
+        modes = [mode.name for mode in OPS[self.op].modes]
+        place = modes.index(self.mode) if self.mode in modes else 0
+        turn = list(LAWS).index(self.law) + len(self.op)
+        if self.dtype in _HALVES and self.dtype != _HALVES[(turn // 2 + place) % len(_HALVES)]:
+            return False
+        return (self.op, self.mode) in TABLE or place == turn % len(modes)
 
     @property
     def stream(self) -> str:

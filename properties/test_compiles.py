@@ -46,9 +46,7 @@ def _always(family: int, dtype: str, architecture: str) -> bool:
     """Whether every profile compiles it."""
     half, odd = divmod(family, 2)
     beside = _IN_TURN[half % len(_IN_TURN)]
-    return (dtype, architecture) == ("bfloat16", "sm_90") or (
-        odd and (dtype, architecture) == beside
-    )
+    return (dtype, architecture) in [("bfloat16", "sm_90"), *([beside] if odd else [])]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

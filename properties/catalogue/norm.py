@@ -17,7 +17,7 @@ L2NORM = Op(
         Option(
             "eps",
             1e-6,
-            lambda case: st.sampled_from([1e-6, 1e-3, 1.0]),
+            lambda case: st.sampled_from([1e-6, 1e-2, 1.0]),
             bad=(0.0, -1e-6, float("nan"), float("inf"), "1e-6", True),
         ),
     ),

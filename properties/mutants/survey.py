@@ -96,7 +96,8 @@ def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
         checks.append(Check(job.name, LawAbout(job.law, case), seconds, packed(reach.stop())))
 
     try:
-        hypothesis_test(job, subject, observe, announce)()
+        examples = settings(max_examples=job.share(settings().max_examples))
+        examples(hypothesis_test(job, subject, observe, announce))()
     except Exception as error:
         raise SuiteFails(f"{job.name} fails as the code stands: {error}") from None
     return checks
@@ -120,7 +121,8 @@ def first_failure(jobs: Sequence[Job], bench: Bench, edits: Sequence[Edit]) -> L
     for job in jobs:
         cases: list[Case] = []
         try:
-            hypothesis_test(job, subject, announce=cases.append)()
+            examples = settings(max_examples=job.share(ci.max_examples))
+            examples(hypothesis_test(job, subject, announce=cases.append))()
         except Exception:
             return LawAbout(job.law, cases[-1])
     return None
