@@ -165,7 +165,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         ),
         Entry(
             tokens=64,
-            keys=32,
+            keys=64,
             num_stages=3,
             max_dim=128,
             dtypes=_HALVES,

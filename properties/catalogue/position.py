@@ -35,11 +35,11 @@ def _settle(case: Case) -> Case:
 
 
 def _table_rows(case: Case) -> dict[str, int]:
-    """One row more than the last position needs."""
+    """One row more than the last position needs; a sequence without tokens needs none."""
     offsets = case.options.get("seqlen_offsets", 0)
     each = offsets if isinstance(offsets, (list, tuple)) else [offsets] * case.sequences
     lengths = case.lengths if case.packed else case.lengths * case.sequences
-    return {"R": 1 + max((o + t for o, t in zip(each, lengths, strict=True)), default=0)}
+    return {"R": 1 + max((o + t for o, t in zip(each, lengths, strict=True) if t), default=0)}
 
 
 def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -47,7 +47,7 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
     cos = inputs.tensors["cos"]
     wide = cos.new_zeros(cos.shape[0], case.dims["D"] // 2 + 1)
     yield "tables wider than the head", {"cos": wide, "sin": wide}, "head_dim"
-    if any(case.lengths):
+    if cos.shape[0] > 1:
         short = cos.new_zeros(cos.shape[0] - 2, cos.shape[1])
         yield "tables too short", {"cos": short, "sin": short}, "cos"
         each = torch.zeros(case.sequences, dtype=torch.int64, device=cos.device)

@@ -13,7 +13,7 @@ from torch import Tensor
 from properties.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Subject, bits_are_comparable
+from properties.laws.law import Law, Subject, bits_are_comparable, summed_in_range
 from properties.layouts import relaid
 from properties.sequences import dims_of, join, separate, shared_gradients, spans, tensors_of
 from properties.tensors import Inputs, Results
@@ -92,6 +92,7 @@ def _offset_of(case: Case, n: int) -> dict[str, int]:
 
 def adapt(op: Op, case: Case) -> Case:
     """A dense case becomes its rows, packed; one without rows gets one."""
+    case = summed_in_range(op, case)
     if case.packed:
         return case
     rows = max(case.dims["B"], 1)

@@ -14,7 +14,7 @@ from properties.case import Case
 from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.judge import compare_with_oracle
-from properties.laws.law import Law, Subject, with_options
+from properties.laws.law import Law, Subject, summed_in_range, with_options
 from properties.sequences import dims_of, join, separate, spans
 from properties.tensors import Results, boundaries, run
 
@@ -118,7 +118,7 @@ def adapt(op: Op, case: Case) -> Case:
     An implementation whose keys cannot be packed apart from the queries has its batch cut, or the
     longest sequence of a pack.
     """
-    case = op.settle(replace(case, options=with_options(case, causal=True)))
+    case = summed_in_range(op, op.settle(replace(case, options=with_options(case, causal=True))))
     if len(op.packed_by) < (2 if op.keys else 1):
         dims = {**case.dims, "B": max(1, case.dims["B"])}
         dense = replace(case, packed=False, dims=dims, lengths=(max((1, *case.lengths)),))
