@@ -415,7 +415,7 @@ def test_law_notices(op: Op, planted: Planted) -> None:
     [pytest.param(op, law, id=f"{op.name}-{law}") for op in OPS.values() for law in op.laws],
 )
 def test_law_accepts_the_oracle_itself(op: Op, law: str) -> None:
-    violation = first_violation(LAWS[law], op, Oracle(), DTYPES, 6)
+    violation = first_violation(LAWS[law], op, Oracle(), DTYPES, 4)
     assert violation is None, str(violation)
 
 

@@ -263,6 +263,12 @@ def reduce(
     """
     before: tuple[Any, ...] = (slice(None),) * (axis + 1)
     length = tile[axis]
+    if len(values) == 1:
+        (x,) = values
+        while length > 1:
+            x, length = stretch(x, axis + 1, length), length // 2
+            (x,) = combine(x[(*before, slice(length))], x[(*before, slice(length, None))])
+        return (x[(*before, 0)],)
     while True:
         values = tuple(stretch(x, axis + 1, length) for x in values)
         if length == 1:
