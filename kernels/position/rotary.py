@@ -45,41 +45,38 @@ def _rotate(
     time = (first_token % tokens_per_sequence).to(tl.int32) + (token - first_token).to(tl.int32)
     batch = first_token // tokens_per_sequence + time // tokens_per_sequence
     time = (time % tokens_per_sequence).to(tl.int64)
-    head = head.to(tl.int64)
     inside = first + tl.arange(0, VECTORS) < num_vectors
 
     x_ptr += (batch * x_stride_b + time * x_stride_t + head * x_stride_h)[:, None]
     y_ptr += (batch * y_stride_b + time * y_stride_t + head * y_stride_h)[:, None]
     if HAS_ROWS:
-        row = tl.load(rows_ptr + token, mask=inside, other=0)
+        row = tl.load(rows_ptr + token, mask=inside)
     else:
         row = time + offset
 
     pair = tl.arange(0, PAIRS)[None, :]
     turned = inside[:, None] & (pair < pairs)
-    cos = tl.load(
-        cos_ptr + row[:, None] * cos_stride_r + pair * cos_stride_p, mask=turned, other=0.0
-    ).to(tl.float32)
-    sin = tl.load(
-        sin_ptr + row[:, None] * sin_stride_r + pair * sin_stride_p, mask=turned, other=0.0
-    ).to(tl.float32)
+    # In float32, and with them the products. What is masked is nowhere stored.
+    cos = tl.load(cos_ptr + row[:, None] * cos_stride_r + pair * cos_stride_p, mask=turned)
+    sin = tl.load(sin_ptr + row[:, None] * sin_stride_r + pair * sin_stride_p, mask=turned)
+    cos, sin = cos.to(tl.float32), sin.to(tl.float32)
     if CONJUGATE:
         sin = -sin
     if INTERLEAVED:
         dim = tl.arange(0, 2 * PAIRS)[None, :]
         both = inside[:, None] & (dim < 2 * pairs)
-        x = tl.load(x_ptr + dim * x_stride_d, mask=both, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + dim * x_stride_d, mask=both)
         x1, x2 = tl.split(tl.reshape(x, (VECTORS, PAIRS, 2)))
         y = tl.reshape(tl.join(x1 * cos - x2 * sin, x1 * sin + x2 * cos), (VECTORS, 2 * PAIRS))
         if IN_PLACE:
             # A small tile is held by several threads at once; all read before one writes.
             tl.debug_barrier()
-        tl.store(y_ptr + dim * y_stride_d, y.to(y_ptr.dtype.element_ty), mask=both)
+        tl.store(y_ptr + dim * y_stride_d, y, mask=both)
     else:
-        x1 = tl.load(x_ptr + pair * x_stride_d, mask=turned, other=0.0).to(tl.float32)
-        x2 = tl.load(x_ptr + (pairs + pair) * x_stride_d, mask=turned, other=0.0).to(tl.float32)
-        y1 = (x1 * cos - x2 * sin).to(y_ptr.dtype.element_ty)
-        y2 = (x1 * sin + x2 * cos).to(y_ptr.dtype.element_ty)
+        x1 = tl.load(x_ptr + pair * x_stride_d, mask=turned)
+        x2 = tl.load(x_ptr + (pairs + pair) * x_stride_d, mask=turned)
+        y1 = x1 * cos - x2 * sin
+        y2 = x1 * sin + x2 * cos
         if IN_PLACE:
             tl.debug_barrier()
         tl.store(y_ptr + pair * y_stride_d, y1, mask=turned)
@@ -104,13 +101,12 @@ def _table_rows(
     if offsets is None and cu_seqlens is None:
         return None
     if cu_seqlens is None:
-        rows = offsets.long()[:, None] + torch.arange(tokens, device=offsets.device)
+        rows = offsets[:, None] + torch.arange(tokens, device=offsets.device)
     else:
         check_boundaries("cu_seqlens", cu_seqlens, tokens)
-        bounds = cu_seqlens.long()
-        row_of_token_0 = (offset if offsets is None else offsets) - bounds[:-1]
-        rows = torch.arange(tokens, device=bounds.device) + row_of_token_0.repeat_interleave(
-            bounds.diff(), output_size=tokens
+        row_of_token_0 = (offset if offsets is None else offsets) - cu_seqlens[:-1]
+        rows = torch.arange(tokens, device=cu_seqlens.device) + row_of_token_0.repeat_interleave(
+            cu_seqlens.diff(), output_size=tokens
         )
     if rows.numel():
         low, high = torch.stack(rows.aminmax()).tolist()
@@ -119,7 +115,7 @@ def _table_rows(
                 f"seqlen_offsets: tokens read the rows {low} to {high} of cos, "
                 f"expected rows within the {length} there are"
             )
-    return rows.contiguous()
+    return rows
 
 
 def _launch(
@@ -137,8 +133,6 @@ def _launch(
     batch, tokens, heads, head_dim = x.shape
     length, pairs = cos.shape
     rows = _table_rows(tokens, length, offset, offsets, cu_seqlens)
-    if x.numel() == 0:
-        return
     shape = tiles.TABLE["rotary_embedding", "fused"][tile]
     vectors = batch * tokens * heads
     with torch.cuda.device_of(x):

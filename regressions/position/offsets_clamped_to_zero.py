@@ -28,7 +28,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.position.rotary",
-        before="rows = offsets.long()[:, None]",
-        after="rows = offsets.long().clamp(min=0)[:, None]",
+        before="rows = offsets[:, None]",
+        after="rows = offsets.clamp(min=0)[:, None]",
     ),
 )

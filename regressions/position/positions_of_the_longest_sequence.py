@@ -27,7 +27,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.position.rotary",
-        before="rows = offsets.long()[:, None]",
-        after="rows = offsets.long().amax().expand(len(offsets))[:, None]",
+        before="rows = offsets[:, None]",
+        after="rows = offsets.amax().expand(len(offsets))[:, None]",
     ),
 )
