@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -117,12 +118,14 @@ class Suite:
         self.surveys = Surveys(folder)
         self.tests = tests
         self.nursery = Nursery((*LIBRARIES, "properties.mutants.warm"), workers, device)
+        self._surveyors = ThreadPoolExecutor(workers)
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._checks: dict[str, list[Check]] = {}
         self.failing: list[str] = []
 
     def close(self, *, at_once: bool) -> None:
         """End all processes: `at_once`, or when they are done."""
+        self._surveyors.shutdown(wait=not at_once, cancel_futures=True)
         self.nursery.close(at_once=at_once)
 
     def files_about(self, mutant: Mutant) -> list[str]:
@@ -142,7 +145,9 @@ class Suite:
         for job in self.jobs_about(mutant):
             waves[_wave(job)].append(job)
         for jobs in waves.values():
-            yield _in_order(mutant, [c for job in jobs for c in self.checks_of(job)])
+            # Side by side where they are not known yet: whoever tries another mutant waits too.
+            surveys = self._surveyors.map(self.checks_of, jobs)
+            yield _in_order(mutant, [check for checks in surveys for check in checks])
         for file in self.files_about(mutant):
             yield _in_order(mutant, self.tests_in(file, mutant.package))
 
