@@ -13,11 +13,11 @@ from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.laws import Subject
 
-# Within 128 rows of 6 heads of 5 channels, or 32 states of 16 x 16, an offset is below 2^13; gates
-# alone, one a head, have more elements.
+# Within 128 rows of 6 heads of 5 channels or of 40 features, or 32 states of 16 x 16, an offset is
+# below 2^13; gates alone, one a head, have more elements.
 BITS = 14
 TOKENS, SEQUENCES = 1500, 150
-_SIZES = {"H": 6, "G": 3, "R": 1, "K": 3, "V": 5, "D": 6, "P": 3}
+_SIZES = {"H": 6, "G": 3, "R": 1, "K": 3, "V": 5, "D": 40, "P": 3}
 _OTHER_SIZE = 4
 
 

@@ -52,7 +52,7 @@ def _earlier(
     cells = (first + rows - back)[:, None] * dim + cols[None, :]
     x = tl.load(x_ptr + cells, mask=inside, other=0.0)
     if USE_INITIAL:
-        inside = ((rows < left) & (token < 0))[:, None] & (cols < dim)[None, :]
+        inside = (token < 0)[:, None] & (cols < dim)[None, :]
         cells = (sequence * (W - 1) + W - 1 + token)[:, None] * dim + cols[None, :]
         x += tl.load(initial_ptr + cells, mask=inside, other=0.0)
     return x
@@ -296,7 +296,7 @@ def _launch_states(
 ) -> None:
     dim = x.shape[2]
     grid = chunks.sequences * triton.cdiv(dim, entry.features)
-    if grid and weight.shape[1] > 1:
+    if grid:
         _states[(grid,)](
             x, weight, initial, final, dz, dfinal, dinitial, chunks.cu_seqlens, x.shape[1], dim,
             BD=entry.features, W=weight.shape[1], STORE_FINAL=final is not None,

@@ -89,6 +89,13 @@ def _operator(what: str, only_on: str | None = None) -> Callable[[Find], Find]:
     return register
 
 
+def _is_barrier(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Call() as call):
+            return _called(call) == "debug_barrier"
+    return False
+
+
 def _called(node: ast.AST) -> str:
     """The last part of the name of the function that is called, if one is."""
     match node:
@@ -321,8 +328,10 @@ def sign(at: Place) -> Iterator[Change]:
 @_operator("an option or a case of its own that is ignored")
 def branch(at: Place) -> Iterator[Change]:
     match at.node:
-        case ast.If(test=test):
-            yield at.put("False", test)
+        case ast.If(test=test, body=body):
+            # What guards a barrier alone is that operator's.
+            if not all(_is_barrier(statement) for statement in body):
+                yield at.put("False", test)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield at.become(operand)
         case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]) if (
@@ -417,7 +426,7 @@ def precision(at: Place) -> Iterator[Change]:
 @_operator("a barrier or an atomic left out", only_on="cuda")
 def barrier(at: Place) -> Iterator[Change]:
     match at.node:
-        case ast.Expr(value=ast.Call() as call) if _called(call) == "debug_barrier":
+        case ast.Expr() as statement if _is_barrier(statement):
             yield at.drop()
         case ast.Call(func=ast.Attribute(value=module)) if _called(at.node).startswith("atomic_"):
             yield at.put(f"{at.function.source.of(module)}.store", at.node.func)

@@ -15,6 +15,8 @@ from properties.mutants.reach import Reach, packed
 from properties.mutants.trial import Bench, LawAbout, Pinned, TestAt, bench_subject
 
 # What notices an edit of a package, beside the laws.
+# They start processes, which a trial may not, and test what has no mutants.
+OF_TOOLS = frozenset({"bench", "test_tune.py"})
 TESTS: dict[str, tuple[str, ...]] = {
     "kernels": (
         "kernels",
@@ -170,7 +172,7 @@ def files_of_tests(package: str) -> Iterator[str]:
     for place in TESTS.get(package, ()):
         path = ROOT / place
         for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
-            if file.exists():
+            if file.exists() and not OF_TOOLS & {*file.relative_to(ROOT).parts}:
                 yield file.relative_to(ROOT).as_posix()
 
 
