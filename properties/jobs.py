@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from hypothesis import given, target
 
-from kernels.tiles import TABLE
 from properties.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.laws import LAWS, Law, Subject
@@ -48,9 +47,12 @@ class Job:
 
     @property
     def _has_its_turn(self) -> bool:
+        # The interpreter has to be chosen before the kernels are imported.
+        from kernels.tiles import TABLE
+
         modes = [mode.name for mode in OPS[self.op].modes]
         place = modes.index(self.mode) if self.mode in modes else 0
-        turn = list(LAWS).index(self.law) + len(self.op)
+        turn = list(LAWS).index(self.law) + list(OPS).index(self.op)
         if self.dtype in _HALVES and self.dtype != _HALVES[(turn // 2 + place) % len(_HALVES)]:
             return False
         return (self.op, self.mode) in TABLE or place == turn % len(modes)

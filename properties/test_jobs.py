@@ -1,5 +1,7 @@
 """Jobs: who draws the same cases."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -42,3 +44,8 @@ def test_each_job_about_numbers_draws_cases_of_its_own_and_the_same_ones_again()
 def test_other_laws_say_something_of_the_same_cases() -> None:
     jobs = _gla(["packing", "determinism"])
     assert [_drawn(job) for job in jobs[:2]] == [_drawn(job) for job in jobs[2:]]
+
+
+def test_jobs_can_be_made_before_the_kernels_are_imported() -> None:
+    code = "import sys, properties.jobs; sys.exit('kernels' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
