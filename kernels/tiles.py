@@ -135,6 +135,16 @@ _DELTA_RECURRENT = (
     Entry(tokens=16, features=16, num_warps=8),
 )
 
+_SIMPLE_GLA_FUSED_CHUNK = Entry(
+    tokens=32,
+    keys=64,
+    features=16,
+    num_warps=2,
+    dtypes=_HALVES,
+    arch_below=100,
+    kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
+)
+
 TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # tokens: (batch, token, head) vectors of x.
     ("rotary_embedding", "fused"): (
@@ -314,14 +324,9 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=32, keys=32, features=32, num_stages=1),
     ),
     ("simple_gla", "fused_chunk"): (
-        Entry(
-            tokens=32,
-            keys=64,
-            features=16,
-            num_warps=2,
-            dtypes=_HALVES,
-            kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
-        ),
+        _SIMPLE_GLA_FUSED_CHUNK,
+        # In two stages that spills from Blackwell on.
+        replace(_SIMPLE_GLA_FUSED_CHUNK, num_stages=1, arch=100, arch_below=1000),
         Entry(tokens=16, keys=64, features=32, num_stages=1),
     ),
     ("simple_gla", "fused_recurrent"): _FUSED_RECURRENT,
