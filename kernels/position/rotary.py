@@ -104,9 +104,11 @@ def _table_rows(
         rows = offsets[:, None] + torch.arange(tokens, device=offsets.device)
     else:
         check_boundaries("cu_seqlens", cu_seqlens, tokens)
-        row_of_token_0 = (offset if offsets is None else offsets) - cu_seqlens[:-1]
-        rows = torch.arange(tokens, device=cu_seqlens.device) + row_of_token_0.repeat_interleave(
-            cu_seqlens.diff(), output_size=tokens
+        # In 64 bits, or an offset past the tables could wrap into them.
+        bounds = cu_seqlens.long()
+        row_of_token_0 = (offset if offsets is None else offsets) - bounds[:-1]
+        rows = torch.arange(tokens, device=bounds.device) + row_of_token_0.repeat_interleave(
+            bounds.diff(), output_size=tokens
         )
     if rows.numel():
         low, high = torch.stack(rows.aminmax()).tolist()

@@ -125,3 +125,11 @@ def test_dims_past_the_rotary_dim_are_copied_bit_for_bit() -> None:
     bits = torch.arange(2 * 4 * 3 * 9, dtype=torch.int16).view(2, 4, 3, 9) + 0x7F80
     x = bits.view(torch.bfloat16)
     assert torch.equal(_rotated(x)[..., 6:].view(torch.int16), bits[..., 6:])
+
+
+def test_an_offset_of_more_than_32_bits_does_not_wrap_into_the_tables() -> None:
+    x, bounds = torch.ones(1, 4, 1, 12), torch.tensor([0, 1, 4], dtype=torch.int32)
+    offsets = torch.full((2,), -(2**31), dtype=torch.int32)
+    for far in (2**32, offsets):
+        with pytest.raises(ValueError, match="seqlen_offsets"):
+            rotary_embedding(x, COS, SIN, seqlen_offsets=far, cu_seqlens=bounds)
