@@ -7,15 +7,16 @@ is remembered between processes.
 
 import hashlib
 import json
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
+
+from coverage import Coverage
 
 from properties.mutants.closure import ROOT
 
 Lines = dict[str, set[int]]
+_BELOW = f"{ROOT}/"
 
 
 class Reach:
@@ -31,73 +32,86 @@ class Reach:
         self.remembered = remembered
         self.lines: Lines = {}
         self._compiled: dict[str, Lines] = {}
-        self._inside: dict[CodeType, bool] = {}
-        self._restored: tuple[Any, Any] | None = None
+        self._restore: Callable[[], None] | None = None
+        below = [f"{root}**" for root in self.roots]
+        self._python = Coverage(data_file=None, config_file=False, include=below)
+        self._python.set_option("run:disable_warnings", ["no-data-collected"])
 
     def start(self) -> None:
         """Record from here on."""
         from triton.runtime.jit import JITFunction
 
+        from properties.simulator import compilation
+
         self.stop()
         self.lines = {}
-        launch = JITFunction.run
+        launch, compiled = JITFunction.run, compilation.ttir
 
         def run(function: Any, *args: Any, **kwargs: Any) -> Any:
             kernel = launch(function, *args, **kwargs)
             self._launched(kernel)
             return kernel
 
-        self._restored = launch, sys.gettrace()
-        JITFunction.run = run
-        sys.settrace(self._trace)
+        def ttir(source: Any, options: dict[str, Any]) -> str:
+            text, seen = _read(compiled, source, options)
+            self._remember(source, seen)
+            return text
+
+        def restore() -> None:
+            JITFunction.run, compilation.ttir = launch, compiled
+
+        JITFunction.run, compilation.ttir = run, ttir
+        self._restore = restore
+        self._python.erase()
+        self._python.start()
 
     def stop(self) -> Lines:
         """What ran since the start."""
-        from triton.runtime.jit import JITFunction
-
-        if self._restored is not None:
-            JITFunction.run, trace = self._restored
-            sys.settrace(trace)
-            self._restored = None
+        if self._restore is None:
+            return self.lines
+        self._python.stop()
+        self._restore()
+        self._restore = None
+        data = self._python.get_data()
+        for name in data.measured_files():
+            self.lines.setdefault(name, set()).update(data.lines(name) or ())
         return self.lines
-
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        code = frame.f_code
-        inside = self._inside.get(code)
-        if inside is None:
-            inside = self._inside[code] = code.co_filename.startswith(self.roots)
-        if not inside:
-            return None
-        seen = self.lines.setdefault(code.co_filename, set())
-
-        def line(frame: FrameType, event: str, argument: Any) -> Any:
-            seen.add(frame.f_lineno)
-            return line
-
-        return line
 
     def _launched(self, kernel: Any) -> None:
         source = getattr(kernel, "src", None)
         if source is None:
             return
-        key = _key(source)
-        if key not in self._compiled:
-            trace = sys.gettrace()
-            sys.settrace(None)
-            self._compiled[key] = self._read(source, self.remembered / f"{key}.json")
-            sys.settrace(trace)
-        for name, lines in self._compiled[key].items():
+        for name, lines in self._lines_of(source).items():
             if name.startswith(self.roots):
                 self.lines.setdefault(name, set()).update(lines)
 
-    def _read(self, source: Any, path: Path) -> Lines:
-        try:
-            told = json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):
-            told = {name: sorted(lines) for name, lines in _lines_read(source).items()}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(told))
-        return {str(ROOT / name): set(lines) for name, lines in told.items()}
+    def _lines_of(self, source: Any) -> Lines:
+        """The lines of a kernel that its constants let through."""
+        key = _key(source)
+        if key not in self._compiled:
+            try:
+                told = json.loads(self._path(key).read_text())
+            except (FileNotFoundError, ValueError):
+                # Compiled by a process that did not record.
+                from properties.simulator import compilation
+
+                compilation.ttir(source, {})
+            else:
+                self._compiled[key] = _absolute(told)
+        return self._compiled[key]
+
+    def _remember(self, source: Any, seen: Lines) -> None:
+        key, path = _key(source), self._path(_key(source))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({name: sorted(lines) for name, lines in seen.items()}))
+        self._compiled[key] = _absolute(seen)
+
+    def _path(self, key: str) -> Path:
+        return self.remembered / f"{key}.json"
+
+
+def _absolute(lines: Mapping[str, Iterable[int]]) -> Lines:
+    return {str(ROOT / name): set(numbers) for name, numbers in lines.items()}
 
 
 def _key(source: Any) -> str:
@@ -106,29 +120,27 @@ def _key(source: Any) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def _lines_read(source: Any) -> Lines:
-    """The lines that Triton's frontend reads, by file below the root."""
+def _read(
+    compiled: Callable[[Any, dict[str, Any]], str], source: Any, options: dict[str, Any]
+) -> tuple[str, Lines]:
+    """The text of a kernel, and the lines that Triton's frontend reads, by file below the root."""
     from triton.compiler.code_generator import CodeGenerator
-
-    from properties.simulator.compilation import ttir
 
     seen: Lines = {}
     original = CodeGenerator.visit
 
     def visit(self: Any, node: Any) -> Any:
-        if hasattr(node, "lineno"):
-            path = Path(self.file_name)
-            if path.is_relative_to(ROOT):
-                name = path.relative_to(ROOT).as_posix()
-                seen.setdefault(name, set()).add(self.begin_line + node.lineno)
+        line = getattr(node, "lineno", None)
+        if line is not None and self.file_name.startswith(_BELOW):
+            name = self.file_name.removeprefix(_BELOW)
+            seen.setdefault(name, set()).add(self.begin_line + line)
         return original(self, node)
 
     CodeGenerator.visit = visit
     try:
-        ttir(source, {})
+        return compiled(source, options), seen
     finally:
         CodeGenerator.visit = original
-    return seen
 
 
 def packed(lines: Lines) -> dict[str, str]:
