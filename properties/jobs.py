@@ -13,8 +13,10 @@ from properties.strategies import cases
 from properties.targets import Target, scope
 
 # Laws about numbers. The others compare an implementation with itself, where one case says more of
-# the next.
-_OF_NUMBERS = ("differential", "exactness", "splitting")
+# the next; but where a sequence is cut says as much as its numbers, so that splitting has cases of
+# its own.
+_OF_NUMBERS = ("differential", "exactness")
+_OF_THEIR_OWN = (*_OF_NUMBERS, "splitting")
 _HALVES = ("bfloat16", "float16")
 
 
@@ -30,9 +32,9 @@ class Job:
         return f"{self.op}-{self.mode}-{self.law}-{self.dtype}"
 
     @property
-    def of_numbers(self) -> bool:
-        """Whether the law is one about numbers: those want many cases, the others half as many."""
-        return self.law in _OF_NUMBERS
+    def draws_for_itself(self) -> bool:
+        """Whether no other job draws the same cases."""
+        return self.law in _OF_THEIR_OWN
 
     def share(self, examples: int) -> int:
         """How many of a profile's examples the job gets, when it is one of all of them.
@@ -43,7 +45,7 @@ class Job:
         """
         if not self._has_its_turn:
             return max(2, examples // 6)
-        return examples if self.of_numbers else (examples + 1) // 2
+        return examples if self.law in _OF_NUMBERS else (examples + 1) // 2
 
     @property
     def _has_its_turn(self) -> bool:
@@ -61,10 +63,10 @@ class Job:
     def stream(self) -> str:
         """Jobs of one stream draw the same cases where nothing is left to chance.
 
-        A law about numbers has a stream of its own. The others of a mode and dtype share one: a
-        case says something else to each of them, and its kernels are compiled once for all.
+        A law about numbers or cuts has a stream of its own. The others of a mode and dtype share
+        one: a case says something else to each, and its kernels are compiled once for all.
         """
-        return self.name if self.of_numbers else f"{self.op}-{self.mode}-{self.dtype}"
+        return self.name if self.draws_for_itself else f"{self.op}-{self.mode}-{self.dtype}"
 
     @property
     def check(self) -> Law:
