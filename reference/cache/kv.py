@@ -59,7 +59,7 @@ class KVCache:
     @property
     def length(self) -> Int[Tensor, " B"]:
         """Tokens seen by each sequence, Int64[B]."""
-        return torch.tensor([f + len(t) for f, t in zip(self.forgotten, self.tokens, strict=True)])
+        return torch.tensor([self.forgotten[n] + len(t) for n, t in enumerate(self.tokens)])
 
     def update(
         self,
@@ -84,14 +84,14 @@ class KVCache:
         q_lengths, k_lengths = [0], [0]
         for n, count in enumerate(counts):
             new = [(k[n, t].clone(), v[n, t].clone()) for t in range(count)]
-            before = self.tokens[n]
-            if self.window is not None:
-                before = before[max(0, len(before) - (self.window - 1)) :]
+            held = self.tokens[n]
+            reach = len(held) if self.window is None else self.window - 1
+            before = held[max(0, len(held) - reach) :]
             seen += before + new
             q_lengths.append(count)
             k_lengths.append(len(before) + count)
 
-            kept = self.tokens[n] + new
+            kept = held + new
             surplus = 0 if self.window is None else max(0, len(kept) - self.window)
             self.tokens[n] = kept[surplus:]
             self.forgotten[n] += surplus
@@ -152,15 +152,17 @@ class KVCache:
                 forgotten. No sequence is then cropped.
         """
         lengths = token_counts("length", length, len(self.tokens))
-        for n, (wanted, seen) in enumerate(zip(lengths, self.length.tolist(), strict=True)):
+        seen = self.length.tolist()
+        for n, wanted in enumerate(lengths):
             needed = wanted if self.window is None else max(0, wanted - (self.window - 1))
-            if wanted < seen and needed < self.forgotten[n]:
+            if wanted < seen[n] and needed < self.forgotten[n]:
                 raise ValueError(
                     f"length: {wanted} for sequence {n}, which has forgotten its first "
                     f"{self.forgotten[n]} tokens; the next token would need those from {needed} on"
                 )
+        # No length is below what was forgotten: such a one is refused, or not less than was seen.
         for n, wanted in enumerate(lengths):
-            self.tokens[n] = self.tokens[n][: max(0, wanted - self.forgotten[n])]
+            self.tokens[n] = self.tokens[n][: wanted - self.forgotten[n]]
 
     def reorder(self, index: Int[Tensor, " M"]) -> None:
         """Make sequence n what sequence `index[n]` was; entries may repeat, be left out, and M

@@ -44,11 +44,37 @@ def test_the_first_query_of_a_chunk_sees_its_whole_window() -> None:
     assert cache.length.tolist() == [9]
 
 
+def test_a_window_that_is_not_full_yet_forgets_nothing() -> None:
+    cache = KVCache(1, window=4)
+    cache.update(*tokens([1, 2]))
+    assert cache.length.tolist() == [2]
+    assert keys(cache.update(*tokens([3]))) == [1, 2, 3]
+
+
+def test_an_update_without_tokens_attends_to_none() -> None:
+    view = KVCache(2).update(*tokens([1, 2], [11, 12]), offset=0)
+    assert view.k.shape == (1, 0, 1, 1)
+    assert view.v.shape == (1, 0, 1, 2)
+    assert view.cu_seqlens.tolist() == view.cu_seqlens_k.tolist() == [0, 0, 0]
+
+
+def test_what_becomes_of_the_tensors_given_is_nothing_to_the_cache() -> None:
+    cache = KVCache(1)
+    k, v = tokens([1, 2])
+    cache.update(k, v)
+    k.zero_()
+    v.zero_()
+    view = cache.update(*tokens([3]))
+    assert keys(view) == [1, 2, 3]
+    assert view.v[0, :, 0].tolist() == [[1, -1], [2, -2], [3, -3]]
+
+
 def test_attention_over_a_window_averages_the_window() -> None:
     """Queries of 0 weigh all keys they see alike."""
     cache = KVCache(1, window=2)
     k, v = tokens([1, 2, 3])
-    first, _ = cache.attend(torch.zeros_like(k), k, v)
+    first, nothing = cache.attend(torch.zeros_like(k), k, v)
+    assert nothing is None
     assert first[0, :, 0, 0].tolist() == [1, 1.5, 2.5]
     k, v = tokens([4, 8])
     second, lse = cache.attend(torch.zeros_like(k), k, v, return_lse=True)
@@ -89,6 +115,13 @@ def test_a_window_crops_by_one_token_once_it_has_forgotten_some() -> None:
         cache.crop(3)
     cache.crop(4)
     assert keys(cache.update(*tokens([6]))) == [3, 4, 6]
+
+
+def test_a_window_that_has_forgotten_nothing_crops_to_any_length() -> None:
+    cache = KVCache(1, window=3)
+    cache.update(*tokens([1, 2, 3]))
+    cache.crop(1)
+    assert keys(cache.update(*tokens([4]))) == [1, 4]
 
 
 def test_reorder_duplicates_drops_and_keeps_sequences_apart() -> None:
@@ -139,3 +172,24 @@ def test_layers_count_their_own_tokens() -> None:
     cache.reset()
     assert cache.state(0) is None
     assert cache.length.tolist() == [0]
+
+
+def test_a_layer_counts_the_tokens_of_each_sequence_and_reorders_them_with_its_state() -> None:
+    cache = RecurrentCache(2, layers=2)
+    state = torch.arange(2.0)[:, None, None, None].expand(2, 1, 3, 5)
+    cache.update(state, offset=torch.tensor([1, 2]))
+    cache.update(state + 10, offset=3)
+    assert cache.layer_length(0).tolist() == [4, 5]
+    cache.reorder(torch.tensor([1, 0, 1]))
+    assert cache.layer_length(0).tolist() == [5, 4, 5]
+    reordered = cache.state(0)
+    assert reordered is not None
+    assert reordered[:, 0, 0, 0].tolist() == [11, 10, 11]
+    assert cache.state(1) is None
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
+    cache = RecurrentCache(1, layers=2)
+    for layer in (-1, 2):
+        with pytest.raises(ValueError, match=rf"^layer: {layer}, expected a layer in \[0, 2\)"):
+            cache.update(torch.ones(1, 2, 3, 5), layer, offset=1)
