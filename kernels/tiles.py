@@ -361,6 +361,17 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
 }
 
 
+# Triton's own take several times as long to call, and a launch asks several.
+def cdiv(count: int, size: int) -> int:
+    """How many pieces of a size cover a count."""
+    return -(-count // size)
+
+
+def next_power_of_2(dim: int) -> int:
+    """The least power of 2 that is at least `dim`, of 1 or more."""
+    return 1 << (dim - 1).bit_length()
+
+
 def aligned(*dims: int) -> bool:
     """Whether rows so long are loaded many elements at a time: Triton learns of multiples of 16."""
     return all(dim % 16 == 0 for dim in dims)

@@ -42,9 +42,9 @@ def _met_within(examples: int) -> float:
     return 1 - math.pow(0.05, 1 / examples)
 
 
-# What the laws with cases of their own should see between them in each CI run, of every mode in some
-# dtype, and what one of all laws, at least, should see. Laws that share a stream of cases see the
-# same ones.
+# What the laws with cases of their own should see between them in each CI run, of every mode in
+# some dtype, and what one of all laws, at least, should see. Laws that share a stream of cases see
+# the same ones.
 _JOBS = [Job("gla", "chunk", law, dtype) for law in LAWS for dtype in DTYPES]
 _STREAMS = {job.stream for job in _JOBS}
 _DRAWN = [max(job.share(EXAMPLES) for job in _JOBS if job.stream == one) for one in _STREAMS]

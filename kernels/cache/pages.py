@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments import bind_dims
+from kernels.tiles import cdiv, next_power_of_2
 
 
 @triton.jit
@@ -139,8 +140,8 @@ def _gather_kernel(
 
 def _blocks(key_dim: int, value_dim: int) -> dict[str, int]:
     """Tile sizes: about 4096 elements of keys and of values each in a program's registers."""
-    block_k = triton.next_power_of_2(key_dim)
-    block_v = triton.next_power_of_2(value_dim)
+    block_k = next_power_of_2(key_dim)
+    block_v = next_power_of_2(value_dim)
     block_t = max(1, min(64, 4096 // max(block_k, block_v)))
     return {"BLOCK_T": block_t, "BLOCK_K": block_k, "BLOCK_V": block_v}
 
@@ -169,7 +170,7 @@ def append(
     if 0 in (sizes["N"], sizes["T"]):
         return
     blocks = _blocks(sizes["K"], sizes["V"])
-    per_sequence = triton.cdiv(sizes["T"], blocks["BLOCK_T"])
+    per_sequence = cdiv(sizes["T"], blocks["BLOCK_T"])
     grid = (sizes["N"] * per_sequence, sizes["G"])
     with torch.cuda.device_of(k):
         _append_kernel[grid](
@@ -230,7 +231,7 @@ def gather(
     if 0 in (sizes["N"], tokens):
         return k_packed, v_packed
     blocks = _blocks(sizes["K"], sizes["V"])
-    per_sequence = triton.cdiv(longest, blocks["BLOCK_T"])
+    per_sequence = cdiv(longest, blocks["BLOCK_T"])
     grid = (sizes["N"] * per_sequence, sizes["G"])
     with torch.cuda.device_of(k):
         _gather_kernel[grid](

@@ -35,6 +35,7 @@ from kernels.differentiable import differentiable
 from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence, sequence_of_chunk
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_rows, store_rows
+from kernels.tiles import cdiv
 
 
 @triton.jit
@@ -295,7 +296,7 @@ def _launch_states(
     entry: tiles.Tile,
 ) -> None:
     dim = x.shape[2]
-    grid = chunks.sequences * triton.cdiv(dim, entry.features)
+    grid = chunks.sequences * cdiv(dim, entry.features)
     if grid:
         _states[(grid,)](
             x, weight, initial, final, dz, dfinal, dinitial, chunks.cu_seqlens, x.shape[1], dim,
@@ -311,7 +312,7 @@ def _sizes(
 ) -> tuple[tuple[int, int], int]:
     """The numbers of tokens and channels, and how many programs write a chunk of them each."""
     dim = x.shape[2]
-    return (x.shape[1], dim), chunks.count * triton.cdiv(dim, entry.features)
+    return (x.shape[1], dim), chunks.count * cdiv(dim, entry.features)
 
 
 def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -29,7 +29,7 @@ from torch import Tensor
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.parts import add_parts, empty_parts
-from kernels.tiles import Entry, Tile
+from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
 
 
 @triton.jit
@@ -255,7 +255,7 @@ def forward(
     final_state = None
     if output_final_state:
         final_state = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
-    grid = sequences * heads * triton.cdiv(value_dim, blocks["BV"])
+    grid = sequences * heads * cdiv(value_dim, blocks["BV"])
     if grid:
         _forward[(grid,)](
             *_contiguous(q, k, v, g, beta, a, b, initial_state, cu_seqlens), o, final_state,
@@ -297,7 +297,7 @@ def backward(
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     tile = tile.of("backward")
     blocks = _blocks(tile, key_dim, value_dim)
-    parts = triton.cdiv(value_dim, blocks["BV"])
+    parts = cdiv(value_dim, blocks["BV"])
     inputs = q, k, g, beta, a, b
     dtypes = keys_dtype, keys_dtype, *(None if x is None else x.dtype for x in inputs[2:])
     shared = [
@@ -313,7 +313,7 @@ def backward(
     if grid:
         cells = blocks["BK"] * blocks["BV"]
         if cu_seqlens is None:
-            count = batch * triton.cdiv(tokens, tile.tokens)
+            count = batch * cdiv(tokens, tile.tokens)
         else:
             count = tokens // tile.tokens + sequences
         segments = v.new_empty(count * heads * parts * cells, dtype=torch.float32)
@@ -335,8 +335,8 @@ def backward(
 
 def _blocks(tile: Tile, key_dim: int, value_dim: int) -> dict[str, int]:
     return {
-        "BK": max(16, triton.next_power_of_2(key_dim)),
-        "BV": min(tile.features, max(16, triton.next_power_of_2(value_dim))),
+        "BK": max(16, next_power_of_2(key_dim)),
+        "BV": min(tile.features, max(16, next_power_of_2(value_dim))),
     }
 
 

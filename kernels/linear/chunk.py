@@ -50,7 +50,7 @@ from kernels.primitives.decay import (
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.tiles import Entry
+from kernels.tiles import Entry, cdiv
 
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
@@ -471,7 +471,7 @@ def gradients(
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
     own = tile_of("gradients", tile, key_dim, value_dim)
     BK, BV = blocks(key_dim, value_dim, own, q.dtype)
-    key_tiles = triton.cdiv(key_dim, BK)
+    key_tiles = cdiv(key_dim, BK)
     dg = None
     if g is not None:
         dtype_g = torch.float32 if partial else g.dtype
@@ -519,8 +519,8 @@ def pass_states(
     parts = 1
     if delta is not None:
         BK = keys_of_delta(key_dim, x.dtype)
-        parts = triton.cdiv(key_dim, BK)
-    grid = chunks.sequences * heads * triton.cdiv(key_dim, parts * BK) * triton.cdiv(value_dim, BV)
+        parts = cdiv(key_dim, BK)
+    grid = chunks.sequences * heads * cdiv(key_dim, parts * BK) * cdiv(value_dim, BV)
     if grid:
         _pass_states[(grid,)](
             x, y, g, *(delta or (None, None, None)),
@@ -554,7 +554,7 @@ def outputs(
     heads, key_dim, value_dim = r.shape[2], r.shape[3], y.shape[3]
     own = tile_of("outputs", tile, key_dim, value_dim)
     BK, BV = blocks(key_dim, value_dim, own, r.dtype)
-    grid = chunks.count * heads * triton.cdiv(value_dim, BV)
+    grid = chunks.count * heads * cdiv(value_dim, BV)
     if grid:
         _outputs[(grid,)](
             r, c, y, g, states, out, chunks.table,

@@ -36,7 +36,7 @@ from kernels.primitives.decay import (
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.tiles import Entry
+from kernels.tiles import Entry, cdiv
 
 _TRITON_DTYPES = {
     torch.float32: tl.float32,
@@ -209,13 +209,13 @@ def _run(
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     own = tile_of("walk", tile, key_dim, value_dim)
     BK, BV = blocks(key_dim, value_dim, own, dtype)
-    parts = triton.cdiv(key_dim, BK)
+    parts = cdiv(key_dim, BK)
     shape = batch, tokens, heads, value_dim
     out = empty_parts(parts, shape, out_dtype, v.device)
     last = None
     if final:
         last = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
-    grid = sequences * heads * parts * triton.cdiv(value_dim, BV)
+    grid = sequences * heads * parts * cdiv(value_dim, BV)
     if grid:
         _walk[(grid,)](
             q, k, v, g, initial, out, last, cu_seqlens,

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.parts import add_parts, empty_parts
-from kernels.tiles import Entry, Tile
+from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
 
 
 @triton.jit
@@ -312,7 +312,7 @@ def forward(
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     BK, BV = _width(key_dim, tile), _width(value_dim, tile)
-    num_k, num_v = triton.cdiv(key_dim, BK), triton.cdiv(value_dim, BV)
+    num_k, num_v = cdiv(key_dim, BK), cdiv(value_dim, BV)
     o = empty_parts(num_k, (batch, tokens, heads, value_dim), out_dtype, q.device)
     final_state = None
     if output_final_state:
@@ -365,7 +365,7 @@ def backward(
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     tile = tile.of("backward")
     BK, BV = _width(key_dim, tile), _width(value_dim, tile)
-    num_k, num_v = triton.cdiv(key_dim, BK), triton.cdiv(value_dim, BV)
+    num_k, num_v = cdiv(key_dim, BK), cdiv(value_dim, BV)
     programs = sequences * heads * num_k * num_v
     dq, dk = (empty_parts(num_v, x.shape, keys_dtype, x.device) for x in (q, k))
     dv = empty_parts(num_k, v.shape, v.dtype, v.device)
@@ -379,7 +379,7 @@ def backward(
     segments = states = None
     if g is not None or gv is not None:
         if cu_seqlens is None:
-            count = batch * triton.cdiv(tokens, tile.tokens)
+            count = batch * cdiv(tokens, tile.tokens)
         else:
             count = tokens // tile.tokens + sequences
         workspace = {"dtype": torch.float32, "device": q.device}
@@ -415,7 +415,7 @@ def backward(
 
 def _width(dim: int, tile: Tile) -> int:
     """Of a tile of the state along K or V."""
-    return min(tile.features, max(16, triton.next_power_of_2(dim)))
+    return min(tile.features, max(16, next_power_of_2(dim)))
 
 
 def _with_unit_stride(x: Tensor | None) -> Tensor | None:

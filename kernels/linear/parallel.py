@@ -32,7 +32,7 @@ from kernels.primitives.decay import (
 )
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.tiles import Entry
+from kernels.tiles import Entry, cdiv
 
 backward = chunk.backward
 
@@ -138,7 +138,7 @@ def forward(
     chunks = cut(batch, tokens, cu_seqlens, tile.tokens)
     BK, BV = blocks(key_dim, value_dim, tile, q.dtype)
     o = torch.empty_like(v, dtype=out_dtype)
-    grid = chunks.count * heads * triton.cdiv(value_dim, BV)
+    grid = chunks.count * heads * cdiv(value_dim, BV)
     if grid:
         _all_pairs[(grid,)](
             q, k, v, g, initial, o, chunks.table, scale, tokens, heads, key_dim, value_dim,

@@ -1,9 +1,8 @@
 """How large the tiles of the chunked forms are: what is fast and fits a GPU."""
 
 import torch
-import triton
 
-from kernels.tiles import Entry, Tile, aligned
+from kernels.tiles import Entry, Tile, aligned, next_power_of_2
 
 # Keys in one of the tiles in which a delta rule's program holds its state, by element size: in a
 # float32 product a thread holds whole rows of its operands.
@@ -29,9 +28,9 @@ def _width(dim: int, widest: int) -> int:
         # Rows that are not aligned are loaded element by element, which takes registers.
         widest = min(widest // 2, 32)
     # A power of two, at least the 16 that a product takes.
-    return max(16, min(triton.next_power_of_2(dim), widest))
+    return max(16, min(next_power_of_2(dim), widest))
 
 
 def keys_of_delta(key_dim: int, dtype: torch.dtype) -> int:
     """Keys in one of the tiles in which a delta rule's program holds its state."""
-    return max(16, min(_DELTA_KEYS[dtype.itemsize], triton.next_power_of_2(key_dim)))
+    return max(16, min(_DELTA_KEYS[dtype.itemsize], next_power_of_2(key_dim)))

@@ -13,6 +13,7 @@ from kernels import tiles
 from kernels.arguments import bind_dims, check_one_dtype, check_range, describe
 from kernels.differentiable import differentiable
 from kernels.primitives.rows import load_rows, store_rows
+from kernels.tiles import cdiv, next_power_of_2
 
 EPS = 1e-6
 
@@ -63,9 +64,9 @@ def _launch(kernel, x: Tensor, *others: Tensor, eps: float, tile: int | None) ->
     entry = tiles.TABLE["l2norm", "fused"][tile]
     count = x.numel() // dim
     if count:
-        kernel[(triton.cdiv(count, entry.tokens),)](
+        kernel[(cdiv(count, entry.tokens),)](
             x, *others, out, eps, count, dim,
-            ROWS=entry.tokens, BD=triton.next_power_of_2(dim), num_warps=entry.num_warps,
+            ROWS=entry.tokens, BD=next_power_of_2(dim), num_warps=entry.num_warps,
         )  # fmt: skip
     return out
 

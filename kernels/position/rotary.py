@@ -19,6 +19,7 @@ from kernels.arguments import (
     check_range,
     describe,
 )
+from kernels.tiles import cdiv, next_power_of_2
 
 _INDICES = (torch.int32, torch.int64)
 
@@ -138,13 +139,13 @@ def _launch(
     shape = tiles.TABLE["rotary_embedding", "fused"][tile]
     vectors = batch * tokens * heads
     with torch.cuda.device_of(x):
-        _rotate[(triton.cdiv(vectors, shape.tokens),)](
+        _rotate[(cdiv(vectors, shape.tokens),)](
             x, y, cos, sin, rows,
             tokens, heads, head_dim, pairs, vectors, offset,
             *x.stride(), *y.stride(), *cos.stride(), *sin.stride(),
             INTERLEAVED=interleaved, CONJUGATE=conjugate,
             HAS_ROWS=rows is not None, IN_PLACE=y is x,
-            VECTORS=shape.tokens, PAIRS=max(16, triton.next_power_of_2(pairs)),
+            VECTORS=shape.tokens, PAIRS=max(16, next_power_of_2(pairs)),
             num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
 

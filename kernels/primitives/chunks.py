@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.tiles import cdiv
+
 
 class Chunks(NamedTuple):
     """How the tokens of N sequences are cut into chunks.
@@ -34,7 +36,7 @@ def cut(batch: int, tokens: int, cu_seqlens: Tensor | None, length: int) -> Chun
     at most one chunk that is not full, which bounds their number.
     """
     if cu_seqlens is None:
-        return Chunks(batch * triton.cdiv(tokens, length), batch, None, None, None)
+        return Chunks(batch * cdiv(tokens, length), batch, None, None, None)
     sequences = cu_seqlens.shape[0] - 1
     count = tokens // length + sequences
     bounds = cu_seqlens.long()

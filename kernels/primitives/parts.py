@@ -10,6 +10,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from kernels.tiles import cdiv
+
 
 @triton.jit(do_not_specialize=["size", "parts"])
 def _add(parts_ptr, total_ptr, size, parts, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
@@ -39,5 +41,5 @@ def add_parts(parts: Float[Tensor, "parts *shape"], dtype: torch.dtype) -> Float
     size = total.numel()
     # Many parts are those of a small tensor: one at a time, few programs would wait for each.
     block, at_once = (1024, 1) if count < 16 else (64, 16)
-    _add[(triton.cdiv(size, block),)](parts, total, size, count, BLOCK=block, AT_ONCE=at_once)
+    _add[(cdiv(size, block),)](parts, total, size, count, BLOCK=block, AT_ONCE=at_once)
     return total

@@ -3,7 +3,6 @@
 import math
 
 import torch
-import triton
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from kernels.softmax.backward import attention_backward_kv, attention_backward_q
 from kernels.softmax.forward import attention_forward
 from kernels.softmax.gates import add_levels, cumulative_gates, levels, within_blocks
 from kernels.softmax.logits import LOG2E
+from kernels.tiles import cdiv, next_power_of_2
 
 MAX_DIM = 256
 
@@ -210,8 +210,8 @@ def _launch(tile: tiles.Tile, k: Tensor, v: Tensor, *, held: str, read: str) -> 
     """
     key_dim, value_dim = k.shape[3], v.shape[3]
     narrowest = tile.narrowest(k.dtype.itemsize)
-    pad_k = max(narrowest, triton.next_power_of_2(key_dim))
-    pad_v = max(narrowest, triton.next_power_of_2(value_dim))
+    pad_k = max(narrowest, next_power_of_2(key_dim))
+    pad_v = max(narrowest, next_power_of_2(value_dim))
     return {
         held: tile.tokens,
         read: tile.keys if tiles.aligned(key_dim, value_dim) else min(tile.keys, 32),
@@ -258,7 +258,7 @@ def attention_parallel(
 
     shape = tiles.TABLE["attention", "parallel"][tile]
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
-    count = triton.cdiv(longest, shape.tokens)
+    count = cdiv(longest, shape.tokens)
     q, k, v = _rows(q), _rows(k), _rows(v)
     with torch.cuda.device_of(q):
         gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
@@ -329,7 +329,7 @@ def attention_parallel_backward(
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     with torch.cuda.device_of(q):
         gates, row_sums, column_sums = (None, None, None), None, None
-        count = triton.cdiv(longest_q, dq_tile.tokens)
+        count = cdiv(longest_q, dq_tile.tokens)
         if g is not None:
             gates = cumulative_gates(g, cu_seqlens_k)
             depth = levels(longest_k, dq_tile.tokens)
@@ -341,7 +341,7 @@ def attention_parallel_backward(
             attention_delta[(count * sequences * heads,)](
                 o, do, dlse, delta, cu_seqlens, queries, count, heads, value_dim,
                 *do.stride()[:3], PACKED=packed, QUERIES=dq_tile.tokens,
-                PAD_V=triton.next_power_of_2(value_dim),
+                PAD_V=next_power_of_2(value_dim),
             )  # fmt: skip
             attention_backward_q[(count * sequences * heads,)](
                 q, k, v, do, *softmax, delta, dq, row_sums, alibi_slopes, *gates,
@@ -350,7 +350,7 @@ def attention_parallel_backward(
                 **_launch(dq_tile, k, v, held="QUERIES", read="KEYS"),
             )  # fmt: skip
         if dk.numel():
-            count = triton.cdiv(longest_k, dkv_tile.tokens)
+            count = cdiv(longest_k, dkv_tile.tokens)
             attention_backward_kv[(count * sequences * kv_heads,)](
                 q, k, v, do, *softmax, delta, dk, dv, column_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
@@ -360,7 +360,7 @@ def attention_parallel_backward(
         if g is not None:
             span = dq_tile.tokens
             parts = delta.new_empty(1 + depth, batch, heads, keys)
-            count = triton.cdiv(longest_k, span)
+            count = cdiv(longest_k, span)
             if parts.numel():
                 within_blocks[(count * sequences * heads,)](
                     q, k, v, do, *softmax, delta, parts, alibi_slopes, *gates,

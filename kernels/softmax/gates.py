@@ -45,6 +45,7 @@ from kernels.softmax.logits import (
     products_by_key,
     sees,
 )
+from kernels.tiles import cdiv
 
 # exp(SHUT) is 0 in float64 as well, even against logits a hundred thousand apart.
 SHUT = tl.constexpr(-(2.0**17))
@@ -225,7 +226,7 @@ def cumulative_gates(g: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tens
 
 def levels(longest: int, span: int) -> int:
     """Levels of the tree over the blocks of the longest sequence: 0 for one block."""
-    return max(triton.cdiv(longest, span) - 1, 0).bit_length()
+    return max(cdiv(longest, span) - 1, 0).bit_length()
 
 
 def add_levels(

@@ -15,7 +15,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.cache.pages",
-        before='per_sequence = triton.cdiv(longest, blocks["BLOCK_T"])',
+        before='per_sequence = cdiv(longest, blocks["BLOCK_T"])',
         after='per_sequence = max(1, longest // blocks["BLOCK_T"])',
     ),
 )

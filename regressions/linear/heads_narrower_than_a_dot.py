@@ -26,7 +26,7 @@ BUG = KnownBug(
         module="kernels.linear.tiles",
         before="return max(least, _width(key_dim, widest)), "
         "max(least, _width(value_dim, tile.features))",
-        after="return min(triton.next_power_of_2(key_dim), widest), "
-        "min(triton.next_power_of_2(value_dim), tile.features)",
+        after="return min(next_power_of_2(key_dim), widest), "
+        "min(next_power_of_2(value_dim), tile.features)",
     ),
 )

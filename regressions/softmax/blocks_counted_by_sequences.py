@@ -29,7 +29,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.softmax.attention",
-        before="count = triton.cdiv(longest, shape.tokens)\n    q, k, v",
+        before="count = cdiv(longest, shape.tokens)\n    q, k, v",
         after="count = sequences\n    q, k, v",
     ),
 )
