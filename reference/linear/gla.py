@@ -97,7 +97,7 @@ def _recurrence(
     o = {}
     for t in reversed(tokens) if reverse else tokens:
         if g is not None:
-            S = torch.exp(g[:, t, :, :, None]) * S
+            S = S * torch.exp(g[:, t, :, :, None])
         if gv is not None:
             S = S * torch.exp(gv[:, t, :, None, :])
         S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])

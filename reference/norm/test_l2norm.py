@@ -27,6 +27,12 @@ def test_by_hand_epsilon_is_added_to_the_sum_of_squares(form: Op) -> None:
     torch.testing.assert_close(form(x)[0, 0, 0], want, rtol=4e-16, atol=0)
 
 
+def test_the_scaled_form_takes_vectors_whose_squares_overflow() -> None:
+    x = torch.tensor([[[[3e200, 4e200]]]], dtype=torch.float64)
+    want = torch.tensor([0.6, 0.8], dtype=torch.float64)
+    torch.testing.assert_close(reference.l2norm_scaled(x)[0, 0, 0], want, rtol=4e-16, atol=0)
+
+
 @both_forms
 def test_a_zero_vector_stays_zero_and_has_a_finite_gradient(form: Op) -> None:
     x = torch.zeros(1, 1, 1, 3, dtype=torch.float64, requires_grad=True)

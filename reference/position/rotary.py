@@ -136,7 +136,8 @@ def _rows(
     )
     lengths = [t.stop - t.start for n, t in groups for _ in range(n.start, n.stop)]
     rows: list[int] = []
-    for n, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+    for n, length in enumerate(lengths):
+        offset = offsets[n]
         if length and (offset < 0 or offset + length > R):
             raise ValueError(
                 f"seqlen_offsets: sequence {n} is on rows {offset} to {offset + length - 1}, "
