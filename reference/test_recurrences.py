@@ -334,6 +334,21 @@ def test_no_dtype_is_forced(op: Recurrence, form: Op) -> None:
 
 
 @each_form
+def test_a_state_in_a_narrower_dtype_is_widened_before_anything_else(
+    op: Recurrence, form: Op
+) -> None:
+    tensors = draw(op)
+    narrow = tensors["initial_state"].bfloat16()
+    options = {**op.options, "output_final_state": True}
+    got, want = (
+        form(**{**tensors, "initial_state": state}, **options)
+        for state in (narrow, narrow.double())
+    )
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+
+
+@each_form
 def test_a_bad_argument_is_named(op: Recurrence, form: Op) -> None:
     tensors = draw(op)
     first, second = same_dtype(form)[:2]

@@ -124,13 +124,11 @@ def _definition(
         s = s - slope[:, None, None] * (p - j).abs()
     if g is not None:
         s = s + _decay_between(g, p)
-    visible = torch.ones(T_q, T_k, dtype=torch.bool, device=q.device)
-    if causal:
-        visible = visible & (j <= p)
+    visible = (j <= p) if causal else torch.ones_like(p - j, dtype=torch.bool)
     if window is not None:
         visible = visible & ((p - j).abs() < window)
-    s = torch.where(visible, s, -math.inf)
     no_sink = s.new_full((B, H, T_q, 1), -math.inf)
+    s = torch.where(visible, s, -math.inf)
     s = torch.cat([s, no_sink if sink is None else sink.view(1, H, 1, 1).expand_as(no_sink)], -1)
 
     # A row of nothing but -inf has no softmax. It is replaced before the exponential and again
@@ -222,7 +220,7 @@ def _online(
     g: Float[Tensor, "B T_k H"] | None,
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"]]:
     (B, T_q, H, _), (T_k, G, V) = q.shape, v.shape[1:]
-    q = q.unflatten(2, (G, H // G))
+    grouped = q.unflatten(2, (G, H // G))
     p = torch.arange(T_k - T_q, T_k, device=q.device)
     start = q.new_full((H,), -math.inf) if sink is None else sink
     logit = start[:, None].expand(B, H, T_q)
@@ -232,7 +230,7 @@ def _online(
     o = l[..., None] * l.new_zeros(V)
     decay = torch.zeros_like(l)
     for j in reversed(range(T_k)):
-        s = scale * torch.einsum("bigrk,bgk->bgri", q, k[:, j]).flatten(1, 2)
+        s = scale * torch.einsum("bigrk,bgk->bgri", grouped, k[:, j]).flatten(1, 2)
         if softcap is not None:
             s = softcap * torch.tanh(s / softcap)
         if slope is not None:
@@ -242,20 +240,19 @@ def _online(
             decay = decay + torch.where(j <= p, g[:, j, :, None], 0.0)
         first = p - j if causal else (p - j).abs()
         visible = (first >= 0) & (first < (T_k + T_q if window is None else window))
-        s = torch.where(visible, s, -math.inf)
+        logit = torch.where(visible, s, -math.inf)
 
-        new_m = torch.maximum(m, s.detach())
+        new_m = torch.maximum(m, logit.detach())
         shrink = torch.exp(m - _finite(new_m))
-        weight = torch.exp(s - _finite(new_m))
+        weight = torch.exp(logit - _finite(new_m))
         l = shrink * l + weight
         value = v[:, j].repeat_interleave(H // G, dim=1)
-        o = shrink[..., None] * o + torch.einsum("bhi,bhv->bhiv", weight, value.to(weight.dtype))
+        o = shrink[..., None] * o + weight[..., None] * value[:, :, None]
         m = new_m
 
-    nothing = l == 0
-    l = torch.where(nothing, 1.0, l)
-    lse = torch.where(nothing, -math.inf, m + torch.log(l))
-    return (o / l[..., None]).transpose(1, 2), lse
+    # A row that sees no key has m = -inf, which is its lse, and o = 0.
+    l = torch.where(l == 0, 1.0, l)
+    return (o / l[..., None]).transpose(1, 2), m + torch.log(l)
 
 
 def _finite(m: Tensor) -> Tensor:

@@ -53,10 +53,11 @@ def run(
 
     name_k = "cu_seqlens (for the keys)" if cu_seqlens_k is None else "cu_seqlens_k"
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
-    queries = sequences(cu_seqlens, q.shape[0], q.shape[1])
-    keys = sequences(cu_seqlens_k, k.shape[0], k.shape[1], name_k)
+    queries = [i for _, i in sequences(cu_seqlens, q.shape[0], q.shape[1])]
+    keys = [j for _, j in sequences(cu_seqlens_k, k.shape[0], k.shape[1], name_k)]
     outputs, log_sums = [], []
-    for (_, i), (_, j) in zip(list(queries), list(keys), strict=True):
+    for n, i in enumerate(queries):
+        j = keys[n]
         o, lse = form(
             q[:, i],
             k[:, j],
