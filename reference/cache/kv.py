@@ -120,7 +120,8 @@ class KVCache:
             options: its options (scale, window, softcap, sink, alibi_slopes, return_lse).
 
         Returns:
-            o, and the LSE if asked for. Padding rows are 0, their LSE -inf.
+            o in the dtype of q, and the LSE, in the dtype of that of `attention`, if asked for.
+            Padding rows are 0, their LSE -inf.
         """
         if attention is None:
             from reference.softmax.attention import attention as default
@@ -131,8 +132,7 @@ class KVCache:
         counts = self._check(k, v, offset)
         view = self.update(k, v, offset)
         o = q.new_zeros(*q.shape[:3], v.shape[-1])
-        lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf)
-        wants_lse = bool(options.get("return_lse", False))
+        lse: Tensor | None = None
         for n, count in enumerate(counts):
             keys = slice(int(view.cu_seqlens_k[n]), int(view.cu_seqlens_k[n + 1]))
             rows, row_lse = attention(
@@ -140,8 +140,10 @@ class KVCache:
             )
             o[n, :count] = rows[0]
             if row_lse is not None:
+                if lse is None:
+                    lse = row_lse.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf)
                 lse[n, :, :count] = row_lse[0]
-        return o, lse if wants_lse else None
+        return o, lse
 
     def crop(self, length: int | Int[Tensor, " B"]) -> None:
         """Keep the first `length` tokens of every sequence; a shorter one stays as it is.

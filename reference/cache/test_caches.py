@@ -1,5 +1,7 @@
 """The oracles of the caches, by hand: tokens are numbered, and their keys are their numbers."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -98,6 +100,14 @@ def test_padding_rows_of_the_output_are_zero() -> None:
     assert o[0, 1].tolist() == [[0, 0]]
     assert lse is not None
     assert lse[0, 0, 1] == -torch.inf
+
+
+def test_the_lse_is_as_precise_as_that_of_the_attention() -> None:
+    """A sink in float32 is a logit in float32; e^-8 beside it is lost in bfloat16."""
+    k, v = (x.bfloat16() for x in tokens([0]))
+    sink = torch.tensor([8.0])
+    _, lse = KVCache(1).attend(k, k, v, sink=sink, return_lse=True)
+    torch.testing.assert_close(lse, torch.tensor([[[8 + math.log1p(math.exp(-8))]]]))
 
 
 def test_crop_forgets_the_last_tokens() -> None:

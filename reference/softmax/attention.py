@@ -124,7 +124,7 @@ def _definition(
         s = s - slope[:, None, None] * (p - j).abs()
     if g is not None:
         s = s + _decay_between(g, p)
-    visible = (j <= p) if causal else torch.ones_like(p - j, dtype=torch.bool)
+    visible = (j <= p) if causal else torch.ones(T_q, T_k, dtype=torch.bool, device=q.device)
     if window is not None:
         visible = visible & ((p - j).abs() < window)
     no_sink = s.new_full((B, H, T_q, 1), -math.inf)
