@@ -1,6 +1,5 @@
 """Linear attentions whose decay is a constant of the head: retention and lightning attention."""
 
-import math
 from typing import Literal
 
 import torch
@@ -147,7 +146,7 @@ def lightning_attn(
 
 
 def _of_retention(q: Tensor) -> Float[Tensor, "B T H"]:
-    return _everywhere(q, [math.log1p(-(2.0 ** (-5 - h))) for h in range(_heads(q))])
+    return _everywhere(q, torch.log1p(-torch.exp2(-5 - _numbers_of_heads(q))))
 
 
 def _of_lightning(q: Tensor, layer_idx: int, num_layers: int) -> Float[Tensor, "B T H"]:
@@ -158,13 +157,15 @@ def _of_lightning(q: Tensor, layer_idx: int, num_layers: int) -> Float[Tensor, "
         raise ValueError(f"num_layers: {num_layers}, expected at least 1")
     if not 0 <= layer_idx <= num_layers:
         raise ValueError(f"layer_idx: {layer_idx}, expected 0 to num_layers={num_layers}")
-    H = _heads(q)
-    return _everywhere(q, [-8 * h / H * (1 - layer_idx / num_layers) for h in range(H)])
+    h = _numbers_of_heads(q)
+    return _everywhere(q, -8 * h / max(1, len(h)) * (1 - layer_idx / num_layers))
 
 
-def _heads(q: Tensor) -> int:
-    return bind_dims(q=(q, "B T H K"))["H"]
+def _numbers_of_heads(q: Tensor) -> Float[Tensor, " H"]:
+    """Made on the device: a copy from the host waits for it, and CUDA graphs cannot hold one."""
+    heads = bind_dims(q=(q, "B T H K"))["H"]
+    return torch.arange(heads, dtype=torch.float64, device=q.device)
 
 
-def _everywhere(q: Tensor, log_decays: list[float]) -> Float[Tensor, "B T H"]:
-    return torch.tensor(log_decays, dtype=torch.float32, device=q.device).expand(q.shape[:3])
+def _everywhere(q: Tensor, log_decay: Float[Tensor, " H"]) -> Float[Tensor, "B T H"]:
+    return log_decay.float().expand(q.shape[:3])
