@@ -91,7 +91,7 @@ class RecurrentCache:
             )
         counts = token_counts("offset", offset, batch)
         self.states[layer] = state
-        self.seen[layer] = [seen + counts[n] for n, seen in enumerate(self.seen[layer])]
+        self.seen[layer] = [s + c for s, c in zip(self.seen[layer], counts, strict=True)]
         return state
 
     def crop(self, length: int | Int[Tensor, " N"]) -> None:
