@@ -55,8 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     until = None if chosen.budget is None else started + chosen.budget
     try:
         if chosen.warm is not None:
-            for line in warm(work, device, chosen.warm, until):
-                _say(line)
+            # Half of the time is for what is compiled by then.
+            half = None if until is None else (monotonic() + until) / 2
+            cold = warm(work, device, chosen.warm, _say, half)
+            work.sort(key=lambda group: any(unit.concerns(group) for unit in cold))
+            results.left_out = list(map(str, work))
         tune_briefly()
         table = Table(work)
         print(table.head(), flush=True)

@@ -124,7 +124,8 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--budget", type=_positive, metavar="SECONDS",
-        help="begin no group after so many seconds, and say what was left out",
+        help="begin no group after so many seconds, and say what was left out; --warm ends at half "
+        "of them, and what was compiled by then is measured first",
     )  # fmt: skip
     group.add_argument(
         "--json", type=_file, metavar="FILE",

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -32,9 +32,18 @@ class Unit:
         first = self.groups[0]
         return f"{first.op} {self.kind} {self.mode}, head dim {first.shape.K}"
 
+    def concerns(self, group: Group) -> bool:
+        """Whether the group launches what the unit compiles."""
+        return _kernels_of(group) == _kernels_of(self.groups[0])
+
+
+def _kernels_of(group: Group) -> tuple[Any, ...]:
+    """What kernels are compiled for, beside the mode."""
+    return group.op, group.shape.K, group.shape.V, group.shape.form
+
 
 def units(groups: Sequence[Group]) -> list[Unit]:
-    """All that the groups need, of few tokens, those first that take longest."""
+    """All that the groups need, of few tokens, in the order of the groups."""
     found: dict[tuple[Any, ...], dict[Group, None]] = {}
     for group in groups:
         shape = group.shape
@@ -42,26 +51,30 @@ def units(groups: Sequence[Group]) -> list[Unit]:
         for one in small.contenders():
             # PyTorch's are compiled.
             if one.kind != "torch":
-                key = one.kind, one.mode, group.op, shape.K, shape.V, shape.form
+                key = one.kind, one.mode, *_kernels_of(group)
                 found.setdefault(key, {})[small] = None
-    made = [Unit(key[0], key[1], tuple(of_key)) for key, of_key in found.items()]
-    return sorted(made, key=lambda unit: unit.kind == "ours")
+    return [Unit(key[0], key[1], tuple(of_key)) for key, of_key in found.items()]
 
 
 def warm(
-    groups: Sequence[Group], device: torch.device, jobs: int, until: float | None = None
-) -> Iterator[str]:
+    groups: Sequence[Group],
+    device: torch.device,
+    jobs: int,
+    say: Callable[[str], None],
+    until: float | None = None,
+) -> list[Unit]:
     """Compile all that the groups launch, in `jobs` processes that share Triton's disk cache.
 
     Nothing is timed: an autotuner runs each config once, and what it chooses is forgotten.
 
     Args:
+        say: takes a line for each unit as it is done.
         until: when to give up, by `time.monotonic`.
 
-    Yields:
-        a line for each unit as it is done.
+    Returns:
+        the units that could not be compiled.
     """
-    left = units(groups)
+    left, given_up = units(groups), []
     wanted, done = len(left), 0
     while left:
         before = done
@@ -69,15 +82,18 @@ def warm(
             for unit, why in _compiled(left, device, jobs, until):
                 left.remove(unit)
                 done += 1
-                yield f"compiled [{done}/{wanted}] {unit}{why and f': {why}'}"
+                say(f"compiled [{done}/{wanted}] {unit}{why and f': {why}'}")
         except TimeoutError:
             break
         except BrokenProcessPool:
             # What broke it is among those that were begun first. They are begun last once more, and
             # given up when nothing else came of it.
-            left = left[jobs:] + (left[:jobs] if done > before else [])
-    if done < wanted:
-        yield f"{wanted - done} of {wanted} could not be compiled ahead"
+            first, left = left[:jobs], left[jobs:]
+            (left if done > before else given_up).extend(first)
+    left += given_up
+    if left:
+        say(f"{len(left)} of {wanted} could not be compiled ahead")
+    return left
 
 
 def _compiled(

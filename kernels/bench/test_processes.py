@@ -72,8 +72,10 @@ def test_an_autotuner_that_times_nothing_calls_each_config_once() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what happens without a GPU")
 def test_processes_that_cannot_begin_are_told_of() -> None:
-    (said,) = warm([_group(Shape(1, 2, 1, 4, 4))], torch.device("cpu"), 2)
-    assert said == "2 of 2 could not be compiled ahead"
+    said: list[str] = []
+    groups = [_group(Shape(1, 2, 1, 4, 4))]
+    assert warm(groups, torch.device("cpu"), 2, said.append) == units(groups)
+    assert said == ["2 of 2 could not be compiled ahead"]
 
 
 def test_a_unit_that_kills_its_process_is_begun_last_and_given_up(
@@ -90,7 +92,9 @@ def test_a_unit_that_kills_its_process_is_begun_last_and_given_up(
 
     monkeypatch.setattr(processes, "_compiled", compiled)
     group = Group("simple_gla", WIDE, torch.float32, False, PROBLEMS["simple_gla"].modes)
-    said = list(warm([group], torch.device("cpu"), 1))
+    said: list[str] = []
+    (cold,) = warm([group], torch.device("cpu"), 1, said.append)
+    assert cold.mode == "fused_chunk"
     assert begun == [
         ["chunk", "fused_chunk", "fused_recurrent", "parallel"],
         ["fused_recurrent", "parallel", "fused_chunk"],
@@ -110,8 +114,12 @@ def test_no_unit_is_waited_for_after_the_time_is_up(monkeypatch: pytest.MonkeyPa
         raise TimeoutError
 
     monkeypatch.setattr(processes, "_compiled", compiled)
-    *_, said = warm([_group(WIDE)], torch.device("cpu"), 1)
-    assert said == "1 of 2 could not be compiled ahead"
+    said: list[str] = []
+    group, narrow = _group(WIDE), _group(Shape(1, 64, 2, 32, 32))
+    (cold,) = warm([group], torch.device("cpu"), 1, said.append)
+    assert said[-1] == "1 of 2 could not be compiled ahead"
+    assert cold.concerns(group)
+    assert not cold.concerns(narrow)
 
 
 def test_a_first_call_is_made_in_another_process() -> None:

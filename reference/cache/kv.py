@@ -122,6 +122,10 @@ class KVCache:
         Returns:
             o in the dtype of q, and the LSE, in the dtype of that of `attention`, if asked for.
             Padding rows are 0, their LSE -inf.
+
+        Raises:
+            TypeError, ValueError: as `update` and `attention` do; q not of the tokens of k. The
+                cache is then as it was.
         """
         if attention is None:
             from reference.softmax.attention import attention as default
@@ -130,19 +134,26 @@ class KVCache:
         if self.window is not None:
             options.setdefault("window", self.window)
         counts = self._check(k, v, offset)
+        if q.shape[:2] != k.shape[:2]:
+            raise ValueError(f"q: shape {tuple(q.shape)}, expected B and T of k, {k.shape[:2]}")
+        before = [*self.tokens], [*self.forgotten]
         view = self.update(k, v, offset)
         o = q.new_zeros(*q.shape[:3], v.shape[-1])
         lse: Tensor | None = None
-        for n, count in enumerate(counts):
-            keys = slice(int(view.cu_seqlens_k[n]), int(view.cu_seqlens_k[n + 1]))
-            rows, row_lse = attention(
-                q[n : n + 1, :count], view.k[:, keys], view.v[:, keys], causal=True, **options
-            )
-            o[n, :count] = rows[0]
-            if row_lse is not None:
-                if lse is None:
-                    lse = row_lse.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf)
-                lse[n, :, :count] = row_lse[0]
+        try:
+            for n, count in enumerate(counts):
+                keys = slice(int(view.cu_seqlens_k[n]), int(view.cu_seqlens_k[n + 1]))
+                rows, row_lse = attention(
+                    q[n : n + 1, :count], view.k[:, keys], view.v[:, keys], causal=True, **options
+                )
+                o[n, :count] = rows[0]
+                if row_lse is not None:
+                    if lse is None:
+                        lse = row_lse.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf)
+                    lse[n, :, :count] = row_lse[0]
+        except BaseException:
+            self.tokens, self.forgotten = before
+            raise
         return o, lse
 
     def crop(self, length: int | Int[Tensor, " B"]) -> None:

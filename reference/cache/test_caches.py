@@ -166,6 +166,22 @@ def test_a_refused_update_changes_nothing() -> None:
     assert keys(cache.update(*tokens([3]))) == [1, 3]
 
 
+@pytest.mark.parametrize("window", [None, 2])
+def test_a_refused_attention_appends_nothing(window: int | None) -> None:
+    cache = KVCache(1, window=window)
+    k = torch.randn(1, 3, 1, 2)
+    cache.update(k, k)
+    with pytest.raises(ValueError, match="softcap"):
+        cache.attend(k, k, k, softcap=-1.0)
+    with pytest.raises(ValueError, match="q: shape"):
+        cache.attend(k[:, :1], k, k)
+    assert cache.length.tolist() == [3]
+    o, _ = cache.attend(k[:, :1], k[:, :1], k[:, :1])
+    want = KVCache(1, window=window)
+    want.update(k, k)
+    torch.testing.assert_close(o, want.attend(k[:, :1], k[:, :1], k[:, :1])[0], rtol=0, atol=0)
+
+
 def test_layers_count_their_own_tokens() -> None:
     cache = RecurrentCache(1, layers=2)
     state = torch.ones(1, 2, 3, 5)
