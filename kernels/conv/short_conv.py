@@ -297,14 +297,13 @@ def _launch_states(
 ) -> None:
     dim = x.shape[2]
     grid = chunks.sequences * cdiv(dim, entry.features)
-    if grid:
-        _states[(grid,)](
-            x, weight, initial, final, dz, dfinal, dinitial, chunks.cu_seqlens, x.shape[1], dim,
-            BD=entry.features, W=weight.shape[1], STORE_FINAL=final is not None,
-            USE_INITIAL=initial is not None, STORE_INITIAL_GRADIENT=dinitial is not None,
-            USE_FINAL_GRADIENT=dfinal is not None, PACKED=chunks.table is not None,
-            num_warps=entry.num_warps,
-        )  # fmt: skip
+    _states[(grid,)](
+        x, weight, initial, final, dz, dfinal, dinitial, chunks.cu_seqlens, x.shape[1], dim,
+        BD=entry.features, W=weight.shape[1], STORE_FINAL=final is not None,
+        USE_INITIAL=initial is not None, STORE_INITIAL_GRADIENT=dinitial is not None,
+        USE_FINAL_GRADIENT=dfinal is not None, PACKED=chunks.table is not None,
+        num_warps=entry.num_warps,
+    )  # fmt: skip
 
 
 def _sizes(

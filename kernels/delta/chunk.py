@@ -433,11 +433,10 @@ class _Rule:
         heads, length = self.k.shape[2], self.tile.tokens
         shape = self.chunks.count, heads, length, length
         inverse = self.k.new_empty(shape, dtype=torch.float32)
-        if self.chunks.count * heads:
-            _prepare[(self.chunks.count * heads,)](
-                self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, self.chunks.table,
-                **self._launch(self.tile.of("system")),
-            )  # fmt: skip
+        _prepare[(self.chunks.count * heads,)](
+            self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, self.chunks.table,
+            **self._launch(self.tile.of("system")),
+        )  # fmt: skip
         return w_e, w_v, inverse
 
     def system_backward(
@@ -456,12 +455,11 @@ class _Rule:
         dg, dbeta = (None if x is None else torch.empty_like(x) for x in (self.g, self.beta))
         de = None if self.e is self.k else torch.empty_like(self.e, dtype=torch.float32)
         heads = self.k.shape[2]
-        if self.chunks.count * heads:
-            _prepare_backward[(self.chunks.count * heads,)](
-                self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, states, dwritten,
-                dk_part, dg_part, de, dk, dv, dg, dbeta, self.chunks.table,
-                **self._launch(self.tile.of("system_backward")),
-            )  # fmt: skip
+        _prepare_backward[(self.chunks.count * heads,)](
+            self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, states, dwritten,
+            dk_part, dg_part, de, dk, dv, dg, dbeta, self.chunks.table,
+            **self._launch(self.tile.of("system_backward")),
+        )  # fmt: skip
         return de, dk, dv, dg, dbeta
 
     def _launch(self, tile: Tile) -> dict[str, Any]:

@@ -256,14 +256,13 @@ def forward(
     if output_final_state:
         final_state = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
     grid = sequences * heads * cdiv(value_dim, blocks["BV"])
-    if grid:
-        _forward[(grid,)](
-            *_contiguous(q, k, v, g, beta, a, b, initial_state, cu_seqlens), o, final_state,
-            scale, tokens, heads, key_dim, value_dim,
-            **blocks, **gate_flags(g), DPLR=a is not None,
-            USE_INITIAL=initial_state is not None, STORE_FINAL=output_final_state,
-            PACKED=cu_seqlens is not None, num_warps=tile.num_warps,
-        )  # fmt: skip
+    _forward[(grid,)](
+        *_contiguous(q, k, v, g, beta, a, b, initial_state, cu_seqlens), o, final_state,
+        scale, tokens, heads, key_dim, value_dim,
+        **blocks, **gate_flags(g), DPLR=a is not None,
+        USE_INITIAL=initial_state is not None, STORE_FINAL=output_final_state,
+        PACKED=cu_seqlens is not None, num_warps=tile.num_warps,
+    )  # fmt: skip
     return o, final_state
 
 
@@ -310,22 +309,21 @@ def backward(
     if initial_state is not None:
         dinitial = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
     grid = sequences * heads * parts
-    if grid:
-        cells = blocks["BK"] * blocks["BV"]
-        if cu_seqlens is None:
-            count = batch * cdiv(tokens, tile.tokens)
-        else:
-            count = tokens // tile.tokens + sequences
-        segments = v.new_empty(count * heads * parts * cells, dtype=torch.float32)
-        states = v.new_empty(grid * tile.tokens * cells, dtype=torch.float32)
-        _backward[(grid,)](
-            *_contiguous(q, k, v, g, beta, a, b, initial_state, cu_seqlens, do, dfinal_state),
-            dq, dk, dv, dg, dbeta, da, db, dinitial, segments, states,
-            scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
-            **blocks, SEGMENT=tile.tokens, **gate_flags(g), DPLR=a is not None,
-            USE_INITIAL=initial_state is not None, USE_FINAL_GRADIENT=dfinal_state is not None,
-            PACKED=cu_seqlens is not None, num_warps=tile.num_warps,
-        )  # fmt: skip
+    cells = blocks["BK"] * blocks["BV"]
+    if cu_seqlens is None:
+        count = batch * cdiv(tokens, tile.tokens)
+    else:
+        count = tokens // tile.tokens + sequences
+    segments = v.new_empty(count * heads * parts * cells, dtype=torch.float32)
+    states = v.new_empty(grid * tile.tokens * cells, dtype=torch.float32)
+    _backward[(grid,)](
+        *_contiguous(q, k, v, g, beta, a, b, initial_state, cu_seqlens, do, dfinal_state),
+        dq, dk, dv, dg, dbeta, da, db, dinitial, segments, states,
+        scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
+        **blocks, SEGMENT=tile.tokens, **gate_flags(g), DPLR=a is not None,
+        USE_INITIAL=initial_state is not None, USE_FINAL_GRADIENT=dfinal_state is not None,
+        PACKED=cu_seqlens is not None, num_warps=tile.num_warps,
+    )  # fmt: skip
     dq, dk, dg, dbeta, da, db = (
         None if dx is None else add_parts(dx, dtype)
         for dx, dtype in zip(shared, dtypes, strict=True)

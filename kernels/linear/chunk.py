@@ -477,14 +477,13 @@ def gradients(
         dtype_g = torch.float32 if partial else g.dtype
         dg = empty_parts(1 if g.dim() == 4 else key_tiles, g.shape, dtype_g, g.device)
     grid = chunks.count * heads * key_tiles
-    if grid:
-        _gradients[(grid,)](
-            q, k, v, g, do, states, dstates, dq, dk, dg, chunks.table,
-            scale, q.shape[0] * q.shape[1], q.shape[1], heads, key_dim, value_dim,
-            C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-            **gate_flags(g), PACKED=chunks.table is not None,
-            num_warps=own.num_warps, num_stages=own.num_stages,
-        )  # fmt: skip
+    _gradients[(grid,)](
+        q, k, v, g, do, states, dstates, dq, dk, dg, chunks.table,
+        scale, q.shape[0] * q.shape[1], q.shape[1], heads, key_dim, value_dim,
+        C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
+        **gate_flags(g), PACKED=chunks.table is not None,
+        num_warps=own.num_warps, num_stages=own.num_stages,
+    )  # fmt: skip
     return dq, dk, None if dg is None else add_parts(dg, dtype_g)
 
 
@@ -521,16 +520,15 @@ def pass_states(
         BK = keys_of_delta(key_dim, x.dtype)
         parts = cdiv(key_dim, BK)
     grid = chunks.sequences * heads * cdiv(key_dim, parts * BK) * cdiv(value_dim, BV)
-    if grid:
-        _pass_states[(grid,)](
-            x, y, g, *(delta or (None, None, None)),
-            initial, states, last, chunks.starts, chunks.cu_seqlens,
-            factor, x.shape[1], heads, key_dim, value_dim,
-            C=tile.tokens, PARTS=parts, BK=BK, BV=BV,
-            **gate_flags(g), DELTA=delta is not None, USE_INITIAL=initial is not None,
-            STORE_FINAL=final, REVERSE=reverse, PACKED=chunks.table is not None,
-            num_warps=own.num_warps, num_stages=own.num_stages,
-        )  # fmt: skip
+    _pass_states[(grid,)](
+        x, y, g, *(delta or (None, None, None)),
+        initial, states, last, chunks.starts, chunks.cu_seqlens,
+        factor, x.shape[1], heads, key_dim, value_dim,
+        C=tile.tokens, PARTS=parts, BK=BK, BV=BV,
+        **gate_flags(g), DELTA=delta is not None, USE_INITIAL=initial is not None,
+        STORE_FINAL=final, REVERSE=reverse, PACKED=chunks.table is not None,
+        num_warps=own.num_warps, num_stages=own.num_stages,
+    )  # fmt: skip
     return states, last
 
 
@@ -555,15 +553,14 @@ def outputs(
     own = tile_of("outputs", tile, key_dim, value_dim)
     BK, BV = blocks(key_dim, value_dim, own, r.dtype)
     grid = chunks.count * heads * cdiv(value_dim, BV)
-    if grid:
-        _outputs[(grid,)](
-            r, c, y, g, states, out, chunks.table,
-            *factors, r.shape[1], heads, key_dim, value_dim,
-            C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-            **gate_flags(g), USE_STATES=states is not None,
-            REVERSE=reverse, PACKED=chunks.table is not None,
-            num_warps=own.num_warps, num_stages=own.num_stages,
-        )  # fmt: skip
+    _outputs[(grid,)](
+        r, c, y, g, states, out, chunks.table,
+        *factors, r.shape[1], heads, key_dim, value_dim,
+        C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
+        **gate_flags(g), USE_STATES=states is not None,
+        REVERSE=reverse, PACKED=chunks.table is not None,
+        num_warps=own.num_warps, num_stages=own.num_stages,
+    )  # fmt: skip
 
 
 def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

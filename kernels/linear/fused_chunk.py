@@ -216,14 +216,13 @@ def _run(
     if final:
         last = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
     grid = sequences * heads * parts * cdiv(value_dim, BV)
-    if grid:
-        _walk[(grid,)](
-            q, k, v, g, initial, out, last, cu_seqlens,
-            read_factor, write_factor, batch * tokens, tokens, heads, key_dim, value_dim,
-            C=tile.tokens, BK=BK, BV=BV,
-            DTYPE=_TRITON_DTYPES[dtype], USE_HEAD_G=g is not None,
-            USE_INITIAL=initial is not None, STORE_FINAL=final,
-            TRANSPOSED=transposed, REVERSE=reverse, PACKED=cu_seqlens is not None,
-            num_warps=own.num_warps, num_stages=own.num_stages,
-        )  # fmt: skip
+    _walk[(grid,)](
+        q, k, v, g, initial, out, last, cu_seqlens,
+        read_factor, write_factor, batch * tokens, tokens, heads, key_dim, value_dim,
+        C=tile.tokens, BK=BK, BV=BV,
+        DTYPE=_TRITON_DTYPES[dtype], USE_HEAD_G=g is not None,
+        USE_INITIAL=initial is not None, STORE_FINAL=final,
+        TRANSPOSED=transposed, REVERSE=reverse, PACKED=cu_seqlens is not None,
+        num_warps=own.num_warps, num_stages=own.num_stages,
+    )  # fmt: skip
     return add_parts(out, out_dtype), last

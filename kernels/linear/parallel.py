@@ -139,13 +139,12 @@ def forward(
     BK, BV = blocks(key_dim, value_dim, tile, q.dtype)
     o = torch.empty_like(v, dtype=out_dtype)
     grid = chunks.count * heads * cdiv(value_dim, BV)
-    if grid:
-        _all_pairs[(grid,)](
-            q, k, v, g, initial, o, chunks.table, scale, tokens, heads, key_dim, value_dim,
-            C=tile.tokens, BK=BK, BV=BV, USE_HEAD_G=gate_flags(g)["USE_HEAD_G"],
-            USE_INITIAL=initial is not None, PACKED=chunks.table is not None,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
+    _all_pairs[(grid,)](
+        q, k, v, g, initial, o, chunks.table, scale, tokens, heads, key_dim, value_dim,
+        C=tile.tokens, BK=BK, BV=BV, USE_HEAD_G=gate_flags(g)["USE_HEAD_G"],
+        USE_INITIAL=initial is not None, PACKED=chunks.table is not None,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
     final = None
     if output_final_state:
         _, final = pass_states(k, v, g, initial, chunks, factor=1.0, final=True, tile=tile)

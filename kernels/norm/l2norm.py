@@ -63,11 +63,10 @@ def _launch(kernel, x: Tensor, *others: Tensor, eps: float, tile: int | None) ->
     tile = tiles.choose("l2norm", "fused", dim=dim, dtype=x.dtype, device=x.device, tile=tile)
     entry = tiles.TABLE["l2norm", "fused"][tile]
     count = x.numel() // dim
-    if count:
-        kernel[(cdiv(count, entry.tokens),)](
-            x, *others, out, eps, count, dim,
-            ROWS=entry.tokens, BD=next_power_of_2(dim), num_warps=entry.num_warps,
-        )  # fmt: skip
+    kernel[(cdiv(count, entry.tokens),)](
+        x, *others, out, eps, count, dim,
+        ROWS=entry.tokens, BD=next_power_of_2(dim), num_warps=entry.num_warps,
+    )  # fmt: skip
     return out
 
 

@@ -25,10 +25,10 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.delta.fused_recurrent",
-        before=("STORE_FINAL=output_final_state,\n            PACKED=cu_seqlens is not None,"),
+        before=("STORE_FINAL=output_final_state,\n        PACKED=cu_seqlens is not None,"),
         after=(
             "STORE_FINAL=output_final_state,\n"
-            "            PACKED=cu_seqlens is not None and tokens > 1,"
+            "        PACKED=cu_seqlens is not None and tokens > 1,"
         ),
     ),
 )
