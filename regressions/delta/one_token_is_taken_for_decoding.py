@@ -27,8 +27,7 @@ BUG = KnownBug(
         module="kernels.delta.fused_recurrent",
         before=("STORE_FINAL=output_final_state,\n        PACKED=cu_seqlens is not None,"),
         after=(
-            "STORE_FINAL=output_final_state,\n"
-            "        PACKED=cu_seqlens is not None and tokens > 1,"
+            "STORE_FINAL=output_final_state,\n        PACKED=cu_seqlens is not None and tokens > 1,"
         ),
     ),
 )
