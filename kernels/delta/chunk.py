@@ -354,13 +354,12 @@ def backward(
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
     if a is not None:
         do = _interleaved(torch.zeros_like(do), do)
-    do = do.contiguous()
-    initial_state, dfinal_state = _contiguous(initial_state), _contiguous(dfinal_state)
+    do, initial_state, dfinal_state = map(_contiguous, (do, initial_state, dfinal_state))
     w_e, w_v, inverse = rule.system()
     written = torch.empty_like(w_v)
     states, _ = pass_states(
         rule.k, w_v, rule.g, initial_state, rule.chunks,
-        factor=1.0, final=False, reverse=False, tile=tile, delta=(w_e, w_e, written),
+        factor=1.0, tile=tile, delta=(w_e, w_e, written),
     )  # fmt: skip
     dwritten = torch.empty_like(w_v)
     outputs(

@@ -40,7 +40,7 @@ def _load(ptr, row, width, cols, inside):
 
 @triton.jit
 def _store(ptr, x, row, width, cols, inside):
-    tl.store(ptr + row * width + cols, x.to(ptr.dtype.element_ty), mask=inside)
+    tl.store(ptr + row * width + cols, x, mask=inside)
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def _step(
         b = _load(b_ptr, row, key_dim, keys, in_k)
         S = decayed + b[:, None] * r[None, :] + k[:, None] * v[None, :]
     else:
-        u = tl.load(beta_ptr + row).to(tl.float32) * (v - tl.sum(k[:, None] * decayed, 0))
+        u = tl.load(beta_ptr + row) * (v - tl.sum(k[:, None] * decayed, 0))
         S = decayed + k[:, None] * u[None, :]
     return S
 

@@ -40,8 +40,6 @@ from properties.targets import load
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _arguments(arguments)
     console = Console()
-    # Which lines a kernel has is known of what is compiled there.
-    os.environ.setdefault("TRITON_SIM_CACHE", str(chosen.cache / "simulator"))
     try:
         target = load("ours", activate(chosen.device))
         wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))

@@ -1,6 +1,7 @@
 """Try mutants, each on the checks that run its code, the most telling first, until one fails."""
 
 import hashlib
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -117,7 +118,10 @@ class Suite:
         self.bench = Bench("ours", device, (folder / "oracle", answers))
         self.surveys = Surveys(folder)
         self.tests = tests
-        self.nursery = Nursery((*LIBRARIES, "properties.mutants.warm"), workers, device)
+        preload = (*LIBRARIES, "properties.mutants.warm")
+        # Which lines a kernel has is known of what is compiled there.
+        kept = os.environ.get("TRITON_SIM_CACHE") or str(folder / "simulator")
+        self.nursery = Nursery(preload, workers, device, {"TRITON_SIM_CACHE": kept})
         self._surveyors = ThreadPoolExecutor(workers)
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._checks: dict[str, list[Check]] = {}

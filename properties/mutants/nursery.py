@@ -10,14 +10,14 @@ import os
 import pickle
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from properties.device import resolve
@@ -55,16 +55,24 @@ class Nursery:
         workers: how many there are.
         device: where tasks run kernels. CUDA reserves addresses for all memory that there is, so
             that only tasks on other devices are held to 8 GiB.
+        environment: variables that the servers have besides.
     """
 
-    def __init__(self, preload: Sequence[str], workers: int = 1, device: str = "auto") -> None:
+    def __init__(
+        self,
+        preload: Sequence[str],
+        workers: int = 1,
+        device: str = "auto",
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         context = get_context("spawn")
         self._memory = None if resolve(device) == "cuda" else _MEMORY
         self._idle: SimpleQueue[Connection] = SimpleQueue()
         self._processes = []
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, tuple(preload)), daemon=True)
+            given = theirs, tuple(preload), dict(environment)
+            process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -111,11 +119,11 @@ class Nursery:
         self._threads.shutdown()
 
 
-def _serve(parent: Connection, preload: tuple[str, ...]) -> None:
+def _serve(parent: Connection, preload: tuple[str, ...], environment: dict[str, str]) -> None:
     """Import, then answer one task after the other until there is nobody to ask."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.update(environment, OMP_NUM_THREADS="1")
     for name in preload:
         import_module(name)
     # What is there now is shared with every trial until a collection writes to it.
