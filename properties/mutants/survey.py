@@ -25,6 +25,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "properties/test_rotary.py",
         "properties/test_layers.py",
         "properties/test_caches.py",
+        "properties/test_chunk_sums.py",
         "properties/test_library.py",
     ),
     "reference": ("reference", "properties/test_oracles.py"),
