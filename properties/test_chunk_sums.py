@@ -59,7 +59,7 @@ def test_the_inverse_of_a_system_keeps_its_bits(op: str, subject: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
-def test_a_strength_of_16_bits_is_multiplied_in_32(mode: str, subject: Any) -> None:
+def test_a_strength_of_16_bits_is_multiplied_in_32(mode: Any, subject: Any) -> None:
     """1.5 · 2047 has 12 bits before and one after the point; a float16 has 11 in all."""
     one = torch.ones(1, 1, 1, 16, dtype=torch.float16, device=subject.device)
     k = one * (torch.arange(16, device=subject.device) == 0)
