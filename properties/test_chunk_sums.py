@@ -65,6 +65,7 @@ def test_a_strength_of_16_bits_is_multiplied_in_32(mode: Any, subject: Any) -> N
     k = one * (torch.arange(16, device=subject.device) == 0)
     beta = torch.full((1, 1, 1), 1.5, dtype=torch.float16, device=subject.device)
     _, state = kernels.delta_rule(one, k, 2047 * one, beta, output_final_state=True, mode=mode)
+    assert state is not None
     assert state[0, 0, 0].tolist() == [3070.5] * 16
 
 
