@@ -39,25 +39,32 @@ class Job:
     def share(self, examples: int) -> int:
         """How many of a profile's examples the job gets, when it is one of all of them.
 
-        All of them for a law about numbers, half of them for another. But a sixth where another
-        job tries nearly the same: one 16-bit dtype or the other, and one mode of a reading, which
-        is the same lines in all modes. In these, laws take turns.
+        All of them for a law about numbers, half of them for another, and half of that for a
+        reading, whose kernels are another op's. But a sixth where another job tries nearly the
+        same: one 16-bit dtype or the other, and one mode of a reading, which is the same lines in
+        all modes. In these, laws take turns.
         """
         if not self._has_its_turn:
             return max(2, examples // 6)
-        return examples if self.law in _OF_NUMBERS else (examples + 1) // 2
+        halves = (self.law not in _OF_NUMBERS) + (not self._has_kernels)
+        return -(-examples // 2**halves)
 
     @property
-    def _has_its_turn(self) -> bool:
+    def _has_kernels(self) -> bool:
+        """Of its own, unlike a reading."""
         # The interpreter has to be chosen before the kernels are imported.
         from kernels.tiles import TABLE
 
+        return (self.op, self.mode) in TABLE
+
+    @property
+    def _has_its_turn(self) -> bool:
         modes = [mode.name for mode in OPS[self.op].modes]
         place = modes.index(self.mode) if self.mode in modes else 0
         turn = list(LAWS).index(self.law) + list(OPS).index(self.op)
         if self.dtype in _HALVES and self.dtype != _HALVES[(turn // 2 + place) % len(_HALVES)]:
             return False
-        return (self.op, self.mode) in TABLE or place == turn % len(modes)
+        return self._has_kernels or place == turn % len(modes)
 
     @property
     def stream(self) -> str:

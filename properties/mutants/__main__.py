@@ -1,8 +1,9 @@
 """Plant small mistakes in kernels and oracles, one at a time, and see which the suite notices.
 
 Each mutant is an edit made in memory while a fresh process imports the code; no file is touched. It
-is tried against the laws and tests that run it, the most telling first, and the first failure kills
-it. Mutants that nothing can kill are listed in equivalents.toml, each with its reason.
+is tried against the most telling laws and tests that run it, and the first failure kills it. Those
+that survive are made together, and tried against all the others: what changes nothing alone changes
+nothing together. Mutants that nothing can kill are listed in equivalents.toml, with the reason.
 
 What became of a mutant is kept, and a run goes on where another stopped: what was killed is tried
 again when its function changes, what survived also when the suite does.
@@ -12,8 +13,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -30,10 +32,10 @@ from properties.device import DEVICES, activate, resolve
 from properties.jobs import Selection
 from properties.mutants import equivalents
 from properties.mutants.board import Board
-from properties.mutants.hunt import Suite, judge, killed_among, units
+from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
 from properties.mutants.mutant import PACKAGES, Mutant, mutants
 from properties.mutants.operators import OPERATORS
-from properties.mutants.verdicts import Verdicts
+from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 
 
@@ -132,8 +134,12 @@ def _run(
             board.verdicts[mutant.key] = known
     known_before = f", {len(board.verdicts)} of them known" if board.verdicts else ""
     console.print(f"{len(wanted)} mutants{known_before}; {chosen.jobs} processes", highlight=False)
-    _try_all(board, suite, verdicts, chosen.jobs, console)
-    killed = _check_listed([m for m in wanted if m.key in listed], suite, verdicts, console)
+    suspects = _try_alone(board, suite, verdicts, chosen.jobs, console)
+    _try_together(suspects, board, suite, verdicts, chosen.jobs, console)
+    killed = _together(
+        [m for m in wanted if m.key in listed], "listed as equivalent", suite, verdicts,
+        chosen.jobs, console,
+    )  # fmt: skip
 
     for table in board.tables():
         console.print(table)
@@ -153,42 +159,95 @@ def _run(
     return 1 if board.survivors or problems else 0
 
 
-def _try_all(
+def _try_alone(
     board: Board, suite: Suite, verdicts: Verdicts, workers: int, console: Console
-) -> None:
-    left = board.open
+) -> dict[Mutant, Verdict]:
+    """Try each mutant on the telling checks; those that survive them are returned."""
+    suspects: dict[Mutant, Verdict] = {}
+    for mutant in board.open:
+        known = verdicts.get(_alone(mutant), suite.code(mutant))
+        if known is not None:
+            suspects[mutant] = known
+    left = [mutant for mutant in board.open if mutant not in suspects]
     if not left:
-        return
+        return suspects
     with _bar(console) as bar, ThreadPoolExecutor(workers) as pool:
-        task = bar.add_task("mutants", total=len(left), survivors=0)
+        task = bar.add_task("mutants", total=len(left), survivors=len(suspects))
         futures = {pool.submit(judge, mutant, suite): mutant for mutant in left}
         try:
             for future in as_completed(futures):
-                verdict = future.result()
-                verdicts.add(verdict)
-                board.verdicts[verdict.key] = verdict
-                bar.update(task, advance=1, survivors=len(board.survivors))
+                mutant, verdict = futures[future], future.result()
+                if verdict.caught_by is None:
+                    suspects[mutant] = verdict
+                    verdicts.add(replace(verdict, key=_alone(mutant)))
+                else:
+                    board.verdicts[verdict.key] = verdict
+                    verdicts.add(verdict)
+                bar.update(task, advance=1, survivors=len(suspects))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             suite.close(at_once=True)
             raise
+    return suspects
 
 
-def _check_listed(
-    listed: Sequence[Mutant], suite: Suite, verdicts: Verdicts, console: Console
-) -> list[Mutant]:
-    """Those of the listed mutants that are killed all the same."""
-    killed: list[Mutant] = []
-    parts = [unit for package in PACKAGES for unit in units(suite, package)]
-    parts = [u for u in parts if any(m.package == u.package for m in listed)]
+def _alone(mutant: Mutant) -> str:
+    return f"{mutant.key} alone"
+
+
+def _try_together(
+    suspects: Mapping[Mutant, Verdict],
+    board: Board,
+    suite: Suite,
+    verdicts: Verdicts,
+    workers: int,
+    console: Console,
+) -> None:
+    """Try what is left of mutants on all there is."""
+    killed = _together([*suspects], "all together", suite, verdicts, workers, console)
+    for mutant, verdict in suspects.items():
+        if mutant in killed:
+            verdict = replace(verdict, caught_by=killed[mutant][0], check=killed[mutant][1])
+        else:
+            verdict = replace(verdict, tried={**verdict.tried, "all else, with others": 1})
+        board.verdicts[verdict.key] = verdict
+        verdicts.add(verdict)
+
+
+def _together(
+    mutants: Sequence[Mutant],
+    title: str,
+    suite: Suite,
+    verdicts: Verdicts,
+    workers: int,
+    console: Console,
+) -> dict[Mutant, tuple[str, str]]:
+    """Those that anything kills: what does, and which check of it."""
+    parts = [
+        unit
+        for package in PACKAGES
+        for unit in units(suite, package)
+        if any(m.package == package and m.module in unit.modules for m in mutants)
+    ]
+    killed: dict[Mutant, tuple[str, str]] = {}
+
+    def run(unit: Unit) -> dict[Mutant, tuple[str, str]]:
+        those = [m for m in mutants if m.package == unit.package and m not in killed]
+        found = killed_among(those, suite, verdicts, unit)
+        return {mutant: unit.told(pinned) for mutant, pinned in found.items()}
+
     if not parts:
-        return []
-    with _bar(console) as bar:
-        task = bar.add_task("listed as equivalent", total=len(parts), survivors=0)
-        for unit in parts:
-            those = [m for m in listed if m.package == unit.package and m not in killed]
-            killed += killed_among(those, suite, verdicts, unit)
-            bar.update(task, advance=1)
+        return killed
+    with _bar(console) as bar, ThreadPoolExecutor(workers) as pool:
+        task = bar.add_task(title, total=len(parts), survivors=len(mutants))
+        try:
+            for found in pool.map(run, parts):
+                killed |= found
+                bar.update(task, advance=1, survivors=len(mutants) - len(killed))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            suite.close(at_once=True)
+            raise
     return killed
 
 

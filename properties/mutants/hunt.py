@@ -47,6 +47,10 @@ _LONGER, _COMPILING = 20.0, 10.0
 _AT_LEAST, _AT_MOST = 60.0, 3600
 
 
+# The waves before it.
+_TELLING = (2,)
+
+
 def _wave(job: Job) -> tuple[int, int, int]:
     """Where a job comes: numbers in every dtype, then each law in float32, then the rest."""
     dtype = ("float32", "bfloat16", "float16").index(job.dtype)
@@ -144,15 +148,20 @@ class Suite:
         return [j for j in self.jobs if mutant.module in self.sources[j.op].kernels]
 
     def waves(self, mutant: Mutant) -> Iterator[list[Check]]:
-        """The checks that run a mutant's code, in the order in which they are tried."""
+        """The checks that run a mutant's code and are tried on it alone, in their order.
+
+        Where there are laws these are the telling ones: numbers in every dtype, and all in float32.
+        Where there are none it is all tests.
+        """
         waves: defaultdict[tuple[int, ...], list[Job]] = defaultdict(list)
         for job in self.jobs_about(mutant):
-            waves[_wave(job)].append(job)
+            if _wave(job) < _TELLING:
+                waves[_wave(job)].append(job)
         for jobs in waves.values():
             # Side by side where they are not known yet: whoever tries another mutant waits too.
             surveys = self._surveyors.map(self.checks_of, jobs)
             yield _in_order(mutant, [check for checks in surveys for check in checks])
-        for file in self.files_about(mutant):
+        for file in () if waves else self.files_about(mutant):
             yield _in_order(mutant, self.tests_in(file, mutant.package))
 
     def checks_of(self, job: Job) -> list[Check]:
@@ -246,7 +255,7 @@ def _in_order(mutant: Mutant, checks: Iterable[Check]) -> list[Check]:
 
 
 def judge(mutant: Mutant, suite: Suite) -> Verdict:
-    """Try a mutant until a check fails, or all have passed."""
+    """Try a mutant alone until a check fails, or those that are tried so have passed."""
     seconds, tried = 0.0, Counter[str]()
     for checks in suite.waves(mutant):
         if not checks:
@@ -284,6 +293,12 @@ class Unit:
     jobs: tuple[Job, ...] = ()
     file: str = ""
 
+    def told(self, pinned: Pinned) -> tuple[str, str]:
+        """What kills, and which of its checks: a law and the job, or a file and the test."""
+        if isinstance(pinned, LawAbout):
+            return pinned.law, f"{self.name}-{pinned.law}-{pinned.case.dtype}"
+        return self.file, pinned.node
+
 
 def units(suite: Suite, package: str) -> Iterator[Unit]:
     """All that may notice an edit of a package: the jobs of each mode, and each file of tests."""
@@ -299,36 +314,35 @@ def units(suite: Suite, package: str) -> Iterator[Unit]:
 
 def killed_among(
     mutants: Sequence[Mutant], suite: Suite, verdicts: Verdicts, unit: Unit
-) -> list[Mutant]:
-    """Make the edits of all mutants that a unit concerns, run it, and say which it kills.
+) -> dict[Mutant, Pinned]:
+    """Make the edits of all mutants that a unit concerns, run it, and say what kills which.
 
     What changes nothing alone changes nothing together: one run is enough for any number of mutants
-    that are said to change nothing. Where it fails they are tried one by one on what failed, and in
+    that seem to change nothing. Where it fails they are tried one by one on what failed, and in
     halves if none fails alone.
     """
     mutants = [m for m in mutants if m.module in unit.modules]
     if not mutants:
-        return []
+        return {}
     told = unit.name, [m.key for m in mutants]
     key = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
     if verdicts.get(key, unit.code) is not None:
-        return []
+        return {}
     edits, left = combined(mutants)
     failure = suite.run(unit, edits)
-    if failure is None:
-        killed = []
-    elif len(mutants) == 1:
-        killed = list(mutants)
-    else:
+    killed: dict[Mutant, Pinned] = {}
+    if failure is not None and len(mutants) == 1:
+        killed = dict.fromkeys(mutants, failure)
+    elif failure is not None:
         together = [m for m in mutants if m not in left]
-        killed = [m for m in together if suite.fails(failure, m)]
+        killed = {m: failure for m in together if suite.fails(failure, m)}
         if not killed:
             half = len(together) // 2
             for part in (together[:half], together[half:]):
-                killed += killed_among(part, suite, verdicts, unit)
+                killed |= killed_among(part, suite, verdicts, unit)
         else:
             left = [m for m in mutants if m not in killed]
-    killed += killed_among(left, suite, verdicts, unit)
+    killed |= killed_among(left, suite, verdicts, unit)
     if not killed:
         verdicts.add(Verdict(key, None, unit.name, suite=unit.code))
     return killed
