@@ -47,7 +47,7 @@ class Job:
         if not self._has_its_turn:
             return max(2, examples // 6)
         halves = (self.law not in _OF_NUMBERS) + (not self._has_kernels)
-        return -(-examples // 2**halves)
+        return -(-examples >> halves)
 
     @property
     def _has_kernels(self) -> bool:
