@@ -153,7 +153,7 @@ def run(
     modes = _MODES[op]
     if mode == "auto":
         long = sizes["T"] * sizes["B"] > _SHORT * sequences
-        mode = "chunk" if long and "chunk" in modes else "fused_recurrent"
+        mode = "chunk" if long else "fused_recurrent"
     if mode not in modes:
         raise ValueError(f"mode: {mode!r}, expected 'auto', {', '.join(map(repr, modes))}")
     tile = tiles.choose(
