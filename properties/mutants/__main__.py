@@ -13,8 +13,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,23 +172,18 @@ def _try_alone(
     left = [mutant for mutant in board.open if mutant not in suspects]
     if not left:
         return suspects
-    with _bar(console) as bar, ThreadPoolExecutor(workers) as pool:
+    with _bar(console) as bar, _pool(workers, suite) as pool:
         task = bar.add_task("mutants", total=len(left), survivors=len(suspects))
         futures = {pool.submit(judge, mutant, suite): mutant for mutant in left}
-        try:
-            for future in as_completed(futures):
-                mutant, verdict = futures[future], future.result()
-                if verdict.caught_by is None:
-                    suspects[mutant] = verdict
-                    verdicts.add(replace(verdict, key=_alone(mutant)))
-                else:
-                    board.verdicts[verdict.key] = verdict
-                    verdicts.add(verdict)
-                bar.update(task, advance=1, survivors=len(suspects))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            suite.close(at_once=True)
-            raise
+        for future in as_completed(futures):
+            mutant, verdict = futures[future], future.result()
+            if verdict.caught_by is None:
+                suspects[mutant] = verdict
+                verdicts.add(replace(verdict, key=_alone(mutant)))
+            else:
+                board.verdicts[verdict.key] = verdict
+                verdicts.add(verdict)
+            bar.update(task, advance=1, survivors=len(suspects))
     return suspects
 
 
@@ -238,17 +234,24 @@ def _together(
 
     if not parts:
         return killed
-    with _bar(console) as bar, ThreadPoolExecutor(workers) as pool:
+    with _bar(console) as bar, _pool(workers, suite) as pool:
         task = bar.add_task(title, total=len(parts), survivors=len(mutants))
+        for found in pool.map(run, parts):
+            killed |= found
+            bar.update(task, advance=1, survivors=len(mutants) - len(killed))
+    return killed
+
+
+@contextmanager
+def _pool(workers: int, suite: Suite) -> Iterator[ThreadPoolExecutor]:
+    """Threads that wait for trials: an error ends those at once, as leaving would wait for them."""
+    with ThreadPoolExecutor(workers) as pool:
         try:
-            for found in pool.map(run, parts):
-                killed |= found
-                bar.update(task, advance=1, survivors=len(mutants) - len(killed))
+            yield pool
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             suite.close(at_once=True)
             raise
-    return killed
 
 
 def _bar(console: Console) -> Progress:

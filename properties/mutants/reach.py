@@ -101,7 +101,8 @@ class Reach:
         return self._compiled[key]
 
     def _remember(self, source: Any, seen: Lines) -> None:
-        key, path = _key(source), self._path(_key(source))
+        key = _key(source)
+        path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({name: sorted(lines) for name, lines in seen.items()}))
         self._compiled[key] = _absolute(seen)

@@ -14,9 +14,9 @@ from properties.mutants.edit import Edit
 from properties.mutants.reach import Reach, packed
 from properties.mutants.trial import Bench, LawAbout, Pinned, TestAt, bench_subject
 
-# What notices an edit of a package, beside the laws.
 # They start processes, which a trial may not, and test what has no mutants.
 OF_TOOLS = frozenset({"bench", "test_tune.py"})
+# What notices an edit of a package, beside the laws.
 TESTS: dict[str, tuple[str, ...]] = {
     "kernels": (
         "kernels",
