@@ -98,8 +98,10 @@ def _filled(
     spans = list(pairwise(bounds if case.packed else bounds[:2]))
     blank = Blank(argument.role, tuple(known[d] for d in dims), axis, spans)
     x = RECIPES[case.values](blank, generator)
-    if argument.role in (Role.QUERY, Role.KEY) and op.nonnegative(case):
+    if op.nonnegative(case) and argument.role in (Role.QUERY, Role.KEY):
         return x.abs()
+    if op.nonnegative(case) and argument.role is Role.STATE:
+        x[..., -1].abs_()
     return x
 
 

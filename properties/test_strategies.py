@@ -267,6 +267,20 @@ def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
             assert x.dtype == (torch.float32 if float32 else case.torch_dtype)
 
 
+@pytest.mark.parametrize("op", [op for op in OPS.values() if "normalize" in op.names])
+def test_a_normaliser_keeps_its_sign(op: Op) -> None:
+    normalised = [case for case in drawn(op.name, op.modes[-1].name) if op.nonnegative(case)]
+    states = 0
+    for case in normalised[:50]:
+        tensors = build(op, case).tensors
+        assert (tensors["q"] >= 0).all()
+        assert (tensors["k"] >= 0).all()
+        if "initial_state" in tensors:
+            states += 1
+            assert (tensors["initial_state"][..., -1] >= 0).all()
+    assert states > 10
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4))
 def test_layout_moves_values_and_changes_none(layout: str, shape: list[int]) -> None:

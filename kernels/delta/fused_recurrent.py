@@ -29,6 +29,7 @@ from torch import Tensor
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.parts import add_parts, empty_parts
+from kernels.primitives.states import optional
 from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
 
 
@@ -77,10 +78,10 @@ def _step(
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _forward(
-    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, a_ptr, b_ptr, initial_ptr, cu_seqlens_ptr,
-    o_ptr, final_ptr, scale, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, a_ptr, b_ptr, cu_seqlens_ptr, initial_ptr, use_initial,
+    o_ptr, final_ptr, store_final, scale, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr,
-    DPLR: tl.constexpr, USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr, PACKED: tl.constexpr,
+    DPLR: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     value_tiles = tl.cdiv(value_dim, BV)
     state = (tl.program_id(0) // value_tiles).to(tl.int64)
@@ -95,9 +96,7 @@ def _forward(
     cells = state * key_dim * value_dim + keys[:, None] * value_dim + values[None, :]
     in_state = in_k[:, None] & in_v[None, :]
 
-    S = tl.zeros([BK, BV], tl.float32)
-    if USE_INITIAL:
-        S = tl.load(initial_ptr + cells, mask=in_state, other=0.0)
+    S = tl.load(initial_ptr + cells, mask=in_state & use_initial, other=0.0)
     for t in range(length):
         row = (first + t) * heads + head
         S = _step(
@@ -107,19 +106,17 @@ def _forward(
         q = _load(q_ptr, row, key_dim, keys, in_k)
         o = tl.sum(S * q[:, None], 0) * scale
         _store(o_ptr, o, row, value_dim, values, in_v)
-    if STORE_FINAL:
-        tl.store(final_ptr + cells, S, mask=in_state)
+    tl.store(final_ptr + cells, S, mask=in_state & store_final)
 
 
 @triton.jit(do_not_specialize=["rows", "tokens", "heads"])
 def _backward(
-    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, a_ptr, b_ptr, initial_ptr, cu_seqlens_ptr,
-    do_ptr, dfinal_ptr, dq_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, da_ptr, db_ptr, dinitial_ptr,
-    segments_ptr, states_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, a_ptr, b_ptr, cu_seqlens_ptr, initial_ptr, use_initial,
+    do_ptr, dfinal_ptr, use_dfinal, dq_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, da_ptr, db_ptr,
+    dinitial_ptr, store_dinitial, segments_ptr, states_ptr,
     scale, rows, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     BK: tl.constexpr, BV: tl.constexpr, SEGMENT: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DPLR: tl.constexpr,
-    USE_INITIAL: tl.constexpr, USE_FINAL_GRADIENT: tl.constexpr, PACKED: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DPLR: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of what all values share come in parts, one for each tile of values."""
     value_tiles = tl.cdiv(value_dim, BV)
@@ -145,9 +142,7 @@ def _backward(
     parts = heads * value_tiles
     segments_ptr += (first_segment * parts + head * value_tiles + part) * BK * BV
 
-    S = tl.zeros([BK, BV], tl.float32)
-    if USE_INITIAL:
-        S = tl.load(initial_ptr + cells, mask=in_state, other=0.0)
+    S = tl.load(initial_ptr + cells, mask=in_state & use_initial, other=0.0)
     for t in range(length):
         if t % SEGMENT == 0:
             tl.store(segments_ptr + (t // SEGMENT).to(tl.int64) * parts * BK * BV + tile, S)
@@ -156,9 +151,7 @@ def _backward(
             key_dim, value_dim, keys, in_k, values, in_v, USE_G, USE_HEAD_G, DPLR,
         )  # fmt: skip
 
-    D = tl.zeros([BK, BV], tl.float32)
-    if USE_FINAL_GRADIENT:
-        D = tl.load(dfinal_ptr + cells, mask=in_state, other=0.0)
+    D = tl.load(dfinal_ptr + cells, mask=in_state & use_dfinal, other=0.0)
     segments = tl.cdiv(length, SEGMENT)
     for from_end in range(segments):
         segment = segments - 1 - from_end
@@ -216,8 +209,7 @@ def _backward(
                 tl.store(dg_ptr + own, dg.to(dg_ptr.dtype.element_ty))
             if DPLR:
                 D += a[:, None] * dr[None, :]
-    if USE_INITIAL:
-        tl.store(dinitial_ptr + cells, D, mask=in_state)
+    tl.store(dinitial_ptr + cells, D, mask=in_state & store_dinitial)
 
 
 def forward(
@@ -257,10 +249,10 @@ def forward(
         final_state = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
     grid = sequences * heads * cdiv(value_dim, blocks["BV"])
     _forward[(grid,)](
-        *_contiguous(q, k, v, g, beta, a, b, initial_state, cu_seqlens), o, final_state,
+        *_contiguous(q, k, v, g, beta, a, b, cu_seqlens), *optional(initial_state, q),
+        o, *optional(final_state, q),
         scale, tokens, heads, key_dim, value_dim,
         **blocks, **gate_flags(g), DPLR=a is not None,
-        USE_INITIAL=initial_state is not None, STORE_FINAL=output_final_state,
         PACKED=cu_seqlens is not None, num_warps=tile.num_warps,
     )  # fmt: skip
     return o, final_state
@@ -317,11 +309,11 @@ def backward(
     segments = v.new_empty(count * heads * parts * cells, dtype=torch.float32)
     states = v.new_empty(grid * tile.tokens * cells, dtype=torch.float32)
     _backward[(grid,)](
-        *_contiguous(q, k, v, g, beta, a, b, initial_state, cu_seqlens, do, dfinal_state),
-        dq, dk, dv, dg, dbeta, da, db, dinitial, segments, states,
+        *_contiguous(q, k, v, g, beta, a, b, cu_seqlens), *optional(initial_state, q),
+        do.contiguous(), *optional(dfinal_state, q),
+        dq, dk, dv, dg, dbeta, da, db, *optional(dinitial, q), segments, states,
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
         **blocks, SEGMENT=tile.tokens, **gate_flags(g), DPLR=a is not None,
-        USE_INITIAL=initial_state is not None, USE_FINAL_GRADIENT=dfinal_state is not None,
         PACKED=cu_seqlens is not None, num_warps=tile.num_warps,
     )  # fmt: skip
     dq, dk, dg, dbeta, da, db = (

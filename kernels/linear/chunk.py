@@ -50,17 +50,18 @@ from kernels.primitives.decay import (
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
+from kernels.primitives.states import optional
 from kernels.tiles import Entry, cdiv
 
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _pass_states(
     x_ptr, y_ptr, g_ptr, e_ptr, w_ptr, written_ptr,
-    initial_ptr, states_ptr, final_ptr, starts_ptr, cu_seqlens_ptr,
+    initial_ptr, use_initial, states_ptr, final_ptr, store_final, starts_ptr, cu_seqlens_ptr,
     factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DELTA: tl.constexpr, USE_INITIAL: tl.constexpr,
-    STORE_FINAL: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DELTA: tl.constexpr,
+    REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program carries one tile of the state of one head through one sequence.
 
@@ -101,17 +102,16 @@ def _pass_states(
     key_stride = heads * key_dim
     part_size = BK * value_dim
     key_dim -= first_key
+    initial_rows = tl.where(use_initial, key_dim, 0)
+    final_rows = tl.where(store_final, key_dim, 0)
 
     S = ()
     for part in tl.static_range(PARTS):
-        if USE_INITIAL:
-            s = load_rows(
-                initial_ptr + state + part * part_size,
-                keys, values, value_dim, key_dim - part * BK, value_dim,
-            )  # fmt: skip
-            S += (s,)
-        else:
-            S += (tl.zeros([BK, BV], tl.float32),)
+        s = load_rows(
+            initial_ptr + state + part * part_size,
+            keys, values, value_dim, initial_rows - part * BK, value_dim,
+        )  # fmt: skip
+        S += (s,)
     chunks = tl.cdiv(length, C)
     for step in tl.range(chunks, disable_licm=DELTA):
         if REVERSE:
@@ -174,12 +174,11 @@ def _pass_states(
                 s -= product(tl.trans(w), written, DTYPE, FINE_B=True)
             carried += (s,)
         S = carried
-    if STORE_FINAL:
-        for part in tl.static_range(PARTS):
-            store_rows(
-                final_ptr + state + part * part_size,
-                S[part], keys, values, value_dim, key_dim - part * BK, value_dim,
-            )  # fmt: skip
+    for part in tl.static_range(PARTS):
+        store_rows(
+            final_ptr + state + part * part_size,
+            S[part], keys, values, value_dim, final_rows - part * BK, value_dim,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
@@ -522,11 +521,10 @@ def pass_states(
     grid = chunks.sequences * heads * cdiv(key_dim, parts * BK) * cdiv(value_dim, BV)
     _pass_states[(grid,)](
         x, y, g, *(delta or (None, None, None)),
-        initial, states, last, chunks.starts, chunks.cu_seqlens,
+        *optional(initial, x), states, *optional(last, x), chunks.starts, chunks.cu_seqlens,
         factor, x.shape[1], heads, key_dim, value_dim,
         C=tile.tokens, PARTS=parts, BK=BK, BV=BV,
-        **gate_flags(g), DELTA=delta is not None, USE_INITIAL=initial is not None,
-        STORE_FINAL=final, REVERSE=reverse, PACKED=chunks.table is not None,
+        **gate_flags(g), DELTA=delta is not None, REVERSE=reverse, PACKED=chunks.table is not None,
         num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip
     return states, last

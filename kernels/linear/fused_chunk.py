@@ -36,6 +36,7 @@ from kernels.primitives.decay import (
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
+from kernels.primitives.states import optional
 from kernels.tiles import Entry, cdiv
 
 _TRITON_DTYPES = {
@@ -47,11 +48,11 @@ _TRITON_DTYPES = {
 
 @triton.jit(do_not_specialize=["rows_in_all", "tokens", "heads"])
 def _walk(
-    q_ptr, k_ptr, v_ptr, g_ptr, initial_ptr, out_ptr, final_ptr, cu_seqlens_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, initial_ptr, use_initial, out_ptr, final_ptr, store_final,
+    cu_seqlens_ptr,
     read_factor, write_factor, rows_in_all, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DTYPE: tl.constexpr,
-    USE_HEAD_G: tl.constexpr, USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr,
-    TRANSPOSED: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
+    USE_HEAD_G: tl.constexpr, TRANSPOSED: tl.constexpr, REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program computes `read_factor · q_iᵀ (initial + write_factor · Σ_j k_j v_jᵀ)` for one tile
     of keys and one of values, through one sequence of one head; j <= i, or j >= i in reverse.
@@ -82,10 +83,7 @@ def _walk(
         cells = keys[:, None] * value_dim + values[None, :]
     inside = (keys[:, None] < key_dim) & (values[None, :] < value_dim)
 
-    if USE_INITIAL:
-        S = tl.load(initial_ptr + state + cells, mask=inside, other=0.0)
-    else:
-        S = tl.zeros([BK, BV], tl.float32)
+    S = tl.load(initial_ptr + state + cells, mask=inside & use_initial, other=0.0)
     seen = rows[None, :] >= rows[:, None] if REVERSE else rows[None, :] <= rows[:, None]
     chunks = tl.cdiv(length, C)
     for step in range(chunks):
@@ -120,8 +118,7 @@ def _walk(
             value_dim,
         )
         S += product(tl.trans(k), v, DTYPE, FINE_A=True, FINE_B=True) * write_factor
-    if STORE_FINAL:
-        tl.store(final_ptr + state + cells, S, mask=inside)
+    tl.store(final_ptr + state + cells, S, mask=inside & store_final)
 
 
 def forward(
@@ -203,7 +200,7 @@ def _run(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     q, k, v = (x.contiguous() for x in (q, k, v))
-    g, initial = (None if x is None else x.contiguous() for x in (g, initial))
+    g = None if g is None else g.contiguous()
     batch, tokens, heads, key_dim = k.shape
     value_dim = v.shape[3]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -217,11 +214,10 @@ def _run(
         last = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
     grid = sequences * heads * parts * cdiv(value_dim, BV)
     _walk[(grid,)](
-        q, k, v, g, initial, out, last, cu_seqlens,
+        q, k, v, g, *optional(initial, q), out, *optional(last, q), cu_seqlens,
         read_factor, write_factor, batch * tokens, tokens, heads, key_dim, value_dim,
         C=tile.tokens, BK=BK, BV=BV,
         DTYPE=_TRITON_DTYPES[dtype], USE_HEAD_G=g is not None,
-        USE_INITIAL=initial is not None, STORE_FINAL=final,
         TRANSPOSED=transposed, REVERSE=reverse, PACKED=cu_seqlens is not None,
         num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip

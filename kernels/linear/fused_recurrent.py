@@ -28,6 +28,7 @@ from torch import Tensor
 
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.parts import add_parts, empty_parts
+from kernels.primitives.states import optional
 from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
 
 
@@ -93,14 +94,14 @@ def _store_row(ptr, x, row, width, cols, inside):
 
 @triton.jit(do_not_specialize=["rows", "tokens", "heads"])
 def _forward(
-    q_ptr, k_ptr, v_ptr, g_ptr, gv_ptr, initial_ptr, cu_seqlens_ptr, o_ptr, final_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, gv_ptr, cu_seqlens_ptr, initial_ptr, use_initial,
+    o_ptr, final_ptr, store_final,
     scale, rows, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     v_stride_b, v_stride_t, v_stride_h, g_stride_b, g_stride_t, g_stride_h,
     gv_stride_b, gv_stride_t, gv_stride_h,
     BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
-    USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr,
     REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):  # fmt: skip
     num_k = tl.cdiv(key_dim, BK)
@@ -133,9 +134,7 @@ def _forward(
     o_ptr += first_v
     first_token = batch * tokens + start
 
-    S = tl.zeros((BK, BV), dtype=tl.float32)
-    if USE_INITIAL_STATE:
-        S = tl.load(initial_ptr + first_cell + cell, mask=in_state, other=0.0)
+    S = tl.load(initial_ptr + first_cell + cell, mask=in_state & use_initial, other=0.0)
     for step in range(length):
         t = _token(step, length, REVERSE)
         q = _row(q_ptr, t, q_stride_t, cols_k, in_k)
@@ -149,22 +148,21 @@ def _forward(
         o = tl.sum(S * q[:, None], axis=0) * scale
         row = part_k.to(tl.int64) * rows + (first_token + t) * heads + head
         _store_row(o_ptr, o, row, value_dim, cols_v, in_v)
-    if STORE_FINAL_STATE:
-        tl.store(final_ptr + first_cell + cell, S, mask=in_state)
+    tl.store(final_ptr + first_cell + cell, S, mask=in_state & store_final)
 
 
 @triton.jit(do_not_specialize=["rows", "tokens", "heads"])
 def _backward(
-    q_ptr, k_ptr, v_ptr, g_ptr, gv_ptr, initial_ptr, cu_seqlens_ptr, do_ptr, dfinal_ptr,
-    dq_ptr, dk_ptr, dv_ptr, dg_ptr, dgv_ptr, dinitial_ptr, segments_ptr, states_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, gv_ptr, cu_seqlens_ptr, initial_ptr, use_initial,
+    do_ptr, dfinal_ptr, use_dfinal, dq_ptr, dk_ptr, dv_ptr, dg_ptr, dgv_ptr,
+    dinitial_ptr, store_dinitial, segments_ptr, states_ptr,
     scale, rows, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     v_stride_b, v_stride_t, v_stride_h, g_stride_b, g_stride_t, g_stride_h,
     gv_stride_b, gv_stride_t, gv_stride_h, do_stride_b, do_stride_t, do_stride_h,
     BK: tl.constexpr, BV: tl.constexpr, SEGMENT: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
-    USE_INITIAL_STATE: tl.constexpr,
-    USE_FINAL_GRADIENT: tl.constexpr, REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
+    REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
 ):  # fmt: skip
     num_k = tl.cdiv(key_dim, BK)
     num_v = tl.cdiv(value_dim, BV)
@@ -216,9 +214,7 @@ def _backward(
         dgv_ptr += first_v
     first_token = batch * tokens + start
 
-    S = tl.zeros((BK, BV), dtype=tl.float32)
-    if USE_INITIAL_STATE:
-        S = tl.load(initial_ptr + first_cell + cell, mask=in_state, other=0.0)
+    S = tl.load(initial_ptr + first_cell + cell, mask=in_state & use_initial, other=0.0)
     for step in range(length):
         if GATED:  # noqa: SIM102 (one test is made by the compiler)
             if step % SEGMENT == 0:
@@ -236,9 +232,7 @@ def _backward(
         row = part_v.to(tl.int64) * rows + (first_token + t) * heads + head
         _store_row(dq_ptr, dq, row, key_dim, cols_k, in_k)
 
-    D = tl.zeros((BK, BV), dtype=tl.float32)
-    if USE_FINAL_GRADIENT:
-        D = tl.load(dfinal_ptr + first_cell + cell, mask=in_state, other=0.0)
+    D = tl.load(dfinal_ptr + first_cell + cell, mask=in_state & use_dfinal, other=0.0)
     num_segments = tl.cdiv(length, SEGMENT)
     for from_end in range(num_segments):
         segment = num_segments - 1 - from_end
@@ -289,8 +283,7 @@ def _backward(
                 if USE_GV:
                     dgv = tl.sum(before * D, axis=0)
                     _store_row(dgv_ptr, dgv, row_v, value_dim, cols_v, in_v)
-    if USE_INITIAL_STATE:
-        tl.store(dinitial_ptr + first_cell + cell, D, mask=in_state)
+    tl.store(dinitial_ptr + first_cell + cell, D, mask=in_state & store_dinitial)
 
 
 def forward(
@@ -321,15 +314,13 @@ def forward(
         )
     rows = [_with_unit_stride(x) for x in (q, k, v, g, gv)]
     _forward[(sequences * heads * num_k * num_v,)](
-        *rows, _contiguous(initial_state), _contiguous(cu_seqlens), o, final_state,
+        *rows, _contiguous(cu_seqlens), *optional(initial_state, q), o, *optional(final_state, q),
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
         *_strides(*rows),
         BK=BK,
         BV=BV,
         **gate_flags(g),
         USE_GV=gv is not None,
-        USE_INITIAL_STATE=initial_state is not None,
-        STORE_FINAL_STATE=output_final_state,
         REVERSE=reverse,
         IS_VARLEN=cu_seqlens is not None,
         num_warps=tile.num_warps,
@@ -388,8 +379,9 @@ def backward(
     rows = [_with_unit_stride(x) for x in (q, k, v, g, gv)]
     do = _with_unit_stride(do)
     _backward[(programs,)](
-        *rows, _contiguous(initial_state), _contiguous(cu_seqlens), do, _contiguous(dfinal_state),
-        dq, dk, dv, dg, dgv, dinitial_state, segments, states,
+        *rows, _contiguous(cu_seqlens), *optional(initial_state, q),
+        do, *optional(dfinal_state, q), dq, dk, dv, dg, dgv,
+        *optional(dinitial_state, q), segments, states,
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
         *_strides(*rows, do),
         BK=BK,
@@ -397,8 +389,6 @@ def backward(
         SEGMENT=tile.tokens,
         **gate_flags(g),
         USE_GV=gv is not None,
-        USE_INITIAL_STATE=initial_state is not None,
-        USE_FINAL_GRADIENT=dfinal_state is not None,
         REVERSE=reverse,
         IS_VARLEN=cu_seqlens is not None,
         num_warps=tile.num_warps,

@@ -38,7 +38,8 @@ def linear_attn(
         k: keys `[B, T, H, K]`, in the dtype of q.
         v: values `[B, T, H, V]`, in the dtype of q; V is 1 to 256.
         scale: factor of `q · k`. None and -1 mean `K ** -0.5`, any other finite number itself.
-        normalize: divide each row by its sum of weights; meant for q, k >= 0.
+        normalize: divide each row by its sum of weights; meant for q, k >= 0 and so for a state
+            whose last column is not negative: where the sum passes through 0 there is a pole.
         initial_state: state before the first token `[N, H, K, V]`, with `normalize`
             `[N, H, K, V+1]`; float32. None means zero.
         output_final_state: return the state after the last token as well.

@@ -141,7 +141,9 @@ class Op:
         heads_alike: what is computed of a head does not depend on which it is.
         float32_logits: products of two inputs are never rounded below float32, as in a softmax;
             the error budgets of 16 bits are sharper then.
-        nonnegative: queries and keys of this case are drawn without sign.
+        nonnegative: queries and keys of this case are drawn without sign, and so is the last column
+            of a state, a sum of keys: where a normaliser passes through 0 the map has a pole, and
+            nobody's error is small.
         telescopes: gradients that the kernel forms as a difference of large sums.
         continues_by: how a second call goes on where a first one ended: with its "initial_state",
             with all "keys" so far, or with "seqlen_offsets".

@@ -25,9 +25,13 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.delta.fused_recurrent",
-        before=("STORE_FINAL=output_final_state,\n        PACKED=cu_seqlens is not None,"),
-        after=(
-            "STORE_FINAL=output_final_state,\n        PACKED=cu_seqlens is not None and tokens > 1,"
-        ),
+        before="o, *optional(final_state, q),\n"
+        "        scale, tokens, heads, key_dim, value_dim,\n"
+        "        **blocks, **gate_flags(g), DPLR=a is not None,\n"
+        "        PACKED=cu_seqlens is not None,",
+        after="o, *optional(final_state, q),\n"
+        "        scale, tokens, heads, key_dim, value_dim,\n"
+        "        **blocks, **gate_flags(g), DPLR=a is not None,\n"
+        "        PACKED=cu_seqlens is not None and tokens > 1,",
     ),
 )

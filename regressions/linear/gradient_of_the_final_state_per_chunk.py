@@ -25,8 +25,8 @@ BUG = KnownBug(
         module="kernels.linear.chunk",
         before="FINE_B=True) * factor",
         after="FINE_B=True) * factor\n"
-        "            if REVERSE and USE_INITIAL:\n"
+        "            if REVERSE:\n"
         "                s += load_rows(initial_ptr + state + part * part_size, keys, values, "
-        "value_dim, key_dim - skip, value_dim)",
+        "value_dim, initial_rows - skip, value_dim)",
     ),
 )

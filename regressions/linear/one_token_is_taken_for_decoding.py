@@ -30,11 +30,13 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.fused_recurrent",
-        before="STORE_FINAL_STATE=output_final_state,\n"
-        "        REVERSE=reverse,\n"
-        "        IS_VARLEN=cu_seqlens is not None,",
-        after="STORE_FINAL_STATE=output_final_state,\n"
-        "        REVERSE=reverse,\n"
-        "        IS_VARLEN=cu_seqlens is not None and tokens > 1,",
+        before="        IS_VARLEN=cu_seqlens is not None,\n"
+        "        num_warps=tile.num_warps,\n"
+        "    )  # fmt: skip\n"
+        "    return add_parts(o",
+        after="        IS_VARLEN=cu_seqlens is not None and tokens > 1,\n"
+        "        num_warps=tile.num_warps,\n"
+        "    )  # fmt: skip\n"
+        "    return add_parts(o",
     ),
 )
