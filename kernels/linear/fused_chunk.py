@@ -118,7 +118,10 @@ def _walk(
             value_dim,
         )
         S += product(tl.trans(k), v, DTYPE, FINE_A=True, FINE_B=True) * write_factor
-    tl.store(final_ptr + state + cells, S, mask=inside & store_final)
+    # Said anew: a mask that is kept through the loop takes registers.
+    final_rows = tl.where(store_final, key_dim, 0)
+    inside = (keys[:, None] < final_rows) & (values[None, :] < value_dim)
+    tl.store(final_ptr + state + cells, S, mask=inside)
 
 
 def forward(

@@ -172,7 +172,9 @@ class Adapter(Target):
                     raise ValueError(f"{name}: given, but {has}")
             if tile is not None:
                 raise ValueError(f"tile: {tile!r}, expected None, as {self.name} has no tile table")
-            return one.function(**given)
+            # Of the two widths that are drawn, all libraries have the larger.
+            bounds = {n: given[n].long() for n in op.packed_by if given.get(n) is not None}
+            return one.function(**{**given, **bounds})
 
         return translated
 
