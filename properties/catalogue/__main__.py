@@ -1,24 +1,40 @@
-"""Print the table of ops, modes and laws, or keep the one in a document current."""
+"""Print the table of ops, modes, laws and mutants killed, or keep the one in a document current."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from properties.catalogue import OPS
+from properties.catalogue.op import Op
+from properties.mutants import shares
+from properties.mutants.hunt import Sources
+from properties.mutants.mutant import modules
+from properties.targets import Target, load
 
 BEGIN = "<!-- table: python -m properties.catalogue --write README.md -->"
 END = "<!-- end of table -->"
 
 
 def table() -> str:
-    """One row per op: its modes, and the laws that it obeys."""
+    """One row per op: its modes, the laws that it obeys, and how many of its mutants they kill."""
+    ours = load("ours", torch.device("cpu"))
     every = list(dict.fromkeys(law for op in OPS.values() for law in op.laws))
-    lines = ["| op | modes | laws |", "|---|---|---|"]
+    lines = ["| op | modes | laws | mutants killed |", "|---|---|---|---|"]
     for op in OPS.values():
         modes = ", ".join(mode.name for mode in op.modes)
-        lines.append(f"| `{op.name}` | {modes} | {_laws(op.laws, every)} |")
+        laws = _laws(op.laws, every)
+        lines.append(f"| `{op.name}` | {modes} | {laws} | {_killed(op, ours)} |")
     return "\n".join([*lines, "", f"All laws: {', '.join(map(_words, every))}."])
+
+
+def _killed(op: Op, ours: Target) -> str:
+    """Of what the op is made of; nothing where not all of that has been tried."""
+    mutated = {name for name, _ in modules()}
+    share = shares.together(shares.read(), Sources.of(op, ours).modules & mutated)
+    return "" if share is None else str(share)
 
 
 def _laws(laws: Sequence[str], every: Sequence[str]) -> str:

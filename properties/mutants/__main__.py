@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -31,11 +32,12 @@ from rich.progress import (
 
 from properties.device import DEVICES, activate, resolve
 from properties.jobs import Selection
-from properties.mutants import equivalents
+from properties.mutants import equivalents, shares
 from properties.mutants.board import Board
 from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
-from properties.mutants.mutant import PACKAGES, Mutant, mutants
+from properties.mutants.mutant import PACKAGES, Mutant, modules, mutants
 from properties.mutants.operators import OPERATORS
+from properties.mutants.shares import Share
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 
@@ -48,15 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
         jobs = Selection(*wanted).jobs(target)
         listed = equivalents.read(chosen.equivalents)
+        if chosen.record:
+            _check_record(chosen)
     except ValueError as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2
     tests = not (chosen.law or chosen.dtype)
     suite = Suite(jobs, target, chosen.device, chosen.cache, chosen.jobs, tests=tests)
     verdicts = Verdicts(chosen.cache / "verdicts.jsonl", chosen.fresh)
-    found = [m for m in mutants(operators=chosen.operator) if _wanted(m, chosen, suite)]
+    every = mutants(operators=chosen.operator)
+    found = [m for m in every if _wanted(m, chosen, suite)]
     try:
-        code = _run(found, listed, suite, verdicts, chosen, console)
+        board, code = _run(found, listed, suite, verdicts, chosen, console)
     except KeyboardInterrupt:
         suite.close(at_once=True)
         console.print("stopped; the same command goes on from here", highlight=False)
@@ -65,7 +70,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suite.close(at_once=True)
         raise
     suite.close(at_once=False)
+    if chosen.record:
+        sizes, found_of = Counter(m.module for m in every), board.shares()
+        tried = {name: found_of.get(name, Share(0, 0)) for name, _ in modules()}
+        whole = {name: share for name, share in tried.items() if share.mutants == sizes[name]}
+        shares.write(chosen.record, {**shares.read(chosen.record), **whole})
     return code
+
+
+def _check_record(chosen: argparse.Namespace) -> None:
+    """Refuse a file that is none, and a run that would not tell what the whole suite kills."""
+    shares.read(chosen.record)
+    for name in ("op", "mode", "law", "dtype", "operator"):
+        if getattr(chosen, name):
+            raise ValueError(f"--record: beside --{name}, expected all that may notice a mutant")
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -98,6 +116,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
     parse.add_argument("--jobs", type=int, default=os.cpu_count(), help="default: one per core")
     parse.add_argument("--json", type=Path, metavar="FILE", help="write every mutant to FILE")
+    text = "write how many were killed of each module to FILE, for the README's table"
+    parse.add_argument("--record", type=Path, metavar="FILE", help=text)
     parse.add_argument("--fresh", action="store_true", help="forget what is known")
     kept = "where what is known is kept (%(default)s)"
     parse.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
@@ -124,7 +144,7 @@ def _run(
     verdicts: Verdicts,
     chosen: argparse.Namespace,
     console: Console,
-) -> int:
+) -> tuple[Board, int]:
     listed, gone = equivalents.match(entries, wanted)
     device = resolve(chosen.device)
     elsewhere = {m.key for m in wanted if OPERATORS[m.operator].only_on not in (None, device)}
@@ -157,7 +177,7 @@ def _run(
     console.print(board.summary(), highlight=False)
     if chosen.json:
         chosen.json.write_text(json.dumps(board.to_json(), indent=1, ensure_ascii=False) + "\n")
-    return 1 if board.survivors or problems else 0
+    return board, 1 if board.survivors or problems else 0
 
 
 def _try_alone(

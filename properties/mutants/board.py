@@ -10,6 +10,7 @@ from rich.table import Table
 from properties.mutants.equivalents import Equivalent
 from properties.mutants.mutant import Mutant
 from properties.mutants.operators import OPERATORS
+from properties.mutants.shares import Share
 from properties.mutants.verdicts import Verdict
 
 
@@ -62,6 +63,16 @@ class Board:
         parts.append(f"{len(self.survivors)} survive")
         seconds = sum(v.seconds for v in self.verdicts.values())
         return f"{', '.join(parts)}; {seconds:.0f} s of processor time"
+
+    def shares(self) -> dict[str, Share]:
+        """What became of the mutants of each module."""
+        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for mutant in self.mutants:
+            found[mutant.module].update(("mutants", self._state(mutant)))
+        return {
+            module: Share(n["mutants"], n["killed"], n["equivalent"], n["for another device"])
+            for module, n in found.items()
+        }
 
     def tables(self) -> list[Table]:
         """By module, by operator, and by what killed them."""
@@ -116,22 +127,25 @@ class Board:
         """Every mutant with what became of it."""
         return [self._row(mutant) for mutant in self.mutants]
 
+    def _state(self, mutant: Mutant) -> str:
+        if mutant.key in self.listed:
+            return "equivalent"
+        if mutant.key in self.elsewhere:
+            return "for another device"
+        verdict = self.verdicts.get(mutant.key)
+        if verdict is None:
+            return "open"
+        return "killed" if verdict.caught_by else "survives"
+
     def _row(self, mutant: Mutant) -> dict[str, Any]:
         verdict = self.verdicts.get(mutant.key)
-        state = "open"
-        if mutant.key in self.listed:
-            state = "equivalent"
-        elif mutant.key in self.elsewhere:
-            state = "for another device"
-        elif verdict is not None:
-            state = "killed" if verdict.caught_by else "survives"
         row: dict[str, Any] = {
             "file": mutant.path.as_posix(),
             "line": mutant.line,
             "function": mutant.where,
             "operator": mutant.operator,
             "change": mutant.text,
-            "state": state,
+            "state": self._state(mutant),
         }
         if mutant.key in self.listed:
             row["reason"] = self.listed[mutant.key].reason

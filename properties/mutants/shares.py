@@ -1,0 +1,77 @@
+"""How many mutants of each module the suite kills, as of when all of them were last tried.
+
+    python -m properties.mutants --record properties/mutants/shares.json
+
+A run replaces the rows of the modules of which it has tried every mutant.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PATH = Path(__file__).with_suffix(".json")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What became of mutants.
+
+    Args:
+        equivalent: how many of them are listed as such.
+        elsewhere: how many only another device can show.
+    """
+
+    mutants: int
+    killed: int
+    equivalent: int = 0
+    elsewhere: int = 0
+
+    @property
+    def killable(self) -> int:
+        """Those that the suite is to kill."""
+        return self.mutants - self.equivalent - self.elsewhere
+
+    def __add__(self, other: "Share") -> "Share":
+        return Share(
+            self.mutants + other.mutants,
+            self.killed + other.killed,
+            self.equivalent + other.equivalent,
+            self.elsewhere + other.elsewhere,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.killed} of {self.killable}"
+
+
+def read(path: Path = PATH) -> dict[str, Share]:
+    """The share of each module that is known; none if there is no such file.
+
+    Raises:
+        ValueError: the file is not one of this kind.
+    """
+    if not path.exists():
+        return {}
+    try:
+        return {name: Share(**row) for name, row in json.loads(path.read_text()).items()}
+    except (json.JSONDecodeError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"--record: {path}, expected a file that --record wrote: {error}"
+        ) from error
+
+
+def write(path: Path, shares: Mapping[str, Share]) -> None:
+    """Replace the file by these rows, in order, or leave it as it is."""
+    rows = [f"{json.dumps(name)}: {json.dumps(asdict(shares[name]))}" for name in sorted(shares)]
+    half = path.with_suffix(".part")
+    half.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    os.replace(half, path)
+
+
+def together(shares: Mapping[str, Share], modules: Iterable[str]) -> Share | None:
+    """That of several modules; None where one of them is not known."""
+    wanted = list(modules)
+    if not all(name in shares for name in wanted):
+        return None
+    return sum((shares[name] for name in wanted), Share(0, 0))

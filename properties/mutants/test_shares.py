@@ -1,0 +1,71 @@
+"""The shares of mutants killed: counted, kept by module, refused where they would not be whole."""
+
+from pathlib import Path
+
+import pytest
+
+from properties.mutants.__main__ import main
+from properties.mutants.board import Board
+from properties.mutants.equivalents import Equivalent
+from properties.mutants.mutant import Mutant, mutants
+from properties.mutants.shares import Share, read, together, write
+from properties.mutants.verdicts import Verdict
+
+_MODULE = "reference.norm.l2norm"
+
+
+@pytest.fixture(scope="module")
+def some() -> list[Mutant]:
+    return [m for m in mutants(["reference"]) if m.module == _MODULE][:5]
+
+
+def test_each_mutant_counts_once(some: list[Mutant]) -> None:
+    killed, survives, listed, elsewhere, _ = some
+    verdicts = {
+        killed.key: Verdict(killed.key, "differential"),
+        survives.key: Verdict(survives.key, None),
+    }
+    entry = {listed.key: Equivalent(listed.where, listed.text, "a reason")}
+    board = Board(some, entry, frozenset([elsewhere.key]), verdicts)
+    share = Share(mutants=5, killed=1, equivalent=1, elsewhere=1)
+    assert board.shares() == {_MODULE: share}
+    assert str(share) == "1 of 3"
+
+
+def test_shares_survive_their_file(tmp_path: Path) -> None:
+    shares = {"kernels.b": Share(7, 6, equivalent=1), "kernels.a": Share(2, 1, elsewhere=1)}
+    write(tmp_path / "shares.json", shares)
+    assert read(tmp_path / "shares.json") == shares
+    assert read(tmp_path / "none.json") == {}
+    assert together(shares, ["kernels.a", "kernels.b"]) == Share(9, 7, 1, 1)
+    assert together(shares, ["kernels.a", "kernels.c"]) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"kernels.a": {"mutant": 1}}'])
+def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "shares.json").write_text(text)
+    with pytest.raises(ValueError, match="expected a file that --record wrote"):
+        read(tmp_path / "shares.json")
+
+
+def test_only_modules_of_which_all_is_tried_are_recorded(tmp_path: Path) -> None:
+    file = tmp_path / "shares.json"
+    write(file, {_MODULE: Share(5, 5)})
+    command = ["--cache", str(tmp_path / "cache"), "--record", str(file)]
+    # Declarations alone: there is nothing to mutate.
+    assert main([*command, "--within", "kernels.delta.kda"]) == 0
+    known = read(file)
+    assert known["kernels.delta.kda"] == Share(0, 0)
+    assert known[_MODULE] == Share(5, 5)
+    assert "kernels.delta.chunk" not in known
+
+
+@pytest.mark.parametrize("option", ["op", "mode", "law", "dtype", "operator"])
+def test_a_part_of_the_suite_is_not_recorded(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = {"op": "l2norm", "mode": "fused", "law": "packing", "dtype": "float32"}
+    given = [f"--{option}", value.get(option, "sign")]
+    command = ["--cache", str(tmp_path), "--record", str(tmp_path / "shares.json")]
+    assert main([*command, *given]) == 2
+    assert f"--record: beside --{option}" in capsys.readouterr().out
