@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -35,9 +34,8 @@ from properties.jobs import Selection
 from properties.mutants import equivalents, shares
 from properties.mutants.board import Board
 from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
-from properties.mutants.mutant import PACKAGES, Mutant, modules, mutants
+from properties.mutants.mutant import PACKAGES, Mutant, mutants
 from properties.mutants.operators import OPERATORS
-from properties.mutants.shares import Share
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 
@@ -71,10 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     suite.close(at_once=False)
     if chosen.record:
-        sizes, found_of = Counter(m.module for m in every), board.shares()
-        tried = {name: found_of.get(name, Share(0, 0)) for name, _ in modules()}
-        whole = {name: share for name, share in tried.items() if share.mutants == sizes[name]}
-        shares.write(chosen.record, {**shares.read(chosen.record), **whole})
+        known = shares.read(chosen.record)
+        shares.write(chosen.record, {**known, **shares.whole(board.shares(), every)})
     return code
 
 

@@ -7,9 +7,12 @@ A run replaces the rows of the modules of which it has tried every mutant.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from properties.mutants.mutant import Mutant, modules
 
 PATH = Path(__file__).with_suffix(".json")
 
@@ -67,6 +70,13 @@ def write(path: Path, shares: Mapping[str, Share]) -> None:
     half = path.with_suffix(".part")
     half.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     os.replace(half, path)
+
+
+def whole(found: Mapping[str, Share], every: Iterable[Mutant]) -> dict[str, Share]:
+    """What was found of the modules that `every` mutant of was tried; 0 of 0 where there is none."""
+    sizes = Counter(mutant.module for mutant in every)
+    tried = {name: found.get(name, Share(0, 0)) for name, _ in modules()}
+    return {name: share for name, share in tried.items() if share.mutants == sizes[name]}
 
 
 def together(shares: Mapping[str, Share], modules: Iterable[str]) -> Share | None:

@@ -8,7 +8,7 @@ from properties.mutants.__main__ import main
 from properties.mutants.board import Board
 from properties.mutants.equivalents import Equivalent
 from properties.mutants.mutant import Mutant, mutants
-from properties.mutants.shares import Share, read, together, write
+from properties.mutants.shares import Share, read, together, whole, write
 from properties.mutants.verdicts import Verdict
 
 _MODULE = "reference.norm.l2norm"
@@ -48,16 +48,12 @@ def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
         read(tmp_path / "shares.json")
 
 
-def test_only_modules_of_which_all_is_tried_are_recorded(tmp_path: Path) -> None:
-    file = tmp_path / "shares.json"
-    write(file, {_MODULE: Share(5, 5)})
-    command = ["--cache", str(tmp_path / "cache"), "--record", str(file)]
+def test_only_modules_of_which_all_is_tried_are_recorded(some: list[Mutant]) -> None:
+    assert whole({_MODULE: Share(5, 4)}, some)[_MODULE] == Share(5, 4)
+    assert _MODULE not in whole({_MODULE: Share(4, 4)}, some)
+    assert _MODULE not in whole({}, some)
     # Declarations alone: there is nothing to mutate.
-    assert main([*command, "--within", "kernels.delta.kda"]) == 0
-    known = read(file)
-    assert known["kernels.delta.kda"] == Share(0, 0)
-    assert known[_MODULE] == Share(5, 5)
-    assert "kernels.delta.chunk" not in known
+    assert whole({}, some)["kernels.delta.kda"] == Share(0, 0)
 
 
 @pytest.mark.parametrize("option", ["op", "mode", "law", "dtype", "operator"])
