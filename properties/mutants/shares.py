@@ -73,7 +73,7 @@ def write(path: Path, shares: Mapping[str, Share]) -> None:
 
 
 def whole(found: Mapping[str, Share], every: Iterable[Mutant]) -> dict[str, Share]:
-    """What was found of the modules that `every` mutant of was tried; 0 of 0 where there is none."""
+    """What was found of the modules of which every mutant was tried; 0 of 0 where there is none."""
     sizes = Counter(mutant.module for mutant in every)
     tried = {name: found.get(name, Share(0, 0)) for name, _ in modules()}
     return {name: share for name, share in tried.items() if share.mutants == sizes[name]}
