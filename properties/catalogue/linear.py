@@ -211,10 +211,16 @@ RETENTION = Op(
     laws=OF_A_READING,
 )
 
+
+def _decay_of_the_last_head(case: Case) -> float:
+    heads, layer, layers = case.dims["H"], case.options["layer_idx"], case.options["num_layers"]
+    return 8 * (heads - 1) / heads * (1 - layer / layers)
+
+
 LIGHTNING_ATTN = Op(
     name="lightning_attn",
     heads_alike=False,
-    constant_decay=lambda case: 8.0,
+    constant_decay=_decay_of_the_last_head,
     oracle=reference.lightning_attn,
     second_form=reference.lightning_attn_parallel,
     quiet_form=reference.lightning_attn_parallel,
