@@ -214,7 +214,8 @@ RETENTION = Op(
 
 def _decay_of_the_last_head(case: Case) -> float:
     heads, layer, layers = case.dims["H"], case.options["layer_idx"], case.options["num_layers"]
-    return 8 * (heads - 1) / heads * (1 - layer / layers)
+    decay: float = 8 * (heads - 1) / heads * (1 - layer / layers)
+    return decay
 
 
 LIGHTNING_ATTN = Op(
