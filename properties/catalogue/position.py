@@ -25,12 +25,18 @@ def _offsets(case: Case) -> st.SearchStrategy[int | list[int]]:
 
 
 def _settle(case: Case) -> Case:
-    """Pairs fit into the head, both tables have one dtype, and what shares elements stays."""
+    """Pairs fit into the head, both tables have one dtype, and what shares elements stays.
+
+    A law may give a batch without rows one, which wants an offset like the others.
+    """
     pairs = min(case.dims["P"], case.dims["D"] // 2)
     float32 = ("cos", "sin") if "cos" in case.float32 else ()
     options = dict(case.options)
     if case.layout == "expanded" and "inplace" in options:
         options["inplace"] = False
+    offsets = options.get("seqlen_offsets")
+    if isinstance(offsets, (list, tuple)) and len(offsets) < case.sequences:
+        options["seqlen_offsets"] = [*offsets, *[0] * (case.sequences - len(offsets))]
     return replace(case, dims={**case.dims, "P": pairs}, options=options, float32=float32)
 
 

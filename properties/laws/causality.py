@@ -73,8 +73,7 @@ def _with_another_future(op: Op, case: Case, inputs: Inputs, cuts: list[int]) ->
             rows = x if case.packed else x.narrow(0, n, 1)
             future = rows.movedim(axis, 0)[_future(op, case, dims[axis], cuts, n)]
             _change(op.argument(name).role, future)
-        # Rows that share memory cannot have pasts of their own.
-        changed[name] = x if case.layout == "expanded" else relaid(x, case.layout)
+        changed[name] = relaid(x, case.layout)
     return inputs.with_tensors(changed)
 
 
@@ -111,7 +110,9 @@ def _past(op: Op, case: Case, results: Results, cuts: list[int]) -> Results:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    return op.settle(replace(case, options=with_options(case, causal=True)))
+    """Causal, and of rows that do not share memory: those cannot have pasts of their own."""
+    layout = "contiguous" if case.layout == "expanded" else case.layout
+    return op.settle(replace(case, layout=layout, options=with_options(case, causal=True)))
 
 
 LAW = Law("causality", check, adapt, uses=("causal",))
