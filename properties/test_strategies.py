@@ -255,7 +255,7 @@ def test_case_survives_json_and_pasting(op: Op, mode: Mode) -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
-    for case in drawn(op.name, op.modes[-1].name)[:50]:
+    for case in _one_run(op, op.modes[-1].name, 0, 50):
         inputs, known = build(op, case), sizes(op, case)
         for argument in op.arguments:
             if argument.optional and argument.name not in case.given:
@@ -269,16 +269,16 @@ def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
 
 @pytest.mark.parametrize("op", [op for op in OPS.values() if "normalize" in op.names])
 def test_a_normaliser_keeps_its_sign(op: Op) -> None:
-    normalised = [case for case in drawn(op.name, op.modes[-1].name) if op.nonnegative(case)]
+    normalised = filter(op.nonnegative, _one_run(op, op.modes[-1].name, 0, 100))
     states = 0
-    for case in normalised[:50]:
+    for case in normalised:
         tensors = build(op, case).tensors
         assert (tensors["q"] >= 0).all()
         assert (tensors["k"] >= 0).all()
         if "initial_state" in tensors:
             states += 1
             assert (tensors["initial_state"][..., -1] >= 0).all()
-    assert states > 10
+    assert states >= 10
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
