@@ -45,20 +45,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _case(op: Op, mode: str, along: str) -> Case:
     """With every tensor that the mode takes; sequences of one token each where they are packed."""
+    dims = {d: _SIZES.get(d, _OTHER_SIZE) for d in op.dims}
     packed = along == "sequences"
-    refused = op.mode(mode).refuses
-    return op.settle(
-        Case(
-            op=op.name,
-            mode=mode,
-            dtype="bfloat16",
-            dims={d: _SIZES.get(d, _OTHER_SIZE) for d in op.dims} | ({"B": 1} if packed else {}),
-            lengths=(1,) * COUNT if packed else (COUNT,),
-            packed=packed,
-            given=tuple(a.name for a in op.arguments if a.optional and a.name not in refused),
-            options={o.name: o.auxiliary or o.default for o in op.options if o.name not in refused},
-        )
-    )
+    return op.full(mode, dims, (1,) * COUNT if packed else (COUNT,), packed=packed)
 
 
 @pytest.fixture(scope="module")

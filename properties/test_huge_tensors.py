@@ -68,19 +68,9 @@ def _case(op: Op, mode: str, what: str) -> Case:
     """With every tensor that the mode takes."""
     packed = what == "packed"
     known = {**_SIZES, **(_VECTORS if what == "vectors" else _LESS.get((op.name, mode), {}))}
-    refused = op.mode(mode).refuses
-    return op.settle(
-        Case(
-            op=op.name,
-            mode=mode,
-            dtype="bfloat16",
-            dims={d: known.get(d, _OTHER_SIZE) for d in op.dims} | {"B": 1 if packed else 3},
-            lengths=tuple(TOKENS - 9 * n for n in range(SEQUENCES)) if packed else (TOKENS,),
-            packed=packed,
-            given=tuple(a.name for a in op.arguments if a.optional and a.name not in refused),
-            options={o.name: o.auxiliary or o.default for o in op.options if o.name not in refused},
-        )
-    )
+    dims = {d: known.get(d, _OTHER_SIZE) for d in op.dims} | {"B": SEQUENCES}
+    lengths = tuple(TOKENS - 9 * n for n in range(SEQUENCES)) if packed else (TOKENS,)
+    return op.full(mode, dims, lengths, packed=packed)
 
 
 def _over_and_over(op: Op, case: Case, tensors: Results, times: int) -> Results:

@@ -42,21 +42,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _case(op: Op, mode: str, many: str) -> Case:
     """With every tensor that the mode takes."""
-    packed = many == "sequences"
-    refused = op.mode(mode).refuses
     batch = SEQUENCES if many == "batch" else 1
-    return op.settle(
-        Case(
-            op=op.name,
-            mode=mode,
-            dtype="bfloat16",
-            dims={d: _SIZES.get(d, _OTHER_SIZE) for d in op.dims} | {"B": batch},
-            lengths={"tokens": (TOKENS,), "batch": (11,), "sequences": (11,) * SEQUENCES}[many],
-            packed=packed,
-            given=tuple(a.name for a in op.arguments if a.optional and a.name not in refused),
-            options={o.name: o.auxiliary or o.default for o in op.options if o.name not in refused},
-        )
-    )
+    dims = {d: _SIZES.get(d, _OTHER_SIZE) for d in op.dims} | {"B": batch}
+    lengths = {"tokens": (TOKENS,), "batch": (11,), "sequences": (11,) * SEQUENCES}[many]
+    return op.full(mode, dims, lengths, packed=many == "sequences")
 
 
 def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, subject: Subject) -> None:

@@ -193,6 +193,25 @@ class Op:
     def mode(self, name: str) -> Mode:
         return next(m for m in self.modes if m.name == name)
 
+    def full(
+        self, mode: str, dims: Mapping[str, int], lengths: tuple[int, ...], *, packed: bool
+    ) -> Case:
+        """A bfloat16 case with every tensor that the mode takes and every output that it has."""
+        refused = self.mode(mode).refuses
+        case = Case(
+            op=self.name,
+            mode=mode,
+            dtype="bfloat16",
+            dims={letter: dims[letter] for letter in self.dims} | ({"B": 1} if packed else {}),
+            lengths=lengths,
+            packed=packed,
+            given=tuple(a.name for a in self.arguments if a.optional and a.name not in refused),
+            options={
+                o.name: o.auxiliary or o.default for o in self.options if o.name not in refused
+            },
+        )
+        return self.settle(case)
+
 
 def always(value: Any) -> Callable[[Case], SearchStrategy[Any]]:
     """A strategy of one value, whatever the case."""
