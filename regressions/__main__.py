@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from properties.arguments import count
 from properties.device import DEVICES
 from properties.mutants.trial import Laboratory, LawAbout, Outcome
 from regressions.known_bug import KnownBug, known_bugs
@@ -34,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
     parse.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)"
+        "--jobs", type=count, default=os.cpu_count(), help="processes (default: one per core)"
     )
     return parse
 

@@ -59,7 +59,7 @@ def read(path: Path) -> dict[Key, Row]:
 def write(path: Path, rows: Mapping[Key, Row]) -> None:
     """Replace the file by these rows, in order, or leave it as it is."""
     text = ",\n".join(json.dumps(asdict(rows[key])) for key in sorted(rows))
-    half = path.with_suffix(".part")
+    half = path.with_suffix(f".{os.getpid()}")
     half.write_text(f"[\n{text}\n]\n")
     os.replace(half, path)
 

@@ -1,9 +1,10 @@
 """Plant small mistakes in kernels and oracles, one at a time, and see which the suite notices.
 
-Each mutant is an edit made in memory while a fresh process imports the code; no file is touched. It
-is tried against the most telling laws and tests that run it, and the first failure kills it. Those
-that survive are made together, and tried against all the others: what changes nothing alone changes
-nothing together. Mutants that nothing can kill are listed in equivalents.toml, with the reason.
+Each mutant is an edit made in memory while a fresh process imports the code; no file is touched.
+It is tried alone against the oracle's numbers in float32, or against the tests where no law runs
+it: the first failure kills it. Those that survive are made together and tried against everything:
+what changes nothing alone changes nothing together. Mutants that nothing can kill are listed in
+equivalents.toml, with the reason.
 
 What became of a mutant is kept, and a run goes on where another stopped: what was killed is tried
 again when its function changes, what survived also when the suite does.
@@ -29,6 +30,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from properties import profiles
+from properties.arguments import count
 from properties.device import DEVICES, activate, resolve
 from properties.jobs import Selection
 from properties.mutants import equivalents, shares
@@ -43,6 +46,7 @@ from properties.targets import load
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _arguments(arguments)
     console = Console()
+    profiles.register()
     try:
         target = load("ours", activate(chosen.device))
         wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
@@ -50,13 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listed = equivalents.read(chosen.equivalents)
         if chosen.record:
             _check_record(chosen)
+        every = mutants(operators=chosen.operator)
+        for name in chosen.within:
+            if not any(_is_within(mutant, name) for mutant in every):
+                raise ValueError(f"--within: {name}, expected what has mutants to be tried")
     except ValueError as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2
     tests = not (chosen.law or chosen.dtype)
     suite = Suite(jobs, target, chosen.device, chosen.cache, chosen.jobs, tests=tests)
     verdicts = Verdicts(chosen.cache / "verdicts.jsonl", chosen.fresh)
-    every = mutants(operators=chosen.operator)
     found = [m for m in every if _wanted(m, chosen, suite)]
     try:
         board, code = _run(found, listed, suite, verdicts, chosen, console)
@@ -68,9 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suite.close(at_once=True)
         raise
     suite.close(at_once=False)
-    if chosen.record:
+    if chosen.record and not suite.failing:
         known = shares.read(chosen.record)
         shares.write(chosen.record, {**known, **shares.whole(board.shares(), every)})
+    elif chosen.record:
+        console.print("not recorded, as not all that may notice a mutant could be tried")
     return code
 
 
@@ -110,7 +119,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"only this kind of mistake (repeatable): {', '.join(OPERATORS)}",
     )
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
-    parse.add_argument("--jobs", type=int, default=os.cpu_count(), help="default: one per core")
+    parse.add_argument("--jobs", type=count, default=os.cpu_count(), help="default: one per core")
     parse.add_argument("--json", type=Path, metavar="FILE", help="write every mutant to FILE")
     text = "write how many were killed of each module to FILE, for the README's table"
     parse.add_argument("--record", type=Path, metavar="FILE", help=text)
@@ -126,8 +135,12 @@ def _cache() -> Path:
     return Path(home) / "attention-oracles" / "mutants"
 
 
+def _is_within(mutant: Mutant, name: str) -> bool:
+    return f"{mutant.where}.".startswith(f"{name}.")
+
+
 def _wanted(mutant: Mutant, chosen: argparse.Namespace, suite: Suite) -> bool:
-    if chosen.within and not any(f"{mutant.where}.".startswith(f"{n}.") for n in chosen.within):
+    if chosen.within and not any(_is_within(mutant, name) for name in chosen.within):
         return False
     limited = chosen.op or chosen.mode
     return not limited or any(mutant.module in s.modules for s in suite.sources.values())
@@ -179,7 +192,7 @@ def _run(
 def _try_alone(
     board: Board, suite: Suite, verdicts: Verdicts, workers: int, console: Console
 ) -> dict[Mutant, Verdict]:
-    """Try each mutant on the telling checks; those that survive them are returned."""
+    """Try each mutant on the telling checks, or on all tests; those that survive are returned."""
     suspects: dict[Mutant, Verdict] = {}
     for mutant in board.open:
         known = verdicts.get(_alone(mutant), suite.code(mutant))

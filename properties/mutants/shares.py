@@ -67,7 +67,7 @@ def read(path: Path = PATH) -> dict[str, Share]:
 def write(path: Path, shares: Mapping[str, Share]) -> None:
     """Replace the file by these rows, in order, or leave it as it is."""
     rows = [f"{json.dumps(name)}: {json.dumps(asdict(shares[name]))}" for name in sorted(shares)]
-    half = path.with_suffix(".part")
+    half = path.with_suffix(f".{os.getpid()}")
     half.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     os.replace(half, path)
 

@@ -1,6 +1,7 @@
 """The suite as the code stands: what each of its checks runs, and for how long."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from properties.jobs import Job
 from properties.mutants.closure import ROOT, forget
 from properties.mutants.edit import Edit
 from properties.mutants.reach import Reach, packed
-from properties.mutants.trial import Bench, LawAbout, Pinned, TestAt, bench_subject
+from properties.mutants.trial import Bench, Ended, LawAbout, Pinned, TestAt, bench_subject
 
 # They start processes, which a trial may not, and test what has no mutants.
 OF_TOOLS = frozenset({"bench", "test_tune.py"})
@@ -106,7 +107,9 @@ def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
     return checks
 
 
-def first_failure(jobs: Sequence[Job], bench: Bench, edits: Sequence[Edit]) -> LawAbout | None:
+def first_failure(
+    jobs: Sequence[Job], bench: Bench, edits: Sequence[Edit]
+) -> LawAbout | Ended | None:
     """Run jobs with edits made, as the `ci` profile does, and return the first case that fails."""
     forget({edit.module for edit in edits})
     for edit in edits:
@@ -120,14 +123,17 @@ def first_failure(jobs: Sequence[Job], bench: Bench, edits: Sequence[Edit]) -> L
     ci = settings.get_profile("ci")
     settings.register_profile("unshrunk", ci, phases=[p for p in ci.phases if p != Phase.shrink])
     settings.load_profile("unshrunk")
-    subject = bench_subject(bench)
+    cases: list[Case] = []
     for job in jobs:
-        cases: list[Case] = []
         try:
+            # Within, as an error of the kernels' own modules counts as well.
+            subject = bench_subject(bench)
+            cases.clear()
             examples = settings(max_examples=job.share(ci.max_examples))
             examples(hypothesis_test(job, subject, announce=cases.append))()
-        except Exception:
-            return LawAbout(job.law, cases[-1])
+        except Exception as error:
+            known = LawAbout(job.law, cases[-1]) if cases else None
+            return known or Ended(type(error).__name__, str(error))
     return None
 
 
@@ -194,7 +200,7 @@ class Surveys:
     def keep(self, name: str, code: str, checks: Sequence[Check]) -> None:
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps({"code": code, "checks": [c.to_json() for c in checks]}))
         partial.replace(path)
 

@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +88,28 @@ def test_listed_mutants_are_checked_together(
     for suite, killed in ((blind, []), (telling, signs)):
         (unit,) = units(suite, "kernels")
         assert {*killed_among(signs, suite, verdicts, unit)} == {*killed}
+
+
+def test_a_mutant_that_ends_its_process_is_found_among_others(
+    signs: list[Mutant], blind: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops = signs[-1]
+    (changed,) = (line[2:] for line in loops.text.splitlines() if line.startswith("+ "))
+
+    def submit(*about: Any, seconds: int) -> "Future[None]":
+        edits = about[-1]
+        future: Future[None] = Future()
+        if any(changed in edit.after for edit in edits):
+            future.set_exception(TrialDied(signal.SIGXCPU))
+        else:
+            future.set_result(None)
+        return future
+
+    monkeypatch.setattr(blind.nursery, "submit", submit)
+    (unit,) = units(blind, "kernels")
+    verdicts = Verdicts(tmp_path / "verdicts.jsonl", fresh=True)
+    killed = killed_among(signs, blind, verdicts, unit)
+    assert {m: unit.told(failure) for m, failure in killed.items()} == {loops: ("time", unit.name)}
 
 
 def _has_tokens(pinned: Pinned) -> bool:

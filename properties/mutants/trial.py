@@ -61,6 +61,18 @@ class TestAt:
 Pinned = LawAbout | TestAt
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended, or an error that came, before there was a check to be named.
+
+    Args:
+        how: "time", "death", or the type of the error.
+    """
+
+    how: str
+    report: str
+
+
 class TimeIsUp(BaseException):
     """A planted bug made a law run many times as long as it does without."""
 

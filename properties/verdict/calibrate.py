@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import reference
+from properties.arguments import count
 from properties.verdict.budgets import Oracle, Telescope, Tensors, budgets
 from properties.verdict.compare import Comparison, compare
 from properties.verdict.emulation import (
@@ -161,7 +162,7 @@ def caught(comparisons: list[Comparison]) -> tuple[bool, bool]:
 
 def main(show: Callable[[str], None] = print) -> None:
     parse = argparse.ArgumentParser(prog="python -m properties.verdict.calibrate")
-    parse.add_argument("--runs", type=int, default=40, help="problems in each row (default: 40)")
+    parse.add_argument("--runs", type=count, default=40, help="problems in each row (default: 40)")
     parse.add_argument("--kernel", action="append", choices=KERNELS)
     parse.add_argument("--precision", action="append", choices=tuple(PRECISIONS))
     chosen = parse.parse_args()
