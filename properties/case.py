@@ -74,13 +74,13 @@ class Case:
         Raises:
             ValueError: the text is not JSON, or not the fields of a case.
         """
-        data = json.loads(text)
         try:
+            data = json.loads(text)
             for name in ("lengths", "key_lengths", "given", "float32"):
                 if data.get(name) is not None:
                     data[name] = tuple(data[name])
             return cls(**data)
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"case: {text!r}, expected the JSON object of a case") from error
 
     def line(self) -> str:

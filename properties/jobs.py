@@ -108,7 +108,8 @@ class Selection:
                     raise ValueError(f"{what}: {name!r}, expected one of {', '.join(names)}")
         chosen = [job for job in _jobs(target) if self._wants(job)]
         if not chosen:
-            raise ValueError(f"target {target.name}: no job has {self}, expected one that it has")
+            asked = [" or ".join(names) for _, (names, _) in known.items() if names]
+            raise ValueError(f"target {target.name}: it has nothing that is {' and '.join(asked)}")
         return chosen
 
     def _wants(self, job: Job) -> bool:

@@ -74,6 +74,8 @@ def main() -> int:
     if path is None:
         print(table())
         return 0
+    if not path.is_file():
+        parse.error(f"{path}: no such file, expected a document with a table")
     text = path.read_text()
     current = with_table(text)
     if chosen.write:

@@ -1,25 +1,29 @@
 """Drive kernels with drawn cases until the time is up, and report what breaks a law."""
 
 import argparse
+import hashlib
 import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from itertools import count
+from concurrent.futures.process import BrokenProcessPool
+from itertools import count as counting
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 
 from rich.console import Console
 from rich.live import Live
 
+from properties.arguments import count, duration
 from properties.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.device import DEVICES, describe
 from properties.fuzz import record
 from properties.fuzz.board import Board
-from properties.fuzz.rounds import Finding, Round, make_subject, play, start_worker
+from properties.fuzz.rounds import Finding, Round, ended, make_subject, play, start_worker
 from properties.jobs import Job, Selection
 from properties.laws import LAWS, Subject, Violation
 from properties.targets import NAMES, scope
@@ -36,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
         "summary. Failing cases stay in .hypothesis and are replayed by pytest.",
     )
     budget = parse.add_mutually_exclusive_group()
-    budget.add_argument("--minutes", type=float, default=2.0, help="for how long (default: 2)")
-    budget.add_argument("--examples", type=int, help="how many examples, instead of --minutes")
+    budget.add_argument("--minutes", type=duration, default=2.0, help="for how long (default: 2)")
+    budget.add_argument("--examples", type=count, help="how many examples, instead of --minutes")
     for name, known in (("op", OPS), ("law", LAWS), ("dtype", DTYPES)):
         text = f"only this {name} (repeatable): {', '.join(known)}"
         parse.add_argument(
@@ -60,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "reports them all (default: the one in regressions/targets)",
     )
     parse.add_argument("--seed", type=int, help="repeat a run (default: drawn and printed)")
-    parse.add_argument("--jobs", type=int, help="processes (default: one per core; one on a GPU)")
+    parse.add_argument("--jobs", type=count, help="processes (default: one per core; one on a GPU)")
     parse.add_argument(
         "--no-shrink",
         dest="shrink",
@@ -90,14 +94,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         subject = make_subject(chosen.target, chosen.device, chosen.ledger)
         if chosen.case is not None:
-            return replay(Case.from_json(chosen.case), subject, chosen, console)
+            case = _case(chosen.case, subject)
+        if chosen.record is not None:
+            record.check(chosen.record)
         selection = Selection(*map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype)))
         jobs = selection.jobs(subject.target)
-        for line in scope.missing(subject.target):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        return fuzz(jobs, chosen, console)
     except ValueError as error:
         parse.error(str(error))
+    if chosen.case is not None:
+        return replay(case, subject, chosen, console)
+    for line in scope.missing(subject.target):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return fuzz(jobs, subject, chosen, console)
+
+
+def _case(text: str, subject: Subject) -> Case:
+    """The case of `--case`.
+
+    Raises:
+        ValueError: it is no case, or not one of an op and mode that the target has.
+    """
+    case = Case.from_json(text)
+    missing = scope.declared(subject.target, case.op, case.mode).dims.keys() - case.dims.keys()
+    if missing:
+        raise ValueError(f"case: no {', '.join(sorted(missing))} among its dims, expected all")
+    return case
 
 
 def replay(case: Case, subject: Subject, chosen: argparse.Namespace, console: Console) -> int:
@@ -107,8 +128,9 @@ def replay(case: Case, subject: Subject, chosen: argparse.Namespace, console: Co
     for name in chosen.law or scope.laws(subject.target, case.op, case.mode):
         try:
             ratio = LAWS[name](op, case, subject)
-        except Violation as violation:
-            console.print(str(violation), markup=False, highlight=False, soft_wrap=True)
+        except Exception as error:
+            told = "" if isinstance(error, Violation) else f"{name}: {type(error).__name__}: "
+            console.print(f"{told}{error}", markup=False, highlight=False, soft_wrap=True)
             broken += 1
         else:
             detail = f"worst error {ratio:.2f} of the budget" if ratio else "exact"
@@ -116,7 +138,7 @@ def replay(case: Case, subject: Subject, chosen: argparse.Namespace, console: Co
     return 1 if broken else 0
 
 
-def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
+def fuzz(jobs: list[Job], subject: Subject, chosen: argparse.Namespace, console: Console) -> int:
     """Interleave the jobs, round by round, until the budget is spent."""
     seed = random.randrange(2**31) if chosen.seed is None else chosen.seed
     where = describe(chosen.device)
@@ -124,38 +146,42 @@ def fuzz(jobs: list[Job], chosen: argparse.Namespace, console: Console) -> int:
     console.print(
         f"{len(jobs)} jobs of target {chosen.target} on {where}; seed {seed}, {workers} processes",
         highlight=False,
+        soft_wrap=True,
     )
-    known = {} if chosen.record is None else record.read(chosen.record)
     board = Board(jobs)
     crew = [Worker(chosen.target, chosen.device, chosen.ledger) for _ in range(workers)]
     with Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal):
         try:
-            for outcome in _rounds(crew, jobs, board, seed, chosen):
+            for outcome in _rounds(crew, jobs, board, seed, chosen, subject):
                 board.add(outcome)
                 if outcome.finding is not None:
-                    text = _keep(outcome.finding, chosen.findings)
+                    text = _keep(outcome.finding, chosen)
                     console.print(text, "", markup=False, highlight=False, soft_wrap=True)
         except KeyboardInterrupt:
             console.print("stopped by Ctrl-C", highlight=False)
         finally:
             for worker in crew:
-                worker.pool.shutdown(wait=True, cancel_futures=True)
+                worker.close()
     if not console.is_terminal:
         console.print(board)
     console.print(board.summary(), highlight=False)
     if chosen.record is not None:
         name = where.split(",")[0].removeprefix("the ")
-        record.write(chosen.record, record.added(known, board.record(name)))
+        record.write(chosen.record, record.added(record.read(chosen.record), board.record(name)))
     if board.known():
         console.print(board.known(), highlight=False)
     return 1 if board.findings else 0
 
 
 class Worker:
-    """One process, replaced when the device is lost to it: no other job may suffer for that."""
+    """One process, replaced when it ends or the device is lost to it: no other job may suffer for
+    that. It announces each case in a file.
+    """
 
     def __init__(self, target: str, device: str, ledger: str) -> None:
         self.origin = (target, device, ledger)
+        self.folder = TemporaryDirectory()
+        self.announced = Path(self.folder.name) / "case.json"
         self.start()
 
     def start(self) -> None:
@@ -163,13 +189,26 @@ class Worker:
             1, mp_context=get_context("spawn"), initializer=start_worker, initargs=self.origin
         )
 
+    def submit(self, job: Job, seed: int, shrink: bool) -> Future[Round]:
+        self.announced.unlink(missing_ok=True)
+        return self.pool.submit(play, job, EXAMPLES_PER_ROUND, seed, shrink, self.announced)
+
     def restart(self) -> None:
         self.pool.shutdown(wait=False)
         self.start()
 
+    def close(self) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self.folder.cleanup()
+
 
 def _rounds(
-    crew: list[Worker], jobs: list[Job], board: Board, seed: int, chosen: argparse.Namespace
+    crew: list[Worker],
+    jobs: list[Job],
+    board: Board,
+    seed: int,
+    chosen: argparse.Namespace,
+    subject: Subject,
 ) -> Iterator[Round]:
     """Rounds as they end. A job with a finding is retired: it would only find it again."""
     examples: int | None = chosen.examples
@@ -177,7 +216,7 @@ def _rounds(
     turns = _turns(jobs, seed)
     retired: set[Job] = set()
     idle = list(crew)
-    running: dict[Future[Round], Worker] = {}
+    running: dict[Future[Round], tuple[Worker, Job]] = {}
 
     def over() -> bool:
         if examples is not None:
@@ -189,14 +228,17 @@ def _rounds(
             number, job = next(turns)
             if job not in retired:
                 worker = idle.pop()
-                arguments = (job, EXAMPLES_PER_ROUND, seed + number, chosen.shrink)
-                running[worker.pool.submit(play, *arguments)] = worker
+                future = worker.submit(job, _seed(seed, number), chosen.shrink)
+                running[future] = worker, job
         if not running:
             return
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
-            worker = running.pop(future)
-            outcome = future.result()
+            worker, job = running.pop(future)
+            try:
+                outcome = future.result()
+            except BrokenProcessPool:
+                outcome = ended(job, worker.announced, subject)
             if outcome.finding is not None:
                 retired.add(outcome.job)
             if outcome.device_lost:
@@ -205,20 +247,28 @@ def _rounds(
             yield outcome
 
 
+def _seed(seed: int, lap: int) -> int:
+    """That of a lap of a run: of no other lap and no other run, of a neighbouring seed neither."""
+    return random.Random(f"{seed} {lap}").randrange(2**31)
+
+
 def _turns(jobs: list[Job], seed: int) -> Iterator[tuple[int, Job]]:
     """Every job once per lap, in a new order each time: a short run is a fair sample too."""
     shuffler = random.Random(seed)
-    for number in count():
+    for number in counting():
         yield from ((number, job) for job in shuffler.sample(jobs, len(jobs)))
 
 
-def _keep(finding: Finding, folder: Path) -> str:
-    """Write the finding as a file that can be moved into `regressions/`; return the report."""
-    if finding.case is None:
-        return f"{finding.job.name}: {finding.report}"
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"{finding.job.name.replace('-', '_')}_{finding.case.seed}.py"
-    path = folder / name
+def _keep(finding: Finding, chosen: argparse.Namespace) -> str:
+    """Write a finding of ours as a file that can be moved into `regressions/`; return the report.
+
+    One of another's kernels belongs into the target's ledger, see `properties/targets/README.md`.
+    """
+    if finding.case is None or chosen.target != "ours":
+        return finding.report
+    chosen.findings.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(finding.case.to_json().encode()).hexdigest()[:8]
+    path: Path = chosen.findings / f"{finding.job.name.replace('-', '_')}_{digest}.py"
     path.write_text(regression_file(finding.case, finding.job.law))
     return f"{finding.report}\nWritten for regressions/: {path}"
 

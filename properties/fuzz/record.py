@@ -56,6 +56,17 @@ def read(path: Path) -> dict[Key, Row]:
     return {row.key: row for row in rows}
 
 
+def check(path: Path) -> None:
+    """Whether a run could add to a file, before it begins.
+
+    Raises:
+        ValueError: the file is not one of this kind, or its folder is not there.
+    """
+    read(path)
+    if not path.parent.is_dir():
+        raise ValueError(f"--record: {path}, expected a file in a folder that exists")
+
+
 def write(path: Path, rows: Mapping[Key, Row]) -> None:
     """Replace the file by these rows, in order, or leave it as it is."""
     text = ",\n".join(json.dumps(asdict(rows[key])) for key in sorted(rows))

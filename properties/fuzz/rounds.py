@@ -4,17 +4,19 @@ import os
 import signal
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 from properties import profiles
 from properties.case import Case
 from properties.jobs import Job, hypothesis_test
 from properties.laws import Subject, Violation
+from properties.verdict.report import repro
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A case that breaks a law, as small as Hypothesis could make it."""
+    """A case that breaks a law, as small as Hypothesis could make it; None where none was drawn."""
 
     job: Job
     report: str
@@ -60,8 +62,12 @@ def make_subject(target: str, device: str, ledger: str) -> Subject:
     return Subject(load(target, where), where, read(ledger, target, where.type))
 
 
-def play(job: Job, examples: int, seed: int, shrink: bool) -> Round:
-    """Run `examples` cases of `job`, and more to make a failing one smaller."""
+def play(job: Job, examples: int, seed: int, shrink: bool, announced: Path) -> Round:
+    """Run `examples` cases of `job`, and more to make a failing one smaller.
+
+    Args:
+        announced: a file that has the case that is run, for whoever sees this process end.
+    """
     from hypothesis import Phase, settings
     from hypothesis import seed as seeded
 
@@ -72,7 +78,11 @@ def play(job: Job, examples: int, seed: int, shrink: bool) -> Round:
     def observe(case: Case, ratio: float) -> None:
         ratios.append(ratio)
 
-    test = hypothesis_test(job, _SUBJECT, observe, last.append)
+    def announce(case: Case) -> None:
+        last.append(case)
+        announced.write_text(case.to_json())
+
+    test = hypothesis_test(job, _SUBJECT, observe, announce)
     profile = settings.get_profile("nightly")
     phases = [phase for phase in profile.phases if shrink or phase is not Phase.shrink]
     # One bug at a time: several would come as a group, of which no report is made.
@@ -85,14 +95,29 @@ def play(job: Job, examples: int, seed: int, shrink: bool) -> Round:
     except Violation as violation:
         finding = Finding(job, str(violation), violation.case)
     except Exception as error:
-        case = last[-1] if last else None
         text = f"{job.name}: {type(error).__name__}: {error}"
-        finding = Finding(job, f"{text}\n{case.line()}" if case is not None else text, case)
+        finding = untold(job, text, last[-1] if last else None, _SUBJECT)
     seconds = perf_counter() - started
     lost = finding is not None and _device_is_lost()
     excused = Counter(_SUBJECT.ledger.excused)
     worst = max(ratios, default=0.0)
     return Round(job, len(ratios), worst, seconds, finding, lost, excused)
+
+
+def ended(job: Job, announced: Path, subject: Subject) -> Round:
+    """What is known of a round whose process has ended, as with an illegal address."""
+    text = announced.read_text() if announced.exists() else ""
+    case = Case.from_json(text) if text else None
+    finding = untold(job, f"{job.name}: the process that ran it ended", case, subject)
+    return Round(job, 0, 0.0, 0.0, finding, True, Counter())
+
+
+def untold(job: Job, text: str, case: Case | None, subject: Subject) -> Finding:
+    """A finding that no law has reported: an error or an end, with the case and its command."""
+    if case is not None:
+        again = repro(job.law, case, subject.device, subject.target.name)
+        text = f"{text}\n{case.line()}\n\n{again}"
+    return Finding(job, text, case)
 
 
 def _device_is_lost() -> bool:
