@@ -84,7 +84,7 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
     if case.packed:
         lengths = (case.lengths, case.key_lengths or case.lengths)
         # Either width is allowed: the seed decides, as it does of all that is in tensors.
-        width = torch.int32 if case.seed % 2 else torch.int64
+        width = torch.int32 if case.seed >> 8 & 1 else torch.int64
         for name, each in zip(op.packed_by, lengths, strict=False):
             tensors[name] = torch.tensor(boundaries(each), dtype=width, device=device)
     return Inputs(tensors, options)

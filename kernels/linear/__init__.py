@@ -2,13 +2,14 @@
 
     S_t = diag(exp g_t) S_{t-1} diag(exp gv_t) + k_t v_tᵀ,    o_t = scale · S_tᵀ q_t
 
-`linear_attn.py`, `gla.py` and `simple_gla.py` are what users call. `recurrence.py` makes a pair of
-functions, `forward` and `backward`, a differentiable `torch.library` op per public op and mode. The
-pairs live in `chunk.py`, `fused_chunk.py`, `fused_recurrent.py` and `parallel.py`:
+`linear_attn.py`, `gla.py`, `simple_gla.py`, `constant_decay.py` and `mamba2.py` are what users
+call. `recurrence.py` makes a pair of functions, `forward` and `backward`, a differentiable
+`torch.library` op per public op and mode. The pairs live in `chunk.py`, `fused_chunk.py`,
+`fused_recurrent.py` and `parallel.py`:
 
     forward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, output_final_state, out_dtype)
         -> (o, final_state | None)
-    backward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, do, dfinal_state)
+    backward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, do, dfinal_state, keys_dtype)
         -> (dq, dk, dv, dg | None, dinitial_state | None)
 
 - q, k `[B, T, H, K]`, v `[B, T, H, V]` of one dtype; g `[B, T, H, K]`, or `[B, T, H]` where all
@@ -20,7 +21,8 @@ pairs live in `chunk.py`, `fused_chunk.py`, `fused_recurrent.py` and `parallel.p
 - o `[B, T, H, V]` in `out_dtype`: v's dtype, or float32 under `normalize`, so that the quotient is
   rounded once. final_state `[N, H, K, V]` float32, None unless `output_final_state`.
 - do has o's shape, any stride, and o's dtype or v's; dfinal_state `[N, H, K, V]` float32, or None.
-- Gradients come back in the dtypes of their inputs; dg None without g, dinitial_state None without
+- dq, dk are in `keys_dtype`, float32 where heads are summed afterwards, and the other gradients in
+  the dtypes of their inputs; dg None without g, dinitial_state None without
   initial_state. Nothing is saved between the two: backward recomputes the states that it needs.
 
 `fused_recurrent` takes `gv` (after g) and `reverse` besides and returns `dgv` after `dg`;

@@ -1,5 +1,7 @@
 """States that a call has or has not: a kernel is told so when it runs, and masks what it reads and
 writes of them. A constant for each would be another kernel to compile, four for two states.
+
+`linear.parallel` and `conv.short_conv` have constants: there a state decides how much is computed.
 """
 
 import torch

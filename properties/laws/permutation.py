@@ -75,7 +75,7 @@ def _with_sequences_in_order(case: Case, order: Tensor) -> Case:
 def _boundaries(op: Op, case: Case, inputs: Inputs, device: torch.device) -> Results:
     lengths = (case.lengths, case.key_lengths or case.lengths)
     return {
-        name: torch.tensor(boundaries(each), device=device)
+        name: torch.tensor(boundaries(each), dtype=inputs.tensors[name].dtype, device=device)
         for name, each in zip(op.packed_by, lengths, strict=False)
         if name in inputs.tensors
     }
