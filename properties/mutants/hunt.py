@@ -27,8 +27,8 @@ from properties.mutants.survey import (
     Check,
     SuiteFails,
     Surveys,
+    failing_cases,
     files_of_tests,
-    first_failure,
     of_job,
     of_tests,
 )
@@ -41,6 +41,7 @@ from properties.mutants.trial import (
     Pinned,
     TestAt,
     attempt,
+    failing_tests,
 )
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import Target
@@ -204,27 +205,20 @@ class Suite:
                 self._checks[name] = checks
             return self._checks[name]
 
-    def run(self, unit: "Unit", edits: Sequence[Edit]) -> Pinned | Ended | None:
-        """Run all of a unit with edits made, and return what fails first."""
+    def failures(self, unit: "Unit", edits: Sequence[Edit]) -> list[Pinned | Ended]:
+        """Run all of a unit with edits made: what fails, one case of each job or each test."""
+        what = (failing_tests, unit.file) if unit.file else (failing_cases, unit.jobs)
+        future = self.nursery.submit(*what, self.bench, edits, seconds=_AT_MOST)
         try:
-            if unit.file:
-                outcome = self.nursery.submit(
-                    attempt, [TestAt(unit.file)], [], self.bench, edits, seconds=_AT_MOST
-                ).result()
-                return TestAt(outcome.caught_by) if outcome.caught_by else None
-            failure: Pinned | Ended | None = self.nursery.submit(
-                first_failure, unit.jobs, self.bench, edits, seconds=_AT_MOST
-            ).result()
+            found: list[Pinned | Ended] = future.result()
         except TrialDied as death:
-            return _ended(death)
-        return failure
+            return [_ended(death)]
+        return found
 
-    def fails(self, failure: Pinned | Ended, mutant: Mutant) -> bool:
-        """Whether a check fails with the edit of one mutant; False where no check is known."""
-        if isinstance(failure, Ended):
-            return False
-        edits = [mutant.edit()]
-        outcome = self.nursery.submit(attempt, [failure], [], self.bench, edits, seconds=_ONE)
+    def fails(self, check: Pinned, mutants: Sequence[Mutant]) -> bool:
+        """Whether a check fails with the edits of these mutants, none of which overlap."""
+        edits, _ = combined(mutants)
+        outcome = self.nursery.submit(attempt, [check], [], self.bench, edits, seconds=_ONE)
         try:
             return outcome.result().caught_by is not None
         except TrialDied:
@@ -340,8 +334,8 @@ def killed_among(
     """Make the edits of all mutants that a unit concerns, run it, and say what kills which.
 
     What changes nothing alone changes nothing together: one run is enough for any number of mutants
-    that seem to change nothing. Where it fails they are tried one by one on what failed, and in
-    halves if none fails alone.
+    that seem to change nothing. Where something fails, halving finds who makes it fail; where that
+    finds nobody, as where a process has ended, each half is tried on the whole unit.
     """
     mutants = [m for m in mutants if m.module in unit.modules]
     if not mutants:
@@ -351,20 +345,36 @@ def killed_among(
     if verdicts.get(key, unit.code) is not None:
         return {}
     edits, left = combined(mutants)
-    failure = suite.run(unit, edits)
+    failures = suite.failures(unit, edits)
     killed: dict[Mutant, Pinned | Ended] = {}
-    if failure is not None and len(mutants) == 1:
-        killed = dict.fromkeys(mutants, failure)
-    elif failure is not None:
+    if failures and len(mutants) == 1:
+        killed = dict.fromkeys(mutants, failures[0])
+    elif failures:
         together = [m for m in mutants if m not in left]
-        killed = {m: failure for m in together if suite.fails(failure, m)}
-        if not killed:
+        for failure in failures:
+            suspects = [m for m in together if m not in killed]
+            if not isinstance(failure, Ended):
+                killed |= dict.fromkeys(_guilty(suspects, failure, suite), failure)
+        if killed:
+            left = [m for m in mutants if m not in killed]
+        else:
             half = len(together) // 2
             for part in (together[:half], together[half:]):
                 killed |= killed_among(part, suite, verdicts, unit)
-        else:
-            left = [m for m in mutants if m not in killed]
     killed |= killed_among(left, suite, verdicts, unit)
     if not killed:
         verdicts.add(Verdict(key, None, unit.name, suite=unit.code))
     return killed
+
+
+def _guilty(mutants: Sequence[Mutant], check: Pinned, suite: Suite) -> list[Mutant]:
+    """Those that make a check fail alone."""
+    if not mutants or not suite.fails(check, mutants):
+        return []
+    if len(mutants) == 1:
+        return [*mutants]
+    half = len(mutants) // 2
+    return [
+        *_guilty(mutants[:half], check, suite),
+        *_guilty(mutants[half:], check, suite),
+    ]

@@ -10,10 +10,18 @@ from typing import Any
 
 from properties.case import Case
 from properties.jobs import Job
-from properties.mutants.closure import ROOT, forget
+from properties.mutants.closure import ROOT
 from properties.mutants.edit import Edit
 from properties.mutants.reach import Reach, packed
-from properties.mutants.trial import Bench, Ended, LawAbout, Pinned, TestAt, bench_subject
+from properties.mutants.trial import (
+    Bench,
+    Ended,
+    LawAbout,
+    Pinned,
+    TestAt,
+    bench_subject,
+    plant,
+)
 
 # They start processes, which a trial may not, and test what has no mutants.
 OF_TOOLS = frozenset({"bench", "test_tune.py"})
@@ -107,13 +115,11 @@ def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
     return checks
 
 
-def first_failure(
+def failing_cases(
     jobs: Sequence[Job], bench: Bench, edits: Sequence[Edit]
-) -> LawAbout | Ended | None:
-    """Run jobs with edits made, as the `ci` profile does, and return the first case that fails."""
-    forget({edit.module for edit in edits})
-    for edit in edits:
-        edit.plant()
+) -> list[LawAbout | Ended]:
+    """Run jobs with edits made, as the `ci` profile does, and return a failing case of each."""
+    plant(edits)
     from hypothesis import Phase, settings
 
     from properties import profiles
@@ -123,18 +129,20 @@ def first_failure(
     ci = settings.get_profile("ci")
     settings.register_profile("unshrunk", ci, phases=[p for p in ci.phases if p != Phase.shrink])
     settings.load_profile("unshrunk")
-    cases: list[Case] = []
+    try:
+        subject = bench_subject(bench)
+    except Exception as error:  # of the kernels' own modules
+        return [Ended(type(error).__name__, str(error))]
+    failing: list[LawAbout | Ended] = []
     for job in jobs:
+        cases: list[Case] = []
         try:
-            # Within, as an error of the kernels' own modules counts as well.
-            subject = bench_subject(bench)
-            cases.clear()
             examples = settings(max_examples=job.share(ci.max_examples))
             examples(hypothesis_test(job, subject, announce=cases.append))()
         except Exception as error:
             known = LawAbout(job.law, cases[-1]) if cases else None
-            return known or Ended(type(error).__name__, str(error))
-    return None
+            failing.append(known or Ended(type(error).__name__, str(error)))
+    return failing
 
 
 def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]:

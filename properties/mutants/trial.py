@@ -99,15 +99,20 @@ def attempt(
         limits: seconds of processor time that each may take; without any, as many as it wants.
     """
     started = process_time()
-    forget({edit.module for edit in edits})
-    for edit in edits:
-        edit.plant()
+    plant(edits)
     tests = [p.node for p in pinned if isinstance(p, TestAt)]
     if tests:
         outcome = _run_tests(tests, limits, bench.device)
     else:
         outcome = _judge([p for p in pinned if isinstance(p, LawAbout)], limits, bench)
     return replace(outcome, seconds=process_time() - started)
+
+
+def plant(edits: Sequence[Edit]) -> None:
+    """Make edits in this process, which imports what they are of anew."""
+    forget({edit.module for edit in edits})
+    for edit in edits:
+        edit.plant()
 
 
 def _judge(pinned: Sequence[LawAbout], limits: Sequence[float], bench: Bench) -> Outcome:
@@ -159,35 +164,48 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
+def failing_tests(file: str, bench: Bench, edits: Sequence[Edit]) -> list[TestAt]:
+    """Run a file of tests with edits made: those that fail, or the file if it is not imported."""
+    plant(edits)
+    failed, _ = _run_pytest([file], {}, bench.device)
+    return [TestAt(node) for node in failed.nodes]
+
+
 def _run_tests(nodes: Sequence[str], limits: Sequence[float], device: str) -> Outcome:
     """Run pytest nodes in this process until one fails, with the output kept for the report."""
+    failed, printed = _run_pytest(nodes, dict(zip(nodes, limits, strict=False)), device, "-x")
+    if not failed.nodes and not failed.ran:
+        raise ValueError(f"test: {', '.join(nodes)} was skipped: {printed[-2000:]}")
+    first = failed.nodes[0] if failed.nodes else None
+    return Outcome(first, printed, nodes.index(first) if first in nodes else 0)
+
+
+def _run_pytest(
+    nodes: Sequence[str], limits: Mapping[str, float], device: str, *options: str
+) -> tuple["_Failed", str]:
     import io
     from contextlib import redirect_stderr, redirect_stdout
 
     root = Path(__file__).parents[2]
     printed = io.StringIO()
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", device]
-    options.append("--hypothesis-profile=trial")
-    paths = [str(root / node) for node in nodes]
-    failed = _Failed(dict(zip(nodes, limits, strict=False)))
+    options = (*options, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", device)
+    options = (*options, "--hypothesis-profile=trial", "--rootdir", str(root))
+    failed = _Failed(limits)
     with redirect_stdout(printed), redirect_stderr(printed):
-        code = pytest.main([*options, "--rootdir", str(root), *paths], plugins=[failed])
+        code = pytest.main([*options, *[str(root / node) for node in nodes]], plugins=[failed])
     # A bug may keep a file of tests from being imported: that fails it.
     ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
-    if failed.node is None and code not in ended:
+    if not failed.nodes and code not in ended:
         raise ValueError(f"test: {', '.join(nodes)} did not run: {printed.getvalue()[-2000:]}")
-    if failed.node is None and not failed.ran:
-        raise ValueError(f"test: {', '.join(nodes)} was skipped: {printed.getvalue()[-2000:]}")
-    number = nodes.index(failed.node) if failed.node in nodes else 0
-    return Outcome(failed.node, printed.getvalue(), number)
+    return failed, printed.getvalue()
 
 
 class _Failed:
-    """A pytest plugin that knows the first node that failed, and ends those that take too long."""
+    """A pytest plugin that knows the nodes that failed, and ends those that take too long."""
 
     def __init__(self, limits: Mapping[str, float]) -> None:
         self.limits = limits
-        self.node: str | None = None
+        self.nodes: list[str] = []
         self.ran = False
 
     @pytest.hookimpl(wrapper=True)
@@ -197,12 +215,12 @@ class _Failed:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.ran |= report.when == "call" and not report.skipped
-        if report.failed and self.node is None:
-            self.node = report.nodeid
+        if report.failed and report.nodeid not in self.nodes:
+            self.nodes.append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed and self.node is None:
-            self.node = report.nodeid
+        if report.failed:
+            self.nodes.append(report.nodeid)
 
 
 class Laboratory:
