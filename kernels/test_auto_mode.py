@@ -1,0 +1,63 @@
+"""What the laws do not say of ops with several modes: which one runs where none is asked for."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import delta_rule, gla, linear_attn
+from kernels.delta import rule
+from kernels.linear import recurrence
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modes that run, none of which computes anything."""
+    modes: list[str] = []
+
+    def register(module: ModuleType, op: str, mode: str) -> None:
+        def run(*_: Any) -> tuple[None, None]:
+            modes.append(mode)
+            return None, None
+
+        monkeypatch.setitem(module._OPS, (op, mode), run)
+
+    for module in (recurrence, rule):
+        for op, mode in module._OPS:
+            register(module, op, mode)
+    return modes
+
+
+@pytest.mark.parametrize("op", [linear_attn, delta_rule])
+@pytest.mark.parametrize(
+    ("batch", "tokens", "boundaries", "mode"),
+    [
+        (1, 64, None, "fused_recurrent"),
+        (1, 65, None, "chunk"),
+        (2, 64, None, "fused_recurrent"),
+        (2, 65, None, "chunk"),
+        (1, 128, [0, 10, 128], "fused_recurrent"),
+        (1, 129, [0, 10, 129], "chunk"),
+    ],
+)
+def test_sequences_of_up_to_64_tokens_on_average_are_walked_over(
+    op: Callable[..., Any],
+    batch: int,
+    tokens: int,
+    boundaries: list[int] | None,
+    mode: str,
+    called: list[str],
+) -> None:
+    x = torch.zeros(batch, tokens, 1, 4)
+    cu_seqlens = None if boundaries is None else torch.tensor(boundaries)
+    op(x, x, x, cu_seqlens=cu_seqlens)
+    assert called == [mode]
+
+
+@pytest.mark.parametrize("given", [{"reverse": True}, {"gv": torch.zeros(1, 65, 1, 4)}])
+def test_what_one_mode_alone_can_do_runs_there(given: dict[str, Any], called: list[str]) -> None:
+    x = torch.zeros(1, 65, 1, 4)
+    gla(x, x, x, x, **given)
+    assert called == ["fused_recurrent"]
