@@ -259,7 +259,7 @@ def _together(
     def run(unit: Unit) -> dict[Mutant, tuple[str, str]]:
         those = [m for m in mutants if m.package == unit.package and m not in killed]
         found = killed_among(those, suite, verdicts, unit)
-        return {mutant: unit.told(pinned) for mutant, pinned in found.items()}
+        return {mutant: unit.told(failure) for mutant, failure in found.items()}
 
     if not parts:
         return killed

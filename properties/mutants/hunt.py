@@ -353,8 +353,11 @@ def killed_among(
         together = [m for m in mutants if m not in left]
         for failure in failures:
             suspects = [m for m in together if m not in killed]
-            if not isinstance(failure, Ended):
-                killed |= dict.fromkeys(_guilty(suspects, failure, suite), failure)
+            guilty = [] if isinstance(failure, Ended) else _guilty(suspects, failure, suite)
+            for mutant in guilty:
+                killed[mutant] = failure
+                # At once: who stops a run that takes hours loses little.
+                verdicts.add(Verdict(mutant.key, *unit.told(failure)))
         if killed:
             left = [m for m in mutants if m not in killed]
         else:
