@@ -8,33 +8,45 @@ from pathlib import Path
 import torch
 
 from properties.catalogue import OPS
-from properties.catalogue.op import Op
 from properties.mutants import shares
 from properties.mutants.hunt import Sources
 from properties.mutants.mutant import modules
-from properties.targets import Target, load
+from properties.targets import load
 
 BEGIN = "<!-- table: python -m properties.catalogue --write README.md -->"
 END = "<!-- end of table -->"
+_OF_MUTANTS = (
+    "Mutants are small mistakes planted one at a time in an op's kernels and reference page "
+    "(`python -m\nproperties.mutants`). The numbers are from the last complete run; mutants listed "
+    "as equivalent are not counted, and\nops share kernels."
+)
 
 
 def table() -> str:
     """One row per op: its modes, the laws that it obeys, and how many of its mutants they kill."""
-    ours = load("ours", torch.device("cpu"))
     every = list(dict.fromkeys(law for op in OPS.values() for law in op.laws))
-    lines = ["| op | modes | laws | mutants killed |", "|---|---|---|---|"]
+    killed = _killed()
+    rows = [["op", "modes", "laws"], ["---"] * 3]
     for op in OPS.values():
         modes = ", ".join(mode.name for mode in op.modes)
-        laws = _laws(op.laws, every)
-        lines.append(f"| `{op.name}` | {modes} | {laws} | {_killed(op, ours)} |")
-    return "\n".join([*lines, "", f"All laws: {', '.join(map(_words, every))}."])
+        rows.append([f"`{op.name}`", modes, _laws(op.laws, every)])
+    below = ["", f"All laws: {', '.join(map(_words, every))}."]
+    if killed:
+        column = ["mutants killed", "---", *(str(killed.get(name, "")) for name in OPS)]
+        rows = [[*row, cell] for row, cell in zip(rows, column, strict=True)]
+        below += ["", _OF_MUTANTS]
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), *below])
 
 
-def _killed(op: Op, ours: Target) -> str:
-    """Of what the op is made of; nothing where not all of that has been tried."""
-    mutated = {name for name, _ in modules()}
-    share = shares.together(shares.read(), Sources.of(op, ours).modules & mutated)
-    return "" if share is None else str(share)
+def _killed() -> dict[str, shares.Share]:
+    """Of what each op is made of, where all of that has been tried."""
+    known, mutated = shares.read(), {name for name, _ in modules()}
+    ours = load("ours", torch.device("cpu"))
+    found = {
+        op.name: shares.together(known, Sources.of(op, ours).modules & mutated)
+        for op in OPS.values()
+    }
+    return {name: share for name, share in found.items() if share is not None}
 
 
 def _laws(laws: Sequence[str], every: Sequence[str]) -> str:
