@@ -1,5 +1,6 @@
 """Options of the suite, and what every worker of it runs on."""
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -65,6 +66,14 @@ def _claim_gpu(worker: int) -> None:
     gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays. That the collector need not look at it again, and looks less
+    often, saves a twentieth of the suite's time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
