@@ -69,8 +69,9 @@ def _claim_gpu(worker: int) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays. That the collector need not look at it again, and looks less
-    often, saves a twentieth of the suite's time."""
+    """What is imported by now stays: that the collector does not look at it again, and looks less
+    often, saves a twentieth of the suite's time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -95,10 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subject = make_subject(chosen.target, chosen.device, chosen.ledger)
         if chosen.case is not None:
             case = _case(chosen.case, subject)
+        else:
+            wanted = map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype))
+            jobs = Selection(*wanted).jobs(subject.target)
         if chosen.record is not None:
             record.check(chosen.record)
-        selection = Selection(*map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype)))
-        jobs = selection.jobs(subject.target)
     except ValueError as error:
         parse.error(str(error))
     if chosen.case is not None:

@@ -7,10 +7,11 @@ file, and puts its largest error / budget in the place of a smaller one.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from properties.files import write_whole
 
 Key = tuple[str, str, str]
 
@@ -70,9 +71,7 @@ def check(path: Path) -> None:
 def write(path: Path, rows: Mapping[Key, Row]) -> None:
     """Replace the file by these rows, in order, or leave it as it is."""
     text = ",\n".join(json.dumps(asdict(rows[key])) for key in sorted(rows))
-    half = path.with_suffix(f".{os.getpid()}")
-    half.write_text(f"[\n{text}\n]\n")
-    os.replace(half, path)
+    write_whole(path, f"[\n{text}\n]\n")
 
 
 def added(known: Mapping[Key, Row], new: Mapping[Key, Row]) -> dict[Key, Row]:

@@ -6,12 +6,12 @@ A run replaces the rows of the modules of which it has tried every mutant.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from properties.files import write_whole
 from properties.mutants.mutant import Mutant, modules
 
 PATH = Path(__file__).with_suffix(".json")
@@ -67,9 +67,7 @@ def read(path: Path = PATH) -> dict[str, Share]:
 def write(path: Path, shares: Mapping[str, Share]) -> None:
     """Replace the file by these rows, in order, or leave it as it is."""
     rows = [f"{json.dumps(name)}: {json.dumps(asdict(shares[name]))}" for name in sorted(shares)]
-    half = path.with_suffix(f".{os.getpid()}")
-    half.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-    os.replace(half, path)
+    write_whole(path, "{\n" + ",\n".join(rows) + "\n}\n")
 
 
 def whole(found: Mapping[str, Share], every: Iterable[Mutant]) -> dict[str, Share]:

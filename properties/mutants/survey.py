@@ -1,7 +1,6 @@
 """The suite as the code stands: what each of its checks runs, and for how long."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from time import process_time
 from typing import Any
 
 from properties.case import Case
+from properties.files import write_whole
 from properties.jobs import Job
 from properties.mutants.closure import ROOT
 from properties.mutants.edit import Edit
@@ -209,9 +209,8 @@ class Surveys:
     def keep(self, name: str, code: str, checks: Sequence[Check]) -> None:
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({"code": code, "checks": [c.to_json() for c in checks]}))
-        partial.replace(path)
+        told = {"code": code, "checks": [c.to_json() for c in checks]}
+        write_whole(path, json.dumps(told))
 
     def _path(self, name: str) -> Path:
         return self.folder / "surveys" / f"{name.replace('/', '.')}.json"
