@@ -322,7 +322,7 @@ def forward(
     w_e, w_v, _ = rule.system()
     written = torch.empty_like(w_v)
     states, final = pass_states(
-        rule.k, w_v, rule.g, _contiguous(initial_state), rule.chunks,
+        rule.k, w_v, rule.g, initial_state, rule.chunks,
         factor=1.0, final=output_final_state, reverse=False, tile=tile, delta=(w_e, w_e, written),
     )  # fmt: skip
     o = torch.empty_like(rule.v)
@@ -354,7 +354,7 @@ def backward(
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
     if a is not None:
         do = _interleaved(torch.zeros_like(do), do)
-    do, initial_state, dfinal_state = map(_contiguous, (do, initial_state, dfinal_state))
+    do = do.contiguous()
     w_e, w_v, inverse = rule.system()
     written = torch.empty_like(w_v)
     states, _ = pass_states(

@@ -387,7 +387,7 @@ def forward(
     Returns:
         `o [B, T, H, V]` in `out_dtype`, `final_state [N, H, K, V]` float32 or None.
     """
-    q, k, v, g, initial_state = _contiguous(q, k, v, g, initial_state)
+    q, k, v, g = _contiguous(q, k, v, g)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
     states, final = pass_states(
         k,
@@ -430,7 +430,6 @@ def backward(
         are None where there is no input.
     """
     q, k, v, g, do = _contiguous(q, k, v, g, do)
-    initial_state, dfinal_state = _contiguous(initial_state, dfinal_state)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
     states, _ = pass_states(k, v, g, initial_state, chunks, factor=1.0, tile=tile)
     dstates, dinitial = pass_states(
