@@ -195,7 +195,7 @@ def _try_alone(
     """Try each mutant on the telling checks, or on all tests; those that survive are returned."""
     suspects: dict[Mutant, Verdict] = {}
     for mutant in board.open:
-        known = verdicts.get(_alone(mutant), suite.code(mutant))
+        known = verdicts.get(_alone(mutant), suite.code(mutant, alone=True))
         if known is not None:
             suspects[mutant] = known
     left = [mutant for mutant in board.open if mutant not in suspects]
@@ -208,7 +208,8 @@ def _try_alone(
             mutant, verdict = futures[future], future.result()
             if verdict.caught_by is None:
                 suspects[mutant] = verdict
-                verdicts.add(replace(verdict, key=_alone(mutant)))
+                known = replace(verdict, key=_alone(mutant), suite=suite.code(mutant, alone=True))
+                verdicts.add(known)
             else:
                 board.verdicts[verdict.key] = verdict
                 verdicts.add(verdict)

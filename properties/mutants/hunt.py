@@ -158,16 +158,21 @@ class Suite:
         """The jobs that may run the module of a mutant."""
         return [j for j in self.jobs if mutant.module in self.sources[j.op].kernels]
 
+    def tried_alone(self, mutant: Mutant) -> list[Job]:
+        """The jobs that are tried on a mutant alone: the telling ones, or all if none of those is
+        asked for."""
+        about = self.jobs_about(mutant)
+        return [*filter(_telling, about)] or about
+
     def waves(self, mutant: Mutant) -> Iterator[list[Check]]:
         """The checks that run a mutant's code and are tried on it alone, in their order.
 
-        Where there are laws these are the telling ones, or all if none of those is asked for. Where
-        there are none it is all tests.
+        Where no law runs it these are all tests.
         """
-        about = self.jobs_about(mutant)
+        about = self.tried_alone(mutant)
         if about:
             # Side by side where they are not known yet: whoever tries another mutant waits too.
-            surveys = self._surveyors.map(self.checks_of, [*filter(_telling, about)] or about)
+            surveys = self._surveyors.map(self.checks_of, about)
             yield _in_order(mutant, [check for checks in surveys for check in checks])
         else:
             for file in self.files_about(mutant):
@@ -182,10 +187,12 @@ class Suite:
         arguments = file, package, self.bench, self.folder
         return self._survey(f"{package}.{file}", code, of_tests, *arguments)
 
-    def code(self, mutant: Mutant) -> str:
-        """A digest of all that may notice a mutant."""
-        codes = [f"{j.name} {self.sources[j.op].code(j)}" for j in self.jobs_about(mutant)]
-        codes += [digest(_module(file)) for file in self.files_about(mutant)]
+    def code(self, mutant: Mutant, *, alone: bool = False) -> str:
+        """A digest of all that may notice a mutant, or of what is tried on it alone."""
+        jobs = self.tried_alone(mutant) if alone else self.jobs_about(mutant)
+        codes = [f"{j.name} {self.sources[j.op].code(j)}" for j in jobs]
+        if not (alone and jobs):
+            codes += [digest(_module(file)) for file in self.files_about(mutant)]
         return hashlib.sha256("\n".join(codes).encode()).hexdigest()[:24]
 
     def _survey(
