@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-# What computes nothing: messages, the refusal of bad arguments, and hints to the compiler.
+# What computes nothing: messages, the refusal of bad arguments, assertions, and hints to the
+# compiler.
 _CHECKS = ("check", "_check", "bind_dims", "describe", "isinstance", "len_check")
-_HINTS = frozenset({"num_warps", "num_stages", "disable_licm", "eviction_policy", "cache_modifier"})
+_ASIDE = frozenset(
+    {"strict", "num_warps", "num_stages", "disable_licm", "eviction_policy", "cache_modifier"}
+)
 _SILENT = ("__repr__", "extra_repr")
 
 
@@ -183,7 +186,7 @@ def _computing(node: ast.AST) -> Iterator[ast.AST]:
             return
         case ast.Call() if ast.unparse(node.func).rpartition(".")[2].startswith(_CHECKS):
             return
-        case ast.keyword(arg=str(name)) if name in _HINTS:
+        case ast.keyword(arg=str(name)) if name in _ASIDE:
             return
     yield node
     for field, value in ast.iter_fields(node):
