@@ -1,4 +1,8 @@
-"""What became of each mutant, kept on disk so that a run can go on where another stopped."""
+"""What became of each mutant, kept on disk so that a run can go on where another stopped.
+
+What has passed with many mutants made together is kept as well: as a verdict about the part of the
+suite that was run, whose `tried` are the mutants.
+"""
 
 import json
 from collections.abc import Mapping
