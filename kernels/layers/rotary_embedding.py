@@ -53,7 +53,7 @@ class RotaryEmbedding(nn.Module):
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        device = fn(self._tables[:, :0]).device
+        device = fn(self._tables.new_empty(0)).device
         if device != self._tables.device:
             self._tables = self._build(self._tables.shape[1], device)
         return self

@@ -27,7 +27,7 @@ def _x(device: torch.device, *shape: int) -> Tensor:
     return torch.randn(*shape, HIDDEN, generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def _formula(layer: GatedLinearAttention, x: Tensor) -> Tensor:
+def _formula(layer: GatedLinearAttention, x: Tensor, *, use_output_gate: bool = True) -> Tensor:
     """The equations of the layer's docstring in float64."""
     w = {name: p.detach().cpu().double() for name, p in layer.named_parameters()}
     x = x.detach().cpu().double()
@@ -54,7 +54,7 @@ def _formula(layer: GatedLinearAttention, x: Tensor) -> Tensor:
     o = torch.stack(rows, 1)
     o = o / (o.square().mean(-1, keepdim=True) + layer.norm.eps).sqrt() * w["norm.weight"]
     o = o.flatten(2)
-    if layer.gate_proj is not None:
+    if use_output_gate:
         o = F.silu(x @ w["gate_proj.weight"].T + w["gate_proj.bias"]) * o
     return o @ w["o_proj.weight"].T
 
@@ -73,7 +73,8 @@ def test_the_layer_is_its_formula(mode: str, options: dict, device: torch.device
     x = _x(device, BATCH, TOKENS)
     got = layer(x).cpu().double()
     # y is a sum of 64 to 128 products of factors near 1: some 1e-6 in float32.
-    torch.testing.assert_close(got, _formula(layer, x), rtol=1e-5, atol=1e-5)
+    want = _formula(layer, x, use_output_gate=options.get("use_output_gate", True))
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -148,6 +149,23 @@ def test_half_precision_layers_run_and_keep_float32_states(
     # place, of outputs that the norm brings to about 1.
     bound = 8 * torch.finfo(dtype).eps * want.abs().max()
     assert (got.float() - want).abs().max() <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_layers_decay_in_float32(dtype: torch.dtype, device: torch.device) -> None:
+    layer = _layer(device, mode="fused_recurrent").to(dtype)
+    x = _x(device, BATCH, TOKENS).to(dtype)
+    cache = RecurrentCache(BATCH)
+    layer(x, cache=cache)
+    k, v, decay = (
+        projection(x).double().unflatten(2, (HEADS, -1))
+        for projection in (layer.k_proj, layer.v_proj, layer.decay_proj)
+    )
+    g = F.logsigmoid(decay) / layer.gate_logit_normalizer
+    later = g.flip(1).cumsum(1).flip(1) - g
+    want = torch.einsum("bthk,bthv->bhkv", later.exp() * k, v)
+    # A sum of 11 products in float32; decays rounded to `dtype` are off by 1e-5 at least.
+    torch.testing.assert_close(cache.state().double(), want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.layers import RotaryEmbedding
 from kernels.position import rotary_embedding, rotary_tables
@@ -25,6 +26,19 @@ def _module() -> RotaryEmbedding:
     return RotaryEmbedding(8, rotary_dim=6)
 
 
+class _Tables(TorchDispatchMode):
+    """Notes the tables that are built: how long each is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.cos.default:
+            self.built.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
 def test_queries_and_keys_turn_together() -> None:
     q, k = _heads(2, 5, 4, 8), _heads(2, 3, 2, 8)
     for x, y in zip((q, k), _module()(q, k, seqlen_offsets=7), strict=True):
@@ -35,6 +49,35 @@ def test_queries_and_keys_turn_together() -> None:
 def test_tables_grow_with_the_sequence(offset: int | Tensor) -> None:
     x = _heads(1, 5, 3, 8)
     assert torch.equal(_module()(x, seqlen_offsets=offset), _rotated(x, 3000))
+
+
+@pytest.mark.parametrize("kind", [int, lambda offset: torch.tensor([offset])])
+def test_tables_are_built_again_only_for_more_positions_than_they_have(kind) -> None:
+    x, module = _heads(1, 5, 3, 8), _module()
+    for last, built in ((2048, 0), (2049, 1), (2049, 0), (3000, 0), (4097, 1)):
+        with _Tables() as tables:
+            turned = module(x, seqlen_offsets=kind(last - 5))
+        assert len(tables.built) == built, f"to position {last}: built {tables.built}"
+        assert torch.equal(turned, _rotated(x, last - 5))
+
+
+@pytest.mark.parametrize("length", [2049, 4096, 4097])
+def test_tables_are_less_than_twice_as_long_as_they_need_be(length: int) -> None:
+    module = _module()
+    with _Tables() as tables:
+        module.reserve(length)
+    (built,) = tables.built
+    assert length <= built < 2 * length
+
+
+def test_tables_go_where_the_module_goes() -> None:
+    x, module = _heads(1, 5, 3, 8), _module()
+    module.reserve(4096)
+    # As good as a GPU for this: a device that is not the one it was built on.
+    module.to("meta")
+    with _Tables() as tables:
+        assert module(x.to("meta"), seqlen_offsets=4000).device.type == "meta"
+    assert not tables.built
 
 
 @pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
