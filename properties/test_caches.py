@@ -825,6 +825,84 @@ def test_chunks_longer_than_a_tile_match_the_list_of_tokens(
             assert torch.equal(got, want.to(got.dtype))
 
 
+def test_heads_may_be_wider_than_a_tile(device: torch.device) -> None:
+    cache, model = ContiguousCache(1, 3, 1, 4100, 1, device=device), reference.KVCache(1)
+    k = torch.arange(2 * 4100.0, device=device).view(1, 2, 1, 4100)
+    v = torch.tensor([3.0, 4.0], device=device).view(1, 2, 1, 1)
+    for got, want in zip(cache.update(k, v), model.update(k, v), strict=True):
+        assert torch.equal(got, want.to(got.dtype))
+
+
+def test_a_gather_of_the_first_tokens_ends_where_the_next_sequence_starts(
+    device: torch.device,
+) -> None:
+    k_pages = torch.arange(8.0, device=device).view(2, 4, 1, 1)
+    nothing = k_pages.new_empty(2, 0, 1, 1)
+    table, first, length = (torch.tensor(x, device=device) for x in ([[0], [1]], [0, 1], [4, 4]))
+    bounds = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
+    k, v = pages.gather(
+        nothing, nothing, k_pages, -k_pages, table.int(), first, length, bounds, 5, 3, False
+    )
+    assert k.flatten().tolist() == [0, 1, 5, 6, 7]
+    assert torch.equal(v, -k)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda **where: ContiguousCache(2, 5, 1, 3, 4, **where),
+        lambda **where: SlidingWindowCache(2, 5, 1, 3, 4, **where),
+        lambda **where: PagedCache(2, 5, 2, 1, 3, 4, **where),
+    ],
+    ids=["contiguous", "sliding", "paged"],
+)
+def test_a_cache_works_where_its_tokens_are(kind: Callable[..., KVCache]) -> None:
+    """Shown on a device without memory, which like a GPU mixes with no other."""
+    cache = kind(device="meta")
+    q, k, v = (torch.zeros(2, 3, heads, d, device="meta") for heads, d in ((2, 3), (1, 3), (1, 4)))
+    o, lse = cache.attend(q, k, v, offset=torch.tensor([1, 2]), return_lse=True)
+    assert lse is not None
+    view = cache.update(k[:, :1], v[:, :1])
+    cache.reorder(torch.tensor([1, 0, 1]))
+    assert {x.device.type for x in (o, lse, *view, cache.k_pages, cache.length)} == {"meta"}
+    assert o.shape == (2, 3, 2, 4)
+    assert lse.shape == (2, 2, 3)
+
+
+def test_the_length_of_a_layer_is_where_its_state_is() -> None:
+    cache = RecurrentCache(2)
+    cache.update(torch.zeros(2, 1, 3, 4, device="meta"), offset=1)
+    assert cache.layer_length(0).device.type == "meta"
+
+
+def test_nothing_new_brings_no_forgotten_token_back(device: torch.device) -> None:
+    """Cropped by the one token that it may be, a window cannot be cropped by another."""
+    cache = SlidingWindowCache(1, 2, 1, 1, 1, device=device)
+    x = torch.arange(5.0, device=device).view(1, 5, 1, 1)
+    cache.update(x, x)
+    cache.crop(4)
+    cache.update(x[:, :0], x[:, :0])
+    check_refusal("length", lambda: cache.crop(3))
+
+
+@pytest.mark.parametrize(
+    ("counts", "copies"), [([0, 0, 0], 0), ([0, 0, 1], 1), ([0, 1, 1], 2), ([1, 1, 1], 2)], ids=str
+)
+def test_who_writes_to_a_shared_page_needs_a_copy_but_the_last_holder(
+    counts: list[int], copies: int, device: torch.device
+) -> None:
+    """The pool has no more pages than that."""
+    cache, model = PagedCache(1, 1 + copies, 2, 1, 1, 1, device=device), reference.KVCache(1)
+    x = torch.arange(4.0, device=device).view(4, 1, 1, 1)
+    for each in (cache, model):
+        each.update(x[:1], x[:1])
+        each.reorder(torch.tensor([0, 0, 0]))
+    offset = torch.tensor(counts)
+    got, want = (each.update(x[1:], x[1:], offset) for each in (cache, model))
+    assert torch.equal(got.k, want.k)
+    assert cache.free_pages == 0
+
+
 def test_pages_of_any_size_are_addressed_in_64_bits(device: torch.device) -> None:
     """The last page starts 2^31 elements into its tensor."""
     if device.type == "cpu" and os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 2**34:
@@ -863,6 +941,24 @@ def test_a_cache_continues_from_pages_that_exist(device: torch.device) -> None:
     assert view.k[0, :, 0, 0].tolist() == [2, 2, 0, 1, 1]
     assert view.cu_seqlens_k.tolist() == [0, 3, 5]
     assert cache.free_pages == 0
+
+
+def test_a_crop_frees_the_pages_past_it_and_leaves_a_shorter_sequence_its_reserved_ones() -> None:
+    cache = PagedCache.from_pages(
+        torch.zeros(4, 2, 1, 5),
+        torch.zeros(4, 2, 1, 7),
+        torch.tensor([[2, 0], [1, 3]]),
+        torch.tensor([3, 2]),
+    )
+    cache.crop(2)
+    assert cache.block_table.tolist() == [[2, -1], [1, 3]]
+    assert cache.free_pages == 1
+
+
+def test_the_block_table_is_a_copy() -> None:
+    cache = PagedCache.from_pages(**pool())
+    cache.block_table.zero_()
+    assert cache.block_table.tolist() == [[2, 0], [1, -1]]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ What a program computes of the place of its sequence, chunk or token has to be o
 
 import pytest
 import torch
+from torch import Tensor
 
 import properties.simulator as simulator
+from kernels.cache import PagedCache
 from kernels.tiles import TABLE
 from properties.case import Case
 from properties.catalogue import OPS
@@ -58,3 +60,29 @@ def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, subject: Subject) 
     inputs = inputs.with_tensors(tables)
     with simulator.simulating(index_bits=BITS):
         subject.run(op, case, inputs, gradients_of)
+
+
+@pytest.mark.parametrize("axis", range(4), ids=["sequences-pages", "tokens-rows", "heads", "dims"])
+def test_what_grows_with_a_cache_is_64_bits_wide(axis: int, subject: Subject) -> None:
+    """Three of everything, one of them as far apart as a stride may be."""
+    if subject.device.type != "cpu":
+        pytest.skip("seen by the simulator")
+    stride = 2 ** (BITS - 1) - 1
+
+    def stretched(dim: int) -> Tensor:
+        shape = (3, 3, 3, dim)
+        strides = [*torch.empty(shape).select(axis, 0).contiguous().stride()]
+        strides.insert(axis, stride)
+        memory = torch.zeros(4 * stride)
+        return memory.as_strided(shape, strides)
+
+    k, v, k_pages, v_pages = (stretched(dim) for dim in (3, 4, 3, 4))
+    k.copy_(torch.arange(81.0).view_as(k))
+    v.copy_(torch.arange(108.0).view_as(v))
+    table = torch.tensor([[2], [0], [1]])
+    cache = PagedCache.from_pages(k_pages, v_pages, table, torch.zeros(3).long())
+    with simulator.simulating(index_bits=BITS):
+        cache.update(k[:, :1], v[:, :1])
+        view = cache.update(k[:, 1:], v[:, 1:])
+    assert torch.equal(view.k, k.flatten(0, 1)[None])
+    assert torch.equal(view.v, v.flatten(0, 1)[None])

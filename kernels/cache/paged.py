@@ -111,7 +111,7 @@ class PagedCache(KVCache):
         KVCache.__init__(self, len(blocks), k_pages, v_pages)
         self._blocks = blocks
         self._holders = Counter(chain.from_iterable(blocks))
-        self._free = [page for page in reversed(range(len(k_pages))) if page not in self._holders]
+        self._free = [page for page in range(len(k_pages)) if page not in self._holders]
         self._device_table: Tensor | None = None
 
     @property

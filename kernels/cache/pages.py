@@ -28,7 +28,7 @@ def _page_and_row(table, position, page_size, mask, RING: tl.constexpr):
         block = tl.zeros_like(position)
     else:
         block = position // page_size
-    page = tl.load(table + block, mask=mask, other=0).to(tl.int64)
+    page = tl.load(table + block, mask=mask).to(tl.int64)
     return page, position % page_size
 
 
@@ -43,7 +43,7 @@ def _append_rows(
     mask = new[:, None] & (d < D)[None, :]
     source = (n * stride_xn + g * stride_xg + t * stride_xt)[:, None] + d[None, :] * stride_xd
     target = (page * stride_p + row * stride_r + g * stride_pg)[:, None] + d[None, :] * stride_pd
-    tl.store(pages + target, tl.load(x + source, mask=mask, other=0.0), mask=mask)
+    tl.store(pages + target, tl.load(x + source, mask=mask), mask=mask)
 
 
 @triton.jit(do_not_specialize=["blocks_per_sequence"])
@@ -93,9 +93,9 @@ def _gather_rows(
     d = tl.arange(0, BLOCK_D).to(tl.int64)
     exists = (d < D)[None, :]
     at = (page * stride_p + row * stride_r + g * stride_pg)[:, None] + d[None, :] * stride_pd
-    old = tl.load(pages + at, mask=stored[:, None] & exists, other=0.0)
+    old = tl.load(pages + at, mask=stored[:, None] & exists)
     at = (n * stride_xn + g * stride_xg + t * stride_xt)[:, None] + d[None, :] * stride_xd
-    new = tl.load(x + at, mask=fresh[:, None] & exists, other=0.0)
+    new = tl.load(x + at, mask=fresh[:, None] & exists)
     rows = tl.where(stored[:, None], old, new)
     inside = (stored | fresh)[:, None] & exists
     tl.store(packed + target[:, None] * D + d[None, :], rows, mask=inside)
@@ -116,7 +116,7 @@ def _gather_kernel(
     g = tl.program_id(1).to(tl.int64)
     n = block // blocks_per_sequence
     j = (block % blocks_per_sequence) * BLOCK_T + tl.arange(0, BLOCK_T)
-    start = tl.load(cu_seqlens_k + n).to(tl.int64)
+    start = tl.load(cu_seqlens_k + n)
     inside = j < tl.load(cu_seqlens_k + n + 1) - start
     old_length = tl.load(length + n)
     position = tl.load(first + n) + j
@@ -167,8 +167,6 @@ def append(
         ring: the page of a sequence holds its last `page_size` tokens.
     """
     sizes = _check(k, v, k_pages, v_pages, table, length, offset)
-    if 0 in (sizes["N"], sizes["T"]):
-        return
     blocks = _blocks(sizes["K"], sizes["V"])
     per_sequence = cdiv(sizes["T"], blocks["BLOCK_T"])
     grid = (sizes["N"] * per_sequence, sizes["G"])
@@ -228,8 +226,6 @@ def gather(
     sizes = _check(k, v, k_pages, v_pages, table, length, first)
     k_packed = k.new_empty(1, tokens, sizes["G"], sizes["K"])
     v_packed = v.new_empty(1, tokens, sizes["G"], sizes["V"])
-    if 0 in (sizes["N"], tokens):
-        return k_packed, v_packed
     blocks = _blocks(sizes["K"], sizes["V"])
     per_sequence = cdiv(longest, blocks["BLOCK_T"])
     grid = (sizes["N"] * per_sequence, sizes["G"])
