@@ -107,6 +107,12 @@ def _compiled(op: Op, mode: Mode) -> tuple[str, ...]:
     return _LEAST_AND_MOST if place % 2 else _BETWEEN
 
 
+def _of_several_outputs(op: Op, mode: Mode) -> tuple[str, ...]:
+    """A case that has them, of an op that has: those asked for, if the mode knows them."""
+    differentiable = [o for o in op.outputs if o.differentiable and o.asked_by not in mode.refuses]
+    return _LEAST_AND_MOST[1:] if len(differentiable) > 1 else ()
+
+
 def _longer(op: Op, case: Case) -> Case:
     """The same but for the numbers of tokens."""
     more = tuple(n + 3 for n in case.lengths)
@@ -119,8 +125,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     option = metafunc.config.getoption
     ops, modes, dtypes = (option(name) for name in ("op", "mode", "dtype"))
-    registering = metafunc.function is test_registrations_are_sound
-    tried = _registered if registering else _compiled
+    tried = {
+        test_registrations_are_sound: _registered,
+        test_what_leaves_the_first_output_out_has_gradients: _of_several_outputs,
+        test_compiled_equals_eager_bit_for_bit: _compiled,
+    }[metafunc.function]
     cases = {
         f"{op.name}-{mode.name}-{name}": case
         for op in OPS.values()
@@ -208,6 +217,18 @@ def test_every_op_of_the_catalogue_is_called_by_some_case(subject: Subject) -> N
         if name.startswith(f"{_NAMESPACE}::{op}")
     }
     assert called == registered
+
+
+def test_what_leaves_the_first_output_out_has_gradients(case: Case, subject: Subject) -> None:
+    """A loss of a final state alone, say: those that a cotangent of zeros gives."""
+    op = OPS[case.op]
+    inputs, (first, *others) = subject.inputs(op, case), subject.cotangents(op, case).items()
+    zeros = torch.zeros(first[1].shape, dtype=first[1].dtype, device=first[1].device)
+    want = subject.run(op, case, inputs, {first[0]: zeros, **dict(others)})
+    got = subject.run(op, case, inputs, dict(others))
+    assert any(want[f"d{a.name}"].any() for a in op.arguments if f"d{a.name}" in want)
+    for name, x in want.items():
+        assert torch.equal(got[name], x), name
 
 
 def _dynamic(case: Case) -> bool | None:
