@@ -13,7 +13,7 @@ BUG = KnownBug(
     pinned=TestAt("properties/test_caches.py::test_pages_of_any_size_are_addressed_in_64_bits"),
     planted=Edit(
         module="kernels.cache.pages",
-        before="page = tl.load(table + block, mask=mask, other=0).to(tl.int64)",
-        after="page = tl.load(table + block, mask=mask, other=0)",
+        before="page = tl.load(table + block, mask=mask).to(tl.int64)",
+        after="page = tl.load(table + block, mask=mask)",
     ),
 )

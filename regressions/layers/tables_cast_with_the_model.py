@@ -14,7 +14,7 @@ BUG = KnownBug(
     planted=Edit(
         module="kernels.layers.rotary_embedding",
         before=(
-            "        device = fn(self._tables[:, :0]).device\n"
+            "        device = fn(self._tables.new_empty(0)).device\n"
             "        if device != self._tables.device:\n"
             "            self._tables = self._build(self._tables.shape[1], device)\n"
         ),
