@@ -119,6 +119,11 @@ def check_cu_seqlens(
         )
 
 
+def count_sequences(batch: int, cu_seqlens: Tensor | None) -> int:
+    """N: the rows of a dense batch, or the sequences that are packed into its one row."""
+    return batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
 def check_boundaries(name: str, cu_seqlens: Tensor | None, tokens: int) -> int:
     """The part of the contract of `cu_seqlens` that its values show; waits for the device.
 

@@ -29,6 +29,7 @@ from kernels.arguments import (
     check_flags,
     check_one_dtype,
     check_range,
+    count_sequences,
     describe,
 )
 from kernels.differentiable import differentiable
@@ -320,7 +321,7 @@ def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 def _shapes(given):
     x, weight, cu_seqlens = given["x"], given["weight"], given["cu_seqlens"]
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = count_sequences(x.shape[0], cu_seqlens)
     state = (sequences, weight.shape[1] - 1, x.shape[2])
     return (
         (x.shape, x.dtype),
@@ -400,7 +401,7 @@ def short_conv(
     if activation not in (None, "silu"):
         raise ValueError(f"activation: {activation!r}, expected 'silu' or None")
     check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], x.device)
-    sequences = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = count_sequences(sizes["B"], cu_seqlens)
     if initial_state is not None and initial_state.shape[:2] != (sequences, sizes["W"] - 1):
         raise ValueError(
             f"initial_state: {describe(initial_state)}, expected [N, W-1, D] with N={sequences}, "

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments import count_sequences
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.parts import add_parts, empty_parts
@@ -241,7 +242,7 @@ def forward(
         `o [B, T, H, V]` in the dtype of v, `final_state [N, H, K, V]` float32 or None.
     """
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[3]
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = count_sequences(batch, cu_seqlens)
     blocks = _blocks(tile, key_dim, value_dim)
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     final_state = None
@@ -285,7 +286,7 @@ def backward(
         where there is no input.
     """
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[3]
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = count_sequences(batch, cu_seqlens)
     tile = tile.of("backward")
     blocks = _blocks(tile, key_dim, value_dim)
     parts = cdiv(value_dim, blocks["BV"])

@@ -16,12 +16,15 @@ from kernels.arguments import (
     check_flags,
     check_one_dtype,
     check_range,
+    count_sequences,
     describe,
 )
 from kernels.delta import chunk, fused_recurrent
 from kernels.differentiable import differentiable
+from kernels.modes import choose_mode
 from kernels.norm.l2norm import normalized, normalized_backward
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
+from kernels.primitives.states import output_and_states
 from kernels.scale import resolve_scale
 
 _FORMS = {"chunk": chunk, "fused_recurrent": fused_recurrent}
@@ -33,9 +36,6 @@ _MODES = {
 }
 # The log decays of each op.
 _GATES = {"gated_delta_rule": "B T H", "kda": "B T H K", "dplr": "B T H K"}
-# Up to this many tokens a sequence, the mean where they are packed, a walk over them beats a launch
-# of several kernels.
-_SHORT = 64
 
 
 def _register(op: str, mode: str):
@@ -63,13 +63,7 @@ def _register(op: str, mode: str):
         return dq.to(q.dtype), dk.to(k.dtype), *others, None
 
     def shapes(given):
-        q, v, cu_seqlens = given["q"], given["v"], given["cu_seqlens"]
-        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        state = (sequences, v.shape[2], q.shape[3], v.shape[3])
-        return (
-            (v.shape, v.dtype),
-            (state if given["output_final_state"] else (0,), torch.float32),
-        )
+        return output_and_states(given, given["v"].dtype)
 
     return differentiable(
         f"{op}_{mode}",
@@ -144,18 +138,14 @@ def run(
     if groups == 0 or heads % groups:
         raise ValueError(f"v: {describe(v)}, expected a multiple of the {groups} heads of q and k")
     check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
-    sequences = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = count_sequences(sizes["B"], cu_seqlens)
     if initial_state is not None and initial_state.shape[0] != sequences:
         raise ValueError(
             f"initial_state: {describe(initial_state)}, expected [N, H, K, V] with N={sequences}"
         )
     scale = resolve_scale(scale, sizes["K"])
-    modes = _MODES[op]
-    if mode == "auto":
-        long = sizes["T"] * sizes["B"] > _SHORT * sequences
-        mode = "chunk" if long else "fused_recurrent"
-    if mode not in modes:
-        raise ValueError(f"mode: {mode!r}, expected 'auto', {', '.join(map(repr, modes))}")
+    tokens = sizes["B"] * sizes["T"]
+    mode = choose_mode(mode, _MODES[op], tokens=tokens, sequences=sequences)
     tile = tiles.choose(
         op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile
     )

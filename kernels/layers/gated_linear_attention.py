@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kernels.arguments import check_range, describe
+from kernels.arguments import check_range, count_sequences, describe
 from kernels.cache import RecurrentCache
 from kernels.linear import gla
 from kernels.primitives.groups import of_each_head
@@ -165,7 +165,7 @@ class GatedLinearAttention(nn.Module):
     def _state(
         self, cache: RecurrentCache, batch: int, cu_seqlens: Int[Tensor, " N+1"] | None
     ) -> Float[Tensor, "N H K V"] | None:
-        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        sequences = count_sequences(batch, cu_seqlens)
         if cache.batch != sequences:
             raise ValueError(f"cache: of {cache.batch} sequences, expected N={sequences}")
         return cache.state(self.layer_idx)

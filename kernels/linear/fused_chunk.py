@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments import count_sequences
 from kernels.linear import chunk
 from kernels.linear.tiles import blocks, tile_of
 from kernels.primitives.chunks import locate_sequence
@@ -206,7 +207,7 @@ def _run(
     g = None if g is None else g.contiguous()
     batch, tokens, heads, key_dim = k.shape
     value_dim = v.shape[3]
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = count_sequences(batch, cu_seqlens)
     own = tile_of("walk", tile, key_dim, value_dim)
     BK, BV = blocks(key_dim, value_dim, own, dtype)
     parts = cdiv(key_dim, BK)

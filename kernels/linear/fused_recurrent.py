@@ -26,6 +26,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kernels.arguments import count_sequences
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.states import optional
@@ -303,7 +304,7 @@ def forward(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """See `kernels.linear`; every mode has this function."""
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = count_sequences(batch, cu_seqlens)
     BK, BV = _width(key_dim, tile), _width(value_dim, tile)
     num_k, num_v = cdiv(key_dim, BK), cdiv(value_dim, BV)
     o = empty_parts(num_k, (batch, tokens, heads, value_dim), out_dtype, q.device)
@@ -353,7 +354,7 @@ def backward(
 ]:
     """See `kernels.linear`; every mode has this function."""
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = count_sequences(batch, cu_seqlens)
     tile = tile.of("backward")
     BK, BV = _width(key_dim, tile), _width(value_dim, tile)
     num_k, num_v = cdiv(key_dim, BK), cdiv(value_dim, BV)

@@ -15,11 +15,14 @@ from kernels.arguments import (
     check_flags,
     check_one_dtype,
     check_range,
+    count_sequences,
     describe,
 )
 from kernels.differentiable import differentiable
 from kernels.linear import chunk, fused_chunk, fused_recurrent, parallel
+from kernels.modes import choose_mode
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
+from kernels.primitives.states import output_and_states
 from kernels.scale import resolve_scale
 
 _FORMS = {
@@ -28,10 +31,6 @@ _FORMS = {
     "fused_recurrent": fused_recurrent,
     "parallel": parallel,
 }
-# Up to this many tokens a sequence, the mean where they are packed, a walk over them beats a launch
-# of several kernels.
-_SHORT = 64
-
 # What has a decay of its own.
 _GATES = {"gla": "B T H K", "simple_gla": "B T H"}
 
@@ -69,13 +68,7 @@ def _register(op: str, mode: str) -> _Op:
         return dq, dk, dv, dg, dgv, dinitial_state, None
 
     def shapes(given):
-        q, v, cu_seqlens = given["q"], given["v"], given["cu_seqlens"]
-        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        state = (sequences, v.shape[2], q.shape[3], v.shape[3])
-        return (
-            (v.shape, given["out_dtype"]),
-            (state if given["output_final_state"] else (0,), torch.float32),
-        )
+        return output_and_states(given, given["out_dtype"])
 
     return differentiable(
         f"{op}_{mode}",
@@ -108,24 +101,6 @@ _OPS = {
         ("simple_gla", "parallel"),
     )
 }
-
-
-def _choose_mode(op: str, mode: str, *, gv: Tensor | None, reverse: bool, long: bool) -> str:
-    """The mode that runs: the one asked for, if the op has it and it can do what is asked of it."""
-    modes = [each for name, each in _OPS if name == op]
-    recurrent_only = {"gv": gv is not None, "reverse": reverse}
-    if mode == "auto":
-        return "chunk" if long and not any(recurrent_only.values()) else "fused_recurrent"
-    if mode not in modes:
-        raise ValueError(f"mode: {mode!r}, expected 'auto', {', '.join(map(repr, modes))}")
-    if mode != "fused_recurrent":
-        for argument, given in recurrent_only.items():
-            if given:
-                raise ValueError(
-                    f"{argument}: given with mode {mode!r}, which has no {argument}; "
-                    "expected mode 'fused_recurrent' or 'auto'"
-                )
-    return mode
 
 
 def run(
@@ -169,7 +144,7 @@ def run(
     check_range("K (the last dim of q)", sizes["K"], 1, 256)
     check_range("V (the last dim of v)", sizes["V"], 1, 256)
     check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
-    sequences = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = count_sequences(sizes["B"], cu_seqlens)
     width = sizes["V"] + 1 if normalize else sizes["V"]
     if initial_state is not None and (
         initial_state.shape[0] != sequences or initial_state.shape[3] != width
@@ -179,8 +154,12 @@ def run(
             f"{'V+1' if normalize else 'V'}] with N={sequences}, V={sizes['V']}"
         )
     scale = resolve_scale(scale, sizes["K"])
-    mode = _choose_mode(
-        op, mode, gv=gv, reverse=reverse, long=sizes["T"] * sizes["B"] > _SHORT * sequences
+    mode = choose_mode(
+        mode,
+        [each for name, each in _OPS if name == op],
+        tokens=sizes["B"] * sizes["T"],
+        sequences=sequences,
+        recurrent_only={"gv": gv is not None, "reverse": reverse},
     )
     tile = tiles.choose(
         op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile

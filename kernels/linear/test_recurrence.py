@@ -6,7 +6,7 @@ from torch import Tensor
 
 import kernels
 from kernels import gla, simple_gla
-from kernels.linear.recurrence import _OPS, _choose_mode
+from kernels.linear.recurrence import _OPS
 from kernels.tiles import TABLE
 
 B, T, H, K, V = 2, 5, 3, 7, 11
@@ -154,17 +154,6 @@ def test_small_gates_behind_large_ones_keep_their_digits(
         S = decays[:, t] * S + k[:, t, :, :, None].cpu().double() * v[:, t, :, None].cpu().double()
     # Five terms that count, and a decay of up to five gates, a product and a sum in each.
     assert (state.cpu().double() / S - 1).abs().max() <= 20 * 2**-24
-
-
-def test_auto_walks_short_sequences_and_whatever_the_walk_alone_can() -> None:
-    def auto(**changes: object) -> str:
-        options = {"gv": None, "reverse": False, "long": True, **changes}
-        return _choose_mode("gla", "auto", **options)
-
-    assert auto() == "chunk"
-    assert auto(long=False) == "fused_recurrent"
-    assert auto(reverse=True) == "fused_recurrent"
-    assert auto(gv=torch.zeros(())) == "fused_recurrent"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from kernels.arguments import (
     check_flags,
     check_one_dtype,
     check_range,
+    count_sequences,
     describe,
 )
 from kernels.tiles import cdiv, next_power_of_2
@@ -284,7 +285,7 @@ def rotary_embedding(
     if isinstance(seqlen_offsets, Tensor):
         offsets = seqlen_offsets
         check_dtype("seqlen_offsets", offsets, *_INDICES)
-        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        sequences = count_sequences(batch, cu_seqlens)
         if offsets.shape != (sequences,):
             raise ValueError(
                 f"seqlen_offsets: {describe(offsets)}, expected [N] with N={sequences} sequences"

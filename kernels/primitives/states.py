@@ -4,8 +4,13 @@ writes of them. A constant for each would be another kernel to compile, four for
 `linear.parallel` and `conv.short_conv` have constants: there a state decides how much is computed.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from kernels.arguments import count_sequences
 
 
 def optional(state: Tensor | None, like: Tensor) -> tuple[Tensor, bool]:
@@ -13,3 +18,14 @@ def optional(state: Tensor | None, like: Tensor) -> tuple[Tensor, bool]:
     if state is None:
         return like.new_empty(0, dtype=torch.float32), False
     return state.contiguous(), True
+
+
+def output_and_states(
+    given: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[tuple[tuple[int, ...], torch.dtype], tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of what a recurrent op makes of its arguments, by their names: `o` like `v`,
+    of that dtype, and float32 states `[N, H, K, V]`, without elements if none are asked for."""
+    k, v = given["k"], given["v"]
+    sequences = count_sequences(k.shape[0], given["cu_seqlens"])
+    states = (sequences, v.shape[2], k.shape[3], v.shape[3])
+    return (v.shape, dtype), (states if given["output_final_state"] else (0,), torch.float32)

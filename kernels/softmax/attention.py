@@ -15,6 +15,7 @@ from kernels.arguments import (
     check_flags,
     check_one_dtype,
     check_range,
+    count_sequences,
     describe,
 )
 from kernels.scale import resolve_scale
@@ -249,7 +250,7 @@ def attention_parallel(
     keys, value_dim = k.shape[1], v.shape[3]
     longest = check_boundaries("cu_seqlens", cu_seqlens, queries)
     check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
-    sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
+    sequences = count_sequences(batch, cu_seqlens)
     o = q.new_empty(batch, queries, heads, value_dim)
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
     softmax = lse.new_empty(2, *lse.shape)
@@ -308,7 +309,7 @@ def attention_parallel_backward(
     keys, kv_heads, value_dim = v.shape[1:]
     longest_q = check_boundaries("cu_seqlens", cu_seqlens, queries)
     longest_k = check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
-    sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
+    sequences = count_sequences(batch, cu_seqlens)
     packed = cu_seqlens is not None
     dq = q.new_empty(batch, queries, heads, key_dim)
     dk = k.new_empty(batch, keys, kv_heads, key_dim)

@@ -34,6 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.arguments import count_sequences
 from kernels.softmax.logits import (
     LOG2E,
     load_gates,
@@ -215,7 +216,7 @@ def cumulative_gates(g: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tens
     batch, tokens, heads = g.shape
     gate, rest = g.new_empty(2, batch, heads, tokens, dtype=torch.float32)
     closed = g.new_empty(batch, heads, tokens, dtype=torch.int32)
-    sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
+    sequences = count_sequences(batch, cu_seqlens)
     if g.numel():
         prefix_sums[(sequences * heads,)](
             g, gate, rest, closed, cu_seqlens, tokens, heads, *g.stride(),

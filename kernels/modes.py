@@ -1,0 +1,41 @@
+"""Which mode of an op runs."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+# Up to this many tokens a sequence, the mean where they are packed, a walk over them beats a launch
+# of several kernels.
+_SHORT = 64
+
+
+def choose_mode(
+    mode: str,
+    modes: Sequence[str],
+    *,
+    tokens: int,
+    sequences: int,
+    recurrent_only: Mapping[str, bool] = MappingProxyType({}),
+) -> str:
+    """The mode that is asked for, if the op has it and it can do what is asked of it.
+
+    Args:
+        mode: one of `modes`, or "auto": chunk for long sequences, fused_recurrent for short ones.
+        tokens, sequences: how many there are in all.
+        recurrent_only: arguments that fused_recurrent alone takes, and whether they are given.
+
+    Raises:
+        ValueError: no such mode, or one that does not take an argument that is given.
+    """
+    if mode == "auto":
+        long = tokens > _SHORT * sequences
+        return "chunk" if long and not any(recurrent_only.values()) else "fused_recurrent"
+    if mode not in modes:
+        raise ValueError(f"mode: {mode!r}, expected 'auto', {', '.join(map(repr, modes))}")
+    if mode != "fused_recurrent":
+        for argument, given in recurrent_only.items():
+            if given:
+                raise ValueError(
+                    f"{argument}: given with mode {mode!r}, which has no {argument}; "
+                    "expected mode 'fused_recurrent' or 'auto'"
+                )
+    return mode
