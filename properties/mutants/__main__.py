@@ -192,33 +192,23 @@ def _run(
 def _try_alone(
     board: Board, suite: Suite, verdicts: Verdicts, workers: int, console: Console
 ) -> dict[Mutant, Verdict]:
-    """Try each mutant on the telling checks, or on all tests; those that survive are returned."""
+    """Try each mutant alone; those that survive are returned."""
     suspects: dict[Mutant, Verdict] = {}
-    for mutant in board.open:
-        known = verdicts.get(_alone(mutant), suite.code(mutant, alone=True))
-        if known is not None:
-            suspects[mutant] = known
-    left = [mutant for mutant in board.open if mutant not in suspects]
+    left = list(board.open)
     if not left:
         return suspects
     with _bar(console) as bar, _pool(workers, suite) as pool:
-        task = bar.add_task("mutants", total=len(left), survivors=len(suspects))
-        futures = {pool.submit(judge, mutant, suite): mutant for mutant in left}
+        task = bar.add_task("mutants", total=len(left), survivors=0)
+        futures = {pool.submit(judge, mutant, suite, verdicts): mutant for mutant in left}
         for future in as_completed(futures):
             mutant, verdict = futures[future], future.result()
             if verdict.caught_by is None:
                 suspects[mutant] = verdict
-                known = replace(verdict, key=_alone(mutant), suite=suite.code(mutant, alone=True))
-                verdicts.add(known)
             else:
                 board.verdicts[verdict.key] = verdict
                 verdicts.add(verdict)
             bar.update(task, advance=1, survivors=len(suspects))
     return suspects
-
-
-def _alone(mutant: Mutant) -> str:
-    return f"{mutant.key} alone"
 
 
 def _try_together(

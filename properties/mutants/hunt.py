@@ -2,12 +2,14 @@
 together on everything."""
 
 import hashlib
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -22,7 +24,6 @@ from properties.mutants.closure import ROOT, closure, digest
 from properties.mutants.edit import Edit
 from properties.mutants.mutant import Mutant, combined
 from properties.mutants.nursery import Nursery, TrialDied
-from properties.mutants.reach import meets
 from properties.mutants.survey import (
     Check,
     SuiteFails,
@@ -57,15 +58,21 @@ _EXPLAINED = 2
 _ONE, _AT_MOST = 300, 900
 
 
-# The law and the dtype that are tried on each mutant alone, by its operator. Of 590 mutants that a
-# wider choice killed (all laws in float32, numbers in every dtype) the oracle's numbers in float32
-# killed 579.
-_TELLING = {"other": ("written_outputs", "float32"), "precision": ("differential", "bfloat16")}
-_OFTEN_TELLING = ("differential", "float32")
-
-
-def _tells(job: Job, mutant: Mutant) -> bool:
-    return (job.law, job.dtype) == _TELLING.get(mutant.operator, _OFTEN_TELLING)
+# Of 590 mutants that a wider choice killed (all laws in float32, numbers in every dtype) the
+# oracle's numbers in float32 killed 579.
+_MOST_TELLING = ("differential", "float32")
+# What is tried on those that survive this, in the two modes that run them in least time, for so
+# many seconds at most, as are tests: what was found to kill, in runs that tried all there is.
+_TELLING = (
+    ("written_outputs", "float32"),
+    ("plumbing", "float32"),
+    ("rejection", "float32"),
+    ("differential", "bfloat16"),
+    ("exactness", "bfloat16"),
+    ("differential", "float16"),
+    ("splitting", "float16"),
+)
+_MODES, _SPENT = 2, 10.0
 
 
 def _place(job: Job) -> tuple[int, int]:
@@ -163,25 +170,54 @@ class Suite:
         """The jobs that may run the module of a mutant."""
         return [j for j in self.jobs if mutant.module in self.sources[j.op].kernels]
 
-    def tried_alone(self, mutant: Mutant) -> list[Job]:
-        """The jobs that are tried on a mutant alone: the telling ones, or all if none of those is
-        asked for."""
+    def waves(self, mutant: Mutant) -> "Iterator[Wave]":
+        """What is tried on a mutant alone, in its order: the oracle's numbers, telling laws, and
+        quick tests; where no law runs it, all tests."""
         about = self.jobs_about(mutant)
-        return [job for job in about if _tells(job, mutant)] or about
+        files = self.files_about(mutant)
+        of_files = [digest(_module(file)) for file in files]
+        if not about:
+            for file, code in zip(files, of_files, strict=True):
+                yield Wave(file, code, partial(self._tests, mutant, [file]))
+            return
+        most = [job for job in about if (job.law, job.dtype) == _MOST_TELLING] or about
+        yield Wave("numbers", self._code(most), partial(self._reaching, mutant, most))
+        telling = [job for job in about if (job.law, job.dtype) in _TELLING]
+        if telling and most is not about:
+            laws = partial(self._telling, mutant, most, telling)
+            yield Wave("laws", self._code(telling), laws)
+        if files:
+            tests = partial(self._tests, mutant, files, _SPENT)
+            yield Wave("tests", _digest(of_files), tests)
 
-    def waves(self, mutant: Mutant) -> Iterator[list[Check]]:
-        """The checks that run a mutant's code and are tried on it alone, in their order.
+    def _reaching(self, mutant: Mutant, jobs: Sequence[Job]) -> list[Check]:
+        """The cases of some jobs that run a mutant: those first that run most lines."""
+        # Side by side where they are not known yet: whoever tries another mutant waits too.
+        surveys = self._surveyors.map(self.checks_of, jobs)
+        checks = [check for checks in surveys for check in checks if check.runs(mutant)]
+        return sorted(checks, key=lambda check: -check.breadth)
 
-        Where no law runs it these are all tests.
-        """
-        about = self.tried_alone(mutant)
-        if about:
-            # Side by side where they are not known yet: whoever tries another mutant waits too.
-            surveys = self._surveyors.map(self.checks_of, about)
-            yield _in_order(mutant, [check for checks in surveys for check in checks])
-        else:
-            for file in self.files_about(mutant):
-                yield _in_order(mutant, self.tests_in(file, mutant.package))
+    def _telling(self, mutant: Mutant, most: Sequence[Job], jobs: Sequence[Job]) -> list[Check]:
+        """Cases of the modes that run a mutant, or its module where other dtypes do, in least
+        time: of each job in turn."""
+        known = [(job, self.checks_of(job)) for job in most]
+        file = mutant.path.as_posix()
+        ranked = [
+            (not any(check.runs(mutant) for check in checks), sum(c.seconds for c in checks), job)
+            for job, checks in known
+            if any(file in check.lines for check in checks)
+        ]
+        ranked.sort(key=lambda entry: entry[:2])
+        modes = [(job.op, job.mode) for _, _, job in ranked[:_MODES]]
+        each = [self._reaching(mutant, [job]) for job in jobs if (job.op, job.mode) in modes]
+        in_turn = [check for turn in zip_longest(*each) for check in turn if check is not None]
+        return _within(in_turn, _SPENT)
+
+    def _tests(self, mutant: Mutant, files: Sequence[str], limit: float = math.inf) -> list[Check]:
+        """The tests of some files that run a mutant: the quickest first."""
+        tests = [test for file in files for test in self.tests_in(file, mutant.package)]
+        reaching = [test for test in tests if test.runs(mutant)]
+        return _within(sorted(reaching, key=lambda test: test.seconds), limit)
 
     def checks_of(self, job: Job) -> list[Check]:
         code = self.sources[job.op].code(job)
@@ -192,13 +228,13 @@ class Suite:
         arguments = file, package, self.bench, self.folder
         return self._survey(f"{package}.{file}", code, of_tests, *arguments)
 
-    def code(self, mutant: Mutant, *, alone: bool = False) -> str:
-        """A digest of all that may notice a mutant, or of what is tried on it alone."""
-        jobs = self.tried_alone(mutant) if alone else self.jobs_about(mutant)
-        codes = [f"{j.name} {self.sources[j.op].code(j)}" for j in jobs]
-        if not (alone and jobs):
-            codes += [digest(_module(file)) for file in self.files_about(mutant)]
-        return hashlib.sha256("\n".join(codes).encode()).hexdigest()[:24]
+    def code(self, mutant: Mutant) -> str:
+        """A digest of all that may notice a mutant."""
+        files = [digest(_module(file)) for file in self.files_about(mutant)]
+        return _digest([self._code(self.jobs_about(mutant)), *files])
+
+    def _code(self, jobs: Sequence[Job]) -> str:
+        return _digest([f"{j.name} {self.sources[j.op].code(j)}" for j in jobs])
 
     def _survey(
         self, name: str, code: str, survey: Callable[..., list[Check]], *about: Any
@@ -256,6 +292,10 @@ def _ended(death: TrialDied) -> Ended:
     return Ended("time" if death.of_time else "death", str(death))
 
 
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
 def _module(file: str) -> str:
     return file.removesuffix(".py").replace("/", ".")
 
@@ -272,31 +312,56 @@ def _modules(file: str) -> frozenset[str]:
     return closure([_module(file), *subjects])
 
 
-def _in_order(mutant: Mutant, checks: Iterable[Check]) -> list[Check]:
-    """The checks that run the code of a mutant: cases that run most lines first, tests by time."""
-    reaching = [c for c in checks if meets(c.lines, mutant.path, mutant.lines)]
-    if any(isinstance(check.pinned, TestAt) for check in reaching):
-        return sorted(reaching, key=lambda check: check.seconds)
-    return sorted(reaching, key=lambda check: -check.breadth)
+@dataclass(frozen=True)
+class Wave:
+    """A part of the suite that is tried on a mutant alone, in one process.
+
+    Args:
+        code: a digest of what its checks are chosen from.
+        checks: chooses them.
+    """
+
+    name: str
+    code: str
+    checks: Callable[[], list[Check]]
 
 
-def judge(mutant: Mutant, suite: Suite) -> Verdict:
-    """Try a mutant alone until a check fails, or those that are tried so have passed."""
+def _within(checks: Iterable[Check], seconds: float) -> list[Check]:
+    """The first of them that take no longer together."""
+    ends = accumulate((check.seconds for check in checks), initial=0.0)
+    return [check for check, before in zip(checks, ends, strict=False) if before < seconds]
+
+
+def judge(mutant: Mutant, suite: Suite, verdicts: Verdicts) -> Verdict:
+    """Try a mutant alone until a check fails, or all waves have passed; each that has is kept."""
     seconds, tried = 0.0, Counter[str]()
-    for checks in suite.waves(mutant):
-        if not checks:
-            continue
-        outcome = suite.attempt(checks, mutant)
-        seconds += outcome.seconds
-        if outcome.caught_by is not None:
-            check = checks[outcome.number]
-            if isinstance(check.pinned, TestAt):
-                told = check.name, check.pinned.node
-            else:
-                told = outcome.caught_by, check.name
-            return Verdict(mutant.key, *told, seconds, dict(tried))
-        tried.update(_kind(check) for check in checks)
+    for wave in suite.waves(mutant):
+        told = f"{mutant.key} {wave.name}"
+        passed = verdicts.get(told, wave.code)
+        if passed is None:
+            checks = wave.checks()
+            passed = _judge(mutant, checks, suite, told)
+            if passed.caught_by is not None:
+                return replace(passed, seconds=seconds + passed.seconds, tried=dict(tried))
+            passed = replace(passed, suite=wave.code)
+            verdicts.add(passed)
+        seconds += passed.seconds
+        tried.update(passed.tried)
     return Verdict(mutant.key, None, "", seconds, dict(tried), suite.code(mutant))
+
+
+def _judge(mutant: Mutant, checks: Sequence[Check], suite: Suite, told: str) -> Verdict:
+    """What becomes of a mutant that is tried on checks; `told` is what its survival is called."""
+    if not checks:
+        return Verdict(told, None)
+    outcome = suite.attempt(checks, mutant)
+    if outcome.caught_by is None:
+        passed = Counter(_kind(check) for check in checks)
+        return Verdict(told, None, seconds=outcome.seconds, tried=passed)
+    check = checks[outcome.number]
+    if isinstance(check.pinned, TestAt):
+        return Verdict(mutant.key, check.name, check.pinned.node, outcome.seconds)
+    return Verdict(mutant.key, outcome.caught_by, check.name, outcome.seconds)
 
 
 def _kind(check: Check) -> str:
@@ -335,7 +400,10 @@ def units(suite: Suite, package: str) -> Iterator[Unit]:
         sources = suite.sources[op]
         jobs = tuple(j for j in suite.jobs if (j.op, j.mode) == (op, mode))
         code = "".join(sources.code(job) for job in jobs)
-        yield Unit(f"{op}-{mode}", package, sources.kernels, code, jobs=jobs)
+        telling = [job for job in jobs if (job.law, job.dtype) == _MOST_TELLING]
+        run = {file for job in telling for c in suite.checks_of(job) for file in c.lines}
+        reached = {_module(file) for file in run} if telling else sources.kernels
+        yield Unit(f"{op}-{mode}", package, frozenset(reached), code, jobs=jobs)
     for file in files_of_tests(package) if suite.tests else ():
         yield Unit(file, package, _modules(file), digest(_module(file)), file=file)
 
@@ -345,54 +413,76 @@ def killed_among(
 ) -> dict[Mutant, Pinned | Ended]:
     """Make the edits of all mutants that a unit concerns, run it, and say what kills which.
 
-    What changes nothing alone changes nothing together: one run is enough for any number of mutants
-    that seem to change nothing. Where something fails, halving finds who makes it fail; where that
-    finds nobody, as where a process has ended, each half is tried on the whole unit.
+    What changes nothing alone is taken to change nothing together: one run is enough for any number
+    of mutants that seem to change nothing. Where something fails, who makes it fail is found by
+    halving and taken out, and the rest is run again; who fails it with others only is tried apart.
     """
     passed = verdicts.get(unit.name, unit.code)
     survived = set(passed.tried) if passed else set()
     mutants = [m for m in mutants if m.module in unit.modules and m.key not in survived]
     if not mutants:
         return {}
-    edits, left = combined(mutants)
+    edits, overlapping = combined(mutants)
+    together = [m for m in mutants if m not in overlapping]
     failures = suite.failures(unit, edits)
     killed: dict[Mutant, Pinned | Ended] = {}
-    if failures and len(mutants) == 1:
-        killed = dict.fromkeys(mutants, failures[0])
-    elif failures:
-        together = [m for m in mutants if m not in left]
-        explained = 0
-        for failure in failures:
-            suspects = [m for m in together if m not in killed]
-            guilty = [] if isinstance(failure, Ended) else _guilty(suspects, failure, suite)
-            explained += not guilty
-            if killed and explained == _EXPLAINED:
-                break
-            for mutant in guilty:
-                killed[mutant] = failure
-                # At once: who stops a run that takes hours loses little.
-                verdicts.add(Verdict(mutant.key, *unit.told(failure)))
-        if killed:
-            left = [m for m in mutants if m not in killed]
-        else:
-            half = len(together) // 2
-            for part in (together[:half], together[half:]):
-                killed |= killed_among(part, suite, verdicts, unit)
-    killed |= killed_among(left, suite, verdicts, unit)
-    if not killed:
-        survived |= {m.key for m in mutants}
+    apart: list[Mutant] = []
+    if not failures:
+        survived |= {m.key for m in together}
         verdicts.add(Verdict(unit.name, None, tried=dict.fromkeys(survived, 1), suite=unit.code))
+        together = []
+    elif len(together) == 1:
+        killed = dict.fromkeys(together, failures[0])
+    else:
+        killed, apart = _blamed(together, failures, suite)
+    for mutant, failure in killed.items():
+        # At once: who stops a run that takes hours loses little.
+        verdicts.add(Verdict(mutant.key, *unit.told(failure)))
+    left = [m for m in together if m not in killed and m not in apart]
+    if failures and not killed and not apart:
+        half = len(left) // 2
+        parts = [left[:half], left[half:], overlapping]
+    else:
+        parts = [left, [*apart, *overlapping]]
+    for part in parts:
+        killed |= killed_among(part, suite, verdicts, unit)
     return killed
 
 
-def _guilty(mutants: Sequence[Mutant], check: Pinned, suite: Suite) -> list[Mutant]:
-    """Those that make a check fail alone."""
-    if not mutants or not suite.fails(check, mutants):
-        return []
-    if len(mutants) == 1:
-        return [*mutants]
-    half = len(mutants) // 2
-    return [
-        *_guilty(mutants[:half], check, suite),
-        *_guilty(mutants[half:], check, suite),
-    ]
+def _blamed(
+    mutants: Sequence[Mutant], failures: Iterable[Pinned | Ended], suite: Suite
+) -> tuple[dict[Mutant, Pinned | Ended], list[Mutant]]:
+    """Those that make a check fail alone, and those that do with others only, until two failures
+    are explained by them."""
+    killed: dict[Mutant, Pinned | Ended] = {}
+    apart: list[Mutant] = []
+    explained = 0
+    for failure in failures:
+        if isinstance(failure, Ended):
+            continue
+        left = [m for m in mutants if m not in killed and m not in apart]
+        found = 0
+        while suite.fails(failure, left):
+            last = left[_turning_point(left, failure, suite)]
+            if suite.fails(failure, [last]):
+                killed[last] = failure
+            else:
+                apart.append(last)
+            left.remove(last)
+            found += 1
+        explained += not found
+        if explained == _EXPLAINED:
+            break
+    return killed, apart
+
+
+def _turning_point(mutants: Sequence[Mutant], check: Pinned, suite: Suite) -> int:
+    """Where the first is with which, after those before it, a check fails; it does with all."""
+    passes, fails = 0, len(mutants)
+    while fails - passes > 1:
+        middle = (passes + fails) // 2
+        if suite.fails(check, mutants[:middle]):
+            fails = middle
+        else:
+            passes = middle
+    return fails - 1

@@ -12,7 +12,8 @@ from properties.files import write_whole
 from properties.jobs import Job
 from properties.mutants.closure import ROOT
 from properties.mutants.edit import Edit
-from properties.mutants.reach import Reach, packed
+from properties.mutants.mutant import Mutant
+from properties.mutants.reach import Reach, meets, packed
 from properties.mutants.trial import (
     Bench,
     Ended,
@@ -61,6 +62,10 @@ class Check:
     def breadth(self) -> int:
         """How many lines it runs."""
         return sum(int(numbers, 16).bit_count() for numbers in self.lines.values())
+
+    def runs(self, mutant: Mutant) -> bool:
+        """Whether it runs any of the lines that a mutant changes."""
+        return meets(self.lines, mutant.path, mutant.lines)
 
     def to_json(self) -> dict[str, Any]:
         of = (

@@ -57,25 +57,34 @@ def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     suite.close(at_once=True)
 
 
-def test_a_wrong_sign_is_killed_by_the_law_that_looks(signs: list[Mutant], telling: Suite) -> None:
+@pytest.fixture
+def verdicts(tmp_path: Path) -> Verdicts:
+    return Verdicts(tmp_path / "verdicts.jsonl", fresh=True)
+
+
+def test_a_wrong_sign_is_killed_by_the_law_that_looks(
+    signs: list[Mutant], telling: Suite, verdicts: Verdicts
+) -> None:
     for mutant in signs:
-        verdict = judge(mutant, telling)
+        verdict = judge(mutant, telling, verdicts)
         assert verdict.caught_by == "differential", telling.failing
         assert verdict.check == "rotary_embedding-fused-differential-float32"
 
 
-def test_a_mutant_of_an_oracle_is_killed_by_the_tests_beside_it(tmp_path: Path) -> None:
+def test_a_mutant_of_an_oracle_is_killed_by_the_tests_beside_it(
+    tmp_path: Path, verdicts: Verdicts
+) -> None:
     mutant = next(m for m in mutants(["reference"], ["scale"]) if "norm" in m.module)
     suite = _suite("differential", tmp_path, tests=True)
-    verdict = judge(mutant, suite)
+    verdict = judge(mutant, suite, verdicts)
     suite.close(at_once=True)
     assert verdict.caught_by == "reference/norm/test_l2norm.py", suite.failing
 
 
 def test_what_nothing_notices_survives_all_that_was_tried(
-    signs: list[Mutant], blind: Suite
+    signs: list[Mutant], blind: Suite, verdicts: Verdicts
 ) -> None:
-    verdict = judge(signs[0], blind)
+    verdict = judge(signs[0], blind, verdicts)
     assert verdict.caught_by is None
     assert 0 < verdict.tried["untouched_inputs"] <= 15
     assert verdict.suite == blind.code(signs[0])
@@ -125,9 +134,9 @@ def test_only_cases_that_run_the_line_are_tried(signs: list[Mutant], blind: Suit
     inside = next(m for m in found if "INTERLEAVED" in m.text)
     # A call without tokens may launch nothing.
     launching = {c.pinned for c in checks if _has_tokens(c.pinned)}
-    assert launching <= {c.pinned for wave in blind.waves(inside) for c in wave}
+    assert launching <= {c.pinned for wave in blind.waves(inside) for c in wave.checks()}
     pairs = next(m for m in signs if "tl.join" in m.text)
-    reaching = [c.pinned for wave in blind.waves(pairs) for c in wave]
+    reaching = [c.pinned for wave in blind.waves(pairs) for c in wave.checks()]
     options = [one.case.options for one in reaching if isinstance(one, LawAbout)]
     assert 0 < len(options) < len(checks)
     assert all(given["interleaved"] for given in options)
