@@ -190,14 +190,14 @@ def _backward(
                 _store(da_ptr, tl.sum(before * dr[None, :], 1), own, key_dim, keys, in_k)
                 _store(db_ptr, tl.sum(D * r[None, :], 1), own, key_dim, keys, in_k)
             else:
-                beta = tl.load(beta_ptr + row).to(tl.float32)
+                beta = tl.load(beta_ptr + row)
                 lack = v - tl.sum(k[:, None] * decayed, 0)
                 S = decayed + k[:, None] * (beta * lack)[None, :]
                 du = tl.sum(D * k[:, None], 0)
                 dv = beta * du
                 dk = tl.sum(D * (beta * lack)[None, :], 1) - tl.sum(decayed * dv[None, :], 1)
                 dbeta = tl.sum(du * lack, 0)
-                tl.store(dbeta_ptr + own, dbeta.to(dbeta_ptr.dtype.element_ty))
+                tl.store(dbeta_ptr + own, dbeta)
                 D -= k[:, None] * dv[None, :]
             _store(dq_ptr, tl.sum(S * do[None, :], 1) * scale, own, key_dim, keys, in_k)
             _store(dk_ptr, dk, own, key_dim, keys, in_k)
@@ -207,7 +207,7 @@ def _backward(
                 _store(dg_ptr, tl.sum(before * D, 1), own, key_dim, keys, in_k)
             if USE_HEAD_G:
                 dg = tl.sum(tl.sum(before * D, 1), 0)
-                tl.store(dg_ptr + own, dg.to(dg_ptr.dtype.element_ty))
+                tl.store(dg_ptr + own, dg)
             if DPLR:
                 D += a[:, None] * dr[None, :]
     tl.store(dinitial_ptr + cells, D, mask=in_state & store_dinitial)

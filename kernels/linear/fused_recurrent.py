@@ -34,9 +34,9 @@ from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
 
 
 @triton.jit
-def _locate(cu_seqlens_ptr, tokens, sequence, IS_VARLEN: tl.constexpr):
+def _locate(cu_seqlens_ptr, tokens, sequence, PACKED: tl.constexpr):
     """The batch entry and first token (int64) of a sequence, and its length."""
-    if IS_VARLEN:
+    if PACKED:
         start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
         length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
         batch = start * 0
@@ -103,7 +103,7 @@ def _forward(
     gv_stride_b, gv_stride_t, gv_stride_h,
     BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
-    REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
+    REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     num_k = tl.cdiv(key_dim, BK)
     num_v = tl.cdiv(value_dim, BV)
@@ -111,7 +111,7 @@ def _forward(
     part_k = program // num_v % num_k
     state = (program // (num_v * num_k)).to(tl.int64)
     head = state % heads
-    batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, IS_VARLEN)
+    batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, PACKED)
     # Where the tile lies is in the pointers: columns that a compiler knows are loaded side by side.
     first_k = part_k * BK
     first_v = (program % num_v) * BV
@@ -163,7 +163,7 @@ def _backward(
     gv_stride_b, gv_stride_t, gv_stride_h, do_stride_b, do_stride_t, do_stride_h,
     BK: tl.constexpr, BV: tl.constexpr, SEGMENT: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
-    REVERSE: tl.constexpr, IS_VARLEN: tl.constexpr,
+    REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     num_k = tl.cdiv(key_dim, BK)
     num_v = tl.cdiv(value_dim, BV)
@@ -172,7 +172,7 @@ def _backward(
     part_k = program // num_v % num_k
     state = (program // (num_v * num_k)).to(tl.int64)
     head = state % heads
-    batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, IS_VARLEN)
+    batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, PACKED)
     first_k = part_k * BK
     first_v = part_v * BV
     cols_k = tl.arange(0, BK)
@@ -188,7 +188,7 @@ def _backward(
         # Workspaces are cut by program; all BK · BV cells are written before they are read.
         tile = tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
         states_ptr += program.to(tl.int64) * (SEGMENT * BK * BV)
-        if IS_VARLEN:
+        if PACKED:
             # floor(a/C) + ceil(b/C) <= floor((a+b)/C) + 1: the next sequence starts after this one.
             first_segment = start // SEGMENT + state // heads
         else:
@@ -323,7 +323,7 @@ def forward(
         **gate_flags(g),
         USE_GV=gv is not None,
         REVERSE=reverse,
-        IS_VARLEN=cu_seqlens is not None,
+        PACKED=cu_seqlens is not None,
         num_warps=tile.num_warps,
     )  # fmt: skip
     return add_parts(o, out_dtype), final_state
@@ -391,7 +391,7 @@ def backward(
         **gate_flags(g),
         USE_GV=gv is not None,
         REVERSE=reverse,
-        IS_VARLEN=cu_seqlens is not None,
+        PACKED=cu_seqlens is not None,
         num_warps=tile.num_warps,
     )  # fmt: skip
     return (
