@@ -356,7 +356,7 @@ def _judge(mutant: Mutant, checks: Sequence[Check], suite: Suite, told: str) -> 
         return Verdict(told, None)
     outcome = suite.attempt(checks, mutant)
     if outcome.caught_by is None:
-        passed = Counter(_kind(check) for check in checks)
+        passed = dict(Counter(_kind(check) for check in checks))
         return Verdict(told, None, seconds=outcome.seconds, tried=passed)
     check = checks[outcome.number]
     if isinstance(check.pinned, TestAt):
