@@ -25,7 +25,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.recurrence",
-        before='sizes["T"] * sizes["B"] > _SHORT * sequences',
-        after='sizes["T"] * sizes["B"] // sequences > _SHORT',
+        before='tokens=sizes["B"] * sizes["T"],\n        sequences=sequences,',
+        after='tokens=sizes["B"] * sizes["T"] // sequences,\n        sequences=1,',
     ),
 )

@@ -30,11 +30,11 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.fused_recurrent",
-        before="        IS_VARLEN=cu_seqlens is not None,\n"
+        before="        PACKED=cu_seqlens is not None,\n"
         "        num_warps=tile.num_warps,\n"
         "    )  # fmt: skip\n"
         "    return add_parts(o",
-        after="        IS_VARLEN=cu_seqlens is not None and tokens > 1,\n"
+        after="        PACKED=cu_seqlens is not None and tokens > 1,\n"
         "        num_warps=tile.num_warps,\n"
         "    )  # fmt: skip\n"
         "    return add_parts(o",
