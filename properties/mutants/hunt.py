@@ -72,7 +72,7 @@ _TELLING = (
     ("differential", "float16"),
     ("splitting", "float16"),
 )
-_MODES, _SPENT = 2, 10.0
+_MODES, _SPENT = 2, 4.0
 
 
 def _place(job: Job) -> tuple[int, int]:
@@ -210,14 +210,18 @@ class Suite:
         ranked.sort(key=lambda entry: entry[:2])
         modes = [(job.op, job.mode) for _, _, job in ranked[:_MODES]]
         each = [self._reaching(mutant, [job]) for job in jobs if (job.op, job.mode) in modes]
-        in_turn = [check for turn in zip_longest(*each) for check in turn if check is not None]
-        return _within(in_turn, _SPENT)
+        return _within(_in_turn(each), _SPENT)
 
     def _tests(self, mutant: Mutant, files: Sequence[str], limit: float = math.inf) -> list[Check]:
-        """The tests of some files that run a mutant: the quickest first."""
-        tests = [test for file in files for test in self.tests_in(file, mutant.package)]
-        reaching = [test for test in tests if test.runs(mutant)]
-        return _within(sorted(reaching, key=lambda test: test.seconds), limit)
+        """The tests of some files that run a mutant: of each in turn, the quickest first."""
+        each = [
+            sorted(
+                (test for test in self.tests_in(file, mutant.package) if test.runs(mutant)),
+                key=lambda test: test.seconds,
+            )
+            for file in files
+        ]
+        return _within(_in_turn(each), limit)
 
     def checks_of(self, job: Job) -> list[Check]:
         code = self.sources[job.op].code(job)
@@ -324,6 +328,11 @@ class Wave:
     name: str
     code: str
     checks: Callable[[], list[Check]]
+
+
+def _in_turn(each: Iterable[Sequence[Check]]) -> list[Check]:
+    """The first of each, the second of each, and so on."""
+    return [check for turn in zip_longest(*each) for check in turn if check is not None]
 
 
 def _within(checks: Iterable[Check], seconds: float) -> list[Check]:

@@ -36,6 +36,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "properties/test_layers.py",
         "properties/test_caches.py",
         "properties/test_chunk_sums.py",
+        "properties/test_linear_sums.py",
         "properties/test_tile_choice.py",
         "properties/test_library.py",
     ),

@@ -1,0 +1,113 @@
+"""Sums of linear attention and its gated kin are float32, also where inputs are bfloat16.
+
+Integers show it, as in `test_chunk_sums`: every sum below passes 257 on its way to a small result,
+one block of channels or one token after the other, and 257 has one bit more than a bfloat16. What a
+kernel may round, operands and results, has at most 8 bits, or is rounded once here as well.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+import reference
+from kernels.tiles import TABLE
+
+OPS = ("linear_attn", "simple_gla", "gla")
+MODES = [(op, mode) for op, mode in TABLE if op in OPS]
+DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
+K, V = 256, 256
+Tensors = dict[str, Tensor]
+
+
+def _pair(width: int, blocks: bool) -> tuple[Tensor, Tensor]:
+    """Two vectors with product 1, where there are blocks of channels as 257 - 256."""
+    pair = torch.zeros(2, width, dtype=torch.float64)
+    values = [[16.0, 1, 16], [16.0, 1, -16]] if blocks else [[1.0, 0, 0], [1.0, 0, 0]]
+    pair[:, [0, 1, 200]] = torch.tensor(values).double()
+    return pair[0], pair[1]
+
+
+@pytest.mark.parametrize("of_tokens", ["queries", "keys"])
+@pytest.mark.parametrize(("op", "mode"), MODES)
+def test_sums_over_channels_and_tokens_keep_their_bits(
+    op: str, mode: str, of_tokens: str, subject: Any
+) -> None:
+    """q · k, do · v, and either with a state or its gradient, are 1 for three tokens, times 256, 1
+    and -256 for one after the other."""
+    # The other modes sum over channels at once, or round what a block of them has.
+    blocks = mode in ("chunk", "parallel")
+    # In chunks of their own, where no state lies between them that may be rounded.
+    apart = 64 if mode == "parallel" and of_tokens == "queries" else 1
+    T = 3 * apart
+    all_one = (torch.arange(T) % apart == 0).double()[:, None]
+    each = all_one * torch.tensor([256.0, 1, -256]).double().repeat_interleave(apart)[:, None]
+    (left_k, right_k), (left_v, right_v) = _pair(K, blocks), _pair(V, blocks)
+    inputs = {
+        "q": left_k * (each if of_tokens == "queries" else all_one),
+        "k": right_k * (each if of_tokens == "keys" else all_one),
+        "v": left_v * all_one,
+    }
+    inputs = {name: x[None, :, None] for name, x in inputs.items()}
+    inputs["initial_state"] = torch.outer(right_k, left_v)[None, None]
+    if op != "linear_attn":
+        inputs["g"] = torch.zeros((1, T, 1, K) if op == "gla" else (1, T, 1)).double()
+    do = (right_v * all_one)[None, :, None]
+    dstate = torch.outer(left_k, right_v)[None, None]
+    _hold(op, mode, inputs, do, dstate, subject.device)
+
+
+@pytest.mark.parametrize("large", ["v", "do"])
+@pytest.mark.parametrize("op", [*OPS, *DELTA])
+def test_sums_over_tokens_of_a_recurrence_keep_their_bits(
+    op: str, large: str, subject: Any
+) -> None:
+    """States, or their gradients, have more than 8 bits."""
+    generator = torch.Generator().manual_seed(3)
+
+    def integers(largest: int, *shape: int) -> Tensor:
+        return torch.randint(-largest, largest + 1, shape, generator=generator).double()
+
+    tokens, key_dim, value_dim = 4, 8, 8
+    inputs = {
+        "q": integers(1, 1, tokens, 1, key_dim),
+        "k": integers(1, 1, tokens, 1, key_dim) * (torch.arange(key_dim) % 4 == 0),
+        "v": integers(200 if large == "v" else 1, 1, tokens, 1, value_dim),
+        "initial_state": integers(1, 1, 1, key_dim, value_dim),
+    }
+    if op in ("simple_gla", "gated_delta_rule"):
+        inputs["g"] = torch.zeros(1, tokens, 1).double()
+    elif op in ("gla", "kda"):
+        inputs["g"] = torch.zeros(1, tokens, 1, key_dim).double()
+    if op == "dplr":
+        inputs |= {name: inputs["k"] * sign for name, sign in (("a", -1), ("b", 1))}
+    elif op in DELTA:
+        inputs["beta"] = torch.ones(1, tokens, 1).double()
+    do = integers(200 if large == "do" else 1, 1, tokens, 1, value_dim)
+    dstate = integers(1, 1, 1, key_dim, value_dim)
+    _hold(op, "fused_recurrent", inputs, do, dstate, subject.device)
+
+
+def _hold(
+    op: str, mode: str, inputs: Tensors, do: Tensor, dstate: Tensor, device: torch.device
+) -> None:
+    """Outputs and gradients are those of the oracle in float64, rounded once."""
+    dtypes = dict.fromkeys("qkvab", torch.bfloat16)
+    leaves = {
+        n: x.to(device, dtypes.get(n, torch.float32)).requires_grad_() for n, x in inputs.items()
+    }
+    got = _results(getattr(kernels, op), leaves, do, dstate, mode=mode)
+    exact = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+    want = _results(getattr(reference, op), exact, do, dstate)
+    for name, x in got.items():
+        assert want[name].abs().max() < 2**24, name
+        assert torch.equal(x.cpu(), want[name].to(x.dtype)), name
+
+
+def _results(function: Any, leaves: Tensors, do: Tensor, dstate: Tensor, **mode: str) -> Tensors:
+    o, state = function(**leaves, scale=1.0, output_final_state=True, **mode)
+    gradients = torch.autograd.grad([o, state], [*leaves.values()], [do.to(o), dstate.to(state)])
+    named = zip((f"d{name}" for name in leaves), gradients, strict=True)
+    return {"o": o.detach(), "state": state.detach(), **dict(named)}
