@@ -19,7 +19,7 @@ from kernels.arguments import (
     describe,
 )
 from kernels.scale import resolve_scale
-from kernels.softmax.backward import attention_backward_kv, attention_backward_q, attention_delta
+from kernels.softmax.backward import attention_backward_kv, attention_backward_q, attention_terms
 from kernels.softmax.forward import attention_forward
 from kernels.softmax.gates import add_levels, cumulative_gates, levels, within_blocks
 from kernels.softmax.logits import LOG2E
@@ -315,14 +315,19 @@ def attention_parallel_backward(
     dk = k.new_empty(batch, keys, kv_heads, key_dim)
     dv = v.new_empty(batch, keys, kv_heads, value_dim)
     dg = q.new_empty(0)
-    delta = softmax.new_empty(batch, heads, queries)
+    terms = softmax.new_empty(batch, heads, queries, 4)
 
     entry = tiles.TABLE["attention", "parallel"][tile]
-    dq_tile, dkv_tile = entry.of("dq"), entry.of("dkv")
+    dq_tile = entry.of("dq")
+    dkv_tiles = [(entry.of("dkv"), ("dk", "dv"))]
     if g is not None:
-        dq_tile = dkv_tile = entry.of("gated")
+        dq_tile = entry.of("gated")
+        dkv_tiles = [(dq_tile, ("dk", "dv"))]
     elif (softcap is not None or alibi_slopes is not None) and "biased" in entry.kernels:
-        dq_tile = dkv_tile = entry.of("biased")
+        dq_tile = entry.of("biased")
+        dkv_tiles = [(dq_tile, ("dk", "dv"))]
+    elif "dk" in entry.kernels:
+        dkv_tiles = [(entry.of("dk"), ("dk",)), (entry.of("dv"), ("dv",))]
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
     q, k, v, do = _rows(q), _rows(k), _rows(v), _rows(do)
@@ -334,44 +339,46 @@ def attention_parallel_backward(
         if g is not None:
             gates = cumulative_gates(g, cu_seqlens_k)
             depth = levels(longest_k, dq_tile.tokens)
-            row_sums = delta.new_zeros(depth, *delta.shape)
-            column_sums = delta.new_zeros(depth, batch, heads, keys)
+            row_sums = terms.new_zeros(depth, batch, heads, queries)
+            column_sums = terms.new_zeros(depth, batch, heads, keys)
             # Tiles start at multiples of their length among the keys, hence one more may be needed.
             count += 1
-        if delta.numel():
-            attention_delta[(count * sequences * heads,)](
-                o, do, dlse, delta, cu_seqlens, queries, count, heads, value_dim,
+        if terms.numel():
+            attention_terms[(count * sequences * heads,)](
+                o, do, dlse, *softmax, terms, cu_seqlens, queries, count, heads, value_dim,
                 *do.stride()[:3], PACKED=packed, QUERIES=dq_tile.tokens,
                 PAD_V=next_power_of_2(value_dim),
             )  # fmt: skip
             attention_backward_q[(count * sequences * heads,)](
-                q, k, v, do, *softmax, delta, dq, row_sums, alibi_slopes, *gates,
+                q, k, v, do, terms, dq, row_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, heads,
-                delta.numel(), *dims, *strides, SPAN=dq_tile.tokens, **constants,
+                batch * heads * queries, *dims, *strides, SPAN=dq_tile.tokens, **constants,
                 **_launch(dq_tile, k, v, held="QUERIES", read="KEYS"),
             )  # fmt: skip
         if dk.numel():
-            count = cdiv(longest_k, dkv_tile.tokens)
-            attention_backward_kv[(count * sequences * kv_heads,)](
-                q, k, v, do, *softmax, delta, dk, dv, column_sums, alibi_slopes, *gates,
-                cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
-                batch * heads * keys, *dims, *strides, SPAN=dkv_tile.tokens, **constants,
-                **_launch(dkv_tile, k, v, held="KEYS", read="QUERIES"),
-            )  # fmt: skip
+            for tile, wanted in dkv_tiles:
+                count = cdiv(longest_k, tile.tokens)
+                attention_backward_kv[(count * sequences * kv_heads,)](
+                    q, k, v, do, terms, dk, dv, column_sums, alibi_slopes, *gates,
+                    cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
+                    batch * heads * keys, *dims, *strides, SPAN=tile.tokens,
+                    DK="dk" in wanted, DV="dv" in wanted, **constants,
+                    **_launch(tile, k, v, held="KEYS", read="QUERIES"),
+                )  # fmt: skip
         if g is not None:
             span = dq_tile.tokens
-            parts = delta.new_empty(1 + depth, batch, heads, keys)
+            parts = terms.new_empty(1 + depth, batch, heads, keys)
             count = cdiv(longest_k, span)
             if parts.numel():
                 within_blocks[(count * sequences * heads,)](
-                    q, k, v, do, *softmax, delta, parts, alibi_slopes, *gates,
+                    q, k, v, do, terms, parts, alibi_slopes, *gates,
                     cu_seqlens, cu_seqlens_k,
                     *numbers, queries, keys, count, heads, *dims, *strides, **constants,
                     **_launch(dq_tile, k, v, held="SPAN", read="QUERIES"),
                 )  # fmt: skip
             parts = add_levels(parts, row_sums, column_sums, span, cu_seqlens, cu_seqlens_k)
             dg = parts.to(g.dtype, memory_format=torch.contiguous_format)
-    return dq, dk, dv, _sink_gradient(sink, softmax, delta, q), dg
+    return dq, dk, dv, _sink_gradient(sink, softmax, terms[..., 2], q), dg
 
 
 def _sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor, q: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The backward kernels of attention: delta; dq by tiles of queries; dk and dv by tiles of keys.
+"""The backward kernels of attention: terms of rows; dq by tiles of queries; dk and dv by those of keys.
 
 With P = exp(logit - maximum) / sum, dP = do·vᵀ and delta = Σ_v do·o - dlse, the gradient of the
 logits is dS = P∘(dP - delta) (Dao et al., arXiv 2205.14135, with the gradient of the lse added:
@@ -14,7 +14,7 @@ from kernels.softmax.logits import (
     load_gates,
     load_rows,
     load_slope,
-    load_softmax,
+    load_terms,
     locate,
     logits,
     products_by_key,
@@ -26,20 +26,26 @@ from kernels.softmax.logits import (
 
 
 @triton.jit(do_not_specialize=["num_queries", "tiles", "heads"])
-def attention_delta(
-    o, do, dlse, delta, cu_seqlens, num_queries, tiles, heads, value_dim: tl.int32,
+def attention_terms(
+    o, do, dlse, peaks, totals, terms, cu_seqlens, num_queries, tiles, heads, value_dim: tl.int32,
     stride_b, stride_t, stride_h,
     PACKED: tl.constexpr, QUERIES: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
-    """delta [B, H, T] = Σ_v do·o - dlse, over all of V at once."""
+    """terms [B, H, T, 4]: base, weight and delta of each query, and delta once more.
+
+    The base is what to subtract from base-2 logits, the weight is 1 / the sum of their powers, and
+    delta = Σ_v do·o - dlse, over all of V at once. The softmax is rebuilt from the maximum and the
+    sum rather than from the lse, whose rounding error, relative to a large logit, would enter every
+    weight. A row that sees no key has the maximum -inf and the sum 0, and gets 0 and 0: its weights
+    are 0, and never inf - inf.
+    """
     tile = tl.program_id(0) % tiles
     head = (tl.program_id(0) // tiles % heads).to(tl.int64)
     n = tl.program_id(0) // tiles // heads
     batch, start, length = locate(cu_seqlens, n, num_queries, PACKED)
     o += ((batch * num_queries + start) * heads + head) * value_dim
     do += batch * stride_b + start * stride_t + head * stride_h
-    dlse += (batch * heads + head) * num_queries + start
-    delta += (batch * heads + head) * num_queries + start
+    first_row = (batch * heads + head) * num_queries + start
 
     first = tile * QUERIES
     rows = first + tl.arange(0, QUERIES)
@@ -47,8 +53,16 @@ def attention_delta(
     in_v = tl.arange(0, PAD_V) < value_dim
     o_tile = load_rows(o, heads * value_dim, first, rows, length, in_v, False, True).to(tl.float32)
     do_tile = load_rows(do, stride_t, first, rows, length, in_v, False, True).to(tl.float32)
-    from_lse = tl.load(dlse + rows, mask=inside, other=0.0)
-    tl.store(delta + rows, tl.sum(o_tile * do_tile, 1) - from_lse, mask=inside)
+    row_delta = tl.sum(o_tile * do_tile, 1) - tl.load(dlse + first_row + rows, mask=inside, other=0)
+    base = tl.load(peaks + first_row + rows, mask=inside, other=0.0)
+    base = tl.where(base == float("-inf"), 0.0, base)
+    total = tl.load(totals + first_row + rows, mask=inside, other=0.0)
+    weight = tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
+
+    term = tl.arange(0, 4)
+    four = tl.where(term == 1, weight[:, None], row_delta[:, None])
+    four = tl.where(term == 0, base[:, None], four)
+    store_rows(terms + first_row * 4, 4, rows, length, four, term < 4)
 
 
 @triton.jit(
@@ -57,7 +71,7 @@ def attention_delta(
     ]
 )  # fmt: skip
 def attention_backward_q(
-    q, k, v, do, peaks, totals, delta, dq, row_sums, slopes, gate, rest, closed,
+    q, k, v, do, terms, dq, row_sums, slopes, gate, rest, closed,
     cu_seqlens_q, cu_seqlens_k,
     scale, factor, cap, window, num_queries, num_keys, tiles, heads, level_stride,
     group, key_dim: tl.int32, value_dim: tl.int32,
@@ -105,9 +119,7 @@ def attention_backward_q(
     in_v = tl.arange(0, PAD_V) < value_dim
     q_tile = load_rows(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
     do_tile = load_rows(do, stride_ot, first, rows, length_q, in_v, FULL_V, True)
-    held = query < length_q
-    base, weight = load_softmax(peaks + first_row, totals + first_row, query, held)
-    row_delta = tl.load(delta + first_row + query, mask=held, other=0.0)
+    base, weight, row_delta = load_terms(terms + first_row * 4, first, rows, length_q, True)
 
     slope = load_slope(slopes, head, ALIBI)
     gates = (batch * heads + wide_head) * num_keys + start_k
@@ -132,12 +144,12 @@ def attention_backward_q(
             key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
             products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
             s = logits(
-                products, query, key, shift, factor, cap, slope, query_gate, key_gate, base,
-                CAPPED, ALIBI, GATED,
+                products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+                base[:, None], CAPPED, ALIBI, GATED,
             )  # fmt: skip
-            p = tl.exp2(s) * weight
+            p = tl.exp2(s) * weight[:, None]
             dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
-            ds = p * (dp - row_delta)
+            ds = p * (dp - row_delta[:, None])
             if phase != 1:
                 visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
                 ds = tl.where(visible, ds, 0.0)
@@ -161,18 +173,18 @@ def attention_backward_q(
     do_not_specialize_on_alignment=["group"],
 )
 def attention_backward_kv(
-    q, k, v, do, peaks, totals, delta, dk, dv, column_sums, slopes, gate, rest, closed,
+    q, k, v, do, terms, dk, dv, column_sums, slopes, gate, rest, closed,
     cu_seqlens_q, cu_seqlens_k,
     scale, factor, cap, window, num_queries, num_keys, tiles, kv_heads, level_stride,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SPAN: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
-    """dk [B, T, G, K] and dv [B, T, G, V] of KEYS keys of one kv head, over its query heads.
+    """dk [B, T, G, K], dv [B, T, G, V] or both of KEYS keys of one kv head, over its query heads.
 
     With gates also column_sums [L, B, H, T], the sums of dS over the queries of the right half of
     each level's subtree, for each query head. Tiles are keys by queries.
@@ -193,9 +205,11 @@ def attention_backward_kv(
     in_k = tl.arange(0, PAD_K) < key_dim
     in_v = tl.arange(0, PAD_V) < value_dim
     k_tile = load_rows(k, stride_kt, first, columns, length_k, in_k, FULL_K, True)
-    v_tile = load_rows(v, stride_vt, first, columns, length_k, in_v, FULL_V, True)
-    dk_acc = tl.zeros((KEYS, PAD_K), tl.float32)
-    dv_acc = tl.zeros((KEYS, PAD_V), tl.float32)
+    if DK:
+        v_tile = load_rows(v, stride_vt, first, columns, length_k, in_v, FULL_V, True)
+        dk_acc = tl.zeros((KEYS, PAD_K), tl.float32)
+    if DV:
+        dv_acc = tl.zeros((KEYS, PAD_V), tl.float32)
 
     bounds = queries_of(first, last, shift, length_q, window, CAUSAL, WINDOW, QUERIES, GATED)
     high = bounds[3]
@@ -217,34 +231,43 @@ def attention_backward_kv(
                 query = rows[None, :]
                 q_tile = load_rows(q_head, stride_qt, start, rows, high, in_k, FULL_K, phase != 1)
                 do_tile = load_rows(do_head, stride_ot, start, rows, high, in_v, FULL_V, phase != 1)
+                base, weight, row_delta = load_terms(
+                    terms + first_row * 4, start, rows, high, phase != 1
+                )
                 inside = query < high
-                base, weight = load_softmax(peaks + first_row, totals + first_row, query, inside)
-                row_delta = tl.load(delta + first_row + query, mask=inside, other=0.0)
                 # From the causal bound on, a query's own position is a key's.
                 query_gate = load_gates(gate, rest, closed, gates + query + shift, inside, GATED)
                 products = products_by_key(k_tile, q_tile)
+                if DK:
+                    dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
                 s = logits(
-                    products, query, key, shift, factor, cap, slope, query_gate, key_gate, base,
-                    CAPPED, ALIBI, GATED,
+                    products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+                    base[None, :], CAPPED, ALIBI, GATED,
                 )  # fmt: skip
-                p = tl.exp2(s) * weight
-                dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
-                ds = p * (dp - row_delta)
+                p = tl.exp2(s) * weight[None, :]
                 if phase != 1:
                     visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
                     p = tl.where(visible, p, 0.0)
-                    ds = tl.where(visible, ds, 0.0)
-                dv_acc = tl.dot(p.to(do_tile.dtype), do_tile, dv_acc, input_precision="ieee")
-                if GATED:
-                    last_level = level
-                    level = level_of(start + shift, first, SPAN)
-                    column_sum = tl.where(level == last_level, column_sum, 0.0) + tl.sum(ds, 1)
-                    to = column_sums + level.to(tl.int64) * level_stride + gates + columns
-                    tl.store(to, column_sum, mask=(columns < length_k) & (level >= 0))
-                if CAPPED:
-                    ds *= tanh_slope(products * factor)
-                dk_acc = tl.dot(ds.to(q_tile.dtype), q_tile, dk_acc, input_precision="ieee")
+                if DV:
+                    # Before ds, which is computed while the tensor cores do this.
+                    dv_acc = tl.dot(p.to(do_tile.dtype), do_tile, dv_acc, input_precision="ieee")
+                if DK:
+                    ds = p * (dp - row_delta[None, :])
+                    if phase != 1:
+                        # Nothing times a product that is infinite would be NaN.
+                        ds = tl.where(visible, ds, 0.0)
+                    if GATED:
+                        last_level = level
+                        level = level_of(start + shift, first, SPAN)
+                        column_sum = tl.where(level == last_level, column_sum, 0.0) + tl.sum(ds, 1)
+                        to = column_sums + level.to(tl.int64) * level_stride + gates + columns
+                        tl.store(to, column_sum, mask=(columns < length_k) & (level >= 0))
+                    if CAPPED:
+                        ds *= tanh_slope(products * factor)
+                    dk_acc = tl.dot(ds.to(q_tile.dtype), q_tile, dk_acc, input_precision="ieee")
 
     row = (batch * num_keys + start_k) * kv_heads + kv_head
-    store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc * scale, in_k)
-    store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)
+    if DK:
+        store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc * scale, in_k)
+    if DV:
+        store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)

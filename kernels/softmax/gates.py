@@ -40,7 +40,7 @@ from kernels.softmax.logits import (
     load_gates,
     load_rows,
     load_slope,
-    load_softmax,
+    load_terms,
     locate,
     logits,
     products_by_key,
@@ -96,7 +96,7 @@ def level_of(position, key, SPAN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles", "heads", "group"])
 def within_blocks(
-    q, k, v, do, peaks, totals, delta, parts, slopes, gate, rest, closed,
+    q, k, v, do, terms, parts, slopes, gate, rest, closed,
     cu_seqlens_q, cu_seqlens_k,
     factor, cap, window, num_queries, num_keys, tiles, heads,
     group, key_dim: tl.int32, value_dim: tl.int32,
@@ -145,16 +145,17 @@ def within_blocks(
         exists = query < length_q
         q_tile = load_rows(q, stride_qt, position - shift, rows, length_q, in_k, FULL_K, True)
         do_tile = load_rows(do, stride_ot, position - shift, rows, length_q, in_v, FULL_V, True)
-        base, weight = load_softmax(peaks + first_row, totals + first_row, query, exists)
-        row_delta = tl.load(delta + first_row + query, mask=exists, other=0.0)
+        base, weight, row_delta = load_terms(
+            terms + first_row * 4, position - shift, rows, length_q, True
+        )
         query_gate = load_gates(gate, rest, closed, gates + query + shift, exists, GATED)
         products = products_by_key(k_tile, q_tile)
         s = logits(
-            products, query, key, shift, factor, cap, slope, query_gate, key_gate, base,
-            CAPPED, ALIBI, GATED,
+            products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+            base[None, :], CAPPED, ALIBI, GATED,
         )  # fmt: skip
         dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
-        ds = tl.exp2(s) * weight * (dp - row_delta)
+        ds = tl.exp2(s) * weight[None, :] * (dp - row_delta[None, :])
         inside = exists & (key < length_k)
         visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
         ds = tl.cumsum(tl.where(visible, ds, 0.0), 0)

@@ -74,17 +74,18 @@ def load_gates(gate, rest, closed, tokens, inside, GATED: tl.constexpr):
 
 
 @triton.jit
-def load_softmax(peak, total, queries, inside):
-    """What to subtract from the base-2 logits of some queries, and 1 / the sum of their powers.
+def load_terms(terms, start, rows, stop, BOUNDED: tl.constexpr):
+    """Base, weight and delta of some queries, as `attention_terms` stores them; see `load_rows`.
 
-    The weights are rebuilt from the maximum and the sum rather than from the lse, whose rounding
-    error, relative to a large logit, would enter every weight. A row that sees no key has the
-    maximum -inf and the sum 0, and gets 0 and 0: its weights are 0, and never inf - inf.
+    They lie side by side and are read at once. Of a tensor with fewer elements than a program has
+    threads, Triton lets each thread read for itself all that it will need: of three vectors, dozens
+    of words that the others read as well.
     """
-    base = tl.load(peak + queries, mask=inside, other=0.0)
-    sums = tl.load(total + queries, mask=inside, other=0.0)
-    base = tl.where(base == float("-inf"), 0.0, base)
-    return base, tl.where(sums == 0.0, 0.0, 1.0 / tl.where(sums == 0.0, 1.0, sums))
+    four = load_rows(terms, 4, start, rows, stop, tl.arange(0, 4) < 4, True, BOUNDED)
+    outer, inner = tl.split(tl.reshape(four, (rows.shape[0], 2, 2)))
+    base, row_delta = tl.split(outer)
+    weight, _ = tl.split(inner)
+    return base, weight, row_delta
 
 
 @triton.jit
