@@ -168,9 +168,9 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             **_HOPPER,
             kernels={
                 "dq": Tile(tokens=64, keys=64, num_stages=3),
-                "dkv": Tile(tokens=128, keys=64, num_warps=8, num_stages=1),
-                "biased": Tile(tokens=64, keys=32, num_stages=1),
-                "gated": Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+                "dkv": Tile(tokens=64, keys=64, num_stages=3),
+                "biased": Tile(tokens=64, keys=32, num_stages=3),
+                "gated": Tile(tokens=64, keys=32),
             },
         ),
         Entry(
@@ -181,10 +181,10 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             dtypes=_HALVES,
             **_HOPPER,
             kernels={
-                "dq": Tile(tokens=64, keys=32, num_warps=8),
-                "dkv": Tile(tokens=64, keys=32, num_warps=8, num_stages=1),
-                "biased": Tile(tokens=64, keys=16, num_warps=8),
-                "gated": Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+                "dq": Tile(tokens=128, keys=64, num_warps=8, num_stages=3),
+                "dkv": Tile(tokens=128, keys=32, num_warps=8),
+                "biased": Tile(tokens=64, keys=16, num_stages=1),
+                "gated": Tile(tokens=64, keys=16, num_stages=1),
             },
         ),
         Entry(
@@ -194,8 +194,10 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             dtypes=_HALVES,
             **_HOPPER,
             kernels={
-                "dq": Tile(tokens=32, keys=32, num_warps=8),
-                "dkv": Tile(tokens=32, keys=32, num_warps=8),
+                "dq": Tile(tokens=128, keys=32, num_warps=8),
+                "dk": Tile(tokens=128, keys=32, num_warps=8),
+                "dv": Tile(tokens=128, keys=32, num_warps=8),
+                "biased": Tile(tokens=32, keys=32, num_warps=8),
                 "gated": Tile(tokens=32, keys=16, num_warps=8, num_stages=1),
             },
         ),

@@ -215,7 +215,7 @@ def _launch(tile: tiles.Tile, k: Tensor, v: Tensor, *, held: str, read: str) -> 
     pad_v = max(narrowest, next_power_of_2(value_dim))
     return {
         held: tile.tokens,
-        read: tile.keys if tiles.aligned(key_dim, value_dim) else min(tile.keys, 32),
+        read: tile.keys if tiles.aligned(key_dim, value_dim) else min(tile.keys, 16),
         "PAD_K": pad_k,
         "PAD_V": pad_v,
         "FULL_K": pad_k == key_dim,
@@ -318,16 +318,13 @@ def attention_parallel_backward(
     terms = softmax.new_empty(batch, heads, queries, 4)
 
     entry = tiles.TABLE["attention", "parallel"][tile]
-    dq_tile = entry.of("dq")
-    dkv_tiles = [(entry.of("dkv"), ("dk", "dv"))]
-    if g is not None:
-        dq_tile = entry.of("gated")
-        dkv_tiles = [(dq_tile, ("dk", "dv"))]
-    elif (softcap is not None or alibi_slopes is not None) and "biased" in entry.kernels:
-        dq_tile = entry.of("biased")
-        dkv_tiles = [(dq_tile, ("dk", "dv"))]
-    elif "dk" in entry.kernels:
-        dkv_tiles = [(entry.of("dk"), ("dk",)), (entry.of("dv"), ("dv",))]
+    special = "gated" if g is not None else ""
+    if g is None and (softcap is not None or alibi_slopes is not None):
+        special = "biased" if "biased" in entry.kernels else ""
+    # Apart, dk and dv take half the registers each, and one product more.
+    apart = g is not None or "dk" in entry.kernels
+    launches = [("dk", True, False), ("dv", False, True)] if apart else [("dkv", True, True)]
+    dq_tile = entry.of(special or "dq")
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
     q, k, v, do = _rows(q), _rows(k), _rows(v), _rows(do)
@@ -356,14 +353,15 @@ def attention_parallel_backward(
                 **_launch(dq_tile, k, v, held="QUERIES", read="KEYS"),
             )  # fmt: skip
         if dk.numel():
-            for tile, wanted in dkv_tiles:
-                count = cdiv(longest_k, tile.tokens)
+            for name, of_k, of_v in launches:
+                kv_tile = entry.of(special or name)
+                count = cdiv(longest_k, kv_tile.tokens)
                 attention_backward_kv[(count * sequences * kv_heads,)](
                     q, k, v, do, terms, dk, dv, column_sums, alibi_slopes, *gates,
                     cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
-                    batch * heads * keys, *dims, *strides, SPAN=tile.tokens,
-                    DK="dk" in wanted, DV="dv" in wanted, **constants,
-                    **_launch(tile, k, v, held="KEYS", read="QUERIES"),
+                    batch * heads * keys, *dims, *strides, SPAN=kv_tile.tokens,
+                    DK=of_k, DV=of_v, **constants,
+                    **_launch(kv_tile, k, v, held="KEYS", read="QUERIES"),
                 )  # fmt: skip
         if g is not None:
             span = dq_tile.tokens

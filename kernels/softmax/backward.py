@@ -213,7 +213,7 @@ def attention_backward_kv(
 
     bounds = queries_of(first, last, shift, length_q, window, CAUSAL, WINDOW, QUERIES, GATED)
     high = bounds[3]
-    for member in range(group):
+    for member in tl.range(group, disable_licm=True):
         head = kv_head * group + member
         q_head = q + batch * stride_qb + start_q * stride_qt + head * stride_qh
         do_head = do + batch * stride_ob + start_q * stride_ot + head * stride_oh
@@ -238,8 +238,6 @@ def attention_backward_kv(
                 # From the causal bound on, a query's own position is a key's.
                 query_gate = load_gates(gate, rest, closed, gates + query + shift, inside, GATED)
                 products = products_by_key(k_tile, q_tile)
-                if DK:
-                    dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
                 s = logits(
                     products, query, key, shift, factor, cap, slope, query_gate, key_gate,
                     base[None, :], CAPPED, ALIBI, GATED,
@@ -252,6 +250,7 @@ def attention_backward_kv(
                     # Before ds, which is computed while the tensor cores do this.
                     dv_acc = tl.dot(p.to(do_tile.dtype), do_tile, dv_acc, input_precision="ieee")
                 if DK:
+                    dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
                     ds = p * (dp - row_delta[None, :])
                     if phase != 1:
                         # Nothing times a product that is infinite would be NaN.

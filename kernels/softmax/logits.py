@@ -177,14 +177,15 @@ def sees(inside, query, key, window, shift, CAUSAL: tl.constexpr, WINDOW: tl.con
     `inside` is whether that exists which the tile is summed over, the keys for a program that holds
     queries. The held rows that do not exist get sums that nobody stores.
     """
-    distance = query + shift - key
+    # Not by the distance, which would be a number for each pair that compilers keep in registers.
+    position = query + shift
     visible = inside
     if CAUSAL:
-        visible = visible & (distance >= 0)
+        visible = visible & (key <= position)
     if WINDOW:
-        visible = visible & (distance < window)
+        visible = visible & (key > position - window)
         if not CAUSAL:
-            visible = visible & (-distance < window)
+            visible = visible & (key < position + window)
     return visible
 
 
