@@ -1,4 +1,4 @@
-"""The backward kernels of attention: terms of rows; dq by tiles of queries; dk and dv by those of keys.
+"""The backward kernels of attention: terms of rows; dq by tiles of queries; dk, dv by keys.
 
 With P = exp(logit - maximum) / sum, dP = do·vᵀ and delta = Σ_v do·o - dlse, the gradient of the
 logits is dS = P∘(dP - delta) (Dao et al., arXiv 2205.14135, with the gradient of the lse added:
@@ -53,7 +53,8 @@ def attention_terms(
     in_v = tl.arange(0, PAD_V) < value_dim
     o_tile = load_rows(o, heads * value_dim, first, rows, length, in_v, False, True).to(tl.float32)
     do_tile = load_rows(do, stride_t, first, rows, length, in_v, False, True).to(tl.float32)
-    row_delta = tl.sum(o_tile * do_tile, 1) - tl.load(dlse + first_row + rows, mask=inside, other=0)
+    from_lse = tl.load(dlse + first_row + rows, mask=inside, other=0.0)
+    row_delta = tl.sum(o_tile * do_tile, 1) - from_lse
     base = tl.load(peaks + first_row + rows, mask=inside, other=0.0)
     base = tl.where(base == float("-inf"), 0.0, base)
     total = tl.load(totals + first_row + rows, mask=inside, other=0.0)
@@ -213,6 +214,7 @@ def attention_backward_kv(
 
     bounds = queries_of(first, last, shift, length_q, window, CAUSAL, WINDOW, QUERIES, GATED)
     high = bounds[3]
+    # What three loops do not change is no use in registers around a fourth.
     for member in tl.range(group, disable_licm=True):
         head = kv_head * group + member
         q_head = q + batch * stride_qb + start_q * stride_qt + head * stride_qh

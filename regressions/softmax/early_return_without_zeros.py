@@ -32,7 +32,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.softmax.backward",
-        before="    for member in range(group):",
-        after="    if bounds[0] == high:\n        return\n    for member in range(group):",
+        before="    for member in tl.range(group",
+        after="    if bounds[0] == high:\n        return\n    for member in tl.range(group",
     ),
 )

@@ -30,7 +30,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.softmax.attention",
-        before="row_sums = delta.new_zeros(",
-        after="row_sums = delta.new_empty(",
+        before="row_sums = terms.new_zeros(",
+        after="row_sums = terms.new_empty(",
     ),
 )

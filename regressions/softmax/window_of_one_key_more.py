@@ -28,7 +28,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.softmax.logits",
-        before="visible & (distance < window)",
-        after="visible & (distance <= window)",
+        before="visible & (key > position - window)",
+        after="visible & (key >= position - window)",
     ),
 )
