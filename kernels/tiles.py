@@ -233,6 +233,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             kernels={
                 "dq": Tile(tokens=32, keys=16, num_stages=1),
                 "dkv": Tile(tokens=32, keys=16, num_stages=1),
+                "biased": Tile(tokens=16, keys=16, num_stages=1),
                 "gated": Tile(tokens=16, keys=16, num_stages=1),
             },
         ),
