@@ -52,7 +52,10 @@ class Stage:
     def with_tile(self, entry: Entry, tile: Tile) -> Entry:
         """The entry with this tile for these kernels."""
         if self.kernel is not None:
-            return replace(entry, kernels={**entry.kernels, self.kernel: tile})
+            # Attention's dk and dv come together or apart.
+            other = ("dk", "dv") if self.kernel == "dkv" else ()
+            kept = {name: own for name, own in entry.kernels.items() if name not in other}
+            return replace(entry, kernels={**kept, self.kernel: tile})
         own = replace(entry, **vars(tile))
         if not self.uniform:
             return own
@@ -122,16 +125,16 @@ _ATTENTION = (
         "dkv",
         Softmax(
             (
-                (64, 4, (32, 64, 128), (1, 2)),
-                (64, 8, (16, 32), (2,)),
-                (128, 8, (16, 32, 64), (1, 2, 3)),
+                (64, 4, (128,), (1,)),
+                (64, 4, (32, 64), (2, 3)),
+                (128, 8, (32, 64), (2, 3)),
             )
         ),
         (_BOTH,),
     ),
     Stage(
         "biased",
-        Softmax(((64, 4, (16, 32), (1,)), (64, 8, (16, 32), (1, 2)))),
+        Softmax(((64, 4, (16, 32), (1, 2, 3)), (128, 8, (16, 32), (1, 2)))),
         (_BOTH,),
         terms="biased",
     ),
@@ -140,8 +143,8 @@ _ATTENTION = (
         Softmax(
             (
                 (32, 4, (16, 32), (1,)),
-                (32, 8, (32,), (1, 2)),
-                (64, 8, (16, 32), (1,)),
+                (64, 4, (16, 32), (1, 2)),
+                (128, 8, (16,), (1,)),
             )
         ),
         (_BOTH,),
