@@ -67,6 +67,7 @@ _TELLING = (
     ("written_outputs", "float32"),
     ("plumbing", "float32"),
     ("rejection", "float32"),
+    ("layout_invariance", "float32"),
     ("differential", "bfloat16"),
     ("exactness", "bfloat16"),
     ("differential", "float16"),
