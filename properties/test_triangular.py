@@ -28,7 +28,7 @@ UNIT = 2.0**-24
 @triton.jit
 def _by_substitution(A_ptr, inverse_ptr, C: tl.constexpr):
     cells = tl.program_id(0) * C * C + tl.arange(0, C)[:, None] * C + tl.arange(0, C)[None, :]
-    tl.store(inverse_ptr + cells, inverse_unit_lower(tl.load(A_ptr + cells), C))
+    tl.store(inverse_ptr + cells, inverse_unit_lower(tl.load(A_ptr + cells), C, tl.float32))
 
 
 @triton.jit

@@ -40,7 +40,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.linear.chunk import gradients, outputs, pass_states
-from kernels.linear.tiles import blocks
+from kernels.linear.tiles import blocks, tile_of
 from kernels.primitives.chunks import Chunks, cut, locate_chunk
 from kernels.primitives.decay import (
     chunk_span,
@@ -56,13 +56,12 @@ from kernels.primitives.decay import (
     load_head_gates,
     load_sides,
     pair_decay,
-    sum_columns,
     sum_gradients,
 )
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.primitives.triangular import inverse_unit_lower
-from kernels.tiles import Entry, Tile
+from kernels.tiles import Entry
 
 
 @triton.jit
@@ -91,23 +90,6 @@ def _overlaps(
     if USE_HEAD_G:
         overlaps *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)
     return tl.where(rows[:, None] > rows[None, :], overlaps, 0.0)
-
-
-@triton.jit
-def _from_start(
-    g_ptr, rows, keys, heads, left, key_dim,
-    C: tl.constexpr, DTYPE: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, EXCLUSIVE: tl.constexpr,
-):  # fmt: skip
-    """`exp(P_i)` as a factor of a tile of readers."""
-    factor = tl.full([C, 1], 1.0, tl.float32)
-    if USE_G:
-        g = load_gates(g_ptr, rows, keys, heads * key_dim, left, key_dim)
-        factor = decay(chunk_span(0, C, EXCLUSIVE), g, DTYPE)
-    if USE_HEAD_G:
-        g = load_head_gates(g_ptr, rows, heads, left)
-        factor = head_decay(chunk_span(0, C), g, DTYPE)[:, None]
-    return factor
 
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
@@ -144,21 +126,26 @@ def _prepare(
         e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
         C, BK, LEVELS, USE_G, USE_HEAD_G, EXCLUSIVE,
     )  # fmt: skip
-    inverse = inverse_unit_lower(A, C)
+    inverse = inverse_unit_lower(A, C, DTYPE)
     cell = (chunk.to(tl.int64) * heads + head) * C * C
     store_rows(inverse_ptr + cell, inverse, rows, rows, C, C, C)
+    # Factors of rows are those of columns of the inverse, which is one tile.
+    weights = inverse * beta[None, :]
     for start in range(0, value_dim, BV):
         values = start + tl.arange(0, BV)
         v = load_rows(v_ptr, rows, values, value_stride, left, value_dim)
-        w_v = product(inverse, beta[:, None] * v, DTYPE, FINE_A=True)
+        w_v = product(weights, v, DTYPE, FINE_A=True)
         store_rows(w_v_ptr + token * value_dim, w_v, rows, values, value_stride, left, value_dim)
+    if USE_HEAD_G:
+        g = load_head_gates(g_ptr, rows, heads, left)
+        weights *= head_decay(0, g, DTYPE)[None, :]
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
         e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
-        X = e * _from_start(
-            g_ptr, rows, keys, heads, left, key_dim, C, DTYPE, USE_G, USE_HEAD_G, EXCLUSIVE
-        )
-        w_e = product(inverse, beta[:, None] * X, DTYPE, FINE_A=True)
+        if USE_G:
+            g = load_gates(g_ptr, rows, keys, key_stride, left, key_dim)
+            e *= decay(chunk_span(0, C, EXCLUSIVE), g, DTYPE)
+        w_e = product(weights, e, DTYPE, FINE_A=True)
         store_rows(w_e_ptr + token * key_dim, w_e, rows, keys, key_stride, left, key_dim)
 
 
@@ -206,10 +193,6 @@ def _prepare_backward(
         beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0)
     cell = (chunk.to(tl.int64) * heads + head) * C * C
     inverse = load_rows(inverse_ptr + cell, rows, rows, C, C, C)
-    overlaps = _overlaps(
-        e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
-        C, BK, LEVELS, USE_G, USE_HEAD_G, EXCLUSIVE,
-    )  # fmt: skip
 
     dA = tl.zeros([C, C], tl.float32)
     dbeta = tl.zeros([C], tl.float32)
@@ -219,11 +202,14 @@ def _prepare_backward(
         w_v = load_rows(w_v_ptr + value_rows, rows, values, value_stride, left, value_dim)
         du = load_rows(dwritten_ptr + value_rows, rows, values, value_stride, left, value_dim)
         dY = product(tl.trans(inverse), du, DTYPE, FINE_A=True, FINE_B=True)
-        dA -= product(dY, tl.trans(w_v), DTYPE, FINE_A=True)
+        dA = product(dY, tl.trans(w_v), DTYPE, FINE_A=True, acc=dA)
         dbeta += tl.sum(v * dY, 1)
         dv = beta[:, None] * dY
         store_rows(dv_ptr + value_rows, dv, rows, values, value_stride, left, value_dim)
     to_start = tl.zeros([C], tl.float32)
+    from_start = tl.full([C], 1.0, tl.float32)
+    if USE_HEAD_G:
+        from_start = head_decay(0, load_head_gates(g_ptr, rows, heads, left), DTYPE)
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
         dW = tl.zeros([C, BK], tl.float32)
@@ -231,17 +217,16 @@ def _prepare_backward(
             values = value_start + tl.arange(0, BV)
             du = load_rows(dwritten_ptr + value_rows, rows, values, value_stride, left, value_dim)
             S = load_rows(states_ptr, keys, values, value_dim, key_dim, value_dim)
-            dW -= product(du, tl.trans(S), DTYPE, FINE_A=True)
-        dX = product(tl.trans(inverse), dW, DTYPE, FINE_A=True, FINE_B=True)
+            dW = product(du, tl.trans(S), DTYPE, FINE_A=True, acc=dW)
+        dX = product(tl.trans(inverse), -dW, DTYPE, FINE_A=True, FINE_B=True)
         w_e = load_rows(w_e_ptr + key_rows, rows, keys, key_stride, left, key_dim)
-        dA -= product(dX, tl.trans(w_e), DTYPE, FINE_A=True)
+        dA = product(dX, tl.trans(w_e), DTYPE, FINE_A=True, acc=dA)
         e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
-        dX *= _from_start(
-            g_ptr, rows, keys, heads, left, key_dim, C, DTYPE, USE_G, USE_HEAD_G, EXCLUSIVE
-        )
-        dbeta += tl.sum(e * dX, 1)
-        dX *= beta[:, None]
+        if USE_G:
+            g = load_gates(g_ptr, rows, keys, key_stride, left, key_dim)
+            dX *= decay(chunk_span(0, C, EXCLUSIVE), g, DTYPE)
         to_start += tl.sum(e * dX, 1)
+        dX *= (from_start * beta)[:, None]
         if EXCLUSIVE:
             store_rows(de_ptr, dX, rows, keys, key_stride, left, key_dim)
         else:
@@ -251,23 +236,31 @@ def _prepare_backward(
             dg = load_rows(dg_part_ptr, rows, keys, key_stride, left, key_dim)
             dg += sum_gradients(chunk_span_transposed(0, C, EXCLUSIVE), e * dX, DTYPE)
             store_rows(dg_part_ptr, dg, rows, keys, key_stride, left, key_dim)
+    to_start *= from_start
+    dbeta += to_start
     # A workspace may be read by another thread than the one that wrote it.
     tl.debug_barrier()
 
-    dA = tl.where(rows[:, None] > rows[None, :], dA, 0.0)
+    dA = tl.where(rows[:, None] > rows[None, :], -dA, 0.0)
+    if USE_HEAD_G:
+        dA *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)
+    # Of gates of a head, the decays are in dA by now. Overlaps take registers, and come late.
+    terms = dA * _overlaps(
+        e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
+        C, BK, LEVELS, USE_G, False, EXCLUSIVE,
+    )  # fmt: skip
     if USE_BETA:
-        dbeta += tl.sum(dA * overlaps, 1)
+        dbeta += tl.sum(terms, 1)
         dbeta_ptr += token + rows * heads
         tl.store(dbeta_ptr, dbeta, mask=inside)
-    dA *= beta[:, None]
     if USE_HEAD_G:
-        to_query = chunk_span_transposed(0, C)
-        straddling = sum_gradients(to_query, dA * overlaps, DTYPE)
+        # Of the gate at t: the pairs i >= t > j.
+        straddling = tl.cumsum(beta[:, None] * terms, 0, reverse=True)
         dg = tl.sum(tl.where(chunk_span_transposed(1, C), straddling, 0.0), 1)
-        dg += sum_columns(to_query, to_start)
+        dg += tl.cumsum(beta * to_start, 0, reverse=True)
         dg += tl.load(dg_part_ptr + token + rows * heads, mask=inside)
         tl.store(dg_ptr + token + rows * heads, dg, mask=inside)
-        dA *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)
+    dA *= beta[:, None]
     if USE_G:
         # At a level, one product gives both sides: readers gather keys, and keys readers.
         dA += tl.trans(dA)
@@ -293,11 +286,14 @@ def _prepare_backward(
         else:
             e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
             k = load_rows(k_ptr, rows, keys, key_stride, left, key_dim)
-            de += product(dA, k, DTYPE)
-            dk += product(tl.trans(dA), e, DTYPE)
+            dk = product(tl.trans(dA), e, DTYPE, acc=dk)
+            if EXCLUSIVE:
+                de = product(dA, k, DTYPE, acc=de)
+            else:
+                dk = product(dA, k, DTYPE, acc=dk)
         if EXCLUSIVE:
             store_rows(de_ptr, de, rows, keys, key_stride, left, key_dim)
-        else:
+        elif USE_G:
             dk += de
         store_rows(dk_ptr + key_rows, dk, rows, keys, key_stride, left, key_dim)
 
@@ -434,7 +430,7 @@ class _Rule:
         inverse = self.k.new_empty(shape, dtype=torch.float32)
         _prepare[(self.chunks.count * heads,)](
             self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, self.chunks.table,
-            **self._launch(self.tile.of("system")),
+            **self._launch("system"),
         )  # fmt: skip
         return w_e, w_v, inverse
 
@@ -457,13 +453,14 @@ class _Rule:
         _prepare_backward[(self.chunks.count * heads,)](
             self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, states, dwritten,
             dk_part, dg_part, de, dk, dv, dg, dbeta, self.chunks.table,
-            **self._launch(self.tile.of("system_backward")),
+            **self._launch("system_backward"),
         )  # fmt: skip
         return de, dk, dv, dg, dbeta
 
-    def _launch(self, tile: Tile) -> dict[str, Any]:
+    def _launch(self, kernel: str) -> dict[str, Any]:
         _, tokens, heads, key_dim = self.k.shape
         value_dim = self.v.shape[3]
+        tile = tile_of(kernel, self.tile, key_dim, value_dim)
         BK, BV = blocks(key_dim, value_dim, tile, self.k.dtype)
         return {
             "tokens": tokens, "heads": heads, "key_dim": key_dim, "value_dim": value_dim,

@@ -123,11 +123,13 @@ def _pass_states(
         x_rows = x_ptr + start * key_stride
         if USE_G:
             g_rows = g_ptr + start * key_stride
-        y = load_rows(
-            y_ptr + start * heads * value_dim, rows, values, heads * value_dim, left, value_dim
-        )
         if USE_HEAD_G:
             g = load_head_gates(g_ptr + start * heads, rows, heads, left)
+        for part in tl.static_range(PARTS):
+            store_rows(
+                states_ptr + chunk * key_stride * value_dim + part * part_size,
+                S[part], keys, values, value_dim, key_dim - part * BK, value_dim,
+            )  # fmt: skip
         if DELTA:
             e_rows = e_ptr + start * key_stride
             w_rows = w_ptr + start * key_stride
@@ -140,9 +142,13 @@ def _pass_states(
                     if USE_G:
                         g = load_gates(g_rows + skip, rows, keys, key_stride, left, key_dim - skip)
                         e *= decay(chunk_span(1, C), g, DTYPE)
-                    if USE_HEAD_G:
-                        e *= head_decay(chunk_span(1, C), g, DTYPE)[:, None]
-                through += product(e, S[part], DTYPE, FINE_B=True)
+                through = product(e, S[part], DTYPE, FINE_B=True, acc=through)
+            if REVERSE and USE_HEAD_G:
+                through *= head_decay(1, g, DTYPE)[:, None]
+        y = load_rows(
+            y_ptr + start * heads * value_dim, rows, values, heads * value_dim, left, value_dim
+        )
+        if DELTA:
             if REVERSE:
                 written = through + load_rows(
                     written_rows, rows, values, heads * value_dim, left, value_dim
@@ -151,27 +157,28 @@ def _pass_states(
                 y -= through
                 written = y
             store_rows(written_rows, written, rows, values, heads * value_dim, left, value_dim)
+        if USE_HEAD_G:
+            # A decay of the row as well may be one of y, which is one tile where x has PARTS.
+            y *= head_decay(0 if REVERSE else 1, g, DTYPE)[:, None] * factor
+            passed = decay_of_chunk(g, DTYPE)
         carried = ()
         for part in tl.static_range(PARTS):
             skip = part * BK
             s = S[part]
-            store_rows(
-                states_ptr + chunk * key_stride * value_dim + part * part_size,
-                s, keys, values, value_dim, key_dim - skip, value_dim,
-            )  # fmt: skip
             x = load_rows(x_rows + skip, rows, keys, key_stride, left, key_dim - skip)
             if USE_G:
                 g = load_gates(g_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                x *= decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE)
+                x *= decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE) * factor
                 s *= decay_of_chunk(g, DTYPE)[:, None]
-            if USE_HEAD_G:
-                span = chunk_span(0 if REVERSE else 1, C)
-                x *= head_decay(span, g, DTYPE)[:, None]
-                s *= decay_of_chunk(g[:, None], DTYPE)[:, None]
-            s += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
+                s = product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True, acc=s)
+            elif USE_HEAD_G:
+                s *= passed
+                s = product(tl.trans(x), y, DTYPE, FINE_B=DELTA, acc=s)
+            else:
+                s += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
             if DELTA and REVERSE:
                 w = load_rows(w_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                s -= product(tl.trans(w), written, DTYPE, FINE_B=True)
+                s = product(tl.trans(w), -written, DTYPE, FINE_B=True, acc=s)
             carried += (s,)
         S = carried
     for part in tl.static_range(PARTS):
@@ -244,7 +251,7 @@ def _outputs(
         A = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], A)
     elif USE_HEAD_G:
         g = load_head_gates(g_ptr + first * heads + head, rows, heads, left)
-        out *= head_decay(chunk_span(1 if REVERSE else 0, C), g, DTYPE)[:, None]
+        out *= head_decay(1 if REVERSE else 0, g, DTYPE)[:, None]
         A *= pair_decay(1 if REVERSE else 0, g, C, DTYPE)
     seen = rows[None, :] >= rows[:, None] if REVERSE else rows[None, :] <= rows[:, None]
     A = tl.where(seen, A, 0.0) * score_factor
@@ -342,16 +349,16 @@ def _gradients(
     else:
         if USE_HEAD_G:
             g = load_head_gates(g_ptr + first * heads + head, rows, heads, left)
-            dq *= head_decay(chunk_span(0, C), g, DTYPE)[:, None]
-            dk *= head_decay(chunk_span(1, C), g, DTYPE)[:, None]
+            dq *= head_decay(0, g, DTYPE)[:, None]
+            dk *= head_decay(1, g, DTYPE)[:, None]
             dA *= pair_decay(0, g, C, DTYPE)
-            to_query = chunk_span_transposed(0, C)
+            # Of the gate at t: the pairs i >= t > j, queries from t on, and keys before.
+            straddling = tl.cumsum(dA * product(q, tl.trans(k), DTYPE), 0, reverse=True)
             after_key = chunk_span_transposed(1, C)
-            straddling = sum_gradients(to_query, dA * product(q, tl.trans(k), DTYPE), DTYPE)
             dg = tl.sum(tl.where(after_key, straddling, 0.0), 1)
-            dg += sum_columns(to_query, tl.sum(q * dq, 1))
+            dg += tl.cumsum(tl.sum(q * dq, 1), 0, reverse=True)
             dg += sum_columns(after_key, tl.sum(k * dk, 1))
-            dg += tl.sum(through, 0) * tl.sum(decay_of_chunk(g[:, None], DTYPE), 0)
+            dg += tl.sum(through, 0) * decay_of_chunk(g, DTYPE)
             dg_ptr += ((program % key_tiles).to(tl.int64) * rows_in_all + first) * heads + head
             tl.store(dg_ptr + rows * heads, dg, mask=rows < left)
         dq += product(dA, k, DTYPE)

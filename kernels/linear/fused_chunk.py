@@ -101,13 +101,14 @@ def _walk(
         # One of q, k, v is do in the backward pass, which may be float32.
         A = product(q, tl.trans(k), DTYPE, FINE_A=True, FINE_B=True)
         A = tl.where(seen, A, 0.0) * write_factor
-        out = product(q, S, DTYPE, FINE_A=True)
+        # Before the outputs take registers.
         if USE_HEAD_G:
             g = load_head_gates(g_ptr + start * heads, rows, heads, left)
             A *= pair_decay(0, g, C, DTYPE)
-            out *= head_decay(chunk_span(0, C), g, DTYPE)[:, None]
-            k *= head_decay(chunk_span(1, C), g, DTYPE)[:, None]
-            S *= decay_of_chunk(g[:, None], DTYPE)[:, None]
+        out = product(q, S, DTYPE, FINE_A=True)
+        if USE_HEAD_G:
+            out *= head_decay(0, g, DTYPE)[:, None]
+            S *= decay_of_chunk(g, DTYPE)
         out += product(A, v, DTYPE, FINE_B=True)
         store_rows(
             out_ptr + value_start,
@@ -118,7 +119,11 @@ def _walk(
             left,
             value_dim,
         )
-        S += product(tl.trans(k), v, DTYPE, FINE_A=True, FINE_B=True) * write_factor
+        if USE_HEAD_G:
+            v *= head_decay(1, g, DTYPE)[:, None] * write_factor
+            S = product(tl.trans(k), v, DTYPE, acc=S)
+        else:
+            S += product(tl.trans(k), v, DTYPE, FINE_A=True, FINE_B=True) * write_factor
     # Said anew: a mask that is kept through the loop takes registers.
     final_rows = tl.where(store_final, key_dim, 0)
     inside = (keys[:, None] < final_rows) & (values[None, :] < value_dim)

@@ -84,12 +84,12 @@ def _all_pairs(
     if USE_HEAD_G:
         g = load_head_gates(g_ptr, rows, heads, left)
         A *= pair_decay(0, g, C, DTYPE)
-        from_start = head_decay(chunk_span(0, C), g, DTYPE)
+        from_start = head_decay(0, g, DTYPE)
     v = load_rows(v_ptr, rows, values, value_stride, left, value_dim)
     near = product(A, v, DTYPE)
 
     far = tl.zeros([C, BV], tl.float32)
-    passed = tl.full([1], 1.0, tl.float32)
+    passed = 1.0
     for back in range(1, before // C + 1):
         start = -back.to(tl.int64) * C
         A = _scores(
@@ -97,8 +97,8 @@ def _all_pairs(
         )  # fmt: skip
         if USE_HEAD_G:
             g = load_head_gates(g_ptr + start * heads, rows, heads, C)
-            A *= (head_decay(chunk_span(1, C), g, DTYPE) * passed)[None, :]
-            passed *= decay_of_chunk(g[:, None], DTYPE)
+            A *= (head_decay(1, g, DTYPE) * passed)[None, :]
+            passed *= decay_of_chunk(g, DTYPE)
         v = load_rows(v_ptr + start * value_stride, rows, values, value_stride, C, value_dim)
         far += product(A, v, DTYPE)
     if USE_INITIAL:

@@ -18,8 +18,11 @@ import triton.language as tl
 
 
 @triton.jit
-def product(a, b, DTYPE: tl.constexpr, FINE_A: tl.constexpr = False, FINE_B: tl.constexpr = False):
-    """`a @ b` in float32.
+def product(
+    a, b, DTYPE: tl.constexpr,
+    FINE_A: tl.constexpr = False, FINE_B: tl.constexpr = False, acc=None,
+):  # fmt: skip
+    """`a @ b` in float32, added to `acc` if there is one: beside it, a sum takes registers.
 
     Args:
         a, b: `[M, D]`, `[D, N]`, each in DTYPE (an input) or float32 (computed).
@@ -30,25 +33,25 @@ def product(a, b, DTYPE: tl.constexpr, FINE_A: tl.constexpr = False, FINE_B: tl.
     SPLIT_A: tl.constexpr = a.dtype != tl.bfloat16 and (FINE_A or DTYPE.is_fp16())
     SPLIT_B: tl.constexpr = b.dtype != tl.bfloat16 and (FINE_B or DTYPE.is_fp16())
     if DTYPE.is_fp32():
-        c = tl.dot(a, b, input_precision="ieee")
+        c = tl.dot(a, b, acc, input_precision="ieee")
     elif a.dtype == DTYPE and b.dtype == DTYPE:
-        c = tl.dot(a, b)
+        c = tl.dot(a, b, acc)
     elif SPLIT_A and SPLIT_B:
         a_high = a.to(tl.bfloat16)
         b_high = b.to(tl.bfloat16)
-        c = tl.dot(_rest(a, a_high), b_high)
+        c = tl.dot(_rest(a, a_high), b_high, acc)
         c = tl.dot(a_high, _rest(b, b_high), c)
         c = tl.dot(a_high, b_high, c)
     elif SPLIT_A:
         a_high = a.to(tl.bfloat16)
         b_high = b.to(tl.bfloat16)
-        c = tl.dot(a_high, b_high, tl.dot(_rest(a, a_high), b_high))
+        c = tl.dot(a_high, b_high, tl.dot(_rest(a, a_high), b_high, acc))
     elif SPLIT_B:
         a_high = a.to(tl.bfloat16)
         b_high = b.to(tl.bfloat16)
-        c = tl.dot(a_high, b_high, tl.dot(a_high, _rest(b, b_high)))
+        c = tl.dot(a_high, b_high, tl.dot(a_high, _rest(b, b_high), acc))
     else:
-        c = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+        c = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
     return c
 
 
