@@ -79,41 +79,65 @@ _FUSED_RECURRENT = (
     Entry(tokens=64, features=64, num_warps=8),
 )
 
-# The fastest of those that do not spill, for an H200 at head dim 128.
-_DELTA_ON_HOPPER = Entry(
+# The fastest of those that do not spill, for an H200. A longer chunk has fewer states to write and
+# to read, but gates of channels leave no registers for one.
+_UNALIGNED = Tile(tokens=64, keys=16, features=16, num_warps=2, num_stages=1)
+_DELTA_ON_HOPPER = (
+    Entry(
+        tokens=64,
+        max_dim=128,
+        dtypes=(torch.bfloat16,),
+        **_HOPPER,
+        kernels={
+            "states": Tile(tokens=64, keys=64, features=64),
+            "outputs": Tile(tokens=64, keys=64, features=128),
+            "gradients": Tile(tokens=64, keys=64, features=64),
+            "system": Tile(tokens=64, keys=64, features=64, num_stages=1),
+            "system_backward": Tile(tokens=64, keys=64, features=64, num_stages=1),
+            "unaligned": Tile(tokens=64, keys=64, features=64, num_warps=8, num_stages=1),
+        },
+    ),
+    Entry(
+        tokens=32,
+        dtypes=(torch.bfloat16,),
+        **_HOPPER,
+        kernels={
+            "states": Tile(tokens=32, features=32),
+            "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
+            "gradients": Tile(tokens=32, keys=64, features=32, num_warps=2),
+            "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
+            "system_backward": Tile(tokens=32, keys=64, features=64),
+        },
+    ),
+)
+_DPLR_ON_HOPPER = Entry(
     tokens=32,
     max_dim=128,
     dtypes=(torch.bfloat16,),
     **_HOPPER,
     kernels={
-        "states": Tile(tokens=32, features=16, num_warps=2),
-        "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
-        "gradients": Tile(tokens=32, keys=32, features=64, num_warps=2),
-        "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
-        "system_backward": Tile(tokens=32, keys=64, features=32),
-    },
-)
-_GATED_DELTA_ON_HOPPER = replace(
-    _DELTA_ON_HOPPER,
-    kernels={
-        **_DELTA_ON_HOPPER.kernels,
         "states": Tile(tokens=32, features=32),
-        "gradients": Tile(tokens=32, keys=32, features=32, num_warps=2),
-        "system_backward": Tile(tokens=32, keys=32, features=64, num_stages=1),
-    },
-)
-_KDA_ON_HOPPER = replace(
-    _DELTA_ON_HOPPER,
-    kernels={
-        **_GATED_DELTA_ON_HOPPER.kernels,
         "outputs": Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1),
         "gradients": Tile(tokens=32, keys=64, features=64, num_warps=8, num_stages=1),
-        "system_backward": Tile(tokens=32, keys=64, features=64),
+        "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
+        "system_backward": Tile(tokens=32, keys=32, features=64),
     },
 )
-_DPLR_ON_HOPPER = replace(
-    _KDA_ON_HOPPER,
-    kernels={**_KDA_ON_HOPPER.kernels, "system_backward": Tile(tokens=32, keys=32, features=64)},
+_KDA_ON_HOPPER = tuple(
+    replace(
+        _DPLR_ON_HOPPER,
+        max_dim=dim,
+        kernels={
+            **_DPLR_ON_HOPPER.kernels,
+            "states": Tile(tokens=32, features=32, num_stages=stages),
+            "outputs": outputs,
+            "system_backward": Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=1),
+        },
+    )
+    for dim, stages, outputs in (
+        (128, 2, Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1)),
+        (256, 1, Tile(tokens=32, keys=32, features=256, num_stages=1)),
+    )
 )
 _DELTA_CHUNK = (
     Entry(
@@ -135,6 +159,29 @@ _DELTA_RECURRENT = (
     Entry(tokens=16, features=16, num_warps=8),
 )
 
+_GLA_ON_HOPPER = tuple(
+    Entry(
+        tokens=32,
+        max_dim=dim,
+        dtypes=(torch.bfloat16,),
+        **_HOPPER,
+        kernels={
+            "states": Tile(tokens=32, keys=64, features=128),
+            "outputs": outputs,
+            "gradients": Tile(tokens=32, keys=64, features=64, num_warps=8, num_stages=1),
+        },
+    )
+    for dim, outputs in (
+        (128, Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1)),
+        (256, Tile(tokens=32, keys=32, features=256, num_stages=1)),
+    )
+)
+_SIMPLE_GLA_ON_HOPPER = {
+    "states": Tile(tokens=64, keys=64, features=64, num_stages=3),
+    "outputs": Tile(tokens=64, keys=64, features=128, num_stages=3),
+    "gradients": Tile(tokens=64, keys=64, features=64),
+    "unaligned": _UNALIGNED,
+}
 _SIMPLE_GLA_FUSED_CHUNK = Entry(
     tokens=32,
     keys=64,
@@ -265,7 +312,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             **_HOPPER,
             kernels={
                 "outputs": Tile(tokens=64, keys=64, features=128),
-                "gradients": Tile(tokens=64, keys=64, features=64, num_stages=1),
+                "gradients": Tile(tokens=64, keys=64, features=64),
                 "unaligned": Tile(tokens=64, keys=16, features=16, num_warps=2, num_stages=1),
             },
         ),
@@ -277,6 +324,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             tokens=64,
             keys=128,
             features=64,
+            num_stages=3,
             max_dim=128,
             dtypes=(torch.bfloat16,),
             **_HOPPER,
@@ -286,17 +334,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=16, keys=64, features=32, num_stages=1),
     ),
     ("gla", "chunk"): (
-        Entry(
-            tokens=32,
-            max_dim=128,
-            dtypes=(torch.bfloat16,),
-            **_HOPPER,
-            kernels={
-                "states": Tile(tokens=32, keys=32, features=64, num_stages=3),
-                "outputs": Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1),
-                "gradients": Tile(tokens=32, keys=32, features=32, num_warps=2),
-            },
-        ),
+        *_GLA_ON_HOPPER,
         Entry(tokens=32, keys=16, features=64, num_warps=2, num_stages=1, dtypes=_HALVES),
         Entry(tokens=16, keys=32, features=32, num_stages=1),
     ),
@@ -306,15 +344,11 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("gla", "fused_recurrent"): _FUSED_RECURRENT,
     ("simple_gla", "chunk"): (
         Entry(
-            tokens=32,
-            max_dim=128,
+            tokens=64,
+            max_dim=256,
             dtypes=(torch.bfloat16,),
             **_HOPPER,
-            kernels={
-                "states": Tile(tokens=32, keys=32, features=64, num_warps=2, num_stages=3),
-                "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
-                "gradients": Tile(tokens=32, keys=64, features=16, num_warps=2),
-            },
+            kernels=_SIMPLE_GLA_ON_HOPPER,
         ),
         Entry(
             tokens=32,
@@ -327,6 +361,29 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=32, keys=32, features=32, num_stages=1),
     ),
     ("simple_gla", "fused_chunk"): (
+        Entry(
+            tokens=64,
+            keys=64,
+            features=64,
+            num_stages=3,
+            max_dim=64,
+            dtypes=(torch.bfloat16,),
+            **_HOPPER,
+            kernels=_SIMPLE_GLA_ON_HOPPER,
+        ),
+        Entry(
+            tokens=32,
+            keys=128,
+            features=64,
+            max_dim=128,
+            dtypes=(torch.bfloat16,),
+            **_HOPPER,
+            kernels={
+                "states": Tile(tokens=32, keys=64, features=64, num_warps=2),
+                "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
+                "gradients": Tile(tokens=32, keys=64, features=16, num_warps=2),
+            },
+        ),
         _SIMPLE_GLA_FUSED_CHUNK,
         # In two stages that spills from Blackwell on.
         replace(_SIMPLE_GLA_FUSED_CHUNK, num_stages=1, arch=100, arch_below=1000),
@@ -345,9 +402,9 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=16, keys=32, features=32, num_stages=1),
     ),
     # The same, but the carrier of states holds all keys.
-    ("delta_rule", "chunk"): (_DELTA_ON_HOPPER, *_DELTA_CHUNK),
-    ("gated_delta_rule", "chunk"): (_GATED_DELTA_ON_HOPPER, *_DELTA_CHUNK),
-    ("kda", "chunk"): (_KDA_ON_HOPPER, *_DELTA_CHUNK),
+    ("delta_rule", "chunk"): (*_DELTA_ON_HOPPER, *_DELTA_CHUNK),
+    ("gated_delta_rule", "chunk"): (*_DELTA_ON_HOPPER, *_DELTA_CHUNK),
+    ("kda", "chunk"): (*_KDA_ON_HOPPER, *_DELTA_CHUNK),
     ("dplr", "chunk"): (_DPLR_ON_HOPPER, *_DELTA_CHUNK),
     # tokens: between two kept states in the backward pass; features: values of a program.
     ("delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
