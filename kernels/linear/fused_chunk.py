@@ -28,7 +28,6 @@ from kernels.linear import chunk
 from kernels.linear.tiles import blocks, tile_of
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.decay import (
-    chunk_span,
     decay_of_chunk,
     head_decay,
     load_head_gates,

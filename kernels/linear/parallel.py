@@ -23,7 +23,6 @@ from kernels.linear.chunk import pass_states
 from kernels.linear.tiles import blocks
 from kernels.primitives.chunks import cut, locate_chunk, sequence_of_chunk
 from kernels.primitives.decay import (
-    chunk_span,
     decay_of_chunk,
     gate_flags,
     head_decay,

@@ -23,7 +23,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.delta.chunk",
-        before='**self._launch(self.tile.of("system_backward")),',
-        after='**(self._launch(self.tile.of("system_backward")) | {"C": 32, "LEVELS": 5}),',
+        before='**self._launch("system_backward"),',
+        after='**(self._launch("system_backward") | {"C": 32, "LEVELS": 5}),',
     ),
 )

@@ -22,10 +22,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.delta.chunk",
-        before=(
-            "            de += product(dA, k, DTYPE)\n"
-            "            dk += product(tl.trans(dA), e, DTYPE)\n"
-        ),
-        after="            de += product(dA, k, DTYPE)\n",
+        before="            dk = product(tl.trans(dA), e, DTYPE, acc=dk)\n",
+        after="",
     ),
 )

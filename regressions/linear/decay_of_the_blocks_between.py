@@ -26,7 +26,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.parallel",
-        before="A *= (head_decay(chunk_span(1, C), g, DTYPE) * passed)[None, :]\n",
-        after="A *= head_decay(chunk_span(1, C), g, DTYPE)[None, :]\n",
+        before="A *= (head_decay(1, g, DTYPE) * passed)[None, :]\n",
+        after="A *= head_decay(1, g, DTYPE)[None, :]\n",
     ),
 )

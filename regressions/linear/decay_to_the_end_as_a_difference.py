@@ -15,11 +15,11 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="x *= head_decay(span, g, DTYPE)[:, None]\n",
+        before="y *= head_decay(0 if REVERSE else 1, g, DTYPE)[:, None] * factor\n",
         after=(
             "P = tl.cumsum(g.to(tl.float32), 0)\n"
-            "                to_end = tl.sum(g.to(tl.float32), 0) - P\n"
-            "                x *= tl.exp(P if REVERSE else to_end)[:, None]\n"
+            "            to_end = tl.sum(g.to(tl.float32), 0) - P\n"
+            "            y *= tl.exp(P if REVERSE else to_end)[:, None] * factor\n"
         ),
     ),
 )

@@ -26,7 +26,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.primitives.decay",
-        before="decay(chunk_span(side, C), tl.where(between, g[:, None], 0.0).to(g.dtype), DTYPE)",
-        after="tl.exp((1 - 2 * side) * (tl.cumsum(g, 0)[:, None] - tl.cumsum(g, 0)[None, :]))",
+        before="tl.where(chunk_span(side, C), between, 0).to(tl.float32)",
+        after="between.to(tl.float32)",
     ),
 )

@@ -23,10 +23,10 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="FINE_B=True) * factor",
-        after="FINE_B=True) * factor\n"
-        "            if REVERSE:\n"
-        "                s += load_rows(initial_ptr + state + part * part_size, keys, values, "
+        before="FINE_A=True, FINE_B=True, acc=s)",
+        after="FINE_A=True, FINE_B=True, acc=s)\n"
+        "                if REVERSE:\n"
+        "                    s += load_rows(initial_ptr + state + part * part_size, keys, values, "
         "value_dim, initial_rows - skip, value_dim)",
     ),
 )
