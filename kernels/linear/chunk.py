@@ -138,10 +138,9 @@ def _pass_states(
             for part in tl.static_range(PARTS):
                 skip = part * BK
                 e = load_rows(e_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                if REVERSE:
-                    if USE_G:
-                        g = load_gates(g_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                        e *= decay(chunk_span(1, C), g, DTYPE)
+                if REVERSE and USE_G:
+                    g = load_gates(g_rows + skip, rows, keys, key_stride, left, key_dim - skip)
+                    e *= decay(chunk_span(1, C), g, DTYPE)
                 through = product(e, S[part], DTYPE, FINE_B=True, acc=through)
             if REVERSE and USE_HEAD_G:
                 through *= head_decay(1, g, DTYPE)[:, None]
