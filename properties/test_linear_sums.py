@@ -30,20 +30,26 @@ def _pair(width: int, blocks: bool) -> tuple[Tensor, Tensor]:
     return pair[0], pair[1]
 
 
+# What four tokens are multiplied by: as sums over all of them, and level by level, are 257 first.
+FACTORS = {"in turn": (256, 1, -256, 0), "first": (256, 0, -256, 0), "last": (0, -256, 0, 256)}
+
+
+@pytest.mark.parametrize("factors", FACTORS)
 @pytest.mark.parametrize("of_tokens", ["queries", "keys"])
 @pytest.mark.parametrize(("op", "mode"), MODES)
 def test_sums_over_channels_and_tokens_keep_their_bits(
-    op: str, mode: str, of_tokens: str, subject: Any
+    op: str, mode: str, of_tokens: str, factors: str, subject: Any
 ) -> None:
-    """q · k, do · v, and either with a state or its gradient, are 1 for three tokens, times 256, 1
-    and -256 for one after the other."""
+    """q · k, do · v, and either with a state or its gradient, are 1 for each token, times its
+    factor."""
     # The other modes sum over channels at once, or round what a block of them has.
     blocks = mode in ("chunk", "parallel")
     # In chunks of their own, where no state lies between them that may be rounded.
-    apart = 64 if mode == "parallel" and of_tokens == "queries" else 1
-    T = 3 * apart
+    alone = mode == "parallel" and of_tokens == "queries" and factors != "last"
+    apart = 64 if alone else 1
+    T = 4 * apart
     all_one = (torch.arange(T) % apart == 0).double()[:, None]
-    each = all_one * torch.tensor([256.0, 1, -256]).double().repeat_interleave(apart)[:, None]
+    each = all_one * torch.tensor(FACTORS[factors]).double().repeat_interleave(apart)[:, None]
     (left_k, right_k), (left_v, right_v) = _pair(K, blocks), _pair(V, blocks)
     inputs = {
         "q": left_k * (each if of_tokens == "queries" else all_one),

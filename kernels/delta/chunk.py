@@ -348,9 +348,7 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `forward`'s inputs; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
-    if a is not None:
-        do = _interleaved(torch.zeros_like(do), do)
-    do = do.contiguous()
+    do = do.contiguous() if a is None else _interleaved(torch.zeros_like(do), do)
     w_e, w_v, inverse = rule.system()
     written = torch.empty_like(w_v)
     states, _ = pass_states(

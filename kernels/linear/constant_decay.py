@@ -158,7 +158,7 @@ def _of_lightning(q: Tensor, layer_idx: int, num_layers: int) -> Float[Tensor, "
     if not 0 <= layer_idx <= num_layers:
         raise ValueError(f"layer_idx: {layer_idx}, expected 0 to num_layers={num_layers}")
     h = _numbers_of_heads(q)
-    return _everywhere(q, -8 * h / max(1, len(h)) * (1 - layer_idx / num_layers))
+    return _everywhere(q, -8 * h / len(h) * (1 - layer_idx / num_layers))
 
 
 def _numbers_of_heads(q: Tensor) -> Float[Tensor, " H"]:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import gla, simple_gla
+from kernels import gla, simple_gla, tiles
 from kernels.linear.recurrence import _OPS
 from kernels.tiles import TABLE
 
@@ -154,6 +154,48 @@ def test_small_gates_behind_large_ones_keep_their_digits(
         S = decays[:, t] * S + k[:, t, :, :, None].cpu().double() * v[:, t, :, None].cpu().double()
     # Five terms that count, and a decay of up to five gates, a product and a sum in each.
     assert (state.cpu().double() / S - 1).abs().max() <= 20 * 2**-24
+
+
+def test_decays_that_are_the_same_at_every_token_do_not_add_up_their_errors(
+    device: torch.device,
+) -> None:
+    """A decayed state is a product and a sum: one rounding a token and a half, and nothing of the
+    decay, whose own rounding would be the same at every token."""
+    tokens = 200
+    g = torch.linspace(-0.499, -0.05, 16, device=device)
+    x = torch.zeros(1, tokens, 16, V, device=device)
+    generator = torch.Generator().manual_seed(0)
+    initial = (1 + torch.rand(1, 16, V, V, generator=generator)) * 2.0**100
+    _, state = simple_gla(
+        x, x, x, g.expand(1, tokens, 16),
+        initial_state=initial.to(device), output_final_state=True, mode="fused_recurrent",
+    )  # fmt: skip
+    want = (tokens * g.cpu().double()).exp()[:, None, None] * initial.double()
+    assert (state.cpu().double() / want - 1).abs().max() <= 1.5 * tokens * 2**-24
+
+
+@pytest.mark.parametrize(("op", "mode"), [each for each in _OPS if each[1] != "fused_recurrent"])
+def test_a_cotangent_in_float32_keeps_its_bits(op: str, mode: str, device: torch.device) -> None:
+    """Of a normalised op in 16 bits the output is float32 before it is divided, and so is what
+    comes back: 257 - 256 is 1, and dv is 257."""
+    one = torch.ones(1, 1, 1, 16, dtype=torch.bfloat16, device=device)
+    first = torch.arange(16, device=device) == 0
+    q = k = one * first
+    v = torch.zeros_like(one)
+    v[..., :2] = 1
+    do = torch.zeros_like(one, dtype=torch.float32)
+    do[..., 0], do[..., 1] = 257, -256
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    g = None
+    if op != "linear_attn":
+        g = torch.zeros_like(one if op == "gla" else one[..., 0])
+    choose = tiles.choose(op, mode, dim=16, dtype=one.dtype, device=one.device, tile=None)
+    settings = 1.0, False, True, torch.float32, choose
+    o, _ = _OPS[op, mode](*leaves, g, None, None, None, *settings)
+    dq, dk, dv = torch.autograd.grad(o, leaves, do)
+    assert torch.equal(dq, q)
+    assert torch.equal(dk, k)
+    assert torch.equal(dv, do.to(dv.dtype))
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,16 @@ def carry(at: Place) -> Iterator[Change]:
             at.in_a_loop and at.floating(value) and _reads(value, name)
         ):
             yield at.drop()
-            yield _twice(at)
+            if not _chooses(value, name):
+                yield _twice(at)
+
+
+def _chooses(value: ast.AST, name: str) -> bool:
+    """Whether a value is what has the name or something else: to choose twice is to choose once."""
+    match value:
+        case ast.Call(args=[_, a, b]) if _called(value) == "where":
+            return any(isinstance(side, ast.Name) and side.id == name for side in (a, b))
+    return False
 
 
 def _sums(at: Place) -> bool:
