@@ -4,6 +4,8 @@ What a program computes of the place of its sequence, chunk or token has to be o
 2^31 on a tensor of gigabytes, also where it is contiguous. What lies within a tile fits.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,12 +18,16 @@ from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.laws import Subject
 
-# Within 128 rows of 6 heads of 5 channels or of 40 features, or 32 states of 16 x 16, an offset is
-# below 2^13; gates alone, one a head, have more elements.
+# Within 128 rows of 6 heads of 5 channels or of 56 features, or 32 states of 16 x 16, an offset is
+# below 2^13; gates alone, one a head, have more elements, and a sum over tokens has more parts.
 BITS = 14
 TOKENS, SEQUENCES = 1500, 150
-_SIZES = {"H": 6, "G": 3, "R": 1, "K": 3, "V": 5, "D": 40, "P": 3}
+_SIZES = {"H": 6, "G": 3, "R": 1, "K": 3, "V": 5, "D": 56, "P": 3}
 _OTHER_SIZE = 4
+# Where programs share a dim, what is summed over it has a part for each of them, and the second one
+# begins after 2^14 rows. Below are 32 states of 16 x 32, and 64 rows of 2 heads of 33 channels.
+_PARTS = {"keys": {"K": 33, "H": 2, "G": 1}, "values": {"V": 33, "H": 2, "G": 1}}
+_PARTS_BITS, _PARTS_LENGTH = 15, 110
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -29,28 +35,45 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     option = metafunc.config.getoption
     cases = {
-        f"{op.name}-{mode.name}-{many}": _case(op, mode.name, many)
+        f"{op.name}-{mode.name}-{many}": (
+            _case(op, mode.name, many),
+            _PARTS_BITS if many in _PARTS else BITS,
+        )
         for op in OPS.values()
         for mode in op.modes
-        for many in ("tokens", "batch", "sequences")
+        for many in ("tokens", "batch", "sequences", *_PARTS)
         # A reading runs the kernels of another op.
         if (op.name, mode.name) in TABLE
         and (not option("op") or op.name in option("op"))
         and (not option("mode") or mode.name in option("mode"))
         and (many != "sequences" or op.packed_by)
+        and (many not in _PARTS or _adds_parts(op, mode.name, many))
     }
-    metafunc.parametrize("case", list(cases.values()), ids=list(cases))
+    metafunc.parametrize(("case", "bits"), list(cases.values()), ids=list(cases))
 
 
 def _case(op: Op, mode: str, many: str) -> Case:
     """With every tensor that the mode takes."""
-    batch = SEQUENCES if many == "batch" else 1
-    dims = {d: _SIZES.get(d, _OTHER_SIZE) for d in op.dims} | {"B": batch}
-    lengths = {"tokens": (TOKENS,), "batch": (11,), "sequences": (11,) * SEQUENCES}[many]
-    return op.full(mode, dims, lengths, packed=many == "sequences")
+    batch = 1 if many in ("tokens", "sequences") else SEQUENCES
+    sizes = _SIZES | _PARTS.get(many, {}) | {"B": batch}
+    dims = {d: sizes.get(d, _OTHER_SIZE) for d in op.dims}
+    lengths = {"tokens": (TOKENS,), "batch": (11,), "sequences": (11,) * SEQUENCES}
+    case = op.full(mode, dims, lengths.get(many, (_PARTS_LENGTH,)), packed=many == "sequences")
+    if "seqlen_offsets" not in case.options:
+        return case
+    # The first token's place fits, the last one's does not.
+    return replace(case, options={**case.options, "seqlen_offsets": 2 ** (BITS - 1) - 5})
 
 
-def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, subject: Subject) -> None:
+def _adds_parts(op: Op, mode: str, dim: str) -> bool:
+    """Whether what is summed over keys, over values, is cut among programs."""
+    if dim == "values":
+        return mode in ("fused_recurrent", "fused_chunk")
+    # A program of a delta rule holds all keys.
+    return op.name in ("linear_attn", "simple_gla", "gla") and mode != "parallel"
+
+
+def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, bits: int, subject: Subject) -> None:
     if subject.device.type != "cpu":
         pytest.skip("seen by the simulator")
     op = OPS[case.op]
@@ -58,7 +81,7 @@ def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, subject: Subject) 
     # Boundaries and places too: a kernel has to widen what it reads of them.
     tables = {n: x.int() for n, x in inputs.tensors.items() if x.dtype == torch.int64}
     inputs = inputs.with_tensors(tables)
-    with simulator.simulating(index_bits=BITS):
+    with simulator.simulating(index_bits=bits):
         subject.run(op, case, inputs, gradients_of)
 
 
