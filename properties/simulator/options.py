@@ -27,7 +27,8 @@ class Options:
         unmasked: what inactive lanes of a load without `other` hold. Triton leaves it undefined;
             NaN shows who relies on it.
         index_bits: of the integers of 32 bits that addresses are computed from. With fewer, small
-            tensors show what wraps around on large ones; what lies within a tile has to fit.
+            tensors show what wraps around on large ones; what lies within a tile has to fit, and
+            what is divided.
         dump: print the generated source of every kernel when it is first launched.
     """
 

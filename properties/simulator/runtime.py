@@ -275,7 +275,15 @@ class Slab:
         return value
 
     def check_division(self, site: Site, a: Array, b: Array, signed: bool, pred: Active) -> None:
-        """No active lane divides by zero, or the least integer by -1."""
+        """No active lane divides by zero, or the least integer by -1.
+
+        Nor, with fewer bits for an index, what they do not hold: of a quotient they would say
+        nothing.
+        """
+        if signed and a.dtype == np.int32 and self.limit < 2**31:
+            wrong = self.overflows(a)
+            text = "an index is {}, which int32 does not hold, before it is divided".format
+            self.refuse(IndexOverflow, site, wrong, activity(None, pred, a.ndim), text, a)
         if every(b) and not (signed and some(b == -1)):
             return
         active = activity(None, pred, max(a.ndim, b.ndim))

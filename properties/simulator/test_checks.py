@@ -231,6 +231,32 @@ def test_with_fewer_bits_a_small_tensor_shows_what_wraps_around_on_a_large_one()
 
 
 @triton.jit
+def row_of_cell(x, out, block, heads, BLOCK: tl.constexpr):
+    first = block * BLOCK
+    tl.store(out, tl.load(x + first // heads))  # wrong
+
+
+@triton.jit
+def row_of_cell_in_int64(x, out, block, heads, BLOCK: tl.constexpr):
+    first = block.to(tl.int64) * BLOCK
+    tl.store(out, tl.load(x + first // heads))
+
+
+def test_with_fewer_bits_a_place_has_to_fit_before_it_is_divided() -> None:
+    x, out = torch.arange(99.0), torch.empty(1)
+    with simulator.simulating(index_bits=12):
+        row_of_cell[(1,)](x, out, 31, 30, BLOCK=64)
+        assert out == 66
+        row_of_cell_in_int64[(1,)](x, out, 32, 30, BLOCK=64)
+        assert out == 68
+        with pytest.raises(simulator.IndexOverflow, match="2048, which int32 does not") as caught:
+            row_of_cell[(1,)](x, out, 32, 30, BLOCK=64)
+    assert caught.value.location.line == line_of(row_of_cell, "wrong")
+    row_of_cell[(1,)](x, out, 32, 30, BLOCK=64)
+    assert out == 68
+
+
+@triton.jit
 def hashed(x, out, n, D: tl.constexpr):
     i = tl.arange(0, D)
     h = (i + 12345) * 1103515245 + 12345
