@@ -20,7 +20,7 @@ def locate(cu_seqlens, n, length, PACKED: tl.constexpr):
     """Batch entry, first token (int64) and length of sequence n."""
     if PACKED:
         start = tl.load(cu_seqlens + n).to(tl.int64)
-        length = (tl.load(cu_seqlens + n + 1).to(tl.int64) - start).to(tl.int32)
+        length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
         batch = tl.full((), 0, tl.int64)
     else:
         start = tl.full((), 0, tl.int64)
