@@ -58,6 +58,17 @@ def test_the_inverse_of_a_system_keeps_its_bits(op: str, subject: Any) -> None:
         assert torch.equal(got[name], want[name].to(got[name].dtype)), name
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_what_a_key_reads_of_a_state_keeps_its_bits(op: str, subject: Any) -> None:
+    """Of 257, less 256 to be written."""
+    inputs = {name: torch.zeros_like(x) for name, x in _inputs(op, seed=0).items()}
+    inputs["beta"] += 1
+    inputs["k"][0, 0, 0, 0] = 1
+    inputs["initial_state"][..., 0, 0], inputs["v"][0, 0, ..., 0] = 257, 256
+    got, _ = _results(op, inputs, subject.device)
+    assert (got["state"][..., 0, 0] == 256).all()
+
+
 @pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
 def test_a_strength_of_16_bits_is_multiplied_in_32(mode: Any, subject: Any) -> None:
     """1.5 · 2047 has 12 bits before and one after the point; a float16 has 11 in all."""

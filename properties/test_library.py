@@ -64,7 +64,7 @@ def _cases(op: Op, mode: Mode) -> dict[str, Case]:
     dense = Case(
         op=op.name,
         mode=mode.name,
-        dtype="float32",
+        dtype="bfloat16",
         dims={letter: _SIZES[letter] for letter in op.dims},
         lengths=(10,),
         key_lengths=(12,) if op.keys else None,
@@ -80,7 +80,7 @@ def _cases(op: Op, mode: Mode) -> dict[str, Case]:
     loaded = _loaded(op, mode, dense)
     cases = {
         "dense": dense,
-        "packed": replace(packed, dtype="bfloat16", layout="heads_first"),
+        "packed": replace(packed, dtype="float32", layout="heads_first"),
         "dense-loaded": replace(loaded, dtype="bfloat16", layout="sliced", float32=either),
         "packed-loaded": replace(_loaded(op, mode, packed), dtype="float16", layout="strided"),
     }

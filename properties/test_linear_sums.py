@@ -65,6 +65,19 @@ def test_sums_over_channels_and_tokens_keep_their_bits(
     _hold(op, mode, inputs, do, dstate, subject.device)
 
 
+@pytest.mark.parametrize("op", [op for op, mode in MODES if mode == "parallel"])
+def test_what_earlier_chunks_add_to_outputs_keeps_its_bits(op: str, subject: Any) -> None:
+    """-256, 1 and 256 come from three chunks to a query of the fourth, which goes back."""
+    apart = 64
+    first = (torch.arange(4 * apart) % apart == 0).double()[None, :, None, None]
+    channel = (torch.arange(16) == 0).double()
+    factors = torch.tensor([-256.0, 1, 256, 0]).double().repeat_interleave(apart)
+    q = (first * channel).bfloat16().to(subject.device)
+    k = (first * channel * factors[None, :, None, None]).bfloat16().to(subject.device)
+    o, _ = getattr(kernels, op)(q, k, q, scale=1.0, mode="parallel")
+    assert o[0, 3 * apart, 0, 0] == 1
+
+
 @pytest.mark.parametrize("large", ["v", "do"])
 @pytest.mark.parametrize("op", [*OPS, *DELTA])
 def test_sums_over_tokens_of_a_recurrence_keep_their_bits(

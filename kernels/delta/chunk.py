@@ -121,7 +121,6 @@ def _prepare(
     beta = tl.full([C], 1.0, tl.float32)
     if USE_BETA:
         beta = tl.load(beta_ptr + token + rows * heads, mask=rows < left, other=0.0)
-        beta = beta.to(tl.float32)
     A = beta[:, None] * _overlaps(
         e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
         C, BK, LEVELS, USE_G, USE_HEAD_G, EXCLUSIVE,

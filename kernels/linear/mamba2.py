@@ -85,7 +85,7 @@ def mamba2(
         C,
         B,
         (step[..., None] * x).to(dtype),
-        step * A.float(),
+        step * A,
         grouped=True,
         scale=1.0,
         initial_state=initial_state,

@@ -177,25 +177,37 @@ def test_decays_that_are_the_same_at_every_token_do_not_add_up_their_errors(
 @pytest.mark.parametrize(("op", "mode"), [each for each in _OPS if each[1] != "fused_recurrent"])
 def test_a_cotangent_in_float32_keeps_its_bits(op: str, mode: str, device: torch.device) -> None:
     """Of a normalised op in 16 bits the output is float32 before it is divided, and so is what
-    comes back: 257 - 256 is 1, and dv is 257."""
-    one = torch.ones(1, 1, 1, 16, dtype=torch.bfloat16, device=device)
+    comes back: sums over channels and over queries are 257 - 256."""
+    one = torch.ones(1, 2, 1, 16, dtype=torch.bfloat16, device=device)
     first = torch.arange(16, device=device) == 0
-    q = k = one * first
-    v = torch.zeros_like(one)
-    v[..., :2] = 1
+    q, k, v = one * first, one * first, one * (torch.arange(16, device=device) < 2)
+    k[:, 1] = 0
     do = torch.zeros_like(one, dtype=torch.float32)
-    do[..., 0], do[..., 1] = 257, -256
+    do[0, :, 0, :2] = torch.tensor([[257, -256], [-256, 257]])
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     g = None
     if op != "linear_attn":
         g = torch.zeros_like(one if op == "gla" else one[..., 0])
-    choose = tiles.choose(op, mode, dim=16, dtype=one.dtype, device=one.device, tile=None)
-    settings = 1.0, False, True, torch.float32, choose
+    chosen = tiles.choose(op, mode, dim=16, dtype=one.dtype, device=one.device, tile=None)
+    settings = 1.0, False, True, torch.float32, chosen
     o, _ = _OPS[op, mode](*leaves, g, None, None, None, *settings)
     dq, dk, dv = torch.autograd.grad(o, leaves, do)
     assert torch.equal(dq, q)
-    assert torch.equal(dk, k)
-    assert torch.equal(dv, do.to(dv.dtype))
+    assert torch.equal(dk, k + q)
+    assert torch.equal(dv[:, 0], v[:, 0])
+
+
+@pytest.mark.parametrize(("op", "mode"), [each for each in _OPS if each[0] != "simple_gla"])
+def test_a_normalised_output_is_rounded_once(op: str, mode: str, device: torch.device) -> None:
+    """256 / 257, of which neither part is rounded; and 0 where weights cancel."""
+    q = torch.zeros(1, 4, 1, 16, dtype=torch.bfloat16, device=device)
+    k, v = q.clone(), q.clone()
+    q[:, 1, 0, 0] = q[:, 3, 0, 1] = 1
+    k[0, :, 0, 0], v[0, :, 0, 0] = torch.tensor([[256, 1, 0, 0], [1, 0, 3, 5]]).to(q)
+    k[0, 2:, 0, 1] = torch.tensor([1, -1]).to(q)
+    decays = {} if op == "linear_attn" else {"g": torch.zeros_like(q)}
+    o, _ = getattr(kernels, op)(q, k, v, **decays, scale=1.0, normalize=True, mode=mode)
+    assert o[0, :, 0, 0].tolist() == [0, 255 / 256, 0, 0]
 
 
 @pytest.mark.parametrize(

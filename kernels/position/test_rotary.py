@@ -127,6 +127,14 @@ def test_dims_past_the_rotary_dim_are_copied_bit_for_bit() -> None:
     assert torch.equal(_rotated(x)[..., 6:].view(torch.int16), bits[..., 6:])
 
 
+def test_tables_of_16_bits_are_widened_before_they_are_multiplied() -> None:
+    """255 · 255 / 256 is 254 + 1/256, which 8 bits do not hold, and less 254 is 1/256."""
+    turns = torch.tensor([[255 / 256, 1.0], [1.0, 255 / 256]]).bfloat16()
+    x = torch.tensor([255.0, 254, 254, 255]).bfloat16()[None, None, None]
+    y = rotary_embedding(x, turns[:1], turns[1:])
+    assert y[0, 0, 0, :2].tolist() == [1 / 256, -1 / 256]
+
+
 def test_an_offset_of_more_than_32_bits_does_not_wrap_into_the_tables() -> None:
     x, bounds = torch.ones(1, 4, 1, 12), torch.tensor([0, 1, 4], dtype=torch.int32)
     offsets = torch.full((2,), -(2**31), dtype=torch.int32)
