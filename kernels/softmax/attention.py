@@ -330,7 +330,7 @@ def attention_parallel_backward(
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
     q, k, v, do = _rows(q), _rows(k), _rows(v), _rows(do)
-    o, softmax, dlse = o.contiguous(), softmax.contiguous(), dlse.contiguous()
+    dlse = dlse.contiguous()
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     with torch.cuda.device_of(q):
         gates, row_sums, column_sums = (None, None, None), None, None
