@@ -1,10 +1,10 @@
 """Plant small mistakes in kernels and oracles, one at a time, and see which the suite notices.
 
 Each mutant is an edit made in memory while a fresh process imports the code; no file is touched.
-It is tried alone against the oracle's numbers in float32, or against the tests where no law runs
-it: the first failure kills it. Those that survive are made together and tried against everything:
-what changes nothing alone changes nothing together. Mutants that nothing can kill are listed in
-equivalents.toml, with the reason.
+It is tried alone: against the oracle's numbers in float32, some cases of other laws and dtypes, and
+quick tests, or against all tests where no law runs it. The first failure kills it. Those that
+survive are made together and tried against everything: what changes nothing alone changes nothing
+together. Mutants that nothing can kill are listed in equivalents.toml, with the reason.
 
 What became of a mutant is kept, and a run goes on where another stopped: what was killed is tried
 again when its function changes, what survived also when the suite does.
