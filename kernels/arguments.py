@@ -98,15 +98,18 @@ def check_flags(**flags: bool) -> None:
 
 def check_cu_seqlens(
     name: str, cu_seqlens: Tensor | None, batch: int, device: torch.device
-) -> None:
+) -> Tensor | None:
     """The part of the contract of `cu_seqlens [N+1]` that its metadata shows.
+
+    Returns:
+        It, contiguous, as kernels read it.
 
     Raises:
         TypeError: not an int32 or int64 tensor.
         ValueError: not one-dimensional, no sequence at all, another device, or `batch != 1`.
     """
     if cu_seqlens is None:
-        return
+        return None
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name}: {describe(cu_seqlens)}, expected an int32 or int64 tensor [N+1]")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
@@ -117,6 +120,7 @@ def check_cu_seqlens(
         raise ValueError(
             f"{name}: given with batch size {batch}, expected B=1 for packed sequences"
         )
+    return cu_seqlens.contiguous()
 
 
 def count_sequences(batch: int, cu_seqlens: Tensor | None) -> int:

@@ -400,7 +400,7 @@ def short_conv(
     check_range("W (the last dim of weight)", sizes["W"], 1, 16)
     if activation not in (None, "silu"):
         raise ValueError(f"activation: {activation!r}, expected 'silu' or None")
-    check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], x.device)
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], x.device)
     sequences = count_sequences(sizes["B"], cu_seqlens)
     if initial_state is not None and initial_state.shape[:2] != (sequences, sizes["W"] - 1):
         raise ValueError(

@@ -250,7 +250,7 @@ def forward(
         final_state = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
     grid = sequences * heads * cdiv(value_dim, blocks["BV"])
     _forward[(grid,)](
-        *_contiguous(q, k, v, g, beta, a, b, cu_seqlens), *optional(initial_state, q),
+        *_contiguous(q, k, v, g, beta, a, b), cu_seqlens, *optional(initial_state, q),
         o, *optional(final_state, q),
         scale, tokens, heads, key_dim, value_dim,
         **blocks, **gate_flags(g), DPLR=a is not None,
@@ -310,7 +310,7 @@ def backward(
     segments = v.new_empty(count * heads * parts * cells, dtype=torch.float32)
     states = v.new_empty(grid * tile.tokens * cells, dtype=torch.float32)
     _backward[(grid,)](
-        *_contiguous(q, k, v, g, beta, a, b, cu_seqlens), *optional(initial_state, q),
+        *_contiguous(q, k, v, g, beta, a, b), cu_seqlens, *optional(initial_state, q),
         do.contiguous(), *optional(dfinal_state, q),
         dq, dk, dv, dg, dbeta, da, db, *optional(dinitial, q), segments, states,
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,

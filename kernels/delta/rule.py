@@ -137,7 +137,7 @@ def run(
     check_range("V (the last dim of v)", sizes["V"], 1, 256)
     if groups == 0 or heads % groups:
         raise ValueError(f"v: {describe(v)}, expected a multiple of the {groups} heads of q and k")
-    check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
     sequences = count_sequences(sizes["B"], cu_seqlens)
     if initial_state is not None and initial_state.shape[0] != sequences:
         raise ValueError(

@@ -315,7 +315,7 @@ def forward(
         )
     rows = [_with_unit_stride(x) for x in (q, k, v, g, gv)]
     _forward[(sequences * heads * num_k * num_v,)](
-        *rows, _contiguous(cu_seqlens), *optional(initial_state, q), o, *optional(final_state, q),
+        *rows, cu_seqlens, *optional(initial_state, q), o, *optional(final_state, q),
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
         *_strides(*rows),
         BK=BK,
@@ -380,7 +380,7 @@ def backward(
     rows = [_with_unit_stride(x) for x in (q, k, v, g, gv)]
     do = _with_unit_stride(do)
     _backward[(programs,)](
-        *rows, _contiguous(cu_seqlens), *optional(initial_state, q),
+        *rows, cu_seqlens, *optional(initial_state, q),
         do, *optional(dfinal_state, q), dq, dk, dv, dg, dgv,
         *optional(dinitial_state, q), segments, states,
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
@@ -412,10 +412,6 @@ def _width(dim: int, tile: Tile) -> int:
 def _with_unit_stride(x: Tensor | None) -> Tensor | None:
     """The kernels take any stride but the last one, which only an expanded gradient lacks."""
     return x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def _contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
 
 
 def _strides(*tensors: Tensor | None) -> list[int]:

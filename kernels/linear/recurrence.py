@@ -143,7 +143,7 @@ def run(
     check_dtype("initial_state", initial_state, torch.float32)
     check_range("K (the last dim of q)", sizes["K"], 1, 256)
     check_range("V (the last dim of v)", sizes["V"], 1, 256)
-    check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
     sequences = count_sequences(sizes["B"], cu_seqlens)
     width = sizes["V"] + 1 if normalize else sizes["V"]
     if initial_state is not None and (

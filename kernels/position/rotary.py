@@ -280,7 +280,7 @@ def rotary_embedding(
             f"cos: {describe(cos)} turns {2 * pairs} dims of each head, "
             f"expected at most head_dim = {head_dim}, the last dim of x"
         )
-    check_cu_seqlens("cu_seqlens", cu_seqlens, batch, x.device)
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, batch, x.device)
     offset, offsets = 0, None
     if isinstance(seqlen_offsets, Tensor):
         offsets = seqlen_offsets

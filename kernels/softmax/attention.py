@@ -122,8 +122,8 @@ def attention(
     if mode not in ("auto", "parallel"):
         raise ValueError(f"mode: {mode!r}, expected 'auto' or 'parallel'")
 
-    check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
-    check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, sizes["B"], q.device)
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
+    cu_seqlens_k = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, sizes["B"], q.device)
     if cu_seqlens is None:
         if cu_seqlens_k is not None:
             raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")

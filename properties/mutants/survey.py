@@ -38,7 +38,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "properties/test_chunk_sums.py",
         "properties/test_linear_sums.py",
         "properties/test_closed_gates.py",
-        "properties/test_transposed.py",
+        "properties/test_strides.py",
         "properties/test_tile_choice.py",
         "properties/test_library.py",
     ),
