@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -144,7 +145,7 @@ class Buffer:
         self.data = memory_at(self.address, self.size, self.element.raw)
         storage = tensor.untyped_storage()
         self.storage = storage.data_ptr()
-        self.fresh = canary_of(kind) if self.storage in FRESH else None
+        self.fresh = canary_of(kind) if is_fresh(tensor) else None
         self.shift = 0
         self.traffic: Traffic | None = None
 
@@ -171,7 +172,7 @@ class Buffer:
             if member is not None and ratio:
                 other.member = lambda offset: member(offset // ratio)
             other.traffic = None
-            other.fresh = canary_of(kind) if self.storage in FRESH else None
+            other.fresh = canary_of(kind) if is_fresh(self.tensor) else None
         elif other.data.dtype != other.element.raw:
             other.data = self.data.view(other.element.raw)
         return other
@@ -241,7 +242,8 @@ CANARY: dict[int, Any] = {
     4: np.uint32(PATTERN * 0x10001),
     8: np.uint64(PATTERN * 0x0001000100010001),
 }
-FRESH: OrderedDict[int, None] = OrderedDict()
+# By address; where memory was freed and given out again, the storage is another.
+FRESH: OrderedDict[int, ref[torch.UntypedStorage]] = OrderedDict()
 FRESH_LIMIT = 8192
 
 
@@ -266,10 +268,17 @@ def fill_fresh(tensor: Any) -> None:
     if not address or not 0 < count <= FILL_LIMIT // 2:
         return
     memory_at(address, count, np.dtype(np.uint16)).fill(PATTERN)
-    FRESH[address] = None
+    FRESH[address] = ref(storage)
     FRESH.move_to_end(address)
     while len(FRESH) > FRESH_LIMIT:
         FRESH.popitem(last=False)
+
+
+def is_fresh(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's storage is one that `torch.empty` or kin of it made."""
+    storage = tensor.untyped_storage()
+    known = FRESH.get(storage.data_ptr())
+    return known is not None and known() is storage
 
 
 def unwritten(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -283,7 +292,7 @@ def unwritten(tensor: torch.Tensor) -> torch.Tensor | None:
         of it gave out this memory while the simulator was installed, it is larger than 1 GB, or
         the elements are integers of one or two bytes, which have no implausible value.
     """
-    if tensor.device.type != "cpu" or tensor.untyped_storage().data_ptr() not in FRESH:
+    if tensor.device.type != "cpu" or not is_fresh(tensor):
         return None
     if not (tensor.dtype.is_floating_point or tensor.element_size() > 2):
         return None

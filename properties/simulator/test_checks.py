@@ -574,6 +574,17 @@ def test_memory_that_was_given_back_is_forgotten() -> None:
         del y
 
 
+def test_memory_that_was_given_back_may_hold_any_number() -> None:
+    """Also the one that stands for unwritten memory, which a NaN may well be."""
+    for _ in range(20):
+        x = torch.empty(1000, dtype=torch.bfloat16)
+        assert simulator.unwritten(x).all()  # type: ignore[union-attr]
+        del x
+        y = torch.zeros(1000, dtype=torch.int16) + 0x7FFD
+        assert is_written(y.view(torch.bfloat16))
+        del y
+
+
 # Assertions and locks
 
 
