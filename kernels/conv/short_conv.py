@@ -34,6 +34,7 @@ from kernels.arguments import (
 )
 from kernels.differentiable import differentiable
 from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence, sequence_of_chunk
+from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import cdiv
@@ -217,7 +218,7 @@ def _forward_of(
     tile: int,
 ) -> tuple[Tensor, Tensor | None]:
     check_boundaries("cu_seqlens", cu_seqlens, x.shape[1])
-    x, weight, bias, initial_state = _contiguous(x, weight, bias, initial_state)
+    x, weight, bias, initial_state = contiguous(x, weight, bias, initial_state)
     entry = tiles.TABLE["short_conv", "fused"][tile]
     chunks = cut(x.shape[0], x.shape[1], cu_seqlens, entry.tokens)
     sizes, programs = _sizes(x, weight, chunks, entry)
@@ -249,7 +250,7 @@ def _backward_of(
     output_final_state: bool,
     tile: int,
 ) -> tuple[Tensor | None, ...]:
-    x, weight, bias, initial_state, dy, dfinal = _contiguous(x, weight, bias, initial_state, d0, d1)
+    x, weight, bias, initial_state, dy, dfinal = contiguous(x, weight, bias, initial_state, d0, d1)
     entry = tiles.TABLE["short_conv", "fused"][tile]
     chunks = cut(x.shape[0], x.shape[1], cu_seqlens, entry.tokens)
     sizes, programs = _sizes(x, weight, chunks, entry)
@@ -313,10 +314,6 @@ def _sizes(
     """The numbers of tokens and channels, and how many programs write a chunk of them each."""
     dim = x.shape[2]
     return (x.shape[1], dim), chunks.count * cdiv(dim, entry.features)
-
-
-def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(x if x is None else x.contiguous() for x in tensors)
 
 
 def _shapes(given):

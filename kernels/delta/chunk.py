@@ -58,6 +58,7 @@ from kernels.primitives.decay import (
     pair_decay,
     sum_gradients,
 )
+from kernels.primitives.layout import contiguous
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.primitives.triangular import inverse_unit_lower
@@ -407,7 +408,7 @@ class _Rule:
     ) -> "_Rule":
         """A delta rule as it is, DPLR on twice as many rows."""
         if a is None:
-            q, k, v, g, beta = (_contiguous(x) for x in (q, k, v, g, beta))
+            q, k, v, g, beta = contiguous(q, k, v, g, beta)
             e = k
         else:
             q, v = (_interleaved(torch.zeros_like(x), x) for x in (q, v))
@@ -480,7 +481,3 @@ def _first(x: Tensor) -> Tensor:
 
 def _second(x: Tensor) -> Tensor:
     return x[:, 1::2].clone(memory_format=torch.contiguous_format)
-
-
-def _contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()

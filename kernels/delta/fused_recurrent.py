@@ -29,6 +29,7 @@ from torch import Tensor
 from kernels.arguments import count_sequences
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.decay import gate_flags
+from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.states import optional
 from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
@@ -250,7 +251,7 @@ def forward(
         final_state = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
     grid = sequences * heads * cdiv(value_dim, blocks["BV"])
     _forward[(grid,)](
-        *_contiguous(q, k, v, g, beta, a, b), cu_seqlens, *optional(initial_state, q),
+        *contiguous(q, k, v, g, beta, a, b), cu_seqlens, *optional(initial_state, q),
         o, *optional(final_state, q),
         scale, tokens, heads, key_dim, value_dim,
         **blocks, **gate_flags(g), DPLR=a is not None,
@@ -310,7 +311,7 @@ def backward(
     segments = v.new_empty(count * heads * parts * cells, dtype=torch.float32)
     states = v.new_empty(grid * tile.tokens * cells, dtype=torch.float32)
     _backward[(grid,)](
-        *_contiguous(q, k, v, g, beta, a, b), cu_seqlens, *optional(initial_state, q),
+        *contiguous(q, k, v, g, beta, a, b), cu_seqlens, *optional(initial_state, q),
         do.contiguous(), *optional(dfinal_state, q),
         dq, dk, dv, dg, dbeta, da, db, *optional(dinitial, q), segments, states,
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
@@ -329,7 +330,3 @@ def _blocks(tile: Tile, key_dim: int, value_dim: int) -> dict[str, int]:
         "BK": max(16, next_power_of_2(key_dim)),
         "BV": min(tile.features, max(16, next_power_of_2(value_dim))),
     }
-
-
-def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(x if x is None else x.contiguous() for x in tensors)

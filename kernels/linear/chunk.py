@@ -47,6 +47,7 @@ from kernels.primitives.decay import (
     sum_columns,
     sum_gradients,
 )
+from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
@@ -393,7 +394,7 @@ def forward(
     Returns:
         `o [B, T, H, V]` in `out_dtype`, `final_state [N, H, K, V]` float32 or None.
     """
-    q, k, v, g = _contiguous(q, k, v, g)
+    q, k, v, g = contiguous(q, k, v, g)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
     states, final = pass_states(
         k,
@@ -435,7 +436,7 @@ def backward(
         dq, dk; dv, dg in the dtypes of their inputs, dinitial_state float32; dg and dinitial_state
         are None where there is no input.
     """
-    q, k, v, g, do = _contiguous(q, k, v, g, do)
+    q, k, v, g, do = contiguous(q, k, v, g, do)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
     states, _ = pass_states(k, v, g, initial_state, chunks, factor=1.0, tile=tile)
     dstates, dinitial = pass_states(
@@ -564,7 +565,3 @@ def outputs(
         REVERSE=reverse, PACKED=chunks.table is not None,
         num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip
-
-
-def _contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(x if x is None else x.contiguous() for x in tensors)

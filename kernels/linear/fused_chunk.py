@@ -33,6 +33,7 @@ from kernels.primitives.decay import (
     load_head_gates,
     pair_decay,
 )
+from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
@@ -173,7 +174,7 @@ def backward(
             scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens, tile=tile,
             do=do, dfinal_state=dfinal_state, keys_dtype=keys_dtype,
         )  # fmt: skip
-    q, k, v, do = (x.contiguous() for x in (q, k, v, do))
+    q, k, v, do = contiguous(q, k, v, do)
     dtype = q.dtype
     dq, _ = _run(
         do, v, k, initial_state, cu_seqlens, tile, dtype, keys_dtype,
@@ -207,8 +208,7 @@ def _run(
     transposed: bool = False,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    q, k, v = (x.contiguous() for x in (q, k, v))
-    g = None if g is None else g.contiguous()
+    q, k, v, g = contiguous(q, k, v, g)
     batch, tokens, heads, key_dim = k.shape
     value_dim = v.shape[3]
     sequences = count_sequences(batch, cu_seqlens)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from kernels.arguments import count_sequences
 from kernels.primitives.decay import gate_flags
+from kernels.primitives.layout import dense_rows
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.states import optional
 from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
@@ -313,7 +314,7 @@ def forward(
         final_state = torch.empty(
             sequences, heads, key_dim, value_dim, dtype=torch.float32, device=q.device
         )
-    rows = [_with_unit_stride(x) for x in (q, k, v, g, gv)]
+    rows = dense_rows(q, k, v, g, gv)
     _forward[(sequences * heads * num_k * num_v,)](
         *rows, cu_seqlens, *optional(initial_state, q), o, *optional(final_state, q),
         scale, batch * tokens * heads, tokens, heads, key_dim, value_dim,
@@ -377,8 +378,7 @@ def backward(
         workspace = {"dtype": torch.float32, "device": q.device}
         segments = torch.empty(count * heads * num_k * num_v * BK * BV, **workspace)
         states = torch.empty(programs * tile.tokens * BK * BV, **workspace)
-    rows = [_with_unit_stride(x) for x in (q, k, v, g, gv)]
-    do = _with_unit_stride(do)
+    *rows, do = dense_rows(q, k, v, g, gv, do)
     _backward[(programs,)](
         *rows, cu_seqlens, *optional(initial_state, q),
         do, *optional(dfinal_state, q), dq, dk, dv, dg, dgv,
@@ -407,11 +407,6 @@ def backward(
 def _width(dim: int, tile: Tile) -> int:
     """Of a tile of the state along K or V."""
     return min(tile.features, max(16, next_power_of_2(dim)))
-
-
-def _with_unit_stride(x: Tensor | None) -> Tensor | None:
-    """The kernels take any stride but the last one, which only an expanded gradient lacks."""
-    return x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def _strides(*tensors: Tensor | None) -> list[int]:

@@ -29,6 +29,7 @@ from kernels.primitives.decay import (
     load_head_gates,
     pair_decay,
 )
+from kernels.primitives.layout import contiguous
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import Entry, cdiv
@@ -130,8 +131,7 @@ def forward(
 
     Gates are of a head, `[B, T, H]`, or None.
     """
-    q, k, v = (x.contiguous() for x in (q, k, v))
-    g, initial = (None if x is None else x.contiguous() for x in (g, initial_state))
+    q, k, v, g, initial = contiguous(q, k, v, g, initial_state)
     batch, tokens, heads, key_dim = q.shape
     value_dim = v.shape[3]
     chunks = cut(batch, tokens, cu_seqlens, tile.tokens)

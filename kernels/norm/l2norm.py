@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import bind_dims, check_one_dtype, check_range, describe
 from kernels.differentiable import differentiable
+from kernels.primitives.layout import contiguous
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -57,7 +58,7 @@ def normalized_backward(x: Tensor, dy: Tensor, eps: float = EPS, tile: int | Non
 
 
 def _launch(kernel, x: Tensor, *others: Tensor, eps: float, tile: int | None) -> Tensor:
-    x, *others = (each.contiguous() for each in (x, *others))
+    x, *others = contiguous(x, *others)
     out = torch.empty_like(x)
     dim = x.shape[-1]
     tile = tiles.choose("l2norm", "fused", dim=dim, dtype=x.dtype, device=x.device, tile=tile)

@@ -18,6 +18,7 @@ from kernels.arguments import (
     count_sequences,
     describe,
 )
+from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import resolve_scale
 from kernels.softmax.backward import attention_backward_kv, attention_backward_q, attention_terms
 from kernels.softmax.forward import attention_forward
@@ -141,8 +142,7 @@ def attention(
         )
 
     o, lse, _ = attention_parallel(
-        q, k, v, _vector(sink), _vector(alibi_slopes), g, _vector(cu_seqlens),
-        _vector(cu_seqlens_k),
+        q, k, v, *contiguous(sink, alibi_slopes), g, cu_seqlens, cu_seqlens_k,
         resolve_scale(scale, sizes["K"]), causal, _window(window), _softcap(softcap),
         tiles.choose(
             "attention", "parallel",
@@ -171,16 +171,6 @@ def _softcap(softcap: float | None) -> float | None:
     if not 0 < softcap < math.inf:
         raise ValueError(f"softcap: {softcap}, expected a positive finite number")
     return float(softcap)
-
-
-def _vector(x: Tensor | None) -> Tensor | None:
-    """The elements side by side, as the kernels address them."""
-    return None if x is None else x.contiguous()
-
-
-def _rows(x: Tensor) -> Tensor:
-    """The tensor with the elements of each row side by side, as the kernels address them."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _options(
@@ -262,7 +252,7 @@ def attention_parallel(
     shape = tiles.TABLE["attention", "parallel"][tile]
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     count = cdiv(longest, shape.tokens)
-    q, k, v = _rows(q), _rows(k), _rows(v)
+    q, k, v = dense_rows(q, k, v)
     with torch.cuda.device_of(q):
         gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
         attention_forward[(count * sequences * heads,)](
@@ -329,7 +319,7 @@ def attention_parallel_backward(
     dq_tile = entry.of(special or "dq")
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
-    q, k, v, do = _rows(q), _rows(k), _rows(v), _rows(do)
+    q, k, v, do = dense_rows(q, k, v, do)
     dlse = dlse.contiguous()
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     with torch.cuda.device_of(q):

@@ -258,6 +258,15 @@ class Suite:
                 self._checks[name] = checks
             return self._checks[name]
 
+    def reached(self, unit: "Unit") -> frozenset[str]:
+        """The modules whose lines a unit runs, as far as its most telling cases show: all else of
+        what it is made of, it only imports."""
+        telling = [job for job in unit.jobs if (job.law, job.dtype) == _MOST_TELLING]
+        if not telling:
+            return unit.modules
+        checks = [check for job in telling for check in self.checks_of(job)]
+        return frozenset(_module(file) for check in checks for file in check.lines)
+
     def failures(self, unit: "Unit", edits: Sequence[Edit]) -> list[Pinned | Ended]:
         """Run all of a unit with edits made: what fails, one case of each job or each test."""
         what = (failing_tests, unit.file) if unit.file else (failing_cases, unit.jobs)
@@ -383,8 +392,8 @@ class Unit:
     """A part of the suite that is run in one process, for all mutants that it concerns.
 
     Args:
-        modules: those that it runs.
-        code: a digest of all that it is made of.
+        modules: those that it is made of.
+        code: a digest of it.
     """
 
     name: str
@@ -410,10 +419,7 @@ def units(suite: Suite, package: str) -> Iterator[Unit]:
         sources = suite.sources[op]
         jobs = tuple(j for j in suite.jobs if (j.op, j.mode) == (op, mode))
         code = "".join(sources.code(job) for job in jobs)
-        telling = [job for job in jobs if (job.law, job.dtype) == _MOST_TELLING]
-        run = {file for job in telling for c in suite.checks_of(job) for file in c.lines}
-        reached = {_module(file) for file in run} if telling else sources.kernels
-        yield Unit(f"{op}-{mode}", package, frozenset(reached), code, jobs=jobs)
+        yield Unit(f"{op}-{mode}", package, sources.kernels, code, jobs=jobs)
     for file in files_of_tests(package) if suite.tests else ():
         yield Unit(file, package, _modules(file), digest(_module(file)), file=file)
 
@@ -430,6 +436,7 @@ def killed_among(
     passed = verdicts.get(unit.name, unit.code)
     survived = set(passed.tried) if passed else set()
     mutants = [m for m in mutants if m.module in unit.modules and m.key not in survived]
+    mutants = [m for m in mutants if m.module in suite.reached(unit)] if mutants else []
     if not mutants:
         return {}
     edits, overlapping = combined(mutants)
@@ -449,9 +456,9 @@ def killed_among(
         # At once: who stops a run that takes hours loses little.
         verdicts.add(Verdict(mutant.key, *unit.told(failure)))
     left = [m for m in together if m not in killed and m not in apart]
-    if failures and not killed and not apart:
-        half = len(left) // 2
-        parts = [left[:half], left[half:], overlapping]
+    if not killed and (not apart or not left):
+        half = len(together) // 2
+        parts = [together[:half], together[half:], overlapping]
     else:
         parts = [left, [*apart, *overlapping]]
     for part in parts:
@@ -472,7 +479,7 @@ def _blamed(
             continue
         left = [m for m in mutants if m not in killed and m not in apart]
         found = 0
-        while suite.fails(failure, left):
+        while left and suite.fails(failure, left):
             last = left[_turning_point(left, failure, suite)]
             if suite.fails(failure, [last]):
                 killed[last] = failure

@@ -415,6 +415,14 @@ def cast(at: Place) -> Iterator[Change]:
             yield at.become(value)
         case ast.Call(args=[value, _]) if _called(at.node) == "cast":
             yield at.become(value)
+        case ast.Call(args=tensors) if _called(at.node) in ("contiguous", "dense_rows"):
+            # Each tensor in turn as it is, the others copied.
+            texts = [at.function.source.of(tensor) for tensor in tensors]
+            for i, text in enumerate(texts):
+                copied = [", ".join(some) for some in (texts[:i], texts[i + 1 :])]
+                before, after = (f"*{_called(at.node)}({some})" if some else "" for some in copied)
+                if not isinstance(tensors[i], ast.Starred):
+                    yield at.put(f"({', '.join(filter(None, (before, text, after)))})")
 
 
 @_operator("a sum in the dtype of the inputs")

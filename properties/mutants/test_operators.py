@@ -72,6 +72,10 @@ HOST = {
     ("branch", "run(reverse=True)"): ["run(reverse=False)"],
     ("choice", "n = batch if cu is None else len(cu) - 1"): ["n = batch"],
     ("cast", "q = k.contiguous()"): ["q = k"],
+    ("cast", "q, *r = contiguous(q, k, *r)"): [
+        "q, *r = (q, *contiguous(k, *r))",
+        "q, *r = (*contiguous(q), k, *contiguous(*r))",
+    ],
     ("cut", "x = x[1:n]"): ["x = x[1 + 1:n]", "x = x[1:n - 1]"],
     ("loop", "for t in range(n):\n  pass"): [
         "for t in range(min(n, 1)):\n  pass",

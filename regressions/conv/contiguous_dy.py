@@ -25,7 +25,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.conv.short_conv",
-        before="dy, dfinal = _contiguous(x, weight, bias, initial_state, d0, d1)",
-        after="dy, dfinal = *_contiguous(x, weight, bias, initial_state), d0, d1",
+        before="dy, dfinal = contiguous(x, weight, bias, initial_state, d0, d1)",
+        after="dy, dfinal = *contiguous(x, weight, bias, initial_state), d0, d1",
     ),
 )

@@ -23,7 +23,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.conv.short_conv",
-        before="x, weight, bias, initial_state = _contiguous(x, weight, bias, initial_state)",
-        after="weight, bias, initial_state = _contiguous(weight, bias, initial_state)",
+        before="x, weight, bias, initial_state = contiguous(x, weight, bias, initial_state)",
+        after="weight, bias, initial_state = contiguous(weight, bias, initial_state)",
     ),
 )

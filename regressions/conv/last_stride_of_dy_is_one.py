@@ -26,9 +26,9 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.conv.short_conv",
-        before="initial_state, dy, dfinal = _contiguous(x, weight, bias, initial_state, d0, d1)",
+        before="initial_state, dy, dfinal = contiguous(x, weight, bias, initial_state, d0, d1)",
         after=(
-            "initial_state, dy, dfinal = _contiguous(\n"
+            "initial_state, dy, dfinal = contiguous(\n"
             "        x, weight, bias, initial_state,\n"
             "        d0.as_strided(d0.shape, (*d0.stride()[:2], 1)), d1,\n"
             "    )"

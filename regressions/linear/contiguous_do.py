@@ -23,7 +23,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="q, k, v, g, do = _contiguous(q, k, v, g, do)",
-        after="q, k, v, g = _contiguous(q, k, v, g)",
+        before="q, k, v, g, do = contiguous(q, k, v, g, do)",
+        after="q, k, v, g = contiguous(q, k, v, g)",
     ),
 )

@@ -29,7 +29,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.fused_recurrent",
-        before="    do = _with_unit_stride(do)\n",
-        after="",
+        before="*rows, do = dense_rows(q, k, v, g, gv, do)",
+        after="rows = dense_rows(q, k, v, g, gv)",
     ),
 )

@@ -23,7 +23,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.norm.l2norm",
-        before="x, *others = (each.contiguous() for each in (x, *others))",
-        after="others = [each.contiguous() for each in others]",
+        before="x, *others = contiguous(x, *others)",
+        after="others = contiguous(*others)",
     ),
 )

@@ -29,7 +29,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.softmax.attention",
-        before="_vector(cu_seqlens),\n        _vector(cu_seqlens_k),",
-        after="None,\n        None,",
+        before="*contiguous(sink, alibi_slopes), g, cu_seqlens, cu_seqlens_k,",
+        after="*contiguous(sink, alibi_slopes), g, None, None,",
     ),
 )

@@ -30,7 +30,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.softmax.attention",
-        before="_vector(alibi_slopes), g,",
-        after="_vector(None if alibi_slopes is None else alibi_slopes.to(dtype)), g,",
+        before="*contiguous(sink, alibi_slopes), g,",
+        after="*contiguous(sink, None if alibi_slopes is None else alibi_slopes.to(dtype)), g,",
     ),
 )

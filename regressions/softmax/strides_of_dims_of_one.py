@@ -29,7 +29,8 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.softmax.attention",
-        before="return x if x.stride(-1) == 1 else x.contiguous()",
-        after="x = x.contiguous()\n    assert x.stride(-1) == 1\n    return x",
+        before="    q, k, v = dense_rows(q, k, v)\n",
+        after="    q, k, v = contiguous(q, k, v)\n"
+        "    assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1\n",
     ),
 )
