@@ -194,7 +194,7 @@ def _try_alone(
 ) -> dict[Mutant, Verdict]:
     """Try each mutant alone; those that survive are returned."""
     suspects: dict[Mutant, Verdict] = {}
-    left = list(board.open)
+    left = board.open
     if not left:
         return suspects
     with _bar(console) as bar, _pool(workers, suite) as pool:

@@ -47,22 +47,10 @@ from properties.mutants.trial import (
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import Target
 
-# A trial may take so many times as long as the check does without an edit, and some seconds for
-# what has to be compiled.
-_LONGER, _COMPILING = 20.0, 10.0
-_AT_LEAST = 60.0
-# Where so many failures are those of mutants that are known by then, running all of a unit again
-# tells more than to ask of each.
-_EXPLAINED = 2
-# Of one check, and of all that a unit or a survey runs, which takes a minute or two.
-_ONE, _AT_MOST = 300, 900
-
-
 # Of 590 mutants that a wider choice killed (all laws in float32, numbers in every dtype) the
 # oracle's numbers in float32 killed 579.
 _MOST_TELLING = ("differential", "float32")
-# What is tried on those that survive this, in the two modes that run them in least time, for so
-# many seconds at most, as are tests: what was found to kill, in runs that tried all there is.
+# What was found to kill those that survive this, in runs that tried all there is.
 _TELLING = (
     ("written_outputs", "float32"),
     ("plumbing", "float32"),
@@ -73,7 +61,16 @@ _TELLING = (
     ("differential", "float16"),
     ("splitting", "float16"),
 )
+# They are tried in so many modes, of those that run a mutant in least time; they, and quick tests,
+# are begun until so many seconds are spent.
 _MODES, _SPENT = 2, 4.0
+# Seconds that a trial may take: so many times as many as without an edit, and some for what has to
+# be compiled; of a check among others, and of all that a unit or a survey runs.
+_LONGER, _COMPILING, _AT_LEAST = 20.0, 10.0, 60.0
+_ONE, _AT_MOST = 300, 900
+# Where so many failures are those of mutants that are known by then, running all of a unit again
+# tells more than to ask of each.
+_EXPLAINED = 2
 
 
 def _place(job: Job) -> tuple[int, int]:
@@ -346,7 +343,7 @@ def _in_turn(each: Iterable[Sequence[Check]]) -> list[Check]:
 
 
 def _within(checks: Iterable[Check], seconds: float) -> list[Check]:
-    """The first of them that take no longer together."""
+    """The first of them, until so many seconds are spent."""
     ends = accumulate((check.seconds for check in checks), initial=0.0)
     return [check for check, before in zip(checks, ends, strict=False) if before < seconds]
 
@@ -358,25 +355,24 @@ def judge(mutant: Mutant, suite: Suite, verdicts: Verdicts) -> Verdict:
         told = f"{mutant.key} {wave.name}"
         passed = verdicts.get(told, wave.code)
         if passed is None:
-            checks = wave.checks()
-            passed = _judge(mutant, checks, suite, told)
-            if passed.caught_by is not None:
-                return replace(passed, seconds=seconds + passed.seconds, tried=dict(tried))
-            passed = replace(passed, suite=wave.code)
+            verdict = _judge(mutant, wave.checks(), suite)
+            if verdict.caught_by is not None:
+                return replace(verdict, seconds=seconds + verdict.seconds, tried=dict(tried))
+            passed = replace(verdict, key=told, suite=wave.code)
             verdicts.add(passed)
         seconds += passed.seconds
         tried.update(passed.tried)
     return Verdict(mutant.key, None, "", seconds, dict(tried), suite.code(mutant))
 
 
-def _judge(mutant: Mutant, checks: Sequence[Check], suite: Suite, told: str) -> Verdict:
-    """What becomes of a mutant that is tried on checks; `told` is what its survival is called."""
+def _judge(mutant: Mutant, checks: Sequence[Check], suite: Suite) -> Verdict:
+    """What becomes of a mutant that is tried on checks."""
     if not checks:
-        return Verdict(told, None)
+        return Verdict(mutant.key, None)
     outcome = suite.attempt(checks, mutant)
     if outcome.caught_by is None:
         passed = dict(Counter(_kind(check) for check in checks))
-        return Verdict(told, None, seconds=outcome.seconds, tried=passed)
+        return Verdict(mutant.key, None, seconds=outcome.seconds, tried=passed)
     check = checks[outcome.number]
     if isinstance(check.pinned, TestAt):
         return Verdict(mutant.key, check.name, check.pinned.node, outcome.seconds)

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ import torch
 
 from properties.device import activate
 from properties.jobs import Selection
-from properties.mutants import equivalents
+from properties.mutants import equivalents, hunt
 from properties.mutants.__main__ import main
 from properties.mutants.equivalents import Equivalent
-from properties.mutants.hunt import Suite, judge, killed_among, units
+from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
 from properties.mutants.memory import Memory
 from properties.mutants.mutant import ROOT, Mutant, mutants
 from properties.mutants.nursery import Nursery, TrialDied
-from properties.mutants.trial import LawAbout, Pinned
+from properties.mutants.trial import LawAbout, Pinned, TestAt
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 
@@ -119,6 +119,61 @@ def test_a_mutant_that_ends_its_process_is_found_among_others(
     verdicts = Verdicts(tmp_path / "verdicts.jsonl", fresh=True)
     killed = killed_among(signs, blind, verdicts, unit)
     assert {m: unit.told(failure) for m, failure in killed.items()} == {loops: ("time", unit.name)}
+
+
+class _Told:
+    """A suite of one check, which fails with any of these groups of mutants and notes what it ran.
+
+    Made with this suite, edits are the mutants themselves.
+    """
+
+    check = TestAt("test_it.py::test_it")
+
+    def __init__(self, *groups: set[Mutant]) -> None:
+        self.groups = groups
+        self.ran: list[set[Mutant]] = []
+
+    def reached(self, unit: Unit) -> frozenset[str]:
+        return unit.modules
+
+    def fails(self, check: Pinned, those: Sequence[Mutant]) -> bool:
+        return any(group <= {*those} for group in self.groups)
+
+    def failures(self, unit: Unit, those: Sequence[Mutant]) -> list[Pinned]:
+        self.ran.append({*those})
+        return [self.check] if self.fails(self.check, those) else []
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch) -> list[Mutant]:
+    monkeypatch.setattr(hunt, "combined", lambda mutants: ([*mutants], []))
+    return mutants(["kernels"], ["sign"])[:4]
+
+
+def _among(four: list[Mutant], told: Any, verdicts: Verdicts) -> set[Mutant]:
+    modules = frozenset(m.module for m in four)
+    unit = Unit("test_it.py", "kernels", modules, "code", file="test_it.py")
+    return {*killed_among(four, told, verdicts, unit)}
+
+
+def test_who_fails_with_another_only_is_set_apart_and_survives(
+    four: list[Mutant], verdicts: Verdicts
+) -> None:
+    a, b, c, d = four
+    told = _Told({a, c}, {d})
+    assert _among(four, told, verdicts) == {d}
+    assert all(any({m} <= ran and not {a, c} <= ran for ran in told.ran) for m in (a, b, c))
+    # Where nobody is left but those set apart, halves are tried.
+    assert _among([a, c], _Told({a, c}), Verdicts(verdicts.path, fresh=True)) == set()
+
+
+def test_what_survived_a_unit_is_not_tried_on_it_again(
+    four: list[Mutant], verdicts: Verdicts
+) -> None:
+    told = _Told({four[1]})
+    for _ in range(2):
+        assert _among(four[:3], told, verdicts) == {four[1]}
+    assert told.ran == [{*four[:3]}, {four[0], four[2]}, {four[1]}]
 
 
 def _has_tokens(pinned: Pinned) -> bool:
