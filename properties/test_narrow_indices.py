@@ -52,6 +52,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("case", "bits"), list(cases.values()), ids=list(cases))
 
 
+@pytest.fixture(autouse=True)
+def simulated(subject: Subject) -> None:
+    if subject.device.type != "cpu":
+        pytest.skip("only the simulator has indices of fewer bits")
+
+
 def _case(op: Op, mode: str, many: str) -> Case:
     """With every tensor that the mode takes."""
     batch = 1 if many in ("tokens", "sequences") else SEQUENCES
@@ -74,8 +80,6 @@ def _adds_parts(op: Op, mode: str, dim: str) -> bool:
 
 
 def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, bits: int, subject: Subject) -> None:
-    if subject.device.type != "cpu":
-        pytest.skip("seen by the simulator")
     op = OPS[case.op]
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     # Boundaries and places too: a kernel has to widen what it reads of them.
@@ -86,10 +90,8 @@ def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, bits: int, subject
 
 
 @pytest.mark.parametrize("axis", range(4), ids=["sequences-pages", "tokens-rows", "heads", "dims"])
-def test_what_grows_with_a_cache_is_64_bits_wide(axis: int, subject: Subject) -> None:
+def test_what_grows_with_a_cache_is_64_bits_wide(axis: int) -> None:
     """Three of everything, one of them as far apart as a stride may be."""
-    if subject.device.type != "cpu":
-        pytest.skip("seen by the simulator")
     stride = 2 ** (BITS - 1) - 1
 
     def stretched(dim: int) -> Tensor:

@@ -1,80 +1,58 @@
-"""Strides that no law has: of inputs whose last dim is not dense, as a transposed product leaves
-them, and of boundaries that are a slice of others.
+"""Strides that no law has: of inputs whose last two dims are exchanged, as a transposed product
+leaves them, and of boundaries that are a slice of others.
 
 A layout of the laws would be too much: how PyTorch adds up a cotangent depends on where it lies.
 """
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-import kernels
 from kernels.tiles import TABLE
+from properties.case import Case
+from properties.catalogue import OPS
+from properties.laws import Subject
 
-# Those of heads of keys and values alone.
-OPS = ("linear_attn", "simple_gla", "gla", "delta_rule", "kda", "attention")
-MODES = [(op, mode) for op, mode in TABLE if op in OPS]
-
-
-@pytest.mark.parametrize(("op", "mode"), MODES)
-def test_where_rows_lie_changes_nothing(op: str, mode: str, subject: Any) -> None:
-    inputs, do = _inputs(op, 2, subject.device)
-    want = _results(op, mode, inputs, do)
-    turned = {n: _transposed(x) for n, x in inputs.items()}
-    for got in (_results(op, mode, turned, do), _results(op, mode, inputs, _transposed(do))):
-        for a, b in zip(got, want, strict=True):
-            assert torch.equal(a, b)
+# A reading runs the kernels of another op.
+MODES = [(op.name, mode.name) for op in OPS.values() for mode in op.modes]
+MODES = [each for each in MODES if each in TABLE]
+PACKED = [(op, mode) for op, mode in MODES if OPS[op].packed_by]
+_SIZES = {"B": 2, "H": 3, "G": 1, "R": 3, "K": 16, "V": 16, "D": 16, "W": 4, "P": 3}
 
 
-@pytest.mark.parametrize(("op", "mode"), MODES)
-def test_where_boundaries_lie_changes_nothing(op: str, mode: str, subject: Any) -> None:
-    inputs, do = _inputs(op, 1, subject.device)
-    sliced = torch.tensor([0, 4, 2, 1, 5], device=subject.device)[::2]
-    want = _results(op, mode, inputs, do, cu_seqlens=sliced.contiguous())
-    for a, b in zip(_results(op, mode, inputs, do, cu_seqlens=sliced), want, strict=True):
-        assert torch.equal(a, b)
+@pytest.mark.parametrize(("name", "mode"), MODES)
+def test_where_rows_lie_changes_nothing(name: str, mode: str, subject: Subject) -> None:
+    op, case = OPS[name], _case(name, mode, (5,))
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, gradients_of)
+    turned = inputs.with_tensors({n: _transposed(x) for n, x in inputs.tensors.items()})
+    _same(subject.run(op, case, turned, gradients_of), want)
+    incoming = {n: _transposed(x) for n, x in gradients_of.items()}
+    _same(subject.run(op, case, inputs, incoming), want)
 
 
-def test_where_boundaries_of_a_convolution_lie_changes_nothing(subject: Any) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(1, 5, 3, generator=generator).to(subject.device)
-    weight = torch.rand(3, 4, generator=generator).to(subject.device)
-    sliced = torch.tensor([0, 4, 2, 1, 5], device=subject.device)[::2]
-    got, want = (
-        kernels.short_conv(x, weight, cu_seqlens=c, output_final_state=True)
-        for c in (sliced, sliced.contiguous())
-    )
-    for a, b in zip(got, want, strict=True):
-        assert a is not None
-        assert b is not None
-        assert torch.equal(a, b)
+@pytest.mark.parametrize(("name", "mode"), PACKED)
+def test_where_boundaries_lie_changes_nothing(name: str, mode: str, subject: Subject) -> None:
+    op, case = OPS[name], _case(name, mode, (2, 3), packed=True)
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, gradients_of)
+    bounds = torch.tensor([0, 4, 2, 1, 5], device=subject.device)
+    sliced = inputs.with_tensors({n: bounds[::2] for n in op.packed_by if n in inputs.tensors})
+    _same(subject.run(op, case, sliced, gradients_of), want)
 
 
-def _inputs(op: str, batch: int, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    wide = (batch, 5, 3, 16)
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(["q", "k", "v", "do"], wide)
-    if op in ("gla", "kda"):
-        shapes["g"] = wide
-    if op == "simple_gla":
-        shapes["g"] = wide[:3]
-    if op in ("delta_rule", "kda"):
-        shapes["beta"] = wide[:3]
-    inputs = {n: torch.rand(s, generator=generator).to(device) for n, s in shapes.items()}
-    if "g" in inputs:
-        inputs["g"] = -inputs["g"]
-    return inputs, inputs.pop("do")
+def _case(name: str, mode: str, lengths: tuple[int, ...], *, packed: bool = False) -> Case:
+    op = OPS[name]
+    case = op.full(mode, {d: _SIZES[d] for d in op.dims}, lengths, packed=packed)
+    return replace(case, dtype="float32")
 
 
 def _transposed(x: Tensor) -> Tensor:
-    return x.mT.contiguous().mT
+    return x.mT.contiguous().mT if x.dim() > 1 else x
 
 
-def _results(
-    op: str, mode: str, inputs: dict[str, Tensor], do: Tensor, **options: Tensor
-) -> tuple[Tensor, ...]:
-    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
-    o, *_ = getattr(kernels, op)(**leaves, **options, mode=mode)
-    return o, *torch.autograd.grad(o, [*leaves.values()], do)
+def _same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    for result, x in want.items():
+        assert torch.equal(got[result], x), result

@@ -164,8 +164,11 @@ def test_half_precision_layers_decay_in_float32(dtype: torch.dtype, device: torc
     g = F.logsigmoid(decay) / layer.gate_logit_normalizer
     later = g.flip(1).cumsum(1).flip(1) - g
     want = torch.einsum("bthk,bthv->bhkv", later.exp() * k, v)
-    # A sum of 11 products in float32; decays rounded to `dtype` make it 1e-4 off.
-    torch.testing.assert_close(cache.state().double(), want, rtol=5e-6, atol=5e-6)
+    # Three roundings of float32 a token: a decay, its product with the state, and a sum. Decays
+    # rounded to `dtype` make it 1e-4 off.
+    size = torch.einsum("bthk,bthv->bhkv", (later.exp() * k).abs(), v.abs())
+    error = (cache.state().double() - want).abs()
+    assert (error / size).max() <= 3 * TOKENS * 2**-24
 
 
 @pytest.mark.parametrize(
