@@ -108,6 +108,12 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
 
 
 @pytest.fixture
+def device(subject: "Subject") -> "torch.device":
+    """The device under test."""
+    return subject.device
+
+
+@pytest.fixture
 def gpu() -> "torch.device":
     """For tests of what runs on a GPU alone."""
     import torch

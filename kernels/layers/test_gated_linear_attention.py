@@ -13,11 +13,6 @@ MODES = ["auto", "chunk", "fused_recurrent"]
 HIDDEN, HEADS, TOKENS, BATCH = 64, 4, 11, 2
 
 
-@pytest.fixture
-def device(subject) -> torch.device:
-    return subject.device
-
-
 def _layer(device: torch.device, **options: object) -> GatedLinearAttention:
     torch.manual_seed(0)
     return GatedLinearAttention(HIDDEN, HEADS, **options).to(device)

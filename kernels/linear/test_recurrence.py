@@ -13,11 +13,6 @@ B, T, H, K, V = 2, 5, 3, 7, 11
 GLA_MODES = [mode for op, mode in _OPS if op == "gla"]
 
 
-@pytest.fixture
-def device(subject) -> torch.device:
-    return subject.device
-
-
 def _inputs(device: torch.device, tokens: int = T, batch: int = B) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
 

@@ -1,7 +1,8 @@
 """A bad argument raises the documented error, which names it, before anything is launched.
 
-The bad arguments follow from the declaration: each tensor gets another rank, another dtype and
-another size along each shared dim; each option gets the values that it declares bad.
+The bad arguments follow from the declaration: each tensor gets another rank, another dtype and,
+alone and with all of the same dims, another size along each shared one; each option gets the values
+that it declares bad.
 """
 
 from collections.abc import Callable, Iterator
@@ -82,13 +83,15 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
         yield Mistake(f"{name} of integers", {name: x.to(torch.int32)}, (name,))
         yield Mistake(f"{name} that is a list", {name: [1.0]}, (name,))
         yield Mistake(f"{name} in float64", {name: x.double()}, (name,), everywhere=False)
-        for axis, dim in enumerate(dims_of(op, name)):
-            sharing = _sharing(op, tensors, dim, name)
-            if sharing:
-                longer = torch.cat([x, x.narrow(axis, 0, 1)], axis) if x.shape[axis] else None
-                if longer is not None:
-                    what = f"{name} with {dim} larger by one"
-                    yield Mistake(what, {name: longer}, (name, *sharing, *op.packed_by))
+    dims = {n: dims_of(op, n) for n in tensors}
+    alike = [[n for n in dims if dims[n] == those] for those in dict.fromkeys(dims.values())]
+    for names in [*([n] for n in dims), *(those for those in alike if len(those) > 1)]:
+        for axis, dim in enumerate(dims[names[0]]):
+            sharing = [n for n in dims if n not in names and dim in dims[n]]
+            if sharing and tensors[names[0]].shape[axis]:
+                what = f"{' and '.join(names)} with {dim} larger by one"
+                longer = {n: _longer(tensors[n], axis) for n in names}
+                yield Mistake(what, longer, (*names, *sharing, *op.packed_by))
     for option in op.options:
         for bad in option.bad:
             yield Mistake(f"{option.name}={bad!r}", {option.name: bad}, (option.name,))
@@ -104,8 +107,8 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
     yield from (Mistake(what, given, (name,)) for what, given, name in op.mistakes(case, inputs))
 
 
-def _sharing(op: Op, tensors: dict[str, Tensor], dim: str, name: str) -> tuple[str, ...]:
-    return tuple(n for n in tensors if n != name and dim in dims_of(op, n))
+def _longer(x: Tensor, axis: int) -> Tensor:
+    return torch.cat([x, x.narrow(axis, 0, 1)], axis)
 
 
 def _twice(op: Op, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -127,6 +130,7 @@ def _bad_boundaries(name: str, cu_seqlens: Tensor) -> Iterator[Mistake]:
         falling[1] = falling[-1] + 1
         yield Mistake(f"{name} that decreases", {name: falling}, (name,))
     yield Mistake(f"{name} of floats", {name: cu_seqlens.float()}, (name,))
+    yield Mistake(f"{name} that is a list", {name: cu_seqlens.tolist()}, (name,))
     yield Mistake(f"{name} of another rank", {name: cu_seqlens[None]}, (name,))
     yield Mistake(f"{name} that is empty", {name: cu_seqlens[:0]}, (name,))
 
