@@ -409,15 +409,16 @@ class Unit:
 
 
 def units(suite: Suite, package: str) -> Iterator[Unit]:
-    """All that may notice an edit of a package: the jobs of each mode, and each file of tests."""
+    """All that may notice an edit of a package: each file of tests, which take seconds, and the jobs
+    of each mode, which take minutes."""
+    for file in files_of_tests(package) if suite.tests else ():
+        yield Unit(file, package, _modules(file), digest(_module(file)), file=file)
     modes = dict.fromkeys((j.op, j.mode) for j in suite.jobs) if package == "kernels" else {}
     for op, mode in modes:
         sources = suite.sources[op]
         jobs = tuple(j for j in suite.jobs if (j.op, j.mode) == (op, mode))
         code = "".join(sources.code(job) for job in jobs)
         yield Unit(f"{op}-{mode}", package, sources.kernels, code, jobs=jobs)
-    for file in files_of_tests(package) if suite.tests else ():
-        yield Unit(file, package, _modules(file), digest(_module(file)), file=file)
 
 
 def killed_among(
