@@ -409,8 +409,8 @@ class Unit:
 
 
 def units(suite: Suite, package: str) -> Iterator[Unit]:
-    """All that may notice an edit of a package: each file of tests, which take seconds, and the jobs
-    of each mode, which take minutes."""
+    """All that may notice an edit of a package: files of tests, which take seconds, and the jobs of
+    each mode, which take minutes."""
     for file in files_of_tests(package) if suite.tests else ():
         yield Unit(file, package, _modules(file), digest(_module(file)), file=file)
     modes = dict.fromkeys((j.op, j.mode) for j in suite.jobs) if package == "kernels" else {}
