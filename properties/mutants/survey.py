@@ -37,6 +37,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "properties/test_caches.py",
         "properties/test_chunk_sums.py",
         "properties/test_linear_sums.py",
+        "properties/test_attention_tiles.py",
         "properties/test_closed_gates.py",
         "properties/test_strides.py",
         "properties/test_tile_choice.py",
