@@ -39,6 +39,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "properties/test_linear_sums.py",
         "properties/test_attention_tiles.py",
         "properties/test_closed_gates.py",
+        "properties/test_triangular.py",
+        "properties/test_true_float32.py",
         "properties/test_strides.py",
         "properties/test_tile_choice.py",
         "properties/test_library.py",

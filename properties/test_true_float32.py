@@ -1,0 +1,29 @@
+"""float32 inputs are multiplied in float32: no product is left to what a GPU takes by default."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import properties.simulator as simulator
+from kernels.tiles import TABLE
+from properties.catalogue import OPS
+from properties.laws import Subject
+
+MODES = [(op.name, mode.name) for op in OPS.values() for mode in op.modes]
+_SIZES = {"B": 1, "G": 1, "R": 2, "K": 20, "V": 20, "P": 8}
+
+
+# A reading runs the kernels of another op.
+@pytest.mark.parametrize(("name", "mode"), [each for each in MODES if each in TABLE])
+def test_no_product_is_rounded_to_tf32(name: str, mode: str, subject: Subject) -> None:
+    if subject.device.type != "cpu":
+        pytest.skip("only the simulator can be told what the default is")
+    op = OPS[name]
+    case = op.full(mode, {d: _SIZES.get(d, 2) for d in op.dims}, (70,), packed=False)
+    case = replace(case, dtype="float32")
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    with simulator.simulating(tf32=True):
+        rounded = subject.run(op, case, inputs, gradients_of)
+    for result, x in subject.run(op, case, inputs, gradients_of).items():
+        assert torch.equal(rounded[result], x), result
