@@ -86,32 +86,47 @@ def test_sums_over_tiles_keep_their_bits(
         assert torch.equal(got[name][0].cpu(), y.to(got[name].dtype)), name
 
 
-def _gated(queries: tuple[int, ...], keys: tuple[int, ...], tile: int) -> Case:
+def _gated(
+    queries: tuple[int, ...], keys: tuple[int, ...], tile: int, layout: str = "contiguous"
+) -> Case:
+    packed = len(keys) > 1
     return Case(
         op="attention",
         mode="parallel",
         dtype="float32",
-        dims={"B": 1, "G": 1, "R": 2, "K": 5, "V": 3},
+        dims={"B": 1 if packed else 2, "G": 1, "R": 2, "K": 16, "V": 3},
         lengths=queries,
         key_lengths=keys,
-        packed=len(keys) > 1,
+        packed=packed,
         given=("g",),
         options={"causal": True},
         tile=tile,
+        layout=layout,
     )
 
 
 @pytest.mark.parametrize("tile", [i for i, entry in ENTRIES if torch.float32 in entry.dtypes])
+@pytest.mark.parametrize("layout", ["contiguous", "sliced"])
 @pytest.mark.parametrize(
-    ("queries", "keys"), [((2,), (3,)), ((3,), (2,)), ((1, 2), (2, 1))], ids=str
+    ("queries", "keys", "more"),
+    [((2,), (3,), (3, 5)), ((2,), (2,), (0, 1)), ((3,), (2,), (3, 5)), ((1, 2), (2, 1), (3, 5))],
+    ids=str,
 )
 def test_gates_of_many_tiles_get_all_their_pairs(
-    queries: tuple[int, ...], keys: tuple[int, ...], tile: int, subject: Subject
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    more: tuple[int, int],
+    layout: str,
+    tile: int,
+    subject: Subject,
 ) -> None:
-    """So many tiles of queries and keys, and a few tokens."""
+    """So many tiles of queries and of keys, and a few tokens more."""
     tiles = subject.target.tiles(_gated((1,), (1,), tile))
     if tile not in tiles:
         pytest.skip("no tile of this device")
-    edge = tiles[tile]
-    case = _gated(tuple(n * edge + 3 for n in queries), tuple(n * edge + 5 for n in keys), tile)
+    of_queries, of_keys = (
+        tuple(n * tiles[tile] + tokens for n in lengths)
+        for lengths, tokens in zip((queries, keys), more, strict=True)
+    )
+    case = _gated(of_queries, of_keys, tile, layout)
     LAWS["differential"](OPS["attention"], case, subject)

@@ -5,6 +5,7 @@ one block of channels or one token after the other, and 257 has one bit more tha
 kernel may round, operands and results, has at most 8 bits, or is rounded once here as well.
 """
 
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 
 import kernels
+import properties.simulator as simulator
 import reference
+from kernels.primitives.parts import add_parts
 from kernels.tiles import TABLE
 
 OPS = ("linear_attn", "simple_gla", "gla")
@@ -63,6 +66,15 @@ def test_sums_over_channels_and_tokens_keep_their_bits(
     do = (right_v * all_one)[None, :, None]
     dstate = torch.outer(left_k, right_v)[None, None]
     _hold(op, mode, inputs, do, dstate, subject.device)
+
+
+@pytest.mark.parametrize("count", [15, 17])
+def test_parts_that_there_are_not_are_not_added(count: int, subject: Any) -> None:
+    if subject.device.type != "cpu":
+        pytest.skip("only the simulator can be told what a load leaves undefined")
+    parts = torch.randint(-9, 10, (count, 3, 5)).float()
+    with simulator.simulating(unmasked=math.nan):
+        assert torch.equal(add_parts(parts, torch.float32), parts.sum(0))
 
 
 @pytest.mark.parametrize("op", [op for op, mode in MODES if mode == "parallel"])

@@ -17,6 +17,7 @@ from properties.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.laws import Subject
+from properties.sequences import dims_of, tensors_of
 
 # Within 128 rows of 6 heads of 5 channels or of 56 features, or 32 states of 16 x 16, an offset is
 # below 2^13; gates alone, one a head, have more elements, and a sum over tokens has more parts.
@@ -87,6 +88,44 @@ def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, bits: int, subject
     inputs = inputs.with_tensors(tables)
     with simulator.simulating(index_bits=bits):
         subject.run(op, case, inputs, gradients_of)
+
+
+@pytest.mark.parametrize("letters", ["B", "TS", "HG"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        (op.name, mode.name)
+        for op in OPS.values()
+        for mode in op.modes
+        if (op.name, mode.name) in TABLE
+    ],
+)
+def test_what_grows_with_a_stride_is_64_bits_wide(
+    name: str, mode: str, letters: str, subject: Subject
+) -> None:
+    """Three of everything, as far apart along one dim as a stride may be."""
+    op = OPS[name]
+    sizes = {d: 3 if d in "BHG" else _SIZES.get(d, _OTHER_SIZE) for d in op.dims}
+    case = replace(op.full(mode, sizes, (3,), packed=False), dtype="float32")
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, gradients_of)
+
+    def stretched(name: str, x: Tensor) -> Tensor:
+        axes = [i for i, d in enumerate(dims_of(op, name)) if d in letters]
+        if x.dim() < 3 or not axes:
+            return x
+        strides = [*x.select(axes[0], 0).contiguous().stride()]
+        strides.insert(axes[0], 2 ** (BITS - 1) - 1)
+        memory = x.new_zeros(4 * strides[axes[0]])
+        return memory.as_strided(x.shape, strides).copy_(x)
+
+    tensors = tensors_of(op, inputs).items()
+    apart = inputs.with_tensors({n: stretched(n, x) for n, x in tensors})
+    incoming = {n: stretched(n, x) for n, x in gradients_of.items()}
+    with simulator.simulating(index_bits=BITS):
+        got = subject.run(op, case, apart, incoming)
+    for result, x in want.items():
+        assert torch.equal(got[result], x), result
 
 
 @pytest.mark.parametrize("axis", range(4), ids=["sequences-pages", "tokens-rows", "heads", "dims"])

@@ -14,6 +14,7 @@ from kernels.tiles import TABLE
 from properties.case import Case
 from properties.catalogue import OPS
 from properties.laws import Subject
+from properties.laws.judge import expect_same
 
 # A reading runs the kernels of another op.
 MODES = [(op.name, mode.name) for op in OPS.values() for mode in op.modes]
@@ -28,9 +29,11 @@ def test_where_rows_lie_changes_nothing(name: str, mode: str, subject: Subject) 
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     want = subject.run(op, case, inputs, gradients_of)
     turned = inputs.with_tensors({n: _transposed(x) for n, x in inputs.tensors.items()})
-    _same(subject.run(op, case, turned, gradients_of), want)
     incoming = {n: _transposed(x) for n, x in gradients_of.items()}
-    _same(subject.run(op, case, inputs, incoming), want)
+    for given, of in ((turned, gradients_of), (inputs, incoming)):
+        got = subject.run(op, case, given, of)
+        about = "layout_invariance", op, case, subject, inputs, gradients_of
+        expect_same(*about, got, want, "contiguous inputs, where their last two dims are exchanged")
 
 
 @pytest.mark.parametrize(("name", "mode"), PACKED)
@@ -40,7 +43,8 @@ def test_where_boundaries_lie_changes_nothing(name: str, mode: str, subject: Sub
     want = subject.run(op, case, inputs, gradients_of)
     bounds = torch.tensor([0, 4, 2, 1, 5], device=subject.device)
     sliced = inputs.with_tensors({n: bounds[::2] for n in op.packed_by if n in inputs.tensors})
-    _same(subject.run(op, case, sliced, gradients_of), want)
+    for result, x in subject.run(op, case, sliced, gradients_of).items():
+        assert torch.equal(x, want[result]), result
 
 
 def _case(name: str, mode: str, lengths: tuple[int, ...], *, packed: bool = False) -> Case:
@@ -51,8 +55,3 @@ def _case(name: str, mode: str, lengths: tuple[int, ...], *, packed: bool = Fals
 
 def _transposed(x: Tensor) -> Tensor:
     return x.mT.contiguous().mT if x.dim() > 1 else x
-
-
-def _same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
-    for result, x in want.items():
-        assert torch.equal(got[result], x), result

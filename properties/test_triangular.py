@@ -23,17 +23,19 @@ from torch import Tensor
 from kernels.primitives.triangular import inverse_unit_lower
 from properties.laws import Subject
 
-UNIT = 2.0**-24
+# Products keep so many bits, by the dtype of inputs.
+BITS = {torch.float32: 24, torch.bfloat16: 16, torch.float16: 16}
 
 
 @triton.jit
-def _in_blocks(A_ptr, inverse_ptr, C: tl.constexpr):
+def _in_blocks(A_ptr, inverse_ptr, inputs, C: tl.constexpr):
     cells = tl.program_id(0) * C * C + tl.arange(0, C)[:, None] * C + tl.arange(0, C)[None, :]
-    tl.store(inverse_ptr + cells, inverse_unit_lower(tl.load(A_ptr + cells), C, tl.float32))
+    inverse = inverse_unit_lower(tl.load(A_ptr + cells), C, inputs.dtype.element_ty)
+    tl.store(inverse_ptr + cells, inverse)
 
 
 @triton.jit
-def _by_doubling(A_ptr, inverse_ptr, C: tl.constexpr):
+def _by_doubling(A_ptr, inverse_ptr, inputs, C: tl.constexpr):
     """`(I - A)(I + A²)(I + A⁴)···`, which the law must not let pass."""
     rows = tl.arange(0, C)
     cells = tl.program_id(0) * C * C + rows[:, None] * C + rows[None, :]
@@ -68,13 +70,18 @@ def _inverted(A: Tensor) -> tuple[Tensor, Tensor]:
     return L, torch.linalg.solve_triangular(L, one, upper=False)
 
 
-def _excess(kernel: triton.JITFunction, A: Tensor, device: torch.device) -> float:
-    """The largest error over its bound."""
+def _excess(
+    kernel: triton.JITFunction,
+    A: Tensor,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> float:
+    """The largest error over its bound, for inputs of this dtype."""
     count, tokens, _ = A.shape
     got = torch.empty(A.shape, device=device)
-    kernel[(count,)](A.to(device), got, C=tokens)
+    kernel[(count,)](A.to(device), got, torch.empty(0, dtype=dtype, device=device), C=tokens)
     L, want = _inverted(A)
-    bound = 2 * tokens * UNIT * want.abs() @ L.abs() @ want.abs()
+    bound = 2 * tokens * 2.0 ** -BITS[dtype] * want.abs() @ L.abs() @ want.abs()
     excess = (got.cpu().double() - want).abs() / bound.clamp(min=2.0**-126)
     return float(excess.max())
 
@@ -88,16 +95,23 @@ KINDS = ["independent", "repeated", "nearly parallel", "in turn"]
     strength=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
     # Unnormalised keys of length 3 leave the stable domain; the inverse is as accurate there.
     length=st.sampled_from([0.1, 1.0, 3.0]),
+    dtype=st.sampled_from([*BITS]),
     seed=st.integers(0, 2**16),
 )
 def test_an_inverse_is_as_accurate_as_one_by_substitution(
-    kind: str, tokens: int, strength: float, length: float, seed: int, subject: Subject
+    kind: str,
+    tokens: int,
+    strength: float,
+    length: float,
+    dtype: torch.dtype,
+    seed: int,
+    subject: Subject,
 ) -> None:
     A = _systems(kind, tokens, strength, length, seed)
     L, inverse = _inverted(A)
     # Where terms leave the range of float32, products spread what is no number.
     assume((L.abs() @ inverse.abs()).max() < torch.finfo(torch.float32).max)
-    assert _excess(_in_blocks, A, subject.device) <= 1
+    assert _excess(_in_blocks, A, subject.device, dtype) <= 1
 
 
 @pytest.mark.parametrize("kind", ["repeated", "nearly parallel"])

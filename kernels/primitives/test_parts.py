@@ -14,6 +14,12 @@ def test_integers_are_added_exactly(count: int, shape: tuple[int, ...]) -> None:
     assert torch.equal(add_parts(parts, torch.float32), parts.sum(0))
 
 
+def test_a_single_part_is_not_copied() -> None:
+    parts = empty_parts(1, (3, 5), torch.bfloat16, torch.device("cpu"))
+    assert parts.dtype == torch.bfloat16
+    assert add_parts(parts, torch.bfloat16).data_ptr() == parts.data_ptr()
+
+
 @pytest.mark.parametrize("count", [15, 100])
 def test_equal_columns_have_equal_sums(count: int) -> None:
     column = torch.randn(count, 1, generator=torch.Generator().manual_seed(0))
