@@ -41,7 +41,7 @@ def test_a_closed_gate_is_a_very_low_one(
         return subject.run(op, case, inputs.with_tensors({gate: g}), gradients_of)
 
     low, closed = with_gate(-1000.0), with_gate(-math.inf)
-    # Of attention's gates, sums behind the low one are rounded as it wants; see bits_are_comparable.
+    # Sums behind a low gate of attention have fewer digits, which a compiler may round otherwise.
     rounded = name == "attention" and subject.device.type == "cuda"
     for result, x in closed.items():
         assert x.isfinite().all(), result
