@@ -68,6 +68,18 @@ def test_sums_over_channels_and_tokens_keep_their_bits(
     _hold(op, mode, inputs, do, dstate, subject.device)
 
 
+@pytest.mark.parametrize("op", [op for op, mode in MODES if mode == "parallel"])
+def test_what_a_query_reads_of_a_state_keeps_its_bits(op: str, subject: Any) -> None:
+    """257 less 256. In chunks, states are rounded where they are read."""
+    zeros = torch.zeros(1, 3, 1, 16, dtype=torch.bfloat16, device=subject.device)
+    q = zeros.clone()
+    q[..., 0], q[..., 1] = 1, -1
+    state = torch.zeros(1, 1, 16, 16, device=subject.device)
+    state[..., 0, :], state[..., 1, :] = 257, 256
+    o, _ = getattr(kernels, op)(q, zeros, zeros, scale=1.0, initial_state=state, mode="parallel")
+    assert (o == 1).all()
+
+
 @pytest.mark.parametrize("count", [15, 17])
 def test_parts_that_there_are_not_are_not_added(count: int, subject: Any) -> None:
     if subject.device.type != "cpu":

@@ -1,5 +1,5 @@
 """Strides that no law has: of inputs whose last two dims are exchanged, as a transposed product
-leaves them, and of boundaries that are a slice of others.
+leaves them, of one input alone, and of boundaries that are a slice of others.
 
 A layout of the laws would be too much: how PyTorch adds up a cotangent depends on where it lies.
 """
@@ -15,6 +15,7 @@ from properties.case import Case
 from properties.catalogue import OPS
 from properties.laws import Subject
 from properties.laws.judge import expect_same
+from properties.layouts import heads_first
 
 # A reading runs the kernels of another op.
 MODES = [(op.name, mode.name) for op in OPS.values() for mode in op.modes]
@@ -34,6 +35,26 @@ def test_where_rows_lie_changes_nothing(name: str, mode: str, subject: Subject) 
         got = subject.run(op, case, given, of)
         about = "layout_invariance", op, case, subject, inputs, gradients_of
         expect_same(*about, got, want, "contiguous inputs, where their last two dims are exchanged")
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "packed"),
+    [(*each, packed) for each in MODES for packed in (False, True) if each in PACKED or not packed],
+)
+def test_strides_of_one_do_not_stand_for_those_of_another(
+    name: str, mode: str, packed: bool, subject: Subject
+) -> None:
+    """Heads before tokens, one tensor at a time."""
+    op, case = OPS[name], _case(name, mode, (2, 3) if packed else (5,), packed=packed)
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, gradients_of)
+    about = "layout_invariance", op, case, subject, inputs, gradients_of
+    for each, x in inputs.tensors.items():
+        got = subject.run(op, case, inputs.with_tensors({each: heads_first(x)}), gradients_of)
+        expect_same(*about, got, want, f"contiguous inputs, where {each} has heads first")
+    for each, x in gradients_of.items():
+        got = subject.run(op, case, inputs, {**gradients_of, each: heads_first(x)})
+        expect_same(*about, got, want, f"contiguous inputs, where d{each} has heads first")
 
 
 @pytest.mark.parametrize(("name", "mode"), PACKED)

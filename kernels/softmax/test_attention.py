@@ -32,7 +32,7 @@ def test_a_window_that_reaches_every_key_is_none(
 ) -> None:
     q, k, v = _qkv(device, queries, keys)
     want, _ = attention(q, k, v, causal=causal)
-    for window in (max(queries, keys), queries + keys, 2**31 - 1, 2**31, 2**40):
+    for window in (max(queries, keys), queries + keys, 2**31 - 1, 2**31, 2**70):
         assert torch.equal(attention(q, k, v, causal=causal, window=window)[0], want), window
 
 
@@ -46,17 +46,40 @@ def test_a_sink_of_nothing_has_no_gradient_where_there_are_no_keys(device: torch
     assert gradient[0] == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sinks_and_slopes_of_16_bits_are_widened(dtype: torch.dtype, device: torch.device) -> None:
+    q, k, v = (x.detach().to(dtype) for x in _qkv(device, 5, 5))
+    sink, slopes = torch.tensor([3.3, -0.7]).to(dtype), torch.tensor([0.3, 1.7]).to(dtype)
+
+    def results(wide: torch.dtype) -> tuple[Tensor, ...]:
+        leaf = sink.to(device, wide).requires_grad_()
+        alibi = slopes.to(device, wide)
+        o, lse = attention(q, k, v, sink=leaf, alibi_slopes=alibi, return_lse=True)
+        assert lse is not None
+        (gradient,) = torch.autograd.grad(o.float().sum() + lse.sum(), [leaf])
+        return o, lse, gradient.to(dtype)
+
+    for got, want in zip(results(dtype), results(torch.float32), strict=True):
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_pair_that_is_not_seen_may_overflow(gated: bool, device: torch.device) -> None:
-    """The first queries see no key; their gradient times a value is infinite."""
-    q, k, v = _qkv(device, 4, 2)
-    g = torch.zeros(1, 2, 2, device=device, requires_grad=True) if gated else None
+    """Gradients of queries times the first and the last value, which they do not see, are
+    infinite, also in tiles of other pairs that are seen."""
+    tokens, window = 48, 20
+    q, k, v = _qkv(device, tokens, tokens)
+    g = torch.zeros(1, tokens, 2, device=device, requires_grad=True) if gated else None
     leaves = [q, k, v, *([g] if gated else [])]
-    o, _ = attention(q, k, 100 * v, causal=True, g=g)
-    usual = torch.ones_like(o)
-    huge = usual.clone()
-    huge[:, :2] = 3e38
-    found, want = (torch.autograd.grad(o, leaves, do, retain_graph=True) for do in (huge, usual))
-    for got, x in zip(found, want, strict=True):
-        assert x.isfinite().all()
-        assert torch.equal(got, x)
+    do = torch.full((1, tokens, 2, 3), 100.0, device=device)
+    do[:, :window] = do[:, -1:] = 0
+    usual, huge = v.detach().clone(), v.detach().clone()
+    usual[:, [0, -1]], huge[:, [0, -1]] = 0, 3e38
+    options = {"causal": True, "window": window, "g": g}
+    want, got = (
+        torch.autograd.grad(attention(q, k, v + (x - v).detach(), **options)[0], leaves, do)
+        for x in (usual, huge)
+    )
+    for a, b in zip(got, want, strict=True):
+        assert a.isfinite().all()
+        assert torch.equal(a, b)
