@@ -19,6 +19,7 @@ BUG = KnownBug(
             dims={"B": 1, "G": 1, "R": 3, "K": 5, "V": 3},
             lengths=(40,),
             given=("alibi_slopes",),
+            float32=("alibi_slopes",),
             options={
                 "scale": None,
                 "causal": True,
