@@ -6,21 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.tiles import TABLE
 from properties.catalogue import OPS
 from properties.catalogue.op import DTYPES, Role
 from properties.laws import Subject
+from properties.targets.ours import MODES_WITH_KERNELS
 
-# A reading runs the kernels of another op; what has no tokens decays alike at all of them.
+# What has no tokens decays alike at all of them.
 GATES = [
-    (op.name, mode.name, gate.name)
-    for op in OPS.values()
-    for mode in op.modes
-    for gate in op.arguments
-    if (op.name, mode.name) in TABLE
-    and gate.role is Role.LOG_DECAY
+    (name, mode, gate.name)
+    for name, mode in MODES_WITH_KERNELS
+    for gate in OPS[name].arguments
+    if gate.role is Role.LOG_DECAY
     and {"T", "S"} & {*gate.dims.split()}
-    and gate.name not in mode.refuses
+    and gate.name not in OPS[name].mode(mode).refuses
 ]
 TOKENS, CLOSED = 7, 2
 

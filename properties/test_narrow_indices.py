@@ -18,6 +18,7 @@ from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.laws import Subject
 from properties.sequences import dims_of, tensors_of
+from properties.targets.ours import MODES_WITH_KERNELS
 
 # Within 128 rows of 6 heads of 5 channels or of 56 features, or 32 states of 16 x 16, an offset is
 # below 2^13; gates alone, one a head, have more elements, and a sum over tokens has more parts.
@@ -91,15 +92,7 @@ def test_what_grows_with_a_tensor_is_64_bits_wide(case: Case, bits: int, subject
 
 
 @pytest.mark.parametrize("letters", ["B", "TS", "HG"])
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [
-        (op.name, mode.name)
-        for op in OPS.values()
-        for mode in op.modes
-        if (op.name, mode.name) in TABLE
-    ],
-)
+@pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
 def test_what_grows_with_a_stride_is_64_bits_wide(
     name: str, mode: str, letters: str, subject: Subject
 ) -> None:

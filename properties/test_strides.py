@@ -10,21 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.tiles import TABLE
 from properties.case import Case
 from properties.catalogue import OPS
 from properties.laws import Subject
 from properties.laws.judge import expect_same
 from properties.layouts import heads_first
+from properties.targets.ours import MODES_WITH_KERNELS
 
-# A reading runs the kernels of another op.
-MODES = [(op.name, mode.name) for op in OPS.values() for mode in op.modes]
-MODES = [each for each in MODES if each in TABLE]
-PACKED = [(op, mode) for op, mode in MODES if OPS[op].packed_by]
+PACKED = [(op, mode) for op, mode in MODES_WITH_KERNELS if OPS[op].packed_by]
 _SIZES = {"B": 2, "H": 3, "G": 1, "R": 3, "K": 16, "V": 16, "D": 16, "W": 4, "P": 3}
 
 
-@pytest.mark.parametrize(("name", "mode"), MODES)
+@pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
 def test_where_rows_lie_changes_nothing(name: str, mode: str, subject: Subject) -> None:
     op, case = OPS[name], _case(name, mode, (5,))
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
@@ -39,7 +36,12 @@ def test_where_rows_lie_changes_nothing(name: str, mode: str, subject: Subject) 
 
 @pytest.mark.parametrize(
     ("name", "mode", "packed"),
-    [(*each, packed) for each in MODES for packed in (False, True) if each in PACKED or not packed],
+    [
+        (*each, packed)
+        for each in MODES_WITH_KERNELS
+        for packed in (False, True)
+        if each in PACKED or not packed
+    ],
 )
 def test_strides_of_one_do_not_stand_for_those_of_another(
     name: str, mode: str, packed: bool, subject: Subject

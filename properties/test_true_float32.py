@@ -6,16 +6,14 @@ import pytest
 import torch
 
 import properties.simulator as simulator
-from kernels.tiles import TABLE
 from properties.catalogue import OPS
 from properties.laws import Subject
+from properties.targets.ours import MODES_WITH_KERNELS
 
-MODES = [(op.name, mode.name) for op in OPS.values() for mode in op.modes]
 _SIZES = {"B": 1, "G": 1, "R": 2, "K": 20, "V": 20, "P": 8}
 
 
-# A reading runs the kernels of another op.
-@pytest.mark.parametrize(("name", "mode"), [each for each in MODES if each in TABLE])
+@pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
 def test_no_product_is_rounded_to_tf32(name: str, mode: str, subject: Subject) -> None:
     if subject.device.type != "cpu":
         pytest.skip("only the simulator can be told what the default is")

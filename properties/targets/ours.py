@@ -7,8 +7,17 @@ import torch
 import kernels
 from kernels import tiles
 from properties.case import Case
+from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
 from properties.targets.target import Target
+
+# A reading of another op runs the kernels of that.
+MODES_WITH_KERNELS = tuple(
+    (op.name, mode.name)
+    for op in OPS.values()
+    for mode in op.modes
+    if (op.name, mode.name) in tiles.TABLE
+)
 
 
 class Ours(Target):
