@@ -1,10 +1,11 @@
 """Plant small mistakes in kernels and oracles, one at a time, and see which the suite notices.
 
 Each mutant is an edit made in memory while a fresh process imports the code; no file is touched.
-It is tried alone: against the oracle's numbers in float32, some cases of other laws and dtypes, and
-quick tests, or against all tests where no law runs it. The first failure kills it. Those that
-survive are made together and tried against everything: what changes nothing alone changes nothing
-together. Mutants that nothing can kill are listed in equivalents.toml, with the reason.
+It is tried alone: against what killed others of its function when that was last recorded, the
+oracle's numbers in float32, some cases of other laws and dtypes, and quick tests, or against all
+tests where no law runs it. The first failure kills it. Those that survive are made together and
+tried against everything: what changes nothing alone changes nothing together. With them are those
+that nothing can kill, which are listed in equivalents.toml, with the reason.
 
 What became of a mutant is kept, and a run goes on where another stopped: what was killed is tried
 again when its function changes, what survived also when the suite does.
@@ -34,7 +35,7 @@ from properties import profiles
 from properties.arguments import count
 from properties.device import DEVICES, activate, resolve
 from properties.jobs import Selection
-from properties.mutants import equivalents, shares
+from properties.mutants import equivalents, killers, shares
 from properties.mutants.board import Board
 from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
 from properties.mutants.mutant import PACKAGES, Mutant, mutants
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
         jobs = Selection(*wanted).jobs(target)
         listed = equivalents.read(chosen.equivalents)
+        before = killers.read(chosen.killers)
         if chosen.record:
             _check_record(chosen)
         every = mutants(operators=chosen.operator)
@@ -62,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2
     tests = not (chosen.law or chosen.dtype)
-    suite = Suite(jobs, target, chosen.device, chosen.cache, chosen.jobs, tests=tests)
+    suite = Suite(
+        jobs, target, chosen.device, chosen.cache, chosen.jobs, tests=tests, killers=before
+    )
     verdicts = Verdicts(chosen.cache / "verdicts.jsonl", chosen.fresh)
     found = [m for m in every if _wanted(m, chosen, suite)]
     try:
@@ -76,16 +80,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     suite.close(at_once=False)
     if chosen.record and not suite.failing:
-        known = shares.read(chosen.record)
-        shares.write(chosen.record, {**known, **shares.whole(board.shares(), every)})
+        _record(chosen.record, board, every)
     elif chosen.record:
         console.print("not recorded, as not all that may notice a mutant could be tried")
     return code
 
 
+def _record(folder: Path, board: Board, every: Sequence[Mutant]) -> None:
+    """Keep what was found of the modules of which every mutant was tried."""
+    whole = shares.whole(board.shares(), every)
+    path = folder / shares.PATH.name
+    shares.write(path, {**shares.read(path), **whole})
+    path = folder / killers.PATH.name
+    killers.write(path, killers.replaced(killers.read(path), board.killers(), whole))
+
+
 def _check_record(chosen: argparse.Namespace) -> None:
-    """Refuse a file that is none, and a run that would not tell what the whole suite kills."""
-    shares.read(chosen.record)
+    """Refuse files that are others, and a run that would not tell what the whole suite kills."""
+    if not chosen.record.is_dir():
+        raise ValueError(f"--record: {chosen.record}, expected a folder")
+    shares.read(chosen.record / shares.PATH.name)
+    killers.read(chosen.record / killers.PATH.name)
     for name in ("op", "mode", "law", "dtype", "operator"):
         if getattr(chosen, name):
             raise ValueError(f"--record: beside --{name}, expected all that may notice a mutant")
@@ -121,11 +136,12 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
     parse.add_argument("--jobs", type=count, default=os.cpu_count(), help="default: one per core")
     parse.add_argument("--json", type=Path, metavar="FILE", help="write every mutant to FILE")
-    text = "write how many were killed of each module to FILE, for the README's table"
-    parse.add_argument("--record", type=Path, metavar="FILE", help=text)
+    text = "write to DIR how many were killed of each module, for the README's table, and by what"
+    parse.add_argument("--record", type=Path, metavar="DIR", help=text)
     parse.add_argument("--fresh", action="store_true", help="forget what is known")
     kept = "where what is known is kept (%(default)s)"
     parse.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
+    parse.add_argument("--killers", type=Path, default=killers.PATH, help=argparse.SUPPRESS)
     parse.add_argument("--equivalents", type=Path, default=equivalents.PATH, help=argparse.SUPPRESS)
     return parse.parse_args(arguments)
 
@@ -165,11 +181,9 @@ def _run(
     known_before = f", {len(board.verdicts)} of them known" if board.verdicts else ""
     console.print(f"{len(wanted)} mutants{known_before}; {chosen.jobs} processes", highlight=False)
     suspects = _try_alone(board, suite, verdicts, chosen.jobs, console)
-    _try_together(suspects, board, suite, verdicts, chosen.jobs, console)
-    killed = _together(
-        [m for m in wanted if m.key in listed], "listed as equivalent", suite, verdicts,
-        chosen.jobs, console,
-    )  # fmt: skip
+    those = [m for m in wanted if m.key in listed]
+    killed = _together([*suspects, *those], suite, verdicts, chosen.jobs, console)
+    _settle(suspects, killed, board, verdicts)
 
     for table in board.tables():
         console.print(table)
@@ -177,7 +191,7 @@ def _run(
         console.print(board.survivor(mutant), markup=False, highlight=False, soft_wrap=True)
     # What was not asked for cannot be missed.
     narrowed = chosen.op or chosen.mode or chosen.within or chosen.operator
-    problems = [f"listed and killed: {m.where}\n{m.text}" for m in killed]
+    problems = [f"listed and killed: {m.where}\n{m.text}" for m in those if m in killed]
     if not narrowed:
         problems += [f"listed and gone: {e.function}\n{e.change}" for e in gone]
     problems += [f"left out: {report}" for report in suite.failing]
@@ -211,16 +225,13 @@ def _try_alone(
     return suspects
 
 
-def _try_together(
+def _settle(
     suspects: Mapping[Mutant, Verdict],
+    killed: Mapping[Mutant, tuple[str, str]],
     board: Board,
-    suite: Suite,
     verdicts: Verdicts,
-    workers: int,
-    console: Console,
 ) -> None:
-    """Try what is left of mutants on all there is."""
-    killed = _together([*suspects], "all together", suite, verdicts, workers, console)
+    """Say what became of those that were tried together."""
     for mutant, verdict in suspects.items():
         if mutant in killed:
             verdict = replace(verdict, caught_by=killed[mutant][0], check=killed[mutant][1])
@@ -232,13 +243,12 @@ def _try_together(
 
 def _together(
     mutants: Sequence[Mutant],
-    title: str,
     suite: Suite,
     verdicts: Verdicts,
     workers: int,
     console: Console,
 ) -> dict[Mutant, tuple[str, str]]:
-    """Those that anything kills: what does, and which check of it."""
+    """Try mutants on all there is: those that anything kills, what does, and which check of it."""
     parts = [
         unit
         for package in PACKAGES
@@ -255,7 +265,7 @@ def _together(
     if not parts:
         return killed
     with _bar(console) as bar, _pool(workers, suite) as pool:
-        task = bar.add_task(title, total=len(parts), survivors=len(mutants))
+        task = bar.add_task("all together", total=len(parts), survivors=len(mutants))
         for found in pool.map(run, parts):
             killed |= found
             bar.update(task, advance=1, survivors=len(mutants) - len(killed))

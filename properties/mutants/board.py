@@ -2,15 +2,18 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.table import Table
 
 from properties.mutants.equivalents import Equivalent
+from properties.mutants.killers import Killers
 from properties.mutants.mutant import Mutant
 from properties.mutants.operators import OPERATORS
 from properties.mutants.shares import Share
+from properties.mutants.trial import pinned_of
 from properties.mutants.verdicts import Verdict
 
 
@@ -73,6 +76,16 @@ class Board:
             module: Share(n["mutants"], n["killed"], n["equivalent"], n["for another device"])
             for module, n in found.items()
         }
+
+    def killers(self) -> Killers:
+        """What killed mutants of each function, as far as it can be run again."""
+        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for mutant in self.mutants:
+            verdict = self.verdicts.get(mutant.key)
+            with suppress(ValueError):  # a process that ended names no check
+                if verdict is not None and verdict.caught_by and pinned_of(verdict.check):
+                    found[mutant.where][verdict.check] += 1
+        return dict(found)
 
     def tables(self) -> list[Table]:
         """By module, by operator, and by what killed them."""

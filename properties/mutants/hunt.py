@@ -22,6 +22,7 @@ from properties.jobs import Job
 from properties.laws import LAWS
 from properties.mutants.closure import ROOT, closure, digest
 from properties.mutants.edit import Edit
+from properties.mutants.killers import Killers, ranked
 from properties.mutants.mutant import Mutant, combined
 from properties.mutants.nursery import Nursery, TrialDied
 from properties.mutants.survey import (
@@ -32,6 +33,7 @@ from properties.mutants.survey import (
     files_of_tests,
     of_job,
     of_tests,
+    standing,
 )
 from properties.mutants.trial import (
     LIBRARIES,
@@ -40,7 +42,6 @@ from properties.mutants.trial import (
     LawAbout,
     Outcome,
     Pinned,
-    TestAt,
     attempt,
     failing_tests,
 )
@@ -61,13 +62,14 @@ _TELLING = (
     ("differential", "float16"),
     ("splitting", "float16"),
 )
-# They are tried in so many modes, of those that run a mutant in least time; they, and quick tests,
-# are begun until so many seconds are spent.
+# They are tried in so many modes, of those that run a mutant in least time. Each wave begins checks
+# until so many seconds are spent.
 _MODES, _SPENT = 2, 4.0
 # Seconds that a trial may take: so many times as many as without an edit, and some for what has to
 # be compiled; of a check among others, and of all that a unit or a survey runs.
 _LONGER, _COMPILING, _AT_LEAST = 20.0, 10.0, 60.0
 _ONE, _AT_MOST = 300, 900
+_NONE: Killers = {}
 # Where so many failures are those of mutants that are known by then, running all of a unit again
 # tells more than to ask of each.
 _EXPLAINED = 2
@@ -121,6 +123,7 @@ class Suite:
         jobs: the laws, modes and dtypes that count.
         folder: where surveys and answers of the oracle are kept.
         tests: whether tests count as well.
+        killers: what killed mutants of each function before.
 
     Attributes:
         failing: reports of what fails as the code stands, and is left out.
@@ -135,7 +138,9 @@ class Suite:
         workers: int,
         *,
         tests: bool = True,
+        killers: Killers = _NONE,
     ) -> None:
+        self.killers = {name: ranked(checks) for name, checks in killers.items()}
         self.jobs = sorted(jobs, key=_place)
         self.folder = folder
         self.sources = {name: Sources.of(OPS[name], target) for name in {j.op for j in jobs}}
@@ -169,8 +174,12 @@ class Suite:
         return [j for j in self.jobs if mutant.module in self.sources[j.op].kernels]
 
     def waves(self, mutant: Mutant) -> "Iterator[Wave]":
-        """What is tried on a mutant alone, in its order: the oracle's numbers, telling laws, and
-        quick tests; where no law runs it, all tests."""
+        """What is tried on a mutant alone, in its order: what killed others of its function, the
+        oracle's numbers, telling laws, and quick tests; where no law runs it, all tests."""
+        before = self._counting(mutant)
+        if before:
+            code = _digest([self.code(mutant), *map(str, before)])
+            yield Wave("killers", code, partial(self._standing, before))
         about = self.jobs_about(mutant)
         files = self.files_about(mutant)
         of_files = [digest(_module(file)) for file in files]
@@ -179,7 +188,7 @@ class Suite:
                 yield Wave(file, code, partial(self._tests, mutant, [file]))
             return
         most = [job for job in about if (job.law, job.dtype) == _MOST_TELLING] or about
-        yield Wave("numbers", self._code(most), partial(self._reaching, mutant, most))
+        yield Wave("numbers", self._code(most), partial(self._numbers, mutant, most))
         telling = [job for job in about if (job.law, job.dtype) in _TELLING]
         if telling and most is not about:
             laws = partial(self._telling, mutant, most, telling)
@@ -187,6 +196,29 @@ class Suite:
         if files:
             tests = partial(self._tests, mutant, files, _SPENT)
             yield Wave("tests", _digest(of_files), tests)
+
+    def _counting(self, mutant: Mutant) -> list[Pinned]:
+        """What killed mutants of a function before, as far as it counts now."""
+        jobs = {(job.law, job.op, job.mode, job.dtype) for job in self.jobs_about(mutant)}
+        files = self.files_about(mutant)
+        return [
+            pinned
+            for pinned in self.killers.get(mutant.where, [])
+            if (
+                (pinned.law, pinned.case.op, pinned.case.mode, pinned.case.dtype) in jobs
+                if isinstance(pinned, LawAbout)
+                else pinned.kind in files
+            )
+        ]
+
+    def _standing(self, before: Sequence[Pinned]) -> list[Check]:
+        """Those that pass as the code stands."""
+        groups = dict.fromkeys(map(_group, before))
+        known = {check.pinned: check for group in groups for check in self.standing_in(group)}
+        return _within([known[one] for one in before if one in known], _SPENT)
+
+    def _numbers(self, mutant: Mutant, jobs: Sequence[Job]) -> list[Check]:
+        return _within(self._reaching(mutant, jobs), _SPENT)
 
     def _reaching(self, mutant: Mutant, jobs: Sequence[Job]) -> list[Check]:
         """The cases of some jobs that run a mutant: those first that run most lines."""
@@ -229,6 +261,15 @@ class Suite:
         code = digest(_module(file))
         arguments = file, package, self.bench, self.folder
         return self._survey(f"{package}.{file}", code, of_tests, *arguments)
+
+    def standing_in(self, group: str) -> list[Check]:
+        """The killers of a group that pass as the code stands."""
+        those = {p for pinned in self.killers.values() for p in pinned if _group(p) == group}
+        pinned = sorted(those, key=str)
+        ops = {p.case.op for p in pinned if isinstance(p, LawAbout)}
+        code = [self._code([j for j in self.jobs if j.op in ops]), *map(str, pinned)]
+        code += [digest(_module(group))] if not ops else []
+        return self._survey(f"killers.{group}", _digest(code), standing, pinned, self.bench)
 
     def code(self, mutant: Mutant) -> str:
         """A digest of all that may notice a mutant."""
@@ -297,6 +338,11 @@ class Suite:
             ended = _ended(death)
             return Outcome(ended.how, ended.report, 0, float(seconds))
         return outcome
+
+
+def _group(pinned: Pinned) -> str:
+    """What killers are run together for, to see that they pass: a mode, or a file."""
+    return f"{pinned.case.op}-{pinned.case.mode}" if isinstance(pinned, LawAbout) else pinned.kind
 
 
 def _ended(death: TrialDied) -> Ended:
@@ -371,16 +417,11 @@ def _judge(mutant: Mutant, checks: Sequence[Check], suite: Suite) -> Verdict:
         return Verdict(mutant.key, None)
     outcome = suite.attempt(checks, mutant)
     if outcome.caught_by is None:
-        passed = dict(Counter(_kind(check) for check in checks))
+        passed = dict(Counter(check.pinned.kind for check in checks))
         return Verdict(mutant.key, None, seconds=outcome.seconds, tried=passed)
-    check = checks[outcome.number]
-    if isinstance(check.pinned, TestAt):
-        return Verdict(mutant.key, check.name, check.pinned.node, outcome.seconds)
-    return Verdict(mutant.key, outcome.caught_by, check.name, outcome.seconds)
-
-
-def _kind(check: Check) -> str:
-    return check.pinned.law if isinstance(check.pinned, LawAbout) else check.name
+    check = checks[outcome.number].pinned
+    by = outcome.caught_by if isinstance(check, LawAbout) else check.kind
+    return Verdict(mutant.key, by, str(check), outcome.seconds)
 
 
 @dataclass(frozen=True)
@@ -400,12 +441,10 @@ class Unit:
     file: str = ""
 
     def told(self, failure: Pinned | Ended) -> tuple[str, str]:
-        """What kills, and which of its checks: a law and the job, or a file and the test."""
+        """What kills, and which of its checks: a law and its case, or a file and the test."""
         if isinstance(failure, Ended):
             return failure.how, self.name
-        if isinstance(failure, LawAbout):
-            return failure.law, f"{self.name}-{failure.law}-{failure.case.dtype}"
-        return self.file, failure.node
+        return failure.kind, str(failure)
 
 
 def units(suite: Suite, package: str) -> Iterator[Unit]:

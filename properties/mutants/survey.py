@@ -20,7 +20,9 @@ from properties.mutants.trial import (
     LawAbout,
     Pinned,
     TestAt,
+    attempt,
     bench_subject,
+    pinned_of,
     plant,
 )
 
@@ -54,12 +56,10 @@ class Check:
     """A law about a case, or a test: what it runs, and for how long.
 
     Args:
-        name: what it is called in a report.
         seconds: of processor time.
         lines: see `reach.packed`.
     """
 
-    name: str
     pinned: Pinned
     seconds: float
     lines: Mapping[str, str]
@@ -74,21 +74,11 @@ class Check:
         return meets(self.lines, mutant.path, mutant.lines)
 
     def to_json(self) -> dict[str, Any]:
-        of = (
-            {"test": self.pinned.node}
-            if isinstance(self.pinned, TestAt)
-            else {"law": self.pinned.law, "case": self.pinned.case.to_json()}
-        )
-        return {**of, "name": self.name, "seconds": self.seconds, "lines": self.lines}
+        return {"pinned": str(self.pinned), "seconds": self.seconds, "lines": self.lines}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "Check":
-        pinned: Pinned
-        if "test" in told:
-            pinned = TestAt(told["test"])
-        else:
-            pinned = LawAbout(told["law"], Case.from_json(told["case"]))
-        return cls(told["name"], pinned, told["seconds"], told["lines"])
+        return cls(pinned_of(told["pinned"]), told["seconds"], told["lines"])
 
 
 class SuiteFails(Exception):
@@ -117,7 +107,7 @@ def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
 
     def observe(case: Case, ratio: float) -> None:
         seconds = process_time() - started
-        checks.append(Check(job.name, LawAbout(job.law, case), seconds, packed(reach.stop())))
+        checks.append(Check(LawAbout(job.law, case), seconds, packed(reach.stop())))
 
     try:
         examples = settings(max_examples=job.share(settings().max_examples))
@@ -189,9 +179,21 @@ class _Recorder:
         self.reach.start()
         runtestprotocol(item, nextitem=nextitem)
         lines = packed(self.reach.stop())
-        file = item.nodeid.partition("::")[0]
-        self.checks.append(Check(file, TestAt(item.nodeid), process_time() - started, lines))
+        self.checks.append(Check(TestAt(item.nodeid), process_time() - started, lines))
         return True
+
+
+def standing(pinned: Sequence[Pinned], bench: Bench) -> list[Check]:
+    """Those of some checks that pass as the code stands, and for how long they run."""
+    checks = []
+    for one in pinned:
+        try:
+            outcome = attempt([one], [], bench, [])
+        except ValueError:  # a test that is no more
+            continue
+        if outcome.caught_by is None:
+            checks.append(Check(one, outcome.seconds, {}))
+    return checks
 
 
 def files_of_tests(package: str) -> Iterator[str]:
@@ -213,9 +215,9 @@ class Surveys:
         """A survey that was kept, or None."""
         try:
             told = json.loads(self._path(name).read_text())
-        except (FileNotFoundError, ValueError):
+            return [Check.from_json(c) for c in told["checks"]] if told["code"] == code else None
+        except (FileNotFoundError, ValueError, KeyError):
             return None
-        return [Check.from_json(one) for one in told["checks"]] if told["code"] == code else None
 
     def keep(self, name: str, code: str, checks: Sequence[Check]) -> None:
         path = self._path(name)

@@ -21,7 +21,7 @@ from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
 from properties.mutants.memory import Memory
 from properties.mutants.mutant import ROOT, Mutant, mutants
 from properties.mutants.nursery import Nursery, TrialDied
-from properties.mutants.trial import LawAbout, Pinned, TestAt
+from properties.mutants.trial import LawAbout, Pinned, TestAt, pinned_of
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 
@@ -68,7 +68,11 @@ def test_a_wrong_sign_is_killed_by_the_law_that_looks(
     for mutant in signs:
         verdict = judge(mutant, telling, verdicts)
         assert verdict.caught_by == "differential", telling.failing
-        assert verdict.check == "rotary_embedding-fused-differential-float32"
+        check = pinned_of(verdict.check)
+        assert isinstance(check, LawAbout)
+        assert (check.law, check.case.op, check.case.dtype) == (
+            "differential", "rotary_embedding", "float32",
+        )  # fmt: skip
 
 
 def test_a_mutant_of_an_oracle_is_killed_by_the_tests_beside_it(

@@ -48,6 +48,14 @@ class LawAbout:
     law: str
     case: Case
 
+    @property
+    def kind(self) -> str:
+        """What it is counted as: its law."""
+        return self.law
+
+    def __str__(self) -> str:
+        return f"{self.law} {self.case.to_json()}"
+
 
 @dataclass(frozen=True)
 class TestAt:
@@ -57,8 +65,26 @@ class TestAt:
 
     node: str
 
+    @property
+    def kind(self) -> str:
+        """What it is counted as: its file."""
+        return self.node.partition("::")[0]
+
+    def __str__(self) -> str:
+        return self.node
+
 
 Pinned = LawAbout | TestAt
+
+
+def pinned_of(text: str) -> Pinned:
+    """The check whose `str` this is.
+
+    Raises:
+        ValueError: it is neither a node nor a law with a case.
+    """
+    law, _, case = text.partition(" ")
+    return TestAt(text) if "::" in law else LawAbout(law, Case.from_json(case))
 
 
 @dataclass(frozen=True)

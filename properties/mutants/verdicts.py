@@ -18,7 +18,7 @@ class Verdict:
     Args:
         caught_by: the law, the test file, or the type of the error, that killed it; None if it
             survived.
-        check: the job or the test that did.
+        check: the law and the case, or the test, that did.
         seconds: of processor time that it took, trials that it survived included.
         tried: checks that it survived, by law or test file.
         suite: a digest of all that could have killed it.

@@ -1,0 +1,63 @@
+"""The checks that killed mutants when all of a module were last tried: they are tried first.
+
+    python -m properties.mutants --record properties/mutants
+
+An edit of a function is noticed by what noticed other edits of it, most of the time. That is known
+of the code as it stood then, and only says where to look first: what kills counts when it is seen.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from properties.files import write_whole
+from properties.mutants.trial import Pinned, pinned_of
+
+PATH = Path(__file__).with_suffix(".json")
+
+# By function, how many of its mutants each check killed.
+Killers = Mapping[str, Counter[str]]
+
+
+def read(path: Path = PATH) -> Killers:
+    """What is recorded, by function; nothing if there is no such file.
+
+    Raises:
+        ValueError: the file is not one of this kind.
+    """
+    if not path.exists():
+        return {}
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    try:
+        for check, kills in json.loads(path.read_text()).items():
+            pinned_of(check)
+            for function, count in kills.items():
+                found[function][check] += count
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"--record: {path}, expected a file that --record wrote: {error}"
+        ) from error
+    return dict(found)
+
+
+def write(path: Path, killers: Killers) -> None:
+    """Replace the file, a line for each check, or leave it as it is."""
+    rows: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for function in sorted(killers):
+        for check, count in killers[function].items():
+            rows[check][function] = count
+    lines = [f"{json.dumps(check)}: {json.dumps(rows[check])}" for check in sorted(rows)]
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def ranked(checks: Counter[str]) -> list[Pinned]:
+    """The checks that killed mutants of a function, those first that killed most."""
+    return [pinned_of(check) for check, _ in checks.most_common()]
+
+
+def replaced(known: Killers, found: Killers, modules: Iterable[str]) -> Killers:
+    """What is known, with what was found of the functions of some modules in its place."""
+    prefixes = tuple(f"{module}." for module in modules)
+    kept = {name: checks for name, checks in known.items() if not name.startswith(prefixes)}
+    return {**kept, **{n: checks for n, checks in found.items() if n.startswith(prefixes)}}

@@ -1,0 +1,122 @@
+"""What killed is written down by function, read again, and tried first while it passes."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from properties.case import Case
+from properties.device import activate
+from properties.jobs import Selection
+from properties.mutants import killers
+from properties.mutants.__main__ import main
+from properties.mutants.board import Board
+from properties.mutants.hunt import Suite, Wave, judge
+from properties.mutants.mutant import Mutant, mutants
+from properties.mutants.trial import LawAbout, TestAt, pinned_of
+from properties.mutants.verdicts import Verdict, Verdicts
+from properties.targets import load
+
+_TURNED = "kernels.position.rotary._rotate"
+_CASE = Case(
+    op="rotary_embedding", mode="fused", dtype="float32", dims={"B": 1, "H": 2, "P": 4, "D": 9},
+    lengths=(3,), options={"interleaved": True},
+)  # fmt: skip
+_LAW = LawAbout("differential", _CASE)
+_TEST = TestAt("kernels/position/test_rotary.py::test_it[a b]")
+
+
+@pytest.mark.parametrize("pinned", [_LAW, _TEST])
+def test_a_check_is_told_by_one_line(pinned: LawAbout | TestAt) -> None:
+    assert pinned_of(str(pinned)) == pinned
+    assert "\n" not in str(pinned)
+
+
+@pytest.mark.parametrize("text", ["", "gla-chunk", "differential", "differential {}"])
+def test_what_is_no_check_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="case"):
+        pinned_of(text)
+
+
+def test_killers_survive_their_file(tmp_path: Path) -> None:
+    found = {
+        "kernels.a.f": Counter({str(_LAW): 2, str(_TEST): 3}),
+        "kernels.a.g": Counter({str(_LAW): 1}),
+    }
+    killers.write(tmp_path / "killers.json", found)
+    assert killers.read(tmp_path / "killers.json") == found
+    assert killers.read(tmp_path / "none.json") == {}
+    assert killers.ranked(found["kernels.a.f"]) == [_TEST, _LAW]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"gla-chunk": {}}', '{"a.py::b": {"f": "g"}}'])
+def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "killers.json").write_text(text)
+    with pytest.raises(ValueError, match="expected a file that --record wrote"):
+        killers.read(tmp_path / "killers.json")
+
+
+def test_only_modules_of_which_all_is_tried_are_replaced() -> None:
+    one, two = Counter({str(_LAW): 1}), Counter({str(_TEST): 1})
+    known = {"kernels.a.f": one, "kernels.a.gone": one, "kernels.ab.f": one}
+    found = {"kernels.a.f": two, "kernels.ab.f": two}
+    assert killers.replaced(known, found, ["kernels.a"]) == {
+        "kernels.a.f": two,
+        "kernels.ab.f": one,
+    }
+
+
+def test_a_board_counts_what_can_be_run_again() -> None:
+    some = mutants(["kernels"], ["sign"])[:4]
+    told = [("differential", str(_LAW)), ("time", "rotary_embedding-fused"), (None, "")]
+    verdicts = {
+        m.key: Verdict(m.key, by, check) for m, (by, check) in zip(some, told, strict=False)
+    }
+    board = Board(some, {}, frozenset(), verdicts)
+    assert board.killers() == {some[0].where: Counter({str(_LAW): 1})}
+
+
+@pytest.fixture(scope="module")
+def sign() -> Mutant:
+    return next(m for m in mutants(["kernels"], ["sign"]) if m.where == _TURNED)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Iterator[Suite]:
+    """A suite with killers of one function: one that fails without an edit, one that is no more,
+    one that is not asked for, and one that looks."""
+    target = load("ours", activate("auto"))
+    jobs = Selection(("rotary_embedding",), (), ("differential",), ("float32",)).jobs(target)
+    refused = LawAbout("differential", Case(**{**vars(_CASE), "tile": 99}))
+    gone = TestAt("kernels/position/test_rotary.py::test_that_is_no_more")
+    other = LawAbout("untouched_inputs", _CASE)
+    before = Counter({str(refused): 9, str(gone): 8, str(other): 7, str(_LAW): 1})
+    suite = Suite(jobs, target, "auto", tmp_path, 1, killers={_TURNED: before})
+    yield suite
+    suite.close(at_once=True)
+
+
+def test_what_killed_before_and_passes_now_is_tried_first(
+    sign: Mutant, suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = suite.waves(sign)
+    assert [check.pinned for check in first.checks()] == [_LAW]
+    monkeypatch.setattr(suite, "waves", lambda mutant: iter([first]))
+    verdict = judge(sign, suite, Verdicts(tmp_path / "verdicts.jsonl", fresh=True))
+    assert (verdict.caught_by, verdict.check) == ("differential", str(_LAW))
+
+
+def test_a_function_of_which_nothing_is_known_is_tried_like_any(suite: Suite) -> None:
+    found = [m for m in mutants(["kernels"]) if m.module == "kernels.position.rotary"]
+    other = next(m for m in found if m.where != _TURNED)
+    waves: list[Wave] = [*suite.waves(other)]
+    assert waves[0].name == "numbers"
+
+
+def test_what_killed_is_recorded_in_a_folder_that_exists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing"
+    assert main(["--cache", str(tmp_path), "--record", str(missing)]) == 2
+    assert f"--record: {missing}, expected a folder" in capsys.readouterr().out
