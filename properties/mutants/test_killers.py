@@ -14,7 +14,7 @@ from properties.mutants.__main__ import main
 from properties.mutants.board import Board
 from properties.mutants.hunt import Suite, Wave, judge
 from properties.mutants.mutant import Mutant, mutants
-from properties.mutants.trial import LawAbout, TestAt, pinned_of
+from properties.mutants.trial import Bench, LawAbout, TestAt, attempt, pinned_of
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 
@@ -24,6 +24,7 @@ _CASE = Case(
     lengths=(3,), options={"interleaved": True},
 )  # fmt: skip
 _LAW = LawAbout("differential", _CASE)
+_OF_AN_ORACLE = "test_the_scaled_form_takes_vectors_whose_squares_overflow"
 _TEST = TestAt("kernels/position/test_rotary.py::test_it[a b]")
 
 
@@ -105,6 +106,14 @@ def test_what_killed_before_and_passes_now_is_tried_first(
     monkeypatch.setattr(suite, "waves", lambda mutant: iter([first]))
     verdict = judge(sign, suite, Verdicts(tmp_path / "verdicts.jsonl", fresh=True))
     assert (verdict.caught_by, verdict.check) == ("differential", str(_LAW))
+
+
+def test_cases_and_tests_are_tried_in_one_process(sign: Mutant) -> None:
+    passes = TestAt(f"reference/norm/test_l2norm.py::{_OF_AN_ORACLE}")
+    bench = Bench("ours", "auto")
+    assert attempt([passes, _LAW], [60.0, 60.0], bench, []).caught_by is None
+    outcome = attempt([passes, _LAW], [60.0, 60.0], bench, [sign.edit()])
+    assert (outcome.caught_by, outcome.number) == ("differential", 1)
 
 
 def test_a_function_of_which_nothing_is_known_is_tried_like_any(suite: Suite) -> None:

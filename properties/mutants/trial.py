@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from time import process_time
 from types import FrameType, TracebackType
@@ -126,12 +127,20 @@ def attempt(
     """
     started = process_time()
     plant(edits)
-    tests = [p.node for p in pinned if isinstance(p, TestAt)]
-    if tests:
-        outcome = _run_tests(tests, limits, bench.device)
-    else:
-        outcome = _judge([p for p in pinned if isinstance(p, LawAbout)], limits, bench)
-    return replace(outcome, seconds=process_time() - started)
+    outcome, before = Outcome(None), 0
+    for _, alike in groupby(pinned, type):
+        those = [*alike]
+        own = limits[before : before + len(those)]
+        tests = [one.node for one in those if isinstance(one, TestAt)]
+        if tests:
+            outcome = _run_tests(tests, own, bench.device)
+        else:
+            outcome = _judge([one for one in those if isinstance(one, LawAbout)], own, bench)
+        if outcome.caught_by is not None:
+            break
+        before += len(those)
+    seconds = process_time() - started
+    return replace(outcome, number=before + outcome.number, seconds=seconds)
 
 
 def plant(edits: Sequence[Edit]) -> None:
