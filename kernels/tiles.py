@@ -83,8 +83,24 @@ _FUSED_RECURRENT = (
 _UNALIGNED = Tile(tokens=64, keys=16, features=16, num_warps=2, num_stages=1)
 
 # The fastest of those that do not spill, for an H200. A longer chunk has fewer states to write and
-# to read, but gates of channels leave no registers for one.
+# to read, but gates of channels leave no registers for one. A head dim of 32 leaves half of the
+# columns of a group of warps empty (see `narrowest`), and a long chunk's system takes longest then.
 _DELTA_ON_HOPPER = (
+    Entry(
+        tokens=32,
+        keys=32,
+        features=32,
+        num_warps=1,
+        num_stages=1,
+        max_dim=32,
+        dtypes=(torch.bfloat16,),
+        **_HOPPER,
+        kernels={
+            "states": Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=3),
+            "system_backward": Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=1),
+            "unaligned": Tile(tokens=32, keys=32, features=32, num_stages=1),
+        },
+    ),
     Entry(
         tokens=64,
         max_dim=128,
@@ -106,7 +122,7 @@ _DELTA_ON_HOPPER = (
         kernels={
             "states": Tile(tokens=32, features=32),
             "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
-            "gradients": Tile(tokens=32, keys=64, features=32, num_warps=2),
+            "gradients": Tile(tokens=32, keys=64, features=64),
             "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
             "system_backward": Tile(tokens=32, keys=64, features=64),
         },
@@ -177,6 +193,22 @@ _GLA_ON_HOPPER = tuple(
         (128, Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1)),
         (256, Tile(tokens=32, keys=32, features=256, num_stages=1)),
     )
+)
+_NARROW_SIMPLE_GLA_ON_HOPPER = Entry(
+    tokens=32,
+    keys=32,
+    features=32,
+    num_warps=1,
+    num_stages=3,
+    max_dim=32,
+    dtypes=(torch.bfloat16,),
+    **_HOPPER,
+    kernels={
+        "states": Tile(tokens=32, keys=32, features=32, num_warps=2),
+        "outputs": Tile(tokens=32, keys=32, features=32, num_warps=1, num_stages=1),
+        "gradients": Tile(tokens=32, keys=32, features=32, num_warps=2),
+        "unaligned": Tile(tokens=32, keys=16, features=16, num_warps=2, num_stages=1),
+    },
 )
 _SIMPLE_GLA_ON_HOPPER = {
     "states": Tile(tokens=64, keys=64, features=64, num_stages=3),
@@ -309,7 +341,6 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             keys=64,
             features=64,
             num_stages=3,
-            max_dim=128,
             dtypes=(torch.bfloat16,),
             **_HOPPER,
             kernels={
@@ -345,6 +376,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("linear_attn", "fused_recurrent"): _FUSED_RECURRENT,
     ("gla", "fused_recurrent"): _FUSED_RECURRENT,
     ("simple_gla", "chunk"): (
+        _NARROW_SIMPLE_GLA_ON_HOPPER,
         Entry(
             tokens=64,
             max_dim=256,
@@ -363,6 +395,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=32, keys=32, features=32, num_stages=1),
     ),
     ("simple_gla", "fused_chunk"): (
+        _NARROW_SIMPLE_GLA_ON_HOPPER,
         Entry(
             tokens=64,
             keys=64,
