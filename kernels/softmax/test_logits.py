@@ -99,5 +99,10 @@ def test_a_hyperbolic_tangent_keeps_its_digits(slope: bool, device: torch.device
     want = 1 / exact.cosh().square() if slope else exact.tanh()
     error = (y.double() - want).abs() / want.abs()
     # Two ulp. A slope falls as exp(-2|x|), of whose argument both the factor and it are rounded.
-    bound = 4 + (4 * exact.abs() + 2 if slope else 0)
-    assert (error / bound)[want.abs() >= 2.0**-126].max() <= 2.0**-24
+    bound, least = 4 + (4 * exact.abs() + 2 if slope else 0 * exact), 2.0**-126
+    if device.type == "cuda":
+        # There exp2 and a division are off by up to two ulp each, the first of which counts twice
+        # in tanh(1/4), and less further on; and what is less than normal is 0.
+        bound += 8 if slope else torch.where(exact.abs() < 0.25, 0, 12)
+        least = 4 * least
+    assert (error / bound)[want.abs() >= least].max() <= 2.0**-24
