@@ -171,9 +171,9 @@ def _of(
                 continue
             for change in operator.find(Place(node, function, numbers)):
                 result = change.of(source.text)
-                # A mistake that reads the same is made once in a function.
+                # A mistake that reads the same is made once in a function, but at every barrier.
                 told = name, source.text[change.start : change.stop], change.text
-                if result in seen or told in alike:
+                if result in seen or (told in alike and name != "barrier"):
                     continue
                 seen.add(result)
                 alike.add(told)

@@ -63,6 +63,11 @@ DEVICE = {
         "  S = (S + tl.exp(g)).to(x_ptr.dtype.element_ty).to(tl.float32)"
     ],
     ("barrier", "tl.debug_barrier()"): ["pass"],
+    # Another mistake that reads the same is made once.
+    ("barrier", "tl.debug_barrier()\na = b\ntl.debug_barrier()"): [
+        "pass\na = b\ntl.debug_barrier()",
+        "tl.debug_barrier()\na = b\npass",
+    ],
     ("barrier", "tl.atomic_add(x_ptr, a, mask=m)"): ["tl.store(x_ptr, a, mask=m)"],
     ("order", "S *= a\nS += b"): ["S += b\nS *= a"],
 }
