@@ -401,7 +401,7 @@ PLANTED = (
     ],
 )
 def test_law_notices(op: Op, planted: Planted) -> None:
-    # Of what CI draws for a law, in all modes and dtypes, a case in eight notices the rarest of them.
+    # Of what CI draws for a law, in all modes and dtypes, a case in eight notices the rarest bug.
     # In one run that may be none, which depends on the release of Hypothesis; in four it is not.
     ci = settings.get_profile("ci").max_examples
     jobs = [Job(op.name, mode.name, planted.law, dtype) for mode in op.modes for dtype in DTYPES]

@@ -21,7 +21,6 @@ from properties.catalogue.op import Op
 from properties.jobs import Job
 from properties.laws import LAWS
 from properties.mutants.closure import ROOT, closure, digest
-from properties.mutants.edit import Edit
 from properties.mutants.killers import Killers, ranked
 from properties.mutants.mutant import Mutant, combined
 from properties.mutants.nursery import Nursery, TrialDied
@@ -298,19 +297,33 @@ class Suite:
                 self._checks[name] = checks
             return self._checks[name]
 
-    def reached(self, unit: "Unit") -> frozenset[str]:
-        """The modules whose lines a unit runs, as far as its most telling cases show: all else of
-        what it is made of, it only imports."""
+    def concerned(self, unit: "Unit", mutants: Iterable[Mutant]) -> list[Mutant]:
+        """Those that a unit runs: any of its tests their lines, or their modules the most telling
+        cases of a mode; all else of what it is made of, it only imports."""
+        those = [m for m in mutants if m.module in unit.modules]
+        if not those:
+            return []
+        if unit.file:
+            checks = self.tests_in(unit.file, unit.package)
+            return [m for m in those if any(check.runs(m) for check in checks)]
         telling = [job for job in unit.jobs if (job.law, job.dtype) == _MOST_TELLING]
         if not telling:
-            return unit.modules
+            return those
         checks = [check for job in telling for check in self.checks_of(job)]
-        return frozenset(_module(file) for check in checks for file in check.lines)
+        reached = {_module(file) for check in checks for file in check.lines}
+        return [m for m in those if m.module in reached]
 
-    def failures(self, unit: "Unit", edits: Sequence[Edit]) -> list[Pinned | Ended]:
-        """Run all of a unit with edits made: what fails, one case of each job or each test."""
-        what = (failing_tests, unit.file) if unit.file else (failing_cases, unit.jobs)
-        future = self.nursery.submit(*what, self.bench, edits, seconds=_AT_MOST)
+    def failures(self, unit: "Unit", mutants: Sequence[Mutant]) -> list[Pinned | Ended]:
+        """Run a unit with the edits of these mutants made, none of which overlap: what fails, one
+        case of each job, or each of the tests that run any of them."""
+        edits, _ = combined(mutants)
+        if unit.file:
+            checks = self.tests_in(unit.file, unit.package)
+            nodes = [str(c.pinned) for c in checks if any(c.runs(m) for m in mutants)]
+            future = self.nursery.submit(failing_tests, nodes, self.bench, edits, seconds=_AT_MOST)
+        else:
+            jobs = unit.jobs
+            future = self.nursery.submit(failing_cases, jobs, self.bench, edits, seconds=_AT_MOST)
         try:
             found: list[Pinned | Ended] = future.result()
         except TrialDied as death:
@@ -473,13 +486,12 @@ def killed_among(
     """
     passed = verdicts.get(unit.name, unit.code)
     survived = set(passed.tried) if passed else set()
-    mutants = [m for m in mutants if m.module in unit.modules and m.key not in survived]
-    mutants = [m for m in mutants if m.module in suite.reached(unit)] if mutants else []
+    mutants = suite.concerned(unit, [m for m in mutants if m.key not in survived])
     if not mutants:
         return {}
-    edits, overlapping = combined(mutants)
+    _, overlapping = combined(mutants)
     together = [m for m in mutants if m not in overlapping]
-    failures = suite.failures(unit, edits)
+    failures = suite.failures(unit, together)
     killed: dict[Mutant, Pinned | Ended] = {}
     apart: list[Mutant] = []
     if not failures:

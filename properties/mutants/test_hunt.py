@@ -137,8 +137,8 @@ class _Told:
         self.groups = groups
         self.ran: list[set[Mutant]] = []
 
-    def reached(self, unit: Unit) -> frozenset[str]:
-        return unit.modules
+    def concerned(self, unit: Unit, those: Sequence[Mutant]) -> list[Mutant]:
+        return [*those]
 
     def fails(self, check: Pinned, those: Sequence[Mutant]) -> bool:
         return any(group <= {*those} for group in self.groups)

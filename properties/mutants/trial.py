@@ -199,10 +199,10 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def failing_tests(file: str, bench: Bench, edits: Sequence[Edit]) -> list[TestAt]:
-    """Run a file of tests with edits made: those that fail, or the file if it is not imported."""
+def failing_tests(nodes: Sequence[str], bench: Bench, edits: Sequence[Edit]) -> list[TestAt]:
+    """Run tests of a file with edits made: those that fail, or the file if it is not imported."""
     plant(edits)
-    failed, _ = _run_pytest([file], {}, bench.device)
+    failed, _ = _run_pytest(nodes, {}, bench.device)
     return [TestAt(node) for node in failed.nodes]
 
 
