@@ -61,8 +61,8 @@ _TELLING = (
     ("differential", "float16"),
     ("splitting", "float16"),
 )
-# They are tried in so many modes, of those that run a mutant in least time. Each wave begins checks
-# until so many seconds are spent.
+# They are tried in so many modes, of those that run a mutant in least time. Numbers, laws and quick
+# tests are begun until so many seconds are spent on each.
 _MODES, _SPENT = 2, 4.0
 # Seconds that a trial may take: so many times as many as without an edit, and some for what has to
 # be compiled; of a check among others, and of all that a unit or a survey runs.
@@ -216,7 +216,7 @@ class Suite:
         known = {check.pinned: check for group in groups for check in self.standing_in(group)}
         # Tests side by side, and cases: starting pytest takes as long as a case.
         alike = sorted(before, key=lambda one: type(one) is not type(before[0]))
-        return _within([known[one] for one in alike if one in known], _SPENT)
+        return [known[one] for one in alike if one in known]
 
     def _numbers(self, mutant: Mutant, jobs: Sequence[Job]) -> list[Check]:
         return _within(self._reaching(mutant, jobs), _SPENT)
