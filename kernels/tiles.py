@@ -134,6 +134,7 @@ _DPLR_ON_HOPPER = Entry(
     dtypes=(torch.bfloat16,),
     **_HOPPER,
     kernels={
+        "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
         "states": Tile(tokens=32, features=32),
         "outputs": Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1),
         "gradients": Tile(tokens=32, keys=64, features=64, num_warps=8, num_stages=1),
@@ -184,6 +185,7 @@ _GLA_ON_HOPPER = tuple(
         dtypes=(torch.bfloat16,),
         **_HOPPER,
         kernels={
+            "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
             "states": Tile(tokens=32, keys=64, features=128),
             "outputs": outputs,
             "gradients": Tile(tokens=32, keys=64, features=64, num_warps=8, num_stages=1),
@@ -333,8 +335,9 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which
     # want wide sides (see `narrowest`): gates of channels leave none for those. Kernels: "states",
-    # "outputs", "gradients", of a delta rule also "system" and "system_backward"; "unaligned",
-    # all of them where a head dim is no multiple of 16, which Triton loads element by element.
+    # "outputs", "gradients", with gates of channels also "within", of a delta rule also "system" and
+    # "system_backward"; "unaligned", all of them where a head dim is no multiple of 16, which Triton
+    # loads element by element.
     ("linear_attn", "chunk"): (
         Entry(
             tokens=64,

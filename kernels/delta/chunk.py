@@ -39,7 +39,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.linear.chunk import gradients, outputs, pass_states
+from kernels.linear.chunk import (
+    Recurrence,
+    decay_within,
+    gradients,
+    outputs,
+    pass_states,
+    workspace_dtype,
+)
 from kernels.linear.tiles import blocks, tile_of
 from kernels.primitives.chunks import Chunks, cut, locate_chunk
 from kernels.primitives.decay import (
@@ -68,26 +75,17 @@ from kernels.tiles import Entry
 @triton.jit
 def _overlaps(
     e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
-    C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, EXCLUSIVE: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, USE_HEAD_G: tl.constexpr,
 ):  # fmt: skip
-    """`Σ_k e_ik k_jk exp(Σ_{j < t <= i} g_tk) [C, C]` below the diagonal, 0 elsewhere."""
+    """`Σ_k e_ik k_jk exp(Σ_{j < t <= i} g_t) [C, C]` below the diagonal, 0 elsewhere."""
     DTYPE: tl.constexpr = k_ptr.dtype.element_ty
     stride = heads * key_dim
     overlaps = tl.zeros([C, C], tl.float32)
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
-        if USE_G:
-            g = load_gates(g_ptr, rows, keys, stride, left, key_dim)
-            for level in tl.range(LEVELS, disable_licm=True):
-                readers = level_queries(level, C)
-                x = load_sides(e_ptr, k_ptr, readers, rows, keys, stride, left, key_dim)
-                X = x * decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
-                overlaps += tl.where(level_pairs(level, C), product(X, tl.trans(X), DTYPE), 0.0)
-        else:
-            e = load_rows(e_ptr, rows, keys, stride, left, key_dim)
-            k = load_rows(k_ptr, rows, keys, stride, left, key_dim)
-            overlaps += product(e, tl.trans(k), DTYPE)
+        e = load_rows(e_ptr, rows, keys, stride, left, key_dim)
+        k = load_rows(k_ptr, rows, keys, stride, left, key_dim)
+        overlaps += product(e, tl.trans(k), DTYPE)
     if USE_HEAD_G:
         overlaps *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)
     return tl.where(rows[:, None] > rows[None, :], overlaps, 0.0)
@@ -95,14 +93,16 @@ def _overlaps(
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _prepare(
-    e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, w_e_ptr, w_v_ptr, inverse_ptr, table_ptr,
+    e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, overlaps_ptr, w_e_ptr, w_v_ptr, inverse_ptr, table_ptr,
     tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_BETA: tl.constexpr,
-    EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_BETA: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """A program solves the system of one chunk and head: w_e, w_v and the inverse."""
-    DTYPE: tl.constexpr = k_ptr.dtype.element_ty
+    """A program solves the system of one chunk and head: w_e, w_v and the inverse.
+
+    Gates per channel have decayed e, and the overlaps are there already.
+    """
+    DTYPE: tl.constexpr = v_ptr.dtype.element_ty
     head = tl.program_id(0) % heads
     chunk = tl.program_id(0) // heads
     first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
@@ -112,22 +112,21 @@ def _prepare(
     token = first * heads + head
     key_stride = heads * key_dim
     value_stride = heads * value_dim
-    if USE_G:
-        g_ptr += token * key_dim
+    e_ptr += token * key_dim
+    v_ptr += token * value_dim
     if USE_HEAD_G:
         g_ptr += token
-    e_ptr += token * key_dim
-    k_ptr += token * key_dim
-    v_ptr += token * value_dim
+    cell = (chunk.to(tl.int64) * heads + head) * C * C
+    if USE_G:
+        overlaps = load_rows(overlaps_ptr + cell, rows, rows, C, C, C)
+    else:
+        overlaps = _overlaps(
+            e_ptr, k_ptr + token * key_dim, g_ptr, rows, heads, left, key_dim, C, BK, USE_HEAD_G
+        )
     beta = tl.full([C], 1.0, tl.float32)
     if USE_BETA:
         beta = tl.load(beta_ptr + token + rows * heads, mask=rows < left, other=0.0)
-    A = beta[:, None] * _overlaps(
-        e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
-        C, BK, LEVELS, USE_G, USE_HEAD_G, EXCLUSIVE,
-    )  # fmt: skip
-    inverse = inverse_unit_lower(A, C, DTYPE)
-    cell = (chunk.to(tl.int64) * heads + head) * C * C
+    inverse = inverse_unit_lower(beta[:, None] * overlaps, C, DTYPE)
     store_rows(inverse_ptr + cell, inverse, rows, rows, C, C, C)
     # Factors of rows are those of columns of the inverse, which is one tile.
     weights = inverse * beta[None, :]
@@ -142,17 +141,15 @@ def _prepare(
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
         e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
-        if USE_G:
-            g = load_gates(g_ptr, rows, keys, key_stride, left, key_dim)
-            e *= decay(chunk_span(0, C, EXCLUSIVE), g, DTYPE)
         w_e = product(weights, e, DTYPE, FINE_A=True)
         store_rows(w_e_ptr + token * key_dim, w_e, rows, keys, key_stride, left, key_dim)
 
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _prepare_backward(
-    e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, w_e_ptr, w_v_ptr, inverse_ptr, states_ptr, dwritten_ptr,
-    dk_part_ptr, dg_part_ptr, de_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, table_ptr,
+    e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, overlaps_ptr, w_e_ptr, w_v_ptr, inverse_ptr,
+    states_ptr, dwritten_ptr, dk_part_ptr, dg_part_ptr,
+    de_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, table_ptr,
     tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_BETA: tl.constexpr,
@@ -244,11 +241,12 @@ def _prepare_backward(
     dA = tl.where(rows[:, None] > rows[None, :], -dA, 0.0)
     if USE_HEAD_G:
         dA *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)
-    # Of gates of a head, the decays are in dA by now. Overlaps take registers, and come late.
-    terms = dA * _overlaps(
-        e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
-        C, BK, LEVELS, USE_G, False, EXCLUSIVE,
-    )  # fmt: skip
+    if USE_G:
+        overlaps = load_rows(overlaps_ptr + cell, rows, rows, C, C, C)
+    else:
+        # Of gates of a head, the decays are in dA by now. Overlaps take registers, and come late.
+        overlaps = _overlaps(e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim, C, BK, False)
+    terms = dA * overlaps
     if USE_BETA:
         dbeta += tl.sum(terms, 1)
         dbeta_ptr += token + rows * heads
@@ -315,17 +313,13 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
-    w_e, w_v, _ = rule.system()
+    rows, _, w_e, w_v, _ = rule.system(scale)
     written = torch.empty_like(w_v)
     states, final = pass_states(
-        rule.k, w_v, rule.g, initial_state, rule.chunks,
-        factor=1.0, final=output_final_state, reverse=False, tile=tile, delta=(w_e, w_e, written),
-    )  # fmt: skip
+        rows, w_v, initial_state, final=output_final_state, tile=tile, delta=(w_e, written)
+    )
     o = torch.empty_like(rule.v)
-    outputs(
-        rule.q, rule.k, written, rule.g, states, o, rule.chunks, (scale, scale),
-        reverse=False, tile=tile,
-    )  # fmt: skip
+    outputs(rows, written, states, o, tile=tile)
     return (o if a is None else _second(o)), final
 
 
@@ -349,28 +343,22 @@ def backward(
     """Gradients of `forward`'s inputs; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
     do = do.contiguous() if a is None else _interleaved(torch.zeros_like(do), do)
-    w_e, w_v, inverse = rule.system()
+    rows, overlaps, w_e, w_v, inverse = rule.system(scale)
     written = torch.empty_like(w_v)
-    states, _ = pass_states(
-        rule.k, w_v, rule.g, initial_state, rule.chunks,
-        factor=1.0, tile=tile, delta=(w_e, w_e, written),
-    )  # fmt: skip
+    states, _ = pass_states(rows, w_v, initial_state, tile=tile, delta=(w_e, written))
     dwritten = torch.empty_like(w_v)
-    outputs(
-        rule.k, rule.q, do, rule.g, None, dwritten, rule.chunks, (0.0, scale),
-        reverse=True, tile=tile,
-    )  # fmt: skip
+    outputs(rows, do, None, dwritten, reverse=True, tile=tile)
     dstates, dinitial = pass_states(
-        rule.q, do, rule.g, dfinal_state, rule.chunks,
-        factor=scale, final=initial_state is not None, reverse=True, tile=tile,
-        delta=(rule.k, w_e, dwritten),
+        rows, do, dfinal_state, final=initial_state is not None, reverse=True, tile=tile,
+        delta=(w_e, dwritten),
     )  # fmt: skip
+    del rows  # before `gradients` wants memory
     dq, *parts = gradients(
         rule.q, rule.k, written, rule.g, do, states, dstates, rule.chunks,
         scale=scale, tile=tile, keys_dtype=keys_dtype, partial=True,
     )  # fmt: skip
     de, dk, dv, dg, dbeta = rule.system_backward(
-        w_e, w_v, inverse, states, dwritten, *parts, keys_dtype=keys_dtype
+        overlaps, w_e, w_v, inverse, states, dwritten, *parts, keys_dtype=keys_dtype
     )
     if a is None:
         return dq, dk, dv, dg, dbeta, None, None, dinitial
@@ -418,22 +406,30 @@ class _Rule:
         chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
         return cls(q, e, k, v, g, beta, chunks, tile)
 
-    def system(self) -> tuple[Tensor, Tensor, Tensor]:
-        """w_e, w_v and the inverses `[chunks, H, C, C]`; see the top of this file."""
-        # A sum of keys may leave the range of float16.
-        dtype = torch.bfloat16 if self.k.dtype == torch.bfloat16 else torch.float32
+    def system(self, scale: float) -> tuple[Recurrence, Tensor | None, Tensor, Tensor, Tensor]:
+        """The linear recurrence, the overlaps with gates per channel, w_e, w_v and the inverses
+        `[chunks, H, C, C]`; see the top of this file."""
+        e, overlaps = self.e, None
+        if self.g is not None and self.g.dim() == 4:
+            rows, e, overlaps = decay_within(
+                self.q, self.k, self.g, self.chunks, scale=scale, tile=self.tile, e=self.e
+            )
+        else:
+            rows = Recurrence(self.q, self.k, self.g, scale, self.chunks, self.k.dtype)
+        dtype = workspace_dtype(self.k.dtype)
         w_e, w_v = torch.empty_like(self.e, dtype=dtype), torch.empty_like(self.v, dtype=dtype)
         heads, length = self.k.shape[2], self.tile.tokens
         shape = self.chunks.count, heads, length, length
         inverse = self.k.new_empty(shape, dtype=torch.float32)
         _prepare[(self.chunks.count * heads,)](
-            self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, self.chunks.table,
+            e, self.k, self.v, self.g, self.beta, overlaps, w_e, w_v, inverse, self.chunks.table,
             **self._launch("system"),
         )  # fmt: skip
-        return w_e, w_v, inverse
+        return rows, overlaps, w_e, w_v, inverse
 
     def system_backward(
         self,
+        overlaps: Tensor | None,
         w_e: Tensor,
         w_v: Tensor,
         inverse: Tensor,
@@ -449,9 +445,10 @@ class _Rule:
         de = None if self.e is self.k else torch.empty_like(self.e, dtype=torch.float32)
         heads = self.k.shape[2]
         _prepare_backward[(self.chunks.count * heads,)](
-            self.e, self.k, self.v, self.g, self.beta, w_e, w_v, inverse, states, dwritten,
-            dk_part, dg_part, de, dk, dv, dg, dbeta, self.chunks.table,
-            **self._launch("system_backward"),
+            self.e, self.k, self.v, self.g, self.beta, overlaps, w_e, w_v, inverse,
+            states, dwritten, dk_part, dg_part, de, dk, dv, dg, dbeta, self.chunks.table,
+            **self._launch("system_backward"), LEVELS=self.tile.tokens.bit_length() - 1,
+            EXCLUSIVE=self.e is not self.k,
         )  # fmt: skip
         return de, dk, dv, dg, dbeta
 
@@ -462,9 +459,9 @@ class _Rule:
         BK, BV = blocks(key_dim, value_dim, tile, self.k.dtype)
         return {
             "tokens": tokens, "heads": heads, "key_dim": key_dim, "value_dim": value_dim,
-            "C": self.tile.tokens, "BK": BK, "BV": BV, "LEVELS": self.tile.tokens.bit_length() - 1,
+            "C": self.tile.tokens, "BK": BK, "BV": BV,
             **gate_flags(self.g), "USE_BETA": self.beta is not None,
-            "EXCLUSIVE": self.e is not self.k, "PACKED": self.chunks.table is not None,
+            "PACKED": self.chunks.table is not None,
             "num_warps": tile.num_warps, "num_stages": tile.num_stages,
         }  # fmt: skip
 

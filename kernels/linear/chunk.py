@@ -22,6 +22,9 @@ Source: Yang et al., Gated Linear Attention Transformers with Hardware-Efficient
     arXiv 2312.06635, section 4; the decays within a chunk are halved, see `primitives.decay`.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -49,32 +52,101 @@ from kernels.primitives.decay import (
 )
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
-from kernels.primitives.product import product
+from kernels.primitives.product import TRITON_DTYPES, product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.primitives.states import optional
 from kernels.tiles import Entry, cdiv
 
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
+def _within(
+    q_ptr, k_ptr, g_ptr, e_ptr, q_out_ptr, k_out_ptr, e_out_ptr, passed_ptr, scores_ptr,
+    overlaps_ptr, table_ptr,
+    scale, tokens, heads, key_dim: tl.int32,
+    C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
+    DELTA: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """A program does for one chunk and head what gates per channel do within it: it decays q from
+    the start and k to the end of the chunk, and computes the scores. q and scores get the scale.
+
+    With a delta rule its readers e decay like q, and their overlaps with keys are scores as well,
+    of keys before their own row. Where readers are EXCLUSIVE, so is q: its rows have no gates.
+    """
+    DTYPE: tl.constexpr = q_ptr.dtype.element_ty
+    head = tl.program_id(0) % heads
+    chunk = tl.program_id(0) // heads
+    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
+    rows = tl.arange(0, C)
+    stride = heads * key_dim
+    offset = (first * heads + head) * key_dim
+    q_ptr += offset
+    k_ptr += offset
+    g_ptr += offset
+    q_out_ptr += offset
+    k_out_ptr += offset
+    if DELTA:
+        e_ptr += offset
+        e_out_ptr += offset
+    cell = chunk.to(tl.int64) * heads + head
+
+    scores = tl.zeros([C, C], tl.float32)
+    overlaps = tl.zeros([C, C], tl.float32)
+    diagonal = tl.zeros([C], tl.float32)
+    for start in range(0, key_dim, BK):
+        keys = start + tl.arange(0, BK)
+        g = load_gates(g_ptr, rows, keys, stride, left, key_dim)
+        q = load_rows(q_ptr, rows, keys, stride, left, key_dim)
+        k = load_rows(k_ptr, rows, keys, stride, left, key_dim)
+        from_start = decay(chunk_span(0, C, EXCLUSIVE), g, DTYPE)
+        store_rows(q_out_ptr, q * from_start * scale, rows, keys, stride, left, key_dim)
+        if DELTA:
+            e = load_rows(e_ptr, rows, keys, stride, left, key_dim)
+            store_rows(e_out_ptr, e * from_start, rows, keys, stride, left, key_dim)
+        to_end = decay(chunk_span(1, C), g, DTYPE)
+        store_rows(k_out_ptr, k * to_end, rows, keys, stride, left, key_dim)
+        passed = decay_of_chunk(g, DTYPE)
+        tl.store(passed_ptr + cell * key_dim + keys, passed, mask=keys < key_dim)
+        diagonal += tl.sum(q.to(tl.float32) * k, 1)
+        for level in tl.range(LEVELS, disable_licm=True):
+            readers = level_queries(level, C)
+            pairs = level_pairs(level, C)
+            decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
+            q = load_rows(q_ptr, rows, keys, stride, left, key_dim)
+            if DELTA:
+                x = load_sides(e_ptr, k_ptr, readers, rows, keys, stride, left, key_dim)
+                X = x * decayed
+                overlaps += tl.where(pairs, product(X, tl.trans(X), DTYPE), 0.0)
+            else:
+                X = load_rows(k_ptr, rows, keys, stride, left, key_dim) * decayed
+            scores += tl.where(pairs, product(q * decayed, tl.trans(X), DTYPE), 0.0)
+    scores = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], scores)
+    scores = tl.where(rows[:, None] >= rows[None, :], scores, 0.0)
+    store_rows(scores_ptr + cell * C * C, scores * scale, rows, rows, C, C, C)
+    if DELTA:
+        overlaps = tl.where(rows[:, None] > rows[None, :], overlaps, 0.0)
+        store_rows(overlaps_ptr + cell * C * C, overlaps, rows, rows, C, C, C)
+
+
+@triton.jit(do_not_specialize=["tokens", "heads"])
 def _pass_states(
-    x_ptr, y_ptr, g_ptr, e_ptr, w_ptr, written_ptr,
+    x_ptr, y_ptr, g_ptr, passed_ptr, e_ptr, w_ptr, written_ptr,
     initial_ptr, use_initial, states_ptr, final_ptr, store_final, starts_ptr, cu_seqlens_ptr,
     factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
-    C: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DTYPE: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DELTA: tl.constexpr,
     REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program carries one tile of the state of one head through one sequence.
 
     It stores the state that each chunk starts from. Forwards x, y are k, v; in reverse they are
-    q, do, the states are gradients, and a chunk starts at its end.
+    q, do, the states are gradients, and a chunk starts at its end. Gates per channel have decayed
+    x, and a chunk lets `passed` of each channel through.
 
     With a delta rule (see `kernels.delta.chunk`) a program holds all keys, as PARTS tiles: a
     product with all of them at once would take too many registers. Forwards y is u, and
     `written = u - w S` is what goes into the state, e being w. In reverse `written` is the gradient
     of that, of which the part from within the chunk is there already, and e is k.
     """
-    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     value_tiles = tl.cdiv(value_dim, BV)
     key_tiles = tl.cdiv(key_dim, PARTS * BK)
     program = tl.program_id(0)
@@ -89,7 +161,7 @@ def _pass_states(
     rows = tl.arange(0, C)
     x_ptr += (first * heads + head) * key_dim + first_key
     if USE_G:
-        g_ptr += (first * heads + head) * key_dim + first_key
+        passed_ptr += (first_chunk * heads + head) * key_dim + first_key
     if USE_HEAD_G:
         g_ptr += first * heads + head
     y_ptr += (first * heads + head) * value_dim
@@ -122,8 +194,6 @@ def _pass_states(
         start = chunk * C
         left = (length - start).to(tl.int32)
         x_rows = x_ptr + start * key_stride
-        if USE_G:
-            g_rows = g_ptr + start * key_stride
         if USE_HEAD_G:
             g = load_head_gates(g_ptr + start * heads, rows, heads, left)
         for part in tl.static_range(PARTS):
@@ -139,9 +209,6 @@ def _pass_states(
             for part in tl.static_range(PARTS):
                 skip = part * BK
                 e = load_rows(e_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                if REVERSE and USE_G:
-                    g = load_gates(g_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                    e *= decay(chunk_span(1, C), g, DTYPE)
                 through = product(e, S[part], DTYPE, FINE_B=True, acc=through)
             if REVERSE and USE_HEAD_G:
                 through *= head_decay(1, g, DTYPE)[:, None]
@@ -167,13 +234,11 @@ def _pass_states(
             s = S[part]
             x = load_rows(x_rows + skip, rows, keys, key_stride, left, key_dim - skip)
             if USE_G:
-                g = load_gates(g_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                x *= decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE) * factor
-                s *= decay_of_chunk(g, DTYPE)[:, None]
-                s = product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True, acc=s)
-            elif USE_HEAD_G:
+                channels = passed_ptr + chunk * key_stride + skip
+                passed = load_rows(channels, keys, tl.arange(0, 1), 1, key_dim - skip, 1)
+            if USE_G or USE_HEAD_G:
                 s *= passed
-                s = product(tl.trans(x), y, DTYPE, FINE_B=DELTA, acc=s)
+                s = product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=USE_G or DELTA, acc=s)
             else:
                 s += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
             if DELTA and REVERSE:
@@ -190,19 +255,18 @@ def _pass_states(
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _outputs(
-    r_ptr, c_ptr, y_ptr, g_ptr, states_ptr, out_ptr, table_ptr,
+    r_ptr, c_ptr, y_ptr, g_ptr, scores_ptr, states_ptr, out_ptr, table_ptr,
     state_factor, score_factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DTYPE: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_STATES: tl.constexpr,
     REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program writes a tile of o for one chunk and head; in reverse, of dv.
 
     Forwards r, c, y are q, k, v and a row sees the columns up to itself; in reverse they are
-    k, q, do, and a row sees the columns from itself on. Without states it is the part from within
-    the chunk.
+    k, q, do, and a row sees the columns from itself on. Gates per channel have decayed r, and the
+    scores are there already. Without states it is the part from within the chunk.
     """
-    DTYPE: tl.constexpr = r_ptr.dtype.element_ty
     value_tiles = tl.cdiv(value_dim, BV)
     program = tl.program_id(0)
     values = (program % value_tiles) * BV + tl.arange(0, BV)
@@ -213,50 +277,39 @@ def _outputs(
         return
     rows = tl.arange(0, C)
     r_ptr += (first * heads + head) * key_dim
-    c_ptr += (first * heads + head) * key_dim
-    if USE_G:
-        g_ptr += (first * heads + head) * key_dim
     y_ptr += (first * heads + head) * value_dim
     out_ptr += (first * heads + head) * value_dim
+    cell = chunk.to(tl.int64) * heads + head
     if USE_STATES:
-        states_ptr += (chunk.to(tl.int64) * heads + head) * key_dim * value_dim
+        states_ptr += cell * key_dim * value_dim
 
     out = tl.zeros([C, BV], tl.float32)
-    A = tl.zeros([C, C], tl.float32)
-    diagonal = tl.zeros([C], tl.float32)
+    if USE_G:
+        A = load_rows(scores_ptr + cell * C * C, rows, rows, C, C, C)
+        if REVERSE:
+            A = tl.trans(A)
+    else:
+        A = tl.zeros([C, C], tl.float32)
+        c_ptr += (first * heads + head) * key_dim
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
         r = load_rows(r_ptr, rows, keys, heads * key_dim, left, key_dim)
-        c = load_rows(c_ptr, rows, keys, heads * key_dim, left, key_dim)
         if USE_STATES:
             S = load_rows(states_ptr, keys, values, value_dim, key_dim, value_dim)
-        if USE_G:
-            g = load_gates(g_ptr, rows, keys, heads * key_dim, left, key_dim)
-            if USE_STATES:
-                span = chunk_span(1 if REVERSE else 0, C)
-                out += product(r * decay(span, g, DTYPE), S, DTYPE)
-            diagonal += tl.sum(r.to(tl.float32) * c, 1)
-            for level in tl.range(LEVELS, disable_licm=True):
-                queries = level_queries(level, C)
-                if REVERSE:
-                    queries = queries == 0
-                x = load_sides(r_ptr, c_ptr, queries, rows, keys, heads * key_dim, left, key_dim)
-                X = x * decay(level_span(level, C), g, DTYPE)
-                A += tl.where(level_pairs(level, C), product(X, tl.trans(X), DTYPE), 0.0)
-        else:
-            if USE_STATES:
-                out += product(r, S, DTYPE)
+            out += product(r, S, DTYPE)
+        if not USE_G:
+            c = load_rows(c_ptr, rows, keys, heads * key_dim, left, key_dim)
             A += product(r, tl.trans(c), DTYPE)
-    if USE_G:
-        A = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], A)
-    elif USE_HEAD_G:
+    if USE_HEAD_G:
         g = load_head_gates(g_ptr + first * heads + head, rows, heads, left)
         out *= head_decay(1 if REVERSE else 0, g, DTYPE)[:, None]
         A *= pair_decay(1 if REVERSE else 0, g, C, DTYPE)
-    seen = rows[None, :] >= rows[:, None] if REVERSE else rows[None, :] <= rows[:, None]
-    A = tl.where(seen, A, 0.0) * score_factor
+    if not USE_G:
+        seen = rows[None, :] >= rows[:, None] if REVERSE else rows[None, :] <= rows[:, None]
+        A = tl.where(seen, A, 0.0)
     y = load_rows(y_ptr, rows, values, heads * value_dim, left, value_dim)
     # A with gates comes of two roundings already; do may be float32.
+    A *= score_factor
     out = out * state_factor + product(A, y, DTYPE, FINE_A=USE_G, FINE_B=True)
     store_rows(out_ptr, out, rows, values, heads * value_dim, left, value_dim)
 
@@ -367,6 +420,89 @@ def _gradients(
     store_rows(dk_ptr + key_rows, dk, rows, keys, heads * key_dim, left, key_dim)
 
 
+@dataclass(frozen=True)
+class Recurrence:
+    """What states and outputs read of a recurrence.
+
+    Args:
+        q, k: `[B, T, H, K]`, in `dtype`; with gates per channel `scale · exp(P) ∘ q` and
+            `exp(R) ∘ k`, in float32.
+        g: log decays of heads `[B, T, H]`, or None.
+        scale: what is left of it to multiply with: 1 with gates per channel.
+        chunks: how T is cut.
+        dtype: of the inputs.
+        passed: `exp(P_C) [chunks, H, K]` of gates per channel, or None.
+        scores: `scale · A [chunks, H, C, C]` of gates per channel, or None.
+    """
+
+    q: Tensor
+    k: Tensor
+    g: Tensor | None
+    scale: float
+    chunks: Chunks
+    dtype: torch.dtype
+    passed: Tensor | None = None
+    scores: Tensor | None = None
+
+    def flags(self) -> dict[str, Any]:
+        """What kernels are told of it."""
+        return {
+            "DTYPE": TRITON_DTYPES[self.dtype],
+            "USE_G": self.passed is not None,
+            "USE_HEAD_G": self.g is not None,
+            "PACKED": self.chunks.table is not None,
+        }
+
+
+def recurrence(
+    q: Tensor, k: Tensor, g: Tensor | None, chunks: Chunks, *, scale: float, tile: Entry
+) -> Recurrence:
+    """Of contiguous q, k and gates of any kind."""
+    if g is not None and g.dim() == 4:
+        return decay_within(q, k, g, chunks, scale=scale, tile=tile)[0]
+    return Recurrence(q, k, g, scale, chunks, q.dtype)
+
+
+def decay_within(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor,
+    chunks: Chunks,
+    *,
+    scale: float,
+    tile: Entry,
+    e: Tensor | None = None,
+) -> tuple[Recurrence, Tensor | None, Tensor | None]:
+    """The recurrence of gates per channel. Of a delta rule with readers `e [B, T, H, K]` also
+    `exp(P) ∘ e`, rounded as products round it, and the overlaps `[chunks, H, C, C]`."""
+    heads, key_dim, length = q.shape[2], q.shape[3], tile.tokens
+    decayed_q, decayed_k = (torch.empty_like(x, dtype=torch.float32) for x in (q, k))
+    passed = q.new_empty(chunks.count, heads, key_dim, dtype=torch.float32)
+    scores = q.new_empty(chunks.count, heads, length, length, dtype=torch.float32)
+    decayed_e = overlaps = None
+    if e is not None:
+        decayed_e = torch.empty_like(e, dtype=workspace_dtype(e.dtype))
+        overlaps = torch.empty_like(scores)
+    own = tile_of("within", tile, key_dim, key_dim)
+    BK, _ = blocks(key_dim, key_dim, own, q.dtype)
+    _within[(chunks.count * heads,)](
+        q, k, g, e, decayed_q, decayed_k, decayed_e, passed, scores, overlaps, chunks.table,
+        scale, q.shape[1], heads, key_dim,
+        C=length, BK=BK, LEVELS=length.bit_length() - 1,
+        DELTA=e is not None, EXCLUSIVE=e is not None and e is not k,
+        PACKED=chunks.table is not None,
+        num_warps=own.num_warps, num_stages=own.num_stages,
+    )  # fmt: skip
+    decayed = Recurrence(decayed_q, decayed_k, None, 1.0, chunks, q.dtype, passed, scores)
+    return decayed, decayed_e, overlaps
+
+
+def workspace_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of what products round to bfloat16 anyway, for bfloat16 inputs; what is computed of float16
+    may leave its range."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -396,18 +532,10 @@ def forward(
     """
     q, k, v, g = contiguous(q, k, v, g)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
-    states, final = pass_states(
-        k,
-        v,
-        g,
-        initial_state,
-        chunks,
-        factor=1.0,
-        final=output_final_state,
-        tile=tile,
-    )
+    rows = recurrence(q, k, g, chunks, scale=scale, tile=tile)
+    states, final = pass_states(rows, v, initial_state, final=output_final_state, tile=tile)
     o = torch.empty_like(v, dtype=out_dtype)
-    outputs(q, k, v, g, states, o, chunks, (scale, scale), tile=tile)
+    outputs(rows, v, states, o, tile=tile)
     return o, final
 
 
@@ -438,13 +566,14 @@ def backward(
     """
     q, k, v, g, do = contiguous(q, k, v, g, do)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
-    states, _ = pass_states(k, v, g, initial_state, chunks, factor=1.0, tile=tile)
+    rows = recurrence(q, k, g, chunks, scale=scale, tile=tile)
+    states, _ = pass_states(rows, v, initial_state, tile=tile)
     dstates, dinitial = pass_states(
-        q, do, g, dfinal_state, chunks,
-        factor=scale, final=initial_state is not None, reverse=True, tile=tile,
-    )  # fmt: skip
+        rows, do, dfinal_state, final=initial_state is not None, reverse=True, tile=tile
+    )
     dv = torch.empty_like(v)
-    outputs(k, q, do, g, dstates, dv, chunks, (1.0, scale), reverse=True, tile=tile)
+    outputs(rows, do, dstates, dv, reverse=True, tile=tile)
+    del rows  # before `gradients` wants memory
     dq, dk, dg = gradients(
         q, k, v, g, do, states, dstates, chunks, scale=scale, tile=tile, keys_dtype=keys_dtype
     )
@@ -493,75 +622,70 @@ def gradients(
 
 
 def pass_states(
-    x: Tensor,
+    rows: Recurrence,
     y: Tensor,
-    g: Tensor | None,
     initial: Tensor | None,
-    chunks: Chunks,
     *,
-    factor: float,
     final: bool = False,
     reverse: bool = False,
     tile: Entry,
-    delta: tuple[Tensor, Tensor, Tensor] | None = None,
+    delta: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The state that each chunk starts from, `[chunks, H, K, V]`, and the final one if asked for.
 
-    Forwards x, y are k, v. In reverse they are q, do; states are gradients and a chunk starts at
-    its end.
+    Forwards y is v. In reverse it is do, states are gradients, and a chunk starts at its end.
 
     Args:
-        delta: e, w and `written` of a delta rule, see `_pass_states`.
+        delta: w and `written` of a delta rule, see `_pass_states`.
     """
+    x, factor = (rows.q, rows.scale) if reverse else (rows.k, 1.0)
+    chunks = rows.chunks
     heads, key_dim, value_dim = x.shape[2], x.shape[3], y.shape[3]
-    dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
+    dtype = workspace_dtype(rows.dtype)
     states = x.new_empty(chunks.count, heads, key_dim, value_dim, dtype=dtype)
     shape = chunks.sequences, heads, key_dim, value_dim
     last = x.new_empty(shape, dtype=torch.float32) if final else None
     own = tile_of("states", tile, key_dim, value_dim)
-    BK, BV = blocks(key_dim, value_dim, own, x.dtype)
-    parts = 1
+    BK, BV = blocks(key_dim, value_dim, own, rows.dtype)
+    parts, e, w, written = 1, None, None, None
     if delta is not None:
-        BK = keys_of_delta(key_dim, x.dtype)
+        BK = keys_of_delta(key_dim, rows.dtype)
         parts = cdiv(key_dim, BK)
+        w, written = delta
+        e = rows.k if reverse else w
     grid = chunks.sequences * heads * cdiv(key_dim, parts * BK) * cdiv(value_dim, BV)
     _pass_states[(grid,)](
-        x, y, g, *(delta or (None, None, None)),
+        x, y, rows.g, rows.passed, e, w, written,
         *optional(initial, x), states, *optional(last, x), chunks.starts, chunks.cu_seqlens,
         factor, x.shape[1], heads, key_dim, value_dim,
         C=tile.tokens, PARTS=parts, BK=BK, BV=BV,
-        **gate_flags(g), DELTA=delta is not None, REVERSE=reverse, PACKED=chunks.table is not None,
+        **rows.flags(), DELTA=delta is not None, REVERSE=reverse,
         num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip
     return states, last
 
 
 def outputs(
-    r: Tensor,
-    c: Tensor,
+    rows: Recurrence,
     y: Tensor,
-    g: Tensor | None,
     states: Tensor | None,
     out: Tensor,
-    chunks: Chunks,
-    factors: tuple[float, float],
     *,
     reverse: bool = False,
     tile: Entry,
 ) -> None:
-    """Write `out_i = factors[0] · statesᵀ (decay ∘ r_i) + factors[1] · Σ_j A_ij y_j`.
-
-    Forwards r, c, y are q, k, v and j <= i; in reverse they are k, q, do and j >= i.
-    """
+    """Write o, of values y; in reverse dv, of `do` for y and gradients of states. Without states it
+    is the part from within the chunks."""
+    r, c, factor = (rows.k, rows.q, 1.0) if reverse else (rows.q, rows.k, rows.scale)
+    chunks = rows.chunks
     heads, key_dim, value_dim = r.shape[2], r.shape[3], y.shape[3]
     own = tile_of("outputs", tile, key_dim, value_dim)
-    BK, BV = blocks(key_dim, value_dim, own, r.dtype)
+    BK, BV = blocks(key_dim, value_dim, own, rows.dtype)
     grid = chunks.count * heads * cdiv(value_dim, BV)
     _outputs[(grid,)](
-        r, c, y, g, states, out, chunks.table,
-        *factors, r.shape[1], heads, key_dim, value_dim,
-        C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-        **gate_flags(g), USE_STATES=states is not None,
-        REVERSE=reverse, PACKED=chunks.table is not None,
+        r, c, y, rows.g, rows.scores, states, out, chunks.table,
+        factor, rows.scale, r.shape[1], heads, key_dim, value_dim,
+        C=tile.tokens, BK=BK, BV=BV,
+        **rows.flags(), USE_STATES=states is not None, REVERSE=reverse,
         num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip

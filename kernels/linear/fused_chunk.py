@@ -35,16 +35,10 @@ from kernels.primitives.decay import (
 )
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
-from kernels.primitives.product import product
+from kernels.primitives.product import TRITON_DTYPES, product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.primitives.states import optional
 from kernels.tiles import Entry, cdiv
-
-_TRITON_DTYPES = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-}
 
 
 @triton.jit(do_not_specialize=["rows_in_all", "tokens", "heads"])
@@ -225,7 +219,7 @@ def _run(
         q, k, v, g, *optional(initial, q), out, *optional(last, q), cu_seqlens,
         read_factor, write_factor, batch * tokens, tokens, heads, key_dim, value_dim,
         C=tile.tokens, BK=BK, BV=BV,
-        DTYPE=_TRITON_DTYPES[dtype], USE_HEAD_G=g is not None,
+        DTYPE=TRITON_DTYPES[dtype], USE_HEAD_G=g is not None,
         TRANSPOSED=transposed, REVERSE=reverse, PACKED=cu_seqlens is not None,
         num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip

@@ -13,8 +13,16 @@ any path from the inputs to a result: that is what the error budget of the prope
   the range of float32 and together hold the 11 bits of a float16 exactly.
 """
 
+import torch
 import triton
 import triton.language as tl
+
+# What a kernel is told as DTYPE where no pointer says it.
+TRITON_DTYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
 
 
 @triton.jit
