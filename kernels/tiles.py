@@ -335,9 +335,9 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which
     # want wide sides (see `narrowest`): gates of channels leave none for those. Kernels: "states",
-    # "outputs", "gradients", with gates of channels also "within", of a delta rule also "system" and
-    # "system_backward"; "unaligned", all of them where a head dim is no multiple of 16, which Triton
-    # loads element by element.
+    # "outputs", "gradients", with gates of channels also "within", of a delta rule also "system"
+    # and "system_backward"; "unaligned", all of them where a head dim is no multiple of 16, which
+    # Triton loads element by element.
     ("linear_attn", "chunk"): (
         Entry(
             tokens=64,

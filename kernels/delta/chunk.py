@@ -32,7 +32,8 @@ Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXi
 """
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -50,20 +51,11 @@ from kernels.linear.chunk import (
 from kernels.linear.tiles import blocks, tile_of
 from kernels.primitives.chunks import Chunks, cut, locate_chunk
 from kernels.primitives.decay import (
-    chunk_span,
     chunk_span_transposed,
-    decay,
     gate_flags,
     head_decay,
-    level_pairs,
-    level_queries,
-    level_span,
-    level_span_transposed,
-    load_gates,
     load_head_gates,
-    load_sides,
     pair_decay,
-    sum_gradients,
 )
 from kernels.primitives.layout import contiguous
 from kernels.primitives.product import product
@@ -149,9 +141,9 @@ def _prepare(
 def _prepare_backward(
     e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, overlaps_ptr, w_e_ptr, w_v_ptr, inverse_ptr,
     states_ptr, dwritten_ptr, dk_part_ptr, dg_part_ptr,
-    de_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, table_ptr,
+    de_ptr, doverlaps_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, table_ptr,
     tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_BETA: tl.constexpr,
     EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -159,9 +151,12 @@ def _prepare_backward(
 
     To dk and dg it adds the parts of the linear recurrence. With exclusive readers they are not the
     keys, and have gradients of their own, `de`, in float32; otherwise these go into dk. The
-    part of dk, or `de`, is a workspace too, and so is that of dg.
+    part of dk, or `de`, is a workspace too.
+
+    With gates per channel e is decayed, and what becomes of its gradient `de` and of that of the
+    overlaps is for another kernel: there is neither dk nor dg.
     """
-    DTYPE: tl.constexpr = k_ptr.dtype.element_ty
+    DTYPE: tl.constexpr = v_ptr.dtype.element_ty
     head = tl.program_id(0) % heads
     chunk = tl.program_id(0) // heads
     first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
@@ -173,16 +168,14 @@ def _prepare_backward(
     value_rows = token * value_dim
     key_stride = heads * key_dim
     value_stride = heads * value_dim
-    if USE_G:
-        g_ptr += key_rows
-        dg_part_ptr += key_rows
     if USE_HEAD_G:
         g_ptr += token
     e_ptr += key_rows
-    k_ptr += key_rows
-    if EXCLUSIVE:
+    if USE_G or EXCLUSIVE:
         de_ptr += key_rows
-    dk_part_ptr += key_rows
+    if not USE_G:
+        k_ptr += key_rows
+        dk_part_ptr += key_rows
     states_ptr += (chunk.to(tl.int64) * heads + head) * key_dim * value_dim
     inside = rows < left
     beta = tl.full([C], 1.0, tl.float32)
@@ -219,20 +212,13 @@ def _prepare_backward(
         w_e = load_rows(w_e_ptr + key_rows, rows, keys, key_stride, left, key_dim)
         dA = product(dX, tl.trans(w_e), DTYPE, FINE_A=True, acc=dA)
         e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
-        if USE_G:
-            g = load_gates(g_ptr, rows, keys, key_stride, left, key_dim)
-            dX *= decay(chunk_span(0, C, EXCLUSIVE), g, DTYPE)
         to_start += tl.sum(e * dX, 1)
         dX *= (from_start * beta)[:, None]
-        if EXCLUSIVE:
+        if USE_G or EXCLUSIVE:
             store_rows(de_ptr, dX, rows, keys, key_stride, left, key_dim)
         else:
             dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim) + dX
             store_rows(dk_part_ptr, dk, rows, keys, key_stride, left, key_dim)
-        if USE_G:
-            dg = load_rows(dg_part_ptr, rows, keys, key_stride, left, key_dim)
-            dg += sum_gradients(chunk_span_transposed(0, C, EXCLUSIVE), e * dX, DTYPE)
-            store_rows(dg_part_ptr, dg, rows, keys, key_stride, left, key_dim)
     to_start *= from_start
     dbeta += to_start
     # A workspace may be read by another thread than the one that wrote it.
@@ -260,40 +246,21 @@ def _prepare_backward(
         tl.store(dg_ptr + token + rows * heads, dg, mask=inside)
     dA *= beta[:, None]
     if USE_G:
-        # At a level, one product gives both sides: readers gather keys, and keys readers.
-        dA += tl.trans(dA)
-    for start in range(0, key_dim, BK):
-        keys = start + tl.arange(0, BK)
-        dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim)
-        de = tl.zeros([C, BK], tl.float32)
-        if EXCLUSIVE:
-            de = load_rows(de_ptr, rows, keys, key_stride, left, key_dim)
-        if USE_G:
-            g = load_gates(g_ptr, rows, keys, key_stride, left, key_dim)
-            dg = load_rows(dg_part_ptr, rows, keys, key_stride, left, key_dim)
-            for level in tl.range(LEVELS, disable_licm=True):
-                readers = level_queries(level, C)
-                x = load_sides(e_ptr, k_ptr, readers, rows, keys, key_stride, left, key_dim)
-                decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
-                pairs = tl.where(level_pairs(level, C), dA, 0.0)
-                dx = product(pairs, x * decayed, DTYPE) * decayed
-                de += tl.where(readers, dx, 0.0)
-                dk += tl.where(readers, 0.0, dx)
-                dg += sum_gradients(level_span_transposed(level, C, EXCLUSIVE), x * dx, DTYPE)
-            store_rows(dg_ptr + key_rows, dg, rows, keys, key_stride, left, key_dim)
-        else:
+        store_rows(doverlaps_ptr + cell, dA, rows, rows, C, C, C)
+    else:
+        for start in range(0, key_dim, BK):
+            keys = start + tl.arange(0, BK)
+            dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim)
             e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
             k = load_rows(k_ptr, rows, keys, key_stride, left, key_dim)
             dk = product(tl.trans(dA), e, DTYPE, acc=dk)
             if EXCLUSIVE:
+                de = load_rows(de_ptr, rows, keys, key_stride, left, key_dim)
                 de = product(dA, k, DTYPE, acc=de)
+                store_rows(de_ptr, de, rows, keys, key_stride, left, key_dim)
             else:
                 dk = product(dA, k, DTYPE, acc=dk)
-        if EXCLUSIVE:
-            store_rows(de_ptr, de, rows, keys, key_stride, left, key_dim)
-        elif USE_G:
-            dk += de
-        store_rows(dk_ptr + key_rows, dk, rows, keys, key_stride, left, key_dim)
+            store_rows(dk_ptr + key_rows, dk, rows, keys, key_stride, left, key_dim)
 
 
 def forward(
@@ -313,11 +280,13 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
-    rows, _, w_e, w_v, _ = rule.system(scale)
-    written = torch.empty_like(w_v)
+    rows, system = rule.system(scale)
+    written = torch.empty_like(system.w_v)
     states, final = pass_states(
-        rows, w_v, initial_state, final=output_final_state, tile=tile, delta=(w_e, written)
-    )
+        rows, system.w_v, initial_state, final=output_final_state, tile=tile,
+        delta=(system.w_e, written),
+    )  # fmt: skip
+    del system  # before what follows wants memory
     o = torch.empty_like(rule.v)
     outputs(rows, written, states, o, tile=tile)
     return (o if a is None else _second(o)), final
@@ -343,29 +312,52 @@ def backward(
     """Gradients of `forward`'s inputs; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
     do = do.contiguous() if a is None else _interleaved(torch.zeros_like(do), do)
-    rows, overlaps, w_e, w_v, inverse = rule.system(scale)
-    written = torch.empty_like(w_v)
-    states, _ = pass_states(rows, w_v, initial_state, tile=tile, delta=(w_e, written))
-    dwritten = torch.empty_like(w_v)
+    rows, system = rule.system(scale)
+    written = torch.empty_like(system.w_v)
+    states, _ = pass_states(rows, system.w_v, initial_state, tile=tile, delta=(system.w_e, written))
+    dwritten = torch.empty_like(system.w_v)
     outputs(rows, do, None, dwritten, reverse=True, tile=tile)
     dstates, dinitial = pass_states(
         rows, do, dfinal_state, final=initial_state is not None, reverse=True, tile=tile,
-        delta=(w_e, dwritten),
+        delta=(system.w_e, dwritten),
     )  # fmt: skip
-    del rows  # before `gradients` wants memory
-    dq, *parts = gradients(
-        rule.q, rule.k, written, rule.g, do, states, dstates, rule.chunks,
-        scale=scale, tile=tile, keys_dtype=keys_dtype, partial=True,
+    del rows  # before what follows wants memory
+    linear = partial(
+        gradients, rule.q, rule.k, written, rule.g, do, states, dstates, rule.chunks,
+        scale=scale, tile=tile, keys_dtype=keys_dtype,
     )  # fmt: skip
-    de, dk, dv, dg, dbeta = rule.system_backward(
-        overlaps, w_e, w_v, inverse, states, dwritten, *parts, keys_dtype=keys_dtype
-    )
+    if rule.by_channel:
+        de, doverlaps, _, dv, _, dbeta = rule.system_backward(
+            system, states, dwritten, None, None, keys_dtype
+        )
+        dq, dk, dg, de = linear(delta=(rule.e, de, doverlaps))
+    else:
+        dq, dk, dg, _ = linear(partial=True)
+        de, _, dk, dv, dg, dbeta = rule.system_backward(
+            system, states, dwritten, dk, dg, keys_dtype
+        )
     if a is None:
         return dq, dk, dv, dg, dbeta, None, None, dinitial
     return (
         _second(dq), _second(dk), _second(dv), None if dg is None else _first(dg), None,
         -_first(de).to(a.dtype), _first(dk), dinitial,
     )  # fmt: skip
+
+
+class _System(NamedTuple):
+    """The systems of all chunks; see the top of this file.
+
+    Args:
+        e: readers `[B, T, H, K]`, with gates per channel `exp(P) ∘ e` in float32.
+        overlaps: `Σ_k e_ik k_jk exp(...) [chunks, H, C, C]` with gates per channel, or None.
+        inverse: `[chunks, H, C, C]`.
+    """
+
+    e: Tensor
+    overlaps: Tensor | None
+    w_e: Tensor
+    w_v: Tensor
+    inverse: Tensor
 
 
 @dataclass(frozen=True)
@@ -406,11 +398,15 @@ class _Rule:
         chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
         return cls(q, e, k, v, g, beta, chunks, tile)
 
-    def system(self, scale: float) -> tuple[Recurrence, Tensor | None, Tensor, Tensor, Tensor]:
-        """The linear recurrence, the overlaps with gates per channel, w_e, w_v and the inverses
-        `[chunks, H, C, C]`; see the top of this file."""
+    @property
+    def by_channel(self) -> bool:
+        """Whether there are gates per channel."""
+        return self.g is not None and self.g.dim() == 4
+
+    def system(self, scale: float) -> tuple[Recurrence, _System]:
+        """The systems, and the linear recurrence beside them."""
         e, overlaps = self.e, None
-        if self.g is not None and self.g.dim() == 4:
+        if self.by_channel:
             rows, e, overlaps = decay_within(
                 self.q, self.k, self.g, self.chunks, scale=scale, tile=self.tile, e=self.e
             )
@@ -425,32 +421,35 @@ class _Rule:
             e, self.k, self.v, self.g, self.beta, overlaps, w_e, w_v, inverse, self.chunks.table,
             **self._launch("system"),
         )  # fmt: skip
-        return rows, overlaps, w_e, w_v, inverse
+        return rows, _System(e, overlaps, w_e, w_v, inverse)
 
     def system_backward(
         self,
-        overlaps: Tensor | None,
-        w_e: Tensor,
-        w_v: Tensor,
-        inverse: Tensor,
+        system: _System,
         states: Tensor,
         dwritten: Tensor,
-        dk_part: Tensor,
+        dk_part: Tensor | None,
         dg_part: Tensor | None,
         keys_dtype: torch.dtype,
     ) -> tuple[Tensor | None, ...]:
-        """de (float32), dk, dv, dg, dbeta; None where there is no such input or it is another."""
-        dk, dv = torch.empty_like(self.k, dtype=keys_dtype), torch.empty_like(self.v)
-        dg, dbeta = (None if x is None else torch.empty_like(x) for x in (self.g, self.beta))
-        de = None if self.e is self.k else torch.empty_like(self.e, dtype=torch.float32)
+        """de (float32), the gradient of the overlaps, dk, dv, dg, dbeta; None where there is no
+        such input, or it is another, or `_prepare_backward` leaves it to another kernel."""
+        de = doverlaps = dk = dg = None
+        if self.by_channel:
+            de, doverlaps = torch.empty_like(system.e), torch.empty_like(system.overlaps)
+        else:
+            de = None if self.e is self.k else torch.empty_like(self.e, dtype=torch.float32)
+            dk = torch.empty_like(self.k, dtype=keys_dtype)
+            dg = None if self.g is None else torch.empty_like(self.g)
+        dv = torch.empty_like(self.v)
+        dbeta = None if self.beta is None else torch.empty_like(self.beta)
         heads = self.k.shape[2]
         _prepare_backward[(self.chunks.count * heads,)](
-            self.e, self.k, self.v, self.g, self.beta, overlaps, w_e, w_v, inverse,
-            states, dwritten, dk_part, dg_part, de, dk, dv, dg, dbeta, self.chunks.table,
-            **self._launch("system_backward"), LEVELS=self.tile.tokens.bit_length() - 1,
-            EXCLUSIVE=self.e is not self.k,
+            system.e, self.k, self.v, self.g, self.beta, system.overlaps, system.w_e, system.w_v,
+            system.inverse, states, dwritten, dk_part, dg_part, de, doverlaps, dk, dv, dg, dbeta,
+            self.chunks.table, **self._launch("system_backward"), EXCLUSIVE=self.e is not self.k,
         )  # fmt: skip
-        return de, dk, dv, dg, dbeta
+        return de, doverlaps, dk, dv, dg, dbeta
 
     def _launch(self, kernel: str) -> dict[str, Any]:
         _, tokens, heads, key_dim = self.k.shape

@@ -316,10 +316,12 @@ def _outputs(
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _gradients(
-    q_ptr, k_ptr, v_ptr, g_ptr, do_ptr, states_ptr, dstates_ptr, dq_ptr, dk_ptr, dg_ptr, table_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, do_ptr, states_ptr, dstates_ptr, e_ptr, de_decayed_ptr,
+    doverlaps_ptr, dq_ptr, dk_ptr, dg_ptr, de_ptr, table_ptr,
     scale, rows_in_all, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, PACKED: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr,
+    DELTA: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program writes a tile of dq, dk and dg for one chunk and head.
 
@@ -332,6 +334,9 @@ def _gradients(
     what passes the chunk untouched. At a level, one product gives both sides: the rows of the
     queries gather keys, those of the keys gather queries. A gate that a head shares gets the sum
     over the channels; with more than one tile of keys, `dg` holds one part per tile.
+
+    Gates per channel of a delta rule decay its readers e and their overlaps as well, whose
+    gradients are given. That of EXCLUSIVE readers is `de`, of others a part of dk.
     """
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     key_tiles = tl.cdiv(key_dim, BK)
@@ -371,13 +376,30 @@ def _gradients(
     if USE_G:
         g = load_gates(g_ptr + key_rows, rows, keys, heads * key_dim, left, key_dim)
         dg = tl.zeros([C, BK], tl.float32) + (through * decay_of_chunk(g, DTYPE))[None, :]
-        # Two turns of one body, queries then keys: side by side they take too many registers.
-        for side in tl.range(2, disable_licm=True):
-            x = load_sides(q_ptr, k_ptr, side == 0, rows, keys, heads * key_dim, left, key_dim)
-            dx = tl.where(side == 0, dq, dk) * decay(chunk_span(side, C), g, DTYPE)
-            dq = tl.where(side == 0, dx, dq)
-            dk = tl.where(side == 0, dk, dx)
-            dg += sum_gradients(chunk_span_transposed(side, C), x * dx, DTYPE)
+        if DELTA:
+            e_ptr += key_rows
+            de_decayed_ptr += key_rows
+            de = tl.zeros([C, BK], tl.float32)
+        # Two turns of one body, keys then queries: side by side they take too many registers.
+        for turn in tl.range(2, disable_licm=True):
+            reads = turn == 1
+            decayed = decay(chunk_span(1 - turn, C, EXCLUSIVE), g, DTYPE)
+            x = load_sides(q_ptr, k_ptr, reads, rows, keys, heads * key_dim, left, key_dim)
+            dx = tl.where(reads, dq, dk) * decayed
+            dq = tl.where(reads, dx, dq)
+            dk = tl.where(reads, dk, dx)
+            terms = x * dx
+            if DELTA:
+                readers = tl.where(reads, left, 0)
+                x = load_rows(e_ptr, rows, keys, heads * key_dim, readers, key_dim)
+                dx = load_rows(de_decayed_ptr, rows, keys, heads * key_dim, readers, key_dim)
+                dx *= decayed
+                terms += x * dx
+                if EXCLUSIVE:
+                    de += dx
+                else:
+                    dk += dx
+            dg += sum_gradients(chunk_span_transposed(1 - turn, C, EXCLUSIVE), terms, DTYPE)
 
     q = load_rows(q_ptr, rows, keys, heads * key_dim, left, key_dim)
     k = load_rows(k_ptr, rows, keys, heads * key_dim, left, key_dim)
@@ -389,15 +411,34 @@ def _gradients(
         dA += tl.trans(dA)
         if DTYPE.is_bf16():
             dA = dA.to(tl.bfloat16)
+        if DELTA:
+            cell = (chunk.to(tl.int64) * heads + head) * C * C
+            doverlaps = load_rows(doverlaps_ptr + cell, rows, rows, C, C, C)
+            doverlaps += tl.trans(doverlaps)
+            if DTYPE.is_bf16():
+                doverlaps = doverlaps.to(tl.bfloat16)
         for level in tl.range(LEVELS, disable_licm=True):
-            queries = level_queries(level, C)
-            decayed = decay(level_span(level, C), g, DTYPE)
-            x = load_sides(q_ptr, k_ptr, queries, rows, keys, heads * key_dim, left, key_dim)
+            readers = level_queries(level, C)
+            decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
+            x = load_sides(q_ptr, k_ptr, readers, rows, keys, heads * key_dim, left, key_dim)
             pairs = tl.where(level_pairs(level, C), dA, 0.0)
             dx = product(pairs, x * decayed, DTYPE) * decayed
-            dq += tl.where(queries, dx, 0.0)
-            dk += tl.where(queries, 0.0, dx)
-            dg += sum_gradients(level_span_transposed(level, C), x * dx, DTYPE)
+            dq += tl.where(readers, dx, 0.0)
+            dk += tl.where(readers, 0.0, dx)
+            terms = x * dx
+            if DELTA:
+                x = load_sides(e_ptr, k_ptr, readers, rows, keys, heads * key_dim, left, key_dim)
+                pairs = tl.where(level_pairs(level, C), doverlaps, 0.0)
+                dx = product(pairs, x * decayed, DTYPE) * decayed
+                terms += x * dx
+                if EXCLUSIVE:
+                    de += tl.where(readers, dx, 0.0)
+                    dk += tl.where(readers, 0.0, dx)
+                else:
+                    dk += dx
+            dg += sum_gradients(level_span_transposed(level, C, EXCLUSIVE), terms, DTYPE)
+        if EXCLUSIVE:
+            store_rows(de_ptr + key_rows, de, rows, keys, heads * key_dim, left, key_dim)
         store_rows(dg_ptr + key_rows, dg, rows, keys, heads * key_dim, left, key_dim)
     else:
         if USE_HEAD_G:
@@ -474,14 +515,14 @@ def decay_within(
     e: Tensor | None = None,
 ) -> tuple[Recurrence, Tensor | None, Tensor | None]:
     """The recurrence of gates per channel. Of a delta rule with readers `e [B, T, H, K]` also
-    `exp(P) ∘ e`, rounded as products round it, and the overlaps `[chunks, H, C, C]`."""
+    `exp(P) ∘ e` in float32 and the overlaps `[chunks, H, C, C]`."""
     heads, key_dim, length = q.shape[2], q.shape[3], tile.tokens
     decayed_q, decayed_k = (torch.empty_like(x, dtype=torch.float32) for x in (q, k))
     passed = q.new_empty(chunks.count, heads, key_dim, dtype=torch.float32)
     scores = q.new_empty(chunks.count, heads, length, length, dtype=torch.float32)
     decayed_e = overlaps = None
     if e is not None:
-        decayed_e = torch.empty_like(e, dtype=workspace_dtype(e.dtype))
+        decayed_e = torch.empty_like(e, dtype=torch.float32)
         overlaps = torch.empty_like(scores)
     own = tile_of("within", tile, key_dim, key_dim)
     BK, _ = blocks(key_dim, key_dim, own, q.dtype)
@@ -574,7 +615,7 @@ def backward(
     dv = torch.empty_like(v)
     outputs(rows, do, dstates, dv, reverse=True, tile=tile)
     del rows  # before `gradients` wants memory
-    dq, dk, dg = gradients(
+    dq, dk, dg, _ = gradients(
         q, k, v, g, do, states, dstates, chunks, scale=scale, tile=tile, keys_dtype=keys_dtype
     )
     return dq, dk, dv, dg, dinitial
@@ -594,12 +635,18 @@ def gradients(
     tile: Entry,
     keys_dtype: torch.dtype,
     partial: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """dq, dk and dg of `outputs` and `pass_states`.
+    delta: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """dq, dk and dg of `outputs` and `pass_states`, and de.
 
     Args:
         partial: dk and dg are not all there is to their inputs; they come in float32.
+        delta: readers e of a delta rule with gates per channel, the gradient of what they are
+            decayed, and that of their overlaps. Where e is not k it has a gradient, in float32.
     """
+    e, de_decayed, doverlaps = delta or (None, None, None)
+    exclusive = e is not None and e is not k
+    de = torch.empty_like(e, dtype=torch.float32) if exclusive else None
     dq = torch.empty_like(q, dtype=keys_dtype)
     dk = torch.empty_like(k, dtype=torch.float32 if partial else keys_dtype)
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
@@ -612,13 +659,13 @@ def gradients(
         dg = empty_parts(1 if g.dim() == 4 else key_tiles, g.shape, dtype_g, g.device)
     grid = chunks.count * heads * key_tiles
     _gradients[(grid,)](
-        q, k, v, g, do, states, dstates, dq, dk, dg, chunks.table,
+        q, k, v, g, do, states, dstates, e, de_decayed, doverlaps, dq, dk, dg, de, chunks.table,
         scale, q.shape[0] * q.shape[1], q.shape[1], heads, key_dim, value_dim,
         C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
-        **gate_flags(g), PACKED=chunks.table is not None,
-        num_warps=own.num_warps, num_stages=own.num_stages,
+        **gate_flags(g), DELTA=delta is not None, EXCLUSIVE=exclusive,
+        PACKED=chunks.table is not None, num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip
-    return dq, dk, None if dg is None else add_parts(dg, dtype_g)
+    return dq, dk, None if dg is None else add_parts(dg, dtype_g), de
 
 
 def pass_states(
