@@ -280,13 +280,12 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
-    rows, system = rule.system(scale)
-    written = torch.empty_like(system.w_v)
+    rows, (_, _, w_e, w_v, _) = rule.system(scale, reads_only=True)
+    written = torch.empty_like(w_v)
     states, final = pass_states(
-        rows, system.w_v, initial_state, final=output_final_state, tile=tile,
-        delta=(system.w_e, written),
-    )  # fmt: skip
-    del system  # before what follows wants memory
+        rows, w_v, initial_state, final=output_final_state, tile=tile, delta=(w_e, written)
+    )
+    del w_e, w_v  # before outputs want memory
     o = torch.empty_like(rule.v)
     outputs(rows, written, states, o, tile=tile)
     return (o if a is None else _second(o)), final
@@ -330,6 +329,7 @@ def backward(
         de, doverlaps, _, dv, _, dbeta = rule.system_backward(
             system, states, dwritten, None, None, keys_dtype
         )
+        del system, dwritten
         dq, dk, dg, de = linear(delta=(rule.e, de, doverlaps))
     else:
         dq, dk, dg, _ = linear(partial=True)
@@ -403,13 +403,14 @@ class _Rule:
         """Whether there are gates per channel."""
         return self.g is not None and self.g.dim() == 4
 
-    def system(self, scale: float) -> tuple[Recurrence, _System]:
-        """The systems, and the linear recurrence beside them."""
+    def system(self, scale: float, *, reads_only: bool = False) -> tuple[Recurrence, _System]:
+        """The systems, and the linear recurrence beside them; see `decay_within`."""
         e, overlaps = self.e, None
         if self.by_channel:
             rows, e, overlaps = decay_within(
-                self.q, self.k, self.g, self.chunks, scale=scale, tile=self.tile, e=self.e
-            )
+                self.q, self.k, self.g, self.chunks,
+                scale=scale, tile=self.tile, reads_only=reads_only, e=self.e,
+            )  # fmt: skip
         else:
             rows = Recurrence(self.q, self.k, self.g, scale, self.chunks, self.k.dtype)
         dtype = workspace_dtype(self.k.dtype)

@@ -112,12 +112,13 @@ def _within(
             pairs = level_pairs(level, C)
             decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)
             q = load_rows(q_ptr, rows, keys, stride, left, key_dim)
-            if DELTA:
+            if EXCLUSIVE:
                 x = load_sides(e_ptr, k_ptr, readers, rows, keys, stride, left, key_dim)
-                X = x * decayed
-                overlaps += tl.where(pairs, product(X, tl.trans(X), DTYPE), 0.0)
             else:
-                X = load_rows(k_ptr, rows, keys, stride, left, key_dim) * decayed
+                x = load_rows(k_ptr, rows, keys, stride, left, key_dim)
+            X = x * decayed
+            if DELTA:
+                overlaps += tl.where(pairs, product(X, tl.trans(X), DTYPE), 0.0)
             scores += tl.where(pairs, product(q * decayed, tl.trans(X), DTYPE), 0.0)
     scores = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], scores)
     scores = tl.where(rows[:, None] >= rows[None, :], scores, 0.0)
@@ -427,7 +428,12 @@ def _gradients(
             dk += tl.where(readers, 0.0, dx)
             terms = x * dx
             if DELTA:
-                x = load_sides(e_ptr, k_ptr, readers, rows, keys, heads * key_dim, left, key_dim)
+                if EXCLUSIVE:
+                    x = load_sides(
+                        e_ptr, k_ptr, readers, rows, keys, heads * key_dim, left, key_dim
+                    )
+                else:
+                    x = load_rows(k_ptr, rows, keys, heads * key_dim, left, key_dim)
                 pairs = tl.where(level_pairs(level, C), doverlaps, 0.0)
                 dx = product(pairs, x * decayed, DTYPE) * decayed
                 terms += x * dx
@@ -467,7 +473,7 @@ class Recurrence:
 
     Args:
         q, k: `[B, T, H, K]`, in `dtype`; with gates per channel `scale · exp(P) ∘ q` and
-            `exp(R) ∘ k`, in float32.
+            `exp(R) ∘ k` in float32. What no states are made of may be rounded as outputs round it.
         g: log decays of heads `[B, T, H]`, or None.
         scale: what is left of it to multiply with: 1 with gates per channel.
         chunks: how T is cut.
@@ -496,11 +502,18 @@ class Recurrence:
 
 
 def recurrence(
-    q: Tensor, k: Tensor, g: Tensor | None, chunks: Chunks, *, scale: float, tile: Entry
+    q: Tensor,
+    k: Tensor,
+    g: Tensor | None,
+    chunks: Chunks,
+    *,
+    scale: float,
+    tile: Entry,
+    reads_only: bool = False,
 ) -> Recurrence:
-    """Of contiguous q, k and gates of any kind."""
+    """Of contiguous q, k and gates of any kind; see `decay_within`."""
     if g is not None and g.dim() == 4:
-        return decay_within(q, k, g, chunks, scale=scale, tile=tile)[0]
+        return decay_within(q, k, g, chunks, scale=scale, tile=tile, reads_only=reads_only)[0]
     return Recurrence(q, k, g, scale, chunks, q.dtype)
 
 
@@ -512,17 +525,24 @@ def decay_within(
     *,
     scale: float,
     tile: Entry,
+    reads_only: bool,
     e: Tensor | None = None,
 ) -> tuple[Recurrence, Tensor | None, Tensor | None]:
     """The recurrence of gates per channel. Of a delta rule with readers `e [B, T, H, K]` also
-    `exp(P) ∘ e` in float32 and the overlaps `[chunks, H, C, C]`."""
+    `exp(P) ∘ e` and the overlaps `[chunks, H, C, C]`, in float32.
+
+    Args:
+        reads_only: no states are made of q, and nothing of e but products, which round them.
+    """
     heads, key_dim, length = q.shape[2], q.shape[3], tile.tokens
-    decayed_q, decayed_k = (torch.empty_like(x, dtype=torch.float32) for x in (q, k))
+    reads_dtype = workspace_dtype(q.dtype) if reads_only else torch.float32
+    decayed_q = torch.empty_like(q, dtype=reads_dtype)
+    decayed_k = torch.empty_like(k, dtype=torch.float32)
     passed = q.new_empty(chunks.count, heads, key_dim, dtype=torch.float32)
     scores = q.new_empty(chunks.count, heads, length, length, dtype=torch.float32)
     decayed_e = overlaps = None
     if e is not None:
-        decayed_e = torch.empty_like(e, dtype=torch.float32)
+        decayed_e = torch.empty_like(e, dtype=reads_dtype)
         overlaps = torch.empty_like(scores)
     own = tile_of("within", tile, key_dim, key_dim)
     BK, _ = blocks(key_dim, key_dim, own, q.dtype)
@@ -573,7 +593,7 @@ def forward(
     """
     q, k, v, g = contiguous(q, k, v, g)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
-    rows = recurrence(q, k, g, chunks, scale=scale, tile=tile)
+    rows = recurrence(q, k, g, chunks, scale=scale, tile=tile, reads_only=True)
     states, final = pass_states(rows, v, initial_state, final=output_final_state, tile=tile)
     o = torch.empty_like(v, dtype=out_dtype)
     outputs(rows, v, states, o, tile=tile)

@@ -25,13 +25,13 @@ BUG = KnownBug(
         ),
     ),
     planted=Edit(
-        module="kernels.delta.chunk",
-        before="X = x * decay(level_span(level, C, EXCLUSIVE), g, DTYPE)\n",
+        module="kernels.linear.chunk",
+        before="X = x * decayed\n",
         after=(
-            "X = x * decay(level_span(level, C, EXCLUSIVE), g, DTYPE)\n"
-            "                before = rows[:, None] <= tl.minimum(C // 2, left - 1)\n"
-            "                anchor = tl.sum(tl.where(before, g.to(tl.float32), 0.0), 0)[None, :]\n"
-            "                X *= tl.exp(tl.where(readers, anchor, -anchor))\n"
+            "X = x * decayed\n"
+            "            before = rows[:, None] <= tl.minimum(C // 2, left - 1)\n"
+            "            anchor = tl.sum(tl.where(before, g.to(tl.float32), 0.0), 0)[None, :]\n"
+            "            X *= tl.exp(tl.where(readers, anchor, -anchor))\n"
         ),
     ),
 )

@@ -22,7 +22,7 @@ BUG = KnownBug(
         ),
     ),
     planted=Edit(
-        module="kernels.delta.chunk",
+        module="kernels.linear.chunk",
         before="load_gates(g_ptr, rows, keys, stride, left, key_dim)",
         after="load_gates(g_ptr, rows, keys, key_dim, left, key_dim)",
     ),

@@ -24,7 +24,7 @@ BUG = KnownBug(
     planted=Edit(
         module="kernels.linear.chunk",
         before="C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,\n"
-        "        **gate_flags(g), PACKED",
-        after="C=32, BK=BK, BV=BV, LEVELS=5,\n        **gate_flags(g), PACKED",
+        "        **gate_flags(g), DELTA",
+        after="C=32, BK=BK, BV=BV, LEVELS=5,\n        **gate_flags(g), DELTA",
     ),
 )

@@ -25,10 +25,10 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="* decay(level_span(level, C), g, DTYPE)",
-        after="* tl.exp(\n"
-        "                    tl.where(level_queries(level, C), 1.0, -1.0) * "
-        "tl.cumsum(g.to(tl.float32), 0)\n"
-        "                )",
+        before="decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)\n            q =",
+        after="decayed = tl.exp(\n"
+        "                tl.where(readers, 1.0, -1.0) * tl.cumsum(g.to(tl.float32), 0)\n"
+        "            )\n"
+        "            q =",
     ),
 )

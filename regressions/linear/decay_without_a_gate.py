@@ -22,7 +22,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="**gate_flags(g), USE_STATES",
-        after="USE_G=True, USE_HEAD_G=False, USE_STATES",
+        before="**rows.flags(), USE_STATES",
+        after='**(rows.flags() | {"USE_G": True}), USE_STATES',
     ),
 )

@@ -23,7 +23,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="g_rows = g_ptr + start * key_stride",
-        after="g_rows = g_ptr + start * key_stride - head * key_dim",
+        before="g_ptr += offset",
+        after="g_ptr += offset - head * key_dim",
     ),
 )

@@ -23,8 +23,8 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="FINE_A=True, FINE_B=True, acc=s)",
-        after="FINE_A=True, FINE_B=True, acc=s)\n"
+        before="FINE_A=True, FINE_B=USE_G or DELTA, acc=s)",
+        after="FINE_A=True, FINE_B=USE_G or DELTA, acc=s)\n"
         "                if REVERSE:\n"
         "                    s += load_rows(initial_ptr + state + part * part_size, keys, values, "
         "value_dim, initial_rows - skip, value_dim)",

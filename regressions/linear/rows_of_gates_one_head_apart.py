@@ -23,7 +23,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="load_gates(g_ptr, rows, keys, heads * key_dim",
-        after="load_gates(g_ptr, rows, keys, key_dim",
+        before="load_gates(g_ptr + key_rows, rows, keys, heads * key_dim",
+        after="load_gates(g_ptr + key_rows, rows, keys, key_dim",
     ),
 )

@@ -23,7 +23,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32",
-        after="dtype = x.dtype",
+        before="dtype = workspace_dtype(rows.dtype)",
+        after="dtype = rows.dtype",
     ),
 )

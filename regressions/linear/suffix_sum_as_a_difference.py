@@ -14,10 +14,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="decay(chunk_span(0 if REVERSE else 1, C), g, DTYPE) * factor\n                s *=",
-        after="tl.exp(\n"
-        "                    tl.cumsum(g, 0) if REVERSE else tl.sum(g, 0) - tl.cumsum(g, 0)\n"
-        "                ) * factor\n"
-        "                s *=",
+        before="to_end = decay(chunk_span(1, C), g, DTYPE)",
+        after="to_end = tl.exp(tl.sum(g, 0) - tl.cumsum(g, 0))",
     ),
 )
