@@ -280,12 +280,14 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Outputs and, if asked for, final states; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
-    rows, (_, _, w_e, w_v, _) = rule.system(scale, reads_only=True)
+    rows, system = rule.system(scale, reads_only=True)
+    w_e, w_v = system.w_e, system.w_v
+    del system  # before what follows wants memory
     written = torch.empty_like(w_v)
     states, final = pass_states(
         rows, w_v, initial_state, final=output_final_state, tile=tile, delta=(w_e, written)
     )
-    del w_e, w_v  # before outputs want memory
+    del w_e, w_v
     o = torch.empty_like(rule.v)
     outputs(rows, written, states, o, tile=tile)
     return (o if a is None else _second(o)), final
