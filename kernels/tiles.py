@@ -128,34 +128,27 @@ _DELTA_ON_HOPPER = (
         },
     ),
 )
-_DPLR_ON_HOPPER = Entry(
-    tokens=32,
-    max_dim=128,
-    dtypes=(torch.bfloat16,),
-    **_HOPPER,
-    kernels={
-        "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
-        "states": Tile(tokens=32, features=32),
-        "outputs": Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1),
-        "gradients": Tile(tokens=32, keys=64, features=64, num_warps=8, num_stages=1),
-        "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
-        "system_backward": Tile(tokens=32, keys=32, features=64),
-    },
-)
+_CHANNELS_ON_HOPPER = {
+    "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
+    "gradients": Tile(tokens=32, keys=64, features=64, num_stages=1),
+}
 _KDA_ON_HOPPER = tuple(
-    replace(
-        _DPLR_ON_HOPPER,
+    Entry(
+        tokens=32,
         max_dim=dim,
+        dtypes=(torch.bfloat16,),
+        **_HOPPER,
         kernels={
-            **_DPLR_ON_HOPPER.kernels,
-            "states": Tile(tokens=32, features=32, num_stages=stages),
-            "outputs": outputs,
-            "system_backward": Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=1),
+            **_CHANNELS_ON_HOPPER,
+            "states": states,
+            "outputs": Tile(tokens=32, keys=64, features=64),
+            "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
+            "system_backward": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
         },
     )
-    for dim, stages, outputs in (
-        (128, 2, Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1)),
-        (256, 1, Tile(tokens=32, keys=32, features=256, num_stages=1)),
+    for dim, states in (
+        (128, Tile(tokens=32, features=64)),
+        (256, Tile(tokens=32, features=32)),
     )
 )
 _DELTA_CHUNK = (
@@ -185,15 +178,14 @@ _GLA_ON_HOPPER = tuple(
         dtypes=(torch.bfloat16,),
         **_HOPPER,
         kernels={
-            "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
-            "states": Tile(tokens=32, keys=64, features=128),
-            "outputs": outputs,
-            "gradients": Tile(tokens=32, keys=64, features=64, num_warps=8, num_stages=1),
+            **_CHANNELS_ON_HOPPER,
+            "states": states,
+            "outputs": Tile(tokens=32, keys=64, features=64, num_warps=2),
         },
     )
-    for dim, outputs in (
-        (128, Tile(tokens=32, keys=32, features=128, num_warps=2, num_stages=1)),
-        (256, Tile(tokens=32, keys=32, features=256, num_stages=1)),
+    for dim, states in (
+        (64, Tile(tokens=32, keys=32, features=64, num_warps=2, num_stages=3)),
+        (256, Tile(tokens=32, keys=64, features=128)),
     )
 )
 _NARROW_SIMPLE_GLA_ON_HOPPER = Entry(
@@ -443,7 +435,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("delta_rule", "chunk"): (*_DELTA_ON_HOPPER, *_DELTA_CHUNK),
     ("gated_delta_rule", "chunk"): (*_DELTA_ON_HOPPER, *_DELTA_CHUNK),
     ("kda", "chunk"): (*_KDA_ON_HOPPER, *_DELTA_CHUNK),
-    ("dplr", "chunk"): (_DPLR_ON_HOPPER, *_DELTA_CHUNK),
+    ("dplr", "chunk"): (*_KDA_ON_HOPPER, *_DELTA_CHUNK),
     # tokens: between two kept states in the backward pass; features: values of a program.
     ("delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
     ("gated_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
