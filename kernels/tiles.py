@@ -129,7 +129,7 @@ _DELTA_ON_HOPPER = (
     ),
 )
 _CHANNELS_ON_HOPPER = {
-    "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
+    "within": Tile(tokens=32, keys=16, num_warps=1, num_stages=1),
     "gradients": Tile(tokens=32, keys=64, features=64, num_stages=1),
 }
 _KDA_ON_HOPPER = tuple(
