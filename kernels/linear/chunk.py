@@ -15,6 +15,11 @@ and backwards, dS being the gradient of the state after the chunk,
 which are the same two kernels with the roles exchanged and time reversed. A third kernel does dq,
 dk and dg. States are float32 from chunk to chunk. The copy that `outputs` reads is float32 too,
 but bfloat16 for bfloat16 inputs: it would be rounded there anyway (see `primitives.product`).
+
+Gates per channel are for a kernel of its own, before the states: `exp(P) ∘ q`, `exp(R) ∘ k`,
+`exp(P_C)` and A are computed once, where each slice of the values would compute them again. What
+goes into states is kept in float32: a state is rounded already, and so is what reads it.
+
 Nothing is saved for the backward pass but the inputs: the states are computed again, which costs
 less than keeping them.
 
@@ -67,10 +72,10 @@ def _within(
     DELTA: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program does for one chunk and head what gates per channel do within it: it decays q from
-    the start and k to the end of the chunk, and computes the scores. q and scores get the scale.
+    the start and k to the end of the chunk, and computes the scores A. q and A get the scale.
 
-    With a delta rule its readers e decay like q, and their overlaps with keys are scores as well,
-    of keys before their own row. Where readers are EXCLUSIVE, so is q: its rows have no gates.
+    With a delta rule (see `kernels.delta.chunk`) the readers e decay like q, and their overlaps
+    with keys are computed beside A. Where readers are EXCLUSIVE, so is q, whose rows have no gates.
     """
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     head = tl.program_id(0) % heads
@@ -89,13 +94,13 @@ def _within(
         e_out_ptr += offset
     cell = chunk.to(tl.int64) * heads + head
 
-    own = tl.zeros([C, BK], tl.float32)
+    diagonal = tl.zeros([C], tl.float32)
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
         g = load_gates(g_ptr, rows, keys, stride, left, key_dim)
         q = load_rows(q_ptr, rows, keys, stride, left, key_dim)
         k = load_rows(k_ptr, rows, keys, stride, left, key_dim)
-        own += q.to(tl.float32) * k
+        diagonal += tl.sum(q.to(tl.float32) * k, 1)
         from_start = decay(chunk_span(0, C, EXCLUSIVE), g, DTYPE)
         store_rows(q_out_ptr, q * from_start * scale, rows, keys, stride, left, key_dim)
         if DELTA:
@@ -105,7 +110,7 @@ def _within(
         store_rows(k_out_ptr, k * to_end, rows, keys, stride, left, key_dim)
         passed = decay_of_chunk(g, DTYPE)
         tl.store(passed_ptr + cell * key_dim + keys, passed, mask=keys < key_dim)
-    scores = tl.where(rows[:, None] == rows[None, :], tl.sum(own, 1)[:, None], 0.0)
+    scores = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], 0.0)
     overlaps = tl.zeros([C, C], tl.float32)
     # Of masks there is one for each level, which all keys share.
     for level in range(LEVELS):
@@ -345,7 +350,7 @@ def _gradients(
     over the channels; with more than one tile of keys, `dg` holds one part per tile.
 
     Gates per channel of a delta rule decay its readers e and their overlaps as well, whose
-    gradients are given. That of EXCLUSIVE readers is `de`, of others a part of dk.
+    gradients are given. What e gets of them is `de` with EXCLUSIVE readers, else a part of dk.
     """
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     key_tiles = tl.cdiv(key_dim, BK)

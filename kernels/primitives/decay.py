@@ -13,18 +13,18 @@ a block, the highest bit in which i and j differ. Every token is on one side of 
     bit l of r set      r is a query:  E_l[r] = Σ of g over its half block up to r
     bit l of r clear    r is a key:    E_l[r] = Σ of g over its half block after r
 
-so one matrix, X_l = exp(E_l) ∘ (q or k by the bit), holds both sides, and `X_l X_lᵀ` holds the
-scores of all pairs of the level. Properties that follow:
+so one matrix of decays, exp(E_l), holds both sides, and `(exp(E_l) ∘ q) (exp(E_l) ∘ k)ᵀ` holds the
+scores of all pairs of the level, among others. Properties that follow:
 
 - The anchor of a pair lies between the pair: nothing depends on later tokens, nor on the length.
 - E_l is a sum of its own, by a product with a 0/1 matrix, never a difference of prefix sums. All
   terms have one sign, so a huge gate costs the small ones beside it no digits.
 - For float32 inputs the sum is exact to the last digits of its exponential, not only to its own:
   see `decay`.
-- dE_l = dX_l ∘ X_l goes back to g through the transposed 0/1 matrix. Only pairs that straddle a
-  gate contribute to its gradient, all through products with their own decay, so that a gradient
-  that the gates make tiny is not the difference of two that are not (as it is in the common
-  `reverse_cumsum(q ∘ dq - k ∘ dk)`).
+- With X_l = exp(E_l) ∘ (q or k by the bit), dE_l = dX_l ∘ X_l goes back to g through the transposed
+  0/1 matrix. Only pairs that straddle a gate contribute to its gradient, all through products with
+  their own decay, so that a gradient that the gates make tiny is not the difference of two that
+  are not (as it is in the common `reverse_cumsum(q ∘ dq - k ∘ dk)`).
 - exp is called log2(C) times per token and channel, where pairwise decays in diagonal blocks of 16
   call it 16 times and cannot use the tensor cores.
 
