@@ -154,6 +154,8 @@ _ATTENTION = (
 
 _TWO_FOUR = ((0, 2), (0, 4))
 _GRADIENTS = Stage("gradients", Chunks(_TWO_FOUR, ((32, 32), (64, 16), (64, 64)), (1, 2)), (_BOTH,))
+# Of gates of channels.
+_WITHIN = Stage("within", Chunks(((0, 1), (0, 2), (0, 4)), ((16, 64), (32, 64)), (1,)), _EACH)
 _CHUNK = (
     Stage(
         None,
@@ -186,21 +188,21 @@ _DELTA = (
     ),
     Stage("states", Chunks(_TWO_FOUR, ((64, 16), (64, 32), (64, 64)), (1, 2)), _EACH),
     Stage("outputs", Chunks(_TWO_FOUR, ((32, 128), (64, 128)), (1, 2)), _EACH),
-    Stage("gradients", Chunks(((0, 2), (0, 8)), ((32, 32), (64, 64)), (1, 2)), (_BOTH,)),
+    Stage("gradients", Chunks(((0, 2), (0, 4)), ((32, 32), (64, 64)), (1, 2)), (_BOTH,)),
     Stage("system", Chunks(_TWO_FOUR, ((32, 64), (64, 64)), (1, 2)), _EACH),
-    Stage("system_backward", Chunks(((0, 4), (0, 8)), ((32, 64), (64, 32)), (1, 2)), (_BOTH,)),
+    Stage("system_backward", Chunks(((0, 2), (0, 4)), ((32, 64), (64, 64)), (1, 2)), (_BOTH,)),
 )
 
 STAGES: dict[tuple[str, str], tuple[Stage, ...]] = {
     ("attention", "parallel"): _ATTENTION,
     ("linear_attn", "chunk"): _CHUNK,
     ("linear_attn", "fused_chunk"): _FUSED_CHUNK,
-    ("gla", "chunk"): _CHUNK,
+    ("gla", "chunk"): (*_CHUNK, _WITHIN),
     ("simple_gla", "chunk"): _CHUNK,
     ("simple_gla", "fused_chunk"): (*_FUSED_CHUNK, _GRADIENTS),
     ("simple_gla", "parallel"): (*_FUSED_CHUNK, _GRADIENTS),
     ("delta_rule", "chunk"): _DELTA,
     ("gated_delta_rule", "chunk"): _DELTA,
-    ("kda", "chunk"): _DELTA,
-    ("dplr", "chunk"): _DELTA,
+    ("kda", "chunk"): (*_DELTA, _WITHIN),
+    ("dplr", "chunk"): (*_DELTA, _WITHIN),
 }
