@@ -155,7 +155,7 @@ _ATTENTION = (
 _TWO_FOUR = ((0, 2), (0, 4))
 _GRADIENTS = Stage("gradients", Chunks(_TWO_FOUR, ((32, 32), (64, 16), (64, 64)), (1, 2)), (_BOTH,))
 # Of gates of channels.
-_WITHIN = Stage("within", Chunks(((0, 1), (0, 2), (0, 4)), ((16, 64), (32, 64)), (1,)), _EACH)
+_WITHIN = Stage("within", Chunks(((0, 1), (0, 2), (0, 4)), ((32, 64),), (1,)), _EACH)
 _CHUNK = (
     Stage(
         None,
