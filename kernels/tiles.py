@@ -441,10 +441,17 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("gated_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
     ("kda", "fused_recurrent"): _DELTA_RECURRENT,
     ("dplr", "fused_recurrent"): _DELTA_RECURRENT,
-    # features: channels of a program.
+    # tokens: of a chunk; keys: rows that a program loads before it uses the first; features: its
+    # channels with up to four taps. Kernels: "backward".
     ("short_conv", "fused"): (
-        Entry(tokens=32, features=64),
-        Entry(tokens=16, features=128, num_warps=2),
+        Entry(
+            tokens=64,
+            keys=8,
+            features=128,
+            num_warps=1,
+            kernels={"backward": Tile(tokens=128, keys=4, features=128, num_warps=1)},
+        ),
+        Entry(tokens=16, keys=2, features=64, num_warps=2),
     ),
     # tokens: (batch, token, head) vectors of x.
     ("l2norm", "fused"): (Entry(tokens=32, max_dim=128), Entry(tokens=8)),

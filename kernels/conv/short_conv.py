@@ -10,8 +10,13 @@ and backwards, with dz = f'(z) ∘ dy,
 
 where x before the first token is the initial state, and dz after the last is 0. The final state is
 the last W - 1 rows of (initial state; x), so its gradient is added to those of these rows.
+
+A program goes through a chunk row by row and keeps the last W rows, of x and backwards also of dz.
+So each is loaded and computed once but for W - 1 rows around a chunk. W is at most 16, and a thread
+holds fewer channels where there are more taps.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -33,177 +38,167 @@ from kernels.arguments import (
     describe,
 )
 from kernels.differentiable import differentiable
-from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence, sequence_of_chunk
+from kernels.primitives.chunks import cut, locate_chunk, sequence_of_chunk
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
-from kernels.primitives.rows import load_rows, store_rows
-from kernels.tiles import cdiv
+from kernels.tiles import cdiv, next_power_of_2
 
 
 @triton.jit
-def _earlier(
-    x_ptr, initial_ptr, rows, back, cols, first, before, left, sequence, dim,
-    W: tl.constexpr, USE_INITIAL: tl.constexpr,
-):  # fmt: skip
-    """x `back` tokens before each of some rows of a chunk.
+def _taps(weight_ptr, cols, dim, W: tl.constexpr):
+    """The weights of some channels, a vector for each tap."""
+    weights = ()
+    for tap in tl.static_range(W):
+        weights += (tl.load(weight_ptr + cols * W + tap, mask=cols < dim).to(tl.float32),)
+    return weights
 
-    The chunk starts at row `first` of all, with `before` tokens of its sequence before it. What
-    lies before token 0 is in the initial state, or 0.
+
+@triton.jit
+def _bias(bias_ptr, cols, dim, USE_BIAS: tl.constexpr):
+    bias = tl.zeros([cols.shape[0]], tl.float32)
+    if USE_BIAS:
+        bias += tl.load(bias_ptr + cols, mask=cols < dim)
+    return bias
+
+
+@triton.jit
+def _earlier(x_ptr, initial_ptr, row, cols, before, dim, USE_INITIAL: tl.constexpr):
+    """A row of (initial state; x), counted from the first of a chunk; 0 if there is no state.
+
+    The chunk has `before` tokens of its sequence before it, and before those is the state.
     """
-    token = before + rows - back
-    inside = ((rows < left) & (token >= 0))[:, None] & (cols < dim)[None, :]
-    cells = (first + rows - back)[:, None] * dim + cols[None, :]
-    x = tl.load(x_ptr + cells, mask=inside, other=0.0)
+    inside = cols < dim
+    x = tl.load(x_ptr + row * dim + cols, mask=inside & (row >= -before), other=0.0).to(tl.float32)
     if USE_INITIAL:
-        inside = (token < 0)[:, None] & (cols < dim)[None, :]
-        cells = (sequence * (W - 1) + W - 1 + token)[:, None] * dim + cols[None, :]
-        x += tl.load(initial_ptr + cells, mask=inside, other=0.0)
+        x += tl.load(initial_ptr + row * dim + cols, mask=inside & (row < -before), other=0.0)
     return x
 
 
 @triton.jit
-def _tap(weight_ptr, cols, tap, dim, W: tl.constexpr):
-    return tl.load(weight_ptr + cols * W + tap, mask=cols < dim).to(tl.float32)[None, :]
+def _next(x_ptr, row, cols, left, dim, AHEAD: tl.constexpr):
+    """Rows of a chunk, all loaded before the first is used; 0 past the end of the sequence."""
+    rows = ()
+    for n in tl.static_range(AHEAD):
+        inside = (cols < dim) & (row + n < left)
+        rows += (tl.load(x_ptr + (row + n) * dim + cols, mask=inside, other=0.0).to(tl.float32),)
+    return rows
 
 
 @triton.jit
-def _mixed(
-    x_ptr, weight_ptr, bias_ptr, initial_ptr, rows, cols, first, before, left, sequence, dim,
-    W: tl.constexpr, USE_BIAS: tl.constexpr, USE_INITIAL: tl.constexpr,
-):  # fmt: skip
-    """z of some rows of a chunk."""
-    z = tl.zeros([rows.shape[0], cols.shape[0]], tl.float32)
-    for tap in tl.static_range(W):
-        x = _earlier(
-            x_ptr, initial_ptr, rows, W - 1 - tap, cols, first, before, left, sequence, dim,
-            W, USE_INITIAL,
-        )  # fmt: skip
-        z += _tap(weight_ptr, cols, tap, dim, W) * x
-    if USE_BIAS:
-        z += tl.load(bias_ptr + cols, mask=cols < dim)[None, :]
-    return z
+def _mixed(rows, weights, total):
+    for tap in tl.static_range(len(weights)):
+        total += weights[tap] * rows[tap]
+    return total
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _forward(
-    x_ptr, weight_ptr, bias_ptr, initial_ptr, y_ptr, table_ptr, tokens, dim: tl.int32,
-    C: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, SILU: tl.constexpr,
-    USE_BIAS: tl.constexpr, USE_INITIAL: tl.constexpr, PACKED: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, initial_ptr, y_ptr, final_ptr, table_ptr, tokens, dim: tl.int32,
+    C: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, AHEAD: tl.constexpr, SILU: tl.constexpr,
+    USE_BIAS: tl.constexpr, USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
-    """A program writes y of one chunk and a tile of channels."""
+    """A program writes y of one chunk and a tile of channels, and the final state at its end."""
     wide = tl.cdiv(dim, BD)
     chunk = tl.program_id(0) // wide
     cols = (tl.program_id(0) % wide) * BD + tl.arange(0, BD)
     first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
     sequence, before = sequence_of_chunk(chunk, table_ptr, tokens, C, PACKED)
-    rows = tl.arange(0, C)
-    z = _mixed(
-        x_ptr, weight_ptr, bias_ptr, initial_ptr, rows, cols, first, before, left, sequence, dim,
-        W, USE_BIAS, USE_INITIAL,
-    )  # fmt: skip
-    if SILU:
-        z *= tl.sigmoid(z)
-    store_rows(y_ptr + first * dim, z, rows, cols, dim, left, dim)
+    inside = cols < dim
+    x_ptr += first * dim
+    y_ptr += first * dim
+    state = sequence * (W - 1)
+    if USE_INITIAL:
+        initial_ptr += (state + W - 1 + before) * dim
+    weights = _taps(weight_ptr, cols, dim, W)
+    bias = _bias(bias_ptr, cols, dim, USE_BIAS)
+    xs = ()
+    for n in tl.static_range(1 - W, 0):
+        xs += (_earlier(x_ptr, initial_ptr, n, cols, before, dim, USE_INITIAL),)
+    for start in range(0, tl.minimum(left, C), AHEAD):
+        xs += _next(x_ptr, start, cols, left, dim, AHEAD)
+        for n in tl.static_range(AHEAD):
+            y = _mixed(xs[n : n + W], weights, bias)
+            if SILU:
+                y *= tl.sigmoid(y)
+            row = start + n
+            tl.store(y_ptr + row * dim + cols, y, mask=inside & (row < left))
+        xs = xs[AHEAD:]
+    if STORE_FINAL:  # noqa: SIM102 (one test is made by the compiler)
+        if (left > 0) & (left <= C):
+            for n in tl.static_range(W - 1):
+                row = left - (W - 1) + n
+                x = _earlier(x_ptr, initial_ptr, row, cols, before, dim, USE_INITIAL)
+                tl.store(final_ptr + (state + n) * dim + cols, x, mask=inside)
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _backward_mix(
-    x_ptr, weight_ptr, bias_ptr, initial_ptr, dy_ptr, dz_ptr, dweight_ptr, dbias_ptr, table_ptr,
-    tokens, dim: tl.int32,
-    C: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, SILU: tl.constexpr,
-    USE_BIAS: tl.constexpr, USE_INITIAL: tl.constexpr, PACKED: tl.constexpr,
+def _backward(
+    x_ptr, weight_ptr, bias_ptr, initial_ptr, dy_ptr, dfinal_ptr, dx_ptr, dweight_ptr, dbias_ptr,
+    dinitial_ptr, table_ptr, tokens, dim: tl.int32,
+    C: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, AHEAD: tl.constexpr, SILU: tl.constexpr,
+    USE_BIAS: tl.constexpr, USE_INITIAL: tl.constexpr, USE_FINAL_GRADIENT: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
-    """A program writes dz of one chunk and a tile of channels, and its parts of dweight, dbias."""
+    """A program writes dx of one chunk and a tile of channels, and its parts of dweight and dbias.
+
+    It goes W - 1 rows further than the chunk, as dz there is part of dx. At each row dx is that of
+    W - 1 rows before, in the first rows of a sequence that of its initial state.
+    """
     wide = tl.cdiv(dim, BD)
     chunk = tl.program_id(0) // wide
     cols = (tl.program_id(0) % wide) * BD + tl.arange(0, BD)
     first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
     sequence, before = sequence_of_chunk(chunk, table_ptr, tokens, C, PACKED)
-    rows = tl.arange(0, C)
-    dz = load_rows(dy_ptr + first * dim, rows, cols, dim, left, dim).to(tl.float32)
-    if SILU:
-        z = _mixed(
-            x_ptr, weight_ptr, bias_ptr, initial_ptr, rows, cols, first, before, left, sequence,
-            dim, W, USE_BIAS, USE_INITIAL,
-        )  # fmt: skip
-        s = tl.sigmoid(z)
-        dz *= s * (1.0 + z * (1.0 - s))
-    store_rows(dz_ptr + first * dim, dz, rows, cols, dim, left, dim)
+    inside = cols < dim
+    own = tl.minimum(left, C)
+    x_ptr += first * dim
+    dy_ptr += first * dim
+    dx_ptr += first * dim
+    state = sequence * (W - 1)
+    if USE_INITIAL:
+        initial_ptr += (state + W - 1 + before) * dim
+    weights = _taps(weight_ptr, cols, dim, W)
+    bias = _bias(bias_ptr, cols, dim, USE_BIAS)
+    zero = tl.zeros([BD], tl.float32)
+    xs, dzs, dweights, dbias = (), (), (zero,), zero
+    for n in tl.static_range(1 - W, 0):
+        xs += (_earlier(x_ptr, initial_ptr, n, cols, before, dim, USE_INITIAL),)
+        dzs += (zero,)
+        dweights += (zero,)
+    for start in range(0, own + W - 1, AHEAD):
+        xs += _next(x_ptr, start, cols, left, dim, AHEAD)
+        dys = _next(dy_ptr, start, cols, left, dim, AHEAD)
+        for n in tl.static_range(AHEAD):
+            row = start + n
+            dz = dys[n]
+            if SILU:
+                z = _mixed(xs[n : n + W], weights, bias)
+                s = tl.sigmoid(z)
+                dz *= s * (1.0 + z * (1.0 - s))
+            dzs += (dz,)
+            dx = _mixed(dzs[n : n + W], weights[::-1], zero)
+            if USE_FINAL_GRADIENT:
+                kept = inside & (row >= left) & (row < own + W - 1)
+                dx += tl.load(dfinal_ptr + (state + row - left) * dim + cols, mask=kept, other=0.0)
+            mask = inside & (row >= W - 1) & (row < own + W - 1)
+            tl.store(dx_ptr + (row - (W - 1)) * dim + cols, dx, mask=mask)
+            if USE_INITIAL:
+                mask = inside & (before == 0) & (row < W - 1) & (left > 0)
+                tl.store(dinitial_ptr + (state + row) * dim + cols, dx, mask=mask)
+            dz = tl.where(row < own, dz, 0.0)
+            dbias += dz
+            products = ()
+            for tap in tl.static_range(W):
+                products += (dweights[tap] + dz * xs[n + tap],)
+            dweights = products
+        xs = xs[AHEAD:]
+        dzs = dzs[AHEAD:]
     dweight_ptr += chunk.to(tl.int64) * dim * W + cols * W
     for tap in tl.static_range(W):
-        x = _earlier(
-            x_ptr, initial_ptr, rows, W - 1 - tap, cols, first, before, left, sequence, dim,
-            W, USE_INITIAL,
-        )  # fmt: skip
-        tl.store(dweight_ptr + tap, tl.sum(dz * x, 0), mask=cols < dim)
+        tl.store(dweight_ptr + tap, dweights[tap], mask=inside)
     if USE_BIAS:
-        tl.store(dbias_ptr + chunk.to(tl.int64) * dim + cols, tl.sum(dz, 0), mask=cols < dim)
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def _backward_inputs(
-    weight_ptr, dz_ptr, dfinal_ptr, dx_ptr, table_ptr, tokens, dim: tl.int32,
-    C: tl.constexpr, BD: tl.constexpr, W: tl.constexpr,
-    USE_FINAL_GRADIENT: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """A program writes dx of one chunk and a tile of channels."""
-    wide = tl.cdiv(dim, BD)
-    chunk = tl.program_id(0) // wide
-    cols = (tl.program_id(0) % wide) * BD + tl.arange(0, BD)
-    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
-    sequence, _ = sequence_of_chunk(chunk, table_ptr, tokens, C, PACKED)
-    rows = tl.arange(0, C)
-    dx = tl.zeros([C, BD], tl.float32)
-    for tap in tl.static_range(W):
-        dz = load_rows(dz_ptr + first * dim, rows + (W - 1 - tap), cols, dim, left, dim)
-        dx += _tap(weight_ptr, cols, tap, dim, W) * dz
-    if USE_FINAL_GRADIENT:
-        kept = rows - left + W - 1
-        inside = ((kept >= 0) & (rows < left))[:, None] & (cols < dim)[None, :]
-        cells = (sequence * (W - 1) + kept)[:, None] * dim + cols[None, :]
-        dx += tl.load(dfinal_ptr + cells, mask=inside, other=0.0)
-    store_rows(dx_ptr + first * dim, dx, rows, cols, dim, left, dim)
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def _states(
-    x_ptr, weight_ptr, initial_ptr, final_ptr, dz_ptr, dfinal_ptr, dinitial_ptr,
-    cu_seqlens_ptr, tokens, dim: tl.int32,
-    BD: tl.constexpr, W: tl.constexpr, STORE_FINAL: tl.constexpr, USE_INITIAL: tl.constexpr,
-    STORE_INITIAL_GRADIENT: tl.constexpr, USE_FINAL_GRADIENT: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
-    """A program writes the final state of one sequence for a tile of channels, or the gradient of
-    its initial state."""
-    wide = tl.cdiv(dim, BD)
-    sequence = (tl.program_id(0) // wide).to(tl.int64)
-    cols = (tl.program_id(0) % wide) * BD + tl.arange(0, BD)
-    first, length, _ = locate_sequence(sequence, cu_seqlens_ptr, cu_seqlens_ptr, tokens, 1, PACKED)
-    inside = cols < dim
-    rows = sequence * (W - 1)
-    for n in tl.static_range(W - 1):
-        if STORE_FINAL:
-            token = length - (W - 1) + n
-            mask = inside & (token >= 0)
-            x = tl.load(x_ptr + (first + token) * dim + cols, mask=mask, other=0.0)
-            if USE_INITIAL:
-                mask = inside & (token < 0)
-                x += tl.load(
-                    initial_ptr + (rows + W - 1 + token) * dim + cols, mask=mask, other=0.0
-                )
-            tl.store(final_ptr + (rows + n) * dim + cols, x, mask=inside)
-        if STORE_INITIAL_GRADIENT:
-            # Row n is the token n - W + 1, which the taps up to n see from tokens of the sequence.
-            d = tl.zeros([BD], tl.float32)
-            for tap in tl.static_range(n + 1):
-                token = n - tap
-                mask = inside & (token < length)
-                weight = tl.load(weight_ptr + cols * W + tap, mask=inside)
-                dz = tl.load(dz_ptr + (first + token) * dim + cols, mask=mask, other=0.0)
-                d += weight * dz
-            if USE_FINAL_GRADIENT:
-                mask = inside & (n >= length)
-                d += tl.load(dfinal_ptr + (rows + n - length) * dim + cols, mask=mask, other=0.0)
-            tl.store(dinitial_ptr + (rows + n) * dim + cols, d, mask=inside)
+        tl.store(dbias_ptr + chunk.to(tl.int64) * dim + cols, dbias, mask=inside)
 
 
 def _forward_of(
@@ -219,21 +214,20 @@ def _forward_of(
 ) -> tuple[Tensor, Tensor | None]:
     check_boundaries("cu_seqlens", cu_seqlens, x.shape[1])
     x, weight, bias, initial_state = contiguous(x, weight, bias, initial_state)
-    entry = tiles.TABLE["short_conv", "fused"][tile]
-    chunks = cut(x.shape[0], x.shape[1], cu_seqlens, entry.tokens)
-    sizes, programs = _sizes(x, weight, chunks, entry)
+    batch, tokens, dim = x.shape
+    taps = weight.shape[1]
+    entry = _narrowed(tiles.TABLE["short_conv", "fused"][tile], dim, taps)
+    chunks = cut(batch, tokens, cu_seqlens, entry.tokens)
     y = torch.empty_like(x)
-    if programs:
-        _forward[(programs,)](
-            x, weight, bias, initial_state, y, chunks.table, *sizes,
-            C=entry.tokens, BD=entry.features, W=weight.shape[1], SILU=silu,
-            USE_BIAS=bias is not None, USE_INITIAL=initial_state is not None,
-            PACKED=chunks.table is not None, num_warps=entry.num_warps,
-        )  # fmt: skip
     final = None
     if output_final_state:
-        final = x.new_empty(chunks.sequences, weight.shape[1] - 1, x.shape[2], dtype=torch.float32)
-        _launch_states(x, weight, initial_state, final, None, None, None, chunks, entry)
+        final = _passed(initial_state, (chunks.sequences, taps - 1, dim), x.device)
+    _forward[(chunks.count * cdiv(dim, entry.features),)](
+        x, weight, bias, initial_state, y, final, chunks.table, tokens, dim,
+        C=entry.tokens, BD=entry.features, W=taps, AHEAD=entry.keys, SILU=silu,
+        USE_BIAS=bias is not None, USE_INITIAL=initial_state is not None,
+        STORE_FINAL=output_final_state, PACKED=chunks.table is not None, num_warps=entry.num_warps,
+    )  # fmt: skip
     return y, final
 
 
@@ -251,32 +245,26 @@ def _backward_of(
     tile: int,
 ) -> tuple[Tensor | None, ...]:
     x, weight, bias, initial_state, dy, dfinal = contiguous(x, weight, bias, initial_state, d0, d1)
-    entry = tiles.TABLE["short_conv", "fused"][tile]
-    chunks = cut(x.shape[0], x.shape[1], cu_seqlens, entry.tokens)
-    sizes, programs = _sizes(x, weight, chunks, entry)
-    dz = torch.empty_like(x, dtype=torch.float32)
+    batch, tokens, dim = x.shape
+    taps = weight.shape[1]
+    entry = _narrowed(tiles.TABLE["short_conv", "fused"][tile].of("backward"), dim, taps)
+    chunks = cut(batch, tokens, cu_seqlens, entry.tokens)
     dx = torch.empty_like(x)
     dweight, dbias = (
         None if w is None else empty_parts(chunks.count, w.shape, w.dtype, x.device)
         for w in (weight, bias)
     )
-    if programs:
-        taps = {"C": entry.tokens, "BD": entry.features, "W": weight.shape[1]}
-        packed = chunks.table is not None
-        _backward_mix[(programs,)](
-            x, weight, bias, initial_state, dy, dz, dweight, dbias, chunks.table, *sizes,
-            **taps, SILU=silu, USE_BIAS=bias is not None,
-            USE_INITIAL=initial_state is not None, PACKED=packed, num_warps=entry.num_warps,
-        )  # fmt: skip
-        _backward_inputs[(programs,)](
-            weight, dz, dfinal, dx, chunks.table, *sizes,
-            **taps, USE_FINAL_GRADIENT=dfinal is not None, PACKED=packed,
-            num_warps=entry.num_warps,
-        )  # fmt: skip
     dinitial = None
     if initial_state is not None:
-        dinitial = torch.empty_like(initial_state)
-        _launch_states(x, weight, None, None, dz, dfinal, dinitial, chunks, entry)
+        dinitial = _passed(dfinal, initial_state.shape, x.device)
+    _backward[(chunks.count * cdiv(dim, entry.features),)](
+        x, weight, bias, initial_state, dy, dfinal, dx, dweight, dbias, dinitial, chunks.table,
+        tokens, dim,
+        C=entry.tokens, BD=entry.features, W=taps, AHEAD=entry.keys, SILU=silu,
+        USE_BIAS=bias is not None, USE_INITIAL=initial_state is not None,
+        USE_FINAL_GRADIENT=dfinal is not None, PACKED=chunks.table is not None,
+        num_warps=entry.num_warps,
+    )  # fmt: skip
     return (
         dx,
         add_parts(dweight, weight.dtype),
@@ -286,34 +274,17 @@ def _backward_of(
     )
 
 
-def _launch_states(
-    x: Tensor,
-    weight: Tensor,
-    initial: Tensor | None,
-    final: Tensor | None,
-    dz: Tensor | None,
-    dfinal: Tensor | None,
-    dinitial: Tensor | None,
-    chunks: Chunks,
-    entry: tiles.Tile,
-) -> None:
-    dim = x.shape[2]
-    grid = chunks.sequences * cdiv(dim, entry.features)
-    _states[(grid,)](
-        x, weight, initial, final, dz, dfinal, dinitial, chunks.cu_seqlens, x.shape[1], dim,
-        BD=entry.features, W=weight.shape[1], STORE_FINAL=final is not None,
-        USE_INITIAL=initial is not None, STORE_INITIAL_GRADIENT=dinitial is not None,
-        USE_FINAL_GRADIENT=dfinal is not None, PACKED=chunks.table is not None,
-        num_warps=entry.num_warps,
-    )  # fmt: skip
+def _passed(state: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """A copy of what is kept where a sequence has no token, and overwritten where it has some."""
+    if state is None:
+        return torch.zeros(shape, dtype=torch.float32, device=device)
+    return state.clone()
 
 
-def _sizes(
-    x: Tensor, weight: Tensor, chunks: Chunks, entry: tiles.Tile
-) -> tuple[tuple[int, int], int]:
-    """The numbers of tokens and channels, and how many programs write a chunk of them each."""
-    dim = x.shape[2]
-    return (x.shape[1], dim), chunks.count * cdiv(dim, entry.features)
+def _narrowed(tile: tiles.Tile, dim: int, taps: int) -> tiles.Tile:
+    """With no more channels than there are, and fewer the more rows of them a program keeps."""
+    most = 4 * tile.features // max(4, next_power_of_2(taps))
+    return replace(tile, features=min(most, next_power_of_2(dim)))
 
 
 def _shapes(given):

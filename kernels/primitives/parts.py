@@ -40,6 +40,6 @@ def add_parts(parts: Float[Tensor, "parts *shape"], dtype: torch.dtype) -> Float
     total = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
     size = total.numel()
     # Many parts are those of a small tensor: one at a time, few programs would wait for each.
-    block, at_once = (1024, 1) if count < 16 else (64, 16)
+    block, at_once = (1024, 1) if count < 16 else (64, 64)
     _add[(cdiv(size, block),)](parts, total, size, count, BLOCK=block, AT_ONCE=at_once)
     return total

@@ -24,7 +24,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.conv.short_conv",
-        before="mask = inside & (token < length)\n",
-        after="mask = inside\n",
+        before="inside = (cols < dim) & (row + n < left)\n",
+        after="inside = cols < dim\n",
     ),
 )

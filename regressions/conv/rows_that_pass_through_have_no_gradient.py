@@ -24,7 +24,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.conv.short_conv",
-        before="mask = inside & (n >= length)\n",
-        after="mask = inside & (n >= W - 1)\n",
+        before="kept = inside & (row >= left)",
+        after="kept = inside & (row >= tl.maximum(left, W - 1))",
     ),
 )

@@ -24,7 +24,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.conv.short_conv",
-        before="kept = rows - left + W - 1\n",
-        after="kept = rows - tl.maximum(left - W + 1, 0)\n",
+        before="(state + row - left) * dim",
+        after="(state + tl.maximum(row - tl.maximum(left, W - 1), 0)) * dim",
     ),
 )
