@@ -49,23 +49,16 @@ def _taps(weight_ptr, cols, dim, W: tl.constexpr):
     """The weights of some channels, a vector for each tap."""
     weights = ()
     for tap in tl.static_range(W):
-        weights += (tl.load(weight_ptr + cols * W + tap, mask=cols < dim).to(tl.float32),)
+        weights += (tl.load(weight_ptr + cols * W + tap, mask=cols < dim),)
     return weights
-
-
-@triton.jit
-def _bias(bias_ptr, cols, dim, USE_BIAS: tl.constexpr):
-    bias = tl.zeros([cols.shape[0]], tl.float32)
-    if USE_BIAS:
-        bias += tl.load(bias_ptr + cols, mask=cols < dim)
-    return bias
 
 
 @triton.jit
 def _earlier(x_ptr, initial_ptr, row, cols, before, dim, USE_INITIAL: tl.constexpr):
     """A row of (initial state; x), counted from the first of a chunk; 0 if there is no state.
 
-    The chunk has `before` tokens of its sequence before it, and before those is the state.
+    The chunk has `before` tokens of its sequence before it: none, or at least a chunk, which
+    has as many rows as the state.
     """
     inside = cols < dim
     x = tl.load(x_ptr + row * dim + cols, mask=inside & (row >= -before), other=0.0).to(tl.float32)
@@ -109,9 +102,11 @@ def _forward(
     y_ptr += first * dim
     state = sequence * (W - 1)
     if USE_INITIAL:
-        initial_ptr += (state + W - 1 + before) * dim
+        initial_ptr += (state + W - 1) * dim
     weights = _taps(weight_ptr, cols, dim, W)
-    bias = _bias(bias_ptr, cols, dim, USE_BIAS)
+    bias = 0.0
+    if USE_BIAS:
+        bias = tl.load(bias_ptr + cols, mask=inside)
     xs = ()
     for n in tl.static_range(1 - W, 0):
         xs += (_earlier(x_ptr, initial_ptr, n, cols, before, dim, USE_INITIAL),)
@@ -157,9 +152,11 @@ def _backward(
     dx_ptr += first * dim
     state = sequence * (W - 1)
     if USE_INITIAL:
-        initial_ptr += (state + W - 1 + before) * dim
+        initial_ptr += (state + W - 1) * dim
     weights = _taps(weight_ptr, cols, dim, W)
-    bias = _bias(bias_ptr, cols, dim, USE_BIAS)
+    bias = 0.0
+    if USE_BIAS:
+        bias = tl.load(bias_ptr + cols, mask=inside)
     zero = tl.zeros([BD], tl.float32)
     xs, dzs, dweights, dbias = (), (), (zero,), zero
     for n in tl.static_range(1 - W, 0):
@@ -177,7 +174,7 @@ def _backward(
                 s = tl.sigmoid(z)
                 dz *= s * (1.0 + z * (1.0 - s))
             dzs += (dz,)
-            dx = _mixed(dzs[n : n + W], weights[::-1], zero)
+            dx = _mixed(dzs[n : n + W], weights[::-1], 0.0)
             if USE_FINAL_GRADIENT:
                 kept = inside & (row >= left) & (row < own + W - 1)
                 dx += tl.load(dfinal_ptr + (state + row - left) * dim + cols, mask=kept, other=0.0)
