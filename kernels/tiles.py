@@ -181,6 +181,7 @@ _GLA_ON_HOPPER = tuple(
             **_CHANNELS_ON_HOPPER,
             "states": states,
             "outputs": Tile(tokens=32, keys=64, features=64, num_warps=2),
+            "unaligned": Tile(tokens=32, keys=32, features=32, num_stages=1),
         },
     )
     for dim, states in (
@@ -363,7 +364,15 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ),
     ("gla", "chunk"): (
         *_GLA_ON_HOPPER,
-        Entry(tokens=32, keys=16, features=64, num_warps=2, num_stages=1, dtypes=_HALVES),
+        Entry(
+            tokens=32,
+            keys=16,
+            features=64,
+            num_warps=2,
+            num_stages=1,
+            dtypes=_HALVES,
+            kernels={"gradients": Tile(tokens=32, keys=16, features=32, num_stages=1)},
+        ),
         Entry(tokens=16, keys=32, features=32, num_stages=1),
     ),
     # tokens: between two kept states in the backward pass; features: both sides of a tile of the

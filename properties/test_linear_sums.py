@@ -133,10 +133,44 @@ def test_sums_over_tokens_of_a_recurrence_keep_their_bits(
     _hold(op, "fused_recurrent", inputs, do, dstate, subject.device)
 
 
+@pytest.mark.parametrize("op", ["gla", "kda"])
+def test_what_goes_decayed_into_a_state_keeps_16_bits(op: str, subject: Any) -> None:
+    """Keys that go into the state, and queries that go into its gradient. The state is rounded
+    where it is read, and so is what reads it: a third rounding is not granted."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, key_dim, value_dim = 3, 16, 16
+    own = torch.eye(key_dim).double()
+    inputs = {
+        # No two rows have a channel in common.
+        "q": own[None, tokens : 2 * tokens, None],
+        "k": own[None, :tokens, None],
+        "v": torch.randn(1, tokens, 1, value_dim, generator=generator).bfloat16().double(),
+        "g": -torch.rand(1, tokens, 1, key_dim, generator=generator).double(),
+        "initial_state": torch.zeros(1, 1, key_dim, value_dim).double(),
+    }
+    if op == "kda":
+        inputs["beta"] = torch.ones(1, tokens, 1).double()
+    do, dstate = inputs["v"].flip(1), torch.zeros(1, 1, key_dim, value_dim)
+    got, want = _both(op, "chunk", inputs, do, dstate, subject.device)
+    for name in ("state", "dinitial_state"):
+        assert want[name].count_nonzero() == tokens * value_dim
+        torch.testing.assert_close(got[name], want[name].float(), rtol=2.0**-14, atol=0)
+
+
 def _hold(
     op: str, mode: str, inputs: Tensors, do: Tensor, dstate: Tensor, device: torch.device
 ) -> None:
     """Outputs and gradients are those of the oracle in float64, rounded once."""
+    got, want = _both(op, mode, inputs, do, dstate, device)
+    for name, x in got.items():
+        assert want[name].abs().max() < 2**24, name
+        assert torch.equal(x, want[name].to(x.dtype)), name
+
+
+def _both(
+    op: str, mode: str, inputs: Tensors, do: Tensor, dstate: Tensor, device: torch.device
+) -> tuple[Tensors, Tensors]:
+    """Outputs and gradients of the kernel on a device, and the oracle's in float64."""
     dtypes = dict.fromkeys("qkvab", torch.bfloat16)
     leaves = {
         n: x.to(device, dtypes.get(n, torch.float32)).requires_grad_() for n, x in inputs.items()
@@ -144,9 +178,7 @@ def _hold(
     got = _results(getattr(kernels, op), leaves, do, dstate, mode=mode)
     exact = {name: x.clone().requires_grad_() for name, x in inputs.items()}
     want = _results(getattr(reference, op), exact, do, dstate)
-    for name, x in got.items():
-        assert want[name].abs().max() < 2**24, name
-        assert torch.equal(x.cpu(), want[name].to(x.dtype)), name
+    return {name: x.cpu() for name, x in got.items()}, want
 
 
 def _results(function: Any, leaves: Tensors, do: Tensor, dstate: Tensor, **mode: str) -> Tensors:
