@@ -101,7 +101,7 @@ def test_the_mode_of_a_layer_is_the_one_that_runs(subject: Subject) -> None:
         launched: dict[str, list[str]] = {}
         for mode in ("chunk", "fused_recurrent"):
             with recorded_launches() as launched[mode]:
-                gla(q, q, q, mode=mode)
+                gla(q, q, q, g=q, mode=mode)
             with recorded_launches() as by_layer:
                 _layer(subject.device, mode)(x)
             assert by_layer == launched[mode]

@@ -75,7 +75,8 @@ def _within(
     the start and k to the end of the chunk, and computes the scores A. q and A get the scale.
 
     With a delta rule (see `kernels.delta.chunk`) the readers e decay like q, and their overlaps
-    with keys are computed beside A. Where readers are EXCLUSIVE, so is q, whose rows have no gates.
+    with keys are computed beside A, below the diagonal. Where readers are EXCLUSIVE, so is q, whose
+    rows have no gates.
     """
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     head = tl.program_id(0) % heads
@@ -137,7 +138,6 @@ def _within(
     scores = tl.where(rows[:, None] >= rows[None, :], scores, 0.0)
     store_rows(scores_ptr + cell * C * C, scores * scale, rows, rows, C, C, C)
     if DELTA:
-        overlaps = tl.where(rows[:, None] > rows[None, :], overlaps, 0.0)
         store_rows(overlaps_ptr + cell * C * C, overlaps, rows, rows, C, C, C)
 
 
@@ -542,7 +542,7 @@ def decay_within(
     e: Tensor | None = None,
 ) -> tuple[Recurrence, Tensor | None, Tensor | None]:
     """The recurrence of gates per channel. Of a delta rule with readers `e [B, T, H, K]` also
-    `exp(P) ∘ e` and the overlaps `[chunks, H, C, C]`, in float32.
+    `exp(P) ∘ e` and the overlaps `[chunks, H, C, C]` in float32, of use below the diagonal.
 
     Args:
         reads_only: no states are made of q, and nothing of e but products, which round them.
