@@ -246,7 +246,7 @@ def add_levels(
     """
     num_levels, batch, heads, queries = rows.shape
     keys = columns.shape[3]
-    sequences = batch if cu_seqlens_k is None else len(cu_seqlens_k) - 1
+    sequences = count_sequences(batch, cu_seqlens_k)
     if columns.numel():
         across_blocks[(num_levels * sequences * heads,)](
             parts, rows, columns, cu_seqlens_q, cu_seqlens_k, queries, keys, sequences, heads,
