@@ -38,7 +38,7 @@ from kernels.arguments import (
     describe,
 )
 from kernels.differentiable import differentiable
-from kernels.primitives.chunks import cut, locate_chunk, sequence_of_chunk
+from kernels.primitives.chunks import cut, locate_chunk
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.tiles import cdiv, next_power_of_2
@@ -84,9 +84,10 @@ def _mixed(rows, weights, total):
     return total
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["sequences", "tokens"])
 def _forward(
-    x_ptr, weight_ptr, bias_ptr, initial_ptr, y_ptr, final_ptr, table_ptr, tokens, dim: tl.int32,
+    x_ptr, weight_ptr, bias_ptr, initial_ptr, y_ptr, final_ptr,
+    cu_seqlens_ptr, sequences, tokens, dim: tl.int32,
     C: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, AHEAD: tl.constexpr, SILU: tl.constexpr,
     USE_BIAS: tl.constexpr, USE_INITIAL: tl.constexpr, STORE_FINAL: tl.constexpr,
     PACKED: tl.constexpr,
@@ -95,8 +96,9 @@ def _forward(
     wide = tl.cdiv(dim, BD)
     chunk = tl.program_id(0) // wide
     cols = (tl.program_id(0) % wide) * BD + tl.arange(0, BD)
-    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
-    sequence, before = sequence_of_chunk(chunk, table_ptr, tokens, C, PACKED)
+    first, left, sequence, before = locate_chunk(
+        chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED
+    )
     inside = cols < dim
     x_ptr += first * dim
     y_ptr += first * dim
@@ -127,10 +129,10 @@ def _forward(
                 tl.store(final_ptr + (state + n) * dim + cols, x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["sequences", "tokens"])
 def _backward(
     x_ptr, weight_ptr, bias_ptr, initial_ptr, dy_ptr, dfinal_ptr, dx_ptr, dweight_ptr, dbias_ptr,
-    dinitial_ptr, table_ptr, tokens, dim: tl.int32,
+    dinitial_ptr, cu_seqlens_ptr, sequences, tokens, dim: tl.int32,
     C: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, AHEAD: tl.constexpr, SILU: tl.constexpr,
     USE_BIAS: tl.constexpr, USE_INITIAL: tl.constexpr, USE_FINAL_GRADIENT: tl.constexpr,
     PACKED: tl.constexpr,
@@ -143,8 +145,9 @@ def _backward(
     wide = tl.cdiv(dim, BD)
     chunk = tl.program_id(0) // wide
     cols = (tl.program_id(0) % wide) * BD + tl.arange(0, BD)
-    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
-    sequence, before = sequence_of_chunk(chunk, table_ptr, tokens, C, PACKED)
+    first, left, sequence, before = locate_chunk(
+        chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED
+    )
     inside = cols < dim
     own = tl.minimum(left, C)
     x_ptr += first * dim
@@ -220,10 +223,11 @@ def _forward_of(
     if output_final_state:
         final = _passed(initial_state, (chunks.sequences, taps - 1, dim), x.device)
     _forward[(chunks.count * cdiv(dim, entry.features),)](
-        x, weight, bias, initial_state, y, final, chunks.table, tokens, dim,
+        x, weight, bias, initial_state, y, final,
+        chunks.cu_seqlens, chunks.sequences, tokens, dim,
         C=entry.tokens, BD=entry.features, W=taps, AHEAD=entry.keys, SILU=silu,
         USE_BIAS=bias is not None, USE_INITIAL=initial_state is not None,
-        STORE_FINAL=output_final_state, PACKED=chunks.table is not None, num_warps=entry.num_warps,
+        STORE_FINAL=output_final_state, PACKED=cu_seqlens is not None, num_warps=entry.num_warps,
     )  # fmt: skip
     return y, final
 
@@ -255,11 +259,11 @@ def _backward_of(
     if initial_state is not None:
         dinitial = _passed(dfinal, initial_state.shape, x.device)
     _backward[(chunks.count * cdiv(dim, entry.features),)](
-        x, weight, bias, initial_state, dy, dfinal, dx, dweight, dbias, dinitial, chunks.table,
-        tokens, dim,
+        x, weight, bias, initial_state, dy, dfinal, dx, dweight, dbias, dinitial,
+        chunks.cu_seqlens, chunks.sequences, tokens, dim,
         C=entry.tokens, BD=entry.features, W=taps, AHEAD=entry.keys, SILU=silu,
         USE_BIAS=bias is not None, USE_INITIAL=initial_state is not None,
-        USE_FINAL_GRADIENT=dfinal is not None, PACKED=chunks.table is not None,
+        USE_FINAL_GRADIENT=dfinal is not None, PACKED=cu_seqlens is not None,
         num_warps=entry.num_warps,
     )  # fmt: skip
     return (

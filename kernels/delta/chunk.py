@@ -83,10 +83,10 @@ def _overlaps(
     return tl.where(rows[:, None] > rows[None, :], overlaps, 0.0)
 
 
-@triton.jit(do_not_specialize=["tokens", "heads"])
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _prepare(
-    e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, overlaps_ptr, w_e_ptr, w_v_ptr, inverse_ptr, table_ptr,
-    tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
+    e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, overlaps_ptr, w_e_ptr, w_v_ptr, inverse_ptr,
+    cu_seqlens_ptr, sequences, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_BETA: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -97,7 +97,7 @@ def _prepare(
     DTYPE: tl.constexpr = v_ptr.dtype.element_ty
     head = tl.program_id(0) % heads
     chunk = tl.program_id(0) // heads
-    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
+    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED)
     if left <= 0:
         return
     rows = tl.arange(0, C)
@@ -137,12 +137,12 @@ def _prepare(
         store_rows(w_e_ptr + token * key_dim, w_e, rows, keys, key_stride, left, key_dim)
 
 
-@triton.jit(do_not_specialize=["tokens", "heads"])
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _prepare_backward(
     e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, overlaps_ptr, w_e_ptr, w_v_ptr, inverse_ptr,
     states_ptr, dwritten_ptr, dk_part_ptr, dg_part_ptr,
-    de_ptr, doverlaps_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, table_ptr,
-    tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
+    de_ptr, doverlaps_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr,
+    cu_seqlens_ptr, sequences, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_BETA: tl.constexpr,
     EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
@@ -159,7 +159,7 @@ def _prepare_backward(
     DTYPE: tl.constexpr = v_ptr.dtype.element_ty
     head = tl.program_id(0) % heads
     chunk = tl.program_id(0) // heads
-    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
+    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED)
     if left <= 0:
         return
     rows = tl.arange(0, C)
@@ -421,7 +421,7 @@ class _Rule:
         shape = self.chunks.count, heads, length, length
         inverse = self.k.new_empty(shape, dtype=torch.float32)
         _prepare[(self.chunks.count * heads,)](
-            e, self.k, self.v, self.g, self.beta, overlaps, w_e, w_v, inverse, self.chunks.table,
+            e, self.k, self.v, self.g, self.beta, overlaps, w_e, w_v, inverse,
             **self._launch("system"),
         )  # fmt: skip
         return rows, _System(e, overlaps, w_e, w_v, inverse)
@@ -450,7 +450,7 @@ class _Rule:
         _prepare_backward[(self.chunks.count * heads,)](
             system.e, self.k, self.v, self.g, self.beta, system.overlaps, system.w_e, system.w_v,
             system.inverse, states, dwritten, dk_part, dg_part, de, doverlaps, dk, dv, dg, dbeta,
-            self.chunks.table, **self._launch("system_backward"), EXCLUSIVE=self.e is not self.k,
+            **self._launch("system_backward"), EXCLUSIVE=self.e is not self.k,
         )  # fmt: skip
         return de, doverlaps, dk, dv, dg, dbeta
 
@@ -460,10 +460,11 @@ class _Rule:
         tile = tile_of(kernel, self.tile, key_dim, value_dim)
         BK, BV = blocks(key_dim, value_dim, tile, self.k.dtype)
         return {
+            "cu_seqlens_ptr": self.chunks.cu_seqlens, "sequences": self.chunks.sequences,
             "tokens": tokens, "heads": heads, "key_dim": key_dim, "value_dim": value_dim,
             "C": self.tile.tokens, "BK": BK, "BV": BV,
             **gate_flags(self.g), "USE_BETA": self.beta is not None,
-            "PACKED": self.chunks.table is not None,
+            "PACKED": self.chunks.cu_seqlens is not None,
             "num_warps": tile.num_warps, "num_stages": tile.num_stages,
         }  # fmt: skip
 

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.arguments import count_sequences
-from kernels.primitives.chunks import locate_sequence
+from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
@@ -88,9 +88,7 @@ def _forward(
     value_tiles = tl.cdiv(value_dim, BV)
     state = (tl.program_id(0) // value_tiles).to(tl.int64)
     head = state % heads
-    first, length, _ = locate_sequence(
-        state // heads, cu_seqlens_ptr, cu_seqlens_ptr, tokens, 1, PACKED
-    )
+    first, length, _ = locate_sequence(state // heads, cu_seqlens_ptr, tokens, 1, PACKED)
     keys = tl.arange(0, BK)
     values = (tl.program_id(0) % value_tiles) * BV + tl.arange(0, BV)
     in_k = keys < key_dim
@@ -126,7 +124,9 @@ def _backward(
     state = (tl.program_id(0) // value_tiles).to(tl.int64)
     head = state % heads
     sequence = state // heads
-    first, length, _ = locate_sequence(sequence, cu_seqlens_ptr, cu_seqlens_ptr, tokens, 1, PACKED)
+    first, length, first_segment = locate_sequence(
+        sequence, cu_seqlens_ptr, tokens, SEGMENT, PACKED
+    )
     keys = tl.arange(0, BK)
     values = part * BV + tl.arange(0, BV)
     in_k = keys < key_dim
@@ -136,11 +136,6 @@ def _backward(
     # Workspaces are cut by program; all BK · BV cells are written before they are read.
     tile = keys[:, None] * BV + tl.arange(0, BV)[None, :]
     states_ptr += tl.program_id(0).to(tl.int64) * (SEGMENT * BK * BV)
-    if PACKED:
-        # floor(a/C) + ceil(b/C) <= floor((a+b)/C) + 1: the next sequence starts after this one.
-        first_segment = first // SEGMENT + sequence
-    else:
-        first_segment = sequence * tl.cdiv(tokens, SEGMENT)
     parts = heads * value_tiles
     segments_ptr += (first_segment * parts + head * value_tiles + part) * BK * BV
 
@@ -304,10 +299,7 @@ def backward(
         dinitial = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)
     grid = sequences * heads * parts
     cells = blocks["BK"] * blocks["BV"]
-    if cu_seqlens is None:
-        count = batch * cdiv(tokens, tile.tokens)
-    else:
-        count = tokens // tile.tokens + sequences
+    count = cut(batch, tokens, cu_seqlens, tile.tokens).count
     segments = v.new_empty(count * heads * parts * cells, dtype=torch.float32)
     states = v.new_empty(grid * tile.tokens * cells, dtype=torch.float32)
     _backward[(grid,)](

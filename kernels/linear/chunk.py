@@ -63,11 +63,11 @@ from kernels.primitives.states import optional
 from kernels.tiles import Entry, cdiv
 
 
-@triton.jit(do_not_specialize=["tokens", "heads"])
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _within(
     q_ptr, k_ptr, g_ptr, e_ptr, q_out_ptr, k_out_ptr, e_out_ptr, passed_ptr, scores_ptr,
-    overlaps_ptr, table_ptr,
-    scale, tokens, heads, key_dim: tl.int32,
+    overlaps_ptr, cu_seqlens_ptr,
+    scale, sequences, tokens, heads, key_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
     DELTA: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +81,7 @@ def _within(
     DTYPE: tl.constexpr = q_ptr.dtype.element_ty
     head = tl.program_id(0) % heads
     chunk = tl.program_id(0) // heads
-    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
+    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED)
     rows = tl.arange(0, C)
     stride = heads * key_dim
     offset = (first * heads + head) * key_dim
@@ -144,7 +144,7 @@ def _within(
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _pass_states(
     x_ptr, y_ptr, g_ptr, passed_ptr, e_ptr, w_ptr, written_ptr,
-    initial_ptr, use_initial, states_ptr, final_ptr, store_final, starts_ptr, cu_seqlens_ptr,
+    initial_ptr, use_initial, states_ptr, final_ptr, store_final, cu_seqlens_ptr,
     factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DTYPE: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DELTA: tl.constexpr,
@@ -169,9 +169,7 @@ def _pass_states(
     first_key = (program // value_tiles % key_tiles) * PARTS * BK
     head = program // (value_tiles * key_tiles) % heads
     sequence = program // (value_tiles * key_tiles * heads)
-    first, length, first_chunk = locate_sequence(
-        sequence, starts_ptr, cu_seqlens_ptr, tokens, C, PACKED
-    )
+    first, length, first_chunk = locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED)
     rows = tl.arange(0, C)
     x_ptr += (first * heads + head) * key_dim + first_key
     if USE_G:
@@ -267,10 +265,10 @@ def _pass_states(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["tokens", "heads"])
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _outputs(
-    r_ptr, c_ptr, y_ptr, g_ptr, scores_ptr, states_ptr, out_ptr, table_ptr,
-    state_factor, score_factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
+    r_ptr, c_ptr, y_ptr, g_ptr, scores_ptr, states_ptr, out_ptr, cu_seqlens_ptr,
+    state_factor, score_factor, sequences, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DTYPE: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_STATES: tl.constexpr,
     REVERSE: tl.constexpr, PACKED: tl.constexpr,
@@ -286,7 +284,7 @@ def _outputs(
     values = (program % value_tiles) * BV + tl.arange(0, BV)
     head = program // value_tiles % heads
     chunk = program // (value_tiles * heads)
-    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
+    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED)
     if left <= 0:
         return
     rows = tl.arange(0, C)
@@ -328,11 +326,11 @@ def _outputs(
     store_rows(out_ptr, out, rows, values, heads * value_dim, left, value_dim)
 
 
-@triton.jit(do_not_specialize=["tokens", "heads"])
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _gradients(
     q_ptr, k_ptr, v_ptr, g_ptr, do_ptr, states_ptr, dstates_ptr, e_ptr, de_decayed_ptr,
-    doverlaps_ptr, dq_ptr, dk_ptr, dg_ptr, de_ptr, table_ptr,
-    scale, rows_in_all, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
+    doverlaps_ptr, dq_ptr, dk_ptr, dg_ptr, de_ptr, cu_seqlens_ptr,
+    scale, rows_in_all, sequences, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, LEVELS: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr,
     DELTA: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
@@ -358,7 +356,7 @@ def _gradients(
     keys = (program % key_tiles) * BK + tl.arange(0, BK)
     head = program // key_tiles % heads
     chunk = program // (key_tiles * heads)
-    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
+    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED)
     if left <= 0:
         return
     rows = tl.arange(0, C)
@@ -510,7 +508,7 @@ class Recurrence:
             "DTYPE": TRITON_DTYPES[self.dtype],
             "USE_G": self.passed is not None,
             "USE_HEAD_G": self.g is not None,
-            "PACKED": self.chunks.table is not None,
+            "PACKED": self.chunks.cu_seqlens is not None,
         }
 
 
@@ -560,11 +558,11 @@ def decay_within(
     own = tile_of("within", tile, key_dim, key_dim)
     BK, _ = blocks(key_dim, key_dim, own, q.dtype)
     _within[(chunks.count * heads,)](
-        q, k, g, e, decayed_q, decayed_k, decayed_e, passed, scores, overlaps, chunks.table,
-        scale, q.shape[1], heads, key_dim,
+        q, k, g, e, decayed_q, decayed_k, decayed_e, passed, scores, overlaps, chunks.cu_seqlens,
+        scale, chunks.sequences, q.shape[1], heads, key_dim,
         C=length, BK=BK, LEVELS=length.bit_length() - 1,
         DELTA=e is not None, EXCLUSIVE=e is not None and e is not k,
-        PACKED=chunks.table is not None,
+        PACKED=chunks.cu_seqlens is not None,
         num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip
     decayed = Recurrence(decayed_q, decayed_k, None, 1.0, chunks, q.dtype, passed, scores)
@@ -692,11 +690,12 @@ def gradients(
         dg = empty_parts(1 if g.dim() == 4 else key_tiles, g.shape, dtype_g, g.device)
     grid = chunks.count * heads * key_tiles
     _gradients[(grid,)](
-        q, k, v, g, do, states, dstates, e, de_decayed, doverlaps, dq, dk, dg, de, chunks.table,
-        scale, q.shape[0] * q.shape[1], q.shape[1], heads, key_dim, value_dim,
+        q, k, v, g, do, states, dstates, e, de_decayed, doverlaps, dq, dk, dg, de,
+        chunks.cu_seqlens, scale, q.shape[0] * q.shape[1], chunks.sequences, q.shape[1],
+        heads, key_dim, value_dim,
         C=tile.tokens, BK=BK, BV=BV, LEVELS=tile.tokens.bit_length() - 1,
         **gate_flags(g), DELTA=delta is not None, EXCLUSIVE=exclusive,
-        PACKED=chunks.table is not None, num_warps=own.num_warps, num_stages=own.num_stages,
+        PACKED=chunks.cu_seqlens is not None, num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip
     return dq, dk, None if dg is None else add_parts(dg, dtype_g), de
 
@@ -736,7 +735,7 @@ def pass_states(
     grid = chunks.sequences * heads * cdiv(key_dim, parts * BK) * cdiv(value_dim, BV)
     _pass_states[(grid,)](
         x, y, rows.g, rows.passed, e, w, written,
-        *optional(initial, x), states, *optional(last, x), chunks.starts, chunks.cu_seqlens,
+        *optional(initial, x), states, *optional(last, x), chunks.cu_seqlens,
         factor, x.shape[1], heads, key_dim, value_dim,
         C=tile.tokens, PARTS=parts, BK=BK, BV=BV,
         **rows.flags(), DELTA=delta is not None, REVERSE=reverse,
@@ -763,8 +762,8 @@ def outputs(
     BK, BV = blocks(key_dim, value_dim, own, rows.dtype)
     grid = chunks.count * heads * cdiv(value_dim, BV)
     _outputs[(grid,)](
-        r, c, y, rows.g, rows.scores, states, out, chunks.table,
-        factor, rows.scale, r.shape[1], heads, key_dim, value_dim,
+        r, c, y, rows.g, rows.scores, states, out, chunks.cu_seqlens,
+        factor, rows.scale, chunks.sequences, r.shape[1], heads, key_dim, value_dim,
         C=tile.tokens, BK=BK, BV=BV,
         **rows.flags(), USE_STATES=states is not None, REVERSE=reverse,
         num_warps=own.num_warps, num_stages=own.num_stages,

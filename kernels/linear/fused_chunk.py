@@ -63,7 +63,7 @@ def _walk(
     keys = key_tile * BK + tl.arange(0, BK)
     head = program // (value_tiles * key_tiles) % heads
     sequence = program // (value_tiles * key_tiles * heads)
-    first, length, _ = locate_sequence(sequence, cu_seqlens_ptr, cu_seqlens_ptr, tokens, C, PACKED)
+    first, length, _ = locate_sequence(sequence, cu_seqlens_ptr, tokens, C, PACKED)
     rows = tl.arange(0, C)
     q_ptr += (first * heads + head) * key_dim
     k_ptr += (first * heads + head) * key_dim

@@ -21,7 +21,7 @@ from torch import Tensor
 from kernels.linear import chunk
 from kernels.linear.chunk import Recurrence, pass_states
 from kernels.linear.tiles import blocks
-from kernels.primitives.chunks import cut, locate_chunk, sequence_of_chunk
+from kernels.primitives.chunks import cut, locate_chunk
 from kernels.primitives.decay import (
     decay_of_chunk,
     gate_flags,
@@ -52,10 +52,10 @@ def _scores(
     return scores
 
 
-@triton.jit(do_not_specialize=["tokens", "heads"])
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _all_pairs(
-    q_ptr, k_ptr, v_ptr, g_ptr, initial_ptr, o_ptr, table_ptr,
-    scale, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
+    q_ptr, k_ptr, v_ptr, g_ptr, initial_ptr, o_ptr, cu_seqlens_ptr,
+    scale, sequences, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_HEAD_G: tl.constexpr, USE_INITIAL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -66,10 +66,11 @@ def _all_pairs(
     values = (program % value_tiles) * BV + tl.arange(0, BV)
     head = program // value_tiles % heads
     chunk = program // (value_tiles * heads)
-    first, left = locate_chunk(chunk, table_ptr, tokens, C, PACKED)
+    first, left, sequence, before = locate_chunk(
+        chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED
+    )
     if left <= 0:
         return
-    sequence, before = sequence_of_chunk(chunk, table_ptr, tokens, C, PACKED)
     rows = tl.arange(0, C)
     key_stride = heads * key_dim
     value_stride = heads * value_dim
@@ -139,9 +140,10 @@ def forward(
     o = torch.empty_like(v, dtype=out_dtype)
     grid = chunks.count * heads * cdiv(value_dim, BV)
     _all_pairs[(grid,)](
-        q, k, v, g, initial, o, chunks.table, scale, tokens, heads, key_dim, value_dim,
+        q, k, v, g, initial, o, chunks.cu_seqlens,
+        scale, chunks.sequences, tokens, heads, key_dim, value_dim,
         C=tile.tokens, BK=BK, BV=BV, USE_HEAD_G=gate_flags(g)["USE_HEAD_G"],
-        USE_INITIAL=initial is not None, PACKED=chunks.table is not None,
+        USE_INITIAL=initial is not None, PACKED=cu_seqlens is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     final = None
