@@ -27,6 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kernels.arguments import count_sequences
+from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.decay import gate_flags
 from kernels.primitives.layout import dense_rows
 from kernels.primitives.parts import add_parts, empty_parts
@@ -189,11 +190,9 @@ def _backward(
         # Workspaces are cut by program; all BK · BV cells are written before they are read.
         tile = tl.arange(0, BK)[:, None] * BV + tl.arange(0, BV)[None, :]
         states_ptr += program.to(tl.int64) * (SEGMENT * BK * BV)
-        if PACKED:
-            # floor(a/C) + ceil(b/C) <= floor((a+b)/C) + 1: the next sequence starts after this one.
-            first_segment = start // SEGMENT + state // heads
-        else:
-            first_segment = batch * tl.cdiv(tokens, SEGMENT)
+        _, _, first_segment = locate_sequence(
+            state // heads, cu_seqlens_ptr, tokens, SEGMENT, PACKED
+        )
         parts = heads * num_k * num_v
         segments_ptr += (first_segment * parts + program % parts) * BK * BV
 
@@ -371,10 +370,7 @@ def backward(
         dinitial_state = torch.empty_like(initial_state, memory_format=torch.contiguous_format)
     segments = states = None
     if g is not None or gv is not None:
-        if cu_seqlens is None:
-            count = batch * cdiv(tokens, tile.tokens)
-        else:
-            count = tokens // tile.tokens + sequences
+        count = cut(batch, tokens, cu_seqlens, tile.tokens).count
         workspace = {"dtype": torch.float32, "device": q.device}
         segments = torch.empty(count * heads * num_k * num_v * BK * BV, **workspace)
         states = torch.empty(programs * tile.tokens * BK * BV, **workspace)
