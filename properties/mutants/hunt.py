@@ -245,13 +245,9 @@ class Suite:
 
     def _tests(self, mutant: Mutant, files: Sequence[str], limit: float = math.inf) -> list[Check]:
         """The tests of some files that run a mutant: of each in turn, the quickest first."""
-        each = [
-            sorted(
-                (test for test in self.tests_in(file, mutant.package) if test.runs(mutant)),
-                key=lambda test: test.seconds,
-            )
-            for file in files
-        ]
+        surveys = self._surveyors.map(partial(self.tests_in, package=mutant.package), files)
+        reaching = [[test for test in tests if test.runs(mutant)] for tests in surveys]
+        each = [sorted(tests, key=lambda test: test.seconds) for tests in reaching]
         return _within(_in_turn(each), limit)
 
     def checks_of(self, job: Job) -> list[Check]:
