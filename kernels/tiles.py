@@ -458,7 +458,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             keys=8,
             features=128,
             num_warps=1,
-            kernels={"backward": Tile(tokens=128, keys=4, features=128, num_warps=1)},
+            kernels={"backward": Tile(tokens=128, keys=8, features=128, num_warps=1)},
         ),
         Entry(tokens=16, keys=2, features=64, num_warps=2),
     ),
