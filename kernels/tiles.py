@@ -180,6 +180,7 @@ _GLA_ON_HOPPER = tuple(
         kernels={
             **_CHANNELS_ON_HOPPER,
             "states": states,
+            "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
             "outputs": Tile(tokens=32, keys=64, features=64, num_warps=2),
             "unaligned": Tile(tokens=32, keys=32, features=32, num_stages=1),
         },

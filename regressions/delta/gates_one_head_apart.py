@@ -23,7 +23,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="load_gates(g_ptr, rows, keys, stride, left, key_dim)\n            decayed",
-        after="load_gates(g_ptr, rows, keys, key_dim, left, key_dim)\n            decayed",
+        before="load_gates(g_ptr, rows, keys, stride, left, key_dim)",
+        after="load_gates(g_ptr, rows, keys, key_dim, left, key_dim)",
     ),
 )

@@ -25,7 +25,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.linear.chunk",
-        before="decayed = decay(span, g, DTYPE)\n            q =",
+        before="decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)\n            q =",
         after="decayed = tl.exp(\n"
         "                tl.where(readers, 1.0, -1.0) * tl.cumsum(g.to(tl.float32), 0)\n"
         "            )\n"
