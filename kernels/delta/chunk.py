@@ -200,7 +200,10 @@ def _prepare_backward(
     from_start = tl.full([C], 1.0, tl.float32)
     if USE_HEAD_G:
         from_start = head_decay(0, load_head_gates(g_ptr, rows, heads, left), DTYPE)
-    for start in range(0, key_dim, BK):
+    for start in tl.range(0, key_dim, BK, disable_licm=True):
+        if USE_BETA:
+            # Loaded again, as registers are short here.
+            beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0)
         keys = start + tl.arange(0, BK)
         dW = tl.zeros([C, BK], tl.float32)
         for value_start in range(0, value_dim, BV):
