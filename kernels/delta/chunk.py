@@ -69,7 +69,7 @@ def _overlaps(
     e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim,
     C: tl.constexpr, BK: tl.constexpr, USE_HEAD_G: tl.constexpr,
 ):  # fmt: skip
-    """`Σ_k e_ik k_jk exp(Σ_{j < t <= i} g_t) [C, C]` below the diagonal, 0 elsewhere."""
+    """`Σ_k e_ik k_jk exp(Σ_{j < t <= i} g_t) [C, C]` below the diagonal, of no use elsewhere."""
     DTYPE: tl.constexpr = k_ptr.dtype.element_ty
     stride = heads * key_dim
     overlaps = tl.zeros([C, C], tl.float32)
@@ -80,7 +80,7 @@ def _overlaps(
         overlaps += product(e, tl.trans(k), DTYPE)
     if USE_HEAD_G:
         overlaps *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)
-    return tl.where(rows[:, None] > rows[None, :], overlaps, 0.0)
+    return overlaps
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads"])

@@ -14,7 +14,7 @@ from properties.mutants.__main__ import main
 from properties.mutants.board import Board
 from properties.mutants.hunt import Suite, Wave, judge
 from properties.mutants.mutant import Mutant, mutants
-from properties.mutants.trial import Bench, LawAbout, TestAt, attempt, pinned_of
+from properties.mutants.trial import LawAbout, TestAt, attempt, pinned_of
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 
@@ -108,12 +108,13 @@ def test_what_killed_before_and_passes_now_is_tried_first(
     assert (verdict.caught_by, verdict.check) == ("differential", str(_LAW))
 
 
-def test_cases_and_tests_are_tried_in_one_process(sign: Mutant) -> None:
-    passes = TestAt(f"reference/norm/test_l2norm.py::{_OF_AN_ORACLE}")
-    bench = Bench("ours", "auto")
-    assert attempt([passes, _LAW], [60.0, 60.0], bench, []).caught_by is None
-    outcome = attempt([passes, _LAW], [60.0, 60.0], bench, [sign.edit()])
-    assert (outcome.caught_by, outcome.number) == ("differential", 1)
+def test_cases_and_tests_are_tried_in_one_process(sign: Mutant, suite: Suite) -> None:
+    pinned = TestAt(f"reference/norm/test_l2norm.py::{_OF_AN_ORACLE}"), _LAW
+    for edits, found in (([], (None, 2)), ([sign.edit()], ("differential", 1))):
+        # Elsewhere, as it has modules imported anew.
+        future = suite.nursery.submit(attempt, pinned, (60.0, 60.0), suite.bench, edits)
+        outcome = future.result()
+        assert (outcome.caught_by, outcome.number) == found
 
 
 def test_a_function_of_which_nothing_is_known_is_tried_like_any(suite: Suite) -> None:
