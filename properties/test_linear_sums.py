@@ -157,6 +157,32 @@ def test_what_goes_decayed_into_a_state_keeps_16_bits(op: str, subject: Any) -> 
         torch.testing.assert_close(got[name], want[name].float(), rtol=2.0**-14, atol=0)
 
 
+def test_gradients_through_readers_of_channels_keep_their_bits(subject: Any) -> None:
+    """Readers get what gates of channels let through, beside what they get as keys: of two heads
+    with states that are opposite but for a little, both are large and their sum is small."""
+    generator = torch.Generator().manual_seed(0)
+
+    def integers(*sizes: int, most: int) -> Tensor:
+        return torch.randint(-most, most + 1, sizes, generator=generator).double()
+
+    tokens, key_dim, value_dim = 4, 16, 16
+    one, rest = integers(key_dim, value_dim, most=99), integers(key_dim, value_dim, most=1)
+    inputs = {
+        "q": integers(1, tokens, 1, key_dim, most=1),
+        "k": torch.eye(key_dim).double()[None, :tokens, None],
+        "v": integers(1, tokens, 2, value_dim, most=1),
+        "g": torch.zeros(1, tokens, 2, key_dim).double(),
+        "beta": torch.ones(1, tokens, 2).double(),
+        "initial_state": torch.stack([one, rest - one])[None],
+    }
+    do = integers(1, tokens, 1, value_dim, most=1).expand(1, tokens, 2, value_dim)
+    dstate = torch.zeros(1, 2, key_dim, value_dim)
+    got, want = _both("kda", "chunk", inputs, do, dstate, subject.device)
+    assert want["dg"].abs().max() > 256
+    for name in ("dk", "dg"):
+        assert torch.equal(got[name], want[name].to(got[name].dtype)), name
+
+
 def _hold(
     op: str, mode: str, inputs: Tensors, do: Tensor, dstate: Tensor, device: torch.device
 ) -> None:

@@ -184,7 +184,7 @@ def _backward(
             mask = inside & (row >= W - 1) & (row < own + W - 1)
             tl.store(dx_ptr + (row - (W - 1)) * dim + cols, dx, mask=mask)
             if USE_INITIAL:
-                mask = inside & (before == 0) & (row < W - 1) & (left > 0)
+                mask = inside & (before == 0) & (row < W - 1)
                 tl.store(dinitial_ptr + (state + row) * dim + cols, dx, mask=mask)
             dz = tl.where(row < own, dz, 0.0)
             dbias += dz
