@@ -1,6 +1,6 @@
 """How many mutants of each module the suite kills, as of when all of them were last tried.
 
-    python -m properties.mutants --record properties/mutants/shares.json
+    python -m properties.mutants --record properties/mutants
 
 A run replaces the rows of the modules of which it has tried every mutant.
 """
