@@ -70,6 +70,7 @@ class Entry(Tile):
 
 _HALVES = (torch.bfloat16, torch.float16)
 _HOPPER = {"arch": 90, "arch_below": 100}
+_BFLOAT16_ON_HOPPER = {"dtypes": (torch.bfloat16,), **_HOPPER}
 
 # Where a row is shorter than the threads are many, Triton has each thread load it for itself,
 # element by element, as far as it holds cells for it: on an H200 small tiles are the fastest.
@@ -93,8 +94,7 @@ _DELTA_ON_HOPPER = (
         num_warps=1,
         num_stages=1,
         max_dim=32,
-        dtypes=(torch.bfloat16,),
-        **_HOPPER,
+        **_BFLOAT16_ON_HOPPER,
         kernels={
             "states": Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=3),
             "system_backward": Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=1),
@@ -104,8 +104,7 @@ _DELTA_ON_HOPPER = (
     Entry(
         tokens=64,
         max_dim=128,
-        dtypes=(torch.bfloat16,),
-        **_HOPPER,
+        **_BFLOAT16_ON_HOPPER,
         kernels={
             "states": Tile(tokens=64, keys=64, features=64),
             "outputs": Tile(tokens=64, keys=64, features=128),
@@ -117,8 +116,7 @@ _DELTA_ON_HOPPER = (
     ),
     Entry(
         tokens=32,
-        dtypes=(torch.bfloat16,),
-        **_HOPPER,
+        **_BFLOAT16_ON_HOPPER,
         kernels={
             "states": Tile(tokens=32, features=32),
             "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
@@ -128,20 +126,17 @@ _DELTA_ON_HOPPER = (
         },
     ),
 )
-_CHANNELS_ON_HOPPER = {
-    "within": Tile(tokens=32, keys=16, num_warps=1, num_stages=1),
-    "gradients": Tile(tokens=32, keys=64, features=64, num_stages=1),
-}
+_GRADIENTS_OF_CHANNELS = Tile(tokens=32, keys=64, features=64, num_stages=1)
 _KDA_ON_HOPPER = tuple(
     Entry(
         tokens=32,
         max_dim=dim,
-        dtypes=(torch.bfloat16,),
-        **_HOPPER,
+        **_BFLOAT16_ON_HOPPER,
         kernels={
-            **_CHANNELS_ON_HOPPER,
+            "within": Tile(tokens=32, keys=16, num_warps=1, num_stages=1),
             "states": states,
             "outputs": Tile(tokens=32, keys=64, features=64),
+            "gradients": _GRADIENTS_OF_CHANNELS,
             "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
             "system_backward": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
         },
@@ -175,13 +170,12 @@ _GLA_ON_HOPPER = tuple(
     Entry(
         tokens=32,
         max_dim=dim,
-        dtypes=(torch.bfloat16,),
-        **_HOPPER,
+        **_BFLOAT16_ON_HOPPER,
         kernels={
-            **_CHANNELS_ON_HOPPER,
-            "states": states,
             "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
+            "states": states,
             "outputs": Tile(tokens=32, keys=64, features=64, num_warps=2),
+            "gradients": _GRADIENTS_OF_CHANNELS,
             "unaligned": Tile(tokens=32, keys=32, features=32, num_stages=1),
         },
     )
@@ -197,8 +191,7 @@ _NARROW_SIMPLE_GLA_ON_HOPPER = Entry(
     num_warps=1,
     num_stages=3,
     max_dim=32,
-    dtypes=(torch.bfloat16,),
-    **_HOPPER,
+    **_BFLOAT16_ON_HOPPER,
     kernels={
         "states": Tile(tokens=32, keys=32, features=32, num_warps=2),
         "outputs": Tile(tokens=32, keys=32, features=32, num_warps=1, num_stages=1),
@@ -338,8 +331,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             keys=64,
             features=64,
             num_stages=3,
-            dtypes=(torch.bfloat16,),
-            **_HOPPER,
+            **_BFLOAT16_ON_HOPPER,
             kernels={
                 "outputs": Tile(tokens=64, keys=64, features=128),
                 "gradients": Tile(tokens=64, keys=64, features=64),
@@ -356,8 +348,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             features=64,
             num_stages=3,
             max_dim=128,
-            dtypes=(torch.bfloat16,),
-            **_HOPPER,
+            **_BFLOAT16_ON_HOPPER,
             kernels={"unaligned": Tile(tokens=64, keys=16, features=16, num_warps=2)},
         ),
         Entry(tokens=32, keys=64, features=16, num_warps=2, dtypes=_HALVES),
@@ -385,8 +376,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(
             tokens=64,
             max_dim=256,
-            dtypes=(torch.bfloat16,),
-            **_HOPPER,
+            **_BFLOAT16_ON_HOPPER,
             kernels=_SIMPLE_GLA_ON_HOPPER,
         ),
         Entry(
@@ -407,8 +397,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             features=64,
             num_stages=3,
             max_dim=64,
-            dtypes=(torch.bfloat16,),
-            **_HOPPER,
+            **_BFLOAT16_ON_HOPPER,
             kernels=_SIMPLE_GLA_ON_HOPPER,
         ),
         Entry(
@@ -416,8 +405,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             keys=128,
             features=64,
             max_dim=128,
-            dtypes=(torch.bfloat16,),
-            **_HOPPER,
+            **_BFLOAT16_ON_HOPPER,
             kernels={
                 "states": Tile(tokens=32, keys=64, features=64, num_warps=2),
                 "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),

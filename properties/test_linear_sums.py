@@ -154,7 +154,8 @@ def test_what_goes_decayed_into_a_state_keeps_16_bits(op: str, subject: Any) -> 
     got, want = _both(op, "chunk", inputs, do, dstate, subject.device)
     for name in ("state", "dinitial_state"):
         assert want[name].count_nonzero() == tokens * value_dim
-        torch.testing.assert_close(got[name], want[name].float(), rtol=2.0**-14, atol=0)
+        # Each of the two factors of a product loses 2^-17, and a decay less than both.
+        torch.testing.assert_close(got[name], want[name].float(), rtol=2.0**-15, atol=0)
 
 
 def test_gradients_through_readers_of_channels_keep_their_bits(subject: Any) -> None:

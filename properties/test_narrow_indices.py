@@ -12,7 +12,6 @@ from torch import Tensor
 
 import properties.simulator as simulator
 from kernels.cache import PagedCache
-from kernels.tiles import TABLE
 from properties.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
@@ -37,19 +36,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     option = metafunc.config.getoption
     cases = {
-        f"{op.name}-{mode.name}-{many}": (
-            _case(op, mode.name, many),
+        f"{name}-{mode}-{many}": (
+            _case(OPS[name], mode, many),
             _PARTS_BITS if many in _PARTS else BITS,
         )
-        for op in OPS.values()
-        for mode in op.modes
+        for name, mode in MODES_WITH_KERNELS
         for many in ("tokens", "batch", "sequences", *_PARTS)
-        # A reading runs the kernels of another op.
-        if (op.name, mode.name) in TABLE
-        and (not option("op") or op.name in option("op"))
-        and (not option("mode") or mode.name in option("mode"))
-        and (many != "sequences" or op.packed_by)
-        and (many not in _PARTS or _adds_parts(op, mode.name, many))
+        if (not option("op") or name in option("op"))
+        and (not option("mode") or mode in option("mode"))
+        and (many != "sequences" or OPS[name].packed_by)
+        and (many not in _PARTS or _adds_parts(OPS[name], mode, many))
     }
     metafunc.parametrize(("case", "bits"), list(cases.values()), ids=list(cases))
 

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
         jobs = Selection(*wanted).jobs(target)
         listed = equivalents.read(chosen.equivalents)
-        before = killers.read(chosen.killers)
+        before = killers.read()
         if chosen.record:
             _check_record(chosen)
         every = mutants(operators=chosen.operator)
@@ -141,7 +141,6 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parse.add_argument("--fresh", action="store_true", help="forget what is known")
     kept = "where what is known is kept (%(default)s)"
     parse.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
-    parse.add_argument("--killers", type=Path, default=killers.PATH, help=argparse.SUPPRESS)
     parse.add_argument("--equivalents", type=Path, default=equivalents.PATH, help=argparse.SUPPRESS)
     return parse.parse_args(arguments)
 

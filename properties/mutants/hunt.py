@@ -12,6 +12,7 @@ from functools import cache, partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis import settings
@@ -68,7 +69,6 @@ _MODES, _SPENT = 2, 4.0
 # be compiled; of a check among others, and of all that a unit or a survey runs.
 _LONGER, _COMPILING, _AT_LEAST = 20.0, 10.0, 60.0
 _ONE, _AT_MOST = 300, 900
-_NONE: Killers = {}
 # Where so many failures are those of mutants that are known by then, running all of a unit again
 # tells more than to ask of each.
 _EXPLAINED = 2
@@ -137,7 +137,7 @@ class Suite:
         workers: int,
         *,
         tests: bool = True,
-        killers: Killers = _NONE,
+        killers: Killers = MappingProxyType({}),
     ) -> None:
         self.killers = {name: ranked(checks) for name, checks in killers.items()}
         self.jobs = sorted(jobs, key=_place)
