@@ -51,6 +51,9 @@ class Entry(Tile):
         arch: smallest compute capability admitted, 90 for Hopper; 0 for any device, AMD's too.
         arch_below: compute capabilities admitted are below this one. Later is not larger: 120 has
             less shared memory than 90.
+        walks: unless it is asked for, it is taken where at most so many states, of heads in all
+            sequences, are carried through tokens; None for any number. Of few, each has much of
+            the device, and what counts is how long a step takes.
         kernels: tiles of kernels that have one of their own, by the names that `TABLE` explains.
     """
 
@@ -58,6 +61,7 @@ class Entry(Tile):
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
     arch: int = 0
     arch_below: int = 1000
+    walks: int | None = None
     kernels: Mapping[str, Tile] = field(default_factory=dict, hash=False)
 
     def admits(self, dim: int, dtype: torch.dtype, arch: int) -> bool:
@@ -71,6 +75,12 @@ class Entry(Tile):
 _HALVES = (torch.bfloat16, torch.float16)
 _HOPPER = {"arch": 90, "arch_below": 100}
 _BFLOAT16_ON_HOPPER = {"dtypes": (torch.bfloat16,), **_HOPPER}
+
+
+def _with_states(entry: Entry, states: Tile, **changes: int) -> Entry:
+    """The entry with another tile for its carrier of states, and what it is for then."""
+    return replace(entry, kernels={**entry.kernels, "states": states}, **changes)
+
 
 # Where a row is shorter than the threads are many, Triton has each thread load it for itself,
 # element by element, as far as it holds cells for it: on an H200 small tiles are the fastest.
@@ -86,51 +96,54 @@ _UNALIGNED = Tile(tokens=64, keys=16, features=16, num_warps=2, num_stages=1)
 # The fastest of those that do not spill, for an H200. A longer chunk has fewer states to write and
 # to read, but gates of channels leave no registers for one. A head dim of 32 leaves half of the
 # columns of a group of warps empty (see `narrowest`), and a long chunk's system takes longest then.
-_DELTA_ON_HOPPER = (
-    Entry(
-        tokens=32,
-        keys=32,
-        features=32,
-        num_warps=1,
-        num_stages=1,
-        max_dim=32,
-        **_BFLOAT16_ON_HOPPER,
-        kernels={
-            "states": Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=3),
-            "system_backward": Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=1),
-            "unaligned": Tile(tokens=32, keys=32, features=32, num_stages=1),
-        },
-    ),
-    Entry(
-        tokens=64,
-        max_dim=128,
-        **_BFLOAT16_ON_HOPPER,
-        kernels={
-            "states": Tile(tokens=64, keys=64, features=64),
-            "outputs": Tile(tokens=64, keys=64, features=128),
-            "gradients": Tile(tokens=64, keys=64, features=64),
-            "system": Tile(tokens=64, keys=64, features=64, num_stages=1),
-            "system_backward": Tile(tokens=64, keys=64, features=64, num_stages=1),
-            "unaligned": Tile(tokens=64, keys=64, features=64, num_warps=8, num_stages=1),
-        },
-    ),
-    Entry(
-        tokens=32,
-        **_BFLOAT16_ON_HOPPER,
-        kernels={
-            "states": Tile(tokens=32, features=32),
-            "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
-            "gradients": Tile(tokens=32, keys=64, features=64),
-            "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
-            "system_backward": Tile(tokens=32, keys=64, features=64),
-        },
-    ),
+# Where few states are carried, their slices are narrow, or their operands are loaded early.
+_DELTA_32_ON_HOPPER = Entry(
+    tokens=32,
+    keys=32,
+    features=32,
+    num_warps=1,
+    num_stages=1,
+    max_dim=32,
+    **_BFLOAT16_ON_HOPPER,
+    kernels={
+        "states": Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=3),
+        "system_backward": Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=1),
+        "unaligned": Tile(tokens=32, keys=32, features=32, num_stages=1),
+    },
 )
+_DELTA_128_ON_HOPPER = Entry(
+    tokens=64,
+    max_dim=128,
+    **_BFLOAT16_ON_HOPPER,
+    kernels={
+        "states": Tile(tokens=64, keys=64, features=64),
+        "outputs": Tile(tokens=64, keys=64, features=128),
+        "gradients": Tile(tokens=64, keys=64, features=64),
+        "system": Tile(tokens=64, keys=64, features=64, num_stages=1),
+        "system_backward": Tile(tokens=64, keys=64, features=64, num_stages=1),
+        "unaligned": Tile(tokens=64, keys=64, features=64, num_warps=8, num_stages=1),
+    },
+)
+_DELTA_256_ON_HOPPER = Entry(
+    tokens=32,
+    **_BFLOAT16_ON_HOPPER,
+    kernels={
+        "states": Tile(tokens=32, features=32),
+        "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
+        "gradients": Tile(tokens=32, keys=64, features=64),
+        "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
+        "system_backward": Tile(tokens=32, keys=64, features=64),
+    },
+)
+_DEEP_STATES = Tile(tokens=64, keys=64, features=64, num_stages=3)
+_DELTA_64_ON_HOPPER = _with_states(_DELTA_128_ON_HOPPER, _DEEP_STATES, max_dim=64)
 _GRADIENTS_OF_CHANNELS = Tile(tokens=32, keys=64, features=64, num_stages=1)
+_FEW_KDA_STATES = Tile(tokens=32, features=16, num_stages=3)
 _KDA_ON_HOPPER = tuple(
     Entry(
         tokens=32,
         max_dim=dim,
+        walks=walks,
         **_BFLOAT16_ON_HOPPER,
         kernels={
             "within": Tile(tokens=32, keys=16, num_warps=1, num_stages=1),
@@ -141,9 +154,11 @@ _KDA_ON_HOPPER = tuple(
             "system_backward": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
         },
     )
-    for dim, states in (
-        (128, Tile(tokens=32, features=64)),
-        (256, Tile(tokens=32, features=32)),
+    for dim, walks, states in (
+        (64, 32, _FEW_KDA_STATES),
+        (128, 16, _FEW_KDA_STATES),
+        (128, None, Tile(tokens=32, features=64)),
+        (256, None, Tile(tokens=32, features=32)),
     )
 )
 _DELTA_CHUNK = (
@@ -170,6 +185,7 @@ _GLA_ON_HOPPER = tuple(
     Entry(
         tokens=32,
         max_dim=dim,
+        walks=walks,
         **_BFLOAT16_ON_HOPPER,
         kernels={
             "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
@@ -179,10 +195,24 @@ _GLA_ON_HOPPER = tuple(
             "unaligned": Tile(tokens=32, keys=32, features=32, num_stages=1),
         },
     )
-    for dim, states in (
-        (64, Tile(tokens=32, keys=32, features=64, num_warps=2, num_stages=3)),
-        (256, Tile(tokens=32, keys=64, features=128)),
+    for dim, walks, states in (
+        (64, 32, Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=3)),
+        (64, None, Tile(tokens=32, keys=32, features=64, num_warps=2, num_stages=3)),
+        (256, 64, Tile(tokens=32, keys=32, features=64, num_warps=2, num_stages=3)),
+        (256, None, Tile(tokens=32, keys=64, features=128)),
     )
+)
+_LINEAR_ATTN_ON_HOPPER = Entry(
+    tokens=64,
+    keys=64,
+    features=64,
+    num_stages=3,
+    **_BFLOAT16_ON_HOPPER,
+    kernels={
+        "outputs": Tile(tokens=64, keys=64, features=128),
+        "gradients": Tile(tokens=64, keys=64, features=64),
+        "unaligned": _UNALIGNED,
+    },
 )
 _NARROW_SIMPLE_GLA_ON_HOPPER = Entry(
     tokens=32,
@@ -326,18 +356,10 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # and "system_backward"; "unaligned", all of them where a head dim is no multiple of 16, which
     # Triton loads element by element.
     ("linear_attn", "chunk"): (
-        Entry(
-            tokens=64,
-            keys=64,
-            features=64,
-            num_stages=3,
-            **_BFLOAT16_ON_HOPPER,
-            kernels={
-                "outputs": Tile(tokens=64, keys=64, features=128),
-                "gradients": Tile(tokens=64, keys=64, features=64),
-                "unaligned": _UNALIGNED,
-            },
+        _with_states(
+            _LINEAR_ATTN_ON_HOPPER, Tile(tokens=64, keys=64, features=64, num_stages=4), walks=32
         ),
+        _LINEAR_ATTN_ON_HOPPER,
         Entry(tokens=32, keys=32, features=64, num_warps=2, dtypes=_HALVES),
         Entry(tokens=32, keys=32, features=32, num_stages=1),
     ),
@@ -375,9 +397,17 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         _NARROW_SIMPLE_GLA_ON_HOPPER,
         Entry(
             tokens=64,
-            max_dim=256,
+            walks=64,
             **_BFLOAT16_ON_HOPPER,
             kernels=_SIMPLE_GLA_ON_HOPPER,
+        ),
+        Entry(
+            tokens=64,
+            **_BFLOAT16_ON_HOPPER,
+            kernels={
+                **_SIMPLE_GLA_ON_HOPPER,
+                "states": Tile(tokens=64, keys=128, features=64, num_stages=3),
+            },
         ),
         Entry(
             tokens=32,
@@ -430,8 +460,22 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=16, keys=32, features=32, num_stages=1),
     ),
     # The same, but the carrier of states holds all keys.
-    ("delta_rule", "chunk"): (*_DELTA_ON_HOPPER, *_DELTA_CHUNK),
-    ("gated_delta_rule", "chunk"): (*_DELTA_ON_HOPPER, *_DELTA_CHUNK),
+    ("delta_rule", "chunk"): (
+        _DELTA_32_ON_HOPPER,
+        _DELTA_64_ON_HOPPER,
+        _DELTA_128_ON_HOPPER,
+        _DELTA_256_ON_HOPPER,
+        *_DELTA_CHUNK,
+    ),
+    ("gated_delta_rule", "chunk"): (
+        _DELTA_32_ON_HOPPER,
+        _DELTA_64_ON_HOPPER,
+        _with_states(_DELTA_128_ON_HOPPER, _DEEP_STATES, walks=64),
+        _DELTA_128_ON_HOPPER,
+        _with_states(_DELTA_256_ON_HOPPER, Tile(tokens=32, features=16, num_stages=3), walks=8),
+        _DELTA_256_ON_HOPPER,
+        *_DELTA_CHUNK,
+    ),
     ("kda", "chunk"): (*_KDA_ON_HOPPER, *_DELTA_CHUNK),
     ("dplr", "chunk"): (*_KDA_ON_HOPPER, *_DELTA_CHUNK),
     # tokens: between two kept states in the backward pass; features: values of a program.
@@ -489,9 +533,19 @@ def architecture(device: torch.device) -> int:
 
 
 def choose(
-    op: str, mode: str, *, dim: int, dtype: torch.dtype, device: torch.device, tile: int | None
+    op: str,
+    mode: str,
+    *,
+    dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    tile: int | None,
+    walks: int = 1,
 ) -> int:
     """The index of the tile to use: `tile` if it is admitted, the first admitted entry if None.
+
+    Args:
+        walks: heads of all sequences, see `Entry`. `tile` is one for any number of them.
 
     Raises:
         TypeError: `tile` is neither an int nor None.
@@ -501,7 +555,8 @@ def choose(
     arch = architecture(device)
     if tile is None:
         for index, entry in enumerate(entries):
-            if entry.admits(dim, dtype, arch):
+            few_enough = entry.walks is None or walks <= entry.walks
+            if few_enough and entry.admits(dim, dtype, arch):
                 return index
         raise ValueError(f"head dim: {dim}, expected a dim that {op} ({mode}) has a tile for")
     if isinstance(tile, bool) or not isinstance(tile, int):

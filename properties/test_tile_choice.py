@@ -1,11 +1,14 @@
-"""A tile is chosen, or refused, by the wider of the head dims of keys and of values."""
+"""A tile is chosen, or refused, by the wider of the head dims of keys and of values, and chosen by
+how many states are carried."""
 
 from typing import Any
 
 import pytest
+import torch
 
 import kernels
-from kernels.tiles import TABLE
+from kernels.linear import tiles as linear
+from kernels.tiles import TABLE, choose
 from properties.case import Case
 from properties.catalogue import OPS
 from properties.tensors import build
@@ -35,3 +38,60 @@ def test_a_tile_that_is_too_narrow_is_refused(op: str, mode: str, wide: str) -> 
     call: Any = getattr(kernels, op)
     with pytest.raises(ValueError, match="tile"):
         call(**inputs.tensors, mode=mode, tile=tile)
+
+
+_FEW = [
+    (op, mode, index)
+    for (op, mode), entries in TABLE.items()
+    for index, entry in enumerate(entries)
+    if entry.walks is not None
+]
+
+
+@pytest.mark.parametrize(("op", "mode", "index"), _FEW)
+def test_a_tile_for_few_states_is_taken_where_there_are_few(op: str, mode: str, index: int) -> None:
+    entry = TABLE[op, mode][index]
+
+    def chosen(walks: int, tile: int | None = None) -> int:
+        return choose(
+            op,
+            mode,
+            dim=entry.max_dim,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            tile=tile,
+            walks=walks,
+        )
+
+    assert entry.walks is not None
+    assert chosen(entry.walks) == index
+    assert chosen(entry.walks + 1) > index
+    assert chosen(entry.walks + 1, index) == index
+
+
+def test_states_of_ragged_sequences_count_half() -> None:
+    assert linear.walks(3, 5, None) == 15
+    assert linear.walks(3, 5, torch.tensor([0, 1, 2, 3])) == 7
+
+
+@pytest.mark.parametrize("op", ["gla", "kda"])
+def test_an_op_counts_the_states_it_carries(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    def note(*given: Any, walks: int, **options: Any) -> int:
+        counted.append(walks)
+        return choose(*given, walks=walks, **options)
+
+    monkeypatch.setattr("kernels.tiles.choose", note)
+    declared = OPS[op]
+    dims = dict.fromkeys(declared.dims, 4) | {"B": 2, "G": 3, "H": 3, "R": 1}
+    case = Case(
+        op=op,
+        mode="chunk",
+        dtype="float32",
+        dims={letter: dims[letter] for letter in declared.dims},
+        lengths=(2,),
+    )
+    call: Any = getattr(kernels, op)
+    call(**build(declared, case).tensors, mode="chunk")
+    assert counted == [6]

@@ -21,6 +21,7 @@ from kernels.arguments import (
 )
 from kernels.delta import chunk, fused_recurrent
 from kernels.differentiable import differentiable
+from kernels.linear.tiles import walks
 from kernels.modes import choose_mode
 from kernels.norm.l2norm import normalized, normalized_backward
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
@@ -147,8 +148,9 @@ def run(
     tokens = sizes["B"] * sizes["T"]
     mode = choose_mode(mode, _MODES[op], tokens=tokens, sequences=sequences)
     tile = tiles.choose(
-        op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile
-    )
+        op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
+        walks=walks(sequences, heads, cu_seqlens),
+    )  # fmt: skip
 
     if beta is None and a is None:
         beta = torch.ones(v.shape[:3], dtype=torch.float32, device=v.device)

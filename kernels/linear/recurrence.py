@@ -20,6 +20,7 @@ from kernels.arguments import (
 )
 from kernels.differentiable import differentiable
 from kernels.linear import chunk, fused_chunk, fused_recurrent, parallel
+from kernels.linear.tiles import walks
 from kernels.modes import choose_mode
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.primitives.states import output_and_states
@@ -162,8 +163,9 @@ def run(
         recurrent_only={"gv": gv is not None, "reverse": reverse},
     )
     tile = tiles.choose(
-        op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile
-    )
+        op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
+        walks=walks(sequences, sizes["H"], cu_seqlens),
+    )  # fmt: skip
 
     if normalize:
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)

@@ -69,6 +69,11 @@ class Problem:
         return f"{self.op} {self.mode}, head dim {self.dim}, {self.dtype}"
 
     @property
+    def heads(self) -> int:
+        """Of what is timed."""
+        return max(1, self.channels // self.dim)
+
+    @property
     def row(self) -> tuple[str, str]:
         return self.op, self.mode
 
@@ -79,8 +84,9 @@ class Problem:
             ValueError: it has none.
         """
         index = tiles.choose(
-            *self.row, dim=self.dim, dtype=getattr(torch, self.dtype), device=device, tile=None
-        )
+            *self.row, dim=self.dim, dtype=getattr(torch, self.dtype), device=device, tile=None,
+            walks=self.batch * self.heads,
+        )  # fmt: skip
         return replace(tiles.TABLE[self.row][index], max_dim=max(self.dim, _SMALLEST))
 
     def case(self, stage: Stage, *, batch: int, tokens: int, heads: int) -> Case:
@@ -112,8 +118,7 @@ class Problem:
         )
 
     def timed(self, stage: Stage) -> Case:
-        heads = max(1, self.channels // self.dim)
-        return self.case(stage, batch=self.batch, tokens=self.tokens, heads=heads)
+        return self.case(stage, batch=self.batch, tokens=self.tokens, heads=self.heads)
 
     def checked(self, stage: Stage, capability: int) -> list[Case]:
         """A larger case that is compiled as what is timed, and a few drawn ones.
