@@ -77,9 +77,9 @@ _HOPPER = {"arch": 90, "arch_below": 100}
 _BFLOAT16_ON_HOPPER = {"dtypes": (torch.bfloat16,), **_HOPPER}
 
 
-def _with_states(entry: Entry, states: Tile, **changes: int) -> Entry:
-    """The entry with another tile for its carrier of states, and what it is for then."""
-    return replace(entry, kernels={**entry.kernels, "states": states}, **changes)
+def _with(entry: Entry, kernels: Mapping[str, Tile], **changes: int) -> Entry:
+    """The entry with other tiles for some kernels, and what it is for then."""
+    return replace(entry, kernels={**entry.kernels, **kernels}, **changes)
 
 
 # Where a row is shorter than the threads are many, Triton has each thread load it for itself,
@@ -119,7 +119,7 @@ _DELTA_128_ON_HOPPER = Entry(
         "states": Tile(tokens=64, keys=64, features=64),
         "outputs": Tile(tokens=64, keys=64, features=128),
         "gradients": Tile(tokens=64, keys=64, features=64),
-        "system": Tile(tokens=64, keys=64, features=64, num_stages=1),
+        "system": Tile(tokens=64, keys=64, features=64, num_warps=2, num_stages=1),
         "system_backward": Tile(tokens=64, keys=64, features=64, num_stages=1),
         "unaligned": Tile(tokens=64, keys=64, features=64, num_warps=8, num_stages=1),
     },
@@ -131,14 +131,19 @@ _DELTA_256_ON_HOPPER = Entry(
         "states": Tile(tokens=32, features=32),
         "outputs": Tile(tokens=32, keys=64, features=128, num_warps=2),
         "gradients": Tile(tokens=32, keys=64, features=64),
-        "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
+        "system": Tile(tokens=32, keys=64, features=64, num_warps=1, num_stages=1),
         "system_backward": Tile(tokens=32, keys=64, features=64),
     },
 )
-_DEEP_STATES = Tile(tokens=64, keys=64, features=64, num_stages=3)
-_DELTA_64_ON_HOPPER = _with_states(_DELTA_128_ON_HOPPER, _DEEP_STATES, max_dim=64)
+_DEEP_STATES = {"states": Tile(tokens=64, keys=64, features=64, num_stages=3)}
+_DELTA_64_ON_HOPPER = _with(_DELTA_128_ON_HOPPER, _DEEP_STATES, max_dim=64)
+# Gates of heads leave fewer registers.
+_GATED_DELTA_128_ON_HOPPER = _with(
+    _DELTA_128_ON_HOPPER,
+    {"system": Tile(tokens=64, keys=32, features=32, num_warps=2, num_stages=1)},
+)
+_NARROW_STATES = {"states": Tile(tokens=32, features=16, num_stages=3)}
 _GRADIENTS_OF_CHANNELS = Tile(tokens=32, keys=64, features=64, num_stages=1)
-_FEW_KDA_STATES = Tile(tokens=32, features=16, num_stages=3)
 _KDA_ON_HOPPER = tuple(
     Entry(
         tokens=32,
@@ -155,8 +160,8 @@ _KDA_ON_HOPPER = tuple(
         },
     )
     for dim, walks, states in (
-        (64, 32, _FEW_KDA_STATES),
-        (128, 16, _FEW_KDA_STATES),
+        (64, 32, _NARROW_STATES["states"]),
+        (128, 16, _NARROW_STATES["states"]),
         (128, None, Tile(tokens=32, features=64)),
         (256, None, Tile(tokens=32, features=32)),
     )
@@ -356,8 +361,10 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # and "system_backward"; "unaligned", all of them where a head dim is no multiple of 16, which
     # Triton loads element by element.
     ("linear_attn", "chunk"): (
-        _with_states(
-            _LINEAR_ATTN_ON_HOPPER, Tile(tokens=64, keys=64, features=64, num_stages=4), walks=32
+        _with(
+            _LINEAR_ATTN_ON_HOPPER,
+            {"states": Tile(tokens=64, keys=64, features=64, num_stages=4)},
+            walks=32,
         ),
         _LINEAR_ATTN_ON_HOPPER,
         Entry(tokens=32, keys=32, features=64, num_warps=2, dtypes=_HALVES),
@@ -464,15 +471,16 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         _DELTA_32_ON_HOPPER,
         _DELTA_64_ON_HOPPER,
         _DELTA_128_ON_HOPPER,
+        _with(_DELTA_256_ON_HOPPER, _NARROW_STATES, walks=8),
         _DELTA_256_ON_HOPPER,
         *_DELTA_CHUNK,
     ),
     ("gated_delta_rule", "chunk"): (
         _DELTA_32_ON_HOPPER,
-        _DELTA_64_ON_HOPPER,
-        _with_states(_DELTA_128_ON_HOPPER, _DEEP_STATES, walks=64),
-        _DELTA_128_ON_HOPPER,
-        _with_states(_DELTA_256_ON_HOPPER, Tile(tokens=32, features=16, num_stages=3), walks=8),
+        _with(_GATED_DELTA_128_ON_HOPPER, _DEEP_STATES, max_dim=64),
+        _with(_GATED_DELTA_128_ON_HOPPER, _DEEP_STATES, walks=64),
+        _GATED_DELTA_128_ON_HOPPER,
+        _with(_DELTA_256_ON_HOPPER, _NARROW_STATES, walks=8),
         _DELTA_256_ON_HOPPER,
         *_DELTA_CHUNK,
     ),
