@@ -71,10 +71,12 @@ def select_and_sum(mask, x, PIECES: tl.constexpr):
         PIECES: number of bfloat16 whose sum stands for an element of x, 8 bits each;
             0 for float32 products.
     """
+    # A selection: to convert a truth value takes a slower instruction.
+    ones = tl.where(mask, 1.0, 0.0)
     if PIECES == 0:
-        total = tl.dot(mask.to(tl.float32), x, input_precision="ieee")
+        total = tl.dot(ones, x, input_precision="ieee")
     else:
-        ones = mask.to(tl.bfloat16)
+        ones = ones.to(tl.bfloat16)
         piece = x.to(tl.bfloat16)
         total = tl.dot(ones, piece)
         if PIECES > 1:
