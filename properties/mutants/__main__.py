@@ -4,8 +4,8 @@ Each mutant is an edit made in memory while a fresh process imports the code; no
 It is tried alone: against what killed others of its function when that was last recorded, the
 oracle's numbers in float32, some cases of other laws and dtypes, and quick tests, or against all
 tests where no law runs it. The first failure kills it. Those that survive are made together and
-tried against everything: what changes nothing alone changes nothing together. With them are those
-that nothing can kill, which are listed in equivalents.toml, with the reason.
+tried against everything: what changes nothing alone changes nothing together. Those that nothing
+can kill are listed in equivalents.toml, with the reason; an entry of no mutant fails the run.
 
 What became of a mutant is kept, and a run goes on where another stopped: what was killed is tried
 again when its function changes, what survived also when the suite does.
@@ -138,6 +138,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parse.add_argument("--json", type=Path, metavar="FILE", help="write every mutant to FILE")
     text = "write to DIR how many were killed of each module, for the README's table, and by what"
     parse.add_argument("--record", type=Path, metavar="DIR", help=text)
+    text = (
+        "try what is listed as equivalent too, with those that survive alone; takes as long again"
+    )
+    parse.add_argument("--listed", action="store_true", help=text)
     parse.add_argument("--fresh", action="store_true", help="forget what is known")
     kept = "where what is known is kept (%(default)s)"
     parse.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
@@ -180,7 +184,7 @@ def _run(
     known_before = f", {len(board.verdicts)} of them known" if board.verdicts else ""
     console.print(f"{len(wanted)} mutants{known_before}; {chosen.jobs} processes", highlight=False)
     suspects = _try_alone(board, suite, verdicts, chosen.jobs, console)
-    those = [m for m in wanted if m.key in listed]
+    those = [m for m in wanted if m.key in listed] if chosen.listed else []
     killed = _together([*suspects, *those], suite, verdicts, chosen.jobs, console)
     _settle(suspects, killed, board, verdicts)
 

@@ -223,7 +223,22 @@ def test_the_command_tells_kept_and_listed_mutants(
     listed.write_text(_list(signs))
     assert main(command) == 0
     assert f"{len(signs)} equivalent, 0 survive" in capsys.readouterr().out
+    assert main([*command, "--listed"]) == 0
     assert sources == {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
+
+
+def test_what_is_listed_is_tried_on_demand(
+    signs: list[Mutant], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = tmp_path / "equivalents.toml"
+    listed.write_text(_list(signs))
+    command = ["--op", "rotary_embedding", "--law", "differential", "--dtype", "float32"]
+    command += ["--within", _TURNED, "--operator", "sign", "--cache", str(tmp_path / "cache")]
+    command += ["--jobs", "1", "--equivalents", str(listed)]
+    assert main(command) == 0
+    assert "listed and killed" not in capsys.readouterr().out
+    assert main([*command, "--listed"]) == 1
+    assert f"listed and killed: {_TURNED}" in capsys.readouterr().out
 
 
 def _list(mutants: list[Mutant]) -> str:
