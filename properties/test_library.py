@@ -231,6 +231,23 @@ def test_what_leaves_the_first_output_out_has_gradients(case: Case, subject: Sub
         assert torch.equal(got[name], x), name
 
 
+class _Stopped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> None:
+        return None
+
+
+def test_an_op_whose_one_output_has_no_gradient_gives_zeros(subject: Subject) -> None:
+    """What comes after it may have none for it, and PyTorch then asks for the op's all the same."""
+    x = torch.randn(2, 3, 4, 5, device=subject.device, requires_grad=True)
+    (dx,) = torch.autograd.grad(_Stopped.apply(kernels.l2norm(x)).sum(), x)
+    assert torch.equal(dx, torch.zeros_like(x))
+
+
 def _dynamic(case: Case) -> bool | None:
     """Whether all sizes are symbols from the first compilation on; None leaves it to PyTorch.
 

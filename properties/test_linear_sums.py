@@ -184,6 +184,42 @@ def test_gradients_through_readers_of_channels_keep_their_bits(subject: Any) -> 
         assert torch.equal(got[name], want[name].to(got[name].dtype)), name
 
 
+def test_gradients_of_readers_of_their_own_keep_their_bits(subject: Any) -> None:
+    """What the last a reads of S_0 counts for 257, of the first token for 512, and of the third,
+    which is nearer and another level of the chunk, for -768."""
+    zeros = torch.zeros(1, 4, 1, 16, dtype=torch.bfloat16, device=subject.device)
+    k, v, a, b = (zeros.clone() for _ in range(4))
+    k[0, [0, 2], 0, 0] = 1
+    v[0, 0, 0, 0], v[0, 2, 0, 0] = 512, -768
+    b[0, 3, 0, 1] = 1
+    state, dstate = (torch.zeros(1, 1, 16, 16, device=subject.device) for _ in range(2))
+    state[0, 0, 0, :2] = torch.tensor([256.0, 1])
+    dstate[0, 0, 1, :2] = 1
+    _, final = kernels.dplr(
+        zeros, k, v, a.requires_grad_(), b, zeros.float(),
+        initial_state=state, output_final_state=True, mode="chunk",
+    )  # fmt: skip
+    assert final is not None
+    (da,) = torch.autograd.grad(final, a, dstate)
+    assert da[0, 3, 0, 0] == 1
+
+
+def test_the_gradient_of_a_gate_is_rounded_once_it_is_whole(subject: Any) -> None:
+    """What passes the chunk counts for 257, and what the key takes of it for -256."""
+    zeros = torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16, device=subject.device)
+    k = zeros.clone()
+    k[..., 0] = 1
+    g = zeros[..., 0].clone().requires_grad_()
+    state = torch.zeros(1, 1, 16, 16, device=subject.device)
+    state[0, 0, :2, 0] = torch.tensor([16.0, 1])
+    _, final = kernels.gated_delta_rule(
+        zeros, k, zeros, g, k[..., 0], initial_state=state, output_final_state=True, mode="chunk"
+    )
+    assert final is not None
+    (dg,) = torch.autograd.grad(final, g, state)
+    assert dg == 1
+
+
 def _hold(
     op: str, mode: str, inputs: Tensors, do: Tensor, dstate: Tensor, device: torch.device
 ) -> None:

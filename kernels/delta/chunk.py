@@ -180,7 +180,7 @@ def _prepare_backward(
     inside = rows < left
     beta = tl.full([C], 1.0, tl.float32)
     if USE_BETA:
-        beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0)
+        beta = tl.load(beta_ptr + token + rows * heads, mask=inside)
     cell = (chunk.to(tl.int64) * heads + head) * C * C
     inverse = load_rows(inverse_ptr + cell, rows, rows, C, C, C)
 
@@ -202,7 +202,7 @@ def _prepare_backward(
         from_start = head_decay(0, load_head_gates(g_ptr, rows, heads, left), DTYPE)
     for start in tl.range(0, key_dim, BK, disable_licm=True):
         if USE_BETA:
-            # Loaded again, as registers are short here.
+            # Loaded again, as registers are short here, and 0 where sums over rows read it.
             beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0)
         keys = start + tl.arange(0, BK)
         dW = tl.zeros([C, BK], tl.float32)
