@@ -119,6 +119,17 @@ def test_an_inverse_is_as_accurate_as_one_by_substitution(
     assert _excess(_in_blocks, A, subject.device, dtype) <= 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_was_joined_keeps_16_bits(dtype: torch.dtype, subject: Subject) -> None:
+    """17² = 289, an element of the inverse of the rows below, which meets -288 of those beside."""
+    A = torch.zeros(1, 16, 16)
+    A[0, 5, 4] = A[0, 6, 5] = 17
+    A[0, 4, 0], A[0, 6, 0] = 1, -288
+    got = torch.empty(A.shape, device=subject.device)
+    _in_blocks[(1,)](A.to(got), got, torch.empty(0, dtype=dtype, device=got.device), C=16)
+    assert torch.equal(got.cpu().double(), _inverted(A)[1])
+
+
 @pytest.mark.parametrize("kind", ["repeated", "nearly parallel"])
 def test_products_of_powers_break_the_law(kind: str, subject: Subject) -> None:
     A = _systems(kind, tokens=32, strength=0.9, length=1.0, seed=0)
