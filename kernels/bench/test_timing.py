@@ -1,5 +1,6 @@
 """What is timed, with a clock and an allocator that are none."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,11 @@ class Device:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
-        self.peak = 1000
+        self.allocated = self.peak = 1000
         cuda = {
             "synchronize": lambda: None,
             "reset_peak_memory_stats": self.reset,
-            "memory_allocated": lambda: 1000,
+            "memory_allocated": lambda: self.allocated,
             "max_memory_allocated": lambda: self.peak,
         }
         for name, function in cuda.items():
@@ -27,7 +28,7 @@ class Device:
         monkeypatch.setattr(timing, "do_bench", self.do_bench)
 
     def reset(self) -> None:
-        self.peak = 1000
+        self.peak = self.allocated
 
     def call(self) -> None:
         self.calls += 1
@@ -49,6 +50,34 @@ def test_a_call_is_timed_after_a_first_one_whose_memory_does_not_count(
     device = Device(monkeypatch)
     assert time_call(device.call, 100) == Timing(median=50, low=20, high=80, peak=70)
     assert device.calls == 3
+
+
+class _Cycle:
+    """Holds memory until it is collected."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.own = device, self
+        device.allocated += 500
+
+    def __del__(self) -> None:
+        self.device.allocated -= 500
+
+
+def test_what_a_first_call_left_behind_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+
+    def call() -> None:
+        if device.calls == 1:
+            gc.collect()
+        device.call()
+        if device.calls == 1:
+            _Cycle(device)
+
+    gc.disable()
+    try:
+        assert time_call(call, 100).peak == 70
+    finally:
+        gc.enable()
 
 
 def test_a_graph_is_timed_in_place_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
