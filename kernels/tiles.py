@@ -52,8 +52,8 @@ class Entry(Tile):
         arch_below: compute capabilities admitted are below this one. Later is not larger: 120 has
             less shared memory than 90.
         walks: unless it is asked for, it is taken where at most so many states, of heads in all
-            sequences, are carried through tokens; None for any number. Of few, each has much of
-            the device, and what counts is how long a step takes.
+            sequences and 128 values, are carried through tokens; None for any number. Of few, each
+            has much of the device, and what counts is how long a step takes.
         kernels: tiles of kernels that have one of their own, by the names that `TABLE` explains.
     """
 
@@ -471,7 +471,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         _DELTA_32_ON_HOPPER,
         _DELTA_64_ON_HOPPER,
         _DELTA_128_ON_HOPPER,
-        _with(_DELTA_256_ON_HOPPER, _NARROW_STATES, walks=8),
+        _with(_DELTA_256_ON_HOPPER, _NARROW_STATES, walks=16),
         _DELTA_256_ON_HOPPER,
         *_DELTA_CHUNK,
     ),
@@ -480,7 +480,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         _with(_GATED_DELTA_128_ON_HOPPER, _DEEP_STATES, max_dim=64),
         _with(_GATED_DELTA_128_ON_HOPPER, _DEEP_STATES, walks=64),
         _GATED_DELTA_128_ON_HOPPER,
-        _with(_DELTA_256_ON_HOPPER, _NARROW_STATES, walks=8),
+        _with(_DELTA_256_ON_HOPPER, _NARROW_STATES, walks=16),
         _DELTA_256_ON_HOPPER,
         *_DELTA_CHUNK,
     ),
@@ -553,7 +553,7 @@ def choose(
     """The index of the tile to use: `tile` if it is admitted, the first admitted entry if None.
 
     Args:
-        walks: heads of all sequences, see `Entry`. `tile` is one for any number of them.
+        walks: how many states are carried, see `Entry`; a `tile` may be for fewer.
 
     Raises:
         TypeError: `tile` is neither an int nor None.

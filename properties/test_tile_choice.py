@@ -70,8 +70,9 @@ def test_a_tile_for_few_states_is_taken_where_there_are_few(op: str, mode: str, 
 
 
 def test_states_of_ragged_sequences_count_half() -> None:
-    assert linear.walks(3, 5, None) == 15
-    assert linear.walks(3, 5, torch.tensor([0, 1, 2, 3])) == 7
+    assert linear.walks(3, 5, 128, None) == 15
+    assert linear.walks(3, 5, 129, None) == 30
+    assert linear.walks(3, 5, 128, torch.tensor([0, 1, 2, 3])) == 7
 
 
 @pytest.mark.parametrize("op", ["gla", "kda"])
@@ -84,7 +85,7 @@ def test_an_op_counts_the_states_it_carries(op: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("kernels.tiles.choose", note)
     declared = OPS[op]
-    dims = dict.fromkeys(declared.dims, 4) | {"B": 2, "G": 3, "H": 3, "R": 1}
+    dims = dict.fromkeys(declared.dims, 4) | {"B": 2, "G": 3, "H": 3, "R": 1, "V": 129}
     case = Case(
         op=op,
         mode="chunk",
@@ -94,4 +95,4 @@ def test_an_op_counts_the_states_it_carries(op: str, monkeypatch: pytest.MonkeyP
     )
     call: Any = getattr(kernels, op)
     call(**build(declared, case).tensors, mode="chunk")
-    assert counted == [6]
+    assert counted == [12]

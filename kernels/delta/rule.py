@@ -149,7 +149,7 @@ def run(
     mode = choose_mode(mode, _MODES[op], tokens=tokens, sequences=sequences)
     tile = tiles.choose(
         op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
-        walks=walks(sequences, heads, cu_seqlens),
+        walks=walks(sequences, heads, sizes["V"], cu_seqlens),
     )  # fmt: skip
 
     if beta is None and a is None:

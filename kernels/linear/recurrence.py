@@ -164,7 +164,7 @@ def run(
     )
     tile = tiles.choose(
         op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
-        walks=walks(sequences, sizes["H"], cu_seqlens),
+        walks=walks(sequences, sizes["H"], sizes["V"], cu_seqlens),
     )  # fmt: skip
 
     if normalize:

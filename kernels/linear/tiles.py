@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.tiles import Entry, Tile, aligned, next_power_of_2
+from kernels.tiles import Entry, Tile, aligned, cdiv, next_power_of_2
 
 # Keys in one of the tiles in which a delta rule's program holds its state, by element size: in a
 # float32 product a thread holds whole rows of its operands.
@@ -24,10 +24,10 @@ def tile_of(kernel: str, tile: Entry, key_dim: int, value_dim: int) -> Tile:
     return tile.of(kernel if whole else "unaligned")
 
 
-def walks(sequences: int, heads: int, cu_seqlens: Tensor | None) -> int:
-    """How many states are carried through tokens for most of the time: of ragged sequences half of
-    them, as the longest are waited for."""
-    return sequences * heads // (1 if cu_seqlens is None else 2)
+def walks(sequences: int, heads: int, value_dim: int, cu_seqlens: Tensor | None) -> int:
+    """How many states of up to 128 values are carried through tokens for most of the time: of
+    ragged sequences half of them, as the longest are waited for."""
+    return sequences * heads * cdiv(value_dim, 128) // (1 if cu_seqlens is None else 2)
 
 
 def _width(dim: int, widest: int) -> int:

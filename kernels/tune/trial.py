@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import kernels
 from kernels import tiles
 from kernels.bench.timing import time_call
+from kernels.linear.tiles import walks
 from kernels.tiles import Entry
 from kernels.tune.grids import Stage
 from properties.aot.architectures import ARCHITECTURES, Architecture
@@ -85,7 +86,7 @@ class Problem:
         """
         index = tiles.choose(
             *self.row, dim=self.dim, dtype=getattr(torch, self.dtype), device=device, tile=None,
-            walks=self.batch * self.heads,
+            walks=walks(self.batch, self.heads, self.dim, None),
         )  # fmt: skip
         return replace(tiles.TABLE[self.row][index], max_dim=max(self.dim, _SMALLEST))
 
