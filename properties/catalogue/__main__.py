@@ -17,8 +17,8 @@ BEGIN = "<!-- table: python -m properties.catalogue --write README.md -->"
 END = "<!-- end of table -->"
 _OF_MUTANTS = (
     "Mutants are small mistakes planted one at a time in an op's kernels and reference page "
-    "(`python -m\nproperties.mutants`). The numbers are from the last run; what it left open is in "
-    "CONTRIBUTING. Mutants listed as\nequivalent are not counted, and ops share kernels."
+    "(`python -m\nproperties.mutants`). Those listed as equivalent are not counted, and ops share "
+    "kernels."
 )
 
 
