@@ -53,8 +53,8 @@ def delta_rule(
         mode: `fused_recurrent` walks token by token in one kernel, with little to start up: for
             decoding and short sequences. `chunk` solves the system of every chunk at once, and then
             carries the state from chunk to chunk. `auto` chooses by the length.
-        tile: index into `kernels.tiles.TABLE["delta_rule", mode]`; None chooses by head dim, dtype
-            and device.
+        tile: index into `kernels.tiles.TABLE["delta_rule", mode]`; None chooses by head dim,
+            dtype, device and how many sequences and heads there are.
 
     Returns:
         o: `[B, T, H, V]`, in the dtype of q.

@@ -55,8 +55,8 @@ def dplr(
         mode: `fused_recurrent` walks token by token in one kernel, with little to start up: for
             decoding and short sequences. `chunk` solves the system of every chunk at once, and then
             carries the state from chunk to chunk. `auto` chooses by the length.
-        tile: index into `kernels.tiles.TABLE["dplr", mode]`; None chooses by head dim, dtype
-            and device.
+        tile: index into `kernels.tiles.TABLE["dplr", mode]`; None chooses by head dim,
+            dtype, device and how many sequences and heads there are.
 
     Returns:
         o: `[B, T, H, V]`, in the dtype of q.

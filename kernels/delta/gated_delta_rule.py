@@ -59,7 +59,7 @@ def gated_delta_rule(
             decoding and short sequences. `chunk` solves the system of every chunk at once, and then
             carries the state from chunk to chunk. `auto` chooses by the length.
         tile: index into `kernels.tiles.TABLE["gated_delta_rule", mode]`; None chooses by head dim,
-            dtype and device.
+            dtype, device and how many sequences and heads there are.
 
     Returns:
         o: `[B, T, H, V]`, in the dtype of q.

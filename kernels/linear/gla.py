@@ -55,8 +55,8 @@ def gla(
         mode: `fused_recurrent` walks token by token in one kernel, with little to start up: for
             decoding and short sequences. `chunk` works on all chunks of tokens at once, between
             kernels that carry the state from chunk to chunk. `auto` chooses by the length.
-        tile: index into `kernels.tiles.TABLE["gla", mode]`; None chooses by head dim, dtype and
-            device.
+        tile: index into `kernels.tiles.TABLE["gla", mode]`; None chooses by head dim,
+            dtype, device and how many sequences and heads there are.
 
     Returns:
         o: `[B, T, H, V]`, in the dtype of q.

@@ -52,7 +52,7 @@ def linear_attn(
             kernels that carry the state from chunk to chunk. `fused_chunk` carries the state in
             one kernel and keeps no states in memory. `auto` chooses by the length.
         tile: index into `kernels.tiles.TABLE["linear_attn", mode]`; None chooses by head dim,
-            dtype and device.
+            dtype, device and how many sequences and heads there are.
 
     Returns:
         o: `[B, T, H, V]`, in the dtype of q.

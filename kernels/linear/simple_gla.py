@@ -48,7 +48,7 @@ def simple_gla(
             one kernel, and goes back as `chunk` does. So does `parallel`, which takes all pairs of
             tokens. `auto` chooses by the length.
         tile: index into `kernels.tiles.TABLE["simple_gla", mode]`; None chooses by head dim,
-            dtype and device.
+            dtype, device and how many sequences and heads there are.
 
     Returns:
         o: `[B, T, H, V]`, in the dtype of q.
