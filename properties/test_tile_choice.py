@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import kernels
+from kernels import tiles
 from kernels.linear import tiles as linear
 from kernels.tiles import TABLE, choose
 from properties.case import Case
@@ -83,7 +84,7 @@ def test_an_op_counts_the_states_it_carries(op: str, monkeypatch: pytest.MonkeyP
         counted.append(walks)
         return choose(*given, walks=walks, **options)
 
-    monkeypatch.setattr("kernels.tiles.choose", note)
+    monkeypatch.setattr(tiles, "choose", note)
     declared = OPS[op]
     dims = dict.fromkeys(declared.dims, 4) | {"B": 2, "G": 3, "H": 3, "R": 1, "V": 129}
     case = Case(
