@@ -10,7 +10,7 @@ from typing import Any
 from properties.case import Case
 from properties.files import write_whole
 from properties.jobs import Job
-from properties.mutants.closure import ROOT
+from properties.mutants.closure import ROOT, forget
 from properties.mutants.edit import Edit
 from properties.mutants.mutant import Mutant
 from properties.mutants.reach import Reach, meets, packed
@@ -154,6 +154,9 @@ def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]
 
     import pytest
 
+    # As in a trial, where some modules are imported anew and others are not. A test that fails of
+    # this alone would kill whatever it is tried on.
+    forget({package})
     recorder = _Recorder(Reach([package], folder / "compiled"))
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", bench.device]
     options += ["--hypothesis-profile=trial", "--rootdir", str(ROOT), str(ROOT / path)]

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -21,7 +22,8 @@ from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
 from properties.mutants.memory import Memory
 from properties.mutants.mutant import ROOT, Mutant, mutants
 from properties.mutants.nursery import Nursery, TrialDied
-from properties.mutants.trial import LawAbout, Pinned, TestAt, pinned_of
+from properties.mutants.survey import of_tests
+from properties.mutants.trial import Bench, LawAbout, Pinned, TestAt, pinned_of
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 
@@ -294,6 +296,20 @@ def test_a_kill_is_kept_and_a_survivor_only_as_long_as_the_suite(tmp_path: Path)
 def _loop() -> None:
     while True:
         pass
+
+
+def _imported_anew(path: str, folder: Path) -> bool:
+    import kernels
+
+    assert of_tests(path, "kernels", Bench("ours", "auto"), folder)
+    return sys.modules["kernels"] is not kernels
+
+
+def test_a_survey_runs_tests_beside_a_package_imported_anew(tmp_path: Path) -> None:
+    """As a trial does: what fails of that would kill all it is tried on."""
+    with Nursery([]) as nursery:
+        path = "kernels/test_auto_mode.py"
+        assert nursery.submit(_imported_anew, path, tmp_path).result()
 
 
 def test_a_trial_that_ends_or_loops_is_told_from_one_that_answers() -> None:
