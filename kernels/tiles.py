@@ -77,9 +77,9 @@ _HOPPER = {"arch": 90, "arch_below": 100}
 _BFLOAT16_ON_HOPPER = {"dtypes": (torch.bfloat16,), **_HOPPER}
 
 
-def _with(entry: Entry, kernels: Mapping[str, Tile], **changes: int) -> Entry:
-    """The entry with other tiles for some kernels, and what it is for then."""
-    return replace(entry, kernels={**entry.kernels, **kernels}, **changes)
+def _with(entry: Entry, **kernels: Tile) -> Entry:
+    """The entry with other tiles for some kernels."""
+    return replace(entry, kernels={**entry.kernels, **kernels})
 
 
 # Where a row is shorter than the threads are many, Triton has each thread load it for itself,
@@ -135,14 +135,14 @@ _DELTA_256_ON_HOPPER = Entry(
         "system_backward": Tile(tokens=32, keys=64, features=64),
     },
 )
-_DEEP_STATES = {"states": Tile(tokens=64, keys=64, features=64, num_stages=3)}
-_DELTA_64_ON_HOPPER = _with(_DELTA_128_ON_HOPPER, _DEEP_STATES, max_dim=64)
+_DEEP_STATES = Tile(tokens=64, keys=64, features=64, num_stages=3)
 # Gates of heads leave fewer registers.
 _GATED_DELTA_128_ON_HOPPER = _with(
     _DELTA_128_ON_HOPPER,
-    {"system": Tile(tokens=64, keys=32, features=32, num_warps=2, num_stages=1)},
+    system=Tile(tokens=64, keys=32, features=32, num_warps=2, num_stages=1),
 )
-_NARROW_STATES = {"states": Tile(tokens=32, features=16, num_stages=3)}
+_NARROW_STATES = Tile(tokens=32, features=16, num_stages=3)
+_FEW_DELTA_256_ON_HOPPER = replace(_with(_DELTA_256_ON_HOPPER, states=_NARROW_STATES), walks=16)
 _GRADIENTS_OF_CHANNELS = Tile(tokens=32, keys=64, features=64, num_stages=1)
 _KDA_ON_HOPPER = tuple(
     Entry(
@@ -160,8 +160,8 @@ _KDA_ON_HOPPER = tuple(
         },
     )
     for dim, walks, states in (
-        (64, 32, _NARROW_STATES["states"]),
-        (128, 16, _NARROW_STATES["states"]),
+        (64, 32, _NARROW_STATES),
+        (128, 16, _NARROW_STATES),
         (128, None, Tile(tokens=32, features=64)),
         (256, None, Tile(tokens=32, features=32)),
     )
@@ -361,9 +361,11 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # and "system_backward"; "unaligned", all of them where a head dim is no multiple of 16, which
     # Triton loads element by element.
     ("linear_attn", "chunk"): (
-        _with(
-            _LINEAR_ATTN_ON_HOPPER,
-            {"states": Tile(tokens=64, keys=64, features=64, num_stages=4)},
+        replace(
+            _with(
+                _LINEAR_ATTN_ON_HOPPER,
+                states=Tile(tokens=64, keys=64, features=64, num_stages=4),
+            ),
             walks=32,
         ),
         _LINEAR_ATTN_ON_HOPPER,
@@ -469,18 +471,18 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # The same, but the carrier of states holds all keys.
     ("delta_rule", "chunk"): (
         _DELTA_32_ON_HOPPER,
-        _DELTA_64_ON_HOPPER,
+        replace(_with(_DELTA_128_ON_HOPPER, states=_DEEP_STATES), max_dim=64),
         _DELTA_128_ON_HOPPER,
-        _with(_DELTA_256_ON_HOPPER, _NARROW_STATES, walks=16),
+        _FEW_DELTA_256_ON_HOPPER,
         _DELTA_256_ON_HOPPER,
         *_DELTA_CHUNK,
     ),
     ("gated_delta_rule", "chunk"): (
         _DELTA_32_ON_HOPPER,
-        _with(_GATED_DELTA_128_ON_HOPPER, _DEEP_STATES, max_dim=64),
-        _with(_GATED_DELTA_128_ON_HOPPER, _DEEP_STATES, walks=64),
+        replace(_with(_GATED_DELTA_128_ON_HOPPER, states=_DEEP_STATES), max_dim=64),
+        replace(_with(_GATED_DELTA_128_ON_HOPPER, states=_DEEP_STATES), walks=64),
         _GATED_DELTA_128_ON_HOPPER,
-        _with(_DELTA_256_ON_HOPPER, _NARROW_STATES, walks=16),
+        _FEW_DELTA_256_ON_HOPPER,
         _DELTA_256_ON_HOPPER,
         *_DELTA_CHUNK,
     ),

@@ -1,6 +1,8 @@
 """A tile is chosen, or refused, by the wider of the head dims of keys and of values, and chosen by
 how many states are carried."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,19 +28,18 @@ _NARROW = {
 def test_a_tile_that_is_too_narrow_is_refused(op: str, mode: str, wide: str) -> None:
     tile = _NARROW[op, mode]
     entry = TABLE[op, mode][tile]
-    declared = OPS[op]
-    dims = dict.fromkeys(declared.dims, 2) | {"B": 1, "K": 8, "V": 8}
-    case = Case(
-        op=op,
-        mode=mode,
-        dtype=str(entry.dtypes[0]).removeprefix("torch."),
-        dims={**dims, wide: entry.max_dim + 1},
-        lengths=(2,),
-    )
-    inputs = build(declared, case)
-    call: Any = getattr(kernels, op)
+    dtype = str(entry.dtypes[0]).removeprefix("torch.")
+    call = _prepared(op, mode, dtype, {"B": 1, "K": 8, "V": 8, wide: entry.max_dim + 1})
     with pytest.raises(ValueError, match="tile"):
-        call(**inputs.tensors, mode=mode, tile=tile)
+        call(tile=tile)
+
+
+def _prepared(op: str, mode: str, dtype: str, dims: dict[str, int]) -> Callable[..., Any]:
+    """A call of an op on two tokens, and dims of 2 where they are not given."""
+    declared = OPS[op]
+    sizes = {letter: dims.get(letter, 2) for letter in declared.dims}
+    case = Case(op=op, mode=mode, dtype=dtype, dims=sizes, lengths=(2,))
+    return partial(getattr(kernels, op), **build(declared, case).tensors, mode=mode)
 
 
 _FEW = [
@@ -85,15 +86,5 @@ def test_an_op_counts_the_states_it_carries(op: str, monkeypatch: pytest.MonkeyP
         return choose(*given, walks=walks, **options)
 
     monkeypatch.setattr(tiles, "choose", note)
-    declared = OPS[op]
-    dims = dict.fromkeys(declared.dims, 4) | {"B": 2, "G": 3, "H": 3, "R": 1, "V": 129}
-    case = Case(
-        op=op,
-        mode="chunk",
-        dtype="float32",
-        dims={letter: dims[letter] for letter in declared.dims},
-        lengths=(2,),
-    )
-    call: Any = getattr(kernels, op)
-    call(**build(declared, case).tensors, mode="chunk")
+    _prepared(op, "chunk", "float32", {"B": 2, "G": 3, "H": 3, "R": 1, "V": 129})()
     assert counted == [12]

@@ -16,8 +16,8 @@ def inverse_unit_lower(A, C: tl.constexpr, DTYPE: tl.constexpr):
         (A  L_2)   = ( -X_2 A X_1  X_2)
 
     in products that for 16-bit inputs of DTYPE keep 16 bits of their operands. All but the last are
-    of the two halves of the diagonal side by side, which is half of the work, and loops are not
-    unrolled, which took three times as long to compile.
+    of the two halves of the diagonal side by side, which is a quarter of the work, and loops are
+    not unrolled, which took three times as long to compile.
 
     The products of `(I - A)(I + A²)(I + A⁴)···` would cancel: its factors grow with the powers of A
     where the inverse does not, as for a key that repeats.
