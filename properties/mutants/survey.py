@@ -12,7 +12,7 @@ from properties.files import write_whole
 from properties.jobs import Job
 from properties.mutants.closure import ROOT, forget
 from properties.mutants.edit import Edit
-from properties.mutants.mutant import Mutant
+from properties.mutants.mutant import PACKAGES, Mutant
 from properties.mutants.reach import Reach, meets, packed
 from properties.mutants.trial import (
     Bench,
@@ -154,9 +154,7 @@ def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]
 
     import pytest
 
-    # As in a trial, where some modules are imported anew and others are not. A test that fails of
-    # this alone would kill whatever it is tried on.
-    forget({package})
+    _import_anew()
     recorder = _Recorder(Reach([package], folder / "compiled"))
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", bench.device]
     options += ["--hypothesis-profile=trial", "--rootdir", str(ROOT), str(ROOT / path)]
@@ -166,6 +164,12 @@ def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise SuiteFails(f"{path} fails as the code stands:\n{printed.getvalue()[-1000:]}")
     return recorder.checks
+
+
+def _import_anew() -> None:
+    """As a trial does, where some modules are imported anew and others are not: a check that fails
+    of this alone would kill whatever it is tried on."""
+    forget(PACKAGES)
 
 
 class _Recorder:
@@ -188,6 +192,7 @@ class _Recorder:
 
 def standing(pinned: Sequence[Pinned], bench: Bench) -> list[Check]:
     """Those of some checks that pass as the code stands, and for how long they run."""
+    _import_anew()
     checks = []
     for one in pinned:
         try:
