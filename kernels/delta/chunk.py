@@ -474,7 +474,10 @@ class _Rule:
 
 def _interleaved(first: Tensor, second: Tensor) -> Tensor:
     """`[B, 2 T, ...]`: two rows for every token."""
-    return torch.stack([first, second], 2).flatten(1, 2)
+    # Not by `torch.stack`, which refuses some dtypes under autocast.
+    both = first.new_empty(first.shape[0], first.shape[1], 2, *first.shape[2:])
+    both[:, :, 0], both[:, :, 1] = first, second
+    return both.flatten(1, 2)
 
 
 def _first(x: Tensor) -> Tensor:

@@ -168,8 +168,9 @@ def run(
     )  # fmt: skip
 
     if normalize:
-        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-        gv = None if gv is None else torch.cat([gv, torch.zeros_like(gv[..., :1])], dim=-1)
+        # Not by `torch.cat`, which refuses some dtypes under autocast.
+        v = torch.nn.functional.pad(v, (0, 1), value=1.0)
+        gv = None if gv is None else torch.nn.functional.pad(gv, (0, 1))
         scale = 0.0 if scale == 0 else 1.0  # any other scale cancels
     o, final_state = _OPS[op, mode](
         q, k, v, g, gv, initial_state, cu_seqlens,
