@@ -134,7 +134,7 @@ class KVCache(ABC):
                     f"{name}: given, expected none: a cache attends causally, packs its sequences "
                     "itself and keeps no decays"
                 )
-        _check_tensors(q=q, k=k, v=v)
+        check_tensors(q=q, k=k, v=v)
         bind_dims(q=(q, "B T H K"), k=(k, "B T G K"), v=(v, "B T G V"))
         options = self._window_options(options)
         update = self._check(k, v, offset)
@@ -148,10 +148,10 @@ class KVCache(ABC):
             cu_seqlens_k=view.cu_seqlens_k,
             **options,
         )
-        self._write(update)
         o = _unpack(packed[0], update.counts, q.shape[1], 0.0)
         if lse is not None:
             lse = _unpack(lse[0].T, update.counts, q.shape[1], -torch.inf).transpose(1, 2)
+        self._write(update)
         return o, lse
 
     def crop(self, length: int | Tensor) -> None:
@@ -209,7 +209,7 @@ class KVCache(ABC):
         return options
 
     def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> _Update:
-        _check_tensors(k=k, v=v)
+        check_tensors(k=k, v=v)
         sizes = bind_dims(
             k_pages=(self.k_pages, "P page_size G K"),
             v_pages=(self.v_pages, "P page_size G V"),
@@ -317,7 +317,8 @@ def allocate(
     return k_pages, v_pages
 
 
-def _check_tensors(**arguments: object) -> None:
+def check_tensors(**arguments: object) -> None:
+    """Refuse what is no tensor with a TypeError."""
     for name, x in arguments.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: {describe(x)}, expected a tensor")
@@ -341,5 +342,6 @@ def _unpack(x: Tensor, counts: list[int], tokens: int, padding: float) -> Tensor
     """[sum(counts), ...] to [B, T, ...], with `padding` behind each sequence."""
     if min(counts) < tokens:
         padded = x.new_full((len(counts) * tokens, *x.shape[1:]), padding)
-        x = padded.index_copy(0, _rows(counts, tokens, x.device), x)
+        # In place: autocast on a CPU takes index_copy for its own, and refuses float16.
+        x = padded.index_copy_(0, _rows(counts, tokens, x.device), x)
     return x.unflatten(0, (len(counts), tokens))

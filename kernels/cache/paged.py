@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.arguments import bind_dims, check_one_dtype, describe
 from kernels.cache.counts import check_size, token_counts
-from kernels.cache.kv import KVCache, allocate
+from kernels.cache.kv import KVCache, allocate, check_tensors
 
 
 class PagedCache(KVCache):
@@ -60,26 +60,28 @@ class PagedCache(KVCache):
         """A cache over pages that exist already, and that it will write to.
 
         Args:
-            k_pages: [P, page_size, G, K], of any strides.
-            v_pages: [P, page_size, G, V], of any strides.
+            k_pages: [P, page_size, G, K], any slice or permutation of dense memory.
+            v_pages: [P, page_size, G, V], likewise.
             block_table: Int[B, blocks], the pages of each sequence, then -1. Pages past the tokens
                 of a sequence are reserved for it. Two sequences may share pages.
             length: Int[B], tokens of each sequence that the pages hold.
 
         Raises:
-            TypeError: a dtype is not as above.
+            TypeError: an argument is no tensor, or a dtype is not as above.
             ValueError: shapes that do not fit, memory that overlaps itself, a page outside [0, P)
                 or twice in one sequence, a page behind a -1, too few pages for a length.
         """
+        check_tensors(k_pages=k_pages, v_pages=v_pages)
         sizes = bind_dims(
             k_pages=(k_pages, "P page_size G K"),
             v_pages=(v_pages, "P page_size G V"),
         )
         check_one_dtype(k_pages=k_pages, v_pages=v_pages)
         for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
-            if any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True)):
+            if _overlaps(x):
                 raise ValueError(
-                    f"{name}: strides {x.stride()}, expected memory of its own per row"
+                    f"{name}: shape {list(x.shape)} with strides {x.stride()}, expected memory of "
+                    "its own for every element"
                 )
         for name, size in sizes.items():
             check_size(name, size)
@@ -224,6 +226,16 @@ class PagedCache(KVCache):
             if self._holders[page] == 0:
                 del self._holders[page]
                 self._free.append(page)
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether some stride does not step past all that the smaller ones reach."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _pages_of(n: int, row: list[int], num_pages: int) -> list[int]:

@@ -1,12 +1,13 @@
 """Gated linear attention as a layer that trains, prefills and decodes."""
 
+from math import isfinite
 from typing import Literal
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kernels.arguments import check_range, count_sequences, describe
+from kernels.arguments import check_cu_seqlens, check_range, count_sequences, describe
 from kernels.cache import RecurrentCache
 from kernels.linear import gla
 from kernels.primitives.groups import of_each_head
@@ -148,7 +149,7 @@ class GatedLinearAttention(nn.Module):
             k,
             v,
             g,
-            initial_state=None if cache is None else self._state(cache, batch, cu_seqlens),
+            initial_state=None if cache is None else self._state(cache, x, cu_seqlens),
             output_final_state=cache is not None,
             cu_seqlens=cu_seqlens,
             mode=self.mode,
@@ -163,9 +164,10 @@ class GatedLinearAttention(nn.Module):
         return self.o_proj(o)
 
     def _state(
-        self, cache: RecurrentCache, batch: int, cu_seqlens: Int[Tensor, " N+1"] | None
+        self, cache: RecurrentCache, x: Tensor, cu_seqlens: Int[Tensor, " N+1"] | None
     ) -> Float[Tensor, "N H K V"] | None:
-        sequences = count_sequences(batch, cu_seqlens)
+        cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, x.shape[0], x.device)
+        sequences = count_sequences(x.shape[0], cu_seqlens)
         if cache.batch != sequences:
             raise ValueError(f"cache: of {cache.batch} sequences, expected N={sequences}")
         return cache.state(self.layer_idx)
@@ -180,7 +182,7 @@ class GatedLinearAttention(nn.Module):
 
 def _head_dim(name: str, expand: float, hidden_size: int, num_heads: int) -> int:
     """The width of one head when all of them together are `expand · hidden_size` wide."""
-    width = round(expand * hidden_size)
+    width = round(expand * hidden_size) if isfinite(expand) else 0
     if abs(width - expand * hidden_size) > 1e-6 * width or width % num_heads:
         raise ValueError(
             f"{name}: {expand}, expected {name} * hidden_size = {expand * hidden_size:g} "

@@ -106,10 +106,11 @@ class RotaryEmbedding(nn.Module):
                     f"with head_dim = {self.head_dim}"
                 )
         needed = max(each.shape[1] for each in x)
-        if not isinstance(seqlen_offsets, Tensor):
+        # Offsets of another type are for the op to refuse.
+        if isinstance(seqlen_offsets, (int, torch.SymInt)):
             needed += seqlen_offsets
-        elif seqlen_offsets.numel() and not torch.compiler.is_compiling():
-            needed += int(seqlen_offsets.max())
+        elif isinstance(seqlen_offsets, Tensor) and not torch.compiler.is_compiling():
+            needed += int(seqlen_offsets.max()) if seqlen_offsets.numel() else 0
         tables = self._reach(needed, x[0].device)
         if not torch.compiler.is_compiling():
             self._tables = tables

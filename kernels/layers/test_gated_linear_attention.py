@@ -22,32 +22,42 @@ def _x(device: torch.device, *shape: int) -> Tensor:
     return torch.randn(*shape, HIDDEN, generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def _formula(layer: GatedLinearAttention, x: Tensor, *, use_output_gate: bool = True) -> Tensor:
-    """The equations of the layer's docstring in float64."""
+def _formula(
+    layer: GatedLinearAttention,
+    x: Tensor,
+    *,
+    num_kv_heads: int = HEADS,
+    expand_k: float = 0.5,
+    gate_logit_normalizer: float = 16.0,
+    use_output_gate: bool = True,
+    norm_eps: float = 1e-5,
+    **_: object,
+) -> Tensor:
+    """The equations of the layer's docstring in float64, for the options that it was made with."""
     w = {name: p.detach().cpu().double() for name, p in layer.named_parameters()}
     x = x.detach().cpu().double()
-    heads, shared = layer.num_heads, layer.num_heads // layer.num_kv_heads
+    shared, key_dim = HEADS // num_kv_heads, round(expand_k * HIDDEN) // HEADS
 
     def cut(y: Tensor, count: int) -> Tensor:
         return y.reshape(*y.shape[:2], count, -1)
 
-    q = cut(x @ w["q_proj.weight"].T, heads)
+    q = cut(x @ w["q_proj.weight"].T, HEADS)
     k, v, decay = (
-        torch.stack([cut(y, layer.num_kv_heads)[:, :, h // shared] for h in range(heads)], 2)
+        torch.stack([cut(y, num_kv_heads)[:, :, h // shared] for h in range(HEADS)], 2)
         for y in (
             x @ w["k_proj.weight"].T,
             x @ w["v_proj.weight"].T,
             x @ w["decay_proj.0.weight"].T @ w["decay_proj.1.weight"].T + w["decay_proj.1.bias"],
         )
     )
-    alpha = torch.sigmoid(decay) ** (1 / layer.gate_logit_normalizer)
-    S = torch.zeros(x.shape[0], heads, layer.key_dim, layer.value_dim, dtype=torch.float64)
+    alpha = torch.sigmoid(decay) ** (1 / gate_logit_normalizer)
+    S = torch.zeros(x.shape[0], HEADS, key_dim, v.shape[-1], dtype=torch.float64)
     rows = []
     for t in range(x.shape[1]):
         S = alpha[:, t, :, :, None] * S + k[:, t, :, :, None] * v[:, t, :, None, :]
-        rows.append((q[:, t, :, :, None] * S).sum(2) * layer.key_dim**-0.5)
+        rows.append((q[:, t, :, :, None] * S).sum(2) * key_dim**-0.5)
     o = torch.stack(rows, 1)
-    o = o / (o.square().mean(-1, keepdim=True) + layer.norm.eps).sqrt() * w["norm.weight"]
+    o = o / (o.square().mean(-1, keepdim=True) + norm_eps).sqrt() * w["norm.weight"]
     o = o.flatten(2)
     if use_output_gate:
         o = F.silu(x @ w["gate_proj.weight"].T + w["gate_proj.bias"]) * o
@@ -61,14 +71,18 @@ def _formula(layer: GatedLinearAttention, x: Tensor, *, use_output_gate: bool = 
         {},  # K = 8: less than a tile of a matrix product
         {"expand_k": 1.0, "expand_v": 2.0, "use_output_gate": False},
         {"num_kv_heads": 2, "gate_logit_normalizer": 0.25, "gate_low_rank_dim": 3},
+        {"num_kv_heads": 1, "norm_eps": 0.1},
     ],
 )
 def test_the_layer_is_its_formula(mode: str, options: dict, device: torch.device) -> None:
     layer = _layer(device, mode=mode, **options)
+    with torch.no_grad():
+        # One that is 1 everywhere would not be missed.
+        layer.norm.weight += torch.linspace(-0.5, 0.5, len(layer.norm.weight), device=device)
     x = _x(device, BATCH, TOKENS)
     got = layer(x).cpu().double()
     # y is a sum of 64 to 128 products of factors near 1: some 1e-6 in float32.
-    want = _formula(layer, x, use_output_gate=options.get("use_output_gate", True))
+    want = _formula(layer, x, **options)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
@@ -166,6 +180,22 @@ def test_half_precision_layers_decay_in_float32(dtype: torch.dtype, device: torc
     assert (error / size).max() <= 3 * TOKENS * 2**-24
 
 
+def test_a_compiled_layer_follows_its_weights(device: torch.device) -> None:
+    layer = _layer(device, mode="fused_recurrent")
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x = _x(device, BATCH, 2)
+    for _ in range(2):
+        results = []
+        for run in (compiled, layer):
+            y = run(x)
+            results.append((y, *torch.autograd.grad(y.sum(), tuple(layer.parameters()))))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.mul_(-1.5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -175,16 +205,54 @@ def test_half_precision_layers_decay_in_float32(dtype: torch.dtype, device: torc
         ({"gate_logit_normalizer": 0.0}, "gate_logit_normalizer: 0.0"),
         ({"gate_low_rank_dim": 0}, "gate_low_rank_dim: 0"),
         ({"mode": "fused_chunk"}, "mode: 'fused_chunk'"),
+        ({"hidden_size": 0}, "hidden_size: 0"),
+        ({"num_heads": -1}, "num_heads: -1"),
+        ({"num_kv_heads": 0}, "num_kv_heads: 0"),
+        ({"gate_logit_normalizer": float("nan")}, "gate_logit_normalizer: nan"),
+        ({"expand_k": float("inf")}, "expand_k: inf"),
+        ({"expand_v": float("nan")}, "expand_v"),
+        ({"expand_k": 17.0}, "expand_k.*: 272, expected 1 to 256"),
+        ({"expand_v": 17.0}, "expand_v.*: 272, expected 1 to 256"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GatedLinearAttention(HIDDEN, HEADS, **options)
+        GatedLinearAttention(**{"hidden_size": HIDDEN, "num_heads": HEADS, **options})
 
 
-def test_bad_inputs_are_refused(device: torch.device) -> None:
-    layer = _layer(device)
-    with pytest.raises(ValueError, match=r"x: float32\[2, 5, 63\], expected \[B, T, hidden_size\]"):
-        layer(torch.zeros(2, 5, 63, device=device))
-    with pytest.raises(ValueError, match="cache: of 3 sequences, expected N=2"):
-        layer(_x(device, 2, 5), cache=RecurrentCache(3))
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (ValueError, r"x: float32\[2, 5, 63\], expected \[B, T, h", {"x": torch.zeros(2, 5, 63)}),
+        (ValueError, r"x: float32\[5, 64\]", {"x": torch.zeros(5, HIDDEN)}),
+        (ValueError, "x: NoneType", {"x": None}),
+        (ValueError, "cache: of 3 sequences, expected N=2", {"cache": RecurrentCache(3)}),
+        (ValueError, r"layer: 0, expected|layer: 1, expected", {"layer_idx": 1}),
+        (TypeError, "cu_seqlens: list", {"cu_seqlens": [0, 3, 5]}),
+        (TypeError, "cu_seqlens: float32", {"cu_seqlens": torch.tensor([0.0, 3.0, 5.0])}),
+        (ValueError, r"cu_seqlens: int64\[\]", {"cu_seqlens": torch.tensor(5)}),
+        (
+            ValueError,
+            "cu_seqlens: given with batch size 2",
+            {"cu_seqlens": torch.tensor([0, 2, 5])},
+        ),
+        (
+            ValueError,
+            "cu_seqlens: ends at 4",
+            {"x": torch.zeros(1, 5, HIDDEN), "cu_seqlens": torch.tensor([0, 2, 4])},
+        ),
+    ],
+)
+def test_bad_inputs_are_refused_and_leave_the_cache_as_it_is(
+    error: type[Exception], message: str, call: dict, device: torch.device
+) -> None:
+    call = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in call.items()}
+    layer = _layer(device, layer_idx=call.pop("layer_idx", 0))
+    cache = call.pop("cache", RecurrentCache(2))
+    x = call.pop("x", _x(device, 2, 5))
+    before = torch.ones(cache.batch, HEADS, layer.key_dim, layer.value_dim, device=device)
+    cache.update(before, offset=7)
+    with pytest.raises(error, match=message):
+        layer(x, cache=cache, **call)
+    assert cache.state() is before
+    assert cache.length.tolist() == [7] * cache.batch

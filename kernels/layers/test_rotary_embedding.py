@@ -138,3 +138,37 @@ def test_a_rotary_dim_that_does_not_fit_the_head_is_refused(rotary_dim: int) -> 
 def test_an_input_of_another_head_dim_is_refused() -> None:
     with pytest.raises(ValueError, match="head_dim = 8"):
         _module()(_heads(1, 2, 3, 24))
+
+
+@pytest.mark.parametrize(
+    ("error", "offsets"),
+    [
+        *((TypeError, wrong) for wrong in (None, 1.5, "3", True, [3, 4], torch.tensor([1.0, 2.0]))),
+        *((ValueError, wrong) for wrong in (-1, torch.tensor([0, -1]), torch.tensor([1, 2, 3]))),
+        (ValueError, torch.tensor(3)),
+    ],
+)
+def test_wrong_offsets_are_refused(error: type[Exception], offsets: object) -> None:
+    x = _heads(2, 3, 1, 8)
+    before = x.clone()
+    with pytest.raises(error, match=r"^seqlen_offsets: "):
+        _module()(x, seqlen_offsets=offsets, inplace=True)
+    assert torch.equal(x, before)
+
+
+def test_a_call_without_a_tensor_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^x: no tensor"):
+        _module()(seqlen_offsets=3)
+    with pytest.raises(ValueError, match=r"^x: NoneType"):
+        _module()(None)
+
+
+@pytest.mark.parametrize("head_dim", [1, 257, 0])
+def test_a_head_dim_outside_2_to_256_is_refused(head_dim: int) -> None:
+    with pytest.raises(ValueError, match=r"^head_dim: "):
+        RotaryEmbedding(head_dim, rotary_dim=2)
+
+
+def test_a_sequence_longer_than_the_tables_makes_them_grow() -> None:
+    x, module = _heads(1, 2500, 1, 8), _module()
+    assert torch.equal(module(x), _rotated(x, 0))

@@ -1,0 +1,63 @@
+"""How a cache is called: the context, the layout of each tensor, and calls that are wrong."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from properties.layouts import LAYOUTS, relaid
+
+CONTEXTS = ("grad", "no_grad", "inference_mode", "autocast")
+
+
+def context(name: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context of that name, in which a call may run."""
+    contexts: dict[str, Callable[[], AbstractContextManager[object]]] = {
+        "grad": nullcontext,
+        "no_grad": torch.no_grad,
+        "inference_mode": torch.inference_mode,
+        "autocast": partial(torch.autocast, device.type, torch.bfloat16),
+    }
+    return contexts[name]()
+
+
+def one_token(x: Tensor) -> Tensor:
+    """The first token, repeated with stride 0 along the tokens of [B, T, G, D]."""
+    return x[:, :1].contiguous().expand(x.shape)
+
+
+PLACED: dict[str, Callable[[Tensor], Tensor]] = {
+    **{name: partial(relaid, layout=name) for name in LAYOUTS},
+    "one_token": one_token,
+}
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether elements share their memory, so that none can be written by itself."""
+    return any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True))
+
+
+def packed(*tensors: Tensor) -> list[Tensor]:
+    """[B, T, heads, D] each, as slices of one [B, T, width], the output of a fused projection."""
+    widths = [x.shape[2] * x.shape[3] for x in tensors]
+    slices = tensors[0].new_empty(*tensors[0].shape[:2], sum(widths)).split(widths, -1)
+    return [part.view(x.shape).copy_(x) for part, x in zip(slices, tensors, strict=True)]
+
+
+def bits(x: Tensor) -> Tensor:
+    """The integers behind a tensor: they tell NaN from NaN, and -0 from 0."""
+    widths = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.contiguous().view(widths[x.element_size()])
+
+
+def check_refusal(argument: str, call: Callable[[], object]) -> None:
+    """`call` raises one of our errors, which name the argument first."""
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        message = str(error)
+    else:
+        raise AssertionError(f"a wrong {argument} was accepted")
+    assert message.startswith(f"{argument}:"), f"{argument} is not named: {message}"
