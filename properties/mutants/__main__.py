@@ -1,6 +1,7 @@
-"""Plant small mistakes in kernels and oracles, one at a time, and see which the suite notices.
+"""Plant mistakes in kernels and oracles, one at a time, and see which the suite notices.
 
 Each mutant is an edit made in memory while a fresh process imports the code; no file is touched.
+It is a single edit, or with --semantic a mistake of a few lines that is wrong in some calls only.
 It is tried alone: against what killed others of its function when that was last recorded, the
 oracle's numbers in float32, some cases of other laws and dtypes, and quick tests, or against all
 tests where no law runs it. The first failure kills it. Those that survive are made together and
@@ -38,8 +39,9 @@ from properties.jobs import Selection
 from properties.mutants import equivalents, killers, shares
 from properties.mutants.board import Board
 from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
-from properties.mutants.mutant import PACKAGES, Mutant, mutants
-from properties.mutants.operators import OPERATORS
+from properties.mutants.mutant import KINDS, PACKAGES, Mutant, mutants
+from properties.mutants.operators import OPERATORS, Operator
+from properties.mutants.semantic import SEMANTIC
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 
@@ -52,11 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         target = load("ours", activate(chosen.device))
         wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
         jobs = Selection(*wanted).jobs(target)
-        listed = equivalents.read(chosen.equivalents)
-        before = killers.read()
+        table = "semantic" if chosen.semantic else "equivalent"
+        listed = equivalents.read(chosen.equivalents, table)
+        before = killers.joined(killers.read(), killers.read(killers.SEMANTIC_PATH))
         if chosen.record:
             _check_record(chosen)
-        every = mutants(operators=chosen.operator)
+        _check_operators(chosen)
+        every = mutants(operators=chosen.operator, semantic=chosen.semantic)
         for name in chosen.within:
             if not any(_is_within(mutant, name) for mutant in every):
                 raise ValueError(f"--within: {name}, expected what has mutants to be tried")
@@ -80,27 +84,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     suite.close(at_once=False)
     if chosen.record and not suite.failing:
-        _record(chosen.record, board, every)
+        _record(chosen.record, board, every, semantic=chosen.semantic)
     elif chosen.record:
         console.print("not recorded, as not all that may notice a mutant could be tried")
     return code
 
 
-def _record(folder: Path, board: Board, every: Sequence[Mutant]) -> None:
+def _record(folder: Path, board: Board, every: Sequence[Mutant], *, semantic: bool) -> None:
     """Keep what was found of the modules of which every mutant was tried."""
-    whole = shares.whole(board.shares(), every)
-    path = folder / shares.PATH.name
+    whole = shares.whole(board.shares(), every, semantic=semantic)
+    path, path_of_killers = _recorded(folder, semantic=semantic)
     shares.write(path, {**shares.read(path), **whole})
-    path = folder / killers.PATH.name
-    killers.write(path, killers.replaced(killers.read(path), board.killers(), whole))
+    known = killers.read(path_of_killers)
+    killers.write(path_of_killers, killers.replaced(known, board.killers(), whole))
+
+
+def _recorded(folder: Path, *, semantic: bool) -> tuple[Path, Path]:
+    """Where --record writes how many were killed, and by what."""
+    if semantic:
+        return folder / shares.SEMANTIC_PATH.name, folder / killers.SEMANTIC_PATH.name
+    return folder / shares.PATH.name, folder / killers.PATH.name
+
+
+def _check_operators(chosen: argparse.Namespace) -> None:
+    """Refuse kinds of mistakes that are not those of the run."""
+    known = SEMANTIC if chosen.semantic else OPERATORS
+    for name in chosen.operator:
+        if name not in known:
+            beside = "without" if chosen.semantic else "with"
+            raise ValueError(f"--operator: {name}, expected {beside} --semantic")
 
 
 def _check_record(chosen: argparse.Namespace) -> None:
     """Refuse files that are others, and a run that would not tell what the whole suite kills."""
     if not chosen.record.is_dir():
         raise ValueError(f"--record: {chosen.record}, expected a folder")
-    shares.read(chosen.record / shares.PATH.name)
-    killers.read(chosen.record / killers.PATH.name)
+    path, path_of_killers = _recorded(chosen.record, semantic=chosen.semantic)
+    shares.read(path)
+    killers.read(path_of_killers)
     for name in ("op", "mode", "law", "dtype", "operator"):
         if getattr(chosen, name):
             raise ValueError(f"--record: beside --{name}, expected all that may notice a mutant")
@@ -110,6 +131,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parse = argparse.ArgumentParser(
         prog="python -m properties.mutants",
         description=__doc__,
+        epilog=_listed("single edits", OPERATORS) + _listed("with --semantic", SEMANTIC),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name in ("op", "mode"):
@@ -129,10 +151,14 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--operator",
         action="append",
         default=[],
-        choices=list(OPERATORS),
+        choices=list(KINDS),
         metavar="NAME",
-        help=f"only this kind of mistake (repeatable): {', '.join(OPERATORS)}",
+        help="only this kind of mistake, of those below (repeatable)",
     )
+    text = (
+        "plant mistakes of a few lines that are wrong in some calls, in the place of single edits"
+    )
+    parse.add_argument("--semantic", action="store_true", help=text)
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
     parse.add_argument("--jobs", type=count, default=os.cpu_count(), help="default: one per core")
     parse.add_argument("--json", type=Path, metavar="FILE", help="write every mutant to FILE")
@@ -147,6 +173,12 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parse.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
     parse.add_argument("--equivalents", type=Path, default=equivalents.PATH, help=argparse.SUPPRESS)
     return parse.parse_args(arguments)
+
+
+def _listed(title: str, operators: Mapping[str, Operator]) -> str:
+    """Kinds of mistakes, each with a sentence, for the help."""
+    rows = [f"  {operator.name:27}{operator.what}" for operator in operators.values()]
+    return "\n".join([f"kinds of mistakes, {title}:", *rows, "", ""])
 
 
 def _cache() -> Path:
@@ -175,7 +207,7 @@ def _run(
 ) -> tuple[Board, int]:
     listed, gone = equivalents.match(entries, wanted)
     device = resolve(chosen.device)
-    elsewhere = {m.key for m in wanted if OPERATORS[m.operator].only_on not in (None, device)}
+    elsewhere = {m.key for m in wanted if KINDS[m.operator].only_on not in (None, device)}
     board = Board(wanted, listed, frozenset(elsewhere - set(listed)))
     for mutant in board.open:
         known = verdicts.get(mutant.key, suite.code(mutant))

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from properties.mutants.equivalents import Equivalent
 from properties.mutants.killers import Killers
-from properties.mutants.mutant import Mutant
-from properties.mutants.operators import OPERATORS
+from properties.mutants.mutant import KINDS, Mutant
 from properties.mutants.shares import Share
 from properties.mutants.trial import pinned_of
 from properties.mutants.verdicts import Verdict
@@ -107,7 +106,7 @@ class Board:
             verdicts = [self.verdicts[m.key] for m in mutants if m.key in self.verdicts]
             survive = sum(v.caught_by is None for v in verdicts)
             table.add_row(
-                f"{name}: {OPERATORS[name].what}" if name in OPERATORS else name,
+                f"{name}: {KINDS[name].what}" if name in KINDS else name,
                 str(len(mutants)),
                 str(len(verdicts) - survive),
                 str(sum(m.key in self.listed for m in mutants) or ""),

@@ -25,14 +25,17 @@ class Equivalent:
     reason: str
 
 
-def read(path: Path = PATH) -> list[Equivalent]:
+def read(path: Path = PATH, table: str = "equivalent") -> list[Equivalent]:
     """The list. An entry has a function, a reason, and one change or more of that function.
+
+    Args:
+        table: "equivalent" for single edits, "semantic" for semantic mutants.
 
     Raises:
         ValueError: an entry is malformed or without a reason, or a change is listed twice.
     """
     found: list[Equivalent] = []
-    for entry in tomllib.loads(path.read_text()).get("equivalent", []):
+    for entry in tomllib.loads(path.read_text()).get(table, []):
         if {*entry} != {"function", "changes", "reason"} or not entry["reason"].strip():
             raise ValueError(f"{path.name}: {entry}, expected a function, changes and a reason")
         for change in entry["changes"]:

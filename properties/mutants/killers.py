@@ -15,6 +15,7 @@ from properties.files import write_whole
 from properties.mutants.trial import Pinned, pinned_of
 
 PATH = Path(__file__).with_suffix(".json")
+SEMANTIC_PATH = PATH.with_name("semantic_killers.json")
 
 # By function, how many of its mutants each check killed.
 Killers = Mapping[str, Counter[str]]
@@ -49,6 +50,15 @@ def write(path: Path, killers: Killers) -> None:
             rows[check][function] = count
     lines = [f"{json.dumps(check)}: {json.dumps(rows[check])}" for check in sorted(rows)]
     write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def joined(*several: Killers) -> Killers:
+    """What is recorded in several files."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for recorded in several:
+        for function, checks in recorded.items():
+            found[function] += checks
+    return dict(found)
 
 
 def ranked(checks: Counter[str]) -> list[Pinned]:

@@ -1,4 +1,4 @@
-"""One mutant: an edit of one line or so of a module, and the kind of mistake that it is."""
+"""One mutant: an edit of a module, of one line or of a few, and the kind of mistake that it is."""
 
 import ast
 import difflib
@@ -7,16 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from properties.mutants.edit import Edit
 from properties.mutants.numbers import Numbers
 from properties.mutants.operators import OPERATORS, Place
+from properties.mutants.semantic import SEMANTIC
 from properties.mutants.source import Change, Function, Source
 
+KINDS = {**OPERATORS, **SEMANTIC}
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernels", "reference")
-# The refusal of bad arguments, sizes of tiles, and what measures speed.
-_NOT_MUTATED = ("arguments", "tiles", "bench", "tune", "autotune")
+# Modules that measure speed.
+_TOOLS = ("bench", "tune", "autotune")
+# Single edits of the refusal of bad arguments and of the sizes of tiles say little.
+_SEMANTIC_ALONE = ("arguments", "tiles")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +47,7 @@ class Mutant:
     @property
     def line(self) -> int:
         """Where it is in the file."""
-        return self.source.count("\n", 0, self.change.start) + 1
+        return self.source.count("\n", 0, self.change.pieces[0].start) + 1
 
     @property
     def package(self) -> str:
@@ -57,17 +62,18 @@ class Mutant:
     @cached_property
     def text(self) -> str:
         """The lines that go, marked -, and those that come, marked +; a name among its siblings."""
-        start = self.source.rfind("\n", 0, self.change.start) + 1
-        stop = self.source.find("\n", self.change.stop) % (len(self.source) + 1)
-        within = Change(self.change.start - start, self.change.stop - start, self.change.text)
-        before = self.source[start:stop]
-        changed = [
-            f"{line[0]} {line[1:].strip()}"
-            for line in difflib.ndiff(before.splitlines(), within.of(before).splitlines())
-            if line[0] in "+-"
-        ]
+        changed = [line for piece in self.change.pieces for line in self._lines_of(piece)]
         number = [f"# {self.number}"] if self.number > 1 else []
         return "\n".join(changed + number)
+
+    def _lines_of(self, piece: Change) -> Iterator[str]:
+        start = self.source.rfind("\n", 0, piece.start) + 1
+        stop = self.source.find("\n", piece.stop) % (len(self.source) + 1)
+        before = self.source[start:stop]
+        after = piece.moved(-start).of(before)
+        for line in difflib.ndiff(before.splitlines(), after.splitlines()):
+            if line[0] in "+-":
+                yield f"{line[0]} {line[1:].strip()}"
 
     @property
     def key(self) -> str:
@@ -88,14 +94,14 @@ class Mutant:
         starts = [0]
         for line in lines:
             starts.append(starts[-1] + len(line))
-        first = max(n for n, start in enumerate(starts) if start <= self.change.start)
-        last = min(n for n, start in enumerate(starts) if start >= self.change.stop)
+        pieces = self.change.pieces
+        first = max(n for n, start in enumerate(starts) if start <= pieces[0].start)
+        last = min(n for n, start in enumerate(starts) if start >= pieces[-1].stop)
         while self.source.count(self.source[starts[first] : starts[last]]) > 1:
             first, last = max(first - 1, 0), min(last + 1, len(lines))
         start, stop = starts[first], starts[last]
-        within = Change(self.change.start - start, self.change.stop - start, self.change.text)
         before = self.source[start:stop]
-        return Edit(self.module, before, within.of(before))
+        return Edit(self.module, before, self.change.moved(-start).of(before))
 
 
 def combined(mutants: Sequence[Mutant]) -> tuple[list[Edit], list[Mutant]]:
@@ -110,30 +116,43 @@ def combined(mutants: Sequence[Mutant]) -> tuple[list[Edit], list[Mutant]]:
             others.append(mutant)
     edits = []
     for module, those in chosen.items():
-        text = source = those[0].source
-        for mutant in sorted(those, key=lambda m: -m.change.start):
-            text = mutant.change.of(text)
-        edits.append(Edit(module, source, text))
+        source = those[0].source
+        first, *rest = (piece for mutant in those for piece in mutant.change.pieces)
+        edits.append(Edit(module, source, replace(first, also=tuple(rest)).of(source)))
     return edits, left
 
 
-def modules(packages: Sequence[str] = PACKAGES, root: Path = ROOT) -> Iterator[tuple[str, Path]]:
-    """The modules that are mutated, by name and file."""
+def modules(
+    packages: Sequence[str] = PACKAGES, root: Path = ROOT, *, semantic: bool = False
+) -> Iterator[tuple[str, Path]]:
+    """The modules that are mutated, by single edits or by semantic ones, by name and file."""
+    spared = _TOOLS if semantic else (*_TOOLS, *_SEMANTIC_ALONE)
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
             name = path.stem
             parts = path.relative_to(root).with_suffix("").parts
             if name in ("__init__", "conftest") or name.startswith("test_"):
                 continue
-            if not any(part in _NOT_MUTATED for part in parts):
+            if not any(part in spared for part in parts):
                 yield ".".join(parts), path
 
 
 def mutants(
-    packages: Sequence[str] = PACKAGES, operators: Sequence[str] = (), root: Path = ROOT
+    packages: Sequence[str] = PACKAGES,
+    operators: Sequence[str] = (),
+    root: Path = ROOT,
+    *,
+    semantic: bool = False,
 ) -> list[Mutant]:
-    """Every mutant of the packages, in the order of the files."""
-    sources = {name: (path, Source(path.read_text())) for name, path in modules(packages, root)}
+    """Every mutant of the packages, in the order of the files.
+
+    Args:
+        operators: names of the kinds of mistakes; all single edits, or all semantic ones, if empty.
+        semantic: mutate the modules that semantic mistakes are made in.
+    """
+    found = modules(packages, root, semantic=semantic)
+    sources = {name: (path, Source(path.read_text())) for name, path in found}
+    operators = operators or list(SEMANTIC if semantic else OPERATORS)
     numbers = Numbers(f for _, source in sources.values() for f in source.functions())
     return [
         mutant
@@ -149,7 +168,8 @@ def mutants_of(
     path: Path = Path(),
     numbers: Numbers | None = None,
 ) -> list[Mutant]:
-    """The mutants of one module, of all operators or some."""
+    """The mutants of one module, of all single edits or of the operators named."""
+    operators = operators or list(OPERATORS)
     numbers = numbers or Numbers(source.functions())
     found: list[Mutant] = []
     for function in source.functions():
@@ -163,17 +183,15 @@ def _of(
     source = function.source
     digest = hashlib.sha256(ast.unparse(function.node).encode()).hexdigest()[:16]
     seen = {source.text}
-    alike: set[tuple[str, str, str]] = set()
+    alike: set[tuple[Any, ...]] = set()
     numbered: dict[str, int] = {}
     for node in function.nodes():
-        for name, operator in OPERATORS.items():
-            if operators and name not in operators:
-                continue
-            for change in operator.find(Place(node, function, numbers)):
+        for name in operators:
+            for change in KINDS[name].find(Place(node, function, numbers, module)):
                 result = change.of(source.text)
-                # A mistake that reads the same is made once in a function, but at every barrier.
-                told = name, source.text[change.start : change.stop], change.text
-                if result in seen or (told in alike and name != "barrier"):
+                # A single edit that reads the same is made once, but at every barrier.
+                told = name, *((source.text[p.start : p.stop], p.text) for p in change.pieces)
+                if result in seen or (told in alike and name in OPERATORS and name != "barrier"):
                     continue
                 seen.add(result)
                 alike.add(told)

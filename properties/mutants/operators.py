@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from properties.mutants.numbers import Numbers
-from properties.mutants.source import Change, Function, leftmost, words
+from properties.mutants.source import Change, Function, called, leftmost, words
 
 
 @dataclass(frozen=True)
 class Place:
-    """A node, the function that it is in, and what is a number there."""
+    """A node, the function that it is in, what is a number there, and the module of it all."""
 
     node: ast.AST
     function: Function
     numbers: Numbers
+    module: str = ""
 
     def text(self, node: ast.AST) -> str:
         """The text of an expression, in parentheses if a method or a call beside it split it."""
@@ -45,6 +46,12 @@ class Place:
     def drop(self) -> Change:
         """Leave out a statement."""
         return Change(*self.function.source.span(self.node), "pass")
+
+    @property
+    def opens(self) -> bool:
+        """Whether the node is the function's first statement: a change of the whole function is
+        found there, once."""
+        return self.node is self.function.opening
 
     def floating(self, node: ast.AST | None = None) -> bool:
         return self.numbers.floating(self.node if node is None else node, self.function)
@@ -78,30 +85,31 @@ class Operator:
     only_on: str | None = None
 
 
+Register = Callable[..., Callable[[Find], Find]]
+
+
+def registering(registry: dict[str, Operator]) -> Register:
+    """A decorator that enters a function as an operator of its name."""
+
+    def operator(what: str, only_on: str | None = None) -> Callable[[Find], Find]:
+        def register(find: Find) -> Find:
+            registry[find.__name__] = Operator(find.__name__, what, find, only_on)
+            return find
+
+        return register
+
+    return operator
+
+
 OPERATORS: dict[str, Operator] = {}
-
-
-def _operator(what: str, only_on: str | None = None) -> Callable[[Find], Find]:
-    def register(find: Find) -> Find:
-        OPERATORS[find.__name__] = Operator(find.__name__, what, find, only_on)
-        return find
-
-    return register
+_operator = registering(OPERATORS)
 
 
 def _is_barrier(statement: ast.stmt) -> bool:
     match statement:
         case ast.Expr(value=ast.Call() as call):
-            return _called(call) == "debug_barrier"
+            return called(call) == "debug_barrier"
     return False
-
-
-def _called(node: ast.AST) -> str:
-    """The last part of the name of the function that is called, if one is."""
-    match node:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name
-    return ""
 
 
 # A comparison without or with equality, and the step that moves its bound the other way.
@@ -127,13 +135,13 @@ def boundary(at: Place) -> Iterator[Change]:
 @_operator("a mask that is not passed, or misses a condition")
 def mask(at: Place) -> Iterator[Change]:
     match at.node:
-        case ast.Call(keywords=keywords) if _called(at.node) in ("load", "store"):
+        case ast.Call(keywords=keywords) if called(at.node) in ("load", "store"):
             if any(k.arg == "mask" for k in keywords):
                 yield _without(at, "mask", "other")
         case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
             yield at.become(left)
             yield at.become(right)
-        case ast.Call(func=ast.Attribute(value=masked)) if _called(at.node) in (
+        case ast.Call(func=ast.Attribute(value=masked)) if called(at.node) in (
             "tril", "triu", "masked_fill",
         ):  # fmt: skip
             yield at.become(masked)
@@ -168,7 +176,7 @@ def sibling(at: Place) -> Iterator[Change]:
                 yield at.put(others[sum(name.encode()) % len(others)])
         case ast.Subscript(value=ast.Attribute(attr="shape"), slice=index):
             yield from _beside(at, index)
-        case ast.Call(args=[index]) if _called(at.node) in ("stride", "size"):
+        case ast.Call(args=[index]) if called(at.node) in ("stride", "size"):
             yield from _beside(at, index)
 
 
@@ -208,12 +216,12 @@ def block(at: Place) -> Iterator[Change]:
             at.function.on_device and size.isupper() and not at.floating()
         ):
             yield at.put(f"({at.text(count)} + 1) * {size}")
-        case ast.For(iter=ast.Call(args=[start, _, step, *_]) as call) if _is_range(call):
+        case ast.For(iter=ast.Call(args=[start, _, step, *_]) as call) if is_range(call):
             yield at.put(f"{at.text(start)} + {at.text(step)}", start)
 
 
-def _is_range(call: ast.Call) -> bool:
-    return _called(call) in ("range", "static_range")
+def is_range(call: ast.Call) -> bool:
+    return called(call) in ("range", "static_range")
 
 
 @_operator("the first turn of a loop alone, or all but the last")
@@ -221,12 +229,12 @@ def loop(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.For() if any(_grows_a_tuple(n) for n in ast.walk(at.node)):
             return  # too short a tuple is no code
-        case ast.For(iter=ast.Call(args=[stop]) as call) if _is_range(call):
+        case ast.For(iter=ast.Call(args=[stop]) as call) if is_range(call):
             least = "tl.minimum" if at.function.on_device else "min"
             known = isinstance(stop, ast.Constant) or at.function.source.of(stop).isupper()
             yield at.put("1" if known else f"{least}({at.function.source.of(stop)}, 1)", stop)
             yield at.put(f"{at.text(stop)} - 1", stop)
-        case ast.For(iter=ast.Call(args=[start, stop, step, *_]) as call) if _is_range(call):
+        case ast.For(iter=ast.Call(args=[start, stop, step, *_]) as call) if is_range(call):
             least = "tl.minimum" if at.function.on_device else "min"
             end = at.function.source.of(stop)
             yield at.put(f"{least}({at.text(start)} + {at.text(step)}, {end})", stop)
@@ -241,7 +249,7 @@ def carry(at: Place) -> Iterator[Change]:
             if at.in_a_loop and not isinstance(step, ast.Add):
                 yield _twice(at)
         case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
-            at.in_a_loop and at.floating(value) and _reads(value, name)
+            at.in_a_loop and at.floating(value) and reads(value, name)
         ):
             yield at.drop()
             if not _chooses(value, name):
@@ -251,7 +259,7 @@ def carry(at: Place) -> Iterator[Change]:
 def _chooses(value: ast.AST, name: str) -> bool:
     """Whether a value is what has the name or something else: to choose twice is to choose once."""
     match value:
-        case ast.Call(args=[_, a, b]) if _called(value) == "where":
+        case ast.Call(args=[_, a, b]) if called(value) == "where":
             return any(isinstance(side, ast.Name) and side.id == name for side in (a, b))
     return False
 
@@ -273,7 +281,7 @@ def _twice(at: Place) -> Change:
     return Change(start, stop, f"{text}\n{' ' * at.node.col_offset}{text}")
 
 
-def _reads(node: ast.AST, name: str) -> bool:
+def reads(node: ast.AST, name: str) -> bool:
     return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
 
 
@@ -283,7 +291,7 @@ def accumulate(at: Place) -> Iterator[Change]:
         case ast.AugAssign(target=target, value=value) if _sums(at):
             source = at.function.source
             yield Change(*source.span(at.node), f"{source.of(target)} = {source.of(value)}")
-        case ast.Call(args=[_, _, accumulator]) if _called(at.node) == "dot":
+        case ast.Call(args=[_, _, accumulator]) if called(at.node) == "dot":
             source = at.function.source
             start, stop = source.span(accumulator)
             comma = source.text.rindex(",", 0, start)
@@ -364,7 +372,7 @@ def choice(at: Place) -> Iterator[Change]:
         case ast.IfExp(body=a, orelse=b):
             yield at.become(a)
             yield at.become(b)
-        case ast.Call(args=[*_, ast.expr() as a, ast.expr() as b]) if _called(at.node) in (
+        case ast.Call(args=[*_, ast.expr() as a, ast.expr() as b]) if called(at.node) in (
             "where",
             "maximum",
             "minimum",
@@ -386,9 +394,9 @@ _METHODS = words("exp log sqrt tanh abs square reciprocal")
 @_operator("an exponential, logarithm or the like left out")
 def exponential(at: Place) -> Iterator[Change]:
     match at.node:
-        case ast.Call(args=[value]) if _called(at.node) in _FUNCTIONS:
+        case ast.Call(args=[value]) if called(at.node) in _FUNCTIONS:
             yield at.become(value)
-        case ast.Call(func=ast.Attribute(value=value), args=[]) if _called(at.node) in _METHODS:
+        case ast.Call(func=ast.Attribute(value=value), args=[]) if called(at.node) in _METHODS:
             yield at.become(value)
 
 
@@ -397,7 +405,7 @@ def division(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
             yield at.put(at.joined(left, "%", right))
-        case ast.Call(args=[a, b]) if _called(at.node) == "cdiv":
+        case ast.Call(args=[a, b]) if called(at.node) == "cdiv":
             yield at.put(at.joined(a, "//", b))
 
 
@@ -407,20 +415,20 @@ _CASTS = ("to", "long", "float", "double", "contiguous", "flip", "clone")
 @_operator("a cast or a copy left out, as of an index to 64 bits")
 def cast(at: Place) -> Iterator[Change]:
     match at.node:
-        case ast.Call(func=ast.Attribute(value=value)) if _called(at.node) in _CASTS:
+        case ast.Call(func=ast.Attribute(value=value)) if called(at.node) in _CASTS:
             # An index that stays wider than it has to be is right as well.
             if not at.function.source.of(at.node).endswith(".to(tl.int32)"):
                 yield at.become(value)
-        case ast.Call(args=[value]) if _called(at.node) == "reversed":
+        case ast.Call(args=[value]) if called(at.node) == "reversed":
             yield at.become(value)
-        case ast.Call(args=[value, _]) if _called(at.node) == "cast":
+        case ast.Call(args=[value, _]) if called(at.node) == "cast":
             yield at.become(value)
-        case ast.Call(args=tensors) if _called(at.node) in ("contiguous", "dense_rows"):
+        case ast.Call(args=tensors) if called(at.node) in ("contiguous", "dense_rows"):
             # Each tensor in turn as it is, the others copied.
             texts = [at.function.source.of(tensor) for tensor in tensors]
             for i, text in enumerate(texts):
                 copied = [", ".join(some) for some in (texts[:i], texts[i + 1 :])]
-                before, after = (f"*{_called(at.node)}({some})" if some else "" for some in copied)
+                before, after = (f"*{called(at.node)}({some})" if some else "" for some in copied)
                 if not isinstance(tensors[i], ast.Starred):
                     yield at.put(f"({', '.join(filter(None, (before, text, after)))})")
 
@@ -436,7 +444,7 @@ def precision(at: Place) -> Iterator[Change]:
             name, sum_ = source.of(target), f"{source.of(target)} + {at.text(value)}"
             text = f"{name} = ({sum_}).to({dtype}).to(tl.float32)"
             yield Change(*source.span(at.node), text)
-        case ast.Call(args=[_, _, _]) if dtype and _called(at.node) == "dot":
+        case ast.Call(args=[_, _, _]) if dtype and called(at.node) == "dot":
             yield at.put(f"{source.of(at.node)}.to({dtype}).to(tl.float32)")
 
 
@@ -445,7 +453,7 @@ def barrier(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Expr() as statement if _is_barrier(statement):
             yield at.drop()
-        case ast.Call(func=ast.Attribute(value=module)) if _called(at.node).startswith("atomic_"):
+        case ast.Call(func=ast.Attribute(value=module)) if called(at.node).startswith("atomic_"):
             yield at.put(f"{at.function.source.of(module)}.store", at.node.func)
 
 
@@ -479,7 +487,7 @@ def _may_change_places(first: ast.AST, second: ast.AST) -> bool:
     return (
         changed is not None
         and isinstance(second, (ast.Assign, ast.AugAssign, ast.Expr, ast.If))
-        and _reads(second, changed)
+        and reads(second, changed)
         and not _commute(first, second, changed)
     )
 
@@ -512,7 +520,7 @@ def _changed(statement: ast.AST) -> str | None:
     match statement:
         case ast.AugAssign(target=ast.Name(id=name)):
             return name
-        case ast.Assign(targets=[ast.Name(id=name)], value=value) if _reads(value, name):
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if reads(value, name):
             return name
         case ast.If(body=[step], orelse=[]):
             return _changed(step)

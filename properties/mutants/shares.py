@@ -15,6 +15,7 @@ from properties.files import write_whole
 from properties.mutants.mutant import Mutant, modules
 
 PATH = Path(__file__).with_suffix(".json")
+SEMANTIC_PATH = PATH.with_name("semantic_shares.json")
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,12 @@ def write(path: Path, shares: Mapping[str, Share]) -> None:
     write_whole(path, "{\n" + ",\n".join(rows) + "\n}\n")
 
 
-def whole(found: Mapping[str, Share], every: Iterable[Mutant]) -> dict[str, Share]:
+def whole(
+    found: Mapping[str, Share], every: Iterable[Mutant], *, semantic: bool = False
+) -> dict[str, Share]:
     """What was found of the modules of which every mutant was tried; 0 of 0 where there is none."""
     sizes = Counter(mutant.module for mutant in every)
-    tried = {name: found.get(name, Share(0, 0)) for name, _ in modules()}
+    tried = {name: found.get(name, Share(0, 0)) for name, _ in modules(semantic=semantic)}
     return {name: share for name, share in tried.items() if share.mutants == sizes[name]}
 
 

@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 # What computes nothing: messages, the refusal of bad arguments, assertions, and hints to the
@@ -21,19 +21,40 @@ def words(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Change:
-    """Replace the characters from `start` to `stop` of a source by `text`."""
+    """Replace the characters from `start` to `stop` of a source by `text`.
+
+    Args:
+        also: pieces elsewhere in the source that the same change replaces.
+    """
 
     start: int
     stop: int
     text: str
+    also: tuple["Change", ...] = ()
+
+    @property
+    def pieces(self) -> list["Change"]:
+        """Every piece that the change replaces, in the order of the source."""
+        return sorted([replace(self, also=()), *self.also], key=lambda piece: piece.start)
+
+    def moved(self, by: int) -> "Change":
+        """The change in a source that begins `by` characters earlier."""
+        also = tuple(piece.moved(by) for piece in self.also)
+        return Change(self.start + by, self.stop + by, self.text, also)
 
     def of(self, source: str) -> str:
         """The source with the change made."""
-        return source[: self.start] + self.text + source[self.stop :]
+        for piece in reversed(self.pieces):
+            source = source[: piece.start] + piece.text + source[piece.stop :]
+        return source
 
     def overlaps(self, other: "Change") -> bool:
-        """Whether both change the same text."""
-        return self.start < other.stop and other.start < self.stop
+        """Whether both change the same text, or insert at the same place."""
+        return any(_overlap(a, b) for a in self.pieces for b in other.pieces)
+
+
+def _overlap(a: Change, b: Change) -> bool:
+    return (a.start < b.stop and b.start < a.stop) or a.start == b.start
 
 
 class Source:
@@ -131,6 +152,48 @@ class Function:
         return any("triton.jit" in ast.unparse(d) for d in self.node.decorator_list)
 
     @cached_property
+    def parameters(self) -> dict[str, str]:
+        """Its parameters, and the text of their annotations."""
+        given = self.node.args
+        every = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+        return {a.arg: "" if a.annotation is None else ast.unparse(a.annotation) for a in every}
+
+    @cached_property
+    def tensors(self) -> list[str]:
+        """The parameters that are tensors, or may be."""
+        return [name for name, kind in self.parameters.items() if "Tensor" in kind]
+
+    @cached_property
+    def body(self) -> list[ast.stmt]:
+        """Its statements, without the docstring."""
+        return self.node.body[1:] if ast.get_docstring(self.node) else self.node.body
+
+    @cached_property
+    def calls(self) -> frozenset[str]:
+        """The names of the functions that it calls."""
+        return frozenset(called(node) for node in ast.walk(self.node))
+
+    @cached_property
+    def is_kernel(self) -> bool:
+        """Whether it is launched, rather than called by other Triton code."""
+        return self.on_device and "program_id" in self.calls
+
+    @cached_property
+    def launches(self) -> bool:
+        """Whether it launches a kernel."""
+        return any(is_launch(node) for node in ast.walk(self.node))
+
+    @cached_property
+    def is_public(self) -> bool:
+        """Whether users call it: it is on the host and checks its arguments by itself."""
+        return not self.on_device and not self.calls.isdisjoint(("bind_dims", "check_flags"))
+
+    @cached_property
+    def opening(self) -> ast.AST | None:
+        """The first statement that computes something."""
+        return next(self.nodes(), None)
+
+    @cached_property
     def names(self) -> list[str]:
         """What the function may refer to by name: its arguments, then what it assigns."""
         arguments = self.node.args
@@ -144,13 +207,9 @@ class Function:
     @cached_property
     def dtype_of_inputs(self) -> str | None:
         """How a kernel names it: by a constant of its own, or as that of its first pointer."""
-        launched = any(
-            isinstance(node, ast.Attribute) and node.attr == "program_id"
-            for node in ast.walk(self.node)
-        )
         if self.on_device and "DTYPE" in self.names:
             return "DTYPE"
-        return f"{self.names[0]}.dtype.element_ty" if self.on_device and launched else None
+        return f"{self.names[0]}.dtype.element_ty" if self.is_kernel else None
 
     @cached_property
     def pointers(self) -> frozenset[str]:
@@ -164,9 +223,21 @@ class Function:
 
     def nodes(self) -> Iterator[ast.AST]:
         """The nodes of its code that compute something, from the outside in."""
-        body = self.node.body[1:] if ast.get_docstring(self.node) else self.node.body
-        for statement in body:
+        for statement in self.body:
             yield from _computing(statement)
+
+
+def called(node: ast.AST) -> str:
+    """The last part of the name of the function that is called, if one is."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+    return ""
+
+
+def is_launch(node: ast.AST) -> bool:
+    """Whether an expression is the launch of a kernel, `kernel[grid](...)`."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
 
 
 def leftmost(node: ast.AST) -> str:
