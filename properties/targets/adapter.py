@@ -79,7 +79,7 @@ class Implementation:
         def settle(case: Case) -> Case:
             case = op.settle(case)
             for bound in self.bounds.values():
-                case = bound(case)
+                case = op.settle(bound(case))
             return case
 
         def differentiable(name: str) -> bool:

@@ -1,23 +1,101 @@
 """Known failures of a target: each with its cause, so that what is new stands out.
 
-A law that breaks is excused only if one of its calls shows a known failure. That is told by the
-arguments of the call, as laws change the cases that were drawn.
+An entry excuses one symptom of some calls. Its `shows` reads the arguments of a call, as laws
+change the cases that were drawn; its `symptoms` say what the failure looks like. A law that breaks
+in another way is reported, even where one of its calls shows a known failure.
 """
 
 import runpy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from properties.case import Case
 from properties.catalogue.op import Function, Op
+from properties.verdict import Comparison
 
 _FOLDER = Path(__file__).parents[2] / "regressions" / "targets"
 
+Given = Mapping[str, Any]
+# Why a law does not hold: a result that differs, an exception, or a sentence.
+Fault = Comparison | Exception | str
 
-def _never(given: Mapping[str, Any]) -> bool:
+
+@dataclass(frozen=True)
+class Wrong:
+    """Results that differ from what is wanted.
+
+    Args:
+        results: their names, "o" or "dq"; None for any.
+        most: the largest error of a number, as a multiple of its budget; infinity where the cause
+            sets no limit, and for results that are compared bit for bit. It may follow from the
+            arguments of the call.
+        finite: all results are numbers. False excuses NaN and infinities as well.
+    """
+
+    results: tuple[str, ...] | None = None
+    most: float | Callable[[Given], float] = 1.0
+    finite: bool = True
+
+    def of(self, given: Given) -> "Wrong":
+        return replace(self, most=self.most(given)) if callable(self.most) else self
+
+    def explains(self, fault: Fault) -> bool:
+        if not isinstance(fault, Comparison) or fault.got.shape != fault.want.shape:
+            return False
+        if self.results is not None and fault.name not in self.results:
+            return False
+        if self.finite and not fault.finite:
+            return False
+        assert not callable(self.most)
+        return max(fault.largest, fault.loss) <= self.most
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception.
+
+    Args:
+        kind: name of its type.
+        message: a piece of its text; empty if it has none.
+    """
+
+    kind: str
+    message: str
+
+    def of(self, given: Given) -> "Raised":
+        return self
+
+    def explains(self, fault: Fault) -> bool:
+        if not isinstance(fault, Exception) or type(fault).__name__ != self.kind:
+            return False
+        return self.message in str(fault) if self.message else not str(fault)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A violation that a law reports in a sentence instead of in numbers.
+
+    Args:
+        sentence: all of it.
+    """
+
+    sentence: str
+
+    def of(self, given: Given) -> "Told":
+        return self
+
+    def explains(self, fault: Fault) -> bool:
+        return fault == self.sentence
+
+
+Symptom = Wrong | Raised | Told
+
+
+def _never(given: Given) -> bool:
     return False
 
 
@@ -28,10 +106,14 @@ class KnownFailure:
     Args:
         name: what it is called, and the script that shows it with nothing but the library.
         law: one that the bug breaks.
-        case: the smallest one known; None where the adapter keeps clear of the bug, because it
-            takes the device with it or calls for what the library's documentation rules out.
-        modes: of the case's op, that have the bug.
+        releases: those that have it and were looked at, "fla-core 0.6.0". In another release the
+            entry excuses nothing.
+        cases: the smallest one known of each op that has it; none where the adapter keeps clear of
+            the bug, because it takes the device with it or calls for what the library's
+            documentation rules out.
+        modes: of these ops, that have the bug.
         shows: whether a call with these arguments shows it.
+        symptoms: what a law sees then; one of them explains each fault that is excused.
         expected, got: as the script prints them.
         cause: in one line.
         upstream: where it is reported; None where no report is known.
@@ -40,34 +122,59 @@ class KnownFailure:
 
     name: str
     law: str
+    releases: tuple[str, ...]
     expected: str
     got: str
     cause: str
-    case: Case | None = None
+    cases: tuple[Case, ...] = ()
     modes: tuple[str, ...] = ()
-    shows: Callable[[Mapping[str, Any]], bool] = _never
+    shows: Callable[[Given], bool] = _never
+    symptoms: tuple[Symptom, ...] = ()
     upstream: str | None = None
     devices: tuple[str, ...] = ("cpu",)
 
+    def about(self, op: Op) -> bool:
+        return any(case.op == op.name for case in self.cases)
+
+    @property
+    def installed(self) -> bool:
+        """Whether it is about a release that is installed."""
+        return any(_installed(release) for release in self.releases)
+
+
+def _installed(release: str) -> bool:
+    package, number = release.split()
+    try:
+        return version(package).partition("+")[0] == number
+    except PackageNotFoundError:
+        return False
+
 
 class Ledger:
-    """The known failures of a target, and how often each was met."""
+    """The known failures of a target, and how often each was met.
+
+    Args:
+        met: symptoms that the calls of this law may have, each with the name of its entry.
+        used: entries that have excused a fault of this law.
+        excused: entry → how many laws it has excused.
+    """
 
     def __init__(self, entries: Iterable[KnownFailure] = ()) -> None:
         self.entries = tuple(entries)
-        self.met: set[str] = set()
+        self.met: set[tuple[str, Symptom]] = set()
+        self.used: set[str] = set()
         self.excused: Counter[str] = Counter()
 
     def watching(self, op: Op, function: Function) -> Function:
         """`function`, with a look at what it is called with."""
-        entries = [entry for entry in self.entries if entry.case and entry.case.op == op.name]
+        entries = [entry for entry in self.entries if entry.about(op)]
         if not entries:
             return function
 
         def watched(**given: Any) -> Any:
             for entry in entries:
                 if given.get("mode") in entry.modes and entry.shows(given):
-                    self.met.add(entry.name)
+                    self.met.update((entry.name, symptom.of(given)) for symptom in entry.symptoms)
             return function(**given)
 
         return watched
@@ -75,11 +182,14 @@ class Ledger:
     def start(self) -> None:
         """Forget the calls so far: a law begins."""
         self.met.clear()
+        self.used.clear()
 
-    def excuses(self) -> bool:
-        """Whether a law that has just failed met a known failure, which is counted."""
-        self.excused.update(self.met)
-        return bool(self.met)
+    def excuses(self, fault: Fault) -> bool:
+        """Whether a known failure that a call has shown explains this fault; it is counted then."""
+        names = {name for name, symptom in self.met if symptom.explains(fault)}
+        self.excused.update(names - self.used)
+        self.used |= names
+        return bool(names)
 
 
 def read(name: str, target: str, device: str | None) -> Ledger:
@@ -89,7 +199,8 @@ def read(name: str, target: str, device: str | None) -> Ledger:
         name: a path of a Python file with a `LEDGER`, "none", or "auto" for the ledger of the
             target in `regressions/`, where there is one.
         target: as `--target` names it.
-        device: type of the device under test; failures of others are left out. None keeps all.
+        device: type of the device under test; failures of others are left out, and those of
+            releases that are not installed. None keeps all.
 
     Raises:
         ValueError: no such file, or no `LEDGER` in it.
@@ -104,4 +215,6 @@ def read(name: str, target: str, device: str | None) -> Ledger:
     entries = runpy.run_path(str(path)).get("LEDGER")
     if entries is None:
         raise ValueError(f"ledger: {name!r} has no LEDGER, expected a tuple of KnownFailure")
-    return Ledger(entry for entry in entries if device in (None, *entry.devices))
+    if device is None:
+        return Ledger(entries)
+    return Ledger(entry for entry in entries if device in entry.devices and entry.installed)

@@ -16,6 +16,7 @@ from properties.targets.target import Target
 
 class Oracle(Target):
     name = "oracle"
+    contexts = ("grad", "no_grad", "inference_mode", "autocast")
 
     def function(self, op: Op) -> Function:
         def implementation(

@@ -24,6 +24,7 @@ class Ours(Target):
     """Our kernels as they are on an architecture, which has tiles of its own."""
 
     name = "ours"
+    contexts = ("grad", "no_grad", "inference_mode", "autocast", "compiled")
 
     def __init__(self, architecture: int) -> None:
         self.architecture = architecture

@@ -14,10 +14,12 @@ class Target:
         bitwise: it promises the same bits for the same numbers whatever their layout, what they are
             packed with and what else a call asks for. Otherwise such results are held to the error
             budget.
+        contexts: what its calls may run in, of `properties.contexts`.
     """
 
     name = ""
     bitwise = True
+    contexts: tuple[str, ...] = ("grad", "no_grad", "inference_mode")
 
     def modes(self, op: Op) -> tuple[str, ...]:
         """Its kernels of the op, by name; none where it does not have the op."""
