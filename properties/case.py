@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import torch
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+_TUPLES = ("lengths", "key_lengths", "given", "float32", "frozen", "silent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,14 @@ class Case:
         tile: entry of the tile table; None lets the op choose.
         values: name of the recipe that fills the tensors.
         layout: name of the memory layout of the inputs.
+        layouts: layouts of single tensors instead, by name; "do" is the cotangent of the output o.
+        same: argument → the argument whose tensor is passed for it as well.
+        frozen: differentiable tensors that need no gradient in this call.
+        silent: outputs that are asked for and get no cotangent.
+        context: the name of what the call runs in, see `properties.contexts`.
+        earlier: options of a call just before this one, on the same tensor objects while they held
+            other numbers; options that it does not name are as in this call. None for no such call.
+        numbers: "python", or "numpy" for options that are float64 scalars of NumPy.
         seed: of the generator behind the recipe.
     """
 
@@ -43,6 +52,13 @@ class Case:
     tile: int | None = None
     values: str = "gaussian"
     layout: str = "contiguous"
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    same: Mapping[str, str] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    context: str = "grad"
+    earlier: Mapping[str, Any] | None = None
+    numbers: str = "python"
     seed: int = 0
 
     @property
@@ -56,16 +72,21 @@ class Case:
         """How many sequences the case holds, packed or as rows of a batch."""
         return len(self.lengths) if self.packed else self.dims["B"]
 
-    def to_json(self) -> str:
-        """One line of JSON that `from_json` turns into an equal case; defaults are left out."""
-        given = {
+    def layout_of(self, name: str) -> str:
+        """The layout of the tensor of this name."""
+        return self.layouts.get(name, self.layout)
+
+    def _said(self) -> dict[str, Any]:
+        """The fields that are not their defaults."""
+        return {
             f.name: getattr(self, f.name)
             for f in fields(self)
-            if getattr(self, f.name) != f.default
+            if getattr(self, f.name) != (f.default if f.default_factory is MISSING else {})
         }
-        if not self.options:
-            given.pop("options")
-        return json.dumps({**given, "dims": dict(self.dims)}, separators=(",", ":"))
+
+    def to_json(self) -> str:
+        """One line of JSON that `from_json` turns into an equal case; defaults are left out."""
+        return json.dumps({**self._said(), "dims": dict(self.dims)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Case":
@@ -76,7 +97,7 @@ class Case:
         """
         try:
             data = json.loads(text)
-            for name in ("lengths", "key_lengths", "given", "float32"):
+            for name in _TUPLES:
                 if data.get(name) is not None:
                     data[name] = tuple(data[name])
             return cls(**data)
@@ -85,11 +106,7 @@ class Case:
 
     def line(self) -> str:
         """The case as one line of Python that can be pasted."""
-        shown = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in fields(self)
-            if getattr(self, f.name) != f.default and (f.name != "options" or self.options)
-        ]
+        shown = [f"{name}={value!r}" for name, value in self._said().items()]
         return f"Case({', '.join(shown)})"
 
     def __hash__(self) -> int:

@@ -43,10 +43,19 @@ def expanded(x: Tensor) -> Tensor:
     return x[:1, :, :1].contiguous().expand(x.shape)
 
 
+def repeated(x: Tensor) -> Tensor:
+    """One token, repeated with stride 0. The values are those of the first."""
+    if x.dim() < 3 or 0 in x.shape:
+        return x.contiguous()
+    return x[:, :1].contiguous().expand(x.shape)
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     layout.__name__: layout
-    for layout in (contiguous, heads_first, sliced, strided, misaligned, expanded)
+    for layout in (contiguous, heads_first, sliced, strided, misaligned, expanded, repeated)
 }
+# Layouts in which several elements share one address.
+SHARING = ("expanded", "repeated")
 
 
 def relaid(x: Tensor, layout: str) -> Tensor:

@@ -1,6 +1,7 @@
 """What is drawn: small, ragged cases around the edges of the tiles."""
 
 from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
@@ -10,16 +11,23 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from properties.case import Case
-from properties.catalogue.op import Mode, Op
+from properties.catalogue.op import ANY_NUMBERS, Mode, Op
 from properties.layouts import LAYOUTS
 from properties.targets import Target
-from properties.tensors import work
+from properties.tensors import asked_for, on_integers, present, sizes, trained, work
 
 # Numbers that the oracle's forms may hold at once. The float64 oracle and its twelve disturbed runs
 # for the budgets then take a second or so at most on one core, and a quarter on average; kernels of
 # this size take less on the simulator. Wide heads, long sequences and many heads are all drawn, but
 # not all at once: what a kernel does with one of them it does per head and per tile.
 WORK = 300_000
+
+
+# Now and then a case is large along one dim and small along all others, or has two wide dims: what
+# goes wrong past some number of tokens, rows, heads, sequences or channels is met by no other.
+ORDINARY = ["ordinary"]
+FEW_TOKENS = ORDINARY * 30 + ["wide", "wide", "rows", "heads", "groups", "sequences"]
+EXTENTS = [*FEW_TOKENS, "tokens", "tokens"]
 
 
 # Made once for the same arguments: to make and check a strategy takes longer than to draw from it.
@@ -35,7 +43,14 @@ def lengths(edge: int, longest: int, *, empty: bool) -> SearchStrategy[int]:
 
 
 def cases(
-    op: Op, mode: Mode, dtype: str, target: Target, longest: int = 200, widest: int = 256
+    op: Op,
+    mode: Mode,
+    dtype: str,
+    target: Target,
+    longest: int = 200,
+    widest: int = 256,
+    *,
+    extents: Sequence[str] = EXTENTS,
 ) -> SearchStrategy[Case]:
     """Cases of one op, mode and dtype that the op accepts.
 
@@ -44,23 +59,41 @@ def cases(
         longest: tokens of a sequence, at most, or those of a tile and a few more; fewer where the
             other dims are large, see `WORK`.
         widest: of any other dim, at most.
+        extents: what some cases are large in, see `EXTENTS`.
     """
     # From the eleventh case of a run on, Hypothesis varies each five times by copying one part of
     # it over another of the same kind: K = V, equal lengths, T = 1. That is what a case should not
     # be, and it leaves few that are new. Elements of a unique collection are not copied over.
     one = st.lists(
-        _cases(op, mode, dtype, target, longest, widest), min_size=1, max_size=1, unique=True
+        _cases(op, mode, dtype, target, longest, widest, extents),
+        min_size=1,
+        max_size=1,
+        unique=True,
     )
     return one.map(itemgetter(0))
 
 
 @st.composite
 def _cases(
-    draw: DrawFn, op: Op, mode: Mode, dtype: str, target: Target, longest: int, widest: int
+    draw: DrawFn,
+    op: Op,
+    mode: Mode,
+    dtype: str,
+    target: Target,
+    longest: int,
+    widest: int,
+    extents: Sequence[str],
 ) -> Case:
+    extent = draw(st.sampled_from(extents))
     # Small heads leave work for sequences of several tiles, and most tiles are for small heads.
     widest = min(widest, draw(st.sampled_from([256, 256, 64, 64, 40])))
     dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
+    # One tensor may be passed as two arguments, which then have one shape.
+    twin = draw(st.sampled_from([False] * 11 + [True]))
+    if twin:
+        dims = _alike(dims)
+    elif extent in _DIMS:
+        dims |= {letter: n for letter, n in _DIMS[extent](draw).items() if letter in dims}
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
     tiles = target.tiles(case)
     # A tile that is for small heads alone is drawn twice as often as others where it can be.
@@ -73,15 +106,47 @@ def _cases(
         edge = target.tokens(op.name, mode.name)
         # Sequences reach past a tile that the target says it has.
         longest = longest if edge == 16 else max(longest, edge + 16)
-    case = _with_lengths(draw, op, replace(case, tile=tile), edge, longest)
+    case = replace(case, tile=tile)
+    case = _with_lengths(draw, op, case, edge, longest, extent)
     case = _with_options(draw, op, mode, case)
-    case = replace(
-        case,
-        values=draw(st.sampled_from(op.recipes)),
-        layout=draw(st.sampled_from(sorted(LAYOUTS))),
-        seed=draw(st.integers(0, 2**16)),
-    )
-    return op.settle(case)
+    case = replace(case, values=draw(st.sampled_from(op.recipes)), seed=draw(st.integers(0, 2**16)))
+    if extent == "tokens" and "integers" in op.recipes:
+        case = on_integers(op, case)
+    case = op.settle(_with_layouts(draw, op, case))
+    if twin:
+        case = _with_a_tensor_twice(draw, op, case)
+    return op.settle(_with_a_call(draw, op, mode, case, target))
+
+
+_THIN = {"K": 4, "V": 4, "D": 4, "P": 2, "H": 2, "G": 1, "R": 2, "B": 1}
+_MANY = st.one_of(st.sampled_from([33, 64, 65]), st.integers(9, 70))
+
+
+def _thin(draw: DrawFn) -> dict[str, int]:
+    return {letter: draw(st.integers(1, most)) for letter, most in _THIN.items()}
+
+
+def _wide(draw: DrawFn) -> dict[str, int]:
+    """Two dims that are both beyond 128, and different."""
+    pairs = [(192, 136), (256, 129), (136, 192), (129, 256), (256, 160), (200, 256)]
+    key, value = draw(st.sampled_from(pairs))
+    return {"K": key, "V": value}
+
+
+_DIMS: dict[str, Callable[[DrawFn], dict[str, int]]] = {
+    "wide": _wide,
+    "tokens": _thin,
+    "rows": lambda draw: _thin(draw) | {"B": draw(_MANY)},
+    "heads": lambda draw: _thin(draw) | {"H": draw(_MANY), "G": draw(_MANY)},
+    "groups": lambda draw: _thin(draw) | {"R": draw(st.integers(7, 17))},
+    "sequences": _thin,
+}
+
+
+def _alike(dims: Mapping[str, int]) -> dict[str, int]:
+    """Sizes with which a query, a key and a value have one shape."""
+    alike = {"R": 1} | ({"V": dims["K"]} if "K" in dims else {})
+    return {letter: alike.get(letter, size) for letter, size in dims.items()}
 
 
 def _folded(size: int, largest: int) -> int:
@@ -89,21 +154,49 @@ def _folded(size: int, largest: int) -> int:
     return (size - 1) % largest + 1 if size > largest else size
 
 
-def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int) -> Case:
-    packed = bool(op.packed_by) and draw(st.booleans())
+def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int, extent: str) -> Case:
+    if extent == "tokens":
+        return _with_many_tokens(draw, op, case)
+    packed = bool(op.packed_by) and (extent == "sequences" or draw(st.booleans()))
+    if extent == "rows":
+        packed = False
     count = draw(st.sampled_from([1, 2, 3, 3, 3, 4])) if packed else 1
+    if packed and extent == "sequences":
+        count = draw(_MANY)
     dims = {**case.dims, "B": 1} if packed else case.dims
     case = replace(case, packed=packed, dims=dims)
     # One sequence may take all the work, so that packing does not make all of them short.
     long = draw(st.integers(0, count - 1))
     shares = [WORK if n == long else WORK / count for n in range(count)]
+    if count > 4:
+        longest = edge + 1
     each = [lengths(edge, _affordable(op, case, share, longest), empty=packed) for share in shares]
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
     if op.keys and (not packed or len(op.packed_by) > 1) and draw(st.booleans()):
         keys = tuple(draw(one) for one in each)
     case = replace(case, lengths=tokens, key_lengths=keys)
-    return case if packed else _perhaps_empty(draw, op, case)
+    return case if packed or extent != "ordinary" else _perhaps_empty(draw, op, case)
+
+
+# Numbers that a case of many tokens may need. Exact integers take a single run of the oracle.
+_MUCH_WORK = 3 * WORK
+MOST_TOKENS = 4096
+
+
+def _with_many_tokens(draw: DrawFn, op: Op, case: Case) -> Case:
+    """One sequence of hundreds or thousands of tokens."""
+    most = MOST_TOKENS if "integers" in op.recipes else _affordable(op, case, _MUCH_WORK, 4096)
+    edges = [n for n in (257, 513, 530, 600, 1025, 2049, 4096) if n <= most]
+    many = st.one_of(st.sampled_from(edges), st.integers(min(201, most), most))
+    count = draw(many)
+    case = replace(case, lengths=(count,))
+    if op.keys and draw(st.booleans()):
+        # Few queries of many keys, or the other way about.
+        few, long = draw(st.integers(1, 40)), draw(st.integers(400, MOST_TOKENS))
+        queries, keys = draw(st.sampled_from([(few, long), (long, few)]))
+        case = replace(case, lengths=(queries,), key_lengths=(keys,))
+    return case
 
 
 def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
@@ -132,8 +225,86 @@ def _with_options(draw: DrawFn, op: Op, mode: Mode, case: Case) -> Case:
     given = tuple(a.name for a in allowed if a.optional and draw(st.booleans()))
     present = [a for a in allowed if not a.optional or a.name in given]
     float32 = tuple(a.name for a in present if a.dtype == "either" and draw(st.booleans()))
-    options: dict[str, Any] = {}
+    case = replace(case, given=given, float32=float32)
     for option in op.options:
         if option.name not in mode.refuses:
-            options[option.name] = draw(option.draw(case))
-    return replace(case, given=given, float32=float32, options=options)
+            value = draw(option.draw(case))
+            case = replace(case, options={**case.options, option.name: value})
+    return case
+
+
+def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
+    """One layout for all tensors, or one for each input and each cotangent."""
+    layouts = st.sampled_from(sorted(LAYOUTS))
+    if draw(st.booleans()):
+        return replace(case, layout=draw(layouts))
+    names = [a.name for a in present(op, case)] + [f"d{o.name}" for o in asked_for(op, case)]
+    each = {name: draw(layouts) for name in names}
+    return replace(case, layouts={n: x for n, x in each.items() if x != case.layout})
+
+
+def _with_a_tensor_twice(draw: DrawFn, op: Op, case: Case) -> Case:
+    """One tensor is two arguments: queries that are keys, keys that are values."""
+    known = sizes(op, case)
+    shapes = {a.name: tuple(known[d] for d in a.dims.split()) for a in present(op, case)}
+    pairs = [
+        (a.name, b.name)
+        for a in present(op, case)
+        for b in present(op, case)
+        if a is not b and a.role in ANY_NUMBERS and a.dtype == b.dtype == "case"
+        if shapes[a.name] == shapes[b.name] and not a.optional
+    ]
+    if not pairs or op.telescopes(case):
+        return case
+    name, other = draw(st.sampled_from(pairs))
+    layouts = {n: x for n, x in case.layouts.items() if n != name}
+    # Large keys go with small queries, or float16 has no room for their products.
+    values = "gaussian" if case.values == "large_states" else case.values
+    return replace(case, same={name: other}, layouts=layouts, values=values)
+
+
+def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -> Case:
+    """What needs a gradient, what gets a cotangent, where the call runs and what ran before it."""
+    names = trained(op, case)
+    kind = draw(st.sampled_from(["all"] * 4 + ["one", "all but one", "some", "none"]))
+    frozen: tuple[str, ...] = ()
+    if kind == "one" and names:
+        only = draw(st.sampled_from(names))
+        frozen = tuple(n for n in names if n != only)
+    elif kind == "all but one" and names:
+        frozen = (draw(st.sampled_from(names)),)
+    elif kind == "some":
+        frozen = tuple(n for n in names if draw(st.booleans()))
+    elif kind == "none":
+        frozen = names
+    outputs = [o.name for o in asked_for(op, case)]
+    silent: tuple[str, ...] = ()
+    if len(outputs) > 1 and draw(st.sampled_from([False, False, True])):
+        loud = draw(st.sampled_from(outputs))
+        silent = tuple(name for name in outputs if name != loud)
+    numbers = draw(st.sampled_from(["python"] * 7 + ["numpy"]))
+    context = draw(_contexts(target.contexts))
+    if context == "compiled":
+        # Dynamo takes a scalar of NumPy for an array.
+        numbers = "python"
+    case = replace(case, frozen=frozen, silent=silent, numbers=numbers, context=context)
+    return replace(case, earlier=_earlier(draw, op, mode, case))
+
+
+@lru_cache
+def _contexts(known: tuple[str, ...]) -> SearchStrategy[str]:
+    """Mostly "grad"; "compiled" least often, as it takes seconds."""
+    weights = {"grad": 72, "no_grad": 6, "inference_mode": 6, "autocast": 10, "compiled": 1}
+    return st.sampled_from([name for name in known for _ in range(weights[name])])
+
+
+def _earlier(draw: DrawFn, op: Op, mode: Mode, case: Case) -> dict[str, Any] | None:
+    """No call before this one, one that differs in its numbers alone, or in an option as well."""
+    kind = draw(st.sampled_from([None, None, None, None, "numbers", "option"]))
+    if kind is None:
+        return None
+    options = [o for o in op.options if o.name not in mode.refuses and not o.auxiliary]
+    if kind == "numbers" or not options:
+        return {}
+    option = draw(st.sampled_from(options))
+    return {option.name: draw(option.draw(case))}

@@ -1,15 +1,17 @@
 """From a case to tensors, and from tensors to the results of one run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from properties.case import Case
-from properties.catalogue.op import Argument, Function, Op, Role
+from properties.catalogue.op import Argument, Function, Op, Output, Role
+from properties.contexts import CONTEXTS, WITHOUT_GRADIENTS, compiled
 from properties.layouts import relaid
 from properties.values import RECIPES, Blank
 
@@ -40,26 +42,64 @@ def work(op: Op, case: Case) -> float:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an op is called with: tensors by name, and everything else."""
+    """What an op is called with.
+
+    Args:
+        tensors: by name; one that is passed as two arguments is here once.
+        options: everything else.
+        same: argument → the argument whose tensor is passed for it as well.
+        trained: the tensors that need a gradient.
+    """
 
     tensors: dict[str, Tensor]
     options: dict[str, Any]
+    same: Mapping[str, str] = field(default_factory=dict)
+    trained: tuple[str, ...] = ()
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Inputs":
         """The same numbers in another float dtype, contiguous, on another device."""
-        return Inputs(
+        return self.with_tensors(
             {
                 n: x.to(device, dtype if x.is_floating_point() else x.dtype).contiguous()
                 for n, x in self.tensors.items()
-            },
-            self.options,
+            }
         )
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Inputs":
-        return Inputs({**self.tensors, **tensors}, self.options)
+        return replace(self, tensors={**self.tensors, **tensors})
 
     def with_options(self, **options: Any) -> "Inputs":
-        return Inputs(self.tensors, {**self.options, **options})
+        return replace(self, options={**self.options, **options})
+
+    def given(self, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+        """Every argument by name, of these tensors or of others in their place."""
+        own = self.tensors if tensors is None else tensors
+        return {**own, **{name: own[other] for name, other in self.same.items()}, **self.options}
+
+
+def present(op: Op, case: Case) -> list[Argument]:
+    """The arguments that a case passes tensors of their own for."""
+    return [
+        a
+        for a in op.arguments
+        if (not a.optional or a.name in case.given) and a.name not in case.same
+    ]
+
+
+def trained(op: Op, case: Case) -> tuple[str, ...]:
+    """The tensors that need a gradient in a case."""
+    return tuple(
+        a.name for a in present(op, case) if a.differentiable and a.name not in case.frozen
+    )
+
+
+def asked_for(op: Op, case: Case) -> list[Output]:
+    """The outputs that a case asks for and gradients flow through."""
+    return [
+        output
+        for output in op.outputs
+        if output.differentiable and (output.asked_by is None or case.options.get(output.asked_by))
+    ]
 
 
 def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
@@ -75,19 +115,59 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
             argument.dtype == "either" and argument.name not in case.float32
         )
         dtype = case.torch_dtype if lower else torch.float32
-        tensors[argument.name] = relaid(x.to(dtype).to(device), case.layout)
-    options = dict(case.options)
-    for name, value in options.items():
+        tensors[argument.name] = relaid(x.to(dtype).to(device), case.layout_of(argument.name))
+    tensors = {name: x for name, x in tensors.items() if name not in case.same}
+    options = {name: _number(case, value) for name, value in case.options.items()}
+    # Either width is allowed: the seed decides, as it does of all that is in tensors.
+    width = torch.int32 if case.seed >> 8 & 1 else torch.int64
+    for name, value in case.options.items():
         if isinstance(value, (list, tuple)):
-            tensors[name] = torch.tensor(value, dtype=torch.int64, device=device)
+            tensors[name] = torch.tensor(value, dtype=width, device=device)
     options = {n: v for n, v in options.items() if n not in tensors}
     if case.packed:
         lengths = (case.lengths, case.key_lengths or case.lengths)
-        # Either width is allowed: the seed decides, as it does of all that is in tensors.
-        width = torch.int32 if case.seed >> 8 & 1 else torch.int64
         for name, each in zip(op.packed_by, lengths, strict=False):
             tensors[name] = torch.tensor(boundaries(each), dtype=width, device=device)
-    return Inputs(tensors, options)
+    return Inputs(tensors, options, case.same, trained(op, case))
+
+
+# Powers of two, none of them the sentinel -1.
+_EXACT_SCALES = (0.5, -0.5, 2.0, -2.0, 1.0)
+
+
+def on_integers(op: Op, case: Case) -> Case:
+    """The case with small integers for values, of which no sum or product is rounded.
+
+    The scale becomes a power of two, and there is no normaliser: a quotient is never exact. Nor is
+    there a token that is repeated, as its sums grow with the length.
+    """
+    scale = _EXACT_SCALES[case.seed % len(_EXACT_SCALES)]
+    exact = {"scale": scale, "normalize": False, "activation": None}
+    options = {**case.options, **{n: v for n, v in exact.items() if n in case.options}}
+    layout = "contiguous" if case.layout == "repeated" else case.layout
+    layouts = {n: one for n, one in case.layouts.items() if one != "repeated"}
+    exact_case = replace(case, values="integers", options=options, layout=layout, layouts=layouts)
+    return op.settle(exact_case)
+
+
+def is_delta(op: Op) -> bool:
+    """Whether the op corrects its state where it is read."""
+    return any(argument.role in (Role.UNIT_KEY, Role.LOW_RANK) for argument in op.arguments)
+
+
+def _thinned(gradient: Tensor) -> Tensor:
+    """With 0 for all but 16 value dims or fewer.
+
+    The gradient of an overlap of two keys is a sum over tokens, and then over value dims: 337 was
+    met for 128 dims, which 8 bits do not hold, and a product of 16 bits may round.
+    """
+    dims = torch.arange(gradient.shape[-1], device=gradient.device)
+    return gradient * (dims % -(-max(len(dims), 1) // 16) == 0)
+
+
+def _number(case: Case, value: Any) -> Any:
+    """An option as the case passes it."""
+    return numpy.float64(value) if case.numbers == "numpy" and type(value) is float else value
 
 
 def _filled(
@@ -108,22 +188,28 @@ def _filled(
 
 
 def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Results:
-    """A gradient for every output that the case asks for, by the output's name."""
+    """A gradient for every output that gets one in this case, by the output's name.
+
+    None where the call is without gradients, or no tensor needs one.
+    """
     generator = torch.Generator().manual_seed(case.seed + 1)
     known = sizes(op, case)
-    made = {}
-    for output in op.outputs:
-        if output.asked_by is not None and not case.options.get(output.asked_by):
-            continue
-        if not output.differentiable:
-            continue
+    made: Results = {}
+    if case.context in WITHOUT_GRADIENTS or not trained(op, case):
+        return made
+    for output in asked_for(op, case):
         shape = tuple(known[d] for d in output.dims.split())
         blank = Blank(Role.VALUE, shape, None, ())
         recipe = "integers" if case.values == "integers" else "gaussian"
         x = RECIPES[recipe](blank, generator)
+        if recipe == "integers" and is_delta(op):
+            x = _thinned(x)
+        if output.name in case.silent:
+            continue
         dtype = torch.float32 if output.dtype == "float32" else case.torch_dtype
-        layout = case.layout if output.asked_by is None else "contiguous"
-        made[output.name] = relaid(x.to(dtype).to(device), layout)
+        name = f"d{output.name}"
+        layout = "contiguous" if output.asked_by and name not in case.layouts else None
+        made[output.name] = relaid(x.to(dtype).to(device), layout or case.layout_of(name))
     return made
 
 
@@ -138,55 +224,117 @@ def run(
     function: Function,
     inputs: Inputs,
     gradients_of: Results | None = None,
+    *,
+    context: str = "grad",
+    earlier: Mapping[str, Any] | None = None,
     **extra: Any,
 ) -> Results:
     """Call `function` and return its outputs by name, and the gradient of x as "dx".
 
     Args:
-        gradients_of: cotangents by output; without them only the forward runs.
+        gradients_of: cotangents by output; without any only the forward runs.
+        context: what the forward runs in, see `properties.contexts`.
+        earlier: options of a call before this one on the same tensor objects, which hold other
+            numbers meanwhile; None for no such call.
         extra: arguments of this implementation alone, `mode` and `tile`.
     """
-    differentiable = [a.name for a in op.arguments if a.differentiable and a.name in inputs.tensors]
     tensors = dict(inputs.tensors)
-    if gradients_of is not None:
-        for name in differentiable:
+    names = [name for name in inputs.trained if name in tensors]
+    if gradients_of or context in WITHOUT_GRADIENTS:
+        for name in names:
             tensors[name] = tensors[name].detach().requires_grad_()
-    given = dict(tensors)
+    given = inputs.given(tensors)
+    if earlier is not None:
+        _call_before(function, given, earlier, context, extra)
     if inputs.options.get("inplace"):
         name = op.arguments[0].name
         given[name] = _own_copy(tensors[name])
-    named = _named(op, function(**given, **inputs.options, **extra))
-    if gradients_of is None:
+    if context == "compiled":
+        function = compiled(function)
+    with CONTEXTS[context](_device_type(inputs)):
+        named = _named(op, function(**given, **extra))
+    if not gradients_of:
         return {name: y.detach() for name, y in named.items()}
     # An output without history has no gradient to give: its inputs' gradients count as zero.
     wanted = [n for n in named if n in gradients_of and named[n].requires_grad]
-    gradients: Sequence[Tensor | None] = [None] * len(differentiable)
+    gradients: Sequence[Tensor | None] = [None] * len(names)
     if wanted:
         gradients = torch.autograd.grad(
             [named[n] for n in wanted],
-            [tensors[n] for n in differentiable],
+            [tensors[n] for n in names],
             [gradients_of[n].to(named[n].dtype) for n in wanted],
             allow_unused=True,
         )
     results = {name: y.detach() for name, y in named.items()}
-    for name, gradient in zip(differentiable, gradients, strict=True):
+    for name, gradient in zip(names, gradients, strict=True):
         # A gradient that is None and one that is zero say the same.
         results[f"d{name}"] = torch.zeros_like(tensors[name]) if gradient is None else gradient
     return results
 
 
+def _device_type(inputs: Inputs) -> str:
+    return next(iter(inputs.tensors.values())).device.type
+
+
+def _call_before(
+    function: Function,
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+    context: str,
+    extra: Mapping[str, Any],
+) -> None:
+    """Call the function while its tensors hold other numbers and its options other values.
+
+    A call that is refused is a call as well: the options may not go with the tensors.
+    """
+    tensors = {id(x): x for x in given.values() if isinstance(x, Tensor) and _has_own_elements(x)}
+    before = {key: x.detach().clone() for key, x in tensors.items()}
+    with torch.no_grad():
+        for x in tensors.values():
+            x.copy_(_turned(x))
+    inplace = {"inplace": False} if "inplace" in given else {}
+    device = next(x.device for x in given.values() if isinstance(x, Tensor))
+    lists = {
+        name: torch.tensor(value, device=device)
+        for name, value in options.items()
+        if isinstance(value, (list, tuple))
+    }
+    try:
+        with CONTEXTS[context](device.type):
+            function(**{**given, **options, **lists, **inplace}, **extra)
+    except (ValueError, TypeError):
+        pass
+    finally:
+        with torch.no_grad():
+            for key, x in tensors.items():
+                x.copy_(before[key])
+
+
+def _has_own_elements(x: Tensor) -> bool:
+    return all(stride or size < 2 for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def _turned(x: Tensor) -> Tensor:
+    """Other numbers of the same kind: rows in the opposite order, sequences of a pack too."""
+    if x.is_floating_point() or not len(x):
+        return x.flip(tuple(range(max(x.dim() - 1, 1))))
+    bounds = x.dim() == 1 and bool(x[0] == 0) and bool((x.diff() >= 0).all())
+    return x[-1] - x.flip(0) if bounds else x.flip(0)
+
+
 def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Results) -> Results:
     """What `run` returns, for functions of PyTorch operations alone; for `torch.func.vmap` too."""
-    differentiable = [a.name for a in op.arguments if a.differentiable and a.name in inputs.tensors]
     written = op.arguments[0].name
 
-    def call(given: Results) -> Results:
-        given = {**inputs.tensors, **given}
+    def call(tensors: Results) -> Results:
+        given = inputs.given({**inputs.tensors, **tensors})
         if inputs.options.get("inplace"):
             given[written] = given[written].clone()
-        return _named(op, function(**given, **inputs.options))
+        return _named(op, function(**given))
 
-    named, pull, *_ = torch.func.vjp(call, {n: inputs.tensors[n] for n in differentiable})
+    if not gradients_of:
+        return call({})
+    named, pull, *_ = torch.func.vjp(call, {n: inputs.tensors[n] for n in inputs.trained})
     (gradients,) = pull(
         {n: gradients_of[n] if n in gradients_of else torch.zeros_like(y) for n, y in named.items()}
     )

@@ -82,7 +82,7 @@ def _repeated(op: Op, case: Case, inputs: Inputs, times: int, device: torch.devi
     if case.packed:
         bounds = torch.tensor(boundaries(case.lengths * times), device=device)
         tensors |= {name: bounds for name in op.packed_by if name in tensors}
-    return Inputs(tensors, inputs.options)
+    return replace(inputs, tensors=tensors)
 
 
 def _differing(got: Tensor, want: Tensor) -> str:

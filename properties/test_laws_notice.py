@@ -21,7 +21,7 @@ from properties.catalogue import DTYPES, OPS, Op
 from properties.catalogue.op import Function, Output
 from properties.jobs import Job
 from properties.laws import LAWS, Law, Subject, Violation, exactness
-from properties.strategies import cases
+from properties.strategies import ORDINARY, cases
 from properties.targets import Target
 from properties.targets.oracle import Oracle
 from properties.tensors import boundaries
@@ -68,7 +68,11 @@ def first_violation(
         suppress_health_check=list(HealthCheck),
         deadline=None,
     )
-    @given(st.one_of([cases(op, mode, d, target, longest=40, widest=20) for d in dtypes]))
+    @given(
+        st.one_of(
+            [cases(op, mode, d, target, longest=40, widest=20, extents=ORDINARY) for d in dtypes]
+        )
+    )
     def look(case: Case) -> None:
         try:
             law(op, case, subject)

@@ -15,7 +15,6 @@ import inspect
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Real
 from types import NoneType, SimpleNamespace
 from typing import Any, ParamSpec, TypeVar, get_args, overload
 
@@ -41,8 +40,8 @@ def checked(
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
     """Check the arguments of every call against the annotations of the function.
 
-    Understood are jaxtyping arrays of `torch.Tensor`, `bool`, `int`, `float` (any real number that
-    is not a bool), other classes, and unions of these with None. A size may be a name, a number
+    Understood are jaxtyping arrays of `torch.Tensor`, `bool`, `int`, `float` (an int too, not a
+    bool), other classes, and unions of these with None. A size may be a name, a number
     or a sum such as `N+1`; in a sum, integer and boolean arguments stand for their values, so that
     `V+normalize` is `V+1` when `normalize=True`. Sizes are bound in the order of the signature,
     and two beforehand, where the function has an argument `cu_seqlens`: N, the number of sequences,
@@ -126,7 +125,7 @@ def _bind(name: str, size: int, sizes: dict[str, int]) -> None:
 
 def _matches(value: object, kind: Any) -> bool:
     if kind is float:
-        return isinstance(value, Real) and not isinstance(value, bool)
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)

@@ -1,7 +1,6 @@
 """The one place in the reference that decides what `scale` means."""
 
 import math
-from numbers import Real
 
 SENTINEL = -1
 
@@ -20,10 +19,10 @@ def resolve_scale(scale: float | None, key_dim: int) -> float:
         The factor, a float.
 
     Raises:
-        TypeError: `scale` is not a real number (a bool or a tensor is not one).
+        TypeError: `scale` is neither an int nor a float; a bool or a tensor is none.
         ValueError: `scale` is NaN or infinite; `key_dim` is below 1.
     """
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, Real)):
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
         raise TypeError(f"scale: {scale!r}, expected a finite number, -1 or None")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale: {scale!r}, expected a finite number, -1 or None")

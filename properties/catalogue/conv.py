@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 import reference
 from properties.case import Case
-from properties.catalogue.draws import BAD_FLAGS
+from properties.catalogue.draws import BAD_FLAGS, asked
 from properties.catalogue.linear import more_states
-from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, always
+from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
 
 
 def _settle(case: Case) -> Case:
@@ -37,7 +37,7 @@ SHORT_CONV = Op(
             lambda case: st.sampled_from([None, "silu"]),
             bad=("relu", True, 1),
         ),
-        Option("output_final_state", False, always(True), bad=BAD_FLAGS, auxiliary=True),
+        Option("output_final_state", False, asked, bad=BAD_FLAGS, auxiliary=True),
     ),
     outputs=(
         Output("y", "B T D"),
@@ -63,6 +63,8 @@ SHORT_CONV = Op(
         "packing",
         "linearity",
         "layout_invariance",
+        "context_invariance",
+        "request_invariance",
         "determinism",
         "plumbing",
         "untouched_inputs",

@@ -9,15 +9,15 @@ from torch import Tensor
 
 import reference
 from properties.case import Case
-from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, head_dims, scales
+from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, asked, head_dims, scales
 from properties.catalogue.linear import OF_A_READING, more_states
-from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, always
+from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
 
 _STATE = Argument("initial_state", "N H K V", Role.STATE, optional=True, dtype="float32")
 _BETA = Argument("beta", "B T H", Role.STRENGTH, optional=True, dtype="either")
 _SCALE = Option("scale", None, lambda case: scales(), bad=BAD_SCALES)
 _NORMALIZE = Option("use_qk_l2norm_in_kernel", False, lambda case: st.booleans(), bad=BAD_FLAGS)
-_KEEP = Option("output_final_state", False, always(True), bad=BAD_FLAGS, auxiliary=True)
+_KEEP = Option("output_final_state", False, asked, bad=BAD_FLAGS, auxiliary=True)
 _OUTPUTS = (
     Output("o", "B T H V"),
     Output("final_state", "N H K V", asked_by="output_final_state", dtype="float32"),
@@ -56,6 +56,8 @@ _LAWS = (
     "linearity",
     "scale_equivariance",
     "layout_invariance",
+    "context_invariance",
+    "request_invariance",
     "determinism",
     "plumbing",
     "untouched_inputs",

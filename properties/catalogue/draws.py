@@ -2,11 +2,23 @@
 
 from functools import cache
 
+import numpy
+import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-BAD_FLAGS = (None, 1, "yes")
-BAD_SCALES = (float("nan"), float("inf"), float("-inf"), "0.5", True)
+from properties.case import Case
+
+# Of numbers, Python's int and float are taken and what derives from them, NumPy's float64 too.
+NO_NUMBERS = ("0.5", True, numpy.float32(0.5), torch.tensor(0.5))
+NO_COUNTS = (2.5, 4.0, "4", True, numpy.int64(4), torch.tensor(4))
+BAD_FLAGS = (None, 1, "yes", numpy.bool_(True), torch.tensor(True))
+BAD_SCALES = (float("nan"), float("inf"), float("-inf"), *NO_NUMBERS)
+
+
+def asked(case: Case) -> SearchStrategy[bool]:
+    """Whether an output is asked for: more often than not."""
+    return st.sampled_from([False, True, True])
 
 
 def head_dims(largest: int = 256) -> SearchStrategy[int]:
@@ -21,7 +33,7 @@ def head_dims(largest: int = 256) -> SearchStrategy[int]:
 def scales() -> SearchStrategy[float | None]:
     """The default, the sentinel -1, zero, other negatives, and any float of moderate size."""
     return st.one_of(
-        st.sampled_from([None, -1, 0.0]),
+        st.sampled_from([None, None, -1, -1.0, 0.0]),
         st.sampled_from([1.0, 0.5, -0.5, -2.0]),
         st.floats(-3, 3, width=16),
     )

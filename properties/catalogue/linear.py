@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import reference
 from properties.case import Case
-from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, head_dims, scales
-from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, always
+from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, NO_COUNTS, asked, head_dims, scales
+from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
 
 if TYPE_CHECKING:
     from properties.tensors import Inputs
@@ -26,7 +26,7 @@ _OPTIONS = (
     Option("scale", None, lambda case: scales(), bad=BAD_SCALES),
     Option("normalize", False, lambda case: st.booleans(), bad=BAD_FLAGS),
     Option("reverse", False, lambda case: st.booleans(), bad=BAD_FLAGS),
-    Option("output_final_state", False, always(True), bad=BAD_FLAGS, auxiliary=True),
+    Option("output_final_state", False, asked, bad=BAD_FLAGS, auxiliary=True),
 )
 _OUTPUTS = (
     Output("o", "B T H V"),
@@ -57,6 +57,8 @@ _LAWS = (
     "linearity",
     "scale_equivariance",
     "layout_invariance",
+    "context_invariance",
+    "request_invariance",
     "determinism",
     "plumbing",
     "untouched_inputs",
@@ -189,7 +191,15 @@ SIMPLE_GLA = Op(
 )
 
 # Of a reading, a few lines before the kernels of another op: what these lines may break.
-OF_A_READING = ("differential", "splitting", "packing", "plumbing", "rejection")
+OF_A_READING = (
+    "differential",
+    "splitting",
+    "packing",
+    "context_invariance",
+    "request_invariance",
+    "plumbing",
+    "rejection",
+)
 
 RETENTION = Op(
     name="retention",
@@ -218,6 +228,11 @@ def _decay_of_the_last_head(case: Case) -> float:
     return decay
 
 
+def _layers(case: Case) -> st.SearchStrategy[int]:
+    """From 0 to the number of layers that the case has."""
+    return st.integers(0, case.options["num_layers"])
+
+
 LIGHTNING_ATTN = Op(
     name="lightning_attn",
     heads_alike=False,
@@ -228,8 +243,8 @@ LIGHTNING_ATTN = Op(
     modes=_GATED_MODES,
     arguments=(*_QKV, _STATE_ALONE),
     options=(
-        Option("layer_idx", 0, lambda case: st.integers(0, 1), bad=(-1, 30, 0.5, "0", True)),
-        Option("num_layers", 24, lambda case: st.integers(1, 24), bad=(0, -1, 2.5, "4", True)),
+        Option("num_layers", 24, lambda case: st.integers(1, 24), bad=(0, -1, *NO_COUNTS)),
+        Option("layer_idx", 0, _layers, bad=(-1, 30, *NO_COUNTS)),
         *_UNNORMALIZED,
     ),
     outputs=_OUTPUTS_ALONE,

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 import reference
-from properties.catalogue.draws import head_dims
+from properties.catalogue.draws import NO_NUMBERS, head_dims
 from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
 
 L2NORM = Op(
@@ -18,8 +18,8 @@ L2NORM = Op(
             "eps",
             1e-6,
             # Beside squares of gaussian numbers: nothing, a little, and most of the sum.
-            lambda case: st.sampled_from([1e-6, 1.0, 100.0]),
-            bad=(0.0, -1e-6, float("nan"), float("inf"), "1e-6", True),
+            lambda case: st.sampled_from([1e-6, 1.0, 1, 100.0]),
+            bad=(0.0, -1e-6, float("nan"), float("inf"), *NO_NUMBERS),
         ),
     ),
     outputs=(Output("y", "B T H D"),),
@@ -32,6 +32,7 @@ L2NORM = Op(
         "causality",
         "permutation",
         "layout_invariance",
+        "context_invariance",
         "determinism",
         "plumbing",
         "untouched_inputs",

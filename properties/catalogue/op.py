@@ -35,6 +35,10 @@ class Role(Enum):
     SINE = "sine of an angle"
 
 
+# Roles of which any number is allowed.
+ANY_NUMBERS = (Role.QUERY, Role.KEY, Role.VALUE)
+
+
 @dataclass(frozen=True)
 class Argument:
     """A tensor that an op takes.

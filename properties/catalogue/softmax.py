@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 import reference
 from properties.case import Case
-from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, head_dims, scales
-from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, always
+from properties.catalogue.draws import (
+    BAD_FLAGS,
+    BAD_SCALES,
+    NO_COUNTS,
+    NO_NUMBERS,
+    asked,
+    head_dims,
+    scales,
+)
+from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
 
 if TYPE_CHECKING:
     from properties.tensors import Inputs
@@ -69,14 +77,14 @@ ATTENTION = Op(
     options=(
         Option("scale", None, lambda case: scales(), bad=BAD_SCALES),
         Option("causal", False, lambda case: st.booleans(), bad=BAD_FLAGS),
-        Option("window", None, _windows, bad=(0, -1, 2.5, "4", True)),
+        Option("window", None, _windows, bad=(0, -1, *NO_COUNTS)),
         Option(
             "softcap",
             None,
-            lambda case: st.sampled_from([None, 0.5, 2.0, 30.0]),
-            bad=(0.0, -1.0, float("nan"), float("inf"), "30"),
+            lambda case: st.sampled_from([None, 0.5, 2, 2.0, 30.0]),
+            bad=(0.0, -1.0, float("nan"), float("inf"), *NO_NUMBERS),
         ),
-        Option("return_lse", False, always(True), bad=BAD_FLAGS, auxiliary=True),
+        Option("return_lse", False, asked, bad=BAD_FLAGS, auxiliary=True),
     ),
     outputs=(
         Output("o", "B T H V"),
@@ -117,6 +125,8 @@ ATTENTION = Op(
         "linearity",
         "scale_equivariance",
         "layout_invariance",
+        "context_invariance",
+        "request_invariance",
         "determinism",
         "plumbing",
         "untouched_inputs",

@@ -127,12 +127,19 @@ def replay(case: Case, subject: Subject, chosen: argparse.Namespace, console: Co
     op = scope.declared(subject.target, case.op, case.mode)
     broken = 0
     for name in chosen.law or scope.laws(subject.target, case.op, case.mode):
+        subject.ledger.start()
+        ratio = 0.0
         try:
             ratio = LAWS[name](op, case, subject)
         except Exception as error:
-            told = "" if isinstance(error, Violation) else f"{name}: {type(error).__name__}: "
-            console.print(f"{told}{error}", markup=False, highlight=False, soft_wrap=True)
-            broken += 1
+            if isinstance(error, Violation) or not subject.ledger.excuses(error):
+                told = "" if isinstance(error, Violation) else f"{name}: {type(error).__name__}: "
+                console.print(f"{told}{error}", markup=False, highlight=False, soft_wrap=True)
+                broken += 1
+                continue
+        if subject.ledger.used:
+            known = ", ".join(sorted(subject.ledger.used))
+            console.print(f"{name} fails with {known}, which is known", highlight=False)
         else:
             detail = f"worst error {ratio:.2f} of the budget" if ratio else "exact"
             console.print(f"{name} holds: {detail}", highlight=False)

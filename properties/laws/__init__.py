@@ -2,6 +2,7 @@
 
 from properties.laws import (
     causality,
+    context_invariance,
     determinism,
     differential,
     exactness,
@@ -11,6 +12,7 @@ from properties.laws import (
     permutation,
     plumbing,
     rejection,
+    request_invariance,
     scale_equivariance,
     splitting,
     untouched_inputs,
@@ -30,6 +32,8 @@ LAWS: dict[str, Law] = {
         linearity,
         scale_equivariance,
         layout_invariance,
+        context_invariance,
+        request_invariance,
         determinism,
         plumbing,
         untouched_inputs,

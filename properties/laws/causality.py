@@ -8,7 +8,7 @@ from torch import Tensor
 from properties.case import Case
 from properties.catalogue.op import Op, Role
 from properties.laws.judge import expect_identical
-from properties.laws.law import Law, Subject, with_options
+from properties.laws.law import Law, Subject, with_options, with_own_elements
 from properties.layouts import relaid
 from properties.sequences import dims_of, spans, tensors_of
 from properties.tensors import Inputs, Results
@@ -17,8 +17,8 @@ from properties.tensors import Inputs, Results
 def check(op: Op, case: Case, subject: Subject) -> float:
     inputs = subject.inputs(op, case)
     cuts = _cuts(op, case)
-    names = [o.name for o in op.outputs if {"T", "S"} & set(o.dims.split())]
     before = subject.run(op, case, inputs)
+    names = [name for name in before if {"T", "S"} & {*dims_of(op, name)}]
     after = subject.run(op, case, _with_another_future(op, case, inputs, cuts))
     expect_identical(
         "causality",
@@ -73,7 +73,7 @@ def _with_another_future(op: Op, case: Case, inputs: Inputs, cuts: list[int]) ->
             rows = x if case.packed else x.narrow(0, n, 1)
             future = rows.movedim(axis, 0)[_future(op, case, dims[axis], cuts, n)]
             _change(op.argument(name).role, future)
-        changed[name] = relaid(x, case.layout)
+        changed[name] = relaid(x, case.layout_of(name))
     return inputs.with_tensors(changed)
 
 
@@ -111,8 +111,8 @@ def _past(op: Op, case: Case, results: Results, cuts: list[int]) -> Results:
 
 def adapt(op: Op, case: Case) -> Case:
     """Causal, and of rows that do not share memory: those cannot have pasts of their own."""
-    layout = "contiguous" if case.layout == "expanded" else case.layout
-    return op.settle(replace(case, layout=layout, options=with_options(case, causal=True)))
+    case = with_own_elements(case)
+    return op.settle(replace(case, options=with_options(case, causal=True)))
 
 
 LAW = Law("causality", check, adapt, uses=("causal",))

@@ -4,13 +4,13 @@ A state that sums is float32 in every precision: it holds larger integers than t
 So do the products and sums of an op whose tokens share a weight, until a result is rounded once.
 """
 
-import torch
-from torch import Tensor
+from dataclasses import replace
 
 from properties.case import Case
 from properties.catalogue.op import Argument, Op, Role
 from properties.laws.judge import expect_identical, oracle_results
-from properties.laws.law import Law, Subject, on_integers
+from properties.laws.law import Law, Subject
+from properties.tensors import is_delta, on_integers
 
 # Beside these, 8 bits hold one more integer; a few of them sum to more than 8 bits, or 11, hold.
 _LARGE = 200
@@ -20,8 +20,6 @@ _WIDE = 50
 
 def check(op: Op, case: Case, subject: Subject) -> float:
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    if _is_delta(op):
-        gradients_of = {name: _thinned(x) for name, x in gradients_of.items()}
     got = subject.run(op, case, inputs, gradients_of)
     want = oracle_results(op, inputs, gradients_of)
     expect_identical("exactness", op, case, subject, got, want, "the oracle")
@@ -47,7 +45,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 def sums(op: Op) -> bool:
     """Whether states are sums of `k vᵀ`, with no delta rule: what that writes may be rounded."""
     roles = {argument.role for argument in op.arguments}
-    return {Role.QUERY, Role.KEY, Role.VALUE} <= roles and not _is_delta(op)
+    return {Role.QUERY, Role.KEY, Role.VALUE} <= roles and not is_delta(op)
 
 
 def _is_weight(argument: Argument) -> bool:
@@ -56,18 +54,9 @@ def _is_weight(argument: Argument) -> bool:
     return shared and argument.dtype == "case" and argument.differentiable
 
 
-def _is_delta(op: Op) -> bool:
-    return any(argument.role in (Role.UNIT_KEY, Role.LOW_RANK) for argument in op.arguments)
+def adapt(op: Op, case: Case) -> Case:
+    """Small integers in tensors of their own, as some of them get a number added."""
+    return on_integers(op, replace(case, same={}))
 
 
-def _thinned(gradient: Tensor) -> Tensor:
-    """With 0 for all but 16 value dims or fewer.
-
-    The gradient of an overlap of two keys is a sum over tokens, and then over value dims: 337 was
-    met for 128 dims, which 8 bits do not hold, and a product of 16 bits may round.
-    """
-    dims = torch.arange(gradient.shape[-1], device=gradient.device)
-    return gradient * (dims % -(-len(dims) // 16) == 0)
-
-
-LAW = Law("exactness", check, on_integers, uses=("scale",))
+LAW = Law("exactness", check, adapt, uses=("scale",))

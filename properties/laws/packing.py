@@ -13,7 +13,13 @@ from torch import Tensor
 from properties.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Subject, bits_are_comparable, summed_in_range
+from properties.laws.law import (
+    Law,
+    Subject,
+    bits_are_comparable,
+    summed_in_range,
+    with_own_elements,
+)
 from properties.layouts import relaid
 from properties.sequences import dims_of, join, separate, shared_gradients, spans, tensors_of
 from properties.tensors import Inputs, Results
@@ -26,7 +32,8 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     tensors = separate(op, case, tensors_of(op, inputs))
     incoming = separate(op, case, gradients_of)
     for n in range(case.sequences):
-        alone = Inputs(tensors[n], {**inputs.options, **_offset_of(case, n)})
+        options = {**inputs.options, **_offset_of(case, n)}
+        alone = replace(inputs, tensors=tensors[n], options=options)
         apart.append(subject.run(op, case, alone, incoming[n]))
     shared = shared_gradients(op) & set(together)
     names = [name for name in together if name not in shared]
@@ -68,7 +75,7 @@ def _expect_no_neighbour(
             x = x.clone(memory_format=torch.contiguous_format)
             start, stop = spans(case, dims[axis])[garbage]
             x.narrow(axis, start, stop - start).fill_(float("nan"))
-            tensors[name] = relaid(x, case.layout)
+            tensors[name] = relaid(x, case.layout_of(name))
     beside = subject.run(op, case, inputs.with_tensors(tensors), gradients_of)
 
     def others(results: Results) -> Results:
@@ -92,7 +99,7 @@ def _offset_of(case: Case, n: int) -> dict[str, int]:
 
 def adapt(op: Op, case: Case) -> Case:
     """A dense case becomes its rows, packed; one without rows gets one."""
-    case = summed_in_range(op, case)
+    case = with_own_elements(summed_in_range(op, case))
     if case.packed:
         return case
     rows = max(case.dims["B"], 1)

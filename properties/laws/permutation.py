@@ -35,7 +35,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         if isinstance(case.options.get(name), (list, tuple)):
             tensors[name] = x[order.to(x.device)]
     incoming = _permuted(op, case, gradients_of, order, heads)
-    results = subject.run(op, moved, Inputs(tensors, inputs.options), incoming)
+    results = subject.run(op, moved, replace(inputs, tensors=tensors), incoming)
     back = _permuted(op, moved, results, order.argsort(), heads.argsort())
 
     shared = shared_gradients(op) & set(plain)

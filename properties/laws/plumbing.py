@@ -66,7 +66,7 @@ def _with_default(op: Op, case: Case, inputs: Inputs, option: Option) -> tuple[I
     # An option of a list is passed as a tensor.
     rest = {name: x for name, x in kept.items() if name != option.name}
     options = {**inputs.options, option.name: other.options[option.name]}
-    return Inputs(kept, inputs.options), Inputs(rest, options)
+    return replace(inputs, tensors=kept), replace(inputs, tensors=rest, options=options)
 
 
 def _far_apart(x: Tensor, y: Tensor) -> bool:

@@ -6,7 +6,7 @@ that it declares bad.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from properties.case import Case
 from properties.catalogue.op import Op
+from properties.contexts import CONTEXTS
 from properties.device import recorded_launches
 from properties.laws.judge import fail
 from properties.laws.law import Law, Subject, with_a_row
@@ -40,7 +41,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     inputs = subject.inputs(op, case)
     implementation = {"mode": case.mode, "tile": case.tile}
     for mistake in mistakes(op, case, inputs):
-        given = {**inputs.tensors, **inputs.options, **mistake.arguments}
+        given = {**inputs.given(), **mistake.arguments}
         extra = {n: given.pop(n, v) for n, v in implementation.items()}
         _expect_refusal(op, case, subject, mistake, subject.function(op), {**given, **extra})
         if mistake.everywhere:
@@ -57,7 +58,7 @@ def _expect_refusal(
     given: dict[str, Any],
 ) -> None:
     where = f"{function.__module__}.{op.name} with {mistake.what}"
-    with recorded_launches() as launched:
+    with recorded_launches() as launched, CONTEXTS[case.context](subject.device.type):
         try:
             function(**given)
         except (ValueError, TypeError) as error:
@@ -151,4 +152,11 @@ def _same_dims(op: Op, name: str, other: str) -> bool:
     return name in named and dims_of(op, name) == dims_of(op, other)
 
 
-LAW = Law("rejection", check, with_a_row)
+def adapt(op: Op, case: Case) -> Case:
+    """Each argument a tensor of its own, so that one alone may be wrong. No compiler, whose errors
+    are of its own types."""
+    context = "grad" if case.context == "compiled" else case.context
+    return with_a_row(op, op.settle(replace(case, same={}, context=context)))
+
+
+LAW = Law("rejection", check, adapt)

@@ -119,7 +119,8 @@ def adapt(op: Op, case: Case) -> Case:
     An implementation whose keys cannot be packed apart from the queries has its batch cut, or the
     longest sequence of a pack.
     """
-    case = summed_in_range(op, op.settle(replace(case, options=with_options(case, causal=True))))
+    options = with_options(case, causal=True, output_final_state=True)
+    case = summed_in_range(op, op.settle(replace(case, options=options)))
     if len(op.packed_by) < (2 if op.keys else 1):
         dims = {**case.dims, "B": max(1, case.dims["B"])}
         dense = replace(case, packed=False, dims=dims, lengths=(max((1, *case.lengths)),))

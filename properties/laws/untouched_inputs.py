@@ -13,9 +13,8 @@ from properties.layouts import LAYOUTS
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
-    layouts = [case.layout, sorted(LAYOUTS)[case.seed % len(LAYOUTS)]]
-    for layout in dict.fromkeys(layouts):
-        moved = op.settle(replace(case, layout=layout))
+    other = replace(case, layout=sorted(LAYOUTS)[case.seed % len(LAYOUTS)], layouts={})
+    for moved in (case, op.settle(other)):
         inputs, gradients_of = subject.inputs(op, moved), subject.cotangents(op, moved)
         watched = {**inputs.tensors, **{f"gradient of {n}": x for n, x in gradients_of.items()}}
         before = {name: _memory(x).clone() for name, x in watched.items()}

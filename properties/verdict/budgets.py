@@ -153,6 +153,7 @@ def budgets(
     precision: Precision,
     output_dtypes: Mapping[str, torch.dtype],
     terms: int,
+    alike: bool = False,
     absolute: Oracle | None = None,
     gates: tuple[str, ...] = (),
     constant_decay: float = 0.0,
@@ -174,6 +175,7 @@ def budgets(
         output_dtypes: dtype in which each result is returned.
         terms: number of terms of the longest accumulation: tokens of the longest sequence plus
             head dim.
+        alike: many terms are the same number, so that their errors are no random walk.
         absolute: the oracle with |scale|, if its map is multilinear; else None.
         gates: names of the tensors that enter through an exponential, as log decays.
         constant_decay: the largest log decay of a token that is no tensor, without its sign. Its
@@ -196,7 +198,7 @@ def budgets(
     spreads: dict[str, Spread] = {}
     if absolute is not None and "magnitude" in applying:
         decay = chunk_decay(tensors, gates) + CHUNK * constant_decay
-        factor = magnitude_factor(precision, terms, decay)
+        factor = magnitude_factor(precision, terms, decay, alike=alike)
         Y = magnitude(absolute, tensors, gates=gates)
         bound = {name: factor * Y[name] + largest * precision.underflow for name in want}
         for telescope in telescopes:
@@ -220,7 +222,8 @@ def budgets(
         for telescope in telescopes:
             if telescope.gradient in want:
                 spreads[telescope.gradient] = _telescoped(telescope, values, spreads)
-        z = 6.0 if precision.coarse else 6.0 + math.sqrt(terms)
+        # Errors of equal terms add up, also where the oracle's form adds them in one product.
+        z = 6.0 if precision.coarse else 6.0 + (terms if alike else math.sqrt(terms))
         bounds.append({name: z * spreads[name].sigma for name in want})
     made = {}
     for name, y in want.items():
@@ -257,10 +260,17 @@ def magnitude(oracle: Oracle, tensors: Tensors, gates: tuple[str, ...] = ()) -> 
     return {name: y.abs() for name, y in oracle(positive).items()}
 
 
-def magnitude_factor(precision: Precision, terms: int, decay: float = 0.0) -> float:
-    """The factor of `Y`: `c·u + (4·sqrt(n) + 4Γ)·2^-24`."""
+def magnitude_factor(
+    precision: Precision, terms: int, decay: float = 0.0, *, alike: bool = False
+) -> float:
+    """The factor of `Y`: `c·u + (4·sqrt(n) + 4Γ)·2^-24`.
+
+    Equal terms are rounded the same way over and over: the factor has `n` for `4·sqrt(n)` then, the
+    bound of any sum (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
+    """
     rounded = precision.operand_roundings * precision.unit
-    return rounded + (4 * math.sqrt(terms) + 4 * decay) * ACCUMULATOR
+    walked = 4 * math.sqrt(terms)
+    return rounded + ((max(walked, terms) if alike else walked) + 4 * decay) * ACCUMULATOR
 
 
 def chunk_decay(tensors: Tensors, gates: tuple[str, ...]) -> float:

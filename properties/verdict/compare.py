@@ -58,6 +58,22 @@ class Comparison:
         return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), excess.shape))
 
     @property
+    def finite(self) -> bool:
+        """Whether every wrong element is a number where a number is wanted, in the right shape."""
+        if self.got.shape != self.want.shape:
+            return False
+        return bool((self.got.isfinite() & self.want.isfinite())[self.wrong].all())
+
+    @property
+    def largest(self) -> float:
+        """Worst error/budget of the elements that are numbers as they should be."""
+        if self.got.shape != self.want.shape:
+            return math.inf
+        numbers = self.got.isfinite() & self.want.isfinite()
+        excess = _excess(self.got, self.want, self.allowed)[numbers]
+        return float(excess.max()) if excess.numel() else 0.0
+
+    @property
     def fraction_wrong(self) -> float:
         return float(self.wrong.double().mean()) if self.wrong.numel() else 0.0
 

@@ -1,0 +1,69 @@
+"""A result does not depend on which others are asked for, nor on what else needs a gradient.
+
+Each tensor is trained alone and frozen alone. Optional outputs are asked for or not. A cotangent of
+one output alone gives the same as zeros for the others.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from properties.case import Case
+from properties.catalogue.op import Op
+from properties.laws.judge import expect_same
+from properties.laws.law import Law, Subject
+from properties.tensors import trained
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs, every = subject.inputs(op, case), subject.cotangents(op, case)
+    whole = {}
+    for loud in _loud(tuple(every)):
+        incoming = {n: x if n in loud else torch.zeros_like(x) for n, x in every.items()}
+        whole[loud] = subject.run(op, case, inputs, incoming)
+    worst = 0.0
+    for request in requests(op, case, tuple(every)):
+        asked, incoming = subject.inputs(op, request), subject.cotangents(op, request)
+        got = subject.run(op, request, asked, incoming)
+        full = whole[tuple(incoming) or tuple(every)]
+        want = {name: full[name] for name in got}
+        against = "the call that asks for everything"
+        call = "request_invariance", op, request, subject, asked, incoming
+        worst = max(worst, expect_same(*call, got, want, against))
+    return worst
+
+
+def _loud(outputs: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Sets of outputs that have a cotangent: all of them, and each alone."""
+    return list(dict.fromkeys([outputs, *((name,) for name in outputs)]))
+
+
+def requests(op: Op, case: Case, outputs: tuple[str, ...]) -> Iterator[Case]:
+    """Calls like that of the case which ask for less."""
+    tensors = trained(op, case)
+    alone = [tuple(n for n in tensors if n != one) for one in tensors]
+    for frozen in (*alone, *((one,) for one in tensors if len(tensors) > 1)):
+        yield replace(case, frozen=frozen)
+    for loud in _loud(outputs):
+        silent = tuple(name for name in outputs if name not in loud)
+        yield replace(case, silent=silent, frozen=alone[case.seed % len(alone)] if alone else ())
+    auxiliary = [o for o in op.outputs if o.asked_by is not None and case.options.get(o.asked_by)]
+    if auxiliary:
+        quiet = {o.asked_by: False for o in auxiliary if o.asked_by is not None}
+        names = {o.name for o in auxiliary}
+        layouts = {n: x for n, x in case.layouts.items() if n.removeprefix("d") not in names}
+        for frozen in ((), *alone):
+            options = {**case.options, **quiet}
+            yield replace(case, options=options, frozen=frozen, layouts=layouts)
+
+
+def adapt(op: Op, case: Case) -> Case:
+    """Everything asked for and everything trained, in a plain call."""
+    asked = {o.asked_by: True for o in op.outputs if o.asked_by in case.options}
+    options = {**case.options, **{name: True for name in asked if name is not None}}
+    plain = replace(case, options=options, frozen=(), silent=(), context="grad", earlier=None)
+    return op.settle(plain)
+
+
+LAW = Law("request_invariance", check, adapt)
