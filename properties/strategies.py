@@ -35,8 +35,8 @@ EXTENTS = [*FEW_TOKENS, "tokens", "tokens"]
 def lengths(edge: int, longest: int, *, empty: bool) -> SearchStrategy[int]:
     """Token counts: a few, next to multiples of `edge`, anything up to `longest`, or none."""
     few = st.sampled_from([n for n in (1, 1, 2, 3, 5, 7) if n <= longest])
-    around = [edge - 1, edge, edge + 1, 2 * edge, 2 * edge + 1, 3 * edge - 1]
-    edges = sorted({n for n in around if 1 <= n <= longest})
+    around = [edge - 1, edge, edge + 1, 2 * edge, 2 * edge + 1, 2 * edge + 1, 3 * edge - 1]
+    edges = sorted(n for n in around if 1 <= n <= longest)
     counts = [few, st.sampled_from(edges), st.sampled_from(edges)] if edges else [few]
     counts.append(st.integers(1, longest))
     return st.one_of(*counts, st.just(0), st.just(0)) if empty else st.one_of(*counts)
@@ -90,10 +90,10 @@ def _cases(
     dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
     # One tensor may be passed as two arguments, which then have one shape.
     twin = draw(st.sampled_from([False] * 11 + [True]))
+    if extent in _DIMS:
+        dims |= {letter: n for letter, n in _DIMS[extent](draw).items() if letter in dims}
     if twin:
         dims = _alike(dims)
-    elif extent in _DIMS:
-        dims |= {letter: n for letter, n in _DIMS[extent](draw).items() if letter in dims}
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
     tiles = target.tiles(case)
     # A tile that is for small heads alone is drawn twice as often as others where it can be.
@@ -180,13 +180,13 @@ def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int, ext
 
 
 # Numbers that a case of many tokens may need. Exact integers take a single run of the oracle.
-_MUCH_WORK = 3 * WORK
+MUCH_WORK = 3 * WORK
 MOST_TOKENS = 4096
 
 
 def _with_many_tokens(draw: DrawFn, op: Op, case: Case) -> Case:
     """One sequence of hundreds or thousands of tokens."""
-    most = MOST_TOKENS if "integers" in op.recipes else _affordable(op, case, _MUCH_WORK, 4096)
+    most = MOST_TOKENS if "integers" in op.recipes else _affordable(op, case, MUCH_WORK, 4096)
     edges = [n for n in (257, 513, 530, 600, 1025, 2049, 4096) if n <= most]
     many = st.one_of(st.sampled_from(edges), st.integers(min(201, most), most))
     count = draw(many)

@@ -180,7 +180,9 @@ def _filled(
     spans = list(pairwise(bounds if case.packed else bounds[:2]))
     blank = Blank(argument.role, tuple(known[d] for d in dims), axis, spans)
     x = RECIPES[case.values](blank, generator)
-    if op.nonnegative(case) and argument.role in (Role.QUERY, Role.KEY):
+    # One tensor may be keys and values.
+    roles = {a.role for a in op.arguments if case.same.get(a.name, a.name) == argument.name}
+    if op.nonnegative(case) and roles & {Role.QUERY, Role.KEY}:
         return x.abs()
     if op.nonnegative(case) and argument.role is Role.STATE:
         x[..., -1].abs_()

@@ -168,6 +168,43 @@ def another_last_bit_in_inference(output: Output, y: Tensor) -> Tensor:
     return y if y.requires_grad else y * (1 + 2**-22)
 
 
+def contents_of_the_call_before(op: Op, right: Function) -> Function:
+    """Something is kept by tensor objects, whose contents may change."""
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+    name = op.arguments[0].name
+
+    def wrong(**given: Any) -> Any:
+        x = given[name]
+        _, values = kept.setdefault(id(x), (x, x.detach().clone()))
+        return right(**{**given, name: x + (values - x.detach())})
+
+    return wrong
+
+
+def gradients_lost_beside_a_frozen_tensor(op: Op, right: Function) -> Function:
+    names = [a.name for a in op.arguments if a.differentiable]
+
+    def wrong(**given: Any) -> Any:
+        tensors = {n: given[n] for n in names if given.get(n) is not None}
+        if all(x.requires_grad for x in tensors.values()):
+            return right(**given)
+        return right(**{**given, **{n: x.detach() for n, x in tensors.items()}})
+
+    return wrong
+
+
+def gradients_lost_without_an_output(op: Op, right: Function) -> Function:
+    asks = [o.name for o in op.options if o.auxiliary]
+
+    def wrong(**given: Any) -> Any:
+        returned = right(**given)
+        if all(given[name] for name in asks):
+            return returned
+        return tuple(y if y is None else y.detach() for y in returned)
+
+    return wrong
+
+
 @altering
 def last_element_unwritten(output: Output, y: Tensor) -> Tensor:
     memory = torch.empty(y.numel(), dtype=y.dtype)
@@ -381,7 +418,19 @@ PLANTED = (
     Planted("scale_equivariance", "negative is the sentinel", negative_scale_is_the_sentinel),
     Planted("layout_invariance", "strides ignored", strides_ignored),
     Planted("determinism", "a last bit by chance", a_last_bit_by_chance),
-    Planted("determinism", "another last bit in inference", another_last_bit_in_inference),
+    Planted("determinism", "contents of the call before", contents_of_the_call_before),
+    Planted("context_invariance", "another last bit in inference", another_last_bit_in_inference),
+    Planted(
+        "request_invariance",
+        "gradients lost beside a frozen tensor",
+        gradients_lost_beside_a_frozen_tensor,
+    ),
+    Planted(
+        "request_invariance",
+        "gradients lost where an output is not asked for",
+        gradients_lost_without_an_output,
+        _with_flags,
+    ),
     Planted("plumbing", "options of the first call", options_of_the_first_call),
     Planted("plumbing", "options of the call before", options_of_the_call_before),
     Planted("plumbing", "a flag changes the output", flag_changes_the_output, _with_flags),

@@ -98,8 +98,7 @@ ATTENTION = Op(
         "V": head_dims(),
     },
     sizes=lambda case: {"H": case.dims["G"] * case.dims["R"]},
-    # The logits, and the sums of gates between every two keys.
-    work=lambda n: n["H"] * max(n["T"], n["S"]) * n["S"],
+    work=lambda n: n["H"] * n["T"] * n["S"],
     settle=_settle,
     mistakes=_mistakes,
     packed_by=("cu_seqlens", "cu_seqlens_k"),

@@ -43,7 +43,10 @@ def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
             raise TypeError(f"{name}: float64, expected float32, bfloat16 or float16")
     # Checked, but not done twice.
     whole = {**given, "inplace": False} if given.get("inplace") is True else given
-    with torch.no_grad():
+    # Autocast is for kernels to mind; a few of PyTorch's own operations refuse float16 under it.
+    tensors = [x for x in given.values() if isinstance(x, Tensor)]
+    device = tensors[0].device.type if tensors else "cpu"
+    with torch.no_grad(), torch.autocast(device, enabled=False):
         op.oracle(**whole)
 
 

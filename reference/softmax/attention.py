@@ -153,9 +153,9 @@ def _decay_between(
     an infinite one.
     """
     t = torch.arange(g.shape[1], device=g.device)
-    terms = torch.where(t[:, None] > t[None, :], g.transpose(1, 2)[..., None], 0.0)
-    sums = torch.nn.functional.pad(terms.cumsum(-2), (0, 0, 1, 0))
-    return sums[..., (p[:, 0] + 1).clamp(min=0), :]
+    terms = torch.where(t <= p, g.transpose(1, 2)[:, :, None], 0.0)
+    later = torch.nn.functional.pad(terms[..., 1:], (0, 1))
+    return later.flip(-1).cumsum(-1).flip(-1)
 
 
 @checked(same_dtype=("q", "k", "v"))
