@@ -132,7 +132,8 @@ def _noticed(
     witness.spoils = spoils
     witness.start()
     try:
-        one.job.check(op, one.case, quiet)
+        with witness.eager():
+            one.job.check(op, one.case, quiet)
     except _Silent:
         return None
     except Violation as violation:

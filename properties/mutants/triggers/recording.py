@@ -192,7 +192,7 @@ def _heard(op: Op, call: Facts, name: str, dims: list[str]) -> Callable[[Tensor]
 
 
 def record(job: Job, op: Op, subject: Subject, examples: int, seed: int | None) -> list[Evaluation]:
-    """The evaluations of a job by a profile, or by as many examples of another seed."""
+    """The evaluations of a job by so many examples of the profile ci, or of another seed."""
     witness = subject.target
     assert isinstance(witness, Witness)
     made: list[Evaluation] = []
@@ -207,10 +207,11 @@ def record(job: Job, op: Op, subject: Subject, examples: int, seed: int | None) 
         made[-1].seconds = process_time() - started
 
     test = hypothesis_test(job, subject, observe, announce)
-    if seed is None:
-        settings(max_examples=examples)(test)()
-    else:
+    most = settings(settings.get_profile("ci"), max_examples=examples)
+    if seed is not None:
         test = hypothesis.seed(seed)(test)
-        settings(max_examples=examples, derandomize=False, database=None)(test)()
+        most = settings(most, derandomize=False, database=None)
+    with witness.eager():
+        most(test)()
     unique = {one.case: one for one in made}
     return [one for one in unique.values() if one.calls]

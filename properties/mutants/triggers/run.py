@@ -106,14 +106,13 @@ def find(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0)
     op = OPS[jobs[0].op]
     modes = {job.mode for job in jobs}
     op = replace(op, modes=tuple(mode for mode in op.modes if mode.name in modes))
+    most = settings.get_profile("ci").max_examples
     reach, witness = Reach.of(op, atoms(op, ours)), Witness(ours)
-    settings.load_profile("ci")
-    most = settings().max_examples
-    with TemporaryDirectory() as folder, witness.eager():
+    with TemporaryDirectory() as folder:
         memory = Memory(Path(folder), {op.name: ""})
         subject = Subject(witness, device, recall=memory, quick=True)
 
-        def evaluations(times: int, seed: int | None) -> list[Evaluation]:
+        def evaluations(seed: int | None) -> list[Evaluation]:
             return [
                 one
                 for job in jobs
@@ -121,16 +120,16 @@ def find(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0)
                     job,
                     scope.declared(witness, job.op, job.mode),
                     subject,
-                    times * job.share(most),
+                    job.share(most),
                     seed,
                 )
             ]
 
-        made = evaluations(1, None)
+        made = evaluations(None)
         explore(reach, made, subject)
         ci = reach.reached.copy()
         for night in range(nights):
-            explore(reach, evaluations(1, 1 + night), subject)
+            explore(reach, evaluations(1 + night), subject)
     return Found(reach, ci, len(made), process_time() - started)
 
 
