@@ -22,8 +22,12 @@ class Oracle(Target):
         def implementation(
             *, mode: str, tile: int | None, **given: Any
         ) -> Tensor | tuple[Tensor | None, ...]:
-            _check(op, mode, tile, given)
-            return _compute(op, given)
+            # Autocast is for kernels to mind; some of PyTorch's operations refuse float16 under it.
+            tensors = [x for x in given.values() if isinstance(x, Tensor)]
+            device = tensors[0].device.type if tensors else "cpu"
+            with torch.autocast(device, enabled=False):
+                _check(op, mode, tile, given)
+                return _compute(op, given)
 
         return implementation
 
@@ -43,10 +47,7 @@ def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
             raise TypeError(f"{name}: float64, expected float32, bfloat16 or float16")
     # Checked, but not done twice.
     whole = {**given, "inplace": False} if given.get("inplace") is True else given
-    # Autocast is for kernels to mind; a few of PyTorch's own operations refuse float16 under it.
-    tensors = [x for x in given.values() if isinstance(x, Tensor)]
-    device = tensors[0].device.type if tensors else "cpu"
-    with torch.no_grad(), torch.autocast(device, enabled=False):
+    with torch.no_grad():
         op.oracle(**whole)
 
 

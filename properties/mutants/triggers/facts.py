@@ -1,7 +1,7 @@
 """What is true of a call: its facts, by name, from what the function is given."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -115,7 +115,7 @@ def _of_tile(op: Op, known: Facts) -> Facts:
     return {}
 
 
-def of_layout(x: Tensor, dims: list[str]) -> Iterator[str]:
+def of_layout(x: Tensor, dims: Sequence[str]) -> Iterator[str]:
     """In words, how a tensor lies in memory."""
     if not x.numel():
         return

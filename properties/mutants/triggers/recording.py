@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import process_time
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from properties.jobs import Job, hypothesis_test
 from properties.laws import Subject
 from properties.mutants.triggers import facts
 from properties.mutants.triggers.facts import Facts
+from properties.sequences import dims_of
 from properties.targets.oracle import Oracle
 from properties.targets.ours import Ours
 
@@ -44,7 +46,8 @@ class Witness(Oracle):
     """The oracle in the place of our kernels: cases are drawn as for those, and calls observed.
 
     Args:
-        spoils: given the number of a call, what makes its results wrong; None leaves it right.
+        spoils: given the number of a call, what makes its results wrong, or None to leave it right;
+            None to observe calls instead.
     """
 
     name = "ours"
@@ -53,7 +56,7 @@ class Witness(Oracle):
     def __init__(self, ours: Ours) -> None:
         self.ours = ours
         self.calls: list[Facts] = []
-        self.spoils: Callable[[int], Spoil | None] = lambda number: None
+        self.spoils: Callable[[int], Spoil | None] | None = None
         self._compiling = False
         # The tensors of the call before, with what they held, and its options.
         self._before: tuple[dict[int, tuple[Tensor, Tensor]], Mapping[str, Any]] = ({}, {})
@@ -74,37 +77,39 @@ class Witness(Oracle):
             *, mode: str, tile: int | None, **given: Any
         ) -> Tensor | tuple[Tensor | None, ...]:
             known_tile = type(tile) is int and 0 <= tile < len(facts.entries(op.name, mode))
+            call = partial(oracle, mode=mode, tile=None if known_tile else tile)
+            if self.spoils is not None:
+                return self._spoilt(op, call, given, self.spoils(len(self.calls)))
             # Before it writes to what it is given. A call without facts is about to be refused.
             strange: Exception | None = None
             try:
-                call = facts.of_call(op, mode, tile, given)
+                known = facts.of_call(op, mode, tile, given)
             except Exception as error:
-                call, strange = {}, error
-            spoil = self.spoils(len(self.calls))
-            if spoil is not None:
-                given = _spoiling_gradients(op, given, spoil)
-            returned = oracle(mode=mode, tile=None if known_tile else tile, **given)
+                known, strange = {}, error
+            returned = call(**given)
             if strange is not None:
                 raise strange
-            self._enter(op, call, given, returned, spoil)
+            known |= self._of_context() | self._of_the_call_before(op, given)
+            self.calls.append(known)
+            for name, y in _named(op, returned).items():
+                known[f"result {name}"] = y.numel() > 0
+                # That of what was written to without gradients may not be asked about.
+                if y.requires_grad and torch.is_grad_enabled():
+                    y.register_hook(_heard(op, known, name))
             return returned
 
         return witnessed
 
-    def _enter(
-        self, op: Op, call: Facts, given: Mapping[str, Any], returned: Any, spoil: Spoil | None
-    ) -> None:
-        call |= self._of_context() | self._of_the_call_before(op, given)
-        self.calls.append(call)
-        results = returned if isinstance(returned, tuple) else (returned,)
-        for output, y in zip(op.outputs, results, strict=True):
-            if y is None:
-                continue
-            call[f"result {output.name}"] = y.numel() > 0
-            if spoil is not None:
-                spoil(output.name, y)
-            if y.requires_grad:
-                y.register_hook(_heard(op, call, output.name, output.dims.split()))
+    def _spoilt(
+        self, op: Op, call: Function, given: dict[str, Any], spoil: Spoil | None
+    ) -> Tensor | tuple[Tensor | None, ...]:
+        """What a call returns, wrong if it is to be."""
+        returned = call(**(given if spoil is None else _spoiling_gradients(op, given, spoil)))
+        self.calls.append({})
+        if spoil is not None:
+            for name, y in _named(op, returned).items():
+                spoil(name, y)
+        return returned
 
     def _of_context(self) -> Facts:
         if self._compiling:
@@ -159,6 +164,12 @@ def _equal(x: Any, y: Any) -> bool:
     return type(x) is type(y) and bool(x == y)
 
 
+def _named(op: Op, returned: Tensor | tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+    results = returned if isinstance(returned, tuple) else (returned,)
+    named = zip(op.outputs, results, strict=True)
+    return {output.name: y for output, y in named if y is not None}
+
+
 def _spoiling_gradients(op: Op, given: Mapping[str, Any], spoil: Spoil) -> dict[str, Any]:
     """The same arguments, whose gradients come out wrong."""
     spoilt = dict(given)
@@ -179,8 +190,9 @@ def _spoiling_gradients(op: Op, given: Mapping[str, Any], spoil: Spoil) -> dict[
     return spoilt
 
 
-def _heard(op: Op, call: Facts, name: str, dims: list[str]) -> Callable[[Tensor], None]:
+def _heard(op: Op, call: Facts, name: str) -> Callable[[Tensor], None]:
     """Note that an output has a cotangent, and that the gradients of what is trained exist."""
+    dims = dims_of(op, name)
 
     def hear(gradient: Tensor) -> None:
         call.update({"backward": True, f"loud {name}": True})
