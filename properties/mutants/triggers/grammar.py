@@ -346,6 +346,9 @@ def _options(op: Op) -> Iterator[Atom]:
         for text in facts.choices(option):
             usual = text == facts.choice(option, option.default, {})
             needs = {option.name: among(text), **({} if usual else _allowed(op, option))}
+            if "NumPy" in text:
+                # Dynamo takes a scalar of NumPy for an array.
+                needs["context"] = among(*(name for name in CONTEXTS if name != "compiled"))
             if "S" in text:
                 needs["S"] = Between(513) if "512" in text else SOME
             if "each" in text:
@@ -364,6 +367,7 @@ def _layouts(op: Op) -> Iterator[Atom]:
         asked: Needs = {} if o.asked_by is None else {f"asked {o.name}": YES}
         some: Needs = {d: SOME for d in o.dims.split() if d in ("B", "T", "N")}
         tensors.append((f"d{o.name}", o.dims.split(), {**loud, **asked, **some}))
+    known = {*op.dims, "T", "S", "H"}
     for name, dims, needs in tensors:
         for layout in _LAYOUTS[: {1: 3, 2: 4}.get(len(dims))]:
             more: Needs = {}
@@ -373,6 +377,10 @@ def _layouts(op: Op) -> Iterator[Atom]:
                 if not which:
                     continue
                 more = {which[0]: Between(2)}
+            elif layout == "transposed":
+                more = {letter: Between(2) for letter in dims[1:3] if letter in known}
+            elif layout == "every second":
+                more = {letter: Between(2) for letter in dims[-1:] if letter in known}
             held = {f"{name} {layout}": YES, **needs, **more}
             yield Atom("layouts", f"layout of {name}", f"{name} {layout}", held, "backward" in held)
 
