@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from time import process_time
 from typing import Any
 from unittest import mock
@@ -20,8 +19,9 @@ from properties.laws import Subject
 from properties.mutants.triggers import facts
 from properties.mutants.triggers.facts import Facts
 from properties.sequences import dims_of
-from properties.targets.oracle import Oracle
+from properties.targets.oracle import compute
 from properties.targets.ours import Ours
+from properties.targets.target import Target
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Evaluation:
 Spoil = Callable[[str, Tensor], None]
 
 
-class Witness(Oracle):
+class Witness(Target):
     """The oracle in the place of our kernels: cases are drawn as for those, and calls observed.
 
     Args:
@@ -51,7 +51,7 @@ class Witness(Oracle):
     """
 
     name = "ours"
-    contexts: tuple[str, ...] = Ours.contexts  # type: ignore[assignment]
+    contexts = Ours.contexts
 
     def __init__(self, ours: Ours) -> None:
         self.ours = ours
@@ -71,24 +71,14 @@ class Witness(Oracle):
         return self.calls
 
     def function(self, op: Op) -> Function:
-        oracle = super().function(op)
-
         def witnessed(
             *, mode: str, tile: int | None, **given: Any
         ) -> Tensor | tuple[Tensor | None, ...]:
-            known_tile = type(tile) is int and 0 <= tile < len(facts.entries(op.name, mode))
-            call = partial(oracle, mode=mode, tile=None if known_tile else tile)
             if self.spoils is not None:
-                return self._spoilt(op, call, given, self.spoils(len(self.calls)))
-            # Before it writes to what it is given. A call without facts is about to be refused.
-            strange: Exception | None = None
-            try:
-                known = facts.of_call(op, mode, tile, given)
-            except Exception as error:
-                known, strange = {}, error
-            returned = call(**given)
-            if strange is not None:
-                raise strange
+                return self._spoilt(op, given, self.spoils(len(self.calls)))
+            # Before it writes to what it is given.
+            known = facts.of_call(op, mode, tile, given)
+            returned = compute(op, given)
             known |= self._of_context() | self._of_the_call_before(op, given)
             self.calls.append(known)
             for name, y in _named(op, returned).items():
@@ -101,10 +91,10 @@ class Witness(Oracle):
         return witnessed
 
     def _spoilt(
-        self, op: Op, call: Function, given: dict[str, Any], spoil: Spoil | None
+        self, op: Op, given: dict[str, Any], spoil: Spoil | None
     ) -> Tensor | tuple[Tensor | None, ...]:
         """What a call returns, wrong if it is to be."""
-        returned = call(**(given if spoil is None else _spoiling_gradients(op, given, spoil)))
+        returned = compute(op, given if spoil is None else _spoiling_gradients(op, given, spoil))
         self.calls.append({})
         if spoil is not None:
             for name, y in _named(op, returned).items():
