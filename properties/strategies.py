@@ -95,6 +95,8 @@ def _cases(
     if twin:
         dims = _alike(dims)
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
+    if others := target.architectures(case):
+        case = replace(case, architecture=draw(_architectures(others)))
     tiles = target.tiles(case)
     # A tile that is for small heads alone is drawn twice as often as others where it can be.
     for_all = target.tiles(replace(case, dims=dict.fromkeys(dims, 256)))
@@ -122,6 +124,12 @@ def _cases(
     if twin:
         case = _with_a_tensor_twice(draw, op, case)
     return op.settle(_with_a_call(draw, op, mode, case, target))
+
+
+@lru_cache
+def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
+    """Mostly the device's own."""
+    return st.sampled_from([None] * 6 + [*others])
 
 
 _THIN = {"K": 4, "V": 4, "D": 4, "P": 2, "H": 2, "G": 1, "R": 2, "B": 1}
@@ -206,7 +214,7 @@ def _with_many_tokens(draw: DrawFn, op: Op, case: Case, *, exact: bool) -> Case:
 
 def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
     """A dense case, now and then without rows, without tokens, or without keys."""
-    match draw(st.sampled_from([*[None] * 4, "rows", "tokens", "keys"])):
+    match draw(st.sampled_from([*[None] * 7, *["rows", "keys"] * 2, "tokens"])):
         case "rows":
             return replace(case, dims={**case.dims, "B": 0})
         case "tokens":
