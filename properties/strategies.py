@@ -247,10 +247,15 @@ def _with_options(draw: DrawFn, op: Op, mode: Mode, case: Case) -> Case:
 
 
 def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
-    """One layout for all tensors, or one for each input and each cotangent."""
+    """One layout for all tensors, or one for each input and each cotangent.
+
+    Few cases have equal tokens: the budgets are blunt there, as rounding errors are equal, too.
+    """
     layouts = st.sampled_from(sorted(LAYOUTS))
     if draw(st.booleans()):
         return replace(case, layout=draw(layouts))
+    if draw(st.sampled_from([True, True, True, False])):
+        layouts = st.sampled_from(sorted(LAYOUTS.keys() - {"repeated"}))
     names = [a.name for a in present(op, case)] + [f"d{o.name}" for o in asked_for(op, case)]
     each = {name: draw(layouts) for name in names}
     return replace(case, layouts={n: x for n, x in each.items() if x != case.layout})

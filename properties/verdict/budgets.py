@@ -138,11 +138,22 @@ def rules(precision: Precision, *, multilinear: bool) -> tuple[str, ...]:
       their squares (Cauchy-Schwarz), so z is 6 + sqrt(n) there. This is still sharp: the whole
       budget is some 1e-5 of the result.
     - Multilinear maps in float32 and TF32: magnitude alone, for the same bias.
-    - The mean over the tensor is judged in bfloat16 and float16 alone, again for the bias.
+    - Equal terms have equal errors. Their sum is bounded as that of biased ones is, in every
+      precision; in float32, where additions are the errors, the oracle's form may add them in one
+      product, and z is 6 + n.
+    - The mean over the tensor is judged in bfloat16 and float16 alone, again for the bias, and
+      where terms differ.
     """
     if multilinear:
         return ("magnitude", "sigma") if precision.coarse else ("magnitude",)
     return ("sigma",)
+
+
+def allowed_deviations(precision: Precision, terms: int, *, alike: bool = False) -> float:
+    """`z`: how many standard deviations an error may be off, see `rules`."""
+    if precision.coarse:
+        return 6.0 + (math.sqrt(terms) if alike else 0.0)
+    return 6.0 + (terms if alike else math.sqrt(terms))
 
 
 def budgets(
@@ -224,8 +235,7 @@ def budgets(
         for telescope in telescopes:
             if telescope.gradient in want:
                 spreads[telescope.gradient] = _telescoped(telescope, values, spreads)
-        # Errors of equal terms add up, also where the oracle's form adds them in one product.
-        z = 6.0 if precision.coarse else 6.0 + (terms if alike else math.sqrt(terms))
+        z = allowed_deviations(precision, terms, alike=alike)
         bounds.append({name: z * spreads[name].sigma for name in want})
     made = {}
     for name, y in want.items():
@@ -242,7 +252,9 @@ def budgets(
             torch.where(countable(y, dtype), spread.sigma + tiny, 0.0)
             if spread is not None
             else None,
-            spread.loss_limit if spread is not None and precision.coarse else math.inf,
+            spread.loss_limit
+            if spread is not None and precision.coarse and not alike
+            else math.inf,
         )
     return made
 
@@ -267,8 +279,8 @@ def magnitude_factor(
 ) -> float:
     """The factor of `Y`: `c·u + (4·sqrt(n) + 4Γ)·2^-24`.
 
-    A recurrence multiplies by one and the same computed decay at each of up to `steps` tokens: an
-    exponential that is an ulp off, 2·2^-24, is that at each of them, and `2·steps` is added to `4Γ`.
+    A recurrence multiplies by one and the same computed decay at each of up to `steps` tokens, and
+    an exponential that is an ulp off, 2·2^-24, is that at each: `2·steps` is added to `4Γ`.
 
     Equal terms are rounded the same way over and over: the factor has `n` for `4·sqrt(n)` then, the
     bound of any sum (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).

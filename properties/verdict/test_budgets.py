@@ -9,6 +9,7 @@ from torch import Tensor
 
 from properties.verdict.budgets import (
     Telescope,
+    allowed_deviations,
     budgets,
     chunk_decay,
     magnitude,
@@ -164,6 +165,15 @@ def test_a_decay_that_is_an_ulp_off_at_each_token_stays_within_the_factor() -> N
         error = (float(off) / float(exact)) ** tokens - 1
         assert error > magnitude_factor(FLOAT32, tokens)
         assert error < magnitude_factor(FLOAT32, tokens, steps=tokens)
+
+
+@pytest.mark.parametrize("terms", [1, 16, 200])
+def test_equal_terms_that_are_rounded_alike_stay_within_the_deviations(terms: int) -> None:
+    # A sum of n numbers x, each disturbed by u of its own, scatters by sqrt(n)·u·x. Rounded all
+    # alike, it is off by n·u·x, which is more than 6 of that from n = 37 on.
+    off = math.sqrt(terms)
+    assert off <= allowed_deviations(BFLOAT16, terms, alike=True)
+    assert (off <= allowed_deviations(BFLOAT16, terms)) == (terms <= 36)
 
 
 def test_a_telescope_sums_the_errors_of_all_later_tokens() -> None:
