@@ -526,16 +526,21 @@ def aligned(*dims: int) -> bool:
     return all(dim % 16 == 0 for dim in dims)
 
 
+# The compute capability that the simulator and the interpreter are tiled for, times ten. Nothing
+# limits a tile there, so that Hopper's are tested without one; `properties.device.claiming` has
+# another in its place.
+SIMULATED = 90
+
+
 @torch.compiler.assume_constant_result
 def architecture(device: torch.device) -> int:
     """Compute capability times ten of an NVIDIA device; 0 for every other accelerator.
 
-    Tensors on a CPU are for the simulator or the interpreter, where nothing limits a tile: they
-    take what Hopper takes, so that its tiles are tested without one. A constant of a compiled call:
+    Tensors on a CPU are for the simulator or the interpreter. A constant of a compiled call:
     torch's compiler need not look into it, nor at what it asks of torch.
     """
     if device.type == "cpu":
-        return 90
+        return SIMULATED
     if device.type != "cuda" or torch.version.hip is not None:
         return 0
     major, minor = torch.cuda.get_device_capability(device)

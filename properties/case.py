@@ -26,6 +26,8 @@ class Case:
         float32: names of tensors that are float32 whatever `dtype` says.
         options: the other arguments of the op.
         tile: entry of the tile table; None lets the op choose.
+        architecture: what the simulator claims to be, a name of `properties.aot.architectures`;
+            None is Hopper there, and the only choice on a GPU.
         values: name of the recipe that fills the tensors.
         layout: name of the memory layout of the inputs.
         layouts: layouts of single tensors instead, by name; "do" is the cotangent of the output o.
@@ -50,6 +52,7 @@ class Case:
     float32: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     tile: int | None = None
+    architecture: str | None = None
     values: str = "gaussian"
     layout: str = "contiguous"
     layouts: Mapping[str, str] = field(default_factory=dict)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -55,6 +56,32 @@ def describe(name: str) -> str:
     name = resolve(name)
     where = torch.cuda.get_device_name() if name == "cuda" else f"the {name}"
     return f"{where}, torch {torch.__version__}, triton {triton.__version__}"
+
+
+@contextmanager
+def claiming(architecture: str | None, device: torch.device) -> Iterator[None]:
+    """Have our kernels tile tensors in the CPU's memory as they do on another architecture.
+
+    Args:
+        architecture: one of `properties.aot.architectures`; None leaves things as they are.
+        device: where the tensors live.
+
+    Raises:
+        ValueError: there is no such architecture, or the device is a GPU, which has its own.
+    """
+    if architecture is None:
+        yield
+        return
+    from kernels import tiles
+    from properties.aot.architectures import ARCHITECTURES
+
+    if architecture not in ARCHITECTURES:
+        expected = ", ".join(ARCHITECTURES)
+        raise ValueError(f"architecture: {architecture!r}, expected one of {expected}")
+    if device.type != "cpu":
+        raise ValueError(f"architecture: {architecture!r}, expected None on {device}, a GPU")
+    with patch.object(tiles, "SIMULATED", ARCHITECTURES[architecture].capability):
+        yield
 
 
 @contextmanager

@@ -95,6 +95,8 @@ def _cases(
     if twin:
         dims = _alike(dims)
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
+    if others := target.architectures(case):
+        case = replace(case, architecture=draw(_architectures(others)))
     tiles = target.tiles(case)
     # A tile that is for small heads alone is drawn twice as often as others where it can be.
     for_all = target.tiles(replace(case, dims=dict.fromkeys(dims, 256)))
@@ -107,15 +109,27 @@ def _cases(
         # Sequences reach past a tile that the target says it has.
         longest = longest if edge == 16 else max(longest, edge + 16)
     case = replace(case, tile=tile)
-    case = _with_lengths(draw, op, case, edge, longest, extent)
+    exact = False
+    if extent == "tokens":
+        # Exact integers need no budget: of them thousands of tokens are cheap, of others hundreds.
+        exact = "integers" in op.recipes and draw(st.sampled_from([True, True, True, False]))
+        case = _with_many_tokens(draw, op, case, exact=exact)
+    else:
+        case = _with_lengths(draw, op, case, edge, longest, extent)
     case = _with_options(draw, op, mode, case)
     case = replace(case, values=draw(st.sampled_from(op.recipes)), seed=draw(st.integers(0, 2**16)))
-    if extent == "tokens" and "integers" in op.recipes:
+    if exact:
         case = on_integers(op, case)
     case = op.settle(_with_layouts(draw, op, case))
     if twin:
         case = _with_a_tensor_twice(draw, op, case)
     return op.settle(_with_a_call(draw, op, mode, case, target))
+
+
+@lru_cache
+def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
+    """Mostly the device's own."""
+    return st.sampled_from([None] * 6 + [*others])
 
 
 _THIN = {"K": 4, "V": 4, "D": 4, "P": 2, "H": 2, "G": 1, "R": 2, "B": 1}
@@ -155,8 +169,6 @@ def _folded(size: int, largest: int) -> int:
 
 
 def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int, extent: str) -> Case:
-    if extent == "tokens":
-        return _with_many_tokens(draw, op, case)
     packed = bool(op.packed_by) and (extent == "sequences" or draw(st.booleans()))
     if extent == "rows":
         packed = False
@@ -179,16 +191,17 @@ def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int, ext
     return case if packed or extent != "ordinary" else _perhaps_empty(draw, op, case)
 
 
-# Numbers that a case of many tokens may need. Exact integers take a single run of the oracle.
+# Numbers that a case of many tokens may need.
 MUCH_WORK = 3 * WORK
 MOST_TOKENS = 4096
 
 
-def _with_many_tokens(draw: DrawFn, op: Op, case: Case) -> Case:
+def _with_many_tokens(draw: DrawFn, op: Op, case: Case, *, exact: bool) -> Case:
     """One sequence of hundreds or thousands of tokens."""
-    most = MOST_TOKENS if "integers" in op.recipes else _affordable(op, case, MUCH_WORK, 4096)
-    edges = [n for n in (257, 513, 530, 600, 1025, 2049, 4096) if n <= most]
-    many = st.one_of(st.sampled_from(edges), st.integers(min(201, most), most))
+    most = MOST_TOKENS if exact else _affordable(op, case, MUCH_WORK, MOST_TOKENS)
+    many = st.integers(min(201, most), most)
+    if edges := [n for n in (257, 513, 530, 600, 1025, 2049, 4096) if n <= most]:
+        many = st.one_of(st.sampled_from(edges), many)
     count = draw(many)
     case = replace(case, lengths=(count,))
     if op.keys and draw(st.booleans()):
@@ -201,7 +214,7 @@ def _with_many_tokens(draw: DrawFn, op: Op, case: Case) -> Case:
 
 def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
     """A dense case, now and then without rows, without tokens, or without keys."""
-    match draw(st.sampled_from([*[None] * 4, "rows", "tokens", "keys"])):
+    match draw(st.sampled_from([*[None] * 7, *["rows", "keys"] * 2, "tokens"])):
         case "rows":
             return replace(case, dims={**case.dims, "B": 0})
         case "tokens":
@@ -234,10 +247,15 @@ def _with_options(draw: DrawFn, op: Op, mode: Mode, case: Case) -> Case:
 
 
 def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
-    """One layout for all tensors, or one for each input and each cotangent."""
+    """One layout for all tensors, or one for each input and each cotangent.
+
+    Few cases have equal tokens: the budgets are blunt there, as rounding errors are equal, too.
+    """
     layouts = st.sampled_from(sorted(LAYOUTS))
     if draw(st.booleans()):
         return replace(case, layout=draw(layouts))
+    if draw(st.sampled_from([True, True, True, False])):
+        layouts = st.sampled_from(sorted(LAYOUTS.keys() - {"repeated"}))
     names = [a.name for a in present(op, case)] + [f"d{o.name}" for o in asked_for(op, case)]
     each = {name: draw(layouts) for name in names}
     return replace(case, layouts={n: x for n, x in each.items() if x != case.layout})

@@ -112,16 +112,21 @@ def conditions(op: Op, mode: Mode) -> Iterator[Condition]:
     for argument in op.arguments:
         if argument.name not in mode.refuses:
             yield from _about_argument(argument)
-    entries = {index for case in drawn(op.name, mode.name) for index in TARGET.tiles(case)}
+    found = drawn(op.name, mode.name)
+    entries = {index for case in found for index in TARGET.tiles(case)}
+    architectures = {name for case in found for name in TARGET.architectures(case)}
     for layout in LAYOUTS:
         yield _lies(layout)
     yield from _about_the_call(op)
     for name, choices in (
         ("values", op.recipes),
-        ("tile", [None, *sorted(entries)] if entries else []),
+        ("tile", [None] if entries else []),
+        ("architecture", [None, *sorted(architectures)]),
     ):
         for choice in choices:
             yield _is_chosen(name, choice)
+    for index in sorted(entries):
+        yield _takes(index)
 
 
 def _lies(layout: str) -> Condition:
@@ -155,6 +160,15 @@ def _many(case: Case) -> int:
 
 def _is_chosen(name: str, choice: object) -> Condition:
     return Condition(f"{name} {choice}", OFTEN, lambda c: getattr(c, name) == choice)
+
+
+def _takes(index: int) -> Condition:
+    """By its number, or because it is the first of another architecture."""
+
+    def holds(case: Case) -> bool:
+        return index == (case.tile if case.architecture is None else _taken(case))
+
+    return Condition(f"tile {index}", OFTEN, holds)
 
 
 def _about_lengths(op: Op) -> Iterator[Condition]:
@@ -223,11 +237,11 @@ def _about_argument(argument: Argument) -> Iterator[Condition]:
     if argument.dtype == "either":
         yield Condition(f"{name} in float32", OFTEN, lambda c: name in c.float32)
     if argument.role is Role.LOG_DECAY:
-        # Open and shut gates come from one recipe of several, in cases with this tensor.
+        # Open and shut gates come from two recipes of several, in cases with this tensor.
         yield Condition(
-            f"{name} near 0 and at -1e4",
+            f"{name} open and shut",
             SELDOM,
-            lambda c: name in c.given and c.values == "extreme_gates",
+            lambda c: name in c.given and c.values in ("extreme_gates", "strong_gates"),
         )
 
 
@@ -242,8 +256,12 @@ _KINDS_OF_SCALE: dict[str, Callable[[float | None], bool]] = {
 
 def _tile(case: Case) -> int:
     """Tokens per tile of the entry that the case takes."""
-    tiles = TARGET.tiles(case)
-    return tiles[next(iter(tiles)) if case.tile is None else case.tile]
+    return TARGET.tiles(case)[_taken(case)]
+
+
+def _taken(case: Case) -> int:
+    """The entry that the case takes."""
+    return next(iter(TARGET.tiles(case))) if case.tile is None else case.tile
 
 
 def _tiles(case: Case, length: int) -> int:

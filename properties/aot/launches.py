@@ -14,8 +14,8 @@ from triton.compiler import compile as triton_compile
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels import tiles
 from properties.aot.architectures import Architecture
+from properties.device import claiming
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def record(run: Callable[[], object], architecture: Architecture) -> list[Launch
     driver.set_active(_Absent(architecture.gpu))
     with (
         patch.object(knobs.runtime, "jit_cache_hook", keep),
-        patch.object(tiles, "architecture", lambda device: architecture.capability),
+        claiming(architecture.name, torch.device("cpu")),
     ):
         run()
     return list(found.values())

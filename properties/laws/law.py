@@ -1,6 +1,7 @@
 """What a law is, whom it judges, and what it says when it is broken."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from properties.case import Case
 from properties.catalogue.op import Function, Op
+from properties.device import claiming
 from properties.layouts import SHARING
 from properties.targets import Target
 from properties.targets.ledger import Fault, Ledger
@@ -50,16 +52,21 @@ class Subject:
         self, op: Op, case: Case, inputs: Inputs, gradients_of: Results | None = None
     ) -> Results:
         """The results of the target on these inputs, in a call as the case says it."""
-        return run(
-            op,
-            self.function(op),
-            inputs,
-            gradients_of,
-            context=case.context,
-            earlier=case.earlier,
-            mode=case.mode,
-            tile=case.tile,
-        )
+        with self.claiming(case):
+            return run(
+                op,
+                self.function(op),
+                inputs,
+                gradients_of,
+                context=case.context,
+                earlier=case.earlier,
+                mode=case.mode,
+                tile=case.tile,
+            )
+
+    def claiming(self, case: Case) -> AbstractContextManager[None]:
+        """The device is of the case's architecture meanwhile."""
+        return claiming(case.architecture, self.device)
 
     def report(self, violation: "Violation") -> None:
         """Raise a violation, unless the ledger explains it: the law goes on to what is next."""

@@ -58,7 +58,8 @@ def _expect_refusal(
     given: dict[str, Any],
 ) -> None:
     where = f"{function.__module__}.{op.name} with {mistake.what}"
-    with recorded_launches() as launched, CONTEXTS[case.context](subject.device.type):
+    there = subject.claiming(case), CONTEXTS[case.context](subject.device.type)
+    with recorded_launches() as launched, there[0], there[1]:
         try:
             function(**given)
         except (ValueError, TypeError) as error:

@@ -25,7 +25,8 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     def in_two_calls(**given: Any) -> tuple[Tensor | None, ...]:
         return _in_two_calls(op, case, subject, given)
 
-    got = run(op, in_two_calls, inputs, gradients_of)
+    with subject.claiming(case):
+        got = run(op, in_two_calls, inputs, gradients_of)
     return compare_with_oracle("splitting", op, case, subject, inputs, gradients_of, got)
 
 

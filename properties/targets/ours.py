@@ -1,11 +1,12 @@
 """The kernels of this project."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 import kernels
 from kernels import tiles
+from properties.aot.architectures import ARCHITECTURES, Architecture
 from properties.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
@@ -21,27 +22,53 @@ MODES_WITH_KERNELS = tuple(
 
 
 class Ours(Target):
-    """Our kernels as they are on an architecture, which has tiles of its own."""
+    """Our kernels as they are on an architecture, which has tiles of its own.
+
+    Args:
+        capability: of the device, times ten.
+        claims: architectures that a case may have the device claim to be.
+    """
 
     name = "ours"
     contexts = ("grad", "no_grad", "inference_mode", "autocast", "compiled")
 
-    def __init__(self, architecture: int) -> None:
-        self.architecture = architecture
+    def __init__(self, capability: int, claims: Sequence[Architecture] = ()) -> None:
+        self.capability = capability
+        self.claims = claims
 
     def function(self, op: Op) -> Function:
         found: Function = getattr(kernels, op.name)
         return found
 
     def tiles(self, case: Case) -> Mapping[int, int]:
-        widest = max((case.dims[d] for d in ("K", "V", "D") if d in case.dims), default=1)
-        entries = tiles.TABLE.get((case.op, case.mode), ())
-        return {
-            index: entry.tokens
-            for index, entry in enumerate(entries)
-            if entry.admits(widest, case.torch_dtype, arch=self.architecture)
-        }
+        capability = self.capability
+        if case.architecture is not None:
+            capability = ARCHITECTURES[case.architecture].capability
+        return _admitted(case, capability)
+
+    def architectures(self, case: Case) -> tuple[str, ...]:
+        """One for each set of tiles that the device's own is not."""
+        known = {tuple(_admitted(case, self.capability))}
+        others = []
+        for claimed in self.claims:
+            admitted = tuple(_admitted(case, claimed.capability))
+            if admitted not in known:
+                known.add(admitted)
+                others.append(claimed.name)
+        return tuple(others)
+
+
+def _admitted(case: Case, capability: int) -> dict[int, int]:
+    """The entries that admit the case on a device of this capability → tokens per tile."""
+    widest = max((case.dims[d] for d in ("K", "V", "D") if d in case.dims), default=1)
+    entries = tiles.TABLE.get((case.op, case.mode), ())
+    return {
+        index: entry.tokens
+        for index, entry in enumerate(entries)
+        if entry.admits(widest, case.torch_dtype, capability)
+    }
 
 
 def target(device: torch.device) -> Ours:
-    return Ours(tiles.architecture(device))
+    claims = tuple(ARCHITECTURES.values()) if device.type == "cpu" else ()
+    return Ours(tiles.architecture(device), claims)

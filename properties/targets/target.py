@@ -45,8 +45,12 @@ class Target:
         """The op, callable as the oracle is, with `mode` and `tile` besides."""
         raise NotImplementedError
 
+    def architectures(self, case: Case) -> tuple[str, ...]:
+        """Others than its own that the device can claim to be, where that changes the tiles."""
+        return ()
+
     def tiles(self, case: Case) -> Mapping[int, int]:
-        """Entries of the tile table that admit the case's dims and dtype → tokens per tile."""
+        """Entries of the tile table that the case can take → tokens per tile."""
         return {}
 
     def tokens(self, op: str, mode: str) -> int:
