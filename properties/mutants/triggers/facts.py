@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels.tiles import TABLE, Entry
+from kernels.tiles import TABLE, Entry, architecture
 from properties.catalogue.op import ANY_NUMBERS, Op, Option, Role
 
 Facts = dict[str, Any]
@@ -31,7 +31,7 @@ def of_call(op: Op, mode: str, tile: int | None, given: Mapping[str, Any]) -> Fa
     tensors = {a.name: given[a.name] for a in op.arguments if given.get(a.name) is not None}
     known: Facts = {"mode": mode, "tile": tile, "context": "grad", "backward": False}
     known |= _of_shapes(op, given, tensors)
-    known |= _of_tile(op, known)
+    known |= _of_tile(op, known, architecture(tensors[op.arguments[0].name].device))
     for o in op.outputs:
         known[f"asked {o.name}"] = o.asked_by is None or bool(given.get(o.asked_by))
         known[f"loud {o.name}"] = False
@@ -101,14 +101,14 @@ def _sign(x: int, y: int) -> str:
     return "<" if x < y else ">" if x > y else "="
 
 
-def _of_tile(op: Op, known: Facts) -> Facts:
+def _of_tile(op: Op, known: Facts, capability: int) -> Facts:
     """Where the longest sequence ends in a tile: that of the call, or the first that admits it."""
     admitted = entries(op.name, known["mode"])
     if known["tile"] is not None:
         admitted = admitted[known["tile"] :]
     widest = max((known[d] for d in "KVD" if d in known), default=1)
     for entry in admitted:
-        if widest <= entry.max_dim and getattr(torch, known["dtype"]) in entry.dtypes:
+        if entry.admits(widest, getattr(torch, known["dtype"]), capability):
             rest = known["T"] % entry.tokens
             chunks = -(-known["T"] // entry.tokens)
             return {"chunks": chunks, "tile's rest": rest if rest < 2 else rest - entry.tokens}

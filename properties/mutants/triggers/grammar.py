@@ -228,11 +228,12 @@ def _empties(op: Op) -> Iterator[Atom]:
 
 
 def _tiles(op: Op, target: Ours) -> Iterator[Atom]:
+    capabilities = [target.capability, *(claimed.capability for claimed in target.claims)]
     for name in (*(mode.name for mode in op.modes), *(["auto"] * facts.chooses_mode(op))):
         yield Atom("modes", "mode", f"mode {name}", {"mode": among(name)})
         for index, entry in enumerate(facts.entries(op.name, name)):
             dtypes = [str(d).removeprefix("torch.") for d in entry.dtypes]
-            if entry.arch <= target.architecture < entry.arch_below:
+            if any(entry.arch <= n < entry.arch_below for n in capabilities):
                 heads = {d: Between(1, entry.max_dim) for d in "KVD" if d in op.dims}
                 needs = {"mode": among(name), "tile": among(index), "dtype": among(*dtypes)}
                 yield Atom("tiles", "mode", f"tile {index} of {name}", {**needs, **heads})

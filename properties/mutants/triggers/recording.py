@@ -64,6 +64,9 @@ class Witness(Target):
     def tiles(self, case: Case) -> Mapping[int, int]:
         return self.ours.tiles(case)
 
+    def architectures(self, case: Case) -> tuple[str, ...]:
+        return self.ours.architectures(case)
+
     def start(self) -> list[Facts]:
         """Forget all calls; those to come are entered in the list that is returned."""
         self.calls = []

@@ -19,13 +19,15 @@ from properties.mutants.triggers import run
 from properties.mutants.triggers.grammar import Atom, Between, among, atoms, pairs
 from properties.mutants.triggers.planting import Reach, explore
 from properties.mutants.triggers.recording import Evaluation, Witness, record
+from properties.targets import load
 from properties.targets.ours import Ours
 
 
 @pytest.fixture(scope="module")
 def ours() -> Ours:
-    activate("simulator")
-    return Ours(90)
+    found = load("ours", activate("simulator"))
+    assert isinstance(found, Ours)
+    return found
 
 
 @pytest.fixture(scope="module")
