@@ -76,11 +76,21 @@ class Implementation:
     def narrowed(self, op: Op, mode: str) -> Op:
         """The op without what this implementation does not have."""
 
-        def settle(case: Case) -> Case:
+        def bounded(case: Case) -> Case:
             case = op.settle(case)
             for bound in self.bounds.values():
                 case = op.settle(bound(case))
             return case
+
+        def settle(case: Case) -> Case:
+            case = bounded(case)
+            if not case.earlier:
+                return case
+            # The call before this one has the same tensors, and keeps to the bounds as well.
+            before = bounded(replace(case, options={**case.options, **case.earlier}))
+            alike = replace(before, options=case.options) == case
+            earlier = {n: before.options[n] for n in case.earlier} if alike else {}
+            return replace(case, earlier=earlier)
 
         def differentiable(name: str) -> bool:
             return not self.forward_only and name not in self.constants

@@ -124,7 +124,8 @@ def _tables_of_a_sequence(given: Given) -> bool:
 def _constant_state(given: Given) -> bool:
     """Whether a gradient is taken, but none arrives at the state: a copy of it has no history."""
     state = given.get("initial_state")
-    if state is None or not any(given[name].requires_grad for name in ("q", "k", "v")):
+    tensors = [x for x in given.values() if isinstance(x, Tensor)]
+    if state is None or not any(x.requires_grad for x in tensors):
         return False
     return not (state.requires_grad and state.is_contiguous())
 
