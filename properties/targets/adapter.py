@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from properties.case import Case
@@ -14,8 +15,6 @@ from properties.targets.target import Target
 from properties.verdict.budgets import Telescope
 
 Bound = Callable[[Case], Case]
-
-_REJECTION = "a library refuses in its own words"
 
 
 @dataclass(frozen=True)
@@ -127,6 +126,8 @@ class Adapter(Target):
         ValueError: an op that is not in the catalogue, or an implementation of another signature.
     """
 
+    documented_errors = False
+
     def __init__(
         self,
         ops: Mapping[str, Mapping[str, Implementation | Function]],
@@ -152,7 +153,7 @@ class Adapter(Target):
         return self.ops[op.name][mode].narrowed(op, mode)
 
     def unstated(self, op: Op, mode: str) -> Mapping[str, str]:
-        return {**self.ops[op.name][mode].unstated, "rejection": _REJECTION}
+        return self.ops[op.name][mode].unstated
 
     def limits(self, op: Op, mode: str) -> tuple[str, ...]:
         one = self.ops[op.name][mode]
@@ -183,8 +184,9 @@ class Adapter(Target):
             if tile is not None:
                 raise ValueError(f"tile: {tile!r}, expected None, as {self.name} has no tile table")
             # Of the two widths that are drawn, all libraries have the larger.
-            bounds = {n: given[n].long() for n in op.packed_by if given.get(n) is not None}
-            return one.function(**{**given, **bounds})
+            bounds = {n: given[n] for n in op.packed_by if isinstance(given.get(n), Tensor)}
+            wide = {n: x.long() for n, x in bounds.items() if x.dtype == torch.int32}
+            return one.function(**{**given, **wide})
 
         return translated
 
