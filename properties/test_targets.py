@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -19,6 +20,8 @@ from properties.case import Case
 from properties.catalogue import OPS, Op
 from properties.jobs import Job, Selection, hypothesis_test
 from properties.laws import LAWS, Subject, Violation
+from properties.simulator import SimulationError
+from properties.simulator.errors import Location
 from properties.strategies import cases
 from properties.targets import NAMES, Adapter, Implementation, Target, load, scope
 from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read
@@ -88,7 +91,7 @@ def test_what_is_missing_is_said() -> None:
         "attention (some): no `sink`, no `alibi_slopes`, no `g`, no `window`, no `softcap`, "
         "no `return_lse`, no packed keys but the queries' own; 2 of 5 options drawn; "
         "not in bfloat16 or float16; only causal and k as a constant; laws not stated: "
-        "determinism (it adds as it likes), rejection (a library refuses in its own words)"
+        "determinism (it adds as it likes)"
     )
 
 
@@ -102,12 +105,12 @@ def test_whole_targets_lack_nothing() -> None:
 def test_jobs_are_those_that_the_target_has() -> None:
     jobs = Selection().jobs(some())
     assert {(job.op, job.mode, job.dtype) for job in jobs} == {("attention", "some", "float32")}
-    assert {job.law for job in jobs} == set(ATTENTION.laws) - {"determinism", "rejection"}
+    assert {job.law for job in jobs} == set(ATTENTION.laws) - {"determinism"}
     with pytest.raises(ValueError, match="mode: 'parallel', expected one of some"):
         Selection(modes=("parallel",)).jobs(some())
 
 
-@pytest.mark.parametrize("law", sorted(set(ATTENTION.laws) - {"determinism", "rejection"}))
+@pytest.mark.parametrize("law", sorted(set(ATTENTION.laws) - {"determinism"}))
 def test_every_stated_law_holds_for_a_part_of_the_oracle(law: str) -> None:
     job = Job("attention", "some", law, "float32")
     settings(max_examples=10, database=None, deadline=None)(
@@ -284,6 +287,127 @@ def scale_is_zero(given: Mapping[str, Any]) -> bool:
 
 
 RELEASE = f"torch {torch.__version__.partition('+')[0]}"
+
+
+class Library(Target):
+    """Somebody else's attention, which refuses with exceptions of its own."""
+
+    name = "library"
+    documented_errors = False
+
+    def __init__(self, accepts: Callable[[Mapping[str, Any]], Any]) -> None:
+        self.accepts = accepts
+
+    def function(self, op: Op) -> Any:
+        def attention(*, mode: str, tile: int | None, **given: Any) -> Any:
+            if mode != "parallel" or tile is not None:
+                raise LookupError("neither such a mode nor tiles")
+            accepted = self.accepts(given)
+            if accepted is not None:
+                return accepted
+            try:
+                return reference.attention(**given)
+            except (ValueError, TypeError) as error:
+                raise RuntimeError("an error of the library") from error
+
+        return attention
+
+
+def zeros(given: Mapping[str, Any]) -> tuple[Tensor, None]:
+    return torch.zeros_like(given["v"]), None
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def nothing(given: Mapping[str, Any]) -> None:
+    """The library accepts nothing that it should not."""
+
+
+def other_numbers(given: Mapping[str, Any]) -> Any:
+    """Windows and scales that are other kinds of numbers are read as numbers."""
+    read = {
+        name: given[name].item()
+        for name in ("scale", "window")
+        if hasattr(given.get(name), "item") and not isinstance(given[name], numpy.float64)
+    }
+    if isinstance(given.get("window"), float) and given["window"].is_integer():
+        read["window"] = int(given["window"])
+    return reference.attention(**{**given, **read}) if read else None
+
+
+def nan_of_nan(given: Mapping[str, Any]) -> Any:
+    scale = given.get("scale")
+    if isinstance(scale, float) and scale != scale:
+        return torch.full_like(given["v"], torch.nan), None
+    return None
+
+
+def zeros_of_nan(given: Mapping[str, Any]) -> Any:
+    scale = given.get("scale")
+    return zeros(given) if isinstance(scale, float) and scale != scale else None
+
+
+def window_of_no_keys(given: Mapping[str, Any]) -> Any:
+    return zeros(given) if given.get("window") == 0 else None
+
+
+def half_of_other_numbers(given: Mapping[str, Any]) -> Any:
+    read = other_numbers(given)
+    return None if read is None else (read[0] / 2, read[1])
+
+
+def rows_of_integers(given: Mapping[str, Any]) -> Any:
+    q = given["q"]
+    if not is_tensor(q) or q.is_floating_point():
+        return None
+    o, lse = reference.attention(**{**given, "q": q.float()})
+    return o.int(), lse
+
+
+def leaves_its_tensors(given: Mapping[str, Any]) -> Any:
+    if is_tensor(given["v"]) and given["v"].dim() == 4 and given["v"].shape[1] == 6:
+        raise SimulationError("attention_kernel", Location(), "rows that are not there")
+    return None
+
+
+PLAIN = Case(
+    op="attention",
+    mode="parallel",
+    dtype="float32",
+    dims={"B": 1, "G": 1, "R": 1, "K": 3, "V": 3},
+    lengths=(5,),
+    options={"scale": None, "causal": True, "window": 4, "softcap": None, "return_lse": False},
+)
+
+
+@pytest.mark.parametrize("accepts", [nothing, other_numbers, nan_of_nan])
+def test_a_library_may_raise_anything_or_be_right(accepts: Any) -> None:
+    assert LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU)) == 0
+
+
+@pytest.mark.parametrize(
+    ("accepts", "mistake"),
+    [
+        (window_of_no_keys, "window=0"),
+        (zeros_of_nan, "scale=nan"),
+        (half_of_other_numbers, "scale=np.float32(0.5)"),
+        (rows_of_integers, "q of integers"),
+        (leaves_its_tensors, "v with S larger by one"),
+    ],
+)
+def test_a_library_may_not_be_wrong_without_a_word(accepts: Any, mistake: str) -> None:
+    with pytest.raises(Violation) as info:
+        LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU))
+    assert str(info.value).startswith(f"rejection does not hold: {mistake} was not refused, and")
+
+
+def test_mistakes_say_nothing_of_a_library_that_is_wrong_without_one() -> None:
+    wrong = Library(lambda given: zeros(given) if is_tensor(given["v"]) else None)
+    assert LAWS["rejection"](ATTENTION, PLAIN, Subject(wrong, CPU)) == 0
+
+
 KNOWN = KnownFailure(
     name="half_at_scale_0",
     law="differential",
