@@ -203,6 +203,57 @@ def test_bounds_hold_for_the_call_before() -> None:
     assert settled({}) == {}
 
 
+def with_a_tap(form: Callable[..., Any]) -> Callable[..., Any]:
+    def convolution(*, weight: Tensor, **given: Any) -> Any:
+        return form(weight=torch.nn.functional.pad(weight, (1, 0)), **given)
+
+    return convolution
+
+
+def of_all_taps(op: Op) -> Op:
+    """A convolution whose state has a token more, which has no weight."""
+    forms: dict[str, Any] = {
+        n: with_a_tap(getattr(op, n)) for n in ("oracle", "second_form", "quiet_form")
+    }
+    return replace(op, **forms, sizes=lambda case: {"M": case.dims["W"]})
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_gradient_lost_in_what_the_catalogue_does_not_have_is_seen(lost: bool) -> None:
+    def library(
+        x: Tensor,
+        weight: Tensor,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        form = with_a_tap(reference.short_conv)
+        y, state = form(
+            x=x, weight=weight, initial_state=initial_state, output_final_state=output_final_state
+        )
+        if lost and state is not None:
+            state = torch.cat([state[:, :1].detach(), state[:, 1:]], 1)
+        return y, state
+
+    target = Adapter({"short_conv": {"some": Implementation(library, whole=of_all_taps)}})
+    target.name = "mine"
+    op = target.declaration(OPS["short_conv"], "some")
+    case = Case(
+        op="short_conv",
+        mode="some",
+        dtype="float32",
+        dims={"B": 1, "D": 2, "W": 3},
+        lengths=(5,),
+        given=("initial_state",),
+        options={"output_final_state": True},
+    )
+    for law in ("differential", "splitting"):
+        if not lost:
+            LAWS[law](op, case, Subject(target, CPU))
+            continue
+        with pytest.raises(Violation, match="dx differs from the oracle"):
+            LAWS[law](op, case, Subject(target, CPU))
+
+
 def parameter_of_another_name(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
     return q
 

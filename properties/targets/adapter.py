@@ -17,6 +17,10 @@ from properties.verdict.budgets import Telescope
 Bound = Callable[[Case], Case]
 
 
+def _unchanged(op: Op) -> Op:
+    return op
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One kernel of an op as another library has it.
@@ -25,6 +29,9 @@ class Implementation:
         function: takes what the op takes, under the same names and with the same meaning, and
             returns the op's outputs in their order. What its signature does not name, the library
             does not have: it is not drawn, and reported as missing.
+        whole: the op as the library has it, where it returns more than the catalogue's, such as a
+            row more of a state. Nothing is cut away then: the oracle says what the rest is, and its
+            gradients count.
         conventions: where the library means something else and `function` translates, a sentence
             each.
         dtypes: of the activations.
@@ -37,6 +44,7 @@ class Implementation:
     """
 
     function: Function
+    whole: Callable[[Op], Op] = field(default=_unchanged, kw_only=True)
     conventions: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
     tokens: int = 16
@@ -73,7 +81,8 @@ class Implementation:
                 raise ValueError(f"{where}: law {law!r}, expected {_listed(op.laws)}")
 
     def narrowed(self, op: Op, mode: str) -> Op:
-        """The op without what this implementation does not have."""
+        """The op as this implementation has it, without what it does not have."""
+        op = self.whole(op)
 
         def bounded(case: Case) -> Case:
             case = op.settle(case)
