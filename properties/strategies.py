@@ -107,10 +107,16 @@ def _cases(
         # Sequences reach past a tile that the target says it has.
         longest = longest if edge == 16 else max(longest, edge + 16)
     case = replace(case, tile=tile)
-    case = _with_lengths(draw, op, case, edge, longest, extent)
+    exact = False
+    if extent == "tokens":
+        # Exact integers need no budget: of them thousands of tokens are cheap, of others hundreds.
+        exact = "integers" in op.recipes and draw(st.sampled_from([True, True, True, False]))
+        case = _with_many_tokens(draw, op, case, exact=exact)
+    else:
+        case = _with_lengths(draw, op, case, edge, longest, extent)
     case = _with_options(draw, op, mode, case)
     case = replace(case, values=draw(st.sampled_from(op.recipes)), seed=draw(st.integers(0, 2**16)))
-    if extent == "tokens" and "integers" in op.recipes:
+    if exact:
         case = on_integers(op, case)
     case = op.settle(_with_layouts(draw, op, case))
     if twin:
@@ -155,8 +161,6 @@ def _folded(size: int, largest: int) -> int:
 
 
 def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int, extent: str) -> Case:
-    if extent == "tokens":
-        return _with_many_tokens(draw, op, case)
     packed = bool(op.packed_by) and (extent == "sequences" or draw(st.booleans()))
     if extent == "rows":
         packed = False
@@ -179,16 +183,17 @@ def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int, ext
     return case if packed or extent != "ordinary" else _perhaps_empty(draw, op, case)
 
 
-# Numbers that a case of many tokens may need. Exact integers take a single run of the oracle.
+# Numbers that a case of many tokens may need.
 MUCH_WORK = 3 * WORK
 MOST_TOKENS = 4096
 
 
-def _with_many_tokens(draw: DrawFn, op: Op, case: Case) -> Case:
+def _with_many_tokens(draw: DrawFn, op: Op, case: Case, *, exact: bool) -> Case:
     """One sequence of hundreds or thousands of tokens."""
-    most = MOST_TOKENS if "integers" in op.recipes else _affordable(op, case, MUCH_WORK, 4096)
-    edges = [n for n in (257, 513, 530, 600, 1025, 2049, 4096) if n <= most]
-    many = st.one_of(st.sampled_from(edges), st.integers(min(201, most), most))
+    most = MOST_TOKENS if exact else _affordable(op, case, MUCH_WORK, MOST_TOKENS)
+    many = st.integers(min(201, most), most)
+    if edges := [n for n in (257, 513, 530, 600, 1025, 2049, 4096) if n <= most]:
+        many = st.one_of(st.sampled_from(edges), many)
     count = draw(many)
     case = replace(case, lengths=(count,))
     if op.keys and draw(st.booleans()):

@@ -54,7 +54,7 @@ SHORT_CONV = Op(
     linear_in=("x", "bias", "initial_state"),
     mistakes=more_states,
     multilinear=lambda case: case.options.get("activation") is None,
-    recipes=("gaussian", "integers", "zeros", "cancelling"),
+    recipes=("gaussian", "integers", "zeros", "cancelling", "large_states"),
     laws=(
         "differential",
         "exactness",

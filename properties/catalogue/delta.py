@@ -133,7 +133,7 @@ GATED_DELTA_RULE = Op(
     settle=_settle,
     linear_in=("v", "initial_state"),
     mistakes=more_states,
-    recipes=(*_RECIPES, "extreme_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
     laws=_LAWS,
 )
 
@@ -159,7 +159,7 @@ KDA = Op(
     settle=_settle,
     linear_in=("v", "initial_state"),
     mistakes=more_states,
-    recipes=(*_RECIPES, "extreme_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
     laws=_LAWS,
 )
 
@@ -192,6 +192,7 @@ DPLR = Op(
         "zeros",
         "cancelling",
         "extreme_gates",
+        "strong_gates",
     ),
     laws=_LAWS,
 )
@@ -235,6 +236,7 @@ RWKV7 = Op(
         "cancelling",
         "parallel_keys",
         "extreme_gates",
+        "strong_gates",
     ),
     laws=OF_A_READING,
 )

@@ -145,7 +145,7 @@ GLA = Op(
     mistakes=more_states,
     multilinear=lambda case: not _normalized(case),
     nonnegative=_normalized,
-    recipes=(*_RECIPES, "extreme_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
     laws=_LAWS,
 )
 
@@ -186,7 +186,7 @@ SIMPLE_GLA = Op(
     linear_in=("v", "initial_state"),
     mistakes=more_states,
     multilinear=lambda case: True,
-    recipes=(*_RECIPES, "extreme_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
     laws=_LAWS,
 )
 
@@ -285,6 +285,6 @@ MAMBA2 = Op(
     work=_pairs_and_states,
     linear_in=("x", "initial_state"),
     mistakes=more_states,
-    recipes=(*_RECIPES, "extreme_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
     laws=OF_A_READING,
 )

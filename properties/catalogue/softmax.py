@@ -111,6 +111,8 @@ ATTENTION = Op(
         "large_logits",
         "late_maximum",
         "extreme_gates",
+        "strong_gates",
+        "large_values",
         "one_hot_values",
         "zeros",
         "cancelling",

@@ -179,7 +179,8 @@ def budgets(
         absolute: the oracle with |scale|, if its map is multilinear; else None.
         gates: names of the tensors that enter through an exponential, as log decays.
         constant_decay: the largest log decay of a token that is no tensor, without its sign. Its
-            logarithm is rounded before it is summed, so it counts as a gate does.
+            logarithm is rounded before it is summed, so it counts as a gate does; its exponential
+            is the same at every token, error and all.
         telescopes: gradients that are differences of large sums.
         float32_logits: products of two inputs, and elementwise functions of them, are never
             stored: softmax attention. Not for maps whose products may be taken in another order.
@@ -198,7 +199,8 @@ def budgets(
     spreads: dict[str, Spread] = {}
     if absolute is not None and "magnitude" in applying:
         decay = chunk_decay(tensors, gates) + CHUNK * constant_decay
-        factor = magnitude_factor(precision, terms, decay, alike=alike)
+        steps = terms if constant_decay else 0
+        factor = magnitude_factor(precision, terms, decay, alike=alike, steps=steps)
         Y = magnitude(absolute, tensors, gates=gates)
         bound = {name: factor * Y[name] + largest * precision.underflow for name in want}
         for telescope in telescopes:
@@ -261,16 +263,20 @@ def magnitude(oracle: Oracle, tensors: Tensors, gates: tuple[str, ...] = ()) -> 
 
 
 def magnitude_factor(
-    precision: Precision, terms: int, decay: float = 0.0, *, alike: bool = False
+    precision: Precision, terms: int, decay: float = 0.0, *, alike: bool = False, steps: int = 0
 ) -> float:
     """The factor of `Y`: `c·u + (4·sqrt(n) + 4Γ)·2^-24`.
+
+    A recurrence multiplies by one and the same computed decay at each of up to `steps` tokens: an
+    exponential that is an ulp off, 2·2^-24, is that at each of them, and `2·steps` is added to `4Γ`.
 
     Equal terms are rounded the same way over and over: the factor has `n` for `4·sqrt(n)` then, the
     bound of any sum (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
     """
     rounded = precision.operand_roundings * precision.unit
     walked = 4 * math.sqrt(terms)
-    return rounded + ((max(walked, terms) if alike else walked) + 4 * decay) * ACCUMULATOR
+    summed = max(walked, terms) if alike else walked
+    return rounded + (summed + 4 * decay + 2 * steps) * ACCUMULATOR
 
 
 def chunk_decay(tensors: Tensors, gates: tuple[str, ...]) -> float:

@@ -156,6 +156,16 @@ def test_decays_of_sums_that_are_added_as_a_tree_stay_within_the_factor() -> Non
     assert 0.5 < worst < 1
 
 
+def test_a_decay_that_is_an_ulp_off_at_each_token_stays_within_the_factor() -> None:
+    tokens = 200
+    for decay in (0.51, 0.75, 1 - 2.0**-5):
+        exact = torch.tensor(decay)
+        off = torch.nextafter(exact, torch.tensor(1.0))
+        error = (float(off) / float(exact)) ** tokens - 1
+        assert error > magnitude_factor(FLOAT32, tokens)
+        assert error < magnitude_factor(FLOAT32, tokens, steps=tokens)
+
+
 def test_a_telescope_sums_the_errors_of_all_later_tokens() -> None:
     q, error = torch.ones(2, 3, 1, 1).double(), torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1, 1)
     values = {"q": q, "dg": q, "S": torch.full((2, 1, 1, 2), 3.0).double()}
