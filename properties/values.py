@@ -158,10 +158,20 @@ def large_values(blank: Blank, generator: torch.Generator) -> Tensor:
     return 1024 * (1 + x.abs()) if blank.role is Role.VALUE else x
 
 
-def small_values(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Values around 2^-10: squares are next to an epsilon of 1e-6."""
+def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Each tensor in a size of its own: usual, around 2^-12, or states and values around 2^8.
+
+    Squares of the small ones are next to an epsilon of 1e-6.
+    """
     x = gaussian(blank, generator)
-    return 2.0**-10 * x if blank.role is Role.VALUE else x
+    size = [1.0, 2.0**-12, 2.0**8][int(torch.randint(3, (), generator=generator))]
+    match blank.role:
+        case Role.VALUE | Role.STATE:
+            return size * x
+        case Role.QUERY | Role.KEY:
+            return min(size, 1.0) * x
+        case _:
+            return x
 
 
 def one_hot_values(blank: Blank, generator: torch.Generator) -> Tensor:
@@ -226,7 +236,7 @@ RECIPES: dict[str, Recipe] = {
         extreme_gates,
         strong_gates,
         large_values,
-        small_values,
+        uneven,
         one_hot_values,
         zeros,
         cancelling,

@@ -39,6 +39,7 @@ _GROUPED = {
 _RECIPES = (
     "gaussian",
     "integers",
+    "uneven",
     "late_maximum",
     "one_hot_values",
     "zeros",
@@ -187,6 +188,7 @@ DPLR = Op(
     recipes=(
         "gaussian",
         "integers",
+        "uneven",
         "late_maximum",
         "one_hot_values",
         "zeros",
@@ -230,6 +232,7 @@ RWKV7 = Op(
     recipes=(
         "gaussian",
         "integers",
+        "uneven",
         "late_maximum",
         "one_hot_values",
         "zeros",

@@ -42,6 +42,7 @@ _RECIPES = (
     "gaussian",
     "integers",
     "large_states",
+    "uneven",
     "late_maximum",
     "one_hot_values",
     "zeros",

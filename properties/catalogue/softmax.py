@@ -113,6 +113,7 @@ ATTENTION = Op(
         "extreme_gates",
         "strong_gates",
         "large_values",
+        "uneven",
         "one_hot_values",
         "zeros",
         "cancelling",

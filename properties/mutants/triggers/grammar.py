@@ -4,6 +4,9 @@ An atom says which values some facts of a call have; see `properties.mutants.tri
 atoms about different things make a pair, if some call could have both: atoms name everything that
 they need (a gradient of g needs g, which has to be trained), and no pair has needs that exclude
 each other. Nor has it sizes for which no case may pay, by the `work` of the op.
+
+Some atoms stand alone: each power of two is looked at, but not beside everything else; pairs have
+the coarser steps at which kernels take another path.
 """
 
 from collections.abc import Iterator, Mapping
@@ -66,6 +69,7 @@ class Atom:
         needs: facts → the values that they have.
         backward: only a gradient can be wrong by it.
         result: the result that is wrong, an output or "dx"; None for any.
+        alone: it makes no pairs.
     """
 
     kind: str
@@ -74,6 +78,7 @@ class Atom:
     needs: Mapping[str, Allowed]
     backward: bool = False
     result: str | None = None
+    alone: bool = False
 
     def holds(self, known: Mapping[str, Any]) -> bool:
         return all(known.get(name) in allowed for name, allowed in self.needs.items())
@@ -106,7 +111,7 @@ def pairs(op: Op, every: list[Atom]) -> "np.ndarray[Any, Any]":
     """
     wanted = np.zeros((len(every), len(every)), dtype=np.int8)
     for (i, a), (j, b) in combinations(enumerate(every), 2):
-        if a.about != b.about and _agree(a, b):
+        if a.about != b.about and not (a.alone or b.alone) and _agree(a, b):
             wanted[i, j] = -1 if _dear(op, a, b) else 1
     return wanted
 
@@ -155,13 +160,17 @@ def _steps(limit: int) -> Iterator[tuple[str, Between]]:
 
 
 def _ranges(letter: str, *starts: int, **needs: Allowed) -> Iterator[Atom]:
-    """Counts from each start to the next; the last has no end."""
+    """Counts from each start to the next; the last has no end. One, few and many make pairs."""
     for low, high in pairwise((*starts, 0)):
         text = f"= {low}" if high == low + 1 else f"in {low}..{high - 1}" if high else f">= {low}"
         span = Between(low, high - 1 if high else inf)
-        yield Atom("counts", letter, f"{letter} {text}", {letter: span, **needs})
+        yield Atom("counts", letter, f"{letter} {text}", {letter: span, **needs}, alone=True)
+    for text, span in (("one", Between(1, 1)), ("few", Between(2, 8)), ("many", Between(9))):
+        yield Atom("counts", letter, f"{text} {letter}", {letter: span, **needs})
 
 
+# A product takes 16 rows, a tile at most 128 columns of most kernels.
+_CLASSES = {"small": Between(1, 15), "medium": Between(16, 128), "wide": Between(129)}
 WIDEST = {"K": 256, "V": 256, "D": 256, "P": 128, "W": 16}
 
 
@@ -170,7 +179,11 @@ def _sizes(op: Op) -> Iterator[Atom]:
         # Two dims of the head are a pair.
         for text, span in _steps(WIDEST[letter]):
             head = {"D": Between(2 * span.low)} if letter == "P" else {}
-            yield Atom("sizes", letter, f"{letter} {text}", {letter: span, **head})
+            yield Atom("sizes", letter, f"{letter} {text}", {letter: span, **head}, alone=True)
+        for text, span in _CLASSES.items():
+            if span.low <= WIDEST[letter]:
+                head = {"D": Between(2 * span.low)} if letter == "P" else {}
+                yield Atom("sizes", letter, f"{text} {letter}", {letter: span, **head})
     if "P" in op.dims:
         yield Atom("sizes", "P", "P = 0", {"P": Between(0, 0)})
     if {"K", "V"} <= set(op.dims):
@@ -188,7 +201,9 @@ def _sizes(op: Op) -> Iterator[Atom]:
 def _tokens(op: Op) -> Iterator[Atom]:
     for letter in ("T", "S") if op.keys else ("T",):
         for text, span in _steps(MOST_TOKENS):
-            yield Atom("tokens", letter, f"{letter} {text}", {letter: span})
+            yield Atom("tokens", letter, f"{letter} {text}", {letter: span}, alone=True)
+        for text, span in (("one", Between(1, 1)), ("more than 256", Between(257))):
+            yield Atom("tokens", letter, f"{text} of {letter}", {letter: span})
     if op.keys:
         for sign, less in (("<", "T"), (">", "S"), ("=", "T")):
             needs: Needs = {"T against S": among(sign), less: Between(0, 4095)}
@@ -358,6 +373,7 @@ def _options(op: Op) -> Iterator[Atom]:
 
 
 _LAYOUTS_OF_ONE = ("contiguous", "misaligned", "every second")
+_PAIRED = ("misaligned", "transposed", "stride 0 of tokens")
 _LAYOUTS = (*_LAYOUTS_OF_ONE, "with gaps", "transposed", "stride 0 of tokens", "stride 0 of heads")
 
 
@@ -383,7 +399,10 @@ def _layouts(op: Op) -> Iterator[Atom]:
             elif layout == "every second":
                 more = {letter: Between(2) for letter in dims[-1:] if letter in known}
             held = {f"{name} {layout}": YES, **needs, **more}
-            yield Atom("layouts", f"layout of {name}", f"{name} {layout}", held, "backward" in held)
+            alone = layout not in _PAIRED
+            text = f"{name} {layout}"
+            gradient = "backward" in held
+            yield Atom("layouts", f"layout of {name}", text, held, gradient, alone=alone)
 
 
 def _dtypes(op: Op) -> Iterator[Atom]:
