@@ -17,6 +17,7 @@ class Case:
 
     Args:
         op, mode: the entry of the catalogue and the kernel's mode.
+        auto: the call leaves the mode to the op, which may take another.
         dtype: of the activations: "float32", "bfloat16", "float16".
         dims: sizes by the letters of the catalogue entry, for example `{"B": 2, "H": 3, "K": 5}`.
         lengths: query tokens of each sequence; dense cases have one length for all of the batch.
@@ -46,6 +47,7 @@ class Case:
     dtype: str
     dims: Mapping[str, int]
     lengths: tuple[int, ...]
+    auto: bool = False
     key_lengths: tuple[int, ...] | None = None
     packed: bool = False
     given: tuple[str, ...] = ()
@@ -69,6 +71,11 @@ class Case:
         dtype = getattr(torch, self.dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
+
+    @property
+    def called_mode(self) -> str:
+        """The mode that the call names."""
+        return "auto" if self.auto else self.mode
 
     @property
     def sequences(self) -> int:

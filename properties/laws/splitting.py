@@ -59,7 +59,7 @@ def _in_two_calls(
         if op.continues_by == "seqlen_offsets":
             options["seqlen_offsets"] = _offsets(case, subject, [0] * len(cuts) if early else cuts)
         function = subject.function(op)
-        returned = function(**tensors, **options, mode=case.mode, tile=case.tile)
+        returned = function(**tensors, **options, mode=case.called_mode, tile=case.tile)
         outputs = returned if isinstance(returned, tuple) else (returned,)
         named = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
         part = replace(case, lengths=tuple(_length(op, piece, "T") for piece in half))

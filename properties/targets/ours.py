@@ -30,6 +30,7 @@ class Ours(Target):
     """
 
     name = "ours"
+    chooses = True
     contexts = ("grad", "no_grad", "inference_mode", "autocast", "compiled")
 
     def __init__(self, capability: int, claims: Sequence[Architecture] = ()) -> None:

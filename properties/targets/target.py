@@ -16,11 +16,13 @@ class Target:
             budget.
         documented_errors: it refuses bad arguments with the errors that the catalogue documents,
             before any launch. Otherwise it may raise anything, or be right.
+        chooses: its ops take the mode "auto" as well, and choose one then.
         contexts: what its calls may run in, of `properties.contexts`.
     """
 
     name = ""
     bitwise = True
+    chooses = False
     documented_errors = True
     contexts: tuple[str, ...] = ("grad", "no_grad", "inference_mode")
 

@@ -51,6 +51,7 @@ class Witness(Target):
     """
 
     name = "ours"
+    chooses = Ours.chooses
     contexts = Ours.contexts
 
     def __init__(self, ours: Ours) -> None:
