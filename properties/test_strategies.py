@@ -237,11 +237,11 @@ def _about_argument(argument: Argument) -> Iterator[Condition]:
     if argument.dtype == "either":
         yield Condition(f"{name} in float32", OFTEN, lambda c: name in c.float32)
     if argument.role is Role.LOG_DECAY:
-        # Open and shut gates come from one recipe of several, in cases with this tensor.
+        # Open and shut gates come from two recipes of several, in cases with this tensor.
         yield Condition(
-            f"{name} near 0 and at -1e4",
+            f"{name} open and shut",
             SELDOM,
-            lambda c: name in c.given and c.values == "extreme_gates",
+            lambda c: name in c.given and c.values in ("extreme_gates", "strong_gates"),
         )
 
 

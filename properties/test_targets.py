@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -19,6 +20,8 @@ from properties.case import Case
 from properties.catalogue import OPS, Op
 from properties.jobs import Job, Selection, hypothesis_test
 from properties.laws import LAWS, Subject, Violation
+from properties.simulator import SimulationError
+from properties.simulator.errors import Location
 from properties.strategies import cases
 from properties.targets import NAMES, Adapter, Implementation, Target, load, scope
 from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read
@@ -88,7 +91,7 @@ def test_what_is_missing_is_said() -> None:
         "attention (some): no `sink`, no `alibi_slopes`, no `g`, no `window`, no `softcap`, "
         "no `return_lse`, no packed keys but the queries' own; 2 of 5 options drawn; "
         "not in bfloat16 or float16; only causal and k as a constant; laws not stated: "
-        "determinism (it adds as it likes), rejection (a library refuses in its own words)"
+        "determinism (it adds as it likes)"
     )
 
 
@@ -102,17 +105,153 @@ def test_whole_targets_lack_nothing() -> None:
 def test_jobs_are_those_that_the_target_has() -> None:
     jobs = Selection().jobs(some())
     assert {(job.op, job.mode, job.dtype) for job in jobs} == {("attention", "some", "float32")}
-    assert {job.law for job in jobs} == set(ATTENTION.laws) - {"determinism", "rejection"}
+    assert {job.law for job in jobs} == set(ATTENTION.laws) - {"determinism"}
     with pytest.raises(ValueError, match="mode: 'parallel', expected one of some"):
         Selection(modes=("parallel",)).jobs(some())
 
 
-@pytest.mark.parametrize("law", sorted(set(ATTENTION.laws) - {"determinism", "rejection"}))
+@pytest.mark.parametrize("law", sorted(set(ATTENTION.laws) - {"determinism"}))
 def test_every_stated_law_holds_for_a_part_of_the_oracle(law: str) -> None:
     job = Job("attention", "some", law, "float32")
     settings(max_examples=10, database=None, deadline=None)(
         hypothesis_test(job, Subject(some(), CPU))
     )()
+
+
+def positive_scale(case: Case) -> Case:
+    scale = case.options["scale"]
+    if scale in (None, -1) or scale > 0:
+        return case
+    return replace(case, options={**case.options, "scale": abs(scale) or 1.0})
+
+
+def two_tokens(case: Case) -> Case:
+    keys = case.key_lengths and tuple(max(2, n) for n in case.key_lengths)
+    return replace(case, lengths=tuple(max(2, n) for n in case.lengths), key_lengths=keys)
+
+
+def no_more_keys(case: Case) -> Case:
+    return replace(case, key_lengths=None)
+
+
+def with_all_outputs(case: Case) -> Case:
+    asked = {o.asked_by: True for o in OPS[case.op].outputs if o.asked_by is not None}
+    return replace(case, options={**case.options, **asked})
+
+
+def unnormalized(case: Case) -> Case:
+    plain = {n: False for n in ("normalize", "use_qk_l2norm_in_kernel") if n in case.options}
+    return replace(case, options={**case.options, **plain})
+
+
+BOUNDS = (positive_scale, two_tokens, no_more_keys, with_all_outputs, unnormalized)
+
+
+class Bounded(Adapter):
+    """The oracle of an op within bounds, and how many of its calls were outside of them."""
+
+    def __init__(self, op: Op) -> None:
+        bounds = {bound.__name__: bound for bound in BOUNDS}
+        super().__init__({op.name: {"some": Implementation(self.call, bounds=bounds)}})
+        self.name = "bounded"
+        self.op = op
+        self.calls = 0
+        self.outside: list[dict[str, Any]] = []
+
+    def call(self, **given: Any) -> Any:
+        self.calls += 1
+        flags = {o.asked_by: True for o in self.op.outputs if o.asked_by is not None}
+        flags |= {"normalize": False, "use_qk_l2norm_in_kernel": False}
+        scale, q = given["scale"], given["q"]
+        bounds = given.get("cu_seqlens")
+        tokens = torch.tensor([q.shape[1]]) if bounds is None else bounds.diff()
+        if not (
+            (scale in (None, -1) or scale > 0)
+            and bool((tokens >= 2).all())
+            and given["k"].shape[1] == q.shape[1]
+            and all(given[name] == flag for name, flag in flags.items() if name in given)
+        ):
+            self.outside.append(given)
+        return self.op.oracle(**given)
+
+
+@pytest.mark.parametrize("name", ["gla", "delta_rule", "attention"])
+@pytest.mark.parametrize("law", sorted(set(LAWS) - {"rejection"}))
+def test_no_law_leaves_the_bounds_of_an_adapter(name: str, law: str) -> None:
+    target = Bounded(OPS[name])
+    if law not in scope.laws(target, name, "some"):
+        pytest.skip(f"{name} has no such law")
+    job = Job(name, "some", law, "float32")
+    settings(max_examples=12, database=None, deadline=None, phases=[Phase.generate])(
+        hypothesis_test(job, Subject(target, CPU))
+    )()
+    assert not target.outside
+    # Splitting attention calls with more keys than queries; it says nothing of this one.
+    assert target.calls or (name, law) == ("attention", "splitting")
+
+
+def test_bounds_hold_for_the_call_before() -> None:
+    op = Bounded(OPS["gla"]).declaration(OPS["gla"], "some")
+
+    def settled(earlier: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        options = {"scale": 2.0, "normalize": False, "output_final_state": True}
+        case = replace(SQUARE, op="gla", dims={"B": 1, "H": 1, "K": 3, "V": 2}, options=options)
+        return op.settle(replace(case, earlier=earlier)).earlier
+
+    assert settled({"scale": -3.0}) == {"scale": 3.0}
+    assert settled({"scale": 3.0}) == {"scale": 3.0}
+    assert settled({}) == {}
+
+
+def with_a_tap(form: Callable[..., Any]) -> Callable[..., Any]:
+    def convolution(*, weight: Tensor, **given: Any) -> Any:
+        return form(weight=torch.nn.functional.pad(weight, (1, 0)), **given)
+
+    return convolution
+
+
+def of_all_taps(op: Op) -> Op:
+    """A convolution whose state has a token more, which has no weight."""
+    forms: dict[str, Any] = {
+        n: with_a_tap(getattr(op, n)) for n in ("oracle", "second_form", "quiet_form")
+    }
+    return replace(op, **forms, sizes=lambda case: {"M": case.dims["W"]})
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_gradient_lost_in_what_the_catalogue_does_not_have_is_seen(lost: bool) -> None:
+    def library(
+        x: Tensor,
+        weight: Tensor,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        form = with_a_tap(reference.short_conv)
+        y, state = form(
+            x=x, weight=weight, initial_state=initial_state, output_final_state=output_final_state
+        )
+        if lost and state is not None:
+            state = torch.cat([state[:, :1].detach(), state[:, 1:]], 1)
+        return y, state
+
+    target = Adapter({"short_conv": {"some": Implementation(library, whole=of_all_taps)}})
+    target.name = "mine"
+    op = target.declaration(OPS["short_conv"], "some")
+    case = Case(
+        op="short_conv",
+        mode="some",
+        dtype="float32",
+        dims={"B": 1, "D": 2, "W": 3},
+        lengths=(5,),
+        given=("initial_state",),
+        options={"output_final_state": True},
+    )
+    for law in ("differential", "splitting"):
+        if not lost:
+            LAWS[law](op, case, Subject(target, CPU))
+            continue
+        with pytest.raises(Violation, match="dx differs from the oracle"):
+            LAWS[law](op, case, Subject(target, CPU))
 
 
 def parameter_of_another_name(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
@@ -199,6 +338,127 @@ def scale_is_zero(given: Mapping[str, Any]) -> bool:
 
 
 RELEASE = f"torch {torch.__version__.partition('+')[0]}"
+
+
+class Library(Target):
+    """Somebody else's attention, which refuses with exceptions of its own."""
+
+    name = "library"
+    documented_errors = False
+
+    def __init__(self, accepts: Callable[[Mapping[str, Any]], Any]) -> None:
+        self.accepts = accepts
+
+    def function(self, op: Op) -> Any:
+        def attention(*, mode: str, tile: int | None, **given: Any) -> Any:
+            if mode != "parallel" or tile is not None:
+                raise LookupError("neither such a mode nor tiles")
+            accepted = self.accepts(given)
+            if accepted is not None:
+                return accepted
+            try:
+                return reference.attention(**given)
+            except (ValueError, TypeError) as error:
+                raise RuntimeError("an error of the library") from error
+
+        return attention
+
+
+def zeros(given: Mapping[str, Any]) -> tuple[Tensor, None]:
+    return torch.zeros_like(given["v"]), None
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def nothing(given: Mapping[str, Any]) -> None:
+    """The library accepts nothing that it should not."""
+
+
+def other_numbers(given: Mapping[str, Any]) -> Any:
+    """Windows and scales that are other kinds of numbers are read as numbers."""
+    read = {
+        name: given[name].item()
+        for name in ("scale", "window")
+        if hasattr(given.get(name), "item") and not isinstance(given[name], numpy.float64)
+    }
+    if isinstance(given.get("window"), float) and given["window"].is_integer():
+        read["window"] = int(given["window"])
+    return reference.attention(**{**given, **read}) if read else None
+
+
+def nan_of_nan(given: Mapping[str, Any]) -> Any:
+    scale = given.get("scale")
+    if isinstance(scale, float) and scale != scale:
+        return torch.full_like(given["v"], torch.nan), None
+    return None
+
+
+def zeros_of_nan(given: Mapping[str, Any]) -> Any:
+    scale = given.get("scale")
+    return zeros(given) if isinstance(scale, float) and scale != scale else None
+
+
+def window_of_no_keys(given: Mapping[str, Any]) -> Any:
+    return zeros(given) if given.get("window") == 0 else None
+
+
+def half_of_other_numbers(given: Mapping[str, Any]) -> Any:
+    read = other_numbers(given)
+    return None if read is None else (read[0] / 2, read[1])
+
+
+def rows_of_integers(given: Mapping[str, Any]) -> Any:
+    q = given["q"]
+    if not is_tensor(q) or q.is_floating_point():
+        return None
+    o, lse = reference.attention(**{**given, "q": q.float()})
+    return o.int(), lse
+
+
+def leaves_its_tensors(given: Mapping[str, Any]) -> Any:
+    if is_tensor(given["v"]) and given["v"].dim() == 4 and given["v"].shape[1] == 6:
+        raise SimulationError("attention_kernel", Location(), "rows that are not there")
+    return None
+
+
+PLAIN = Case(
+    op="attention",
+    mode="parallel",
+    dtype="float32",
+    dims={"B": 1, "G": 1, "R": 1, "K": 3, "V": 3},
+    lengths=(5,),
+    options={"scale": None, "causal": True, "window": 4, "softcap": None, "return_lse": False},
+)
+
+
+@pytest.mark.parametrize("accepts", [nothing, other_numbers, nan_of_nan])
+def test_a_library_may_raise_anything_or_be_right(accepts: Any) -> None:
+    assert LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU)) == 0
+
+
+@pytest.mark.parametrize(
+    ("accepts", "mistake"),
+    [
+        (window_of_no_keys, "window=0"),
+        (zeros_of_nan, "scale=nan"),
+        (half_of_other_numbers, "scale=np.float32(0.5)"),
+        (rows_of_integers, "q of integers"),
+        (leaves_its_tensors, "v with S larger by one"),
+    ],
+)
+def test_a_library_may_not_be_wrong_without_a_word(accepts: Any, mistake: str) -> None:
+    with pytest.raises(Violation) as info:
+        LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU))
+    assert str(info.value).startswith(f"rejection does not hold: {mistake} was not refused, and")
+
+
+def test_mistakes_say_nothing_of_a_library_that_is_wrong_without_one() -> None:
+    wrong = Library(lambda given: zeros(given) if is_tensor(given["v"]) else None)
+    assert LAWS["rejection"](ATTENTION, PLAIN, Subject(wrong, CPU)) == 0
+
+
 KNOWN = KnownFailure(
     name="half_at_scale_0",
     law="differential",

@@ -74,11 +74,12 @@ def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def integers(blank: Blank, generator: torch.Generator) -> Tensor:
-    """-1, 0 and 1, and open gates: every partial sum is exact, so results must be bit-equal.
+    """-1, 0 and 1, and gates open or shut: partial sums are exact, so results must be bit-equal.
 
-    Unit keys are those of the axes, and strengths 0 and 1, so that a write replaces one row of the
-    state by a value. What is added to a decay is 0 but for one token in 64, lest the state doubles
-    at each.
+    In half of the tensors one gate in sixteen is shut: -2^13, of which sums are exact as well. Unit
+    keys are those of the axes, and strengths 0 and 1, so that a write replaces one row of the state
+    by a value. What is added to a decay is 0 but for one token in 64, lest the state doubles at
+    each.
     """
     match blank.role:
         case Role.UNIT_KEY | Role.LOW_RANK:
@@ -91,7 +92,9 @@ def integers(blank: Blank, generator: torch.Generator) -> Tensor:
         case Role.STEP | Role.STRENGTH | Role.RATE:
             return _choice(blank, generator, (0.0, 1.0))
         case Role.LOG_DECAY:
-            return torch.zeros(blank.shape, dtype=torch.float64)
+            shut = _uniform(blank, generator) < 1 / 16
+            some = torch.rand((), generator=generator).item() < 1 / 2
+            return torch.where(shut & some, -(2.0**13), 0.0).double()
         case Role.SLOPE:
             return _choice(blank, generator, (0.5, 1.0, 2.0))
         case _:
@@ -140,6 +143,35 @@ def extreme_gates(blank: Blank, generator: torch.Generator) -> Tensor:
     if blank.role is Role.LOG_DECAY:
         return _choice(blank, generator, (0.0, -1e-3, -0.3, -5.0, -40.0, -1e4))
     return gaussian(blank, generator)
+
+
+def strong_gates(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Gates of 0 and -30, of which sums lose no digits: 1 / decay overflows within four of them."""
+    if blank.role is Role.LOG_DECAY:
+        return _choice(blank, generator, (0.0, 0.0, 0.0, -30.0))
+    return gaussian(blank, generator)
+
+
+def large_values(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Values of one sign around 2000: their sum leaves float16 before a quotient brings it back."""
+    x = gaussian(blank, generator)
+    return 1024 * (1 + x.abs()) if blank.role is Role.VALUE else x
+
+
+def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Each tensor in a size of its own: usual, around 2^-12, or states and values around 2^8.
+
+    Squares of the small ones are next to an epsilon of 1e-6.
+    """
+    x = gaussian(blank, generator)
+    size = [1.0, 2.0**-12, 2.0**8][int(torch.randint(3, (), generator=generator))]
+    match blank.role:
+        case Role.VALUE | Role.STATE:
+            return size * x
+        case Role.QUERY | Role.KEY:
+            return min(size, 1.0) * x
+        case _:
+            return x
 
 
 def one_hot_values(blank: Blank, generator: torch.Generator) -> Tensor:
@@ -202,6 +234,9 @@ RECIPES: dict[str, Recipe] = {
         large_states,
         late_maximum,
         extreme_gates,
+        strong_gates,
+        large_values,
+        uneven,
         one_hot_values,
         zeros,
         cancelling,

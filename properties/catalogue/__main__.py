@@ -1,8 +1,8 @@
-"""Print the table of ops, modes, laws and mutants killed, or keep the one in a document current."""
+"""Print the table of ops, modes, laws and reach, or keep the one in a document current."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from properties.catalogue import OPS
 from properties.mutants import shares
 from properties.mutants.hunt import Sources
 from properties.mutants.mutant import modules
+from properties.mutants.triggers import run as triggers
 from properties.targets import load
 
 BEGIN = "<!-- table: python -m properties.catalogue --write README.md -->"
@@ -20,22 +21,40 @@ _OF_MUTANTS = (
     "(`python -m\nproperties.mutants`). Those listed as equivalent are not counted, and ops share "
     "kernels."
 )
+_OF_TRIGGERS = (
+    "Reach is the share of predicates about an op's calls, such as \"K = 64 and the initial state "
+    'alone is\ntrained", that some test of a law meets and would notice if results were wrong '
+    "there (`python -m\nproperties.mutants --triggers`)."
+)
 
 
 def table() -> str:
-    """One row per op: its modes, the laws that it obeys, and how many of its mutants they kill."""
+    """One row per op: its modes, the laws that it obeys, and what these reach.
+
+    Where that has not been measured, how many mutants of the op they kill.
+    """
     every = list(dict.fromkeys(law for op in OPS.values() for law in op.laws))
-    killed = _killed()
+    reached = triggers.read()
+    killed = {} if reached else _killed()
     rows = [["op", "modes", "laws"], ["---"] * 3]
     for op in OPS.values():
         modes = ", ".join(mode.name for mode in op.modes)
         rows.append([f"`{op.name}`", modes, _laws(op.laws, every)])
     below = ["", f"All laws: {', '.join(map(_words, every))}."]
-    if killed:
+    if reached:
+        cells = [_percent(reached[name]) if name in reached else "" for name in OPS]
+        rows = [[*row, cell] for row, cell in zip(rows, ["reach", "---", *cells], strict=True)]
+        below += ["", _OF_TRIGGERS]
+    elif killed:
         column = ["mutants killed", "---", *(str(killed.get(name, "")) for name in OPS)]
         rows = [[*row, cell] for row, cell in zip(rows, column, strict=True)]
         below += ["", _OF_MUTANTS]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), *below])
+
+
+def _percent(share: Mapping[str, int]) -> str:
+    """Rounded down: all is all."""
+    return f"{100 * share['ci'] // share['predicates']} %"
 
 
 def _killed() -> dict[str, shares.Share]:

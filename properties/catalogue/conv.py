@@ -45,8 +45,10 @@ SHORT_CONV = Op(
     ),
     dims={
         "B": st.integers(1, 3),
-        "D": st.one_of(st.integers(1, 20), st.sampled_from([63, 64, 65, 129, 130, 200])),
-        "W": st.integers(2, 6),
+        "D": st.one_of(
+            st.integers(1, 20), st.sampled_from([32, 63, 64, 65, 128, 129, 130, 200, 256])
+        ),
+        "W": st.one_of(st.integers(2, 6), st.sampled_from([1, 8, 16]), st.integers(1, 16)),
     },
     sizes=lambda case: {"M": case.dims["W"] - 1},
     work=lambda n: n["D"] * n["T"] * n["T"],
@@ -54,7 +56,7 @@ SHORT_CONV = Op(
     linear_in=("x", "bias", "initial_state"),
     mistakes=more_states,
     multilinear=lambda case: case.options.get("activation") is None,
-    recipes=("gaussian", "integers", "zeros", "cancelling"),
+    recipes=("gaussian", "integers", "zeros", "cancelling", "large_states", "uneven"),
     laws=(
         "differential",
         "exactness",

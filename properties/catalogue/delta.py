@@ -39,6 +39,7 @@ _GROUPED = {
 _RECIPES = (
     "gaussian",
     "integers",
+    "uneven",
     "late_maximum",
     "one_hot_values",
     "zeros",
@@ -133,7 +134,7 @@ GATED_DELTA_RULE = Op(
     settle=_settle,
     linear_in=("v", "initial_state"),
     mistakes=more_states,
-    recipes=(*_RECIPES, "extreme_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
     laws=_LAWS,
 )
 
@@ -159,7 +160,7 @@ KDA = Op(
     settle=_settle,
     linear_in=("v", "initial_state"),
     mistakes=more_states,
-    recipes=(*_RECIPES, "extreme_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
     laws=_LAWS,
 )
 
@@ -187,11 +188,13 @@ DPLR = Op(
     recipes=(
         "gaussian",
         "integers",
+        "uneven",
         "late_maximum",
         "one_hot_values",
         "zeros",
         "cancelling",
         "extreme_gates",
+        "strong_gates",
     ),
     laws=_LAWS,
 )
@@ -229,12 +232,14 @@ RWKV7 = Op(
     recipes=(
         "gaussian",
         "integers",
+        "uneven",
         "late_maximum",
         "one_hot_values",
         "zeros",
         "cancelling",
         "parallel_keys",
         "extreme_gates",
+        "strong_gates",
     ),
     laws=OF_A_READING,
 )

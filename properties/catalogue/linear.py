@@ -42,6 +42,7 @@ _RECIPES = (
     "gaussian",
     "integers",
     "large_states",
+    "uneven",
     "late_maximum",
     "one_hot_values",
     "zeros",
@@ -145,7 +146,7 @@ GLA = Op(
     mistakes=more_states,
     multilinear=lambda case: not _normalized(case),
     nonnegative=_normalized,
-    recipes=(*_RECIPES, "extreme_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
     laws=_LAWS,
 )
 
@@ -186,7 +187,7 @@ SIMPLE_GLA = Op(
     linear_in=("v", "initial_state"),
     mistakes=more_states,
     multilinear=lambda case: True,
-    recipes=(*_RECIPES, "extreme_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
     laws=_LAWS,
 )
 
@@ -285,6 +286,6 @@ MAMBA2 = Op(
     work=_pairs_and_states,
     linear_in=("x", "initial_state"),
     mistakes=more_states,
-    recipes=(*_RECIPES, "extreme_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
     laws=OF_A_READING,
 )

@@ -26,7 +26,7 @@ L2NORM = Op(
     dims={"B": st.integers(1, 3), "H": st.integers(1, 3), "D": head_dims()},
     work=lambda n: n["H"] * n["T"] * n["D"],
     packed_by=(),
-    recipes=("gaussian", "zeros", "large_states"),
+    recipes=("gaussian", "zeros", "large_states", "uneven"),
     laws=(
         "differential",
         "causality",

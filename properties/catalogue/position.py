@@ -96,7 +96,7 @@ ROTARY_EMBEDDING = Op(
     linear_in=("x",),
     continues_by="seqlen_offsets",
     mistakes=_mistakes,
-    recipes=("gaussian", "integers", "zeros"),
+    recipes=("gaussian", "integers", "zeros", "uneven"),
     laws=(
         "differential",
         "exactness",

@@ -11,7 +11,7 @@ from properties.case import Case
 from properties.catalogue.op import Function, Op, Role
 from properties.laws.law import Subject, Violation, bits_are_comparable
 from properties.sequences import dims_of
-from properties.tensors import Inputs, Results, run, transformable, work
+from properties.tensors import Inputs, Results, asked_for, run, trained, transformable, work
 from properties.verdict import BY_DTYPE, Comparison, budgets, compare
 from properties.verdict.budgets import Oracle
 from properties.verdict.compare import Budget
@@ -72,6 +72,14 @@ def _allowed(
 ) -> dict[str, Budget]:
     """How far an implementation may be from what the oracle wants."""
     incoming = _in_float64(gradients_of) or {}
+    telescopes = tuple(t for t in op.telescopes(case) if t.gradient in want)
+    if telescopes:
+        # The errors of what cancels stay where nobody asks for it.
+        inputs = replace(inputs, trained=trained(op, replace(case, frozen=())))
+        silent = {o.name for o in asked_for(op, case)} - set(incoming)
+        incoming |= {name: torch.zeros_like(want[name]) for name in silent}
+        want = oracle_results(op, inputs, incoming)
+        dtypes = {name: dtypes.get(name, case.torch_dtype) for name in want}
     tensors = {
         **inputs.to(torch.float64).tensors,
         **{_INCOMING + name: x for name, x in incoming.items()},
@@ -90,7 +98,7 @@ def _allowed(
         absolute=_by_tensors(op, op.quiet_form, absolute) if op.multilinear(case) else None,
         gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
         constant_decay=op.constant_decay(case),
-        telescopes=op.telescopes(case),
+        telescopes=telescopes,
         float32_logits=op.float32_logits,
         size=work(op, case),
         quick=quick,
@@ -154,15 +162,20 @@ def _subnormal(x: Tensor) -> Tensor:
     return x.abs() < max(8 * torch.finfo(x.dtype).smallest_normal, 2.0**-100)
 
 
-def fail(law: str, op: Op, case: Case, subject: Subject, text: str) -> None:
+def fail(
+    law: str, op: Op, case: Case, subject: Subject, text: str, fault: str | None = None
+) -> None:
     """Report a violation in a sentence instead of in numbers.
+
+    Args:
+        fault: the sentence that a ledger knows, where the text says more.
 
     Raises:
         Violation: the target's ledger does not explain it.
     """
     command = repro(law, case, subject.device, subject.target.name)
     message = f"{law} does not hold: {text}\n{case.line()}\n\n{command}"
-    subject.report(Violation(law, case, message, text))
+    subject.report(Violation(law, case, message, fault or text))
 
 
 def _matched(

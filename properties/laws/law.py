@@ -119,6 +119,14 @@ class Law:
         return self.check(op, self.adapt(op, case), subject)
 
 
+def within_bounds(op: Op, case: Case) -> bool:
+    """Whether an implementation takes the case as it is, by the bounds that its declaration has.
+
+    A law that changes a drawn case asks this of the changed one, or settles it.
+    """
+    return op.settle(case) == case
+
+
 def with_own_elements(case: Case) -> Case:
     """The case without layouts in which several elements share an address."""
     kept = {n: layout for n, layout in case.layouts.items() if layout not in SHARING}

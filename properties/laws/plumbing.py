@@ -13,20 +13,20 @@ from torch import Tensor
 from properties.case import Case
 from properties.catalogue.op import Op, Option
 from properties.laws.judge import expect_identical, fail, oracle_results
-from properties.laws.law import Law, Subject, bits_are_comparable
+from properties.laws.law import Law, Subject, bits_are_comparable, within_bounds
 from properties.tensors import Inputs, sizes
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
     inputs = subject.inputs(op, case)
-    changed = [o for o in op.options if not o.auxiliary and _value(case, o) != o.default]
+    changed = [o for o in op.options if not o.auxiliary and _may_be_default(op, case, o)]
     option = changed[case.seed % len(changed)] if changed else None
     other = inputs
     if option is not None:
         inputs, other = _with_default(op, case, inputs, option)
     first = subject.run(op, case, inputs)
     quiet = {o.name: False for o in op.options if o.auxiliary and o.name in inputs.options}
-    if quiet:
+    if quiet and within_bounds(op, replace(case, options={**case.options, **quiet})):
         got = subject.run(op, case, inputs.with_options(**quiet))
         asked = {o.name for o in op.outputs if o.asked_by in quiet}
         want = {name: y for name, y in first.items() if name not in asked}
@@ -49,6 +49,12 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 def _value(case: Case, option: Option) -> object:
     return case.options.get(option.name, option.default)
+
+
+def _may_be_default(op: Op, case: Case, option: Option) -> bool:
+    """Whether an option that is not at its default may be, with all others as they are."""
+    moved = replace(case, options={**case.options, option.name: option.default})
+    return _value(case, option) != option.default and within_bounds(op, moved)
 
 
 def _with_default(op: Op, case: Case, inputs: Inputs, option: Option) -> tuple[Inputs, Inputs]:

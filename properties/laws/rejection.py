@@ -1,14 +1,20 @@
 """A bad argument raises the documented error, which names it, before anything is launched.
 
+A library may raise anything, or be right: where the bad argument has a legal reading, as 4.0 has
+for the window 4, the oracle judges the results by that. It may not return other numbers, nor leave
+the bounds of its tensors.
+
 The bad arguments follow from the declaration: each tensor gets another rank, another dtype and,
 alone and with all of the same dims, another size along each shared one; each option gets the values
 that it declares bad.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -16,10 +22,22 @@ from properties.case import Case
 from properties.catalogue.op import Op
 from properties.contexts import CONTEXTS
 from properties.device import recorded_launches
-from properties.laws.judge import fail
-from properties.laws.law import Law, Subject, with_a_row
+from properties.laws.judge import compare_with_oracle, fail, oracle_results
+from properties.laws.law import Law, Subject, Violation, with_a_row
 from properties.sequences import dims_of, tensors_of
-from properties.tensors import Inputs
+from properties.simulator import SimulationError
+from properties.targets.ledger import Ledger
+from properties.tensors import Inputs, Results
+from reference.arguments import same_dtype
+
+# A kernel has left its tensors, or does not end: no exception on a GPU, or one that takes the
+# device with it.
+_HARM: tuple[type[Exception], ...] = (SimulationError, torch.AcceleratorError)
+
+SIZES = "a tensor of another size"
+RANK = "a tensor of another rank"
+DTYPE = "a tensor of another dtype"
+BOUNDARIES = "a tensor of boundaries that do not fit"
 
 
 @dataclass(frozen=True)
@@ -29,16 +47,21 @@ class Mistake:
     Args:
         names: arguments of which the message must name one.
         everywhere: the oracle has to refuse it as well; False where only kernels have the argument.
+        kind: of several mistakes that a library makes or does not make together; else `what`.
     """
 
     what: str
     arguments: dict[str, Any]
     names: tuple[str, ...]
     everywhere: bool = True
+    kind: str = ""
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
     inputs = subject.inputs(op, case)
+    if not subject.target.documented_errors:
+        _expect_no_harm(op, case, subject, inputs)
+        return 0.0
     implementation = {"mode": case.mode, "tile": case.tile}
     for mistake in mistakes(op, case, inputs):
         given = {**inputs.given(), **mistake.arguments}
@@ -77,14 +100,118 @@ def _expect_refusal(
         fail("rejection", op, case, subject, text)
 
 
+def _expect_no_harm(op: Op, case: Case, subject: Subject, inputs: Inputs) -> None:
+    """A library raises anything or is right, where it is right without a mistake."""
+    nothing = Mistake("nothing", {}, ())
+    if not _is_harmless(op, case, subject, nothing, inputs):
+        return
+    for mistake in mistakes(op, case, inputs):
+        if _may_lose_the_device(mistake, subject) or not _has_one_reading(op, mistake, inputs):
+            continue
+        if not _is_harmless(op, case, subject, mistake, inputs):
+            fault = f"{mistake.kind or mistake.what} was not refused"
+            text = f"{mistake.what} was not refused, and what came of it is wrong"
+            fail("rejection", op, case, subject, text, fault=fault)
+
+
+def _is_harmless(op: Op, case: Case, subject: Subject, mistake: Mistake, inputs: Inputs) -> bool:
+    """Whether a call is refused, or right. An exception of a kernel is no refusal."""
+    given: dict[str, Any] = {"mode": case.mode, "tile": case.tile, **inputs.given()}
+    try:
+        with CONTEXTS[case.context](subject.device.type):
+            returned = subject.function(op)(**{**given, **mistake.arguments})
+        if subject.device.type == "cuda":
+            torch.cuda.synchronize()
+    except _HARM:
+        return False
+    except Exception:
+        # Without a mistake there is nothing to refuse.
+        return bool(mistake.arguments)
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    got = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
+    return _right(op, case, subject, mistake, inputs, got)
+
+
+def _may_lose_the_device(mistake: Mistake, subject: Subject) -> bool:
+    """Whether a kernel that does not notice leaves its tensors, which a simulator survives."""
+    return subject.device.type == "cuda" and mistake.kind in (SIZES, BOUNDARIES)
+
+
+def _has_one_reading(op: Op, mistake: Mistake, inputs: Inputs) -> bool:
+    """Whether what stands for a flag is true where the flag is: numbers suit the flag of a case."""
+    flags = {o.name for o in op.options if isinstance(o.default, bool)} & set(mistake.arguments)
+    return all(bool(mistake.arguments[name]) == inputs.options[name] for name in flags)
+
+
+def _right(
+    op: Op, case: Case, subject: Subject, mistake: Mistake, inputs: Inputs, got: Results
+) -> bool:
+    """Whether results are what the oracle says of a legal reading of a bad argument."""
+    if not all(isinstance(y, Tensor) and y.is_floating_point() for y in got.values()):
+        return False
+    if _announces_itself(op, mistake, inputs, got):
+        return True
+    reading = inputs
+    dtype = case.dtype
+    for name, bad in mistake.arguments.items():
+        legal = _legal(op, name, bad, inputs)
+        if isinstance(legal, Tensor):
+            reading = reading.with_tensors({name: legal})
+        else:
+            kept = {n: x for n, x in reading.tensors.items() if n != name}
+            reading = replace(reading, tensors=kept).with_options(**{name: legal})
+        if isinstance(bad, Tensor) and bad.dtype == torch.bfloat16:
+            dtype = "bfloat16"
+    narrow = {n: y.float() if y.dtype == torch.float64 else y for n, y in got.items()}
+    strict = replace(subject, ledger=Ledger())
+    try:
+        compare_with_oracle(
+            "rejection", op, replace(case, dtype=dtype), strict, reading, {}, narrow
+        )
+    except (Violation, ValueError, TypeError):
+        # The oracle refuses what has no legal reading.
+        return False
+    return True
+
+
+def _announces_itself(op: Op, mistake: Mistake, inputs: Inputs, got: Results) -> bool:
+    """Whether NaN and infinity come of a number that is none, where anything comes of a number."""
+    numbers = [n for n, x in mistake.arguments.items() if isinstance(x, float)]
+    if all(math.isfinite(mistake.arguments[name]) for name in numbers):
+        return False
+    want = oracle_results(op, inputs.with_options(**dict.fromkeys(numbers, 1.0)), None)
+    shown = [o.name for o in op.outputs if o.asked_by is None]
+    return all(bool((want[n][got[n].cpu().isfinite()] == 0).all()) for n in shown)
+
+
+def _legal(op: Op, name: str, bad: Any, inputs: Inputs) -> Any:
+    """What a bad argument may mean: the same numbers in the right shape, dtype and type."""
+    right = inputs.tensors.get(name)
+    if right is not None and isinstance(bad, (Tensor, list)):
+        numbers = torch.as_tensor(bad, device=right.device)
+        same = numbers.numel() == right.numel()
+        return numbers.reshape(right.shape).to(right.dtype) if same else bad
+    option = next((o for o in op.options if o.name == name), None)
+    if isinstance(bad, (Tensor, numpy.generic)) and numpy.ndim(bad) == 0:
+        bad = bad.item()
+    if option is not None and isinstance(option.default, bool):
+        return bool(bad)
+    if isinstance(bad, bool):
+        return int(bad)
+    if isinstance(bad, float) and math.isinf(bad):
+        return math.copysign(1e300, bad)
+    return int(bad) if isinstance(bad, float) and bad.is_integer() else bad
+
+
 def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
     """Every bad argument that the declaration of `op` implies for this case."""
     tensors = tensors_of(op, inputs)
     for name, x in tensors.items():
-        yield Mistake(f"{name} of another rank", {name: x[None]}, (name,))
-        yield Mistake(f"{name} of integers", {name: x.to(torch.int32)}, (name,))
+        yield Mistake(f"{name} of another rank", {name: x[None]}, (name,), kind=RANK)
+        yield Mistake(f"{name} of integers", {name: x.to(torch.int32)}, (name,), kind=DTYPE)
         yield Mistake(f"{name} that is a list", {name: [1.0]}, (name,))
-        yield Mistake(f"{name} in float64", {name: x.double()}, (name,), everywhere=False)
+        yield Mistake(f"{name} in float64", {name: x.double()}, (name,), False, DTYPE)
+    yield from _mixed_dtypes(op, tensors)
     dims = {n: dims_of(op, n) for n in tensors}
     alike = [[n for n in dims if dims[n] == those] for those in dict.fromkeys(dims.values())]
     for names in [*([n] for n in dims), *(those for those in alike if len(those) > 1)]:
@@ -93,7 +220,7 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
             if sharing and tensors[names[0]].shape[axis]:
                 what = f"{' and '.join(names)} with {dim} larger by one"
                 longer = {n: _longer(tensors[n], axis) for n in names}
-                yield Mistake(what, longer, (*names, *sharing, *op.packed_by))
+                yield Mistake(what, longer, (*names, *sharing, *op.packed_by), kind=SIZES)
     for option in op.options:
         for bad in option.bad:
             yield Mistake(f"{option.name}={bad!r}", {option.name: bad}, (option.name,))
@@ -107,6 +234,15 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
         yield Mistake(f"tile={tile!r}", {"tile": tile}, ("tile",), False)
     yield from _refused(op, case, inputs)
     yield from (Mistake(what, given, (name,)) for what, given, name in op.mistakes(case, inputs))
+
+
+def _mixed_dtypes(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
+    """Each of the tensors that must have one dtype, in another."""
+    names = [name for name in same_dtype(op.oracle) if name in tensors]
+    for name in names if len(names) > 1 else ():
+        x = tensors[name]
+        other = torch.bfloat16 if x.dtype == torch.float32 else torch.float32
+        yield Mistake(f"{name} in another dtype", {name: x.to(other)}, tuple(names), kind=DTYPE)
 
 
 def _longer(x: Tensor, axis: int) -> Tensor:
@@ -123,18 +259,18 @@ def _bad_boundaries(name: str, cu_seqlens: Tensor) -> Iterator[Mistake]:
     longer[-1] += 1
     first = cu_seqlens + 1
     first[-1] -= 1
-    yield Mistake(f"{name} that ends past the tokens", {name: longer}, (name,))
+    unfit = {"that ends past the tokens": longer, "that is empty": cu_seqlens[:0]}
     if cu_seqlens[-1] > 0:
-        yield Mistake(f"{name} that ends before the tokens", {name: cu_seqlens * 0}, (name,))
-        yield Mistake(f"{name} that starts at 1", {name: first}, (name,))
+        unfit |= {"that ends before the tokens": cu_seqlens * 0, "that starts at 1": first}
     if len(cu_seqlens) > 2:
         falling = cu_seqlens.clone()
         falling[1] = falling[-1] + 1
-        yield Mistake(f"{name} that decreases", {name: falling}, (name,))
+        unfit["that decreases"] = falling
+    for what, bounds in unfit.items():
+        yield Mistake(f"{name} {what}", {name: bounds}, (name,), kind=BOUNDARIES)
     yield Mistake(f"{name} of floats", {name: cu_seqlens.float()}, (name,))
     yield Mistake(f"{name} that is a list", {name: cu_seqlens.tolist()}, (name,))
     yield Mistake(f"{name} of another rank", {name: cu_seqlens[None]}, (name,))
-    yield Mistake(f"{name} that is empty", {name: cu_seqlens[:0]}, (name,))
 
 
 def _refused(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:

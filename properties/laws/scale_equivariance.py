@@ -1,19 +1,24 @@
-"""Only `scale · q` matters: queries times -2 and the scale over -2 give the same, bit for bit."""
+"""Only `scale · q` matters: queries times -2 and the scale over -2 give the same, bit for bit.
 
+Where an implementation takes positive scales alone, the factor is 2.
+"""
+
+from collections.abc import Iterator
 from dataclasses import replace
 
 from properties.case import Case
 from properties.catalogue.op import Op, Role
 from properties.laws.judge import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Subject, with_options
+from properties.laws.law import Law, Subject, with_options, within_bounds
 from properties.layouts import relaid
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     scale = _literal(case)
-    # The quotient may not be the sentinel -1, which stands for another number.
-    factor = -2.0 if scale != 2 else -4.0
+    factor = next(_factors(op, case, scale), None)
+    if factor is None:
+        return 0.0
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     q = next(a.name for a in op.arguments if a.role is Role.QUERY)
     # In the layout of the case: of another alignment a GPU need not give the same bits.
     larger = inputs.with_tensors({q: relaid(factor * inputs.tensors[q], case.layout_of(q))})
@@ -34,6 +39,15 @@ def _literal(case: Case) -> float:
     """The number that the scale of the case stands for."""
     scale = case.options["scale"]
     return case.dims["K"] ** -0.5 if scale is None or scale == -1 else float(scale)
+
+
+def _factors(op: Op, case: Case, scale: float) -> Iterator[float]:
+    """Factors that leave the scale within the bounds of the implementation."""
+    for factor in (-2.0, -4.0, 2.0, 4.0):
+        moved = replace(case, options={**case.options, "scale": scale / factor})
+        # The sentinel -1 stands for another number.
+        if scale != -factor and within_bounds(op, moved):
+            yield factor
 
 
 def adapt(op: Op, case: Case) -> Case:

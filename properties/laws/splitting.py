@@ -14,12 +14,15 @@ from properties.case import Case
 from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.judge import compare_with_oracle
-from properties.laws.law import Law, Subject, summed_in_range, with_options
+from properties.laws.law import Law, Subject, summed_in_range, with_options, within_bounds
 from properties.sequences import dims_of, join, separate, spans
 from properties.tensors import Results, boundaries, run
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
+    # Each half is a call of its own, which an implementation may not take.
+    if not all(within_bounds(op, _half(op, case, early)) for early in (True, False)):
+        return 0.0
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
 
     def in_two_calls(**given: Any) -> tuple[Tensor | None, ...]:
@@ -76,6 +79,16 @@ def _cuts(case: Case) -> list[int]:
     generator = torch.Generator().manual_seed(case.seed + 3)
     cuts = [int(torch.randint(n + 1, (), generator=generator)) for n in case.lengths]
     return cuts if case.packed else cuts * case.sequences
+
+
+def _half(op: Op, case: Case, early: bool) -> Case:
+    """The case with the tokens before its cuts, or with those after them."""
+    whole = list(zip(case.lengths, case.key_lengths or case.lengths, _cuts(case), strict=False))
+    lengths = tuple(cut if early else n - cut for n, _, cut in whole)
+    if not op.keys:
+        return replace(case, lengths=lengths)
+    keys = tuple(max(cut + last - n, 0) if early else last for n, last, cut in whole)
+    return replace(case, lengths=lengths, key_lengths=None if keys == lengths else keys)
 
 
 def _tokens(op: Op, case: Case, piece: Results, cut: int, n: int, early: bool) -> Results:

@@ -42,14 +42,18 @@ from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
 from properties.mutants.mutant import KINDS, PACKAGES, Mutant, mutants
 from properties.mutants.operators import OPERATORS, Operator
 from properties.mutants.semantic import SEMANTIC
+from properties.mutants.triggers import run as triggers
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
+from properties.targets.ours import Ours
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _arguments(arguments)
     console = Console()
     profiles.register()
+    if chosen.triggers:
+        return _triggers(chosen, console)
     try:
         target = load("ours", activate(chosen.device))
         wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
@@ -90,6 +94,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _triggers(chosen: argparse.Namespace, console: Console) -> int:
+    """Measure the reach of the suite in place of planting mistakes."""
+    try:
+        if chosen.record is not None:
+            _check_folder(chosen.record, chosen, ("mode", "law", "dtype"))
+            triggers.read(chosen.record / triggers.PATH.name)
+        device = activate(chosen.device)
+        ours = load("ours", device)
+        assert isinstance(ours, Ours)
+        wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
+        return triggers.run(
+            Selection(*wanted),
+            ours,
+            device,
+            console,
+            nights=chosen.night,
+            listing=chosen.json,
+            folder=chosen.record,
+        )
+    except ValueError as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 2
+
+
 def _record(folder: Path, board: Board, every: Sequence[Mutant], *, semantic: bool) -> None:
     """Keep what was found of the modules of which every mutant was tried."""
     whole = shares.whole(board.shares(), every, semantic=semantic)
@@ -117,12 +145,17 @@ def _check_operators(chosen: argparse.Namespace) -> None:
 
 def _check_record(chosen: argparse.Namespace) -> None:
     """Refuse files that are others, and a run that would not tell what the whole suite kills."""
-    if not chosen.record.is_dir():
-        raise ValueError(f"--record: {chosen.record}, expected a folder")
+    _check_folder(chosen.record, chosen, ("op", "mode", "law", "dtype", "operator"))
     path, path_of_killers = _recorded(chosen.record, semantic=chosen.semantic)
     shares.read(path)
     killers.read(path_of_killers)
-    for name in ("op", "mode", "law", "dtype", "operator"):
+
+
+def _check_folder(folder: Path, chosen: argparse.Namespace, parts: Sequence[str]) -> None:
+    """Refuse to keep in a folder what a part of the suite notices."""
+    if not folder.is_dir():
+        raise ValueError(f"--record: {folder}, expected a folder")
+    for name in parts:
         if getattr(chosen, name):
             raise ValueError(f"--record: beside --{name}, expected all that may notice a mutant")
 
@@ -159,9 +192,14 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "plant mistakes of a few lines that are wrong in some calls, in the place of single edits"
     )
     parse.add_argument("--semantic", action="store_true", help=text)
+    text = "measure which predicates about calls the laws reach and judge; nothing is edited"
+    parse.add_argument("--triggers", action="store_true", help=text)
+    text = "with --triggers, as many times the examples of the profile besides, of other seeds"
+    parse.add_argument("--night", type=int, default=0, metavar="N", help=text)
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
     parse.add_argument("--jobs", type=count, default=os.cpu_count(), help="default: one per core")
-    parse.add_argument("--json", type=Path, metavar="FILE", help="write every mutant to FILE")
+    text = "write every mutant to FILE; with --triggers all that is not reached"
+    parse.add_argument("--json", type=Path, metavar="FILE", help=text)
     text = "write to DIR how many were killed of each module, for the README's table, and by what"
     parse.add_argument("--record", type=Path, metavar="DIR", help=text)
     text = (

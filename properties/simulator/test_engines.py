@@ -128,7 +128,7 @@ def small_cases(dtype: str) -> list[Case]:
     """
     from kernels.tiles import TABLE
     from properties.catalogue import OPS
-    from properties.strategies import cases
+    from properties.strategies import ORDINARY, cases
     from properties.targets import load
 
     target = load("ours", CPU)
@@ -139,7 +139,7 @@ def small_cases(dtype: str) -> list[Case]:
     return [
         case
         for op, mode in modes
-        for case in some(cases(op, mode, dtype, target, longest=17, widest=16))
+        for case in some(cases(op, mode, dtype, target, 17, 16, extents=ORDINARY))
     ]
 
 

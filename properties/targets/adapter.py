@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from properties.case import Case
@@ -15,7 +16,9 @@ from properties.verdict.budgets import Telescope
 
 Bound = Callable[[Case], Case]
 
-_REJECTION = "a library refuses in its own words"
+
+def _unchanged(op: Op) -> Op:
+    return op
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,9 @@ class Implementation:
         function: takes what the op takes, under the same names and with the same meaning, and
             returns the op's outputs in their order. What its signature does not name, the library
             does not have: it is not drawn, and reported as missing.
+        whole: the op as the library has it, where it returns more than the catalogue's, such as a
+            row more of a state. Nothing is cut away then: the oracle says what the rest is, and its
+            gradients count.
         conventions: where the library means something else and `function` translates, a sentence
             each.
         dtypes: of the activations.
@@ -38,6 +44,7 @@ class Implementation:
     """
 
     function: Function
+    whole: Callable[[Op], Op] = field(default=_unchanged, kw_only=True)
     conventions: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
     tokens: int = 16
@@ -74,13 +81,24 @@ class Implementation:
                 raise ValueError(f"{where}: law {law!r}, expected {_listed(op.laws)}")
 
     def narrowed(self, op: Op, mode: str) -> Op:
-        """The op without what this implementation does not have."""
+        """The op as this implementation has it, without what it does not have."""
+        op = self.whole(op)
 
-        def settle(case: Case) -> Case:
+        def bounded(case: Case) -> Case:
             case = op.settle(case)
             for bound in self.bounds.values():
                 case = op.settle(bound(case))
             return case
+
+        def settle(case: Case) -> Case:
+            case = bounded(case)
+            if not case.earlier:
+                return case
+            # The call before this one has the same tensors, and keeps to the bounds as well.
+            before = bounded(replace(case, options={**case.options, **case.earlier}))
+            alike = replace(before, options=case.options) == case
+            earlier = {n: before.options[n] for n in case.earlier} if alike else {}
+            return replace(case, earlier=earlier)
 
         def differentiable(name: str) -> bool:
             return not self.forward_only and name not in self.constants
@@ -117,6 +135,8 @@ class Adapter(Target):
         ValueError: an op that is not in the catalogue, or an implementation of another signature.
     """
 
+    documented_errors = False
+
     def __init__(
         self,
         ops: Mapping[str, Mapping[str, Implementation | Function]],
@@ -142,7 +162,7 @@ class Adapter(Target):
         return self.ops[op.name][mode].narrowed(op, mode)
 
     def unstated(self, op: Op, mode: str) -> Mapping[str, str]:
-        return {**self.ops[op.name][mode].unstated, "rejection": _REJECTION}
+        return self.ops[op.name][mode].unstated
 
     def limits(self, op: Op, mode: str) -> tuple[str, ...]:
         one = self.ops[op.name][mode]
@@ -173,8 +193,9 @@ class Adapter(Target):
             if tile is not None:
                 raise ValueError(f"tile: {tile!r}, expected None, as {self.name} has no tile table")
             # Of the two widths that are drawn, all libraries have the larger.
-            bounds = {n: given[n].long() for n in op.packed_by if given.get(n) is not None}
-            return one.function(**{**given, **bounds})
+            bounds = {n: given[n] for n in op.packed_by if isinstance(given.get(n), Tensor)}
+            wide = {n: x.long() for n, x in bounds.items() if x.dtype == torch.int32}
+            return one.function(**{**given, **wide})
 
         return translated
 

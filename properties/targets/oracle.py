@@ -22,10 +22,23 @@ class Oracle(Target):
         def implementation(
             *, mode: str, tile: int | None, **given: Any
         ) -> Tensor | tuple[Tensor | None, ...]:
-            _check(op, mode, tile, given)
-            return _compute(op, given)
+            with _without_autocast(given):
+                _check(op, mode, tile, given)
+            return compute(op, given)
 
         return implementation
+
+
+def compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...]:
+    """What the oracle returns of a call that is as it should be."""
+    with _without_autocast(given):
+        return _compute(op, given)
+
+
+def _without_autocast(given: Mapping[str, Any]) -> torch.autocast:
+    """That is for kernels to mind; some of PyTorch's operations refuse float16 under it."""
+    tensors = [x for x in given.values() if isinstance(x, Tensor)]
+    return torch.autocast(tensors[0].device.type if tensors else "cpu", enabled=False)
 
 
 def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
@@ -43,10 +56,7 @@ def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
             raise TypeError(f"{name}: float64, expected float32, bfloat16 or float16")
     # Checked, but not done twice.
     whole = {**given, "inplace": False} if given.get("inplace") is True else given
-    # Autocast is for kernels to mind; a few of PyTorch's own operations refuse float16 under it.
-    tensors = [x for x in given.values() if isinstance(x, Tensor)]
-    device = tensors[0].device.type if tensors else "cpu"
-    with torch.no_grad(), torch.autocast(device, enabled=False):
+    with torch.no_grad():
         op.oracle(**whole)
 
 

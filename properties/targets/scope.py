@@ -41,7 +41,7 @@ def laws(target: Target, op: str, mode: str) -> tuple[str, ...]:
 
 
 def missing(target: Target) -> Iterator[str]:
-    """A line for all modes of an op that lack the same of what the catalogue declares."""
+    """A line for all modes of an op that lack or translate the same of what is declared."""
     absent = [op.name for op in OPS.values() if not target.modes(op)]
     if absent:
         yield f"target {target.name} has no {', '.join(absent)}"
@@ -71,6 +71,9 @@ def _missing_of(target: Target, op: Op, mode: str) -> Iterator[str]:
     limits = target.limits(op, mode)
     if limits:
         yield "only " + " and ".join(limits)
+    conventions = target.conventions(op, mode)
+    if conventions:
+        yield "translated: " + ", ".join(conventions)
     reasons = unstated(target, op.name, mode)
     if reasons:
         listed = ", ".join(f"{law} ({why})" for law, why in reasons.items())

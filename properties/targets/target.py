@@ -14,11 +14,14 @@ class Target:
         bitwise: it promises the same bits for the same numbers whatever their layout, what they are
             packed with and what else a call asks for. Otherwise such results are held to the error
             budget.
+        documented_errors: it refuses bad arguments with the errors that the catalogue documents,
+            before any launch. Otherwise it may raise anything, or be right.
         contexts: what its calls may run in, of `properties.contexts`.
     """
 
     name = ""
     bitwise = True
+    documented_errors = True
     contexts: tuple[str, ...] = ("grad", "no_grad", "inference_mode")
 
     def modes(self, op: Op) -> tuple[str, ...]:

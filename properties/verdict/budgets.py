@@ -138,11 +138,22 @@ def rules(precision: Precision, *, multilinear: bool) -> tuple[str, ...]:
       their squares (Cauchy-Schwarz), so z is 6 + sqrt(n) there. This is still sharp: the whole
       budget is some 1e-5 of the result.
     - Multilinear maps in float32 and TF32: magnitude alone, for the same bias.
-    - The mean over the tensor is judged in bfloat16 and float16 alone, again for the bias.
+    - Equal terms have equal errors. Their sum is bounded as that of biased ones is, in every
+      precision; in float32, where additions are the errors, the oracle's form may add them in one
+      product, and z is 6 + n.
+    - The mean over the tensor is judged in bfloat16 and float16 alone, again for the bias, and
+      where terms differ.
     """
     if multilinear:
         return ("magnitude", "sigma") if precision.coarse else ("magnitude",)
     return ("sigma",)
+
+
+def allowed_deviations(precision: Precision, terms: int, *, alike: bool = False) -> float:
+    """`z`: how many standard deviations an error may be off, see `rules`."""
+    if precision.coarse:
+        return 6.0 + (math.sqrt(terms) if alike else 0.0)
+    return 6.0 + (terms if alike else math.sqrt(terms))
 
 
 def budgets(
@@ -179,7 +190,8 @@ def budgets(
         absolute: the oracle with |scale|, if its map is multilinear; else None.
         gates: names of the tensors that enter through an exponential, as log decays.
         constant_decay: the largest log decay of a token that is no tensor, without its sign. Its
-            logarithm is rounded before it is summed, so it counts as a gate does.
+            logarithm is rounded before it is summed, so it counts as a gate does; its exponential
+            is the same at every token, error and all.
         telescopes: gradients that are differences of large sums.
         float32_logits: products of two inputs, and elementwise functions of them, are never
             stored: softmax attention. Not for maps whose products may be taken in another order.
@@ -198,7 +210,8 @@ def budgets(
     spreads: dict[str, Spread] = {}
     if absolute is not None and "magnitude" in applying:
         decay = chunk_decay(tensors, gates) + CHUNK * constant_decay
-        factor = magnitude_factor(precision, terms, decay, alike=alike)
+        steps = terms if constant_decay else 0
+        factor = magnitude_factor(precision, terms, decay, alike=alike, steps=steps)
         Y = magnitude(absolute, tensors, gates=gates)
         bound = {name: factor * Y[name] + largest * precision.underflow for name in want}
         for telescope in telescopes:
@@ -222,8 +235,7 @@ def budgets(
         for telescope in telescopes:
             if telescope.gradient in want:
                 spreads[telescope.gradient] = _telescoped(telescope, values, spreads)
-        # Errors of equal terms add up, also where the oracle's form adds them in one product.
-        z = 6.0 if precision.coarse else 6.0 + (terms if alike else math.sqrt(terms))
+        z = allowed_deviations(precision, terms, alike=alike)
         bounds.append({name: z * spreads[name].sigma for name in want})
     made = {}
     for name, y in want.items():
@@ -240,7 +252,9 @@ def budgets(
             torch.where(countable(y, dtype), spread.sigma + tiny, 0.0)
             if spread is not None
             else None,
-            spread.loss_limit if spread is not None and precision.coarse else math.inf,
+            spread.loss_limit
+            if spread is not None and precision.coarse and not alike
+            else math.inf,
         )
     return made
 
@@ -261,16 +275,20 @@ def magnitude(oracle: Oracle, tensors: Tensors, gates: tuple[str, ...] = ()) -> 
 
 
 def magnitude_factor(
-    precision: Precision, terms: int, decay: float = 0.0, *, alike: bool = False
+    precision: Precision, terms: int, decay: float = 0.0, *, alike: bool = False, steps: int = 0
 ) -> float:
     """The factor of `Y`: `c·u + (4·sqrt(n) + 4Γ)·2^-24`.
+
+    A recurrence multiplies by one and the same computed decay at each of up to `steps` tokens, and
+    an exponential that is an ulp off, 2·2^-24, is that at each: `2·steps` is added to `4Γ`.
 
     Equal terms are rounded the same way over and over: the factor has `n` for `4·sqrt(n)` then, the
     bound of any sum (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
     """
     rounded = precision.operand_roundings * precision.unit
     walked = 4 * math.sqrt(terms)
-    return rounded + ((max(walked, terms) if alike else walked) + 4 * decay) * ACCUMULATOR
+    summed = max(walked, terms) if alike else walked
+    return rounded + (summed + 4 * decay + 2 * steps) * ACCUMULATOR
 
 
 def chunk_decay(tensors: Tensors, gates: tuple[str, ...]) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from properties.verdict.budgets import (
     Telescope,
+    allowed_deviations,
     budgets,
     chunk_decay,
     magnitude,
@@ -154,6 +155,25 @@ def test_decays_of_sums_that_are_added_as_a_tree_stay_within_the_factor() -> Non
         worst = max(worst, float(past.max()) / magnitude_factor(FLOAT32, 1, decay))
     # A sum token by token would stay below a half.
     assert 0.5 < worst < 1
+
+
+def test_a_decay_that_is_an_ulp_off_at_each_token_stays_within_the_factor() -> None:
+    tokens = 200
+    for decay in (0.51, 0.75, 1 - 2.0**-5):
+        exact = torch.tensor(decay)
+        off = torch.nextafter(exact, torch.tensor(1.0))
+        error = (float(off) / float(exact)) ** tokens - 1
+        assert error > magnitude_factor(FLOAT32, tokens)
+        assert error < magnitude_factor(FLOAT32, tokens, steps=tokens)
+
+
+@pytest.mark.parametrize("terms", [1, 16, 200])
+def test_equal_terms_that_are_rounded_alike_stay_within_the_deviations(terms: int) -> None:
+    # A sum of n numbers x, each disturbed by u of its own, scatters by sqrt(n)·u·x. Rounded all
+    # alike, it is off by n·u·x, which is more than 6 of that from n = 37 on.
+    off = math.sqrt(terms)
+    assert off <= allowed_deviations(BFLOAT16, terms, alike=True)
+    assert (off <= allowed_deviations(BFLOAT16, terms)) == (terms <= 36)
 
 
 def test_a_telescope_sums_the_errors_of_all_later_tokens() -> None:

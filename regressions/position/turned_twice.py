@@ -12,7 +12,7 @@ BUG = KnownBug(
     "they were turned once before the attention backend and once in it.",
     source="TensorRT-LLM 16378",
     pinned=LawAbout(
-        "determinism",
+        "context_invariance",
         Case(
             op="rotary_embedding",
             mode="fused",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Any
 
@@ -21,7 +22,7 @@ Outputs = Tensor | tuple[Tensor | None, ...]
 _SCALE = "-1 is a number; the sentinel becomes the default"
 _PAIR = "the state of a normalised op is a pair: its last column is apart, in the keys' dtype"
 _REQUIRED = "gates and strengths are required; none becomes zeros or ones"
-_WINDOW = "the state of a convolution is [N, D, W]: its oldest token is not used"
+_WINDOW = "the state of a convolution is [N, D, W]: its oldest token has a weight of 0"
 
 
 def implementations() -> dict[str, dict[str, Implementation]]:
@@ -83,14 +84,31 @@ def _heads_first(kernel: Kernel, given: Given) -> Outputs:
 
 
 def _convolution(kernel: Kernel, given: Given) -> Outputs:
-    width = given["weight"].shape[1]
+    """Channels of a state are before its tokens."""
     state = given.get("initial_state")
     if state is not None:
-        given["initial_state"] = torch.nn.functional.pad(state.transpose(1, 2), (1, 0))
+        given["initial_state"] = state.transpose(1, 2)
     y, state = kernel(**given)
-    if not given.get("output_final_state"):
-        return y, None
-    return y, state[..., state.shape[-1] - width + 1 :].transpose(1, 2).float()
+    return y, state.transpose(1, 2).float() if given.get("output_final_state") else None
+
+
+def _of_all_taps(op: Op) -> Op:
+    """A convolution whose state has a token for each tap, the oldest of which has weight 0."""
+
+    def with_a_tap(form: Function) -> Function:
+        @wraps(form)
+        def convolution(*, weight: Tensor, **given: Any) -> Outputs:
+            return form(weight=torch.nn.functional.pad(weight, (1, 0)), **given)
+
+        return convolution
+
+    return replace(
+        op,
+        oracle=with_a_tap(op.oracle),
+        second_form=with_a_tap(op.second_form),
+        quiet_form=with_a_tap(op.quiet_form),
+        sizes=lambda case: {"M": case.dims["W"]},
+    )
 
 
 def _keys_telescope(case: Case) -> tuple[Telescope, ...]:
@@ -129,6 +147,10 @@ def _rows_telescope(case: Case) -> tuple[Telescope, ...]:
 
 
 _SEEN = (("B T H V", "gradient of o", "o"), ("B T H V", "v", "dv"))
+
+
+def _same(op: Op) -> Op:
+    return op
 
 
 def _none(case: Case) -> tuple[Telescope, ...]:
@@ -202,6 +224,7 @@ class _Mode:
     forward_only: bool = False
     unstated: Mapping[str, str] = field(default_factory=dict)
     telescopes: Callable[[Case], tuple[Telescope, ...]] = _none
+    whole: Callable[[Op], Op] = _same
 
     def implementation(self, op: Op, kernel: Kernel) -> Implementation:
         required = [a for a in op.arguments if a.optional and self._requires(kernel, a.name)]
@@ -214,6 +237,7 @@ class _Mode:
             forward_only=self.forward_only,
             unstated=self.unstated,
             telescopes=self.telescopes,
+            whole=self.whole,
         )
 
     def _name(self, name: str) -> str:
@@ -252,7 +276,8 @@ def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
     a convolution hands on none.
     """
     if op == "short_conv" and "initial_state" not in signature(kernel).parameters:
-        return replace(declared, call=_alone, bounds={"W a power of two": _power_of_two_window})
+        bounds = {"W a power of two": _power_of_two_window}
+        return replace(declared, call=_alone, bounds=bounds, whole=_same)
     if (op, mode) == ("gla", "fused_chunk") and "head_first" not in signature(kernel).parameters:
         declared = replace(declared, call=_heads_first)
     bounds = {**declared.bounds}
@@ -404,6 +429,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "fused": _Mode(
             "fla.modules.convolution:causal_conv1d",
             call=_convolution,
+            whole=_of_all_taps,
             conventions=(_WINDOW,),
             bounds={"no state before tokens in 16 bits, as it is kept in theirs": _float32_state},
         )

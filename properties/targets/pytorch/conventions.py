@@ -13,8 +13,41 @@ WINDOW = "a window counts the keys besides the query's own; W becomes W - 1 on e
 
 
 def scale_of(scale: float | None) -> float | None:
-    """The scale without its sentinel."""
-    return None if scale is None or scale == -1 else float(scale)
+    """The scale without its sentinel; what is no number is left to the library."""
+    if scale is None or scale == -1:
+        return None
+    return float(scale) if isinstance(scale, (int, float)) else scale
+
+
+def check_mask(
+    q: Tensor, k: Tensor, *bounds: Tensor | None, window: int | None, slopes: Tensor | None
+) -> None:
+    """Refuse what a mask is made of here: the library sees the mask alone.
+
+    Raises:
+        ValueError: a window or slopes or boundaries that the catalogue does not have.
+    """
+    if window is not None and (window < 1 or window != int(window)):
+        raise ValueError(f"window: {window!r}, expected None or a positive number of keys")
+    if slopes is not None and slopes.shape != q.shape[2:3]:
+        raise ValueError(f"alibi_slopes: {list(slopes.shape)}, expected one for each query head")
+    for x, ends in zip((q, k), bounds, strict=False):
+        if ends is None:
+            continue
+        fits = ends.dim() == 1 and len(ends) > 0 and len(x) == 1
+        if not fits or ends[0] != 0 or ends[-1] != x.shape[1] or bool((ends.diff() < 0).any()):
+            raise ValueError(f"cu_seqlens: {ends}, expected boundaries from 0 to {x.shape[1]}")
+
+
+def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse sizes that the library would broadcast, as documented.
+
+    Raises:
+        ValueError: batches differ, or keys and values do.
+    """
+    if not len(q) == len(k) == len(v) or k.shape[:3] != v.shape[:3]:
+        shapes = ", ".join(str(list(x.shape)) for x in (q, k, v))
+        raise ValueError(f"q, k, v: {shapes}, expected one batch, and a value for each key")
 
 
 def dense_rows(x: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from properties.targets.pytorch.conventions import (
     HEADS_FIRST,
     SCALE,
     at_least_16,
+    check_mask,
+    check_sizes,
     scale_of,
     visible,
 )
@@ -43,6 +45,15 @@ def _with(kernel: Callable[..., Any]) -> Function:
         cu_seqlens_k: Tensor | None = None,
         return_lse: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        check_sizes(q, k, v)
+        if cu_seqlens_k is not None and (
+            cu_seqlens is None or len(cu_seqlens) != len(cu_seqlens_k)
+        ):
+            raise ValueError("cu_seqlens_k: given, expected as many sequences as cu_seqlens has")
+        bounds = (cu_seqlens, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
+        check_mask(q, k, *bounds, window=window, slopes=alibi_slopes)
+        if softcap is not None and not softcap > 0:
+            raise ValueError(f"softcap: {softcap!r}, expected None or a positive number")
         cap = None if softcap is None else torch.tensor(softcap, device=q.device)
         keys = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
         of_query, of_key = _sequence(q, cu_seqlens), _sequence(k, keys)

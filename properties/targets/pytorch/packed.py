@@ -14,6 +14,7 @@ from properties.targets.pytorch.conventions import (
     HEADS_FIRST,
     SCALE,
     WINDOW,
+    check_mask,
     dense_rows,
     equal_widths,
     multiples_of_8,
@@ -61,6 +62,7 @@ def _varlen(
     varlen = import_module("torch.nn.attention.varlen")
     keys = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     ends = [_bounds(x) if b is None else b for x, b in ((q, cu_seqlens), (k, keys))]
+    check_mask(q, k, window=window, slopes=None)
     before = -1 if window is None else window - 1
     grouped = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
     o, lse = varlen.varlen_attn(

@@ -14,6 +14,8 @@ from properties.targets.pytorch.conventions import (
     SCALE,
     at_least_2_tokens,
     at_most_128,
+    check_mask,
+    check_sizes,
     dense_rows,
     equal_widths,
     float32_slopes,
@@ -46,6 +48,8 @@ def masked(*backends: SDPBackend) -> Function:
         window: int | None = None,
         alibi_slopes: Tensor | None = None,
     ) -> Tensor:
+        check_sizes(q, k, v)
+        check_mask(q, k, window=window, slopes=alibi_slopes)
         square = q.shape[1] == k.shape[1]
         top_left = causal and square and window is None and alibi_slopes is None
         mask = None if top_left else _mask(q, k, causal, window, alibi_slopes)

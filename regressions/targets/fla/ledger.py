@@ -7,11 +7,26 @@ import torch
 from torch import Tensor
 
 from properties.case import Case
+from properties.laws.rejection import BOUNDARIES, DTYPE, RANK, SIZES
 from properties.targets.ledger import Given, KnownFailure, Raised, Told, Wrong
 
 RELEASES = ("fla-core 0.6.0",)
+MODES = ("chunk", "fused_chunk", "fused_recurrent", "fused_mul_recurrent", "parallel", "fused")
 CHUNK = 64
 FLOAT16 = torch.finfo(torch.float16).max
+
+
+# Numbers of layers that the catalogue calls bad; where those of a case and these do not go
+# together, as layer 5 of 4, those that read as a number are bad as well.
+_COUNTS = (-1, 2.5, 30, 4.0, True, "np.int64(4)", "tensor(4)")
+
+
+def _unrefused(*mistakes: str) -> tuple[Told, ...]:
+    return tuple(Told(f"{mistake} was not refused") for mistake in mistakes)
+
+
+def _always(given: Given) -> bool:
+    return True
 
 
 def _lengths(given: Given) -> list[int]:
@@ -124,9 +139,16 @@ def _tables_of_a_sequence(given: Given) -> bool:
 def _constant_state(given: Given) -> bool:
     """Whether a gradient is taken, but none arrives at the state: a copy of it has no history."""
     state = given.get("initial_state")
-    if state is None or not any(given[name].requires_grad for name in ("q", "k", "v")):
+    tensors = [x for x in given.values() if isinstance(x, Tensor)]
+    if state is None or not any(x.requires_grad for x in tensors):
         return False
     return not (state.requires_grad and state.is_contiguous())
+
+
+def _edited(given: Given) -> bool:
+    """Whether boundaries have been written to since they were made."""
+    bounds = given.get("cu_seqlens")
+    return bounds is not None and not bounds.is_inference() and bounds._version > 0
 
 
 def _shared_keys(given: Given) -> bool:
@@ -245,7 +267,13 @@ LEDGER = (
         ),
         modes=("fused",),
         shows=lambda given: given["x"].shape[1] == 0,
-        symptoms=(Raised("ZeroDivisionError", "integer division or modulo by zero"),),
+        symptoms=(
+            Raised("ZeroDivisionError", "integer division or modulo by zero"),
+            Raised("RuntimeError", "ZeroDivisionError"),
+            # Or the position of the first token, which is not there, has no row.
+            Raised("AssertionError", ""),
+            Raised("RuntimeError", "Rotary cache is too short for tensor offsets"),
+        ),
         expected="(1, 0, 1, 16)",
         got="ZeroDivisionError",
         cause="Tiles are as long as the tokens for each multiprocessor, which here are none.",
@@ -390,6 +418,232 @@ LEDGER = (
         got="inf",
         cause="Between chunks, states are stored in the dtype of the keys: above 65504, in "
         "float16, they are inf, and NaN where a query is 0.",
+    ),
+    KnownFailure(
+        name="gradient_of_the_oldest_token",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"short_conv","mode":"fused","dtype":"float32","dims":{"B":1,"D":1,"W":2},'
+                '"lengths":[2],"options":{"activation":null,"output_final_state":true}}'
+            ),
+        ),
+        modes=("fused",),
+        shows=lambda given: bool(given["output_final_state"]),
+        symptoms=(Wrong(("dx", "dinitial_state"), most=math.inf),),
+        expected="[1.0, 1.0]",
+        got="[0.0, 1.0]",
+        cause="The final state has as many tokens as there are taps, and the gradient of the first "
+        "of them is left out: the mask of the tokens that get one is for all but it.",
+    ),
+    KnownFailure(
+        name="boundaries_edited_in_place",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"linear_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"normalize":false,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"simple_gla","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"retention","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"lightning_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"num_layers":24,"layer_idx":0,"scale":null,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"gla","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"delta_rule","mode":"chunk","dtype":"bfloat16","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"gated_delta_rule","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"kda","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"dplr","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"rwkv7","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":1.0,"output_final_state":true},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"causal":true,"window":null},"earlier":{}}'
+            ),
+            Case.from_json(
+                '{"op":"short_conv","mode":"fused","dtype":"float32","dims":{"B":1,"D":4,"W":3},"lengths":[1,65,0],"packed":true,"options":{"activation":null,"output_final_state":true},"earlier":{}}'
+            ),
+        ),
+        modes=("chunk", "parallel", "fused"),
+        shows=_edited,
+        symptoms=(
+            Wrong(most=math.inf, finite=False),
+            Raised("Race", "race in kernel"),
+            Raised("LoadOutOfBounds", "load out of bounds in kernel"),
+            Raised("StoreOutOfBounds", "store out of bounds in kernel"),
+        ),
+        expected="[16.0, 16.0]",
+        got="[nan, 16.0]",
+        cause="What follows from boundaries, as the chunks of each sequence, is remembered by the "
+        "tensor object: after an edit in place, a call has the chunks of the call before.",
+    ),
+    KnownFailure(
+        name="arguments_are_not_checked",
+        law="rejection",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"linear_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3],"given":["initial_state"],"options":{"scale":null,"normalize":false,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"simple_gla","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3],"given":["g","initial_state"],"options":{"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"retention","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3],"given":["initial_state"],"options":{"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"lightning_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3],"given":["initial_state"],"options":{"num_layers":24,"layer_idx":0,"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"gla","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3],"given":["g","initial_state"],"options":{"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"delta_rule","mode":"chunk","dtype":"bfloat16","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3],"given":["beta","initial_state"],"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"gated_delta_rule","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3],"given":["g","beta","initial_state"],"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"kda","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3],"given":["g","beta","initial_state"],"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"dplr","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3],"given":["gk","initial_state"],"options":{"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"rwkv7","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3],"given":["initial_state"],"options":{"scale":1.0,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3],"given":["sink","g"],"options":{"scale":null,"causal":true,"window":null}}'
+            ),
+            Case.from_json(
+                '{"op":"rotary_embedding","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4,"P":1},"lengths":[3],"options":{"interleaved":false,"seqlen_offsets":0,"inplace":false}}'
+            ),
+            Case.from_json(
+                '{"op":"short_conv","mode":"fused","dtype":"float32","dims":{"B":1,"D":4,"W":3},"lengths":[3],"given":["bias"],"options":{"activation":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"l2norm","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4},"lengths":[3],"options":{"eps":1e-06}}'
+            ),
+        ),
+        modes=MODES,
+        shows=_always,
+        symptoms=_unrefused(
+            SIZES,
+            RANK,
+            DTYPE,
+            "a state that is too wide",
+            "a state too many",
+            "cu_seqlens of another rank",
+        ),
+        expected="an exception",
+        got="(1, 2, 1, 16)",
+        cause="Sizes and dtypes are taken from one tensor or another and not compared: rows of the "
+        "others are left out, or read past their end, and results are rounded to integers.",
+    ),
+    KnownFailure(
+        name="boundaries_are_not_checked",
+        law="rejection",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"linear_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["initial_state"],"options":{"scale":null,"normalize":false,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"simple_gla","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["g","initial_state"],"options":{"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"retention","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["initial_state"],"options":{"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"lightning_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["initial_state"],"options":{"num_layers":24,"layer_idx":0,"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"gla","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["g","initial_state"],"options":{"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"delta_rule","mode":"chunk","dtype":"bfloat16","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["beta","initial_state"],"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"gated_delta_rule","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["g","beta","initial_state"],"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"kda","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["g","beta","initial_state"],"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"dplr","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["gk","initial_state"],"options":{"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"rwkv7","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["initial_state"],"options":{"scale":1.0,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3,2],"packed":true,"given":["sink","g"],"options":{"scale":null,"causal":true,"window":null}}'
+            ),
+            Case.from_json(
+                '{"op":"short_conv","mode":"fused","dtype":"float32","dims":{"B":1,"D":4,"W":3},"lengths":[3,2],"packed":true,"given":["bias"],"options":{"activation":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"rotary_embedding","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4,"P":1},"lengths":[3,2],"packed":true,"options":{"interleaved":false,"seqlen_offsets":[0,0],"inplace":false}}'
+            ),
+        ),
+        modes=MODES,
+        shows=lambda given: given.get("cu_seqlens") is not None,
+        symptoms=_unrefused(BOUNDARIES, "packed sequences in a batch of two"),
+        expected="an exception",
+        got="(1, 3, 1, 16)",
+        cause="Nobody looks whether sequences begin at 0 and end with the tokens: rows of none are "
+        "never written, and those past the end are read and written all the same.",
+    ),
+    KnownFailure(
+        name="options_are_not_checked",
+        law="rejection",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3],"given":["sink","g"],"options":{"scale":null,"causal":true,"window":null}}'
+            ),
+            Case.from_json(
+                '{"op":"short_conv","mode":"fused","dtype":"float32","dims":{"B":1,"D":4,"W":3},"lengths":[3],"given":["bias"],"options":{"activation":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"lightning_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[3],"given":["initial_state"],"options":{"num_layers":24,"layer_idx":0,"scale":null,"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"l2norm","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4},"lengths":[3],"options":{"eps":1e-06}}'
+            ),
+            Case.from_json(
+                '{"op":"rotary_embedding","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4,"P":1},"lengths":[3],"options":{"interleaved":false,"seqlen_offsets":0,"inplace":false}}'
+            ),
+        ),
+        modes=("parallel", "fused", "chunk", "fused_recurrent"),
+        shows=_always,
+        symptoms=_unrefused(
+            *(f"window={n}" for n in (0, -1)),
+            *(f"scale={x}" for x in ("inf", "-inf")),
+            *(f"activation={x!r}" for x in ("relu", True, 1)),
+            *(f"{n}={x}" for n in ("num_layers", "layer_idx") for x in _COUNTS),
+            *(f"eps={x}" for x in (0.0, -1e-6)),
+            "an offset before the tables",
+            "an offset each, before the tables",
+        ),
+        expected="an exception",
+        got="[-1.0, 2.0]",
+        cause="A number outside of its range is computed with, and an activation that is unknown "
+        "is none.",
     ),
     *(
         KnownFailure(

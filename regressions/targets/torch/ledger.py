@@ -5,11 +5,16 @@ import math
 import torch
 
 from properties.case import Case
-from properties.targets.ledger import Given, KnownFailure, Raised, Wrong
+from properties.laws.rejection import DTYPE, RANK, SIZES
+from properties.targets.ledger import Given, KnownFailure, Raised, Told, Wrong
 
 ON_CPU = ("torch 2.13.0",)
 ON_CUDA = ("torch 2.11.0",)
 GRADIENTS = ("dq", "dk", "dv")
+
+
+def _unrefused(*mistakes: str) -> tuple[Told, ...]:
+    return tuple(Told(f"{mistake} was not refused") for mistake in mistakes)
 
 
 def _top_left(given: Given) -> bool:
@@ -225,6 +230,54 @@ LEDGER = (
         expected="[0.0, 0.0]",
         got="max(): Expected reduction dim 3 to have non-zero size.",
         cause="The eager path takes a maximum of the scores over no keys.",
+    ),
+    KnownFailure(
+        name="scale_not_finite",
+        law="rejection",
+        releases=ON_CPU,
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"sdpa_flash","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":1,"V":1},"lengths":[3],"options":{"scale":null,"causal":false,"window":null}}'
+            ),
+        ),
+        modes=("sdpa", "sdpa_flash", "sdpa_math", "sdpa_nested", "flex"),
+        shows=lambda given: isinstance(given["scale"], float) and not math.isfinite(given["scale"]),
+        symptoms=_unrefused("scale=nan", "scale=inf", "scale=-inf"),
+        expected="[nan, nan]",
+        got="[0.0, 0.0]",
+        cause="Logits of NaN or -inf alone make a row that sees no key.",
+    ),
+    KnownFailure(
+        name="math_sizes_beside_no_keys",
+        law="rejection",
+        releases=ON_CPU,
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"sdpa_math","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3],"key_lengths":[0],"options":{"scale":null,"causal":false,"window":null}}'
+            ),
+        ),
+        modes=("sdpa", "sdpa_math"),
+        shows=lambda given: 0 in (given["q"].shape[1], given["k"].shape[1]),
+        symptoms=_unrefused(SIZES, RANK),
+        expected="an exception",
+        got="(1, 1, 2, 2)",
+        cause="Without keys nothing is multiplied, and nobody compares the widths of q and k.",
+    ),
+    KnownFailure(
+        name="flex_integers",
+        law="rejection",
+        releases=ON_CPU,
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"flex","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3],"options":{"scale":null,"causal":false,"window":null,"softcap":null,"return_lse":false}}'
+            ),
+        ),
+        modes=("flex",),
+        shows=lambda given: not given["q"].is_floating_point(),
+        symptoms=_unrefused(DTYPE),
+        expected="an exception",
+        got="torch.int32",
+        cause="The output has the dtype of the queries, integers too: it is cut off.",
     ),
     KnownFailure(
         name="cuda_flash_scale_not_positive",

@@ -1,0 +1,222 @@
+"""One pass of the suite's jobs with the oracle as implementation: which calls they make."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import process_time
+from typing import Any
+from unittest import mock
+
+import hypothesis
+import torch
+from hypothesis import settings
+from torch import Tensor
+
+from properties.case import Case
+from properties.catalogue.op import Function, Op
+from properties.jobs import Job, hypothesis_test
+from properties.laws import Subject
+from properties.mutants.triggers import facts
+from properties.mutants.triggers.facts import Facts
+from properties.sequences import dims_of
+from properties.targets.oracle import compute
+from properties.targets.ours import Ours
+from properties.targets.target import Target
+
+
+@dataclass
+class Evaluation:
+    """A law about a case, and the calls that it made.
+
+    Args:
+        calls: the facts of each, in order.
+        seconds: of processor time.
+    """
+
+    job: Job
+    case: Case
+    calls: list[Facts] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+Spoil = Callable[[str, Tensor], None]
+
+
+class Witness(Target):
+    """The oracle in the place of our kernels: cases are drawn as for those, and calls observed.
+
+    Args:
+        spoils: given the number of a call, what makes its results wrong, or None to leave it right;
+            None to observe calls instead.
+    """
+
+    name = "ours"
+    contexts = Ours.contexts
+
+    def __init__(self, ours: Ours) -> None:
+        self.ours = ours
+        self.calls: list[Facts] = []
+        self.spoils: Callable[[int], Spoil | None] | None = None
+        self._compiling = False
+        # The tensors of the call before, with what they held, and its options.
+        self._before: tuple[dict[int, tuple[Tensor, Tensor]], Mapping[str, Any]] = ({}, {})
+
+    def tiles(self, case: Case) -> Mapping[int, int]:
+        return self.ours.tiles(case)
+
+    def architectures(self, case: Case) -> tuple[str, ...]:
+        return self.ours.architectures(case)
+
+    def start(self) -> list[Facts]:
+        """Forget all calls; those to come are entered in the list that is returned."""
+        self.calls = []
+        self._before = ({}, {})
+        return self.calls
+
+    def function(self, op: Op) -> Function:
+        def witnessed(
+            *, mode: str, tile: int | None, **given: Any
+        ) -> Tensor | tuple[Tensor | None, ...]:
+            if self.spoils is not None:
+                return self._spoilt(op, given, self.spoils(len(self.calls)))
+            # Before it writes to what it is given.
+            known = facts.of_call(op, mode, tile, given)
+            returned = compute(op, given)
+            known |= self._of_context() | self._of_the_call_before(op, given)
+            self.calls.append(known)
+            for name, y in _named(op, returned).items():
+                known[f"result {name}"] = y.numel() > 0
+                # That of what was written to without gradients may not be asked about.
+                if y.requires_grad and torch.is_grad_enabled():
+                    y.register_hook(_heard(op, known, name))
+            return returned
+
+        return witnessed
+
+    def _spoilt(
+        self, op: Op, given: dict[str, Any], spoil: Spoil | None
+    ) -> Tensor | tuple[Tensor | None, ...]:
+        """What a call returns, wrong if it is to be."""
+        returned = compute(op, given if spoil is None else _spoiling_gradients(op, given, spoil))
+        self.calls.append({})
+        if spoil is not None:
+            for name, y in _named(op, returned).items():
+                spoil(name, y)
+        return returned
+
+    def _of_context(self) -> Facts:
+        if self._compiling:
+            return {"context": "compiled"}
+        if torch.is_inference_mode_enabled():
+            return {"context": "inference_mode"}
+        if not torch.is_grad_enabled():
+            return {"context": "no_grad"}
+        return {"context": "autocast" if torch.is_autocast_enabled("cpu") else "grad"}
+
+    def _of_the_call_before(self, op: Op, given: Mapping[str, Any]) -> Facts:
+        """What has changed since the last call, if that had some of the same tensor objects."""
+        held, options = self._before
+        same = {id(x): x for x in given.values() if isinstance(x, Tensor)}
+        now = {key: (x, x.detach().clone()) for key, x in same.items()}
+        names = [o.name for o in op.options if not o.auxiliary]
+        self._before = now, {name: given.get(name) for name in names}
+        common = set(held) & set(now)
+        if not common:
+            return {}
+        changed: Facts = {
+            "contents changed": any(
+                not torch.equal(held[key][1].nan_to_num(), now[key][1].nan_to_num())
+                for key in common
+            )
+        }
+        for name in names:
+            changed[f"{name} changed"] = not _equal(options.get(name), given.get(name))
+        return changed
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """What a case wants compiled runs as it is, and is known as compiled."""
+
+        def as_it_is(function: Function) -> Function:
+            def called(**given: Any) -> Any:
+                self._compiling = True
+                try:
+                    return function(**given)
+                finally:
+                    self._compiling = False
+
+            return called
+
+        with mock.patch("properties.tensors.compiled", as_it_is):
+            yield
+
+
+def _equal(x: Any, y: Any) -> bool:
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return torch.equal(x, y)
+    return type(x) is type(y) and bool(x == y)
+
+
+def _named(op: Op, returned: Tensor | tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+    results = returned if isinstance(returned, tuple) else (returned,)
+    named = zip(op.outputs, results, strict=True)
+    return {output.name: y for output, y in named if y is not None}
+
+
+def _spoiling_gradients(op: Op, given: Mapping[str, Any], spoil: Spoil) -> dict[str, Any]:
+    """The same arguments, whose gradients come out wrong."""
+    spoilt = dict(given)
+    for a in op.arguments:
+        x = given.get(a.name)
+        if not (isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()):
+            continue
+        # What is written to is a copy of the call's own; other objects are for more calls.
+        if not given.get("inplace"):
+            x = spoilt[a.name] = x.view_as(x)
+
+        def wrong(gradient: Tensor, name: str = f"d{a.name}") -> Tensor:
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
+            spoil(name, gradient)
+            return gradient
+
+        x.register_hook(wrong)
+    return spoilt
+
+
+def _heard(op: Op, call: Facts, name: str) -> Callable[[Tensor], None]:
+    """Note that an output has a cotangent, and that the gradients of what is trained exist."""
+    dims = dims_of(op, name)
+
+    def hear(gradient: Tensor) -> None:
+        call.update({"backward": True, f"loud {name}": True})
+        call.update({f"d{name} {fact}": True for fact in facts.of_layout(gradient, dims)})
+        trained = [a.name for a in op.arguments if call.get(f"trained {a.name}") == "yes"]
+        call.update({f"result d{name}": True for name in trained})
+
+    return hear
+
+
+def record(job: Job, op: Op, subject: Subject, examples: int, seed: int | None) -> list[Evaluation]:
+    """The evaluations of a job by so many examples of the profile ci, or of another seed."""
+    witness = subject.target
+    assert isinstance(witness, Witness)
+    made: list[Evaluation] = []
+    started = process_time()
+
+    def announce(case: Case) -> None:
+        nonlocal started
+        started = process_time()
+        made.append(Evaluation(job, case, witness.start()))
+
+    def observe(case: Case, ratio: float) -> None:
+        made[-1].seconds = process_time() - started
+
+    test = hypothesis_test(job, subject, observe, announce)
+    most = settings(settings.get_profile("ci"), max_examples=examples)
+    if seed is not None:
+        test = hypothesis.seed(seed)(test)
+        most = settings(most, derandomize=False, database=None)
+    with witness.eager():
+        most(test)()
+    unique = {one.case: one for one in made}
+    return [one for one in unique.values() if one.calls]

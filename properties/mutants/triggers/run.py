@@ -1,0 +1,214 @@
+"""The command: record the suite's calls, plant, and say what no case reaches."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import settings
+from rich.console import Console
+from rich.table import Table
+
+from properties.catalogue import OPS
+from properties.files import write_whole
+from properties.jobs import Job, Selection
+from properties.laws import Subject
+from properties.mutants.memory import Memory
+from properties.mutants.triggers.grammar import atoms
+from properties.mutants.triggers.planting import Reach, explore
+from properties.mutants.triggers.recording import Evaluation, Witness, record
+from properties.targets import scope
+from properties.targets.ours import Ours
+
+PATH = Path(__file__).parents[1] / "triggers.json"
+# Of the kinds of pairs, how many are shown of an op.
+_SHOWN = 12
+
+
+@dataclass
+class Found:
+    """What was found of an op.
+
+    Args:
+        ci: the predicates that the profile reaches, as in `Reach.reached`.
+        reach: those that a night reaches as well.
+    """
+
+    reach: Reach
+    ci: Any
+    evaluations: int
+    seconds: float
+    _every: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._every = self.reach.wanted == 1
+
+    def share(self) -> dict[str, int]:
+        """How many predicates there are, and how many are reached."""
+        by_night = (self.reach.reached & self._every).sum()
+        return {
+            "predicates": int(self._every.sum()),
+            "ci": int((self.ci & self._every).sum()),
+            "night": int(by_night),
+        }
+
+    def row(self) -> list[str]:
+        alone = np.eye(len(self.reach.atoms), dtype=bool) & self._every
+        share, cells = self.share(), [self.reach.op.name]
+        for among in (alone, self._every & ~alone):
+            cells += [f"{(mask & among).sum()}" for mask in (self._every, self.reach.held, self.ci)]
+        cells += [f"{100 * share[by] / share['predicates']:.1f}" for by in ("ci", "night")]
+        return [*cells, f"{(self.reach.wanted == -1).sum()}", f"{self.seconds:.0f}"]
+
+    def atoms_missing(self) -> dict[str, list[str]]:
+        """By kind, the atoms that are not reached; "!" behind those that hold in some call."""
+        missing = defaultdict(list)
+        for n, atom in enumerate(self.reach.atoms):
+            if not self.reach.reached[n, n]:
+                missing[atom.kind].append(atom.text + "!" * bool(self.reach.held[n, n]))
+        return missing
+
+    def pairs_missing(self) -> list[str]:
+        """The pairs of two atoms that are reached and are not themselves."""
+        return [f"{a} & {b}{'!' * held}" for a, b, held, _ in self._pairs()]
+
+    def kinds_missing(self) -> list[tuple[str, int, int]]:
+        """Of each two kinds how many pairs are not reached, of how many; the worst first."""
+        missing = Counter(kinds for *_, kinds in self._pairs())
+        number: Counter[str] = Counter()
+        for i, j in zip(*np.nonzero(self._every), strict=True):
+            if i != j:
+                number[self._kinds(i, j)] += 1
+        return [(kinds, count, number[kinds]) for kinds, count in missing.most_common()]
+
+    def _pairs(self) -> list[tuple[str, str, bool, str]]:
+        every, reached = self.reach.atoms, self.reach.reached
+        pairs = zip(*np.nonzero(self._every & ~reached), strict=True)
+        return [
+            (every[i].text, every[j].text, bool(self.reach.held[i, j]), self._kinds(i, j))
+            for i, j in pairs
+            if i != j and reached[i, i] and reached[j, j]
+        ]
+
+    def _kinds(self, i: int, j: int) -> str:
+        return " & ".join(sorted((self.reach.atoms[i].kind, self.reach.atoms[j].kind)))
+
+
+def find(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0) -> Found:
+    """What the jobs of one op reach: with the profile `ci`, and as many times more examples."""
+    started = process_time()
+    op = OPS[jobs[0].op]
+    modes = {job.mode for job in jobs}
+    op = replace(op, modes=tuple(mode for mode in op.modes if mode.name in modes))
+    most = settings.get_profile("ci").max_examples
+    reach, witness = Reach.of(op, atoms(op, ours)), Witness(ours)
+    with TemporaryDirectory() as folder:
+        memory = Memory(Path(folder), {op.name: ""})
+        subject = Subject(witness, device, recall=memory, quick=True)
+
+        def evaluations(seed: int | None) -> list[Evaluation]:
+            return [
+                one
+                for job in jobs
+                for one in record(
+                    job,
+                    scope.declared(witness, job.op, job.mode),
+                    subject,
+                    job.share(most),
+                    seed,
+                )
+            ]
+
+        made = evaluations(None)
+        explore(reach, made, subject)
+        ci = reach.reached.copy()
+        for night in range(nights):
+            explore(reach, evaluations(1 + night), subject)
+    return Found(reach, ci, len(made), process_time() - started)
+
+
+def run(
+    selection: Selection,
+    ours: Ours,
+    device: torch.device,
+    console: Console,
+    *,
+    nights: int = 0,
+    listing: Path | None = None,
+    folder: Path | None = None,
+) -> int:
+    """Measure each op that is wanted; print, list and keep what was found."""
+    # The calls that must be refused have no results to judge.
+    jobs = [job for job in selection.jobs(Witness(ours)) if job.law != "rejection"]
+    found: dict[str, Found] = {}
+    for name in dict.fromkeys(job.op for job in jobs):
+        found[name] = find([job for job in jobs if job.op == name], ours, device, nights)
+        _print_missing(found[name], console)
+        if listing is not None:
+            lists = {
+                op: {"atoms": one.atoms_missing(), "pairs": one.pairs_missing()}
+                for op, one in found.items()
+            }
+            write_whole(listing, json.dumps(lists, indent=1, ensure_ascii=False) + "\n")
+    console.print(_table(found))
+    if folder is not None:
+        write(folder / PATH.name, {**read(folder / PATH.name), **_shares(found)})
+    return 0
+
+
+def _print_missing(found: Found, console: Console) -> None:
+    lines = [f"{found.reach.op.name}: not reached (! holds in a call that no law judges by it)"]
+    lines += [f"  {kind}: {'; '.join(each)}" for kind, each in found.atoms_missing().items()]
+    lines.append("  pairs of what is reached alone, by kinds:")
+    lines += [f"    {kinds}: {n} of {of}" for kinds, n, of in found.kinds_missing()[:_SHOWN]]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(found: Mapping[str, Found]) -> Table:
+    table = Table(title="predicates of calls that are reached")
+    names = [
+        "op",
+        *("atoms", "held", "ci"),
+        *("pairs", "held", "ci"),
+        "ci %",
+        "night %",
+        "dear",
+        "s",
+    ]
+    for name in names:
+        table.add_column(name, justify="left" if name == "op" else "right")
+    for one in found.values():
+        table.add_row(*one.row())
+    return table
+
+
+def _shares(found: Mapping[str, Found]) -> dict[str, dict[str, int]]:
+    return {name: one.share() for name, one in found.items()}
+
+
+def read(path: Path = PATH) -> dict[str, dict[str, int]]:
+    """Of each op how many predicates there are, and how many are reached; none if not recorded.
+
+    Raises:
+        ValueError: the file is not one of this kind.
+    """
+    if not path.exists():
+        return {}
+    try:
+        rows = json.loads(path.read_text()).items()
+        return {op: {name: row[name] for name in ("predicates", "ci", "night")} for op, row in rows}
+    except (json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
+        expected = "expected a file that --triggers --record wrote"
+        raise ValueError(f"--record: {path}, {expected}: {error}") from error
+
+
+def write(path: Path, shares: Mapping[str, Mapping[str, int]]) -> None:
+    """Replace the file by these rows, in order."""
+    rows = [f"{json.dumps(name)}: {json.dumps(shares[name])}" for name in sorted(shares)]
+    write_whole(path, "{\n" + ",\n".join(rows) + "\n}\n")

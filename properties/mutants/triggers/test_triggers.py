@@ -1,0 +1,164 @@
+"""The grammar says what is promised, and planting tells what is judged from what is not."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+from properties.case import Case
+from properties.catalogue import OPS
+from properties.catalogue.__main__ import table
+from properties.device import activate
+from properties.jobs import Job, hypothesis_test
+from properties.laws import LAWS, Law, Subject
+from properties.mutants.__main__ import main
+from properties.mutants.triggers import run
+from properties.mutants.triggers.grammar import Atom, Between, among, atoms, pairs
+from properties.mutants.triggers.planting import Reach, explore
+from properties.mutants.triggers.recording import Evaluation, Witness, record
+from properties.targets import load
+from properties.targets.ours import Ours
+
+
+@pytest.fixture(scope="module")
+def ours() -> Ours:
+    found = load("ours", activate("simulator"))
+    assert isinstance(found, Ours)
+    return found
+
+
+@pytest.fixture(scope="module")
+def subject(ours: Ours) -> Subject:
+    return Subject(Witness(ours), torch.device("cpu"), quick=True)
+
+
+def test_the_grammar_says_what_is_promised(ours: Ours) -> None:
+    texts = [atom.text for atom in atoms(OPS["gla"], ours)]
+    assert len(set(texts)) == len(texts)
+    assert set(texts) >= {
+        "K = 256",
+        "V in 129..255",
+        "K < V",
+        "T = 4096",
+        "T modulo its tile = -1",
+        "N >= 33",
+        "an empty middle sequence",
+        "no gv",
+        "initial_state alone trained",
+        "final_state not asked for",
+        "inference_mode",
+        "scale: -1.0",
+        "q stride 0 of tokens",
+        "g float32 beside 16 bits",
+        "g of -inf",
+        "dinitial_state is wrong",
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        ("K = 256", "V = 1", 1),
+        ("K = 256", "initial_state alone trained", 1),
+        ("K = 256", "K < V", 0),
+        ("K = 256", "K = 1", 0),
+        ("reverse: True", "mode chunk", 0),
+        ("no_grad", "dq is wrong", 0),
+        ("no g", "dg is wrong", 0),
+        ("no rows", "q all 0", 0),
+        ("o is wrong", "q alone trained", 0),
+        ("T = 64", "T modulo its tile = 1", 0),
+        ("T = 65", "T modulo its tile = 1", None),
+        ("K = 256", "T = 4096", -1),
+    ],
+)
+def test_pairs_are_what_a_call_can_have(one: str, other: str, kind: int | None, ours: Ours) -> None:
+    every = atoms(OPS["gla"], ours)
+    texts = [atom.text for atom in every]
+    if kind is None:
+        assert one not in texts
+        return
+    i, j = sorted((texts.index(one), texts.index(other)))
+    assert pairs(OPS["gla"], every)[i, j] == kind
+
+
+def test_cases_are_those_of_our_kernels(ours: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LAWS, "packing", Law("packing", lambda op, case, subject: 0.0))
+    job = Job("attention", "parallel", "packing", "bfloat16")
+    drawn: list[list[Case]] = []
+    for target in (ours, Witness(ours)):
+        seen: list[Case] = []
+        subject = Subject(target, torch.device("cpu"))
+        ci = settings.get_profile("ci")
+        ci(hypothesis_test(job, subject, announce=seen.append))()
+        drawn.append(seen)
+    assert len(drawn[0]) >= 12
+    assert drawn[0] == drawn[1]
+
+
+SOME = Atom("tokens", "T", "some tokens", {"T": Between(1)})
+NONE = Atom("empties", "empties", "no tokens", {"T": among(0)})
+FAR = Atom("sizes", "D", "a dim past what is drawn", {"D": Between(10**6)})
+STATE = Atom("results", "result", "", {"result final_state": among(True)}, result="final_state")
+
+
+def _explored(laws: tuple[str, ...], subject: Subject) -> Reach:
+    made: list[Evaluation] = []
+    for law in laws:
+        job = Job("short_conv", "fused", law, "float32")
+        made += record(job, OPS["short_conv"], subject, 12, None)
+    reach = Reach.of(OPS["short_conv"], [SOME, NONE, FAR, STATE])
+    explore(reach, made, subject)
+    return reach
+
+
+def test_what_a_law_judges_is_reached_and_what_is_never_drawn_is_not(subject: Subject) -> None:
+    reach = _explored(("exactness", "differential"), subject)
+    assert reach.reached.diagonal().tolist() == [True, True, False, True]
+    assert reach.reached[0, 3]
+    assert not reach.reached[0, 2]
+    assert not reach.held[2, 2]
+
+
+def test_what_is_wrong_in_all_calls_alike_is_not_reached(subject: Subject) -> None:
+    reach = _explored(("determinism",), subject)
+    assert reach.held[0, 0]
+    assert not reach.reached[0, 0]
+
+
+def test_the_command_lists_what_is_missing_and_keeps_shares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listing = tmp_path / "missing.json"
+    given = ["--triggers", "--op", "l2norm", "--law", "differential", "--dtype", "float32"]
+    assert main([*given, "--json", str(listing)]) == 0
+    assert "l2norm: not reached" in capsys.readouterr().out
+    missing = json.loads(listing.read_text())["l2norm"]
+    assert "bfloat16" in missing["atoms"]["dtypes"]
+    assert "float32" not in missing["atoms"]["dtypes"]
+    assert main([*given, "--record", str(tmp_path)]) == 2
+    assert "--record: beside --law" in capsys.readouterr().out
+
+
+def test_shares_survive_their_file_and_stand_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"gla": {"predicates": 200, "ci": 199, "night": 200}}
+    run.write(tmp_path / "triggers.json", known)
+    assert run.read(tmp_path / "triggers.json") == known
+    assert run.read(tmp_path / "none.json") == {}
+    (tmp_path / "triggers.json").write_text('{"gla": {}}')
+    with pytest.raises(ValueError, match="expected a file that --triggers --record wrote"):
+        run.read(tmp_path / "triggers.json")
+    monkeypatch.setattr(run, "read", lambda: known)
+    rows = {line.split("`")[1]: line for line in table().splitlines() if line.startswith("| `")}
+    assert rows["gla"].endswith("| 99 % |")
+    assert rows["kda"].endswith("|  |")
+
+
+def test_pairs_use_one_half_of_their_matrix(ours: Ours) -> None:
+    wanted = pairs(OPS["l2norm"], atoms(OPS["l2norm"], ours))
+    assert np.array_equal(wanted, np.triu(wanted, 1))

@@ -1,0 +1,11 @@
+"""A scale of NaN is no number, and the flash kernel's result is."""
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+q = torch.ones(1, 1, 2, 1)
+with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    o = scaled_dot_product_attention(q, q, q, scale=float("nan"))
+print("expected", [float("nan"), float("nan")])
+print("got", o.flatten().tolist())
