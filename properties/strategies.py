@@ -172,7 +172,7 @@ def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int, ext
     packed = bool(op.packed_by) and (extent == "sequences" or draw(st.booleans()))
     if extent == "rows":
         packed = False
-    count = draw(st.sampled_from([1, 2, 3, 3, 3, 4])) if packed else 1
+    count = draw(st.sampled_from([1, 2, 3, 3, 3, 4, 4])) if packed else 1
     if packed and extent == "sequences":
         count = draw(_MANY)
     dims = {**case.dims, "B": 1} if packed else case.dims

@@ -56,7 +56,8 @@ def _rotate(
     else:
         row = time + offset
 
-    pair = tl.arange(0, PAIRS)[None, :]
+    # Dims may lie as far apart as anything else.
+    pair = tl.arange(0, PAIRS)[None, :].to(tl.int64)
     turned = inside[:, None] & (pair < pairs)
     # In float32, and with them the products. What is masked is nowhere stored.
     cos = tl.load(cos_ptr + row[:, None] * cos_stride_r + pair * cos_stride_p, mask=turned)
@@ -65,7 +66,7 @@ def _rotate(
     if CONJUGATE:
         sin = -sin
     if INTERLEAVED:
-        dim = tl.arange(0, 2 * PAIRS)[None, :]
+        dim = tl.arange(0, 2 * PAIRS)[None, :].to(tl.int64)
         both = inside[:, None] & (dim < 2 * pairs)
         x = tl.load(x_ptr + dim * x_stride_d, mask=both)
         x1, x2 = tl.split(tl.reshape(x, (VECTORS, PAIRS, 2)))

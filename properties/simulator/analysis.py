@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from .frontend import Function, Instruction, blocks_within, walk
 
 SHAPING = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans", "tt.unsplat")
 LINEAR = ("arith.addi", "arith.subi", "arith.muli")
+FROM_FLOATS = ("arith.fptosi", "arith.fptoui", "arith.bitcast", "tt.bitcast")
 STORES = ("tt.store", "tt.atomic_rmw", "tt.atomic_cas")
 
 
@@ -22,6 +24,8 @@ class Facts:
         wide: those of them that are int32 and computed. They are kept exact in int64, so that an
             overflow shows where the address is used.
         narrowed: wide values that are also used where they must wrap like int32.
+        quantities: integers that floats were turned into, and what is computed of them. They count
+            no elements.
         stored, loaded: arguments that memory is written or read through.
         synchronises: the kernel looks at what an atomic returns, or reads past caches.
         waits: it may wait for another program.
@@ -42,6 +46,10 @@ class Facts:
         self.wide: set[str] = set()
         self.narrowed: set[str] = set()
         self.find_wide()
+        self.flows = list(self.find_flows(function))
+        self.quantities = self.reached_from(
+            {i.results[0] for i in self.instructions if i.name in FROM_FLOATS}
+        )
         self.stored: set[str] = set()
         self.loaded: set[str] = set()
         self.find_accesses(function)
@@ -89,21 +97,33 @@ class Facts:
             return True
         return source.name not in (*SHAPING, "tt.addptr") or self.narrow(source.operands[0])
 
-    def find_accesses(self, function: Function) -> None:
-        """Follow the pointer arguments: what flows into an operation may come out of it."""
-        roots = {name: {name} for name, kind in function.arguments if kind.is_pointer}
+    def find_flows(self, function: Function) -> Iterator[tuple[list[str], list[str]]]:
+        """What flows into an operation, and where it may come out."""
         into = {block.label: [n for n, _ in block.arguments] for block in function.blocks}
-        flows: list[tuple[list[str], list[str]]] = []
         for instruction in self.instructions:
             inside = [block for region in instruction.regions for block in region]
             sources = sum((b.instructions[-1].operands for b in inside), instruction.operands)
             targets = [name for block in inside for name, _ in block.arguments]
             if instruction.name != "tt.load":
-                flows.append((sources, instruction.results + targets))
-            flows += [(values, into[label]) for label, values in instruction.successors]
+                yield sources, instruction.results + targets
+            for label, values in instruction.successors:
+                yield values, into[label]
+
+    def reached_from(self, roots: set[str]) -> set[str]:
+        """The integers that come of these; a comparison says something about them."""
+        found, size = roots, 0
+        while roots and size < (size := len(found)):
+            for sources, targets in self.flows:
+                if not found.isdisjoint(sources):
+                    found = found | {n for n in targets if self.types[n].element == "i32"}
+        return found
+
+    def find_accesses(self, function: Function) -> None:
+        """Follow the pointer arguments."""
+        roots = {name: {name} for name, kind in function.arguments if kind.is_pointer}
         size = 0
         while size < (size := sum(map(len, roots.values()))):
-            for sources, targets in flows:
+            for sources, targets in self.flows:
                 for root in [roots[name] for name in sources if name in roots]:
                     for name in targets:
                         roots.setdefault(name, set()).update(root)

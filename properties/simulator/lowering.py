@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 
 from . import ptx
+from .analysis import LINEAR
 from .frontend import Function, Instruction, Type
 from .numerics import ELEMENTS, ROUNDING
 from .writer import FunctionWriter, Lowering, Module, Unsupported, tuple_of
@@ -39,19 +40,34 @@ def elementwise(template: str, rounds: bool = True, on_bool: str = "") -> Loweri
 
 
 def linear(symbol: str, ufunc: str, on_bool: str) -> Lowering:
-    """Integer arithmetic; values on their way to an address stay exact in int64."""
+    """Integer arithmetic; values on their way to an address stay exact in int64.
+
+    With fewer bits for an index all other counts of 32 bits have to fit as well: of what they are
+    compared with, or how often a loop runs, nothing would be seen later.
+    """
     plain = elementwise(f"{{0}} {symbol} {{1}}", on_bool=f"{{0}} {on_bool} {{1}}")
 
     def lower(w: Writer, i: Instruction) -> None:
         if i.results[0] not in w.facts.wide:
             plain(w, i)
+            if i.type.element == "i32" and i.results[0] not in w.facts.quantities:
+                fits(w, i)
             return
         left, right = (w.name(name) for name in i.operands)
         exact = any(name in w.facts.wide for name in i.operands)
         text = f"{left} {symbol} {right}" if exact else f"{ufunc}({left}, {right}, dtype=np.int64)"
         w.define(i.results[0], text)
+        if i.results[0] in w.facts.narrowed:
+            fits(w, i)
 
     return lower
+
+
+def fits(w: Writer, i: Instruction) -> None:
+    """With fewer bits for an index, see that they hold this integer of 32 bits."""
+    made_of = i.operands if i.name in LINEAR else []
+    values = "".join(f", {w.name(name)}" for name in (*i.results, *made_of))
+    w.emit(f"if slab.few: slab.fits({w.site(i)}, {w.pred}{values})")
 
 
 def division(template: str, signed: bool) -> Lowering:
@@ -270,6 +286,8 @@ def memory(w: Writer, i: Instruction) -> None:
     text = f"slab.{method}({', '.join(arguments)})"
     if i.results:
         w.define(i.results[0], text)
+        if i.name == "tt.load" and i.type.element == "i32":
+            fits(w, i)
     else:
         w.emit(text)
 

@@ -27,8 +27,8 @@ class Options:
         unmasked: what inactive lanes of a load without `other` hold. Triton leaves it undefined;
             NaN shows who relies on it.
         index_bits: of the integers of 32 bits that addresses are computed from. With fewer, small
-            tensors show what wraps around on large ones; what lies within a tile has to fit, and
-            what is divided.
+            tensors show what wraps around on large ones. Other sums and products of 32 bits have to
+            fit then, unless they come of floats, and what is loaded and what is divided.
         dump: print the generated source of every kernel when it is first launched.
     """
 

@@ -177,6 +177,7 @@ class Slab:
         number: 1, 2, ... over the whole launch, which identifies a program in race detection.
         buffers: the tensor arguments, among which computed addresses are looked up.
         limit: what an integer of 32 bits in an address is below.
+        few: whether that is less than 32 bits hold.
     """
 
     def __init__(
@@ -190,6 +191,7 @@ class Slab:
         self.kernel, self.grid, self.buffers = kernel, grid, buffers
         self.as_tf32, self.unmasked = options.tf32, options.unmasked
         self.limit = 2 ** (options.index_bits - 1)
+        self.few = options.index_bits < 32
         self.number = (programs + 1).astype(np.int32)
         self.ids = self.numbered(self.number)
         self.counts = tuple(np.array([count], np.int32) for count in grid)
@@ -274,13 +276,24 @@ class Slab:
         self.refuse(IndexOverflow, site, wrong, activity(None, pred, value.ndim), text, value)
         return value
 
+    def fits(self, site: Site, pred: Active, value: Array, *made_of: Array) -> None:
+        """As few bits as an index has hold an integer, if they hold what it is made of.
+
+        A constant that they do not hold may stand for a number without end.
+        """
+        wrong = self.overflows(value)
+        for each in made_of:
+            wrong = wrong & ~self.overflows(each)
+        text = "an integer is {}, which int32 does not hold".format
+        self.refuse(IndexOverflow, site, wrong, activity(None, pred, value.ndim), text, value)
+
     def check_division(self, site: Site, a: Array, b: Array, signed: bool, pred: Active) -> None:
         """No active lane divides by zero, or the least integer by -1.
 
         Nor, with fewer bits for an index, what they do not hold: of a quotient they would say
         nothing.
         """
-        if signed and a.dtype == np.int32 and self.limit < 2**31:
+        if signed and a.dtype == np.int32 and self.few:
             wrong = self.overflows(a)
             text = "an index is {}, which int32 does not hold, before it is divided".format
             self.refuse(IndexOverflow, site, wrong, activity(None, pred, a.ndim), text, a)

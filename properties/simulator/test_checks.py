@@ -232,8 +232,8 @@ def test_with_fewer_bits_a_small_tensor_shows_what_wraps_around_on_a_large_one()
 
 @triton.jit
 def row_of_cell(x, out, block, heads, BLOCK: tl.constexpr):
-    first = block * BLOCK
-    tl.store(out, tl.load(x + first // heads))  # wrong
+    first = block * BLOCK  # wrong
+    tl.store(out, tl.load(x + first // heads))
 
 
 @triton.jit
@@ -254,6 +254,49 @@ def test_with_fewer_bits_a_place_has_to_fit_before_it_is_divided() -> None:
     assert caught.value.location.line == line_of(row_of_cell, "wrong")
     row_of_cell[(1,)](x, out, 32, 30, BLOCK=64)
     assert out == 68
+
+
+@triton.jit
+def doubled_bound(bounds, out, token):
+    bound = tl.load(bounds)
+    tl.store(out, (token < bound * 2).to(tl.float32))  # wrong
+
+
+@triton.jit
+def loaded_bound(bounds, out, token):
+    bound = tl.load(bounds)  # wrong
+    tl.store(out, (token < bound).to(tl.float32))
+
+
+@triton.jit
+def doubled_count_of_steps(x, out):
+    steps = (tl.load(x) * 256).to(tl.int32)
+    tl.store(out, (steps * 2).to(tl.float32))
+
+
+@pytest.mark.parametrize(("kernel", "bound"), [(doubled_bound, 1024), (loaded_bound, 2048)])
+def test_with_fewer_bits_what_is_compared_and_what_is_loaded_have_to_fit(
+    kernel: Any, bound: int
+) -> None:
+    out = torch.empty(1)
+    for index_bits in (12, 32):
+        with simulator.simulating(index_bits=index_bits):
+            kernel[(1,)](torch.tensor([bound - 1], dtype=torch.int32), out, 5)
+    bounds = torch.tensor([bound], dtype=torch.int32)
+    kernel[(1,)](bounds, out, 5)
+    with (
+        simulator.simulating(index_bits=12),
+        pytest.raises(simulator.IndexOverflow, match="2048, which int32 does not") as caught,
+    ):
+        kernel[(1,)](bounds, out, 5)
+    assert caught.value.location.line == line_of(kernel, "wrong")
+
+
+def test_integers_that_floats_were_made_into_are_no_indices() -> None:
+    out = torch.empty(1)
+    with simulator.simulating(index_bits=12):
+        doubled_count_of_steps[(1,)](torch.tensor([40.0]), out)
+    assert out == 2 * 40 * 256
 
 
 @triton.jit
