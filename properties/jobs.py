@@ -39,17 +39,17 @@ class Job:
     def share(self, examples: int) -> int:
         """How many of a profile's examples the job gets, when it is one of all of them.
 
-        All of them for a law about numbers, half of them for another, and half of that for a
-        reading, whose kernels are another op's. But a sixth where another job tries nearly the
+        Twice as many for the law that asks the oracle about everything, all of them for the other
+        law about numbers, half of them for another, and half of that for a reading, whose kernels
+        are another op's. But a sixth where another job tries nearly the
         same: one 16-bit dtype or the other, and one mode of a reading, which is the same lines in
         all modes. In these, laws take turns.
         """
         if not self._has_its_turn:
             return max(2, examples // 6)
         halves = (self.law not in _OF_NUMBERS) + (not self._has_kernels)
-        # Each of its examples is some twenty calls.
-        halves += self.law == "request_invariance"
-        return -(-examples >> halves)
+        doubles = 2 if self.law == "differential" else 1
+        return -(-doubles * examples >> halves)
 
     @property
     def _has_kernels(self) -> bool:

@@ -4,8 +4,10 @@ Each tensor is trained alone and frozen alone. Optional outputs are asked for or
 one output alone gives the same as zeros for the others.
 """
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -13,22 +15,26 @@ from properties.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_same
 from properties.laws.law import Law, Subject, within_bounds
-from properties.tensors import trained
+from properties.tensors import Results, trained
+
+SOME = 6
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
     inputs, every = subject.inputs(op, case), subject.cotangents(op, case)
-    whole = {}
-    for loud in _loud(tuple(every)):
+
+    @cache
+    def whole(loud: tuple[str, ...]) -> Results:
         incoming = {n: x if n in loud else torch.zeros_like(x) for n, x in every.items()}
-        whole[loud] = subject.run(op, case, inputs, incoming)
+        return subject.run(op, case, inputs, incoming)
+
     worst = 0.0
-    for request in requests(op, case, tuple(every)):
-        if not within_bounds(op, request):
-            continue
+    less = [r for r in requests(op, case, tuple(every)) if within_bounds(op, r)]
+    # Each is a call or two. In a few cases all have their turn.
+    for request in random.Random(case.seed).sample(less, min(SOME, len(less))):
         asked, incoming = subject.inputs(op, request), subject.cotangents(op, request)
         got = subject.run(op, request, asked, incoming)
-        full = whole[tuple(incoming) or tuple(every)]
+        full = whole(tuple(incoming) or tuple(every))
         want = {name: full[name] for name in got}
         against = "the call that asks for everything"
         call = "request_invariance", op, request, subject, asked, incoming
