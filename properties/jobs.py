@@ -41,15 +41,17 @@ class Job:
 
         Twice as many for the law that asks the oracle about everything, all of them for the other
         law about numbers, half of them for another, and half of that for a reading, whose kernels
-        are another op's. But a sixth where another job tries nearly the
+        are another op's. An op of one mode gets three times as many where the oracle judges, as
+        others have several modes for what may go wrong. But a sixth where another job tries nearly the
         same: one 16-bit dtype or the other, and one mode of a reading, which is the same lines in
         all modes. In these, laws take turns.
         """
         if not self._has_its_turn:
             return max(2, examples // 6)
         halves = (self.law not in _OF_NUMBERS) + (not self._has_kernels)
-        doubles = 2 if self.law == "differential" else 1
-        return -(-doubles * examples >> halves)
+        times = 2 if self.law == "differential" else 1
+        times *= 3 if self.draws_for_itself and len(OPS[self.op].modes) == 1 else 1
+        return -(-times * examples >> halves)
 
     @property
     def _has_kernels(self) -> bool:

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
 
 def _windows(case: Case) -> st.SearchStrategy[int | None]:
-    longest = max(case.key_lengths or case.lengths)
+    keys, queries = max(case.key_lengths or case.lengths), max(case.lengths)
+    edges = sorted({max(1, n + d) for n in (keys, queries) for d in (-1, 0, 1)} | {512, 513})
     return st.one_of(
-        st.none(), st.integers(1, max(1, longest - 1)), st.integers(max(1, longest), longest + 3)
+        st.none(),
+        st.integers(1, max(1, keys - 1)),
+        st.sampled_from([*edges, 2**31 - 1]),
     )
 
 
