@@ -300,13 +300,14 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
     if len(outputs) > 1 and draw(st.sampled_from([False, False, True])):
         loud = draw(st.sampled_from(outputs))
         silent = tuple(name for name in outputs if name != loud)
-    auto = target.chooses and case.tile is None and draw(st.sampled_from([False] * 5 + [True]))
+    if target.chooses and draw(st.sampled_from([False] * 11 + [True])):
+        case = replace(case, auto=True, tile=None)
     numbers = draw(st.sampled_from(["python"] * 7 + ["numpy"]))
     context = draw(_contexts(target.contexts))
     if context == "compiled":
         # Dynamo takes a scalar of NumPy for an array.
         numbers = "python"
-    case = replace(case, frozen=frozen, silent=silent, numbers=numbers, context=context, auto=auto)
+    case = replace(case, frozen=frozen, silent=silent, numbers=numbers, context=context)
     return replace(case, earlier=_earlier(draw, op, mode, case))
 
 

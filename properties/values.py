@@ -152,6 +152,21 @@ def strong_gates(blank: Blank, generator: torch.Generator) -> Tensor:
     return gaussian(blank, generator)
 
 
+def closed_gates(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Gates of -inf among ordinary ones: what comes before them is forgotten, and leaves no NaN."""
+    if blank.role is Role.LOG_DECAY:
+        return _choice(blank, generator, (0.0, -0.3, -0.3, -math.inf))
+    return gaussian(blank, generator)
+
+
+def lowest_gates(blank: Blank, generator: torch.Generator) -> Tensor:
+    """As `closed_gates`, with numbers that stand for -inf: -2^20 and the lowest float32."""
+    if blank.role is Role.LOG_DECAY:
+        lowest = torch.finfo(torch.float32).min
+        return _choice(blank, generator, (0.0, -0.3, -0.3, -(2.0**20), lowest))
+    return gaussian(blank, generator)
+
+
 def large_values(blank: Blank, generator: torch.Generator) -> Tensor:
     """Values of one sign around 2000: their sum leaves float16 before a quotient brings it back."""
     x = gaussian(blank, generator)
@@ -235,6 +250,8 @@ RECIPES: dict[str, Recipe] = {
         late_maximum,
         extreme_gates,
         strong_gates,
+        closed_gates,
+        lowest_gates,
         large_values,
         uneven,
         one_hot_values,

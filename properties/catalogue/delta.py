@@ -134,7 +134,7 @@ GATED_DELTA_RULE = Op(
     settle=_settle,
     linear_in=("v", "initial_state"),
     mistakes=more_states,
-    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates", "closed_gates"),
     laws=_LAWS,
 )
 
@@ -160,7 +160,7 @@ KDA = Op(
     settle=_settle,
     linear_in=("v", "initial_state"),
     mistakes=more_states,
-    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates", "closed_gates"),
     laws=_LAWS,
 )
 
@@ -195,6 +195,7 @@ DPLR = Op(
         "cancelling",
         "extreme_gates",
         "strong_gates",
+        "closed_gates",
     ),
     laws=_LAWS,
 )
@@ -240,6 +241,7 @@ RWKV7 = Op(
         "parallel_keys",
         "extreme_gates",
         "strong_gates",
+        "closed_gates",
     ),
     laws=OF_A_READING,
 )

@@ -146,7 +146,7 @@ GLA = Op(
     mistakes=more_states,
     multilinear=lambda case: not _normalized(case),
     nonnegative=_normalized,
-    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates", "closed_gates"),
     laws=_LAWS,
 )
 
@@ -187,7 +187,7 @@ SIMPLE_GLA = Op(
     linear_in=("v", "initial_state"),
     mistakes=more_states,
     multilinear=lambda case: True,
-    recipes=(*_RECIPES, "extreme_gates", "strong_gates"),
+    recipes=(*_RECIPES, "extreme_gates", "strong_gates", "closed_gates"),
     laws=_LAWS,
 )
 

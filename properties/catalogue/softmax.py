@@ -115,6 +115,8 @@ ATTENTION = Op(
         "late_maximum",
         "extreme_gates",
         "strong_gates",
+        "closed_gates",
+        "lowest_gates",
         "large_values",
         "uneven",
         "one_hot_values",
