@@ -41,8 +41,8 @@ class Job:
 
         Twice as many for the law that asks the oracle about everything, all of them for the other
         law about numbers, half of them for another, and half of that for a reading, whose kernels
-        are another op's. An op of one mode gets three times as many where the oracle judges, as
-        others have several modes for what may go wrong. But a sixth where another job tries nearly the
+        are another op's. An op of one mode gets three times as many where the oracle judges: others
+        have several modes for what may go wrong. But a sixth where another job tries nearly the
         same: one 16-bit dtype or the other, and one mode of a reading, which is the same lines in
         all modes. In these, laws take turns.
         """
