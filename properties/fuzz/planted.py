@@ -1,0 +1,179 @@
+"""Targets that fail in each way that a night has to survive, and what they are to be called."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from properties.targets import Adapter
+from reference.norm.l2norm import l2norm as right
+
+# A file that the first of several processes makes.
+MARK = "PLANTED_MARK"
+
+
+def _adapter(function: Callable[[Tensor], Tensor]) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        return function(x)
+
+    return Adapter({"l2norm": {"fused": l2norm}})
+
+
+def _first_time() -> bool:
+    """Whether no process has asked this before."""
+    try:
+        Path(os.environ[MARK]).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def raising(device: torch.device) -> Adapter:
+    """Raises what a bad argument would."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        raise ValueError("head dim 7 is not supported")
+
+    return _adapter(l2norm)
+
+
+def exiting(device: torch.device) -> Adapter:
+    return _adapter(lambda x: sys.exit(3))
+
+
+def interrupting(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    return _adapter(l2norm)
+
+
+def crashing(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return x
+
+    return _adapter(l2norm)
+
+
+def killed_once(device: torch.device) -> Adapter:
+    """The machine ends the process, as when memory runs out, and not again."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if _first_time():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def exhausted_once(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        if _first_time():
+            raise MemoryError
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def hanging(device: torch.device) -> Adapter:
+    """Ends at no signal that Python sees."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        while True:
+            sleep(1)
+
+    return _adapter(l2norm)
+
+
+def endless(device: torch.device) -> Adapter:
+    """A Triton kernel with a loop that does not end."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        _endless[(1,)](y)
+        return y
+
+    return _adapter(l2norm)
+
+
+@triton.jit
+def _endless(y):  # type: ignore[no-untyped-def]
+    count = tl.program_id(0)
+    while count >= 0:
+        count = (count + 1) % 7
+    tl.store(y, count)
+
+
+def outside(device: torch.device) -> Adapter:
+    """A Triton kernel that leaves its tensor."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _outside[(1,)](x, y, x.numel())
+        return y
+
+    return _adapter(l2norm)
+
+
+@triton.jit
+def _outside(x, y, size):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, 16)
+    row = tl.load(x + size + at)
+    tl.store(y + at, row)
+
+
+def twofold(device: torch.device) -> Adapter:
+    """Two bugs in one kernel: even dims raise, and long odd ones are wrong."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if x.shape[-1] % 2 == 0:
+            raise ArithmeticError("even")
+        return right(x) * (1 if x.shape[-1] < 7 else 2)
+
+    return _adapter(l2norm)
+
+
+def good(device: torch.device) -> Adapter:
+    return _adapter(right)
+
+
+def slow(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        _first_time()
+        sleep(0.1)
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def littering(device: torch.device) -> Adapter:
+    """Puts a file where a folder is to be."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        _first_time()
+        raise ValueError("littered")
+
+    return _adapter(l2norm)
+
+
+def marking_then_hanging(device: torch.device) -> Adapter:
+    """Tells that it is at work, and hangs at the third call."""
+    calls = []
+
+    def l2norm(x: Tensor) -> Tensor:
+        calls.append(x.shape)
+        if len(calls) > 2:
+            _first_time()
+            sleep(1000)
+        return right(x)
+
+    return _adapter(l2norm)
