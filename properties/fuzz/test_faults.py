@@ -1,0 +1,222 @@
+"""What a target or a machine does to a night, and what the night makes of it."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from properties.fuzz import planted
+from properties.fuzz.conftest import Fuzz, on_l2norm
+from properties.fuzz.log import Log
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("target", ["hanging", "endless"])
+def test_a_case_that_hangs_is_ended_and_is_a_finding(target: str, fuzz: Fuzz) -> None:
+    code, printed = fuzz(target, "--case-timeout", "0.4")
+    assert code == 1
+    assert "the process that ran it hangs" in printed
+    assert "planted.py:" in printed
+    assert "1 bug in" in printed
+    assert "again     in a fresh process as well" in printed
+
+
+def test_a_crash_is_a_finding_with_the_name_of_its_signal(fuzz: Fuzz) -> None:
+    code, printed = fuzz("crashing")
+    assert code == 1
+    assert "the process that ran it ends with SIGSEGV" in printed
+    assert "planted.py:" in printed
+    assert "REPRO: python -m properties.fuzz --law differential --case" in printed
+    assert "1 bug in" in printed
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [("killed_once", "ends with SIGKILL 1"), ("exhausted_once", "runs out of memory 1")],
+)
+def test_a_process_that_the_machine_ends_once_is_no_finding(
+    target: str, told: str, fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    code, printed = fuzz(target)
+    assert (tmp_path / "mark").exists()
+    assert code == 0
+    assert f"not repeated, so no findings: {told}" in printed
+    assert "no bugs in 5 examples" in printed
+
+
+@pytest.mark.parametrize(
+    ("target", "error"), [("exiting", "SystemExit: 3"), ("interrupting", "KeyboardInterrupt")]
+)
+def test_what_would_end_python_is_a_finding(target: str, error: str, fuzz: Fuzz) -> None:
+    code, printed = fuzz(target)
+    assert code == 1
+    assert f"differential: {error}" in printed
+    assert "1 bug in" in printed
+
+
+def test_an_address_is_one_bug_that_shows_on_both_engines(fuzz: Fuzz) -> None:
+    _, printed = fuzz("outside", "--law", "determinism", "--examples", "20")
+    assert "row = tl.load(x + size + at)" in printed
+    assert "again     3 of 3 times in a fresh process" in printed
+    assert "1 bug in" in printed
+
+
+def test_two_bugs_in_one_kernel_stay_two(fuzz: Fuzz) -> None:
+    code, printed = fuzz("twofold", "--examples", "60", "--seed", "2")
+    assert code == 1
+    assert "ArithmeticError: even" in printed
+    assert "differs from the oracle" in printed
+    # Wrong results, and gradients alone where results are 0, are signs of one bug.
+    assert "2 bugs in" in printed
+    assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 2
+
+
+def test_a_finding_of_another_target_names_the_entry_that_would_excuse_it(
+    fuzz: Fuzz, tmp_path: Path
+) -> None:
+    _, printed = fuzz("raising", "--no-shrink")
+    entry = "Raised(kind='ValueError', message='head dim 7 is not supported')"
+    assert f"An entry of the ledger with {entry} would excuse it" in printed
+    (written,) = (tmp_path / "findings").iterdir()
+    assert entry in written.read_text()
+    compile(written.read_text(), str(written), "exec")
+
+
+def test_a_report_is_printed_where_no_file_can_be_written(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel puts a file where the folder of findings is to be.
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "findings"))
+    code, printed = fuzz("littering", "--examples", "10")
+    assert code == 1
+    assert "ValueError: littered" in printed
+    assert re.search("Not written: findings/.*: File exists", printed)
+    assert "1 bug in" in printed
+
+
+def test_a_full_disk_ends_nothing(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    code, printed = fuzz("raising", "--record", "worst.json", "--resume", "kept")
+    assert code == 1
+    assert "Not written: findings/l2norm" in printed
+    assert "--record not written: [Errno 28]" in printed
+    assert "--resume not written: [Errno 28]" in printed
+    assert "1 bug in" in printed
+
+
+def test_cases_that_found_something_are_tried_first_the_next_night(
+    fuzz: Fuzz, tmp_path: Path
+) -> None:
+    fuzz("twofold", "--examples", "60", "--seed", "2")
+    assert (tmp_path / ".hypothesis" / "examples").is_dir()
+    _, printed = fuzz("twofold", "--examples", "5", "--no-shrink", "--seed", "5")
+    assert "2 bugs in" in printed
+
+
+class _Run:
+    """The command in a process of its own, until it is at work."""
+
+    def __init__(self, folder: Path, target: str, *more: str) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "properties.fuzz", *on_l2norm(target), *more]
+        command += ["--minutes", "10", "--record", "worst.json", "--resume", "kept"]
+        environment = {**os.environ, "PYTHONPATH": str(_ROOT), "COLUMNS": "200"}
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment | {planted.MARK: str(folder / "mark")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        while not (folder / "mark").exists():
+            assert self.process.poll() is None, self.process.communicate()[0]
+            time.sleep(0.05)
+
+    def printed(self) -> str:
+        return self.process.communicate(timeout=60)[0]
+
+    def left(self) -> list[str]:
+        """Processes of the run that are there a moment after its end."""
+        for _ in range(50):
+            found = [p for p in Path("/proc").iterdir() if p.name.isdigit() and self._has(p)]
+            if not found:
+                break
+            time.sleep(0.1)
+        return [(p / "cmdline").read_text() for p in found]
+
+    def _has(self, process: Path) -> bool:
+        """Whether a process is of this run and has not ended."""
+        try:
+            state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return session == str(self.process.pid) and state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("number", "times"), [(signal.SIGTERM, 1), (signal.SIGINT, 10)], ids=["SIGTERM", "Ctrl-C"]
+)
+def test_a_signal_ends_a_run_with_all_that_it_knows(
+    number: signal.Signals, times: int, tmp_path: Path
+) -> None:
+    run = _Run(tmp_path, "marking_then_hanging")
+    for _ in range(times):
+        # As a terminal does, to all processes of the run.
+        os.killpg(run.process.pid, number) if number == signal.SIGINT else os.kill(
+            run.process.pid, number
+        )
+        time.sleep(0.05)
+    printed = run.printed()
+    assert f"stopped by {number.name}" in printed
+    assert "bugs in" in printed
+    assert "Traceback" not in printed
+    assert (tmp_path / "worst.json").exists()
+    assert Log.read(tmp_path / "kept") is not None
+    assert run.left() == []
+
+
+def test_a_night_goes_on_after_its_process_was_killed(
+    tmp_path: Path, fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    run = _Run(tmp_path, "slow")
+    kept = tmp_path / "kept" / "night.json"
+    while not kept.exists():
+        time.sleep(0.05)
+    run.process.kill()
+    run.printed()
+    assert run.left() == []
+    before = Log.read(tmp_path / "kept")
+    assert before is not None
+    examples = before.total.examples
+    code, printed = fuzz(
+        "slow", "--resume", str(tmp_path / "kept"), "--examples", str(examples + 5)
+    )
+    assert code == 0
+    assert f"seed {before.seed}" in printed
+    after = Log.read(tmp_path / "kept")
+    assert after is not None
+    assert after.turns > before.turns
+    assert after.total.examples >= examples + 5
+
+
+def test_no_case_is_run_when_the_night_that_is_kept_is_over(tmp_path: Path, fuzz: Fuzz) -> None:
+    fuzz("raising", "--resume", "kept", "--no-shrink")
+    shutil.rmtree(tmp_path / ".hypothesis", ignore_errors=True)
+    code, printed = fuzz("raising", "--resume", "kept", "--no-shrink")
+    assert code == 1
+    assert "1 bug in" in printed
+    assert "REPRO" not in printed
