@@ -113,7 +113,8 @@ _PLACES: dict[str, set[str]] = {
     "dtypes": {"host", "loops", "addresses", "numbers"},
     "results": {"host", "loops", "addresses", "numbers"},
     "given": {"host", "loops", "addresses"},
-    "options": {"host", "loops", "numbers"},
+    # Masks and directions; those that are numbers are in `_FACTORS`.
+    "options": {"host", "loops"},
     # Autocast and the compiler copy tensors.
     "context": {"host", "addresses"},
     "trained": {"host"},
@@ -132,13 +133,22 @@ _PLACES: dict[str, set[str]] = {
 }
 
 
+# Options that kernels compute with.
+_FACTORS = ("scale", "softcap", "eps", "normalize", "use_qk_l2norm_in_kernel", "activation")
+_OF_FACTORS = {"host", "numbers"}
+
+
 def _in_one_place(a: Atom, b: Atom) -> bool:
     """Whether some code sees what both are about.
 
     Two layouts make no pair: a stride that is taken from another tensor shows where one of the two
-    differs from all others.
+    differs from all others. Nor do the numbers of two tensors: what their product may come to is an
+    atom of its own.
     """
-    return {a.kind, b.kind} != {"layouts"} and bool(_PLACES[a.kind] & _PLACES[b.kind])
+    if a.kind == b.kind and a.kind in ("layouts", "values"):
+        return False
+    one, other = (_OF_FACTORS if x.about in _FACTORS else _PLACES[x.kind] for x in (a, b))
+    return bool(one & other)
 
 
 def pairs(op: Op, every: list[Atom]) -> "np.ndarray[Any, Any]":
