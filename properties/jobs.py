@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hypothesis import given, target
+from hypothesis.strategies import SearchStrategy
 
 from properties.case import Case
 from properties.catalogue import DTYPES, OPS
+from properties.catalogue.op import Op
 from properties.laws import LAWS, Law, Subject, Violation
 from properties.laws.signature import own_frames
 from properties.strategies import EXTENTS, FEW_TOKENS, cases
@@ -213,9 +215,13 @@ def drawing(job: Job, whose: Target, check: Callable[[Case], None]) -> Callable[
     # Hypothesis goes by the source, which all jobs share, and by this: by no name.
     stream = (job.stream + owner).encode()
     test._hypothesis_internal_add_digest = stream  # type: ignore[attr-defined]
+    op = scope.declared(whose, job.op, job.mode)
+    wrapped: Callable[[], None] = given(drawn(job, op, whose))(test)
+    return wrapped
+
+
+def drawn(job: Job, op: Op, target: Target) -> SearchStrategy[Case]:
+    """The cases of a job, before its law adapts them."""
     # Thousands of tokens are for laws that call once: of others each call would take as long.
     extents = EXTENTS if job.draws_for_itself else FEW_TOKENS
-    op = scope.declared(whose, job.op, job.mode)
-    drawn = cases(op, op.mode(job.mode), job.dtype, whose, extents=extents)
-    wrapped: Callable[[], None] = given(drawn)(test)
-    return wrapped
+    return cases(op, op.mode(job.mode), job.dtype, target, extents=extents)

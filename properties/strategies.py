@@ -1,7 +1,7 @@
 """What is drawn: small, ragged cases around the edges of the tiles."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
@@ -23,19 +23,26 @@ from properties.tensors import asked_for, on_integers, present, sizes, trained, 
 WORK = 300_000
 
 
-# Now and then a case is large along one dim and small along all others, or has two wide dims: what
-# goes wrong past some number of tokens, rows, heads, sequences or channels is met by no other.
-ORDINARY = ["ordinary"]
-FEW_TOKENS = ORDINARY * 24 + ["wide", "wide", "rows", "heads", "groups", "sequences"]
-EXTENTS = [*FEW_TOKENS, "tokens", "tokens"]
+# Now and then a case is large along one dim or two, and small along all others: what goes wrong
+# past some number of tokens, rows, heads, sequences or channels is met by no other.
+Extent = frozenset[str]
+ORDINARY: list[Extent] = [frozenset()]
+_ONE = ("wide", "wide", "rows", "heads", "groups", "sequences")
+_TWO = [
+    *(("wide", other) for other in ("rows", "heads", "groups", "sequences")),
+    *((one, other) for one in ("rows", "sequences") for other in ("heads", "groups")),
+]
+FEW_TOKENS = ORDINARY * 32 + [frozenset({one}) for one in _ONE] + [frozenset(two) for two in _TWO]
+_LONG = [frozenset({"tokens", other}) for other in ("tokens", "tokens", *dict.fromkeys(_ONE))]
+EXTENTS = FEW_TOKENS + _LONG
 
 
 # Made once for the same arguments: to make and check a strategy takes longer than to draw from it.
 @lru_cache(maxsize=2048)
 def lengths(edge: int, longest: int, *, empty: bool) -> SearchStrategy[int]:
     """Token counts: a few, next to multiples of `edge`, anything up to `longest`, or none."""
-    few = st.sampled_from([n for n in (1, 1, 2, 3, 5, 7) if n <= longest])
-    around = [edge - 1, edge, edge + 1, 2 * edge, 2 * edge + 1, 2 * edge + 1, 3 * edge - 1]
+    few = st.sampled_from([n for n in (1, 1, 2, 3, 4, 5, 7, 8) if n <= longest])
+    around = [edge - 1, edge, edge + 1, 2 * edge - 1, 2 * edge, *[2 * edge + 1] * 2, 3 * edge - 1]
     edges = sorted(n for n in around if 1 <= n <= longest)
     counts = [few, st.sampled_from(edges), st.sampled_from(edges)] if edges else [few]
     counts.append(st.integers(1, longest))
@@ -50,7 +57,7 @@ def cases(
     longest: int = 200,
     widest: int = 256,
     *,
-    extents: Sequence[str] = EXTENTS,
+    extents: Sequence[Extent] = EXTENTS,
 ) -> SearchStrategy[Case]:
     """Cases of one op, mode and dtype that the op accepts.
 
@@ -82,7 +89,7 @@ def _cases(
     target: Target,
     longest: int,
     widest: int,
-    extents: Sequence[str],
+    extents: Sequence[Extent],
 ) -> Case:
     extent = draw(st.sampled_from(extents))
     # Small heads leave work for sequences of several tiles, and most tiles are for small heads.
@@ -90,8 +97,7 @@ def _cases(
     dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
     # One tensor may be passed as two arguments, which then have one shape.
     twin = draw(st.sampled_from([False] * 11 + [True]))
-    if extent in _DIMS:
-        dims |= {letter: n for letter, n in _DIMS[extent](draw).items() if letter in dims}
+    dims |= {letter: n for letter, n in _large(draw, extent).items() if letter in dims}
     if twin:
         dims = _alike(dims)
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
@@ -110,10 +116,10 @@ def _cases(
         longest = longest if edge == 16 else max(longest, edge + 16)
     case = replace(case, tile=tile)
     exact = False
-    if extent == "tokens":
+    if "tokens" in extent:
         # Exact integers need no budget: of them thousands of tokens are cheap, of others hundreds.
         exact = "integers" in op.recipes and draw(st.sampled_from([True, True, True, False]))
-        case = _with_many_tokens(draw, op, case, exact=exact)
+        case = _with_many_tokens(draw, op, case, extent)
     else:
         case = _with_lengths(draw, op, case, edge, longest, extent)
     case = _with_options(draw, op, mode, case)
@@ -132,29 +138,43 @@ def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
     return st.sampled_from([None] * 6 + [*others])
 
 
-_THIN = {"K": 4, "V": 4, "D": 4, "P": 2, "H": 2, "G": 1, "R": 2, "B": 1}
-_MANY = st.one_of(st.sampled_from([33, 64, 65]), st.integers(9, 32), st.integers(9, 70))
-
-
-def _thin(draw: DrawFn) -> dict[str, int]:
-    return {letter: draw(st.integers(1, most)) for letter, most in _THIN.items()}
-
-
-def _wide(draw: DrawFn) -> dict[str, int]:
-    """Two dims that are both beyond 128, and different."""
-    pairs = [(192, 136), (256, 129), (136, 192), (129, 256), (256, 160), (200, 256)]
-    key, value = draw(st.sampled_from(pairs))
-    return {"K": key, "V": value}
-
-
-_DIMS: dict[str, Callable[[DrawFn], dict[str, int]]] = {
-    "wide": _wide,
-    "tokens": _thin,
-    "rows": lambda draw: _thin(draw) | {"B": draw(_MANY)},
-    "heads": lambda draw: _thin(draw) | {"H": draw(_MANY), "G": draw(_MANY)},
-    "groups": lambda draw: _thin(draw) | {"R": draw(st.integers(7, 17))},
-    "sequences": _thin,
+# Of what is thin, one head or two, a few channels or as many as a product takes.
+_THIN = {
+    **dict.fromkeys("KVD", st.one_of(st.integers(1, 4), st.integers(1, 4), st.integers(16, 20))),
+    **dict.fromkeys("PHRB", st.integers(1, 2)),
+    "G": st.just(1),
 }
+_MANY = st.one_of(st.sampled_from([33, 64, 65]), st.integers(9, 32), st.integers(9, 70))
+_MANY_OF_TWO = st.integers(9, 12)
+_WIDE = st.sampled_from([129, 136, 160, 192, 200, 256])
+
+
+def _many(extent: Extent) -> SearchStrategy[int]:
+    return _MANY if len(extent) == 1 else _MANY_OF_TWO
+
+
+def _large(draw: DrawFn, extent: Extent) -> dict[str, int]:
+    """Sizes of a case that is large in something; none where the other sizes need not be small."""
+    if not extent:
+        return {}
+    dims: dict[str, int] = {}
+    if extent != {"wide"}:
+        dims = {letter: draw(size) for letter, size in _THIN.items()}
+    if "wide" in extent:
+        # Two widths beyond 128 are different, as equal ones are drawn anyway.
+        wide = draw(st.lists(_WIDE, min_size=2, max_size=2, unique=True))
+        both = "tokens" not in extent and draw(st.booleans())
+        which = "KVD" if both or extent == {"wide"} else draw(st.sampled_from(["KD", "VD"]))
+        dims |= {
+            letter: n for letter, n in zip("KVD", (*wide, wide[0]), strict=True) if letter in which
+        }
+    if "rows" in extent:
+        dims["B"] = draw(_many(extent))
+    if "heads" in extent:
+        dims |= {"H": draw(_many(extent)), "G": draw(_many(extent))}
+    if "groups" in extent:
+        dims["R"] = draw(st.integers(7, 17))
+    return dims
 
 
 def _alike(dims: Mapping[str, int]) -> dict[str, int]:
@@ -168,13 +188,13 @@ def _folded(size: int, largest: int) -> int:
     return (size - 1) % largest + 1 if size > largest else size
 
 
-def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int, extent: str) -> Case:
-    packed = bool(op.packed_by) and (extent == "sequences" or draw(st.booleans()))
-    if extent == "rows":
-        packed = False
+def _with_lengths(
+    draw: DrawFn, op: Op, case: Case, edge: int, longest: int, extent: Extent
+) -> Case:
+    packed = _packed(draw, op, extent)
     count = draw(st.sampled_from([1, 2, 3, 3, 3, 4, 4])) if packed else 1
-    if packed and extent == "sequences":
-        count = draw(_MANY)
+    if packed and "sequences" in extent:
+        count = draw(_many(extent))
     dims = {**case.dims, "B": 1} if packed else case.dims
     case = replace(case, packed=packed, dims=dims)
     # One sequence may take all the work, so that packing does not make all of them short.
@@ -188,7 +208,13 @@ def _with_lengths(draw: DrawFn, op: Op, case: Case, edge: int, longest: int, ext
     if op.keys and (not packed or len(op.packed_by) > 1) and draw(st.booleans()):
         keys = tuple(draw(one) for one in each)
     case = replace(case, lengths=tokens, key_lengths=keys)
-    return case if packed or extent != "ordinary" else _perhaps_empty(draw, op, case)
+    return case if packed else _perhaps_empty(draw, op, case)
+
+
+def _packed(draw: DrawFn, op: Op, extent: Extent) -> bool:
+    if not op.packed_by or "rows" in extent:
+        return False
+    return "sequences" in extent or draw(st.booleans())
 
 
 # Numbers that a case of many tokens may need.
@@ -196,19 +222,31 @@ MUCH_WORK = 3 * WORK
 MOST_TOKENS = 4096
 
 
-def _with_many_tokens(draw: DrawFn, op: Op, case: Case, *, exact: bool) -> Case:
-    """One sequence of hundreds or thousands of tokens."""
-    most = MOST_TOKENS if exact else _affordable(op, case, MUCH_WORK, MOST_TOKENS)
+def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent) -> Case:
+    """One sequence of hundreds or thousands of tokens, alone or among short ones."""
+    if _packed(draw, op, extent):
+        count = draw(_MANY_OF_TWO if "sequences" in extent else st.integers(1, 4))
+        case = replace(case, packed=True, dims={**case.dims, "B": 1}, lengths=(1,) * count)
+    most = _affordable(op, case, MUCH_WORK / len(case.lengths), MOST_TOKENS)
     many = st.integers(min(201, most), most)
     if edges := [n for n in (256, 257, 512, 513, 1024, 1025, 2048, 4096) if n <= most]:
         many = st.one_of(st.sampled_from(edges), many)
-    count = draw(many)
-    case = replace(case, lengths=(count,))
+    long = draw(st.integers(0, len(case.lengths) - 1))
+    few = st.sampled_from([0, 1, 1, 2, 3, 5, 17])
+
+    def among(most: int) -> tuple[int, ...]:
+        each = [most if n == long else min(draw(few), most) for n in range(len(case.lengths))]
+        return tuple(each)
+
+    case = replace(case, lengths=among(draw(many)))
     if op.keys and draw(st.booleans()):
         # Few queries of many keys, or the other way about.
-        few, long = draw(st.integers(1, 40)), draw(st.integers(400, MOST_TOKENS))
-        queries, keys = draw(st.sampled_from([(few, long), (long, few)]))
-        case = replace(case, lengths=(queries,), key_lengths=(keys,))
+        most = MOST_TOKENS if len(extent) == 1 else most
+        short, far = draw(st.integers(1, 40)), draw(st.integers(min(400, most), most))
+        queries, keys = draw(st.sampled_from([(short, far), (far, short)]))
+        case = replace(case, lengths=among(queries))
+        if not case.packed or len(op.packed_by) > 1:
+            case = replace(case, key_lengths=among(keys))
     return case
 
 

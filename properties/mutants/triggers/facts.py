@@ -186,6 +186,8 @@ _UNIT: dict[str, Test] = {
     "0 in some": _ZEROS["0 in some"],
     "of both signs": _ANY["of both signs"],
 }
+# Sentences that say nothing of how a number is computed.
+USUAL = ("0 in some", "never negative", "of both signs")
 # Of the numbers of an argument, what can be said of them: sentence → test.
 VALUES: dict[Role, dict[str, Test]] = {
     **dict.fromkeys((*ANY_NUMBERS, Role.STATE), _ANY),
@@ -276,6 +278,12 @@ _CHOICES: dict[str, tuple[Callable[[Any, Facts], str], tuple[str, ...]]] = {
     "num_layers": (_of_layers, ("1", "in between", "24")),
     "layer_idx": (_of_layers, ("0", "1", "in between", "24")),
     "activation": (lambda value, known: str(value), ("None", "silu")),
+}
+# Kinds of value that differ from another of the same option by their type alone.
+TYPES = {
+    "scale": ("0", "an int", "float64 of NumPy"),
+    "softcap": ("an int", "float64 of NumPy"),
+    "eps": ("an int", "float64 of NumPy"),
 }
 
 

@@ -1,12 +1,15 @@
 """The grammar of predicates: what an op's docstring and declaration promise, as atoms and pairs.
 
 An atom says which values some facts of a call have; see `properties.mutants.triggers.facts`. Two
-atoms about different things make a pair, if some call could have both: atoms name everything that
-they need (a gradient of g needs g, which has to be trained), and no pair has needs that exclude
-each other. Nor has it sizes for which no case may pay, by the `work` of the op.
+atoms about different things make a pair, if they meet in the code and some call could have both:
+atoms name everything that they need (a gradient of g needs g, which has to be trained), and no pair
+has needs that exclude each other. Nor has it sizes for which no case may pay, by the `work` of the
+op.
 
-Some atoms stand alone: each power of two is looked at, but not beside everything else; pairs have
-the coarser steps at which kernels take another path.
+Where atoms meet is in `_PLACES`. What a tensor holds steers no branch of the host and no address,
+so it makes no pair with who called or how many rows there are; but with the dtype it does, and with
+the mode, options, and what else is multiplied. Some atoms stand alone: each power of two is looked
+at, but not beside everything else; pairs have the coarser steps at which kernels take another path.
 """
 
 from collections.abc import Iterator, Mapping
@@ -103,6 +106,51 @@ def atoms(op: Op, target: Ours) -> list[Atom]:
     ]
 
 
+# What each kind of atom steers: branches of the host, loops and masks of kernels, their addresses,
+# or the numbers that they compute.
+_PLACES: dict[str, set[str]] = {
+    "modes": {"host", "loops", "addresses", "numbers"},
+    "dtypes": {"host", "loops", "addresses", "numbers"},
+    "results": {"host", "loops", "addresses", "numbers"},
+    "given": {"host", "loops", "addresses"},
+    # Masks and directions; those that are numbers are in `_FACTORS`.
+    "options": {"host", "loops"},
+    # Autocast and the compiler copy tensors.
+    "context": {"host", "addresses"},
+    "trained": {"host"},
+    "asked": {"host"},
+    "cotangents": {"host"},
+    "before": {"host"},
+    "same tensor": {"host"},
+    "empties": {"host", "loops"},
+    # Whether a row is a whole number of vectors depends on both.
+    "sizes": {"loops", "addresses"},
+    "tokens": {"loops"},
+    "counts": {"loops"},
+    "tiles": {"loops"},
+    "layouts": {"addresses"},
+    "values": {"numbers"},
+}
+
+
+# Options that kernels compute with.
+_FACTORS = ("scale", "softcap", "eps", "normalize", "use_qk_l2norm_in_kernel", "activation")
+_OF_FACTORS = {"host", "numbers"}
+
+
+def _in_one_place(a: Atom, b: Atom) -> bool:
+    """Whether some code sees what both are about.
+
+    Two layouts make no pair: a stride that is taken from another tensor shows where one of the two
+    differs from all others. Nor do the numbers of two tensors: what their product may come to is an
+    atom of its own.
+    """
+    if a.kind == b.kind and a.kind in ("layouts", "values"):
+        return False
+    one, other = (_OF_FACTORS if x.about in _FACTORS else _PLACES[x.kind] for x in (a, b))
+    return bool(one & other)
+
+
 def pairs(op: Op, every: list[Atom]) -> "np.ndarray[Any, Any]":
     """Which pairs of atoms are predicates, as a matrix of which one half is used.
 
@@ -111,7 +159,9 @@ def pairs(op: Op, every: list[Atom]) -> "np.ndarray[Any, Any]":
     """
     wanted = np.zeros((len(every), len(every)), dtype=np.int8)
     for (i, a), (j, b) in combinations(enumerate(every), 2):
-        if a.about != b.about and not (a.alone or b.alone) and _agree(a, b):
+        if a.about == b.about or a.alone or b.alone or not _in_one_place(a, b):
+            continue
+        if _agree(a, b):
             wanted[i, j] = -1 if _dear(op, a, b) else 1
     return wanted
 
@@ -233,7 +283,7 @@ def _empties(op: Op) -> Iterator[Atom]:
         for where, least in (("first", 2), ("middle", 3), ("last", 2)):
             more: Needs = {f"empty {where}": YES, "T": SOME, "packed": YES, "N": Between(least)}
             yield empty(f"an empty {where} sequence", **more)
-        one: Needs = {"one token": YES, "T": SOME}
+        one: Needs = {"one token": YES, "T": SOME, "packed": YES}
         yield empty("a sequence of one token", **one)
     if op.keys:
         yield empty("no keys", S=Between(0, 0), T=SOME)
@@ -253,15 +303,21 @@ def _tiles(op: Op, target: Ours) -> Iterator[Atom]:
                 needs = {"mode": among(name), "tile": among(index), "dtype": among(*dtypes)}
                 yield Atom("tiles", "mode", f"tile {index} of {name}", {**needs, **heads})
     if facts.entries(op.name, op.modes[0].name):
+        # What a call that names no mode chooses is the op's affair.
+        named = among(*(mode.name for mode in op.modes))
         lengths = sorted({e.tokens for m in op.modes for e in facts.entries(op.name, m.name)})
         for low, high in ((1, 1), (2, 2), (3, 32), (33, inf)):
             tokens = Between((low - 1) * lengths[0] + 1, high * lengths[-1])
             text = f"= {low}" if low == high else f"in {low}..{high}" if high < inf else f">= {low}"
-            span: Needs = {"chunks": Between(low, high), "T": tokens}
+            span: Needs = {"chunks": Between(low, high), "T": tokens, "mode": named}
             yield Atom("tiles", "chunks", f"chunks {text}", span)
         for rest in (0, 1, -1):
-            edges = {rest + n for tile in lengths for n in range(tile, MOST_TOKENS + 2, tile)}
+            edges = {rest + n for tile in lengths for n in range(0, MOST_TOKENS + 2, tile)} - {
+                0,
+                -1,
+            }
             edge: Needs = {"tile's rest": among(rest), "T": among(*edges), "chunks": Between(1)}
+            edge["mode"] = named
             yield Atom("tiles", "T of a tile", f"T modulo its tile = {rest}", edge)
 
 
@@ -332,7 +388,8 @@ def _calls(op: Op) -> Iterator[Atom]:
     for name in CONTEXTS:
         quiet = {"backward": NO} if name in WITHOUT_GRADIENTS else {}
         yield Atom("context", "context", name, {"context": among(name), **quiet})
-    yield Atom("before", "before", "these objects held other numbers", {"contents changed": YES})
+    numbers: Needs = {"contents changed": YES, "B": SOME, "T": SOME}
+    yield Atom("before", "before", "these objects held other numbers", numbers)
     for option in op.options:
         if not option.auxiliary:
             text = f"these objects were called with another {option.name}"
@@ -369,7 +426,8 @@ def _options(op: Op) -> Iterator[Atom]:
                 needs["S"] = Between(513) if "512" in text else SOME
             if "each" in text:
                 needs["N"] = SOME
-            yield Atom("options", option.name, f"{option.name}: {text}", needs)
+            alone = text in facts.TYPES.get(option.name, ())
+            yield Atom("options", option.name, f"{option.name}: {text}", needs, alone=alone)
 
 
 _LAYOUTS_OF_ONE = ("contiguous", "misaligned", "every second")
@@ -426,7 +484,8 @@ def _values(op: Op) -> Iterator[Atom]:
             needs = {f"{a.name} {text}": YES, **_filled(op, a)}
             if "within 16" in text:
                 needs["T"] = Between(2)
-            yield Atom("values", f"values of {a.name}", f"{a.name} {text}", needs)
+            alone = text in facts.USUAL
+            yield Atom("values", f"values of {a.name}", f"{a.name} {text}", needs, alone=alone)
     if op.float32_logits:
         needs = {"B": SOME, "T": SOME, "S": SOME, "largest logit": Between(89)}
         yield Atom("values", "logits", "a logit past 88", needs)
