@@ -228,6 +228,8 @@ def fuzz(
             if asked and not night.stopped:
                 _say(console, f"stopped by {asked[0]}")
                 night.stop()
+            if night.overdue:
+                night.stop()
             now = monotonic()
             if now - copied > _COPY:
                 _keep(night, chosen.resume, console)

@@ -70,7 +70,7 @@ class Board:
         table = Table(title=self.status(), title_justify="left")
         table.add_column("op", no_wrap=True)
         table.add_column("law", no_wrap=True)
-        for name in ("examples", "examples/s", "error/budget", "failed"):
+        for name in ("examples", "per s", "worst", "failed"):
             table.add_column(name, justify="right", no_wrap=True)
         previous = ""
         for key, tally in rows.items():
@@ -94,7 +94,7 @@ class Board:
 
 def _cells(tally: Tally) -> tuple[str, ...]:
     if not tally.examples:
-        return "none yet", "", "", ""
+        return "none", "", "", ""
     rate = tally.examples / tally.seconds if tally.seconds else 0.0
     worst = f"{tally.worst:.2f}" if tally.worst else "" if tally.failed else "exact"
     return str(tally.examples), f"{rate:.1f}", worst, str(tally.failed or "")

@@ -29,6 +29,8 @@ from properties.targets import Target, scope
 EXAMPLES_PER_ROUND = 5
 # Seconds that a round goes on to make failing cases smaller.
 _SHRINKING = 60.0
+# Seconds after the deadline in which rounds may come to their ends.
+_GRACE = 30.0
 # A job in which so many cases have hung or ended their process rests for the night.
 _PATIENCE = 3
 _AGAIN = 3
@@ -76,6 +78,11 @@ class Night:
     @property
     def elapsed(self) -> float:
         return monotonic() - self.started
+
+    @property
+    def overdue(self) -> bool:
+        """Whether what was under way at the deadline has had its time as well."""
+        return self.deadline is not None and monotonic() > self.deadline + _GRACE
 
     @property
     def left(self) -> float | None:
@@ -260,7 +267,8 @@ class _Round:
         answer = self.worker.ask(self.job.law, case)
         if not answer.doubtful:
             return answer
-        again = self.worker.ask(self.job.law, case)
+        # With more time: a machine may be busy, and hangs are not to be a matter of that.
+        again = self.worker.ask(self.job.law, case, patience=2)
         if not again.doubtful:
             with self.night.lock:
                 self.log.unrepeated[answer.doubtful] += 1

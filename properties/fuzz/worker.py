@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -146,15 +146,18 @@ class Worker:
         self._end()
         self.start()
 
-    def ask(self, law: str, case: Case) -> Answer:
+    def ask(self, law: str, case: Case, patience: int = 1) -> Answer:
         """Judge one case.
+
+        Args:
+            patience: times as long as usual that it may take.
 
         Raises:
             Stopped: before there was an answer.
         """
         if self.stopped:
             raise Stopped
-        seconds = self.limit * (1 if self._has_compiled(case) else _FIRST)
+        seconds = patience * self.limit * (1 if self._has_compiled(case) else _FIRST)
         started = perf_counter()
         try:
             self.running = self.pool.schedule(_judge, (law, case, seconds), timeout=seconds)
@@ -196,7 +199,7 @@ class Worker:
 
     def _ended(self, law: str, case: Case, how: str) -> Answer:
         lines = _lines(self.traces.read_text(errors="replace"))
-        own = [line for line in lines if is_own(line.rpartition(":")[0])]
+        own = _lines(self.traces.read_text(errors="replace"), is_own)
         where = torch.device("cuda" if self.origin.device == "cuda" else "cpu")
         report = end_report(law, case, how, own or lines, where, self.origin.target)
         signature = Signature(family(case.op), how, place=own[0] if own else "")
@@ -208,10 +211,10 @@ def _how(code: int) -> str:
     return f"ends with {signal.Signals(-code).name}" if code < 0 else f"ends with code {code}"
 
 
-def _lines(trace: str) -> list[str]:
+def _lines(trace: str, wanted: Callable[[str], bool] = bool) -> list[str]:
     """ "file:line" of each frame that faulthandler wrote, the innermost first."""
     found = re.findall(r'^  File "(.+)", line (\d+) in ', trace, re.MULTILINE)
-    return [f"{short(file)}:{line}" for file, line in found]
+    return [f"{short(file)}:{line}" for file, line in found if wanted(file)]
 
 
 def _environment() -> dict[str, str]:
