@@ -1,5 +1,6 @@
 """What is drawn: small, ragged cases around the edges of the tiles."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -119,7 +120,7 @@ def _cases(
     if "tokens" in extent:
         # Exact integers need no budget: of them thousands of tokens are cheap, of others hundreds.
         exact = "integers" in op.recipes and draw(st.sampled_from([True, True, True, False]))
-        case = _with_many_tokens(draw, op, case, extent)
+        case = _with_many_tokens(draw, op, case, extent, exact=exact)
     else:
         case = _with_lengths(draw, op, case, edge, longest, extent)
     case = _with_options(draw, op, mode, case)
@@ -206,7 +207,8 @@ def _with_lengths(
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
     if op.keys and (not packed or len(op.packed_by) > 1) and draw(st.booleans()):
-        keys = tuple(draw(one) for one in each)
+        equal = draw(st.sampled_from([False] * 5 + [True]))
+        keys = tokens if equal else tuple(draw(one) for one in each)
     case = replace(case, lengths=tokens, key_lengths=keys)
     return case if packed else _perhaps_empty(draw, op, case)
 
@@ -222,12 +224,16 @@ MUCH_WORK = 3 * WORK
 MOST_TOKENS = 4096
 
 
-def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent) -> Case:
+def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact: bool) -> Case:
     """One sequence of hundreds or thousands of tokens, alone or among short ones."""
     if _packed(draw, op, extent):
         count = draw(_MANY_OF_TWO if "sequences" in extent else st.integers(1, 4))
         case = replace(case, packed=True, dims={**case.dims, "B": 1}, lengths=(1,) * count)
-    most = _affordable(op, case, MUCH_WORK / len(case.lengths), MOST_TOKENS)
+    share = MUCH_WORK / len(case.lengths)
+    most = _affordable(op, case, share, MOST_TOKENS)
+    if exact:
+        # One run of the recurrence, and no disturbed ones.
+        most = max(most, min(MOST_TOKENS, int(share / math.prod(case.dims.values()))))
     many = st.integers(min(201, most), most)
     if edges := [n for n in (256, 257, 512, 513, 1024, 1025, 2048, 4096) if n <= most]:
         many = st.one_of(st.sampled_from(edges), many)
@@ -242,7 +248,10 @@ def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent) -> Case:
     if op.keys and draw(st.booleans()):
         # Few queries of many keys, or the other way about.
         most = MOST_TOKENS if len(extent) == 1 else most
-        short, far = draw(st.integers(1, 40)), draw(st.integers(min(400, most), most))
+        edges = [n for n in (512, 513, 1024, 2048, 4096) if n <= most]
+        many = st.integers(min(400, most), most)
+        far = draw(st.one_of(st.sampled_from(edges), many) if edges else many)
+        short = draw(st.integers(1, 40))
         queries, keys = draw(st.sampled_from([(short, far), (far, short)]))
         case = replace(case, lengths=among(queries))
         if not case.packed or len(op.packed_by) > 1:

@@ -125,9 +125,10 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
             tensors[name] = torch.tensor(value, dtype=width, device=device)
     options = {n: v for n, v in options.items() if n not in tensors}
     if case.packed:
-        lengths = (case.lengths, case.key_lengths or case.lengths)
-        for name, each in zip(op.packed_by, lengths, strict=False):
-            tensors[name] = torch.tensor(boundaries(each), dtype=width, device=device)
+        # Keys without lengths of their own have no boundaries of their own.
+        for name, each in zip(op.packed_by, (case.lengths, case.key_lengths), strict=False):
+            if each is not None:
+                tensors[name] = torch.tensor(boundaries(each), dtype=width, device=device)
     return Inputs(tensors, options, case.same, trained(op, case))
 
 

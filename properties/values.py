@@ -201,10 +201,10 @@ def one_hot_values(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def zeros(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Each tensor is all zeros with probability one third."""
+    """A third of the tensors are zeros, a third have some."""
     x = gaussian(blank, generator)
-    silent = torch.rand((), generator=generator).item() < 1 / 3
-    return torch.zeros_like(x) if silent else x
+    share = (1.0, 0.5, 0.0)[int(torch.randint(3, (), generator=generator))]
+    return torch.where(torch.rand(x.shape, generator=generator) < share, 0.0, x)
 
 
 def cancelling(blank: Blank, generator: torch.Generator) -> Tensor:

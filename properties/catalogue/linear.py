@@ -276,9 +276,9 @@ MAMBA2 = Op(
     options=tuple(option for option in _UNNORMALIZED if option.auxiliary),
     outputs=(replace(_OUTPUTS_ALONE[0], name="y"), _OUTPUTS_ALONE[1]),
     dims={
-        "B": st.integers(1, 2),
-        "G": st.integers(1, 2),
-        "R": st.integers(1, 3),
+        "B": st.integers(1, 3),
+        "G": st.integers(1, 3),
+        "R": st.integers(1, 4),
         "K": head_dims(),
         "V": head_dims(),
     },

@@ -94,9 +94,9 @@ ATTENTION = Op(
         Output("lse", "B H T", asked_by="return_lse", dtype="float32", linear=False),
     ),
     dims={
-        "B": st.integers(1, 2),
-        "G": st.integers(1, 2),
-        "R": st.integers(1, 3),
+        "B": st.integers(1, 3),
+        "G": st.integers(1, 3),
+        "R": st.integers(1, 4),
         "K": head_dims(),
         "V": head_dims(),
     },

@@ -402,8 +402,7 @@ def _calls(op: Op) -> Iterator[Atom]:
             if {x, y} == {"H", "G"}:
                 needs["R"] = Between(1, 1)
             elif x != y:
-                needs[f"{min(x, y)} against {max(x, y)}"] = among("=")
-                needs["T against S"] = among("=")
+                needs["T against S" if {x, y} == {"T", "S"} else "K against V"] = among("=")
         if len(a.dims.split()) == len(b.dims.split()) and set(a.dims) - set(b.dims) <= set("THKV "):
             yield Atom("same tensor", "same tensor", f"{b.name} is {a.name}", needs)
 
