@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from properties.case import Case
-from properties.catalogue.op import ANY_NUMBERS, Mode, Op
+from properties.catalogue.op import ANY_NUMBERS, Mode, Op, Role
 from properties.layouts import LAYOUTS
 from properties.targets import Target
 from properties.tensors import asked_for, on_integers, present, sizes, trained, work
+from properties.values import OF_GATES
 
 # Numbers that the oracle's forms may hold at once. The float64 oracle and its twelve disturbed runs
 # for the budgets then take a second or so at most on one core, and a quarter on average; kernels of
@@ -124,13 +125,22 @@ def _cases(
     else:
         case = _with_lengths(draw, op, case, edge, longest, extent)
     case = _with_options(draw, op, mode, case)
-    case = replace(case, values=draw(st.sampled_from(op.recipes)), seed=draw(st.integers(0, 2**16)))
+    values = st.sampled_from(_recipes(op, case, extent))
+    case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
     if exact:
         case = on_integers(op, case)
     case = op.settle(_with_layouts(draw, op, case))
     if twin:
         case = _with_a_tensor_twice(draw, op, case)
     return op.settle(_with_a_call(draw, op, mode, case, target))
+
+
+def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
+    """Those of gates where there are gates, and more often where there are many to be added up."""
+    if not any(a.role is Role.LOG_DECAY for a in present(op, case)):
+        return [name for name in op.recipes if name not in OF_GATES]
+    gates = [name for name in op.recipes if name in OF_GATES]
+    return [*op.recipes, *(gates * 2 if "tokens" in extent else ())]
 
 
 @lru_cache
@@ -206,11 +216,22 @@ def _with_lengths(
     each = [lengths(edge, _affordable(op, case, share, longest), empty=packed) for share in shares]
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
-    if op.keys and (not packed or len(op.packed_by) > 1) and draw(st.booleans()):
-        equal = draw(st.sampled_from([False] * 5 + [True]))
-        keys = tokens if equal else tuple(draw(one) for one in each)
+    if op.keys and (not packed or len(op.packed_by) > 1):
+        match draw(
+            st.sampled_from(["the queries'", "the queries'", "own", "own", "equal", "cached"])
+        ):
+            case "own":
+                keys = tuple(draw(one) for one in each)
+            case "equal":
+                keys = tokens
+            case "cached":
+                # Decoding: a query or two for each sequence, or none.
+                keys, tokens = tokens, tuple(draw(_DECODED) for _ in tokens)
     case = replace(case, lengths=tokens, key_lengths=keys)
     return case if packed else _perhaps_empty(draw, op, case)
+
+
+_DECODED = st.sampled_from([0, 1, 1, 1, 2])
 
 
 def _packed(draw: DrawFn, op: Op, extent: Extent) -> bool:

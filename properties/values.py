@@ -138,6 +138,23 @@ def late_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
     return x
 
 
+def early_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
+    """All queries lean to one side, where the first three keys of each sequence are: logits of 64
+    and more outweigh the distance and gates that seem to close, of which each token may have 5.
+    """
+    if blank.role is Role.LOG_DECAY:
+        return _choice(blank, generator, (0.0, 0.0, 0.0, -5.0))
+    x = gaussian(blank, generator)
+    dim = blank.shape[-1]
+    side = 8 * dim**-0.25 * (1 - 2 * (torch.arange(dim) % 2)).double()
+    if blank.role is Role.QUERY:
+        x += side
+    if blank.role is Role.KEY and blank.token_axis is not None:
+        for start, stop in blank.spans:
+            x.movedim(blank.token_axis, 0)[start : min(start + 3, stop)] += side
+    return x
+
+
 def extreme_gates(blank: Blank, generator: torch.Generator) -> Tensor:
     """Gates from wide open to shut at once, mixed token by token and channel by channel."""
     if blank.role is Role.LOG_DECAY:
@@ -248,6 +265,7 @@ RECIPES: dict[str, Recipe] = {
         large_logits,
         large_states,
         late_maximum,
+        early_maximum,
         extreme_gates,
         strong_gates,
         closed_gates,
@@ -261,3 +279,6 @@ RECIPES: dict[str, Recipe] = {
         long_keys,
     )
 }
+
+# Those that differ from `gaussian` in gates alone.
+OF_GATES = frozenset({"extreme_gates", "strong_gates", "closed_gates", "lowest_gates"})

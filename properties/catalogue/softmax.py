@@ -113,6 +113,7 @@ ATTENTION = Op(
         "gaussian",
         "large_logits",
         "late_maximum",
+        "early_maximum",
         "extreme_gates",
         "strong_gates",
         "closed_gates",
