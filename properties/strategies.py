@@ -136,11 +136,11 @@ def _cases(
 
 
 def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
-    """Those of gates where there are gates, and more often where there are many to be added up."""
+    """Those of gates where there are gates, most often where there are many to be added up."""
     if not any(a.role is Role.LOG_DECAY for a in present(op, case)):
         return [name for name in op.recipes if name not in OF_GATES]
     gates = [name for name in op.recipes if name in OF_GATES]
-    return [*op.recipes, *(gates * 2 if "tokens" in extent else ())]
+    return [*op.recipes, *gates, *(gates * 2 if "tokens" in extent else ())]
 
 
 @lru_cache
