@@ -206,6 +206,12 @@ def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
             return x
 
 
+def faint(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Queries, keys and states around 2^-12: a normaliser divides by what is next to 0, and not 0."""
+    x = gaussian(blank, generator)
+    return 2.0**-12 * x if blank.role in (Role.QUERY, Role.KEY, Role.STATE) else x
+
+
 def one_hot_values(blank: Blank, generator: torch.Generator) -> Tensor:
     """Token t's value is the unit vector t mod V: the output is the attention row itself."""
     if blank.role is not Role.VALUE or blank.token_axis is None:
@@ -272,6 +278,7 @@ RECIPES: dict[str, Recipe] = {
         lowest_gates,
         large_values,
         uneven,
+        faint,
         one_hot_values,
         zeros,
         cancelling,

@@ -43,6 +43,7 @@ _RECIPES = (
     "integers",
     "large_states",
     "uneven",
+    "faint",
     "late_maximum",
     "one_hot_values",
     "zeros",
