@@ -132,16 +132,15 @@ def _definition(
     s = torch.cat([s, no_sink if sink is None else sink.view(1, H, 1, 1).expand_as(no_sink)], -1)
 
     # A row of nothing but -inf has no softmax. It is replaced before the exponential and again
-    # after the product, so that neither the value nor the gradient of the branch not taken is NaN.
+    # after the quotient, so that neither the value nor the gradient of the branch not taken is NaN.
     nothing = (s == -math.inf).all(-1, keepdim=True)
     s = torch.where(nothing, 0.0, s)
     top = s.amax(-1, keepdim=True).detach()
     e = torch.exp(s - top)
-    # Divided through the lse, from which kernels rebuild the weights for the gradients: the error
-    # budgets grant them its rounding, relative to the largest logit.
-    lse = top + torch.log(e.sum(-1, keepdim=True))
-    o = torch.exp(top - lse) * (e[..., :-1] @ v[:, :, kv_head].to(s.dtype).transpose(1, 2))
-    o, lse = torch.where(nothing, 0.0, o), torch.where(nothing, -math.inf, lse)
+    total = e.sum(-1, keepdim=True)
+    lse = torch.where(nothing, -math.inf, top + torch.log(total))
+    o = e[..., :-1] @ v[:, :, kv_head].to(s.dtype).transpose(1, 2)
+    o = torch.where(nothing, 0.0, o / total)
     return o.transpose(1, 2), lse[..., 0]
 
 

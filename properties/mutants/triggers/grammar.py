@@ -130,6 +130,8 @@ _PLACES: dict[str, set[str]] = {
     "tiles": {"loops"},
     "layouts": {"addresses"},
     "values": {"numbers"},
+    # Their sums are carried from tile to tile.
+    "gates": {"loops", "numbers"},
 }
 
 
@@ -145,7 +147,8 @@ def _in_one_place(a: Atom, b: Atom) -> bool:
     differs from all others. Nor do the numbers of two tensors: what their product may come to is an
     atom of its own.
     """
-    if a.kind == b.kind and a.kind in ("layouts", "values"):
+    kinds = {a.kind, b.kind}
+    if kinds == {"layouts"} or kinds <= {"values", "gates"}:
         return False
     one, other = (_OF_FACTORS if x.about in _FACTORS else _PLACES[x.kind] for x in (a, b))
     return bool(one & other)
@@ -402,8 +405,7 @@ def _calls(op: Op) -> Iterator[Atom]:
             if {x, y} == {"H", "G"}:
                 needs["R"] = Between(1, 1)
             elif x != y:
-                needs[f"{min(x, y)} against {max(x, y)}"] = among("=")
-                needs["T against S"] = among("=")
+                needs["T against S" if {x, y} == {"T", "S"} else "K against V"] = among("=")
         if len(a.dims.split()) == len(b.dims.split()) and set(a.dims) - set(b.dims) <= set("THKV "):
             yield Atom("same tensor", "same tensor", f"{b.name} is {a.name}", needs)
 
@@ -485,7 +487,8 @@ def _values(op: Op) -> Iterator[Atom]:
             if "within 16" in text:
                 needs["T"] = Between(2)
             alone = text in facts.USUAL
-            yield Atom("values", f"values of {a.name}", f"{a.name} {text}", needs, alone=alone)
+            kind = "gates" if a.role is Role.LOG_DECAY else "values"
+            yield Atom(kind, f"values of {a.name}", f"{a.name} {text}", needs, alone=alone)
     if op.float32_logits:
         needs = {"B": SOME, "T": SOME, "S": SOME, "largest logit": Between(89)}
         yield Atom("values", "logits", "a logit past 88", needs)

@@ -127,7 +127,8 @@ def find(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0)
         asking = [job for job in jobs if job.law in _ASKING]
         for night in range(nights):
             for job in asking:
-                seen = glance(job, declared(job), subject, job.share(most), 1 + night)
+                # At night all jobs get as many.
+                seen = glance(job, declared(job), subject, max(most, job.share(most)), 1 + night)
                 explore(reach, seen, subject)
     return Found(reach, ci, len(made), process_time() - started)
 
