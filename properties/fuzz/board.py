@@ -9,7 +9,7 @@ from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 
 # Lines that a table has besides its rows.
-_FRAME = 6
+_FRAME = 7
 
 
 class Board:
@@ -86,7 +86,8 @@ class Board:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         if console.is_terminal:
-            title = len(self.status()) // options.max_width
+            # The title is wrapped at the width of the columns.
+            title = len(self.status()) // 60
             yield self.table(max(1, console.height - _FRAME - title))
         else:
             yield self.table()
