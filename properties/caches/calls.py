@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from properties import contexts
-from properties.layouts import LAYOUTS, relaid
 
 CONTEXTS = tuple(name for name in contexts.CONTEXTS if name != "compiled")
 
@@ -16,17 +14,6 @@ CONTEXTS = tuple(name for name in contexts.CONTEXTS if name != "compiled")
 def context(name: str, device: torch.device) -> AbstractContextManager[object]:
     """The context of that name, in which a call may run."""
     return contexts.CONTEXTS[name](device.type)
-
-
-def one_token(x: Tensor) -> Tensor:
-    """The first token, repeated with stride 0 along the tokens of [B, T, G, D]."""
-    return x[:, :1].contiguous().expand(x.shape)
-
-
-PLACED: dict[str, Callable[[Tensor], Tensor]] = {
-    **{name: partial(relaid, layout=name) for name in LAYOUTS},
-    "one_token": one_token,
-}
 
 
 def overlaps(x: Tensor) -> bool:
