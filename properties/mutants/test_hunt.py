@@ -41,7 +41,7 @@ def signs() -> list[Mutant]:
 def _suite(law: str, folder: Path, *, tests: bool = False) -> Suite:
     target = load("ours", activate("auto"))
     jobs = Selection(("rotary_embedding",), (), (law,), ("float32",)).jobs(target)
-    return Suite(jobs, target, "auto", folder, 1, tests=tests)
+    return Suite(jobs, "auto", folder, 1, tests=tests)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-from properties.mutants.closure import path_of
+from properties.closure import path_of
 from properties.mutants.mutant import Mutant, combined, modules, mutants, mutants_of
 from properties.mutants.nursery import Nursery
 from properties.mutants.semantic import SEMANTIC
