@@ -13,6 +13,7 @@ from pathlib import Path
 from properties.closure import ROOT, bound
 
 _Import = ast.Import | ast.ImportFrom
+_ASKING = ("usefixtures", "getfixturevalue")
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,8 @@ def _fixtures(node: ast.AST) -> Iterator[str]:
         decorators = " ".join(map(ast.unparse, node.decorator_list))
         if node.name.startswith(("test", "pytest_")) or "fixture" in decorators:
             yield from (a.arg for a in (*node.args.args, *node.args.kwonlyargs))
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in ("usefixtures", "getfixturevalue"):
-            yield from (str(a.value) for a in node.args if isinstance(a, ast.Constant))
+    elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _ASKING:
+        yield from (str(a.value) for a in node.args if isinstance(a, ast.Constant))
 
 
 @cache
