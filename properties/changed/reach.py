@@ -14,7 +14,7 @@ from typing import Any
 
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
-from properties.changed.uses import tests_in, uses, words_of
+from properties.changed.uses import names_of_tests, uses, words_of
 from properties.closure import LISTS, PACKAGES, ROOT, closure, imported, path_of
 from properties.laws import LAWS
 from properties.sources import Sources
@@ -25,7 +25,6 @@ _OF_ALL = frozenset({"conftest.py", "pyproject.toml", "constraints.txt"})
 _MODULE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 _FILE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:/\w+)+\.py\b")
 _NODE = re.compile(r"([\w/]+\.py)::(\w+)(.*)")
-_IN_ID = re.compile(r"[][-]")
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Changed:
             test: the name of a function of it, or of a class.
             parameters: the values of this item of the test.
         """
-        named = frozenset(_relevant(word) for word in _strings([*parameters])) - {""}
+        named = _relevant(_strings([*parameters]))
         return any(self._reaches(file, path, test, named) for file in self.files)
 
     def _reaches(self, file: str, path: Path, test: str, named: frozenset[str]) -> bool:
@@ -83,7 +82,7 @@ class Changed:
     def _tests(self, file: str) -> Iterator[Path]:
         """The files with a test that one can reach."""
         for path in _files_of_tests():
-            if any(self._is_of(file, path, test, frozenset()) for test in tests_in(path)):
+            if any(self._is_of(file, path, test, frozenset()) for test in names_of_tests(path)):
                 yield path
 
     def _ops(self, file: str) -> list[str]:
@@ -161,7 +160,7 @@ def _made_of(path: Path, test: str, named: frozenset[str], target: str) -> froze
     # It runs other tests, and what they are made of.
     instead |= dict.fromkeys(LISTS, ())
     return closure(modules, instead=instead).union(
-        *(_made_of(ROOT / n[1], n[2], frozenset(_IN_ID.split(n[3])) - {""}, target) for n in nodes)
+        *(_made_of(ROOT / n[1], n[2], _relevant(named_in(n[3])), target) for n in nodes)
     )
 
 
@@ -177,17 +176,20 @@ def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
         return {}
     sources = [Sources.of(OPS[op]) for op in ops]
     reference = frozenset[str]().union(*(s.reference for s in sources))
-    declarations = {s.declaration for s in sources}
+    declaring = {s.declaration for s in sources}
+    beside = {name: _without_oracles(name) for name in {op.work.__module__ for op in OPS.values()}}
     return {
         "kernels": frozenset[str]().union(*(s.kernels for s in sources)),
         "reference": reference,
-        "properties.catalogue": reference | declarations,
-        # One declares the ops of a family.
-        **{
-            name: frozenset(m for m in imported(name) if m.partition(".")[0] != "reference")
-            for name in declarations
-        },
+        "properties.catalogue": reference | declaring,
+        # One file declares the ops of a family, and others take from it what they share.
+        **beside,
+        **{name: beside[name] | reference for name in declaring},
     }
+
+
+def _without_oracles(module: str) -> frozenset[str]:
+    return frozenset(m for m in imported(module) if m.partition(".")[0] != "reference")
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -206,10 +208,15 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(getattr(value, field.name))
 
 
-def _relevant(word: str) -> str:
-    """A string that says what a test is about, or nothing."""
-    known = word in OPS or word in LAWS or word in NAMES
-    return word if known or _MODULE.fullmatch(word) or _FILE.match(word) else ""
+def _relevant(words: Iterable[str]) -> frozenset[str]:
+    """Those strings that say what a test is about."""
+    known = {*OPS, *LAWS, *NAMES}
+    return frozenset(w for w in words if w in known or _MODULE.fullmatch(w) or _FILE.match(w))
+
+
+def named_in(values: str) -> list[str]:
+    """The names that may stand for the parameters of a test in its id, "[gla-chunk]"."""
+    return re.split("[][-]", values)
 
 
 def _mentioned(words: Iterable[str]) -> Iterator[str]:

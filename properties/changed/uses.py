@@ -75,7 +75,7 @@ def _scope(path: Path) -> _Scope:
 
 
 @cache
-def tests_in(path: Path) -> tuple[str, ...]:
+def names_of_tests(path: Path) -> tuple[str, ...]:
     """The names of the tests of a file, and of its classes of tests."""
     return tuple(n for n in _scope(path).definitions if n.startswith(("test", "Test")))
 
