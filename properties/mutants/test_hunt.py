@@ -326,6 +326,15 @@ def test_a_trial_that_ends_or_loops_is_told_from_one_that_answers() -> None:
         assert nursery.submit(divmod, 7, 2).result() == (3, 1)
 
 
+def test_a_nursery_that_is_asked_for_nothing_starts_no_process() -> None:
+    with Nursery(["no.such.module"]):
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+    with Nursery([], workers=2) as nursery:
+        first = nursery.submit(os.getppid).result()
+        assert str(first) not in children
+        assert nursery.submit(os.getppid).result() == first
+
+
 def test_nothing_runs_on_when_a_nursery_is_closed_at_once() -> None:
     nursery = Nursery([])
     pid = nursery.submit(os.getppid).result()
