@@ -50,7 +50,8 @@ class TrialDied(Exception):
 
 
 class Nursery:
-    """A few servers, started when they are needed, each of which forks a process for one task at a time.
+    """A few servers, started as they are needed, each of which forks a process for one task at a
+    time.
 
     Args:
         preload: modules that the servers import.
