@@ -9,9 +9,11 @@ from functools import cache
 from zlib import crc32
 
 from hypothesis import given, target
+from hypothesis.strategies import SearchStrategy
 
 from properties.case import Case
 from properties.catalogue import DTYPES, OPS
+from properties.catalogue.op import Op
 from properties.laws import LAWS, Law, Subject, Violation
 from properties.profiles import EXAMPLES
 from properties.strategies import EXTENTS, FEW_TOKENS, cases
@@ -211,8 +213,12 @@ def hypothesis_test(
     # Hypothesis goes by the source, which all jobs share, and by this: by no name.
     stream = (job.stream + owner).encode()
     test._hypothesis_internal_add_digest = stream  # type: ignore[attr-defined]
+    wrapped: Callable[[], None] = given(drawn(job, op, subject.target))(test)
+    return wrapped
+
+
+def drawn(job: Job, op: Op, target: Target) -> SearchStrategy[Case]:
+    """The cases of a job, before its law adapts them."""
     # Thousands of tokens are for laws that call once: of others each call would take as long.
     extents = EXTENTS if job.draws_for_itself else FEW_TOKENS
-    drawn = cases(op, op.mode(job.mode), job.dtype, subject.target, extents=extents)
-    wrapped: Callable[[], None] = given(drawn)(test)
-    return wrapped
+    return cases(op, op.mode(job.mode), job.dtype, target, extents=extents)

@@ -1,5 +1,6 @@
 """What is drawn: small, ragged cases around the edges of the tiles."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from properties.case import Case
-from properties.catalogue.op import ANY_NUMBERS, Mode, Op
+from properties.catalogue.op import ANY_NUMBERS, Mode, Op, Role
 from properties.layouts import LAYOUTS
 from properties.targets import Target
 from properties.tensors import asked_for, on_integers, present, sizes, trained, work
+from properties.values import OF_GATES
 
 # Numbers that the oracle's forms may hold at once. The float64 oracle and its twelve disturbed runs
 # for the budgets then take a second or so at most on one core, and a quarter on average; kernels of
@@ -119,17 +121,26 @@ def _cases(
     if "tokens" in extent:
         # Exact integers need no budget: of them thousands of tokens are cheap, of others hundreds.
         exact = "integers" in op.recipes and draw(st.sampled_from([True, True, True, False]))
-        case = _with_many_tokens(draw, op, case, extent)
+        case = _with_many_tokens(draw, op, case, extent, exact=exact)
     else:
         case = _with_lengths(draw, op, case, edge, longest, extent)
     case = _with_options(draw, op, mode, case)
-    case = replace(case, values=draw(st.sampled_from(op.recipes)), seed=draw(st.integers(0, 2**16)))
+    values = st.sampled_from(_recipes(op, case, extent))
+    case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
     if exact:
         case = on_integers(op, case)
     case = op.settle(_with_layouts(draw, op, case))
     if twin:
         case = _with_a_tensor_twice(draw, op, case)
     return op.settle(_with_a_call(draw, op, mode, case, target))
+
+
+def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
+    """Those of gates where there are gates, most often where there are many to be added up."""
+    if not any(a.role is Role.LOG_DECAY for a in present(op, case)):
+        return [name for name in op.recipes if name not in OF_GATES]
+    gates = [name for name in op.recipes if name in OF_GATES]
+    return [*op.recipes, *gates, *(gates * 2 if "tokens" in extent else ())]
 
 
 @lru_cache
@@ -205,10 +216,22 @@ def _with_lengths(
     each = [lengths(edge, _affordable(op, case, share, longest), empty=packed) for share in shares]
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
-    if op.keys and (not packed or len(op.packed_by) > 1) and draw(st.booleans()):
-        keys = tuple(draw(one) for one in each)
+    if op.keys and (not packed or len(op.packed_by) > 1):
+        match draw(
+            st.sampled_from(["the queries'", "the queries'", "own", "own", "equal", "cached"])
+        ):
+            case "own":
+                keys = tuple(draw(one) for one in each)
+            case "equal":
+                keys = tokens
+            case "cached":
+                # Decoding: a query or two for each sequence, or none.
+                keys, tokens = tokens, tuple(draw(_DECODED) for _ in tokens)
     case = replace(case, lengths=tokens, key_lengths=keys)
     return case if packed else _perhaps_empty(draw, op, case)
+
+
+_DECODED = st.sampled_from([0, 1, 1, 1, 2])
 
 
 def _packed(draw: DrawFn, op: Op, extent: Extent) -> bool:
@@ -222,12 +245,16 @@ MUCH_WORK = 3 * WORK
 MOST_TOKENS = 4096
 
 
-def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent) -> Case:
+def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact: bool) -> Case:
     """One sequence of hundreds or thousands of tokens, alone or among short ones."""
     if _packed(draw, op, extent):
         count = draw(_MANY_OF_TWO if "sequences" in extent else st.integers(1, 4))
         case = replace(case, packed=True, dims={**case.dims, "B": 1}, lengths=(1,) * count)
-    most = _affordable(op, case, MUCH_WORK / len(case.lengths), MOST_TOKENS)
+    share = MUCH_WORK / len(case.lengths)
+    most = _affordable(op, case, share, MOST_TOKENS)
+    if exact:
+        # One run of the recurrence, and no disturbed ones.
+        most = max(most, min(MOST_TOKENS, int(share / math.prod(case.dims.values()))))
     many = st.integers(min(201, most), most)
     if edges := [n for n in (256, 257, 512, 513, 1024, 1025, 2048, 4096) if n <= most]:
         many = st.one_of(st.sampled_from(edges), many)
@@ -242,7 +269,10 @@ def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent) -> Case:
     if op.keys and draw(st.booleans()):
         # Few queries of many keys, or the other way about.
         most = MOST_TOKENS if len(extent) == 1 else most
-        short, far = draw(st.integers(1, 40)), draw(st.integers(min(400, most), most))
+        edges = [n for n in (512, 513, 1024, 2048, 4096) if n <= most]
+        many = st.integers(min(400, most), most)
+        far = draw(st.one_of(st.sampled_from(edges), many) if edges else many)
+        short = draw(st.integers(1, 40))
         queries, keys = draw(st.sampled_from([(short, far), (far, short)]))
         case = replace(case, lengths=among(queries))
         if not case.packed or len(op.packed_by) > 1:

@@ -40,6 +40,19 @@ def work(op: Op, case: Case) -> float:
     return case.dims["B"] * max(op.work(known | {"T": t, "S": s}) for t, s in pairs)
 
 
+def largest_logit(op: Op, tensors: Mapping[str, Tensor], scale: float | None) -> float | None:
+    """`max |scale · q kᵀ|` over all pairs of tokens; None without any."""
+    q, k = (
+        next(tensors[a.name] for a in op.arguments if a.role is role).detach().double()
+        for role in (Role.QUERY, Role.KEY)
+    )
+    if not q.numel() or not k.numel():
+        return None
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+    factor = q.shape[-1] ** -0.5 if scale is None or scale == -1 else abs(scale)
+    return factor * float((q.transpose(1, 2) @ k.permute(0, 2, 3, 1)).abs().max())
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What an op is called with.
@@ -125,9 +138,10 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
             tensors[name] = torch.tensor(value, dtype=width, device=device)
     options = {n: v for n, v in options.items() if n not in tensors}
     if case.packed:
-        lengths = (case.lengths, case.key_lengths or case.lengths)
-        for name, each in zip(op.packed_by, lengths, strict=False):
-            tensors[name] = torch.tensor(boundaries(each), dtype=width, device=device)
+        # Keys without lengths of their own have no boundaries of their own.
+        for name, each in zip(op.packed_by, (case.lengths, case.key_lengths), strict=False):
+            if each is not None:
+                tensors[name] = torch.tensor(boundaries(each), dtype=width, device=device)
     return Inputs(tensors, options, case.same, trained(op, case))
 
 

@@ -138,6 +138,23 @@ def late_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
     return x
 
 
+def early_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
+    """All queries lean to one side, where the first three keys of each sequence are: logits of 64
+    and more outweigh the distance and gates that seem to close, of which each token may have 5.
+    """
+    if blank.role is Role.LOG_DECAY:
+        return _choice(blank, generator, (0.0, 0.0, 0.0, -5.0))
+    x = gaussian(blank, generator)
+    dim = blank.shape[-1]
+    side = 8 * dim**-0.25 * (1 - 2 * (torch.arange(dim) % 2)).double()
+    if blank.role is Role.QUERY:
+        x += side
+    if blank.role is Role.KEY and blank.token_axis is not None:
+        for start, stop in blank.spans:
+            x.movedim(blank.token_axis, 0)[start : min(start + 3, stop)] += side
+    return x
+
+
 def extreme_gates(blank: Blank, generator: torch.Generator) -> Tensor:
     """Gates from wide open to shut at once, mixed token by token and channel by channel."""
     if blank.role is Role.LOG_DECAY:
@@ -189,6 +206,12 @@ def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
             return x
 
 
+def faint(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Queries, keys and states around 2^-12: a normaliser divides by what is next to 0, and not 0."""
+    x = gaussian(blank, generator)
+    return 2.0**-12 * x if blank.role in (Role.QUERY, Role.KEY, Role.STATE) else x
+
+
 def one_hot_values(blank: Blank, generator: torch.Generator) -> Tensor:
     """Token t's value is the unit vector t mod V: the output is the attention row itself."""
     if blank.role is not Role.VALUE or blank.token_axis is None:
@@ -201,10 +224,10 @@ def one_hot_values(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def zeros(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Each tensor is all zeros with probability one third."""
+    """A third of the tensors are zeros, a third have some."""
     x = gaussian(blank, generator)
-    silent = torch.rand((), generator=generator).item() < 1 / 3
-    return torch.zeros_like(x) if silent else x
+    share = (1.0, 0.5, 0.0)[int(torch.randint(3, (), generator=generator))]
+    return torch.where(torch.rand(x.shape, generator=generator) < share, 0.0, x)
 
 
 def cancelling(blank: Blank, generator: torch.Generator) -> Tensor:
@@ -248,12 +271,14 @@ RECIPES: dict[str, Recipe] = {
         large_logits,
         large_states,
         late_maximum,
+        early_maximum,
         extreme_gates,
         strong_gates,
         closed_gates,
         lowest_gates,
         large_values,
         uneven,
+        faint,
         one_hot_values,
         zeros,
         cancelling,
@@ -261,3 +286,6 @@ RECIPES: dict[str, Recipe] = {
         long_keys,
     )
 }
+
+# Those that differ from `gaussian` in gates alone.
+OF_GATES = frozenset({"extreme_gates", "strong_gates", "closed_gates", "lowest_gates"})

@@ -24,15 +24,15 @@ _OUTPUTS = (
 )
 _MODES = (Mode("chunk"), Mode("fused_recurrent"))
 _DIMS = {
-    "B": st.integers(1, 2),
+    "B": st.integers(1, 3),
     "H": st.integers(1, 3),
     "K": head_dims(),
     "V": head_dims(),
 }
 _GROUPED = {
-    "B": st.integers(1, 2),
-    "G": st.integers(1, 2),
-    "R": st.integers(1, 3),
+    "B": st.integers(1, 3),
+    "G": st.integers(1, 3),
+    "R": st.integers(1, 4),
     "K": head_dims(),
     "V": head_dims(),
 }

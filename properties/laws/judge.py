@@ -11,7 +11,16 @@ from properties.case import Case
 from properties.catalogue.op import Function, Op, Role
 from properties.laws.law import Subject, Violation, bits_are_comparable
 from properties.sequences import dims_of
-from properties.tensors import Inputs, Results, asked_for, run, trained, transformable, work
+from properties.tensors import (
+    Inputs,
+    Results,
+    asked_for,
+    largest_logit,
+    run,
+    trained,
+    transformable,
+    work,
+)
 from properties.verdict import BY_DTYPE, Comparison, budgets, compare
 from properties.verdict.budgets import Oracle
 from properties.verdict.compare import Budget
@@ -100,10 +109,18 @@ def _allowed(
         constant_decay=op.constant_decay(case),
         telescopes=telescopes,
         float32_logits=op.float32_logits,
+        largest_logit=_largest_logit(op, inputs),
         size=work(op, case),
         quick=quick,
         seed=case.seed,
     )
+
+
+def _largest_logit(op: Op, inputs: Inputs) -> float:
+    if not op.float32_logits:
+        return 0.0
+    tensors = inputs.given(inputs.tensors)
+    return largest_logit(op, tensors, inputs.options.get("scale")) or 0.0
 
 
 def expect_identical(

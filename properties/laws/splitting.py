@@ -54,7 +54,7 @@ def _in_two_calls(
         options = dict(given)
         for name, dim in zip(op.packed_by if case.packed else (), ("T", "S"), strict=False):
             lengths = [_length(op, piece, dim) for piece in half]
-            bounds = torch.tensor(boundaries(lengths), dtype=given[name].dtype)
+            bounds = torch.tensor(boundaries(lengths), dtype=given[op.packed_by[0]].dtype)
             options[name] = bounds.to(subject.device)
         if op.continues_by == "seqlen_offsets":
             options["seqlen_offsets"] = _offsets(case, subject, [0] * len(cuts) if early else cuts)

@@ -25,7 +25,7 @@ rounding (see `noise`):
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -170,6 +170,7 @@ def budgets(
     constant_decay: float = 0.0,
     telescopes: tuple[Telescope, ...] = (),
     float32_logits: bool = False,
+    largest_logit: float = 0.0,
     size: float = 0.0,
     quick: bool = False,
     seed: int = 0,
@@ -195,6 +196,10 @@ def budgets(
         telescopes: gradients that are differences of large sums.
         float32_logits: products of two inputs, and elementwise functions of them, are never
             stored: softmax attention. Not for maps whose products may be taken in another order.
+        largest_logit: the largest argument of an exponential before a maximum is taken off,
+            without its sign. Kernels compute it twice: for the outputs, and again for the
+            gradients. The roundings of the two do not cancel, as they do in the oracle where one
+            weight is nearly 1, and each is relative to the logit.
         size: about as many numbers as the oracle holds at once.
         quick: a third of the disturbed runs, and the smaller budgets that so few are sure of: what
             is within them passes with all runs as well; what is not may.
@@ -232,6 +237,10 @@ def budgets(
             draws=FEW_DRAWS if quick else DRAWS,
             seed=seed,
         )
+        if largest_logit:
+            for name, one in spreads.items():
+                rebuilt = largest_logit * ACCUMULATOR * want[name].nan_to_num(0, 0, 0)
+                spreads[name] = replace(one, sigma=torch.hypot(one.sigma, rebuilt))
         for telescope in telescopes:
             if telescope.gradient in want:
                 spreads[telescope.gradient] = _telescoped(telescope, values, spreads)

@@ -11,6 +11,7 @@ from torch import Tensor
 import kernels
 from kernels.tiles import TABLE, Entry, architecture
 from properties.catalogue.op import ANY_NUMBERS, Op, Option, Role
+from properties.tensors import largest_logit
 
 Facts = dict[str, Any]
 
@@ -56,7 +57,7 @@ def of_call(op: Op, mode: str, tile: int | None, given: Mapping[str, Any]) -> Fa
         if not option.auxiliary:
             known[option.name] = choice(option, given.get(option.name, option.default), known)
     if op.float32_logits:
-        known["largest logit"] = _largest_logit(op, tensors, given.get("scale"))
+        known["largest logit"] = largest_logit(op, tensors, given.get("scale"))
     return known
 
 
@@ -135,18 +136,6 @@ def of_layout(x: Tensor, dims: Sequence[str]) -> Iterator[str]:
         yield "stride 0 of tokens"
     if 0 in (by_dim.get("H"), by_dim.get("G")):
         yield "stride 0 of heads"
-
-
-def _largest_logit(op: Op, tensors: Mapping[str, Tensor], scale: float | None) -> float | None:
-    q, k = (
-        next(tensors[a.name] for a in op.arguments if a.role is role).detach().double()
-        for role in (Role.QUERY, Role.KEY)
-    )
-    if not q.numel() or not k.numel():
-        return None
-    k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
-    factor = q.shape[-1] ** -0.5 if scale is None or scale == -1 else abs(scale)
-    return factor * float((q.transpose(1, 2) @ k.permute(0, 2, 3, 1)).abs().max())
 
 
 Test = Callable[[Tensor], bool]

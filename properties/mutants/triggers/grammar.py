@@ -113,7 +113,8 @@ _PLACES: dict[str, set[str]] = {
     "dtypes": {"host", "loops", "addresses", "numbers"},
     "results": {"host", "loops", "addresses", "numbers"},
     "given": {"host", "loops", "addresses"},
-    "options": {"host", "loops", "numbers"},
+    # Masks and directions; those that are numbers are in `_FACTORS`.
+    "options": {"host", "loops"},
     # Autocast and the compiler copy tensors.
     "context": {"host", "addresses"},
     "trained": {"host"},
@@ -129,16 +130,28 @@ _PLACES: dict[str, set[str]] = {
     "tiles": {"loops"},
     "layouts": {"addresses"},
     "values": {"numbers"},
+    # Their sums are carried from tile to tile.
+    "gates": {"loops", "numbers"},
 }
+
+
+# Options that kernels compute with.
+_FACTORS = ("scale", "softcap", "eps", "normalize", "use_qk_l2norm_in_kernel", "activation")
+_OF_FACTORS = {"host", "numbers"}
 
 
 def _in_one_place(a: Atom, b: Atom) -> bool:
     """Whether some code sees what both are about.
 
     Two layouts make no pair: a stride that is taken from another tensor shows where one of the two
-    differs from all others.
+    differs from all others. Nor do the numbers of two tensors: what their product may come to is an
+    atom of its own.
     """
-    return {a.kind, b.kind} != {"layouts"} and bool(_PLACES[a.kind] & _PLACES[b.kind])
+    kinds = {a.kind, b.kind}
+    if kinds == {"layouts"} or kinds <= {"values", "gates"}:
+        return False
+    one, other = (_OF_FACTORS if x.about in _FACTORS else _PLACES[x.kind] for x in (a, b))
+    return bool(one & other)
 
 
 def pairs(op: Op, every: list[Atom]) -> "np.ndarray[Any, Any]":
@@ -392,8 +405,7 @@ def _calls(op: Op) -> Iterator[Atom]:
             if {x, y} == {"H", "G"}:
                 needs["R"] = Between(1, 1)
             elif x != y:
-                needs[f"{min(x, y)} against {max(x, y)}"] = among("=")
-                needs["T against S"] = among("=")
+                needs["T against S" if {x, y} == {"T", "S"} else "K against V"] = among("=")
         if len(a.dims.split()) == len(b.dims.split()) and set(a.dims) - set(b.dims) <= set("THKV "):
             yield Atom("same tensor", "same tensor", f"{b.name} is {a.name}", needs)
 
@@ -475,7 +487,8 @@ def _values(op: Op) -> Iterator[Atom]:
             if "within 16" in text:
                 needs["T"] = Between(2)
             alone = text in facts.USUAL
-            yield Atom("values", f"values of {a.name}", f"{a.name} {text}", needs, alone=alone)
+            kind = "gates" if a.role is Role.LOG_DECAY else "values"
+            yield Atom(kind, f"values of {a.name}", f"{a.name} {text}", needs, alone=alone)
     if op.float32_logits:
         needs = {"B": SOME, "T": SOME, "S": SOME, "largest logit": Between(89)}
         yield Atom("values", "logits", "a logit past 88", needs)

@@ -79,6 +79,7 @@ class Reach:
         wanted: of each pair of atoms whether it is a predicate; see `grammar.pairs`.
         held: that hold in some recorded call.
         reached: whose planting made a law fail. The diagonal is for atoms by themselves.
+        tries: in how many evaluations each was planted.
         plantings: how often something was planted.
     """
 
@@ -87,6 +88,7 @@ class Reach:
     wanted: Any
     held: Any
     reached: Any
+    tries: Any
     plantings: int = 0
 
     @classmethod
@@ -94,17 +96,17 @@ class Reach:
         wanted = pairs(op, every)
         np.fill_diagonal(wanted, 1)
         nothing = np.zeros(wanted.shape, dtype=bool)
-        return cls(op, every, wanted, nothing, nothing.copy())
+        tries = np.zeros(wanted.shape, dtype=np.int8)
+        return cls(op, every, wanted, nothing, nothing.copy(), tries)
 
 
 def explore(reach: Reach, evaluations: Iterable[Evaluation], subject: Subject) -> None:
     """Plant whatever is not known to be reached, where it holds, until laws notice or tries end."""
-    tries = np.zeros(reach.wanted.shape, dtype=np.int8)
     for one in sorted(evaluations, key=_order):
         rows = np.array([[a.holds(call) for a in reach.atoms] for call in one.calls])
         together = np.triu(rows.T.astype(np.float32) @ rows.astype(np.float32) > 0)
         reach.held |= together & (reach.wanted == 1)
-        open_ = together & (reach.wanted == 1) & ~reach.reached & (tries < TRIES)
+        open_ = together & (reach.wanted == 1) & ~reach.reached & (reach.tries < TRIES)
         i, j = np.nonzero(open_)
         if not len(i):
             continue
@@ -122,7 +124,7 @@ def explore(reach: Reach, evaluations: Iterable[Evaluation], subject: Subject) -
             a, b = i[members], j[members]
             judged = known[a, b]
             reach.reached[a[judged], b[judged]] = True
-            tries[a, b] += 1
+            reach.tries[a, b] += 1
 
 
 def _order(one: Evaluation) -> tuple[int, float]:

@@ -1,6 +1,6 @@
 """One pass of the suite's jobs with the oracle as implementation: which calls they make."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import process_time
@@ -9,12 +9,12 @@ from unittest import mock
 
 import hypothesis
 import torch
-from hypothesis import settings
+from hypothesis import Phase, given, settings
 from torch import Tensor
 
 from properties.case import Case
 from properties.catalogue.op import Function, Op
-from properties.jobs import Job, hypothesis_test
+from properties.jobs import Job, drawn, hypothesis_test
 from properties.laws import Subject
 from properties.mutants.triggers import facts
 from properties.mutants.triggers.facts import Facts
@@ -22,6 +22,7 @@ from properties.sequences import dims_of
 from properties.targets.oracle import compute
 from properties.targets.ours import Ours
 from properties.targets.target import Target
+from properties.tensors import sizes
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Witness(Target):
     Args:
         spoils: given the number of a call, what makes its results wrong, or None to leave it right;
             None to observe calls instead.
+        shapes: of the outputs, by name, if results are to be zeros while calls are observed.
     """
 
     name = "ours"
@@ -58,6 +60,7 @@ class Witness(Target):
         self.ours = ours
         self.calls: list[Facts] = []
         self.spoils: Callable[[int], Spoil | None] | None = None
+        self.shapes: Mapping[str, Sequence[int]] | None = None
         self._compiling = False
         # The tensors of the call before, with what they held, and its options.
         self._before: tuple[dict[int, tuple[Tensor, Tensor]], Mapping[str, Any]] = ({}, {})
@@ -82,7 +85,10 @@ class Witness(Target):
                 return self._spoilt(op, given, self.spoils(len(self.calls)))
             # Before it writes to what it is given.
             known = facts.of_call(op, mode, tile, given)
-            returned = compute(op, given)
+            if self.shapes is None:
+                returned = compute(op, given)
+            else:
+                returned = _zeros(op, given, self.shapes)
             known |= self._of_context() | self._of_the_call_before(op, given)
             self.calls.append(known)
             for name, y in _named(op, returned).items():
@@ -164,6 +170,23 @@ def _named(op: Op, returned: Tensor | tuple[Tensor | None, ...]) -> dict[str, Te
     return {output.name: y for output, y in named if y is not None}
 
 
+def _zeros(
+    op: Op, given: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]
+) -> Tensor | tuple[Tensor | None, ...]:
+    """Zeros for results, from which gradients flow to all that is trained."""
+    tensors = [x for x in given.values() if isinstance(x, Tensor)]
+    linked = sum((0.0 * x.float().sum() for x in tensors if x.requires_grad), torch.zeros(()))
+    asked = [o.asked_by is None or bool(given.get(o.asked_by)) for o in op.outputs]
+    results: list[Tensor | None] = [
+        torch.zeros(*shapes[o.name], dtype=tensors[0].dtype) + linked.to(tensors[0].dtype)
+        if wanted
+        else None
+        for o, wanted in zip(op.outputs, asked, strict=True)
+    ]
+    first = results[0]
+    return first if len(results) == 1 and first is not None else tuple(results)
+
+
 def _spoiling_gradients(op: Op, given: Mapping[str, Any], spoil: Spoil) -> dict[str, Any]:
     """The same arguments, whose gradients come out wrong."""
     spoilt = dict(given)
@@ -197,8 +220,8 @@ def _heard(op: Op, call: Facts, name: str) -> Callable[[Tensor], None]:
     return hear
 
 
-def record(job: Job, op: Op, subject: Subject, examples: int, seed: int | None) -> list[Evaluation]:
-    """The evaluations of a job by so many examples of the profile ci, or of another seed."""
+def record(job: Job, op: Op, subject: Subject, examples: int) -> list[Evaluation]:
+    """The evaluations of a job by so many examples of the profile ci."""
     witness = subject.target
     assert isinstance(witness, Witness)
     made: list[Evaluation] = []
@@ -213,11 +236,42 @@ def record(job: Job, op: Op, subject: Subject, examples: int, seed: int | None) 
         made[-1].seconds = process_time() - started
 
     test = hypothesis_test(job, subject, observe, announce)
-    most = settings(settings.get_profile("ci"), max_examples=examples)
-    if seed is not None:
-        test = hypothesis.seed(seed)(test)
-        most = settings(most, derandomize=False, database=None)
     with witness.eager():
-        most(test)()
+        settings(settings.get_profile("ci"), max_examples=examples)(test)()
     unique = {one.case: one for one in made}
     return [one for one in unique.values() if one.calls]
+
+
+def glance(job: Job, op: Op, subject: Subject, examples: int, seed: int) -> list[Evaluation]:
+    """What a law that asks the oracle begins with: a call, of which facts are all that is wanted.
+
+    That takes no oracle. Whether the law judges the call is for planting to say.
+    """
+    witness = subject.target
+    assert isinstance(witness, Witness)
+    made: list[Evaluation] = []
+
+    def look(case: Case) -> None:
+        adapted = job.check.adapt(op, case)
+        witness.shapes = {
+            o.name: [sizes(op, adapted)[letter] for letter in o.dims.split()] for o in op.outputs
+        }
+        one = Evaluation(job, case, witness.start())
+        inputs = subject.inputs(op, adapted)
+        subject.run(op, adapted, inputs, subject.cotangents(op, adapted))
+        made.append(one)
+
+    most = settings(
+        settings.get_profile("ci"),
+        max_examples=examples,
+        derandomize=False,
+        database=None,
+        phases=[Phase.generate],
+    )
+    test = hypothesis.seed(seed)(most(given(drawn(job, op, witness))(look)))
+    try:
+        with witness.eager():
+            test()
+    finally:
+        witness.shapes = None
+    return [one for one in made if one.calls]

@@ -16,17 +16,19 @@ from rich.console import Console
 from rich.table import Table
 
 from properties.catalogue import OPS
+from properties.catalogue.op import Op
 from properties.files import write_whole
 from properties.jobs import Job, Selection
 from properties.laws import Subject
 from properties.mutants.memory import Memory
 from properties.mutants.triggers.grammar import atoms
 from properties.mutants.triggers.planting import Reach, explore
-from properties.mutants.triggers.recording import Evaluation, Witness, record
+from properties.mutants.triggers.recording import Witness, glance, record
 from properties.targets import scope
 from properties.targets.ours import Ours
 
 PATH = Path(__file__).parents[1] / "triggers.json"
+_ASKING = ("differential", "exactness")
 # Of the kinds of pairs, how many are shown of an op.
 _SHOWN = 12
 
@@ -101,7 +103,10 @@ class Found:
 
 
 def find(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0) -> Found:
-    """What the jobs of one op reach: with the profile `ci`, and as many times more examples."""
+    """What the jobs of one op reach: with the profile `ci`, and with as many times its examples.
+
+    Of these, those of the laws that ask the oracle at once count, as they notice nearly all.
+    """
     started = process_time()
     op = OPS[jobs[0].op]
     modes = {job.mode for job in jobs}
@@ -112,24 +117,19 @@ def find(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0)
         memory = Memory(Path(folder), {op.name: ""})
         subject = Subject(witness, device, recall=memory, quick=True)
 
-        def evaluations(seed: int | None) -> list[Evaluation]:
-            return [
-                one
-                for job in jobs
-                for one in record(
-                    job,
-                    scope.declared(witness, job.op, job.mode),
-                    subject,
-                    job.share(most),
-                    seed,
-                )
-            ]
+        def declared(job: Job) -> Op:
+            return scope.declared(witness, job.op, job.mode)
 
-        made = evaluations(None)
+        made = [one for job in jobs for one in record(job, declared(job), subject, job.share(most))]
         explore(reach, made, subject)
         ci = reach.reached.copy()
+        reach.tries[:] = 0
+        asking = [job for job in jobs if job.law in _ASKING]
         for night in range(nights):
-            explore(reach, evaluations(1 + night), subject)
+            for job in asking:
+                # At night all jobs get as many.
+                seen = glance(job, declared(job), subject, max(most, job.share(most)), 1 + night)
+                explore(reach, seen, subject)
     return Found(reach, ci, len(made), process_time() - started)
 
 
