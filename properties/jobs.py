@@ -26,8 +26,8 @@ _OF_NUMBERS = ("differential", "exactness")
 _OF_THEIR_OWN = (*_OF_NUMBERS, "splitting")
 _HALVES = ("bfloat16", "float16")
 # How many examples of the profile `ci` all jobs of the catalogue get together. An op, a mode or a
-# law more takes its examples from the others, so that the suite does not grow with them, until there
-# are twice as many jobs: each has one example at least.
+# law more takes its examples from the others, so that the suite does not grow with them. Each job
+# has one example at least, so that it does grow once there are more than twice as many jobs.
 EXAMPLES_OF_CI = 6802
 
 
