@@ -1,26 +1,21 @@
 """How a cache is called: the context, the layout of each tensor, and calls that are wrong."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from properties import contexts
 from properties.layouts import LAYOUTS, relaid
 
-CONTEXTS = ("grad", "no_grad", "inference_mode", "autocast")
+CONTEXTS = tuple(name for name in contexts.CONTEXTS if name != "compiled")
 
 
 def context(name: str, device: torch.device) -> AbstractContextManager[object]:
     """The context of that name, in which a call may run."""
-    contexts: dict[str, Callable[[], AbstractContextManager[object]]] = {
-        "grad": nullcontext,
-        "no_grad": torch.no_grad,
-        "inference_mode": torch.inference_mode,
-        "autocast": partial(torch.autocast, device.type, torch.bfloat16),
-    }
-    return contexts[name]()
+    return contexts.CONTEXTS[name](device.type)
 
 
 def one_token(x: Tensor) -> Tensor:

@@ -438,7 +438,7 @@ class KVMachine(RuleBasedStateMachine):
         cache: Any = self.cache
         batch = self.batch
         other = torch.float16 if self.dtype == torch.float32 else torch.float32
-        index, floats = torch.arange(batch), torch.zeros(batch)
+        index, floats = torch.arange(batch), torch.zeros(batch, dtype=torch.float32)
         too_many = torch.full((batch,), tokens + 1)
         calls: list[tuple[str, Callable[[], object]]] = [
             ("k", lambda: cache.update(torch.cat([k, k]), torch.cat([v, v]))),
@@ -507,7 +507,12 @@ class KVMachine(RuleBasedStateMachine):
                 ("softcap", lambda: cache.attend(q, k, v, softcap=0.0)),
                 ("window", lambda: cache.attend(q, k, v, window=0)),
                 ("mode", lambda: cache.attend(q, k, v, mode="chunk")),
-                ("sink", lambda: cache.attend(q, k, v, sink=torch.zeros(self.heads + 1))),
+                (
+                    "sink",
+                    lambda: cache.attend(
+                        q, k, v, sink=torch.zeros(self.heads + 1, dtype=torch.float32)
+                    ),
+                ),
             )
 
     def kept(self, n: int) -> range:
