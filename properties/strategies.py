@@ -217,21 +217,27 @@ def _with_lengths(
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
     if op.keys and (not packed or len(op.packed_by) > 1):
-        match draw(
-            st.sampled_from(["the queries'", "the queries'", "own", "own", "equal", "cached"])
-        ):
+        match draw(st.sampled_from(_KEYS)):
             case "own":
                 keys = tuple(draw(one) for one in each)
             case "equal":
                 keys = tokens
             case "cached":
-                # Decoding: a query or two for each sequence, or none.
-                keys, tokens = tokens, tuple(draw(_DECODED) for _ in tokens)
+                keys, tokens = tokens, _decoded(draw, count)
     case = replace(case, lengths=tokens, key_lengths=keys)
     return case if packed else _perhaps_empty(draw, op, case)
 
 
-_DECODED = st.sampled_from([0, 1, 1, 1, 2])
+_KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cached")
+
+
+def _decoded(draw: DrawFn, count: int) -> tuple[int, ...]:
+    """One query for each sequence, or two of one and none of another: as many in all."""
+    queries = [1] * count
+    if draw(st.booleans()):
+        queries[draw(st.integers(0, count - 1))] += 1
+        queries[draw(st.integers(0, count - 1))] -= 1
+    return tuple(queries)
 
 
 def _packed(draw: DrawFn, op: Op, extent: Extent) -> bool:
