@@ -127,9 +127,9 @@ def _cases(
     case = _with_options(draw, op, mode, case)
     values = st.sampled_from(_recipes(op, case, extent))
     case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
+    case = op.settle(_with_layouts(draw, op, case))
     if exact:
         case = on_integers(op, case)
-    case = op.settle(_with_layouts(draw, op, case))
     if twin:
         case = _with_a_tensor_twice(draw, op, case)
     return op.settle(_with_a_call(draw, op, mode, case, target))
