@@ -195,25 +195,6 @@ LEDGER = (
         "float32: what came before a key takes the digits of what came after it.",
     ),
     KnownFailure(
-        name="weights_from_rounded_lse",
-        law="differential",
-        releases=RELEASES,
-        cases=(
-            Case.from_json(
-                '{"op":"attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
-                '"K":16,"V":9},"lengths":[33],"options":{"scale":-2.25,"causal":true,"window":null},'
-                '"values":"large_logits","seed":11}'
-            ),
-        ),
-        modes=("parallel",),
-        shows=_trains_on_large_logits,
-        symptoms=(Wrong(("dq", "dk", "dv", "dsink", "dg"), most=_digits(_largest_logit)),),
-        expected="[0.33, 0.33, 0.33]",
-        got="[0.32, 0.32, 0.32]",
-        cause="The backward recomputes weights as exp2(s - lse) in float32: the rounding errors of "
-        "s and lse, 2^-24 of each, are relative errors of the weights.",
-    ),
-    KnownFailure(
         name="rows_without_weight",
         law="differential",
         releases=RELEASES,
