@@ -388,8 +388,14 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
 @lru_cache
 def _contexts(known: tuple[str, ...]) -> SearchStrategy[str]:
     """Mostly "grad"; "compiled" least often, as it takes seconds."""
-    weights = {"grad": 72, "no_grad": 6, "inference_mode": 6, "autocast": 10, "compiled": 1}
-    weights["bfloat16_by_default"] = 4
+    weights = {
+        "grad": 72,
+        "no_grad": 6,
+        "inference_mode": 6,
+        "autocast": 10,
+        "compiled": 1,
+        "bfloat16_by_default": 4,
+    }
     return st.sampled_from([name for name in known for _ in range(weights[name])])
 
 

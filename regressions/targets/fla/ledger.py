@@ -87,12 +87,6 @@ def _digits(size: Callable[[Given], float]) -> Callable[[Given], float]:
     return most
 
 
-def _trains_on_large_logits(given: Given) -> bool:
-    """Whether weights are recomputed in float32 from logits that may be above 8."""
-    q = given["q"]
-    return q.dtype == torch.float32 and q.requires_grad and _largest_logit(given) > 8
-
-
 def _little_weight(given: Given) -> bool:
     """Whether 1e-10 may be felt by a row: its own key has less than 1e-4 of a weight for it."""
     if not given["normalize"]:
