@@ -15,7 +15,10 @@ from properties import profiles
 if TYPE_CHECKING:
     import torch
 
+    from properties.changed import Changed
     from properties.laws import Subject
+
+_CHANGED = pytest.StashKey["Changed | None"]()
 
 # Before Hypothesis' plugin is configured, which loads the profile that the command line names.
 profiles.register()
@@ -39,6 +42,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="auto",
         help="file of the target's known failures, which pass with a warning; 'none' has them fail",
     )
+    group.addoption(
+        "--changed",
+        nargs="?",
+        const="",
+        metavar="REV",
+        help="only what can be reached by files that differ from this commit, uncommitted and "
+        "untracked ones too (default: the merge base with main)",
+    )
     for name in ("op", "mode", "law", "dtype"):
         text = f"only this {name} of the catalogue (repeatable)"
         group.addoption(f"--{name}", action="append", default=[], help=text)
@@ -54,8 +65,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
     try:
         load(config.getoption("target"), activate(device))
+        config.stash[_CHANGED] = _changed(config)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _changed(config: pytest.Config) -> "Changed | None":
+    revision = config.getoption("changed")
+    if revision is None:
+        return None
+    from properties.changed import Changed, files_since
+
+    return Changed(*files_since(revision, config.rootpath), config.getoption("target"))
 
 
 def _claim_gpu(worker: int) -> None:
@@ -66,6 +87,27 @@ def _claim_gpu(worker: int) -> None:
     gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    changed = config.stash[_CHANGED]
+    if changed is None:
+        return
+    kept, left_out = [], []
+    for item in items:
+        test = item.nodeid.split("::")[1].partition("[")[0]
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        reached = changed.reaches(item.path, test, parameters.values())
+        (kept if reached else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """That a change reaches no test is no failure."""
+    changed = session.config.stash[_CHANGED]
+    if changed is not None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_collection_finish() -> None:
@@ -86,10 +128,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     seed = config.getoption("--hypothesis-seed")
     profile = settings.get_current_profile_name()
     name, device = config.getoption("target"), config.getoption("device")
+    changed = config.stash[_CHANGED]
     return [
         f"attention-oracles: target {name} on {describe(device)}; profile {profile}, "
         f"seed {'drawn' if seed is None else seed}",
         *scope.missing(load(name, activate(device))),
+        *(changed.told() if changed is not None else []),
     ]
 
 
@@ -108,9 +152,11 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
 
 
 @pytest.fixture
-def device(subject: "Subject") -> "torch.device":
-    """The device under test."""
-    return subject.device
+def device(request: pytest.FixtureRequest) -> "torch.device":
+    """The device under test, for tests of what is no target."""
+    from properties.device import activate
+
+    return activate(request.config.getoption("device"))
 
 
 @pytest.fixture
@@ -131,7 +177,7 @@ def in_the_cpus_memory(request: pytest.FixtureRequest) -> Iterator[None]:
     from properties.device import resolve
 
     beside = request.path.is_relative_to(request.config.rootpath / "kernels")
-    anywhere = beside and not {"subject", "gpu"} & set(request.fixturenames)
+    anywhere = beside and not {"subject", "device", "gpu"} & set(request.fixturenames)
     if anywhere and resolve(request.config.getoption("device")) == "cuda":
         with simulator.simulating():
             yield

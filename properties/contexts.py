@@ -1,12 +1,24 @@
 """What a call may run in: with gradients, without, in inference mode, under autocast, compiled."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 Context = Callable[[str], AbstractContextManager[Any]]
+
+
+@contextmanager
+def _bfloat16_by_default() -> Iterator[None]:
+    """As where a model is built: tensors that are made without a dtype have few digits."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
 
 # By name: from the type of the device to the context manager around the call.
 CONTEXTS: dict[str, Context] = {
@@ -14,6 +26,7 @@ CONTEXTS: dict[str, Context] = {
     "no_grad": lambda device: torch.no_grad(),
     "inference_mode": lambda device: torch.inference_mode(),
     "autocast": lambda device: torch.autocast(device, torch.bfloat16),
+    "bfloat16_by_default": lambda device: _bfloat16_by_default(),
     "compiled": lambda device: nullcontext(),
 }
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode")

@@ -1,8 +1,12 @@
 """A job is one law about one mode of one op in one dtype: a pytest item, or a fuzzer's lane."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from zlib import crc32
 
 from hypothesis import given, target
 from hypothesis.strategies import SearchStrategy
@@ -12,6 +16,7 @@ from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Op
 from properties.laws import LAWS, Law, Subject, Violation
 from properties.laws.signature import own_frames
+from properties.profiles import EXAMPLES
 from properties.strategies import EXTENTS, FEW_TOKENS, cases
 from properties.targets import Target, scope
 from properties.verdict.report import error_report
@@ -22,6 +27,10 @@ from properties.verdict.report import error_report
 _OF_NUMBERS = ("differential", "exactness")
 _OF_THEIR_OWN = (*_OF_NUMBERS, "splitting")
 _HALVES = ("bfloat16", "float16")
+# How many examples of the profile `ci` all jobs of the catalogue get together. An op, a mode or a
+# law more takes its examples from the others, so that the suite does not grow with them. Each job
+# has one example at least, so that it does grow once there are more than twice as many jobs.
+EXAMPLES_OF_CI = 6802
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,15 @@ class Job:
         have several modes for what may go wrong. But a sixth where another job tries nearly the
         same: one 16-bit dtype or the other, and one mode of a reading, which is the same lines in
         all modes. In these, laws take turns.
+
+        All of this in proportion, where the catalogue has grown past `EXAMPLES_OF_CI`: parts of an
+        example are rounded up in some jobs and down in others.
         """
+        part = self._wanted(examples) * _proportion(tuple(OPS))
+        return max(1, math.floor(part + Fraction(crc32(self.name.encode()), 2**32)))
+
+    def _wanted(self, examples: int) -> int:
+        """Its share in a catalogue that has not grown."""
         if not self._has_its_turn:
             return max(2, examples // 6)
         halves = (self.law not in _OF_NUMBERS) + (not self._has_kernels)
@@ -86,6 +103,19 @@ class Job:
     @property
     def check(self) -> Law:
         return LAWS[self.law]
+
+
+@cache
+def _proportion(ops: tuple[str, ...]) -> Fraction:
+    """The part of the examples that jobs want which they get."""
+    wanted = sum(
+        Job(op.name, mode.name, law, dtype)._wanted(EXAMPLES)
+        for op in map(OPS.__getitem__, ops)
+        for mode in op.modes
+        for law in op.laws
+        for dtype in op.dtypes
+    )
+    return min(Fraction(1), Fraction(EXAMPLES_OF_CI, wanted))
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,9 @@ def _cases(
     case = _with_options(draw, op, mode, case)
     values = st.sampled_from(_recipes(op, case, extent))
     case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
+    case = op.settle(_with_layouts(draw, op, case))
     if exact:
         case = on_integers(op, case)
-    case = op.settle(_with_layouts(draw, op, case))
     if twin:
         case = _with_a_tensor_twice(draw, op, case)
     return op.settle(_with_a_call(draw, op, mode, case, target))
@@ -217,21 +217,27 @@ def _with_lengths(
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
     if op.keys and (not packed or len(op.packed_by) > 1):
-        match draw(
-            st.sampled_from(["the queries'", "the queries'", "own", "own", "equal", "cached"])
-        ):
+        match draw(st.sampled_from(_KEYS)):
             case "own":
                 keys = tuple(draw(one) for one in each)
             case "equal":
                 keys = tokens
             case "cached":
-                # Decoding: a query or two for each sequence, or none.
-                keys, tokens = tokens, tuple(draw(_DECODED) for _ in tokens)
+                keys, tokens = tokens, _decoded(draw, count)
     case = replace(case, lengths=tokens, key_lengths=keys)
     return case if packed else _perhaps_empty(draw, op, case)
 
 
-_DECODED = st.sampled_from([0, 1, 1, 1, 2])
+_KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cached")
+
+
+def _decoded(draw: DrawFn, count: int) -> tuple[int, ...]:
+    """One query for each sequence, or two of one and none of another: as many in all."""
+    queries = [1] * count
+    if draw(st.booleans()):
+        queries[draw(st.integers(0, count - 1))] += 1
+        queries[draw(st.integers(0, count - 1))] -= 1
+    return tuple(queries)
 
 
 def _packed(draw: DrawFn, op: Op, extent: Extent) -> bool:
@@ -382,7 +388,14 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
 @lru_cache
 def _contexts(known: tuple[str, ...]) -> SearchStrategy[str]:
     """Mostly "grad"; "compiled" least often, as it takes seconds."""
-    weights = {"grad": 72, "no_grad": 6, "inference_mode": 6, "autocast": 10, "compiled": 1}
+    weights = {
+        "grad": 72,
+        "no_grad": 6,
+        "inference_mode": 6,
+        "autocast": 10,
+        "compiled": 1,
+        "bfloat16_by_default": 4,
+    }
     return st.sampled_from([name for name in known for _ in range(weights[name])])
 
 

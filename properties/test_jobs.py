@@ -3,14 +3,18 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import settings
 
+from kernels.tiles import TABLE
 from properties.case import Case
-from properties.jobs import Job, hypothesis_test
+from properties.catalogue import OPS
+from properties.jobs import EXAMPLES_OF_CI, Job, hypothesis_test
 from properties.laws import LAWS, Law, Subject
+from properties.profiles import EXAMPLES
 from properties.targets.oracle import Oracle
 
 
@@ -44,6 +48,53 @@ def test_each_job_about_numbers_draws_cases_of_its_own_and_the_same_ones_again()
 def test_other_laws_say_something_of_the_same_cases() -> None:
     jobs = _gla(["packing", "determinism"])
     assert [_drawn(job) for job in jobs[:2]] == [_drawn(job) for job in jobs[2:]]
+
+
+def _every() -> list[Job]:
+    return [
+        Job(op.name, mode.name, law, dtype)
+        for op in OPS.values()
+        for mode in op.modes
+        for law in op.laws
+        for dtype in op.dtypes
+    ]
+
+
+def _examples(jobs: Sequence[Job]) -> dict[str, int]:
+    return {job.name: job.share(EXAMPLES) for job in jobs}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ops_that_are_added_take_examples_from_the_others(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = _every()
+    before = _examples(today)
+    if len(OPS) == 15:
+        assert sum(before.values()) == EXAMPLES_OF_CI
+    for op in [*OPS.values()]:
+        for number in range(1, times):
+            twin = replace(op, name=f"{op.name}_{number}")
+            monkeypatch.setitem(OPS, twin.name, twin)
+            for mode in op.modes:
+                if (op.name, mode.name) in TABLE:
+                    monkeypatch.setitem(TABLE, (twin.name, mode.name), TABLE[op.name, mode.name])
+    after = _examples(_every())
+    assert len(after) == times * len(before)
+    assert abs(sum(after.values()) - EXAMPLES_OF_CI) < 0.02 * EXAMPLES_OF_CI
+    assert all(1 <= after[name] <= examples for name, examples in before.items())
+    most = max(before, key=lambda name: before[name])
+    assert before[most] // times <= after[most] <= before[most] // times + 1
+
+
+def test_an_op_more_takes_little_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    today = _every()
+    before = _examples(today)
+    gla = OPS["gla"]
+    monkeypatch.setitem(OPS, "twin", replace(gla, name="twin"))
+    after = _examples(today)
+    assert 0.85 * sum(before.values()) < sum(after.values()) < sum(before.values())
+    assert all(before[name] * 0.85 - 1 < after[name] for name in before)
 
 
 def test_jobs_can_be_made_before_the_kernels_are_imported() -> None:

@@ -207,7 +207,7 @@ def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def faint(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Queries, keys and states around 2^-12: a normaliser divides by what is next to 0, and not 0."""
+    """Queries, keys and states around 2^-12: the divisor of a normaliser is next to 0, not 0."""
     x = gaussian(blank, generator)
     return 2.0**-12 * x if blank.role in (Role.QUERY, Role.KEY, Role.STATE) else x
 

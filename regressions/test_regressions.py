@@ -8,7 +8,7 @@ import pytest
 
 from properties.mutants.edit import Edit
 from properties.mutants.trial import Laboratory, Outcome, Pinned
-from regressions.known_bug import known_bugs
+from regressions.known_bug import KnownBug, known_bugs
 
 BUGS = known_bugs()
 
@@ -26,18 +26,18 @@ def today(laboratory: Laboratory) -> Callable[[Pinned], Future[Outcome]]:
     return cache(laboratory.submit)
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_case_passes_today(name: str, today: Callable[[Pinned], Future[Outcome]]) -> None:
-    outcome = today(BUGS[name].pinned).result()
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_case_passes_today(bug: KnownBug, today: Callable[[Pinned], Future[Outcome]]) -> None:
+    outcome = today(bug.pinned).result()
     assert outcome.caught_by is None, outcome.report
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_case_catches_the_planted_bug(name: str, laboratory: Laboratory) -> None:
-    if not BUGS[name].shows_on(laboratory.device):
-        pytest.skip(f"shows on {BUGS[name].only_on} only, which is not the device here")
-    outcome = laboratory.submit(BUGS[name].pinned, BUGS[name].planted).result()
-    assert outcome.caught_by is not None, f"{name} is not noticed when it is planted again"
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_case_catches_the_planted_bug(bug: KnownBug, laboratory: Laboratory) -> None:
+    if not bug.shows_on(laboratory.device):
+        pytest.skip(f"shows on {bug.only_on} only, which is not the device here")
+    outcome = laboratory.submit(bug.pinned, bug.planted).result()
+    assert outcome.caught_by is not None, "it is not noticed when it is planted again"
 
 
 def test_no_bug_is_planted_twice() -> None:

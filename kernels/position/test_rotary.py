@@ -96,6 +96,12 @@ def test_in_place_on_shared_memory_is_refused() -> None:
         _rotated(_heads(1, 1, 3, 7).expand(1, 2, 3, 7), inplace=True)
 
 
+def test_nothing_is_shared_by_elements_that_are_not_there() -> None:
+    x = _heads(3, 0, 1, 7) * 1
+    assert x.stride()[0] == 0
+    assert _rotated(x, inplace=True) is x
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_compiled_call_equals_an_eager_one(backend: str, packed: bool) -> None:

@@ -1,37 +1,19 @@
 """How a cache is called: the context, the layout of each tensor, and calls that are wrong."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from properties.layouts import LAYOUTS, relaid
+from properties import contexts
 
-CONTEXTS = ("grad", "no_grad", "inference_mode", "autocast")
+CONTEXTS = tuple(name for name in contexts.CONTEXTS if name != "compiled")
 
 
 def context(name: str, device: torch.device) -> AbstractContextManager[object]:
     """The context of that name, in which a call may run."""
-    contexts: dict[str, Callable[[], AbstractContextManager[object]]] = {
-        "grad": nullcontext,
-        "no_grad": torch.no_grad,
-        "inference_mode": torch.inference_mode,
-        "autocast": partial(torch.autocast, device.type, torch.bfloat16),
-    }
-    return contexts[name]()
-
-
-def one_token(x: Tensor) -> Tensor:
-    """The first token, repeated with stride 0 along the tokens of [B, T, G, D]."""
-    return x[:, :1].contiguous().expand(x.shape)
-
-
-PLACED: dict[str, Callable[[Tensor], Tensor]] = {
-    **{name: partial(relaid, layout=name) for name in LAYOUTS},
-    "one_token": one_token,
-}
+    return contexts.CONTEXTS[name](device.type)
 
 
 def overlaps(x: Tensor) -> bool:

@@ -10,9 +10,9 @@ from hypothesis.stateful import invariant, precondition
 
 from kernels.cache import ContiguousCache, KVCache, PagedCache, SlidingWindowCache
 from properties.caches.machine import KVMachine
-from properties.layouts import LAYOUTS, relaid
+from properties.layouts import LAYOUTS, SHARING, relaid
 
-OWN_MEMORY = sorted(set(LAYOUTS) - {"expanded"})
+OWN_MEMORY = sorted(set(LAYOUTS) - {*SHARING})
 
 
 class ContiguousMachine(KVMachine):

@@ -12,7 +12,6 @@ import reference
 from kernels.cache import CacheView, KVCache
 from properties.caches.calls import (
     CONTEXTS,
-    PLACED,
     bits,
     check_refusal,
     context,
@@ -20,13 +19,14 @@ from properties.caches.calls import (
     packed,
 )
 from properties.device import recorded_launches
+from properties.layouts import LAYOUTS, relaid
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOKENS = st.integers(0, 7)
 COUNTS = st.lists(st.integers(0, 7), min_size=4, max_size=4)
 SEEDS = st.integers(0, 2**16)
 OFFSETS = st.sampled_from(["all", "one", "each", "each in 32 bits"])
-LAYOUT = st.sampled_from(sorted(PLACED))
+LAYOUT = st.sampled_from(sorted(LAYOUTS))
 LAYOUTS_OF_ALL = st.tuples(LAYOUT, LAYOUT, LAYOUT) | st.sampled_from(["packed", "one tensor"])
 SCALE = 1 / 64
 
@@ -126,7 +126,7 @@ class KVMachine(RuleBasedStateMachine):
             v = k if k.shape == v.shape else v
         else:
             q, k, v = (
-                self.reused(name, PLACED[layout](x), layout)
+                self.reused(name, relaid(x, layout), layout)
                 for name, x, layout in zip("qkv", tokens, layouts, strict=True)
             )
         if where == "no_grad":
@@ -438,7 +438,7 @@ class KVMachine(RuleBasedStateMachine):
         cache: Any = self.cache
         batch = self.batch
         other = torch.float16 if self.dtype == torch.float32 else torch.float32
-        index, floats = torch.arange(batch), torch.zeros(batch)
+        index, floats = torch.arange(batch), torch.zeros(batch, dtype=torch.float32)
         too_many = torch.full((batch,), tokens + 1)
         calls: list[tuple[str, Callable[[], object]]] = [
             ("k", lambda: cache.update(torch.cat([k, k]), torch.cat([v, v]))),
@@ -507,7 +507,12 @@ class KVMachine(RuleBasedStateMachine):
                 ("softcap", lambda: cache.attend(q, k, v, softcap=0.0)),
                 ("window", lambda: cache.attend(q, k, v, window=0)),
                 ("mode", lambda: cache.attend(q, k, v, mode="chunk")),
-                ("sink", lambda: cache.attend(q, k, v, sink=torch.zeros(self.heads + 1))),
+                (
+                    "sink",
+                    lambda: cache.attend(
+                        q, k, v, sink=torch.zeros(self.heads + 1, dtype=torch.float32)
+                    ),
+                ),
             )
 
     def kept(self, n: int) -> range:

@@ -37,7 +37,9 @@ class RecurrentMachine(RuleBasedStateMachine):
 
     def draw_state(self, layer: int, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        state = torch.randn(self.batch, *self.DIMS[layer], generator=generator).to(self.device)
+        state = torch.randn(
+            self.batch, *self.DIMS[layer], generator=generator, dtype=torch.float32
+        ).to(self.device)
         # With a graph behind it, as in training through several segments.
         return state.requires_grad_() * 2 if seed % 3 == 0 else state
 

@@ -5,14 +5,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from properties.catalogue import OPS
 from properties.mutants import shares
-from properties.mutants.hunt import Sources
 from properties.mutants.mutant import modules
 from properties.mutants.triggers import run as triggers
-from properties.targets import load
+from properties.sources import Sources
 
 BEGIN = "<!-- table: python -m properties.catalogue --write README.md -->"
 END = "<!-- end of table -->"
@@ -60,10 +57,8 @@ def _percent(share: Mapping[str, int]) -> str:
 def _killed() -> dict[str, shares.Share]:
     """Of what each op is made of, where all of that has been tried."""
     known, mutated = shares.read(), {name for name, _ in modules()}
-    ours = load("ours", torch.device("cpu"))
     found = {
-        op.name: shares.together(known, Sources.of(op, ours).modules & mutated)
-        for op in OPS.values()
+        op.name: shares.together(known, Sources.of(op).modules & mutated) for op in OPS.values()
     }
     return {name: share for name, share in found.items() if share is not None}
 

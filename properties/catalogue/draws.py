@@ -31,10 +31,7 @@ def head_dims(largest: int = 256) -> SearchStrategy[int]:
 
 @cache
 def scales() -> SearchStrategy[float | None]:
-    """The default, the sentinel -1, zero, others, negative ones too; integers and floats.
-
-    With a tiny scale the divisor of a normalised output is tiny, and is not 0.
-    """
+    """The default, the sentinel -1, zero, negative and tiny ones; integers and floats."""
     return st.one_of(
         st.sampled_from([None, None, -1, -1.0, 0.0, 0]),
         st.sampled_from([1.0, 0.5, -0.5, -2.0, 2, -2, 2.0**-24]),

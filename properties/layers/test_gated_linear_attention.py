@@ -23,6 +23,7 @@ from kernels.cache import RecurrentCache
 from kernels.layers import GatedLinearAttention
 from properties.caches.calls import CONTEXTS, context
 from properties.caches.machine import variant
+from properties.contexts import WITHOUT_GRADIENTS
 
 HIDDEN = 8
 LAYERS = 2
@@ -119,7 +120,7 @@ class LayerMachine(RuleBasedStateMachine):
             want = layer(other, cache=self.twin if cached else None, cu_seqlens=cu_seqlens)
         assert torch.equal(y, want), "another result than that of a new layer"
         self.caches_agree()
-        if where in ("grad", "autocast"):
+        if where not in WITHOUT_GRADIENTS:
             left = (self.cache.state(index), self.twin.state(index)) if cached else (None, None)
             self.gradients_agree((y, left[0]), (want, left[1]), pairs, seed)
         for cache in (self.cache, self.twin):

@@ -20,6 +20,7 @@ import reference
 from kernels.layers import RotaryEmbedding
 from properties.caches.calls import CONTEXTS, context
 from properties.caches.machine import variant
+from properties.contexts import WITHOUT_GRADIENTS
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"head_dim": 4},
@@ -121,7 +122,7 @@ class RotaryMachine(RuleBasedStateMachine):
             assert y.dtype == before.dtype
             assert inplace or torch.equal(into, before), "an input has changed"
             self.check(y, before.detach(), told, options.get("cu_seqlens"), False)
-            trained = trains and where in ("grad", "autocast")
+            trained = trains and where not in WITHOUT_GRADIENTS
             assert y.requires_grad == trained
             if trained:
                 (dx,) = torch.autograd.grad(y, leaf, before)

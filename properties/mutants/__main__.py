@@ -72,9 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2
     tests = not (chosen.law or chosen.dtype)
-    suite = Suite(
-        jobs, target, chosen.device, chosen.cache, chosen.jobs, tests=tests, killers=before
-    )
+    suite = Suite(jobs, chosen.device, chosen.cache, chosen.jobs, tests=tests, killers=before)
     verdicts = Verdicts(chosen.cache / "verdicts.jsonl", chosen.fresh)
     found = [m for m in every if _wanted(m, chosen, suite)]
     try:

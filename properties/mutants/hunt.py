@@ -15,13 +15,10 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
-from hypothesis import settings
-
 from properties.catalogue import OPS
-from properties.catalogue.op import Op
+from properties.closure import ROOT, closure, digest
 from properties.jobs import Job
 from properties.laws import LAWS
-from properties.mutants.closure import ROOT, closure, digest
 from properties.mutants.killers import Killers, ranked
 from properties.mutants.mutant import Mutant, combined
 from properties.mutants.nursery import Nursery, TrialDied
@@ -46,7 +43,7 @@ from properties.mutants.trial import (
     failing_tests,
 )
 from properties.mutants.verdicts import Verdict, Verdicts
-from properties.targets import Target
+from properties.sources import Sources
 
 # Of 590 mutants that a wider choice killed (all laws in float32, numbers in every dtype) the
 # oracle's numbers in float32 killed 579.
@@ -79,42 +76,6 @@ def _place(job: Job) -> tuple[int, int]:
     return list(LAWS).index(job.law), ("float32", "bfloat16", "float16").index(job.dtype)
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The modules that an op is made of."""
-
-    kernels: frozenset[str]
-    reference: frozenset[str]
-    declaration: str
-
-    @classmethod
-    def of(cls, op: Op, target: Target) -> "Sources":
-        oracles = {f.__module__ for f in (op.oracle, op.second_form, op.quiet_form)}
-        return cls(
-            closure([target.function(op).__module__], lists=False),
-            closure(oracles, lists=False),
-            op.work.__module__,
-        )
-
-    @property
-    def modules(self) -> frozenset[str]:
-        """Those whose mutants are the op's."""
-        return self.kernels | self.reference
-
-    def code(self, job: Job) -> str:
-        """A digest of what decides which cases a job draws and what they run."""
-        law = f"properties.laws.{job.law}"
-        suite = {"properties.strategies", law, self.declaration}
-        code = digest(*suite, *self.kernels, *self.reference, lists=False)
-        return f"{code} {job.share(settings.get_profile('ci').max_examples)}"
-
-    @property
-    def oracle(self) -> str:
-        """A digest of what decides what the oracle says, and how far off one may be."""
-        judge = {"properties.laws.judge", self.declaration}
-        return digest(*judge, *self.reference, lists=False)
-
-
 class Suite:
     """All that may notice a mutant, surveyed when it is first asked for.
 
@@ -131,7 +92,6 @@ class Suite:
     def __init__(
         self,
         jobs: Sequence[Job],
-        target: Target,
         device: str,
         folder: Path,
         workers: int,
@@ -142,7 +102,7 @@ class Suite:
         self.killers = {name: ranked(checks) for name, checks in killers.items()}
         self.jobs = sorted(jobs, key=_place)
         self.folder = folder
-        self.sources = {name: Sources.of(OPS[name], target) for name in {j.op for j in jobs}}
+        self.sources = {name: Sources.of(OPS[name]) for name in {j.op for j in jobs}}
         answers = {name: sources.oracle for name, sources in self.sources.items()}
         self.bench = Bench("ours", device, (folder / "oracle", answers))
         self.surveys = Surveys(folder)

@@ -15,8 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -48,7 +50,8 @@ class TrialDied(Exception):
 
 
 class Nursery:
-    """A few servers, each of which forks a process for one task at a time.
+    """A few servers, started as they are needed, each of which forks a process for one task at a
+    time.
 
     Args:
         preload: modules that the servers import.
@@ -65,18 +68,11 @@ class Nursery:
         device: str = "auto",
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        context = get_context("spawn")
         self._memory = None if resolve(device) == "cuda" else _MEMORY
+        self._given = tuple(preload), dict(environment)
         self._idle: SimpleQueue[Connection] = SimpleQueue()
-        self._processes = []
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            given = theirs, tuple(preload), dict(environment)
-            process = context.Process(target=_serve, args=given, daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._idle.put(ours)
+        self._processes: list[BaseProcess] = []
+        self._left, self._closed, self._lock = workers, False, Lock()
         self._threads = ThreadPoolExecutor(workers)
 
     def submit(
@@ -90,7 +86,7 @@ class Nursery:
         return self._threads.submit(self._run, task)
 
     def _run(self, task: bytes) -> Any:
-        server = self._idle.get()
+        server = self._server()
         try:
             server.send_bytes(task)
             good, answer = pickle.loads(server.recv_bytes())
@@ -99,6 +95,26 @@ class Nursery:
         if good:
             return answer
         raise answer
+
+    def _server(self) -> Connection:
+        """An idle server, or a new one if there may be more: who asks for nothing waits for none.
+
+        A server ends with the thread that started it, which lives until the nursery is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise EOFError("the nursery is closed")
+            # There are as many threads as servers, and one at most asks here at a time.
+            if not self._left or not self._idle.empty():
+                return self._idle.get()
+            self._left -= 1
+            context = get_context("spawn")
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, *self._given), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            return ours
 
     def __enter__(self) -> "Nursery":
         return self
@@ -114,8 +130,10 @@ class Nursery:
     def close(self, *, at_once: bool) -> None:
         """End the servers, and with them their trials: `at_once`, or when all are done."""
         self._threads.shutdown(wait=not at_once, cancel_futures=True)
-        for process in self._processes:
-            process.kill()
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                process.kill()
         self._threads.shutdown()
 
 

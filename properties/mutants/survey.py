@@ -8,9 +8,9 @@ from time import process_time
 from typing import Any
 
 from properties.case import Case
+from properties.closure import ROOT, forget
 from properties.files import write_whole
 from properties.jobs import Job
-from properties.mutants.closure import ROOT, forget
 from properties.mutants.edit import Edit
 from properties.mutants.mutant import PACKAGES, Mutant
 from properties.mutants.reach import Reach, meets, packed

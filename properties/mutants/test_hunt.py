@@ -41,7 +41,7 @@ def signs() -> list[Mutant]:
 def _suite(law: str, folder: Path, *, tests: bool = False) -> Suite:
     target = load("ours", activate("auto"))
     jobs = Selection(("rotary_embedding",), (), (law,), ("float32",)).jobs(target)
-    return Suite(jobs, target, "auto", folder, 1, tests=tests)
+    return Suite(jobs, "auto", folder, 1, tests=tests)
 
 
 @pytest.fixture(scope="module")
@@ -324,6 +324,15 @@ def test_a_trial_that_ends_or_loops_is_told_from_one_that_answers() -> None:
             nursery.submit(_loop, seconds=1).result()
         assert looped.value.of_time
         assert nursery.submit(divmod, 7, 2).result() == (3, 1)
+
+
+def test_a_nursery_that_is_asked_for_nothing_starts_no_process() -> None:
+    with Nursery(["no.such.module"]):
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+    with Nursery([], workers=2) as nursery:
+        first = nursery.submit(os.getppid).result()
+        assert str(first) not in children
+        assert nursery.submit(os.getppid).result() == first
 
 
 def test_nothing_runs_on_when_a_nursery_is_closed_at_once() -> None:

@@ -93,7 +93,7 @@ def suite(tmp_path: Path) -> Iterator[Suite]:
     gone = TestAt("kernels/position/test_rotary.py::test_that_is_no_more")
     other = LawAbout("untouched_inputs", _CASE)
     before = Counter({str(refused): 9, str(gone): 8, str(other): 7, str(_LAW): 1})
-    suite = Suite(jobs, target, "auto", tmp_path, 1, killers={_TURNED: before})
+    suite = Suite(jobs, "auto", tmp_path, 1, killers={_TURNED: before})
     yield suite
     suite.close(at_once=True)
 

@@ -5,11 +5,12 @@ import builtins
 import importlib
 from collections.abc import Iterator
 from functools import cache
+from itertools import accumulate
 from textwrap import dedent, indent
 
 import pytest
 
-from properties.mutants.closure import path_of
+from properties.closure import path_of
 from properties.mutants.mutant import Mutant, combined, modules, mutants, mutants_of
 from properties.mutants.nursery import Nursery
 from properties.mutants.semantic import SEMANTIC
@@ -566,11 +567,33 @@ def test_every_mutant_is_told_apart_and_is_an_edit_of_one_piece() -> None:
 
 def test_every_mutant_uses_names_that_its_module_has() -> None:
     for mutant in _every():
-        before, after = (_names(text) for text in (mutant.source, mutant.change.of(mutant.source)))
-        known = before[0] | before[1] | after[0] | {*dir(builtins)}
-        assert after[1] <= known, f"{mutant.where}\n{mutant.text}"
+        defined, read = _names(mutant.source)
+        start, stop = _around(mutant)
+        after = mutant.change.moved(-start).of(mutant.source[start:stop])
+        defines, reads = _names(after)
+        known = defined | read | defines | {*dir(builtins)}
+        assert reads <= known, f"{mutant.where}\n{mutant.text}"
 
 
+def _around(mutant: Mutant) -> tuple[int, int]:
+    """Where the statements of the module begin and end that a mutant changes."""
+    pieces, starts = mutant.change.pieces, _starts(mutant.source)
+    first = max(start for start in starts if start <= pieces[0].start)
+    return first, min(start for start in starts if start >= pieces[-1].stop)
+
+
+@cache
+def _starts(text: str) -> list[int]:
+    """The offset of each line that a statement of a module begins with, and the end."""
+    offsets = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
+    lines = [
+        min(node.lineno for node in [statement, *getattr(statement, "decorator_list", [])])
+        for statement in ast.parse(text).body
+    ]
+    return [offsets[line - 1] for line in lines] + [len(text)]
+
+
+@cache
 def _names(text: str) -> tuple[set[str], set[str]]:
     """The names that a module defines, or assigns anywhere, and those that it reads."""
     defines, reads = set(), set()

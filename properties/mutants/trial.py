@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from properties.case import Case
-from properties.mutants.closure import forget
+from properties.closure import forget
 from properties.mutants.edit import Edit
 from properties.mutants.nursery import Nursery
 

@@ -6,8 +6,8 @@ import kernels  # noqa: F401
 import properties.jobs
 import properties.simulator
 import properties.targets.ours  # noqa: F401
+from properties.closure import closure, path_of
 from properties.mutants import survey  # noqa: F401
-from properties.mutants.closure import closure, path_of
 
 for _name in [*sys.modules]:
     if path_of(_name) is not None:

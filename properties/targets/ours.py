@@ -10,6 +10,7 @@ from properties.aot.architectures import ARCHITECTURES, Architecture
 from properties.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
+from properties.contexts import CONTEXTS
 from properties.targets.target import Target
 
 # A reading of another op runs the kernels of that.
@@ -31,7 +32,7 @@ class Ours(Target):
 
     name = "ours"
     chooses = True
-    contexts = ("grad", "no_grad", "inference_mode", "autocast", "compiled")
+    contexts = tuple(CONTEXTS)
 
     def __init__(self, capability: int, claims: Sequence[Architecture] = ()) -> None:
         self.capability = capability

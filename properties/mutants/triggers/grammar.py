@@ -338,7 +338,7 @@ def _given(op: Op) -> Iterator[Atom]:
 
 
 def _present(op: Op, a: Argument) -> Needs:
-    """What it takes for an argument to be there."""
+    """The needs of a call that passes an argument."""
     if not a.optional:
         return {}
     modes = [mode.name for mode in op.modes if a.name not in mode.refuses]
@@ -349,7 +349,7 @@ _MAY_BE_EMPTY = ("B", "T", "S", "N", "P")
 
 
 def _filled(op: Op, a: Argument) -> Needs:
-    """What it takes for an argument to have elements."""
+    """The needs of a call that passes an argument with elements."""
     return {**_present(op, a), **{d: SOME for d in a.dims.split() if d in _MAY_BE_EMPTY}}
 
 

@@ -118,6 +118,8 @@ class Witness(Target):
             return {"context": "inference_mode"}
         if not torch.is_grad_enabled():
             return {"context": "no_grad"}
+        if torch.get_default_dtype() == torch.bfloat16:
+            return {"context": "bfloat16_by_default"}
         return {"context": "autocast" if torch.is_autocast_enabled("cpu") else "grad"}
 
     def _of_the_call_before(self, op: Op, given: Mapping[str, Any]) -> Facts:

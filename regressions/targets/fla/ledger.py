@@ -87,12 +87,6 @@ def _digits(size: Callable[[Given], float]) -> Callable[[Given], float]:
     return most
 
 
-def _trains_on_large_logits(given: Given) -> bool:
-    """Whether weights are recomputed in float32 from logits that may be above 8."""
-    q = given["q"]
-    return q.dtype == torch.float32 and q.requires_grad and _largest_logit(given) > 8
-
-
 def _little_weight(given: Given) -> bool:
     """Whether 1e-10 may be felt by a row: its own key has less than 1e-4 of a weight for it."""
     if not given["normalize"]:
@@ -193,25 +187,6 @@ LEDGER = (
         got="0.5",
         cause="A logit gets the difference of two sums of gates from the first token on, in "
         "float32: what came before a key takes the digits of what came after it.",
-    ),
-    KnownFailure(
-        name="weights_from_rounded_lse",
-        law="differential",
-        releases=RELEASES,
-        cases=(
-            Case.from_json(
-                '{"op":"attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
-                '"K":16,"V":9},"lengths":[33],"options":{"scale":-2.25,"causal":true,"window":null},'
-                '"values":"large_logits","seed":11}'
-            ),
-        ),
-        modes=("parallel",),
-        shows=_trains_on_large_logits,
-        symptoms=(Wrong(("dq", "dk", "dv", "dsink", "dg"), most=_digits(_largest_logit)),),
-        expected="[0.33, 0.33, 0.33]",
-        got="[0.32, 0.32, 0.32]",
-        cause="The backward recomputes weights as exp2(s - lse) in float32: the rounding errors of "
-        "s and lse, 2^-24 of each, are relative errors of the weights.",
     ),
     KnownFailure(
         name="rows_without_weight",

@@ -87,30 +87,6 @@ LEDGER = (
         "times a negative scale +inf.",
     ),
     KnownFailure(
-        name="flash_weights_from_rounded_lse",
-        law="differential",
-        releases=ON_CPU,
-        cases=(
-            Case.from_json(
-                '{"op":"attention","mode":"sdpa_flash","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
-                '"K":1,"V":1},"lengths":[2],"options":{"scale":2.5,"causal":false,"window":null},'
-                '"values":"large_logits"}'
-            ),
-        ),
-        modes=("sdpa", "sdpa_flash"),
-        shows=lambda given: (
-            _flash(given)
-            and _trains(given)
-            and given["q"].dtype == torch.float32
-            and _largest_logit(given) > 8
-        ),
-        symptoms=(Wrong(GRADIENTS, most=_largest_logit),),
-        expected="[0.5, 0.5]",
-        got="[0.47, 0.47]",
-        cause="The backward recomputes weights as exp(s - lse) in float32: the rounding errors of "
-        "s and lse, 2^-24 of each, are relative errors of the weights.",
-    ),
-    KnownFailure(
         name="flash_gradients_summed_in_16_bits",
         law="differential",
         releases=ON_CPU,

@@ -1,0 +1,253 @@
+"""Which tests a change can reach.
+
+A test is made of what it uses (`uses`), of what that imports, and so on (`closure`). A list of all
+ops stands for those that the test is about, where its parameters name any, and so does a list of
+laws or targets. A file that is not a module is read by the modules and tests that name it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from properties.catalogue import OPS
+from properties.catalogue.op import Op
+from properties.changed.uses import names_of_tests, uses, words_of
+from properties.closure import LISTS, PACKAGES, ROOT, closure, imported, path_of
+from properties.laws import LAWS
+from properties.sources import Sources
+from properties.targets import NAMES
+
+# They decide on every test: its options, and the releases of what it runs on.
+_OF_ALL = frozenset({"conftest.py", "pyproject.toml", "constraints.txt"})
+_MODULE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+_FILE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:/\w+)+\.py\b")
+_NODE = re.compile(r"([\w/]+\.py)::(\w+)(.*)")
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Files that changed, and what they can reach.
+
+    Args:
+        since: the commit that they differ from, in a few words.
+        files: their names below the root.
+        target: whose kernels are under test.
+    """
+
+    since: str
+    files: tuple[str, ...]
+    target: str = "ours"
+
+    def reaches(self, path: Path, test: str, parameters: Iterable[Any] = ()) -> bool:
+        """Whether any of the files can change what a test does.
+
+        Args:
+            path: the file of the test.
+            test: the name of a function of it, or of a class.
+            parameters: the values of this item of the test.
+        """
+        named = _relevant(_strings([*parameters]))
+        return any(self._reaches(file, path, test, named) for file in self.files)
+
+    def _reaches(self, file: str, path: Path, test: str, named: frozenset[str]) -> bool:
+        below = Path(file).name == "conftest.py" and path.is_relative_to((ROOT / file).parent)
+        if file in _OF_ALL or below:
+            return True
+        if file in self._unnamed:
+            return path in self._unnamed[file]
+        return self._is_of(file, path, test, named)
+
+    def _is_of(self, file: str, path: Path, test: str, named: frozenset[str]) -> bool:
+        made_of = _made_of(path, test, named, self.target)
+        if file.endswith(".py"):
+            return _runs(_module(file), made_of)
+        return not made_of.isdisjoint(_readers(file)) or _names(uses(path, test).words, file)
+
+    @cached_property
+    def _unnamed(self) -> dict[str, frozenset[Path]]:
+        """Files that nothing names, as those that are found by looking into folders and those that
+        are no more: they count as read by the tests of the nearest folder that has any."""
+        found = {}
+        for file in self.files:
+            inside = file.partition("/")[0] in PACKAGES and not file.endswith(".md")
+            if inside and file not in _OF_ALL and not any(self._tests(file)):
+                folders = (ROOT / file).parents
+                near = next(tests for f in folders if (tests := [*f.glob("test_*.py")]))
+                found[file] = frozenset(near)
+        return found
+
+    def _tests(self, file: str) -> Iterator[Path]:
+        """The files with a test that one can reach."""
+        for path in _files_of_tests():
+            if any(self._is_of(file, path, test, frozenset()) for test in names_of_tests(path)):
+                yield path
+
+    def _ops(self, file: str) -> list[str]:
+        """The ops whose laws a file can reach."""
+        laws = ROOT / "properties" / "test_laws.py"
+        return [op for op in OPS if self._reaches(file, laws, "test_law_holds", frozenset([op]))]
+
+    def told(self) -> list[str]:
+        """What changed, and what each file can reach."""
+        lines = [f"changed since {self.since}: {_count(len(self.files), 'file')}"]
+        return lines + [f"  {file} -> {self._reached(file)}" for file in self.files]
+
+    def _reached(self, file: str) -> str:
+        if file in _OF_ALL:
+            return "every test"
+        near = self._unnamed.get(file)
+        tests = [*near] if near is not None else [*self._tests(file)]
+        laws = ROOT / "properties" / "test_laws.py"
+        reached = []
+        if laws in tests and near is None:
+            ops = self._ops(file)
+            names = f"all {len(OPS)} ops" if len(ops) == len(OPS) else ", ".join(ops)
+            reached.append(f"laws of {names}")
+            tests.remove(laws)
+        if tests:
+            beside = "that are nearest, as nothing names it" if near is not None else ""
+            reached.append(f"tests in {_count(len(tests), 'file')} {beside}".strip())
+        return "; ".join(reached) or "nothing"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _module(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _runs(module: str, made_of: frozenset[str]) -> bool:
+    """Whether what is made of these modules runs one: a package runs where one of its does."""
+    path = path_of(module)
+    package = path is not None and path.name == "__init__.py"
+    return module in made_of or (package and any(m.startswith(f"{module}.") for m in made_of))
+
+
+@cache
+def _files_of_tests() -> tuple[Path, ...]:
+    return tuple(
+        path for package in PACKAGES for path in sorted((ROOT / package).rglob("test_*.py"))
+    )
+
+
+@cache
+def _made_of(path: Path, test: str, named: frozenset[str], target: str) -> frozenset[str]:
+    """The modules that a test is made of, where its parameters name these ops, laws and modules."""
+    used = uses(path, test)
+    ops = [op for op in OPS if op in named]
+    if ops or not used.all_ops:
+        ops += used.picked - named
+    laws = [law for law in LAWS if law in named]
+    words = used.words | named
+    targets = {NAMES.get(target, target), *(NAMES[name] for name in NAMES if name in words)}
+    own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    instead: dict[str, Iterable[str]] = {
+        # Its tests import what they use, and no more.
+        own: frozenset[str](),
+        "properties.targets": frozenset(known for name in targets if (known := _of_target(name))),
+        **_in_place_of_ops(tuple(ops)),
+        **({"properties.laws": {f"properties.laws.{law}" for law in laws}} if laws else {}),
+    }
+    modules = {own, *filter(path_of, used.modules), *_mentioned(words)}
+    nodes = [] if ops else [node for node in map(_NODE.fullmatch, named) if node]
+    if not nodes:
+        return closure(modules, instead=instead)
+    # It runs other tests, and what they are made of.
+    instead |= dict.fromkeys(LISTS, ())
+    return closure(modules, instead=instead).union(
+        *(_made_of(ROOT / n[1], n[2], _relevant(named_in(n[3])), target) for n in nodes)
+    )
+
+
+def _of_target(name: str) -> str:
+    module = name.partition(":")[0]
+    return module if path_of(module) is not None else ""
+
+
+@cache
+def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
+    """What the lists of all ops stand for where these are meant."""
+    if not ops:
+        return {}
+    sources = [Sources.of(OPS[op]) for op in ops]
+    reference = frozenset[str]().union(*(s.reference for s in sources))
+    declaring = {s.declaration for s in sources}
+    beside = {name: _without_oracles(name) for name in {op.work.__module__ for op in OPS.values()}}
+    return {
+        "kernels": frozenset[str]().union(*(s.kernels for s in sources)),
+        "reference": reference,
+        "properties.catalogue": reference | declaring,
+        # One file declares the ops of a family, and others take from it what they share.
+        **beside,
+        **{name: beside[name] | reference for name in declaring},
+    }
+
+
+def _without_oracles(module: str) -> frozenset[str]:
+    return frozenset(m for m in imported(module) if m.partition(".")[0] != "reference")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """The strings in a parameter of a test, and the names of ops."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Op):
+        yield value.name
+    elif isinstance(value, Mapping):
+        yield from _strings([*value.values()])
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            yield from _strings(each)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _strings(getattr(value, field.name))
+
+
+def _relevant(words: Iterable[str]) -> frozenset[str]:
+    """Those strings that say what a test is about."""
+    known = {*OPS, *LAWS, *NAMES}
+    return frozenset(w for w in words if w in known or _MODULE.fullmatch(w) or _FILE.match(w))
+
+
+def named_in(values: str) -> list[str]:
+    """The names that may stand for the parameters of a test in its id, "[gla-chunk]"."""
+    return re.split("[][-]", values)
+
+
+def _mentioned(words: Iterable[str]) -> Iterator[str]:
+    """The modules that strings name: to be run by another process, or to be edited."""
+    for word in words:
+        for name in _MODULE.findall(word):
+            while path_of(name) is None and "." in name:
+                name = name.rpartition(".")[0]
+            if name not in LISTS and path_of(name) is not None:
+                yield name
+                if path_of(f"{name}.__main__"):
+                    yield f"{name}.__main__"
+        yield from (_module(file) for file in _FILE.findall(word) if (ROOT / file).exists())
+
+
+@cache
+def _readers(file: str) -> frozenset[str]:
+    """The modules that name a file which is not a module, or have its name but for the suffix."""
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    stem = (ROOT / file).with_suffix(".py")
+    return frozenset(
+        _module(path.relative_to(ROOT).as_posix())
+        for path in paths
+        if path == stem or (_reads(path, file) and not path.name.startswith("test_"))
+    )
+
+
+def _reads(path: Path, file: str) -> bool:
+    return Path(file).name in path.read_text() and _names(words_of(path), file)
+
+
+def _names(words: Iterable[str], file: str) -> bool:
+    name = Path(file).name
+    return any(name in word for word in words)

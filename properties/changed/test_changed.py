@@ -1,0 +1,327 @@
+"""A change reaches all that was ever seen to notice an edit of it, and nothing far from it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from properties.case import Case
+from properties.catalogue import OPS
+from properties.catalogue.op import Op
+from properties.changed import Changed, files_since
+from properties.changed.reach import named_in
+from properties.changed.uses import names_of_tests
+from properties.closure import ROOT, path_of
+from properties.mutants import killers
+from properties.mutants.edit import Edit
+from properties.mutants.mutant import modules
+from properties.mutants.trial import LawAbout, Pinned, TestAt, pinned_of
+from properties.sources import Sources
+from properties.targets import load
+
+_LAWS = ROOT / "properties" / "test_laws.py"
+# Its name stands nowhere in the code of a test, nor here.
+_UNREAD = next(ROOT.glob("LICEN*")).name
+Git = Callable[..., str]
+
+
+@pytest.fixture
+def git(tmp_path: Path) -> Git:
+    """Git in a new repository with two commits on main, then one on a branch."""
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+
+    def run(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), *author, *arguments]
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, env=environment
+        ).stdout.strip()
+
+    run("init", "--quiet", "--initial-branch=main")
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(name)
+        run("add", "-A")
+        run("commit", "--quiet", "-m", name)
+    run("checkout", "--quiet", "-b", "branch")
+    (tmp_path / "committed").write_text("")
+    run("add", "-A")
+    run("commit", "--quiet", "-m", "committed")
+    return run
+
+
+def test_committed_uncommitted_untracked_and_deleted_files_count(git: Git, tmp_path: Path) -> None:
+    (tmp_path / "first").unlink()
+    (tmp_path / "staged in\nits folder").write_text("")
+    git("add", "-A")
+    (tmp_path / "second").write_text("edited")
+    (tmp_path / "ignored").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "untracked").write_text("")
+    here = ("first", "folder/untracked", "second", "staged in\nits folder")
+    since, files = files_since("", tmp_path)
+    assert files == ("committed", *here)
+    assert since == f"{git('rev-parse', 'main')[:9]}, the merge base with main"
+    assert files_since("HEAD", tmp_path)[1] == here
+    assert "second" in files_since("main~1", tmp_path)[1]
+
+
+def test_what_main_has_got_since_is_no_change(git: Git, tmp_path: Path) -> None:
+    git("checkout", "--quiet", "main")
+    (tmp_path / "third").write_text("")
+    git("add", "-A")
+    git("commit", "--quiet", "-m", "third")
+    git("checkout", "--quiet", "branch")
+    assert files_since("", tmp_path)[1] == ("committed",)
+    assert files_since("main", tmp_path)[1] == ("committed", "third")
+
+
+def test_a_project_may_lie_below_its_repository(git: Git, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("")
+    assert files_since("", tmp_path / "folder")[1] == ("file",)
+    git("add", "-A")
+    assert files_since("", tmp_path / "folder")[1] == ("file",)
+
+
+@pytest.mark.parametrize("revision", ["nosuch", "kernels", "--all", "main..branch"])
+def test_what_is_no_commit_is_refused(revision: str, git: Git, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^--changed: '{revision}', expected a commit"):
+        files_since(revision, tmp_path)
+
+
+def test_without_a_main_branch_a_commit_must_be_named(git: Git, tmp_path: Path) -> None:
+    git("branch", "--quiet", "-D", "main")
+    with pytest.raises(ValueError, match=r"^--changed: HEAD has no commit .* 'main'"):
+        files_since("", tmp_path)
+
+
+def test_a_folder_without_git_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^--changed: .* is in no git repository"):
+        files_since("", tmp_path)
+
+
+def _file(module: str) -> str:
+    path = path_of(module)
+    assert path is not None
+    return path.relative_to(ROOT).as_posix()
+
+
+def _reached(file: str, check: Pinned) -> bool:
+    """Whether a change of a file selects the item that makes a check."""
+    changed = Changed("", (file,))
+    if isinstance(check, LawAbout):
+        return changed.reaches(_LAWS, "test_law_holds", [check.case.op, check.law])
+    path, _, test = check.node.partition("::")
+    name, _, values = test.partition("[")
+    return changed.reaches(ROOT / path, name, named_in(values))
+
+
+@cache
+def _seen() -> dict[str, set[str]]:
+    """Module → the checks that were seen to fail of an edit of it."""
+    found: dict[str, set[str]] = {}
+    known = killers.joined(killers.read(), killers.read(killers.SEMANTIC_PATH))
+    for function, checks in known.items():
+        module = function
+        while path_of(module) is None:
+            module = module.rpartition(".")[0]
+        found.setdefault(module, set()).update(checks)
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(_seen()))
+def test_all_that_was_seen_to_notice_an_edit_is_reached(module: str) -> None:
+    assert _seen()[module]
+    missed = [text for text in _seen()[module] if not _reached(_file(module), pinned_of(text))]
+    assert missed == []
+
+
+def _ops(*files: str) -> set[str]:
+    changed = Changed("", files)
+    return {op for op in OPS if changed.reaches(_LAWS, "test_law_holds", [op])}
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_what_an_op_is_made_of_reaches_its_laws(op: Op) -> None:
+    """That the mutants know too, who plant their edits there."""
+    assert load("ours", torch.device("cpu")).function(op).__module__ in Sources.of(op).kernels
+    assert all(op.name in _ops(_file(module)) for module in Sources.of(op).modules)
+
+
+def test_a_kernel_reaches_the_laws_of_those_who_call_it_alone() -> None:
+    assert _ops("kernels/linear/gla.py") == {"gla"}
+    assert _ops("kernels/softmax/backward.py") == {"attention"}
+    assert _ops("kernels/delta/dplr.py") == {"dplr", "rwkv7"}
+    assert _ops("kernels/linear/simple_gla.py") == {
+        "simple_gla", "retention", "lightning_attn",
+    }  # fmt: skip
+    assert _ops("reference/softmax/attention.py") == {"attention"}
+    every = {name for name, _ in modules(["kernels"])}
+    for op in OPS.values():
+        far = every - Sources.of(op).kernels
+        assert not any(op.name in _ops(_file(module)) for module in far)
+
+
+def test_laws_budgets_and_strategies_reach_every_op() -> None:
+    for file in ("laws/judge.py", "verdict/budgets.py", "strategies.py", "simulator/memory.py"):
+        assert _ops(f"properties/{file}") == {*OPS}
+
+
+def _law_holds(file: str, op: str, law: str) -> bool:
+    return Changed("", (file,)).reaches(_LAWS, "test_law_holds", [op, law])
+
+
+def test_a_law_reaches_itself_alone() -> None:
+    assert _law_holds("properties/laws/packing.py", "gla", "packing")
+    assert not _law_holds("properties/laws/packing.py", "gla", "determinism")
+
+
+def _reaches(file: str, node: str, *parameters: object) -> bool:
+    path, _, test = node.partition("::")
+    return Changed("", (file,)).reaches(ROOT / path, test, parameters)
+
+
+def test_a_test_is_reached_through_the_names_that_it_refers_to() -> None:
+    file = "properties/mutants/test_hunt.py"
+    kills = f"{file}::test_a_wrong_sign_is_killed_by_the_law_that_looks"
+    malformed = f"{file}::test_a_malformed_list_is_refused"
+    assert _reaches("properties/mutants/nursery.py", kills)
+    assert _reaches("properties/mutants/equivalents.py", malformed)
+    assert not _reaches("properties/mutants/nursery.py", malformed)
+    # Its fixture makes mutants of it, and gives its name as a string.
+    assert _reaches("kernels/position/rotary.py", kills)
+    assert all(_reaches(file, node) for node in (kills, malformed))
+
+
+def test_a_test_of_one_op_is_reached_by_what_that_is_made_of() -> None:
+    agree = "properties/test_oracles.py::test_second_form_agrees_with_the_first_in_float64"
+    assert agree.partition("::")[2] in names_of_tests(ROOT / "properties" / "test_oracles.py")
+    assert _reaches("reference/linear/gla.py", agree, OPS["gla"])
+    assert not _reaches("reference/linear/gla.py", agree, OPS["attention"])
+    # Nothing says of which.
+    assert _reaches("reference/linear/gla.py", agree)
+    assert not _reaches("kernels/linear/gla.py", agree)
+
+
+@dataclass(frozen=True)
+class _Bug:
+    pinned: Pinned
+    planted: Edit
+
+
+def test_a_pinned_bug_is_reached_by_its_case_its_test_and_what_it_edits() -> None:
+    node = "regressions/test_regressions.py::test_case_passes_today"
+    edit = Edit("kernels.position.rotary", "a", "b")
+    case = Case(op="l2norm", mode="fused", dtype="float32", dims={}, lengths=())
+    beside = TestAt("kernels/softmax/test_logits.py::test_it")
+    bugs = [
+        _Bug(LawAbout("packing", case), edit),
+        _Bug(beside, edit),
+    ]
+    each = {
+        "kernels/position/rotary.py": [True, True],
+        "properties/laws/packing.py": [True, False],
+        "properties/laws/splitting.py": [False, False],
+        "kernels/norm/l2norm.py": [True, False],
+        "kernels/softmax/logits.py": [False, True],
+        "kernels/delta/rule.py": [False, False],
+    }
+    assert each == {file: [_reaches(file, node, bug) for bug in bugs] for file in each}
+
+
+def test_documents_and_data_reach_what_names_them() -> None:
+    current = "properties/test_readme.py::test_table_of_ops_is_current"
+    assert _reaches("README.md", current)
+    assert _reaches("properties/mutants/shares.json", current)
+    assert not _reaches("CONTRIBUTING.md", current)
+    assert not any(map(_ops, ("README.md", "CONTRIBUTING.md", _UNREAD)))
+    assert _reaches("properties/verdict/worst.json", "properties/verdict/test_worst.py::test_any")
+
+
+def test_files_that_decide_on_every_test_reach_it() -> None:
+    for file in ("conftest.py", "pyproject.toml", "constraints.txt"):
+        assert _reaches(file, "reference/test_scale.py::test_any")
+    assert _reaches("kernels/bench/conftest.py", "kernels/bench/test_table.py::test_any")
+    assert not _reaches("kernels/bench/conftest.py", "reference/test_scale.py::test_any")
+
+
+def test_a_package_runs_where_one_of_its_modules_does() -> None:
+    assert _ops("kernels/norm/__init__.py") >= {"l2norm"}
+    assert "attention" not in _ops("kernels/norm/__init__.py")
+
+
+@pytest.mark.parametrize("file", ["regressions/softmax/nosuch.py", "regressions/linear/nosuch.py"])
+def test_what_nothing_names_reaches_the_nearest_tests(file: str) -> None:
+    assert _reaches(file, "regressions/test_regressions.py::test_case_passes_today")
+    assert not _reaches(file, "properties/test_laws.py::test_law_holds")
+
+
+def test_it_is_said_what_each_file_reaches() -> None:
+    files = (_UNREAD, "kernels/linear/gla.py", "properties/strategies.py", "pyproject.toml")
+    told = Changed("main", files).told()
+    assert told[0] == "changed since main: 4 files"
+    assert told[1] == f"  {_UNREAD} -> nothing"
+    assert re.fullmatch(r"  kernels/linear/gla.py -> laws of gla; tests in \d+ files", told[2])
+    assert told[3].startswith(f"  properties/strategies.py -> laws of all {len(OPS)} ops; tests in")
+    assert told[4] == "  pyproject.toml -> every test"
+    assert Changed("main", ()).told() == ["changed since main: 0 files"]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project in a repository of its own, with an edited kernel."""
+    folder = tmp_path_factory.mktemp("project")
+    listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others"]
+    names = subprocess.run(
+        [*listed, "--exclude-standard"], check=True, capture_output=True, text=True
+    ).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
+        subprocess.run(["git", "-C", str(folder), *author, *command], check=True)
+    kernel = folder / "kernels" / "linear" / "gla.py"
+    kernel.write_text(kernel.read_text() + "\n# edited\n")
+    return folder
+
+
+def _pytest(folder: Path, *arguments: str) -> tuple[int, str]:
+    options = ["-p", "no:cacheprovider", "--device", "simulator", *arguments]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *options], cwd=folder, capture_output=True, text=True
+    )
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def test_pytest_runs_what_is_reached_beside_its_other_options(copy: Path) -> None:
+    some = ["properties/test_laws.py", "reference/test_scale.py", "kernels/norm", "--collect-only"]
+    code, told = _pytest(copy, *some, "-k", "packing or scale", "--op", "gla", "--changed")
+    assert code == 0, told
+    assert "the merge base with main: 1 file" in told
+    assert "kernels/linear/gla.py -> laws of gla" in told
+    chosen = re.findall(r"<Function (\S+)>", told)
+    assert chosen
+    assert all(re.match(r"test_law_holds\[gla-\w+-(packing|scale_equivariance)", n) for n in chosen)
+
+
+def test_pytest_refuses_what_is_no_commit(copy: Path) -> None:
+    code, told = _pytest(copy, "--changed", "nosuch")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --changed: 'nosuch', expected a commit" in told
+
+
+def test_workers_leave_out_the_rest_and_no_test_is_no_failure(copy: Path) -> None:
+    code, told = _pytest(copy, "reference/test_scale.py", "-n", "1", "--changed")
+    assert code == 0, told
+    assert "no tests ran" in told
