@@ -21,7 +21,15 @@ from properties.device import resolve
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.log import Log
-from properties.fuzz.worker import Answer, Failure, Origin, Stopped, Worker, without_interrupts
+from properties.fuzz.worker import (
+    HANGS,
+    Answer,
+    Failure,
+    Origin,
+    Stopped,
+    Worker,
+    without_interrupts,
+)
 from properties.jobs import Job, drawing
 from properties.laws.signature import Signature
 from properties.targets import Target, scope
@@ -41,7 +49,7 @@ _OTHER_ENGINE = {"simulator": "interpreter", "interpreter": "simulator", "cuda":
 
 
 class Enough(BaseException):
-    """A failing case has been made smaller for long enough. Hypothesis lets it pass."""
+    """Of making a failing case smaller, or of a job that rests. Hypothesis lets it pass."""
 
 
 class Night:
@@ -162,12 +170,13 @@ class _Round:
     def play(self) -> None:
         try:
             if self.lap == 0:
-                self._try_kept()
+                with suppress(Enough):
+                    self._try_kept()
             self._draw()
             for bucket in list(self.found):
                 self._link(bucket)
             for bucket in self.found:
-                bucket.again = self._again(bucket.first)
+                bucket.again = self._again(bucket)
         except Stopped:
             pass
         except Exception:
@@ -218,7 +227,7 @@ class _Round:
     def _judge(self, case: Case) -> Failure | None:
         """Judge a case and keep the books."""
         shrinking = self.until < float("inf")
-        if monotonic() > self.until:
+        if monotonic() > self.until or self.night.rests(self.job):
             raise Enough
         answer = self._sure(case)
         failure, tally = answer.failure, self.log.tallies[self.job]
@@ -263,24 +272,38 @@ class _Round:
                 self.found.remove(bucket)
 
     def _sure(self, case: Case) -> Answer:
-        """Judge a case, and once more in a fresh process where the machine may be at fault."""
-        answer = self.worker.ask(self.job.law, case)
-        if not answer.doubtful:
-            return answer
-        # With more time: a machine may be busy, and hangs are not to be a matter of that.
-        again = self.worker.ask(self.job.law, case, patience=2)
-        if not again.doubtful:
-            with self.night.lock:
-                self.log.unrepeated[answer.doubtful] += 1
-        return again
+        """Judge a case; where the machine may be at fault, until it fails in one way twice.
 
-    def _again(self, failure: Failure) -> tuple[str, ...]:
-        """Where a failure is seen again."""
-        if failure.fatal:
+        In fresh processes, and with more time: a machine may be busy. A known bug is believed.
+        """
+        doubts: dict[str, Failure | None] = {}
+        answer = self.worker.ask(self.job.law, case)
+        while answer.doubtful and answer.doubtful not in doubts and not self._knows(answer.failure):
+            doubts[answer.doubtful] = answer.failure
+            answer = self.worker.ask(self.job.law, case, patience=2)
+        doubts.pop(answer.doubtful, None)
+        hung = doubts.get(HANGS)
+        if hung is not None and answer.failure is not None:
+            # What comes to an error when it is given the time, as a loop does at the simulator's
+            # limit of turns, is one bug that looks like either.
+            del doubts[HANGS]
+            failure = replace(answer.failure, also=(*answer.failure.also, hung.signature))
+            answer = replace(answer, failure=failure)
+        with self.night.lock:
+            self.log.unrepeated.update(doubts.keys())
+        return answer
+
+    def _knows(self, failure: Failure | None) -> bool:
+        with self.night.lock:
+            return failure is not None and self.log.bucket(failure.signature) is not None
+
+    def _again(self, bucket: Bucket) -> tuple[str, ...]:
+        """Where a bug is seen again."""
+        if bucket.first.fatal:
             first = "  again     in a fresh process as well"
         else:
             self.worker.restart()
-            times = sum(_shows(self.worker, failure) for _ in range(_AGAIN))
+            times = sum(_shows(self.worker, bucket) for _ in range(_AGAIN))
             first = f"  again     {times} of {_AGAIN} times in a fresh process"
         engine = resolve(self.night.origin.device)
         other = _OTHER_ENGINE[engine]
@@ -288,7 +311,7 @@ class _Round:
         self.night.workers.append(second)
         second.stopped = self.night.stopped
         try:
-            shows = _shows(second, failure)
+            shows = _shows(second, bucket)
         finally:
             second.close()
             self.night.workers.remove(second)
@@ -298,9 +321,15 @@ class _Round:
         )
 
 
-def _shows(worker: Worker, failure: Failure) -> bool:
+def _shows(worker: Worker, bucket: Bucket) -> bool:
+    """Whether a worker meets a bug in its first case."""
+    failure = bucket.first
     again = worker.ask(failure.law, failure.case).failure
-    return again is not None and again.signature.bug == failure.signature.bug
+    if again is None:
+        return False
+    # An engine that runs a kernel line by line hangs at another line than one that compiles it.
+    alike = again.hangs and failure.hangs
+    return alike or any(map(bucket.has, (again.signature, *again.also)))
 
 
 class Found(AssertionError):

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from properties.simulator import runtime
 from properties.targets import Adapter
 from reference.norm.l2norm import l2norm as right
 
@@ -99,18 +100,44 @@ def endless(device: torch.device) -> Adapter:
 
     def l2norm(x: Tensor) -> Tensor:
         y = torch.zeros_like(x)
-        _endless[(1,)](y)
+        _endless[(1,)](y, 1 << 17)
         return y
 
     return _adapter(l2norm)
 
 
-@triton.jit
-def _endless(y):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def _endless(y, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     count = tl.program_id(0)
+    # Each turn takes so long that the simulator's limit of turns is minutes away.
+    row = tl.arange(0, SIZE)
     while count >= 0:
         count = (count + 1) % 7
-    tl.store(y, count)
+        row = (row + count) % SIZE
+    tl.store(y, tl.sum(row))
+
+
+def turning(device: torch.device) -> Adapter:
+    """A loop that does not end either, and gets to that limit soon."""
+    runtime.LOOP_LIMIT = 1000
+
+    def l2norm(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        _endless[(1,)](y, 2)
+        return y
+
+    return _adapter(l2norm)
+
+
+def hanging_once(device: torch.device) -> Adapter:
+    """Takes long to raise an error, but less so the second time."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if _first_time():
+            sleep(1000)
+        raise ValueError("after a while")
+
+    return _adapter(l2norm)
 
 
 def outside(device: torch.device) -> Adapter:

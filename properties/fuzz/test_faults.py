@@ -20,12 +20,34 @@ _ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("target", ["hanging", "endless"])
 def test_a_case_that_hangs_is_ended_and_is_a_finding(target: str, fuzz: Fuzz) -> None:
-    code, printed = fuzz(target, "--case-timeout", "0.4")
+    code, printed = fuzz(target, "--case-timeout", "0.2")
     assert code == 1
     assert "the process that ran it hangs" in printed
     assert "planted.py:" in printed
     assert "1 bug in" in printed
     assert "again     in a fresh process as well" in printed
+    assert "engines   the simulator; the interpreter too" in printed
+    assert "not repeated" not in printed
+
+
+def test_a_loop_that_gets_to_the_limit_of_turns_is_a_finding(fuzz: Fuzz) -> None:
+    _, printed = fuzz("turning", "--no-shrink", "--case-timeout", "0.4")
+    assert "turns of while loops" in printed
+    assert "while count >= 0:" in printed
+    assert "engines   the simulator; the interpreter too" in printed
+    assert "1 bug in" in printed
+
+
+def test_what_hangs_until_it_is_given_more_time_is_one_bug(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    code, printed = fuzz("hanging_once", "--case-timeout", "0.4")
+    assert code == 1
+    assert (tmp_path / "mark").exists()
+    assert "ValueError: after a while" in printed
+    assert "1 bug in" in printed
+    assert "not repeated" not in printed
 
 
 def test_a_crash_is_a_finding_with_the_name_of_its_signal(fuzz: Fuzz) -> None:

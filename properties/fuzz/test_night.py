@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import Phase, settings
@@ -13,8 +14,8 @@ from properties.fuzz.board import Board
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.log import Log, Tally
-from properties.fuzz.night import Night
-from properties.fuzz.worker import Failure, Origin
+from properties.fuzz.night import Night, _Round
+from properties.fuzz.worker import HANGS, Answer, Failure, Origin, Worker
 from properties.jobs import Job, Selection, drawing
 from properties.laws.signature import Signature
 from properties.targets import scope
@@ -32,6 +33,14 @@ def case(tokens: int) -> Case:
 
 def failure(signature: Signature, tokens: int = 1, also: tuple[Signature, ...] = ()) -> Failure:
     return Failure(signature, "differential", case(tokens), "what is wrong", also=also)
+
+
+def answer(signature: Signature | None) -> Answer:
+    """What a worker says of a case that fails so, or does not fail."""
+    if signature is None:
+        return Answer()
+    doubtful = signature.law if signature.law != "differential" else ""
+    return Answer(failure=failure(signature), doubtful=doubtful)
 
 
 def night(log: Log) -> Night:
@@ -57,6 +66,35 @@ def test_a_bucket_keeps_the_smallest_case_of_each_sign() -> None:
     bucket.add(failure(DX, 4))
     assert [one.case.lengths for one in bucket.smallest] == [(2,), (3,)]
     assert "also      norm differential dx: Case(" in bucket.report
+
+
+KILLED, HANGING = Signature("norm", "ends with SIGKILL"), Signature("norm", HANGS)
+
+
+@pytest.mark.parametrize(
+    ("shown", "judged", "unrepeated"),
+    [
+        ([Y], {Y}, []),
+        ([KILLED, KILLED], {KILLED}, []),
+        ([KILLED, None], set(), [KILLED]),
+        ([KILLED, Y], {Y}, [KILLED]),
+        ([HANGING, None], set(), [HANGING]),
+        # Given the time, it comes to an error: one bug.
+        ([HANGING, Y], {Y, HANGING}, []),
+        ([HANGING, KILLED, None], set(), [HANGING, KILLED]),
+        ([HANGING, KILLED, HANGING], {HANGING}, [KILLED]),
+    ],
+)
+def test_a_case_that_the_machine_may_have_ended_is_tried_until_it_fails_twice_alike(
+    shown: list[Signature | None], judged: set[Signature], unrepeated: list[Signature]
+) -> None:
+    answers = [answer(signature) for signature in shown]
+    worker = Mock(Worker, ask=Mock(side_effect=answers))
+    log = Log("oracle", 1, {JOB: Tally()})
+    _Round(night(log), worker, JOB, 0)._judge(case(1))
+    assert worker.ask.call_count == len(answers)
+    assert {one for one in (Y, KILLED, HANGING) if log.bucket(one) is not None} == judged
+    assert [*log.unrepeated] == [one.law for one in unrepeated]
 
 
 def test_failures_at_one_line_are_one_bug() -> None:

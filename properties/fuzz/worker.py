@@ -9,17 +9,21 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Timer, get_ident
 from time import perf_counter
+from traceback import FrameSummary, walk_stack
 from typing import IO
 from unittest.mock import patch
 
+import pebble
 import torch
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
@@ -28,12 +32,15 @@ from properties.case import Case
 from properties.jobs import judge, raised
 from properties.laws import Subject, Violation
 from properties.laws.signature import Signature, family, is_own, short
+from properties.simulator import Stuck
 from properties.targets.ledger import symptom
 from properties.verdict.report import end_report
 
 # Imported once, by the process that all workers are forked from. Not the kernels: the interpreter
 # has to be chosen before. Custom ops import torch._dynamo on their first call.
 _SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker")
+# How a process ends that is ended for taking too long.
+HANGS = "hangs"
 # Times as long as another case may take the first of an op in a process, which compiles kernels.
 _FIRST = 3
 # A worker that has grown by so much is replaced.
@@ -88,6 +95,11 @@ class Failure:
     symptom: str = ""
     also: tuple[Signature, ...] = ()
     fatal: bool = False
+
+    @property
+    def hangs(self) -> bool:
+        """Whether something did not end, of itself or at the simulator's limit of turns."""
+        return self.signature.law == HANGS or self.signature.error == Stuck.__name__
 
 
 @dataclass(frozen=True)
@@ -167,7 +179,7 @@ class Worker:
         except CancelledError:
             raise Stopped from None
         except TimeoutError:
-            answer = self._ended(law, case, "hangs")
+            answer = self._ended(law, case, HANGS)
         except ProcessExpired as error:
             answer = self._ended(law, case, _how(error.exitcode))
         except (BrokenProcessPool, RuntimeError):
@@ -198,12 +210,18 @@ class Worker:
         return (case.op, case.mode, case.dtype) in self.compiled
 
     def _ended(self, law: str, case: Case, how: str) -> Answer:
-        lines = _lines(self.traces.read_text(errors="replace"))
-        own = _lines(self.traces.read_text(errors="replace"), is_own)
+        frames = _frames(self.traces.read_text(errors="replace"))
+        own = [frame for frame in frames if is_own(frame.filename)]
+        lines = [f"{short(frame.filename)}:{frame.lineno}" for frame in own or frames]
+        place = lines[0] if own else ""
+        if own and how == HANGS:
+            # A loop that does not end may be met at any of its lines.
+            place = f"{short(own[0].filename)} in {own[0].name}"
         where = torch.device("cuda" if self.origin.device == "cuda" else "cpu")
-        report = end_report(law, case, how, own or lines, where, self.origin.target)
-        signature = Signature(family(case.op), how, place=own[0] if own else "")
-        failure = Failure(signature, law, case, report, fatal=True)
+        report = end_report(law, case, how, lines, where, self.origin.target)
+        failure = Failure(
+            Signature(family(case.op), how, place=place), law, case, report, fatal=True
+        )
         return Answer(failure=failure, doubtful=how, spent=True)
 
 
@@ -211,10 +229,11 @@ def _how(code: int) -> str:
     return f"ends with {signal.Signals(-code).name}" if code < 0 else f"ends with code {code}"
 
 
-def _lines(trace: str, wanted: Callable[[str], bool] = bool) -> list[str]:
-    """ "file:line" of each frame that faulthandler wrote, the innermost first."""
-    found = re.findall(r'^  File "(.+)", line (\d+) in ', trace, re.MULTILINE)
-    return [f"{short(file)}:{line}" for file, line in found if wanted(file)]
+def _frames(trace: str) -> list[FrameSummary]:
+    """The frames that faulthandler wrote, the innermost first, down to those of a worker."""
+    found = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', trace, re.MULTILINE)
+    below = takewhile(lambda one: one[0] != __file__, found)
+    return [FrameSummary(file, int(line), name, lookup_line=False) for file, line, name in below]
 
 
 def _environment() -> dict[str, str]:
@@ -228,6 +247,8 @@ def prepare() -> None:
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     multiprocessing.set_forkserver_preload(list(_SHARED))
+    # A process that does not end when it is asked to is made to.
+    pebble.CONSTS.term_timeout = 0.2
     # Python 3.11 does not tell it where modules are.
     where = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with without_interrupts(), patch.dict(os.environ, _environment() | where, clear=True):
@@ -278,14 +299,39 @@ def _judge(law: str, case: Case, limit: float) -> Answer:
         raise _SUBJECT
     _TRACES.seek(0)
     _TRACES.truncate()
-    # Just before the process is ended from outside.
-    faulthandler.dump_traceback_later(0.9 * limit, file=_TRACES)
     excused = _SUBJECT.ledger.excused
     excused.clear()
-    answer = _answer(law, case, _SUBJECT)
-    faulthandler.cancel_dump_traceback_later()
+    with _traced(limit):
+        answer = _answer(law, case, _SUBJECT)
     grown = _resident() - _SIZE > _GROWTH
     return replace(answer, excused=tuple(Counter(excused).elements()), spent=answer.spent or grown)
+
+
+@contextmanager
+def _traced(limit: float) -> Iterator[None]:
+    """Have it written down where this thread is, shortly before the process is ended from outside.
+
+    faulthandler reads the frames of a thread while that goes on and may crash of it. So it has to
+    where no other thread gets its turn, in compiled code, but not where Python is running.
+    """
+    faulthandler.dump_traceback_later(0.95 * limit, file=_TRACES)
+    timer = Timer(0.7 * limit, _write_trace, [get_ident()])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _write_trace(thread: int) -> None:
+    """Write where a thread is, as faulthandler would."""
+    for frame, line in walk_stack(sys._current_frames()[thread]):
+        code = frame.f_code
+        _TRACES.write(f'  File "{code.co_filename}", line {line} in {code.co_name}\n')
+    _TRACES.flush()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def _answer(law: str, case: Case, subject: Subject) -> Answer:
