@@ -186,8 +186,10 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
     """
     subject.ledger.start()
     op = scope.declared(subject.target, case.op, case.mode)
+    # A report has the case as the law has it.
+    case = LAWS[law].adapt(op, case)
     try:
-        ratio = LAWS[law](op, case, subject)
+        ratio = LAWS[law].check(op, case, subject)
     except Violation:
         raise
     except (Exception, SystemExit) as error:

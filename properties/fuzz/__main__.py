@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import gettempdir
 from time import monotonic, sleep
 from types import FrameType
 
@@ -138,8 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check_paths(chosen: argparse.Namespace) -> None:
     """
     Raises:
-        ValueError: nothing could be written to where one of the arguments says.
+        ValueError: nothing could be written to where one of the arguments says, or at all.
     """
+    try:
+        gettempdir()
+    except FileNotFoundError as error:
+        raise ValueError(f"TMPDIR: {error.strerror}, expected a disk with some space") from error
     for name, folder in (("--findings", chosen.findings), ("--resume", chosen.resume)):
         if folder is None:
             continue

@@ -1,6 +1,7 @@
 """Targets that fail in each way that a night has to survive, and what they are to be called."""
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from properties.fuzz import worker
 from properties.simulator import runtime
 from properties.targets import Adapter
 from reference.norm.l2norm import l2norm as right
@@ -64,12 +66,13 @@ def crashing(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
-def killed_once(device: torch.device) -> Adapter:
-    """The machine ends the process, as when memory runs out, and not again."""
+def waiting_once(device: torch.device) -> Adapter:
+    """Tells the first time which process it is in, and waits there to be ended from outside."""
 
     def l2norm(x: Tensor) -> Tensor:
         if _first_time():
-            os.kill(os.getpid(), signal.SIGKILL)
+            Path(os.environ[MARK]).write_text(f"{os.getpid()}\n")
+            sleep(1000)
         return right(x)
 
     return _adapter(l2norm)
@@ -151,11 +154,35 @@ def outside(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def sharing(device: torch.device) -> Adapter:
+    """Two ops whose kernels leave their tensors in a function that they share."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _outside[(1,)](x, y, x.numel())
+        return y
+
+    def short_conv(x: Tensor, weight: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _outside_too[(1,)](weight, y, weight.numel())
+        return y
+
+    return Adapter({"l2norm": {"fused": l2norm}, "short_conv": {"fused": short_conv}})
+
+
+@triton.jit
+def _row_after(x, size):  # type: ignore[no-untyped-def]
+    return tl.load(x + size + tl.arange(0, 16))
+
+
 @triton.jit
 def _outside(x, y, size):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, 16)
-    row = tl.load(x + size + at)
-    tl.store(y + at, row)
+    tl.store(y + tl.arange(0, 16), _row_after(x, size))
+
+
+@triton.jit
+def _outside_too(x, y, size):  # type: ignore[no-untyped-def]
+    tl.store(y + tl.arange(0, 16), _row_after(x, size) * 2)
 
 
 def twofold(device: torch.device) -> Adapter:
@@ -204,3 +231,41 @@ def marking_then_hanging(device: torch.device) -> Adapter:
         return right(x)
 
     return _adapter(l2norm)
+
+
+def growing(device: torch.device) -> Adapter:
+    """Keeps all that it was ever given; tells of each process that it is in."""
+    worker._GROWTH = 1 << 20
+    kept = []
+    with Path(os.environ[MARK]).open("a") as mark:
+        mark.write(f"{os.getpid()}\n")
+
+    def l2norm(x: Tensor) -> Tensor:
+        kept.append(bytearray(2 << 20))
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def raising_slowly(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        sleep(0.1)
+        raise ValueError("at last")
+
+    return _adapter(l2norm)
+
+
+def raising_in_the_end(device: torch.device) -> Adapter:
+    """Tells that it is at work, and raises when nothing can be written any more."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        _first_time()
+        while _can_write():
+            sleep(0.05)
+        raise ValueError("in the end")
+
+    return _adapter(l2norm)
+
+
+def _can_write() -> bool:
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Timer, get_ident
 from time import perf_counter
 from traceback import FrameSummary, walk_stack
@@ -138,14 +137,14 @@ class Worker:
         self.origin = origin
         self.limit = limit
         self.stopped = False
-        self.folder = TemporaryDirectory(ignore_cleanup_errors=True)
-        self.traces = Path(self.folder.name) / "traces"
+        # In memory: a disk may be full.
+        self.memory = os.memfd_create("traces")
+        self.traces = Path(f"/proc/{os.getpid()}/fd/{self.memory}")
         self.running: ProcessFuture[Answer] | None = None
         self.start()
 
     def start(self) -> None:
         self.compiled: set[tuple[str, str, str]] = set()
-        self.traces.touch()
         self.pool = ProcessPool(
             1,
             initializer=_start,
@@ -172,7 +171,7 @@ class Worker:
         seconds = patience * self.limit * (1 if self._has_compiled(case) else _FIRST)
         started = perf_counter()
         try:
-            self.running = self.pool.schedule(_judge, (law, case, seconds), timeout=seconds)
+            self.running = self._schedule(law, case, seconds)
             if self.stopped:
                 self.running.cancel()
             answer: Answer = self.running.result()
@@ -182,7 +181,7 @@ class Worker:
             answer = self._ended(law, case, HANGS)
         except ProcessExpired as error:
             answer = self._ended(law, case, _how(error.exitcode))
-        except (BrokenProcessPool, RuntimeError):
+        except BrokenProcessPool:
             # It was ended while it had nothing to do.
             answer = self._ended(law, case, "ends")
         answer = replace(answer, seconds=perf_counter() - started)
@@ -192,6 +191,13 @@ class Worker:
             self.compiled.add((case.op, case.mode, case.dtype))
         return answer
 
+    def _schedule(self, law: str, case: Case, seconds: float) -> ProcessFuture[Answer]:
+        try:
+            return self.pool.schedule(_judge, (law, case, seconds), timeout=seconds)
+        except RuntimeError as error:
+            # What pebble says of a pool that is broken already.
+            raise BrokenProcessPool from error
+
     def stop(self) -> None:
         """Have whoever waits for an answer go on without one; may be called from any thread."""
         self.stopped = True
@@ -200,7 +206,7 @@ class Worker:
 
     def close(self) -> None:
         self._end()
-        self.folder.cleanup()
+        os.close(self.memory)
 
     def _end(self) -> None:
         self.pool.stop()
@@ -243,7 +249,7 @@ def _environment() -> dict[str, str]:
 
 def prepare() -> None:
     """Start the process that workers are forked from, deaf to Ctrl-C as they are."""
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     multiprocessing.set_forkserver_preload(list(_SHARED))
@@ -251,6 +257,8 @@ def prepare() -> None:
     pebble.CONSTS.term_timeout = 0.2
     # Python 3.11 does not tell it where modules are.
     where = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # Before: it lets interrupts through again that are held back.
+    resource_tracker.ensure_running()
     with without_interrupts(), patch.dict(os.environ, _environment() | where, clear=True):
         forkserver.ensure_running()
 

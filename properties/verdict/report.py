@@ -78,6 +78,7 @@ def error_report(
     """The text of an exception that a target raised under a law.
 
     Args:
+        error: its notes say which call raised it.
         frames: of the traceback, those in the target's own code.
     """
     message = f": {error}" if str(error) else ""
@@ -87,6 +88,7 @@ def error_report(
         lines += [f"            {frame.line}"] if frame.line else []
     if not frames:
         lines += ["  at        no line of the target's own code"]
+    lines += [f"  call      {call}" for call in getattr(error, "__notes__", ())]
     return "\n".join([*lines, *_context(law, case, device, target)])
 
 
