@@ -74,8 +74,8 @@ def parser() -> argparse.ArgumentParser:
         type=duration,
         default=60.0,
         metavar="SECONDS",
-        help="a case that takes longer hangs; the first of an op in a process may take three times "
-        "as long, as it compiles (default: 60)",
+        help="a case that takes longer hangs; the first of an op in a process may take twice as "
+        "long, as it compiles (default: 60)",
     )
     parse.add_argument(
         "--no-shrink",

@@ -50,7 +50,7 @@ class Board:
         resting = [job.name for job in self.log.tallies if self.night.rests(job)]
         if resting:
             more = f" and {len(resting) - 5} more" if len(resting) > 5 else ""
-            yield f"rest, as they cost too many processes: {', '.join(resting[:5])}{more}"
+            yield f"rest, as they waste the time of others: {', '.join(resting[:5])}{more}"
         for text, count in self.log.errors.items():
             yield f"{count} x an error of the suite itself:\n{text}"
 

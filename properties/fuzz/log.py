@@ -26,14 +26,16 @@ class Tally:
         seconds: that workers took for them.
         worst: largest error as a fraction of its budget.
         failed: how many broke a law, in whatever way.
-        fatal: how many hung or ended their process.
+        lost: seconds of those that hung or ended their process.
+        broken: the suite itself failed.
     """
 
     examples: int = 0
     seconds: float = 0.0
     worst: float = 0.0
     failed: int = 0
-    fatal: int = 0
+    lost: float = 0.0
+    broken: bool = False
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(
@@ -41,7 +43,8 @@ class Tally:
             self.seconds + other.seconds,
             max(self.worst, other.worst),
             self.failed + other.failed,
-            self.fatal + other.fatal,
+            self.lost + other.lost,
+            self.broken or other.broken,
         )
 
 

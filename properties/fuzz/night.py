@@ -20,7 +20,7 @@ from properties.case import Case
 from properties.device import resolve
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
-from properties.fuzz.log import Log
+from properties.fuzz.log import Log, Tally
 from properties.fuzz.worker import (
     HANGS,
     Answer,
@@ -39,8 +39,9 @@ EXAMPLES_PER_ROUND = 5
 _SHRINKING = 60.0
 # Seconds after the deadline in which rounds may come to their ends.
 _GRACE = 30.0
-# A job in which so many cases have hung or ended their process rests for the night.
-_PATIENCE = 3
+# A job rests when its cases that hang or end their process have cost this part of what one case
+# may take, and those of its kernel this part of the kernel's time.
+_PATIENCE, _SHARE = 0.25, 0.25
 _AGAIN = 3
 # The law that says which results are wrong.
 _ORACLE = "differential"
@@ -78,6 +79,9 @@ class Night:
         self.started = monotonic() - log.seconds
         self.deadline = self.started + 60 * minutes if minutes is not None else None
         self.lock = RLock()
+        self.kernels: dict[tuple[str, str], list[Tally]] = {}
+        for job, tally in log.tallies.items():
+            self.kernels.setdefault((job.op, job.mode), []).append(tally)
         self.turns = islice(_turns([*log.tallies], log.seed), log.turns, None)
         self.workers: list[Worker] = []
         self.playing = 0
@@ -111,8 +115,12 @@ class Night:
         return min(_SHRINKING, max(_SHRINKING / 6, left))
 
     def rests(self, job: Job) -> bool:
-        """Whether a job has cost so many workers that others go on without it."""
-        return self.log.tallies[job].fatal >= _PATIENCE
+        """Whether others go on without a job: the suite fails in it, or it wastes their time."""
+        tally = self.log.tallies[job]
+        if tally.broken or tally.lost <= _PATIENCE * self.limit:
+            return tally.broken
+        kernel = sum(self.kernels[job.op, job.mode], Tally())
+        return kernel.lost > _SHARE * kernel.seconds
 
     def start(self, lanes: int) -> list[Future[None]]:
         """Begin; each of the futures ends when its lane has nothing left to do."""
@@ -183,7 +191,7 @@ class _Round:
             # The suite's own: other jobs go on.
             with self.night.lock:
                 self.log.errors[format_exc()] += 1
-                self.log.tallies[self.job].fatal = _PATIENCE
+                self.log.tallies[self.job].broken = True
         finally:
             for bucket in self.found:
                 for failure in bucket.smallest:
@@ -229,10 +237,12 @@ class _Round:
         shrinking = self.until < float("inf")
         if monotonic() > self.until or self.night.rests(self.job):
             raise Enough
+        started = monotonic()
         answer = self._sure(case)
+        seconds = monotonic() - started
         failure, tally = answer.failure, self.log.tallies[self.job]
         with self.night.lock:
-            tally.seconds += answer.seconds
+            tally.seconds += seconds
             tally.examples += not shrinking
             self.log.excused.update(answer.excused)
             if failure is None:
@@ -240,7 +250,7 @@ class _Round:
                 self.night.corpus.keep(self.job, case, answer.worst)
                 return None
             tally.failed += not shrinking
-            tally.fatal += failure.fatal
+            tally.lost += seconds * failure.fatal
             bucket = self.log.bucket(failure.signature, *failure.also)
             if bucket is None:
                 bucket = Bucket([failure])
@@ -274,13 +284,13 @@ class _Round:
     def _sure(self, case: Case) -> Answer:
         """Judge a case; where the machine may be at fault, until it fails in one way twice.
 
-        In fresh processes, and with more time: a machine may be busy. A known bug is believed.
+        In fresh processes, with the time that compilation takes. A known bug is believed.
         """
         doubts: dict[str, Failure | None] = {}
         answer = self.worker.ask(self.job.law, case)
         while answer.doubtful and answer.doubtful not in doubts and not self._knows(answer.failure):
             doubts[answer.doubtful] = answer.failure
-            answer = self.worker.ask(self.job.law, case, patience=2)
+            answer = self.worker.ask(self.job.law, case)
         doubts.pop(answer.doubtful, None)
         hung = doubts.get(HANGS)
         if hung is not None and answer.failure is not None:

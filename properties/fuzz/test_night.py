@@ -1,6 +1,7 @@
 """What a night keeps and shows: buckets, its log, cases for the next night, the board."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -97,6 +98,28 @@ def test_a_case_that_the_machine_may_have_ended_is_tried_until_it_fails_twice_al
     assert [*log.unrepeated] == [one.law for one in unrepeated]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "rests"),
+    [
+        # One hang, with the other try, at a limit of a second.
+        (Tally(seconds=4, lost=4), Tally(), True),
+        (Tally(seconds=4, lost=4), Tally(seconds=11), True),
+        (Tally(seconds=4, lost=4), Tally(seconds=13), False),
+        # A few that end their process soon.
+        (Tally(seconds=0.2, lost=0.2), Tally(), False),
+        (Tally(seconds=9), Tally(seconds=9, lost=9), False),
+        (Tally(broken=True), Tally(seconds=9), True),
+    ],
+)
+def test_a_job_rests_while_its_kernel_wastes_the_time(
+    one: Tally, other: Tally, rests: bool
+) -> None:
+    of_the_kernel = replace(JOB, law="causality")
+    elsewhere = Job("gla", "chunk", "differential", "float32")
+    log = Log("oracle", 1, {JOB: one, of_the_kernel: other, elsewhere: Tally(seconds=99)})
+    assert night(log).rests(JOB) is rests
+
+
 def test_failures_at_one_line_are_one_bug() -> None:
     one = Signature("norm", "differential", error="LoadOutOfBounds", place="rows.py:3")
     other = Signature("linear", "causality", error="LoadOutOfBounds", place="rows.py:3")
@@ -108,7 +131,7 @@ def test_failures_at_one_line_are_one_bug() -> None:
 def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     bucket = Bucket([failure(Y, also=(DX,))], {DX}, again=("once",), file="there")
     bucket.seen["a job"] += 2
-    log = Log("ours", 7, {JOB: Tally(3, 1.5, 0.25, 2, 1)}, [bucket], turns=4, seconds=9.5)
+    log = Log("ours", 7, {JOB: Tally(3, 1.5, 0.25, 2, 0.5)}, [bucket], turns=4, seconds=9.5)
     log.unrepeated["ends with SIGKILL"] += 1
     log.write(tmp_path)
     read = Log.read(tmp_path)

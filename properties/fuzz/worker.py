@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from threading import Timer, get_ident
-from time import perf_counter
 from traceback import FrameSummary, walk_stack
 from typing import IO
 from unittest.mock import patch
@@ -40,8 +39,8 @@ from properties.verdict.report import end_report
 _SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker")
 # How a process ends that is ended for taking too long.
 HANGS = "hangs"
-# Times as long as another case may take the first of an op in a process, which compiles kernels.
-_FIRST = 3
+# Times as long as another case may take the first of its kind in a process, which compiles kernels.
+_FIRST = 2
 # A worker that has grown by so much is replaced.
 _GROWTH = 2 << 30
 _PR_SET_PDEATHSIG = 1
@@ -118,7 +117,6 @@ class Answer:
     excused: tuple[str, ...] = ()
     doubtful: str = ""
     spent: bool = False
-    seconds: float = 0.0
 
 
 class Stopped(BaseException):
@@ -157,19 +155,15 @@ class Worker:
         self._end()
         self.start()
 
-    def ask(self, law: str, case: Case, patience: int = 1) -> Answer:
+    def ask(self, law: str, case: Case) -> Answer:
         """Judge one case.
-
-        Args:
-            patience: times as long as usual that it may take.
 
         Raises:
             Stopped: before there was an answer.
         """
         if self.stopped:
             raise Stopped
-        seconds = patience * self.limit * (1 if self._has_compiled(case) else _FIRST)
-        started = perf_counter()
+        seconds = self.limit * (1 if self._has_compiled(case) else _FIRST)
         try:
             self.running = self._schedule(law, case, seconds)
             if self.stopped:
@@ -184,7 +178,6 @@ class Worker:
         except BrokenProcessPool:
             # It was ended while it had nothing to do.
             answer = self._ended(law, case, "ends")
-        answer = replace(answer, seconds=perf_counter() - started)
         if answer.spent:
             self.restart()
         else:
