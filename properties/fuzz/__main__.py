@@ -20,7 +20,7 @@ from properties.arguments import count, duration
 from properties.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.device import DEVICES, describe
-from properties.fuzz import record
+from properties.fuzz import record, report
 from properties.fuzz.board import Board
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
@@ -104,6 +104,13 @@ def parser() -> argparse.ArgumentParser:
         help="keep the night in this folder, and go on with the one that is kept there: --minutes "
         "and --examples are those of both together",
     )
+    parse.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="write what is known so far, every few seconds, into this folder: report.html to be "
+        "looked at, report.json and junit.xml for programs",
+    )
     return parse
 
 
@@ -145,7 +152,11 @@ def _check_paths(chosen: argparse.Namespace) -> None:
         gettempdir()
     except FileNotFoundError as error:
         raise ValueError(f"TMPDIR: {error.strerror}, expected a disk with some space") from error
-    for name, folder in (("--findings", chosen.findings), ("--resume", chosen.resume)):
+    for name, folder in (
+        ("--findings", chosen.findings),
+        ("--resume", chosen.resume),
+        ("--report", chosen.report),
+    ):
         if folder is None:
             continue
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -224,6 +235,7 @@ def fuzz(
         tell=tell,
     )
     board = Board(night)
+    keep = _Kept(night, chosen, console)
     prepare()
     with Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal):
         running = night.start(lanes)
@@ -237,7 +249,7 @@ def fuzz(
                 night.stop()
             now = monotonic()
             if now - copied > _COPY:
-                _keep(night, chosen.resume, console)
+                keep("running")
                 copied = now
             if now - told > _LINE and not console.is_terminal:
                 _say(console, board.status())
@@ -245,7 +257,7 @@ def fuzz(
     for bucket in log.buckets:
         # A smaller case may have come later.
         bucket.write(chosen.findings, chosen.target)
-    _keep(night, chosen.resume, console)
+    keep(f"stopped by {asked[0]}" if asked else "ended")
     if chosen.record is not None:
         name = where.split(",")[0].removeprefix("the ")
         try:
@@ -261,17 +273,38 @@ def fuzz(
     return 1 if log.buckets or log.errors else 0
 
 
-def _keep(night: Night, folder: Path | None, console: Console) -> None:
-    """Keep the night in a folder to go on with it, if one was named."""
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with night.lock:
-            night.log.seconds = night.elapsed
-            night.log.write(folder)
-    except OSError as error:
-        _say(console, f"--resume not written: {error}")
+class _Kept:
+    """The folders in which the night is kept, to go on with it and to be looked at."""
+
+    def __init__(self, night: Night, chosen: argparse.Namespace, console: Console) -> None:
+        self.night, self.console = night, console
+        self.folders: dict[str, Path | None] = {
+            "--resume": chosen.resume,
+            "--report": chosen.report,
+        }
+        self.told: set[str] = set()
+
+    def __call__(self, state: str) -> None:
+        """Write them anew."""
+        for name, folder in self.folders.items():
+            if folder is None:
+                continue
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with self.night.lock:
+                    self.night.log.seconds = self.night.elapsed
+                    if name == "--resume":
+                        self.night.log.write(folder)
+                    else:
+                        report.write(self.night, state, folder)
+            except OSError as error:
+                self._tell(f"{name} not written: {error}")
+
+    def _tell(self, text: str) -> None:
+        """Say once what goes wrong every few seconds."""
+        if text not in self.told:
+            self.told.add(text)
+            _say(self.console, text)
 
 
 def _say(console: Console, *lines: str) -> None:

@@ -24,14 +24,14 @@ class Board:
         examples = self.log.total.examples
         return (
             f"{found or 'no'} bug{'' if found == 1 else 's'} in {examples} examples, "
-            f"{_time(elapsed)}, {examples / max(elapsed, 1e-9):.1f} examples/s"
+            f"{duration(elapsed)}, {examples / max(elapsed, 1e-9):.1f} examples/s"
         )
 
     def status(self) -> str:
         """The night in one line."""
         parts = [self.summary(), f"worst {self.log.total.worst:.2f} of its budget"]
         if self.night.left is not None:
-            parts.append(f"{_time(self.night.left)} left")
+            parts.append(f"{duration(self.night.left)} left")
         if self.log.latest is not None:
             parts.append(f"latest {self.log.latest.name}")
         return "; ".join(parts)
@@ -101,7 +101,8 @@ def _cells(tally: Tally) -> tuple[str, ...]:
     return str(tally.examples), f"{rate:.1f}", worst, str(tally.failed or "")
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in words."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -27,6 +27,8 @@ class Bucket:
         seen: job → how many of its cases failed so.
         again: where the first failure is seen again, in a line each.
         file: what was written of it, or why nothing was.
+        found: seconds into the night.
+        name: what its files are called; stays when another case becomes the smallest.
     """
 
     smallest: list[Failure]
@@ -34,6 +36,14 @@ class Bucket:
     seen: Counter[str] = field(default_factory=Counter)
     again: tuple[str, ...] = ()
     file: str = ""
+    found: float = 0.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            law, case, bug = self.first.law, self.first.case, self.first.signature.bug
+            digest = hashlib.sha256(repr(bug).encode()).hexdigest()[:8]
+            self.name = f"{case.op}_{case.mode}_{law}_{digest}"
 
     @property
     def first(self) -> Failure:
@@ -88,8 +98,7 @@ class Bucket:
         """
         failure = self.first
         law, case = failure.law, failure.case
-        digest = hashlib.sha256(repr(failure.signature.bug).encode()).hexdigest()[:8]
-        path = folder / f"{case.op}_{case.mode}_{law}_{digest}.py"
+        path = folder / f"{self.name}.py"
         if target == "ours":
             text, what = regression_file(case, law), "Written for regressions/"
         elif failure.symptom:

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from properties.fuzz.record import Key, Row
 from properties.fuzz.worker import Failure
 from properties.jobs import Job
 from properties.laws.signature import Signature
+from properties.verdict.picture import Picture
 
 _FILE = "night.json"
+# Bins of a history; when more are wanted, each takes twice the time.
+_BINS = 240
 
 
 @dataclass
@@ -49,6 +53,33 @@ class Tally:
 
 
 @dataclass
+class History:
+    """What came of cases by the time at which they were judged.
+
+    Args:
+        step: seconds of a bin.
+        bins: op → what came of its cases in these seconds.
+    """
+
+    step: float = 10.0
+    bins: list[dict[str, Tally]] = field(default_factory=list)
+
+    def add(self, seconds: float, op: str, tally: Tally) -> None:
+        place = int(seconds / self.step)
+        while place >= _BINS:
+            pairs = zip_longest(self.bins[::2], self.bins[1::2], fillvalue=dict[str, Tally]())
+            self.bins = [_joined(first, second) for first, second in pairs]
+            self.step *= 2
+            place = int(seconds / self.step)
+        self.bins += [{} for _ in range(place + 1 - len(self.bins))]
+        self.bins[place] = _joined(self.bins[place], {op: tally})
+
+
+def _joined(first: dict[str, Tally], second: dict[str, Tally]) -> dict[str, Tally]:
+    return first | {op: first.get(op, Tally()) + tally for op, tally in second.items()}
+
+
+@dataclass
 class Log:
     """A night so far.
 
@@ -61,6 +92,7 @@ class Log:
         excused: known failure of the target → how many examples showed it.
         unrepeated: how a case failed that did not do so again → how often.
         errors: tracebacks of the suite's own errors.
+        history: of all jobs together.
         latest: the job that drew last.
     """
 
@@ -73,6 +105,7 @@ class Log:
     excused: Counter[str] = field(default_factory=Counter)
     unrepeated: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    history: History = field(default_factory=History)
     latest: Job | None = None
 
     @property
@@ -85,6 +118,11 @@ class Log:
             if any(map(bucket.has, signatures)):
                 return bucket
         return None
+
+    def add(self, job: Job, tally: Tally, seconds: float) -> None:
+        """Count what came of cases of a job, so many seconds into the night."""
+        self.tallies[job] += tally
+        self.history.add(seconds, job.op, tally)
 
     def rows(self) -> dict[tuple[str, str], Tally]:
         """Tallies by op and law."""
@@ -118,6 +156,7 @@ class Log:
             "excused": self.excused,
             "unrepeated": self.unrepeated,
             "errors": self.errors,
+            "history": asdict(self.history),
         }
         write_whole(folder / _FILE, json.dumps(said, indent=1))
 
@@ -135,6 +174,7 @@ class Log:
             said: dict[str, Any] = json.loads(path.read_text())
             said["buckets"] = [_heard(bucket) for bucket in said["buckets"]]
             said["tallies"] = {Job(**job): Tally(**tally) for job, tally in said["tallies"]}
+            said["history"] = _history(**said["history"])
             counts = {n: Counter(said[n]) for n in ("excused", "unrepeated", "errors")}
             return cls(**said | counts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -157,15 +197,26 @@ def _heard(said: dict[str, Any]) -> Bucket:
         seen=Counter(said["seen"]),
         again=tuple(said["again"]),
         file=said["file"],
+        found=said["found"],
+        name=said["name"],
     )
 
 
+def _history(step: float, bins: list[dict[str, dict[str, Any]]]) -> History:
+    return History(step, [{op: Tally(**said) for op, said in one.items()} for one in bins])
+
+
 def _failure(
-    signature: dict[str, str], case: dict[str, Any], also: list[dict[str, str]], **rest: Any
+    signature: dict[str, str],
+    case: dict[str, Any],
+    also: list[dict[str, str]],
+    picture: dict[str, Any] | None,
+    **rest: Any,
 ) -> Failure:
     return Failure(
         signature=Signature(**signature),
         case=Case.from_json(json.dumps(case)),
         also=tuple(Signature(**one) for one in also),
+        picture=None if picture is None else Picture.read(picture),
         **rest,
     )

@@ -79,9 +79,9 @@ class Night:
         self.started = monotonic() - log.seconds
         self.deadline = self.started + 60 * minutes if minutes is not None else None
         self.lock = RLock()
-        self.kernels: dict[tuple[str, str], list[Tally]] = {}
-        for job, tally in log.tallies.items():
-            self.kernels.setdefault((job.op, job.mode), []).append(tally)
+        self.kernels: dict[tuple[str, str], list[Job]] = {}
+        for job in log.tallies:
+            self.kernels.setdefault((job.op, job.mode), []).append(job)
         self.turns = islice(_turns([*log.tallies], log.seed), log.turns, None)
         self.workers: list[Worker] = []
         self.playing = 0
@@ -119,7 +119,8 @@ class Night:
         tally = self.log.tallies[job]
         if tally.broken or tally.lost <= _PATIENCE * self.limit:
             return tally.broken
-        kernel = sum(self.kernels[job.op, job.mode], Tally())
+        alike = self.kernels[job.op, job.mode]
+        kernel = sum((self.log.tallies[one] for one in alike), Tally())
         return kernel.lost > _SHARE * kernel.seconds
 
     def start(self, lanes: int) -> list[Future[None]]:
@@ -240,20 +241,23 @@ class _Round:
         started = monotonic()
         answer = self._sure(case)
         seconds = monotonic() - started
-        failure, tally = answer.failure, self.log.tallies[self.job]
+        failure = answer.failure
+        tally = Tally(
+            examples=int(not shrinking),
+            seconds=seconds,
+            worst=answer.worst,
+            failed=int(failure is not None and not shrinking),
+            lost=seconds if failure is not None and failure.fatal else 0.0,
+        )
         with self.night.lock:
-            tally.seconds += seconds
-            tally.examples += not shrinking
+            self.log.add(self.job, tally, self.night.elapsed)
             self.log.excused.update(answer.excused)
             if failure is None:
-                tally.worst = max(tally.worst, answer.worst)
                 self.night.corpus.keep(self.job, case, answer.worst)
                 return None
-            tally.failed += not shrinking
-            tally.lost += seconds * failure.fatal
             bucket = self.log.bucket(failure.signature, *failure.also)
             if bucket is None:
-                bucket = Bucket([failure])
+                bucket = Bucket([failure], found=self.night.elapsed)
                 self.found.append(bucket)
                 self.log.buckets.append(bucket)
             bucket.add(failure)

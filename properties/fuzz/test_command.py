@@ -38,6 +38,7 @@ def broken(device: object) -> object:
         (["--findings", __file__], "--findings:"),
         (["--findings", f"{__file__}/below"], "expected a folder that can be written to"),
         (["--resume", __file__], "--resume:"),
+        (["--report", __file__], "--report:"),
         (["--record", __file__], "--record:"),
         (["--case-timeout", "0"], "--case-timeout: 0.0, expected more than 0"),
         (["--target", "nowhere:at_all"], "target: 'nowhere:at_all' cannot be imported"),

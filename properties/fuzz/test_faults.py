@@ -219,11 +219,14 @@ def test_a_full_disk_ends_nothing(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    code, printed = fuzz("raising", "--record", "worst.json", "--resume", "kept")
+    code, printed = fuzz(
+        "raising", "--record", "worst.json", "--resume", "kept", "--report", "seen"
+    )
     assert code == 1
     assert "Not written: findings/l2norm" in printed
     assert "--record not written: [Errno 28]" in printed
     assert "--resume not written: [Errno 28]" in printed
+    assert "--report not written: [Errno 28]" in printed
     assert "1 bug in" in printed
 
 
@@ -262,7 +265,8 @@ class _Run:
     def __init__(self, folder: Path, target: str, *more: str, at_work: bool = True) -> None:
         self.folder = folder
         command = [sys.executable, "-m", "properties.fuzz", *on_l2norm(target), *more]
-        command += ["--minutes", "10", "--record", "worst.json", "--resume", "kept"]
+        command += ["--minutes", "10", "--record", "worst.json"]
+        command += ["--resume", "kept", "--report", "seen"]
         environment = {**os.environ, "PYTHONPATH": str(_ROOT), "COLUMNS": "200"}
         self.process = subprocess.Popen(
             command,
@@ -326,6 +330,7 @@ def test_a_signal_ends_a_run_with_all_that_it_knows(
     assert "Traceback" not in printed
     assert (tmp_path / "worst.json").exists()
     assert Log.read(tmp_path / "kept") is not None
+    assert f"stopped by {number.name}" in (tmp_path / "seen" / "report.json").read_text()
     assert run.left() == []
 
 

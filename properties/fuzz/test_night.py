@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -32,8 +33,8 @@ def case(tokens: int) -> Case:
     return Case(op="l2norm", mode="fused", dtype="float32", dims=dims, lengths=(tokens,))
 
 
-def failure(signature: Signature, tokens: int = 1, also: tuple[Signature, ...] = ()) -> Failure:
-    return Failure(signature, "differential", case(tokens), "what is wrong", also=also)
+def failure(signature: Signature, tokens: int = 1, **more: Any) -> Failure:
+    return Failure(signature, "differential", case(tokens), "what is wrong", **more)
 
 
 def answer(signature: Signature | None) -> Answer:

@@ -30,8 +30,12 @@ from properties.case import Case
 from properties.jobs import judge, raised
 from properties.laws import Subject, Violation
 from properties.laws.signature import Signature, family, is_own, short
+from properties.sequences import dims_of
 from properties.simulator import Stuck
+from properties.targets import scope
 from properties.targets.ledger import symptom
+from properties.verdict import Comparison
+from properties.verdict.picture import Picture, picture
 from properties.verdict.report import end_report
 
 # Imported once, by the process that all workers are forked from. Not the kernels: the interpreter
@@ -84,6 +88,7 @@ class Failure:
         symptom: as a ledger's entry would have it; empty where none excuses such a thing.
         also: signatures of other results that differ.
         fatal: the case hangs or ends its process.
+        picture: of the result that differs.
     """
 
     signature: Signature
@@ -93,6 +98,7 @@ class Failure:
     symptom: str = ""
     also: tuple[Signature, ...] = ()
     fatal: bool = False
+    picture: Picture | None = None
 
     @property
     def hangs(self) -> bool:
@@ -352,9 +358,18 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
         report=str(found),
         symptom=repr(symptom(fault)),
         also=tuple(replace(found.signature, output=name) for name in found.also),
+        picture=_picture(found, subject),
     )
     lost = isinstance(fault, BaseException) and _device_is_lost()
     return Answer(failure=failure, doubtful=doubtful, spent=lost or bool(doubtful))
+
+
+def _picture(found: Violation, subject: Subject) -> Picture | None:
+    """The picture of a result that differs."""
+    if not isinstance(found.fault, Comparison):
+        return None
+    op = scope.declared(subject.target, found.case.op, found.case.mode)
+    return picture(found.fault, found.case, dims_of(op, found.fault.name))
 
 
 def _of_memory(fault: object) -> bool:

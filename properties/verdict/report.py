@@ -15,7 +15,8 @@ from torch import Tensor
 from properties.case import Case
 from properties.verdict.compare import Comparison
 
-_NAMES = {
+# What the indices of a dim count.
+NAMES = {
     "B": "sequence",
     "N": "sequence",
     "T": "token",
@@ -160,9 +161,9 @@ def _place(case: Case, dims: Sequence[str], index: Sequence[int]) -> str:
     for letter, i in zip(dims, index, strict=True):
         if case.packed and letter in "TS":
             sequence, token = _in_sequence(case, letter, i)
-            words += [f"sequence {sequence}", f"{_NAMES[letter]} {token} ({i} of the pack)"]
+            words += [f"sequence {sequence}", f"{NAMES[letter]} {token} ({i} of the pack)"]
         elif not (case.packed and letter == "B"):
-            words.append(f"{_NAMES.get(letter, letter)} {i}")
+            words.append(f"{NAMES.get(letter, letter)} {i}")
     return ", ".join(words) or "the only element"
 
 
@@ -187,7 +188,7 @@ def _extent(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
         others = [a for a in range(wrong.ndim) if a != axis]
         hit = wrong.any(dim=others) if others else wrong
         indices = [int(i) for i in hit.nonzero()]
-        name = _NAMES.get(letter, letter)
+        name = NAMES.get(letter, letter)
         if len(indices) == len(hit):
             parts.append(f"every {name}")
         else:
@@ -216,10 +217,10 @@ def _first(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
     others = [a for a in range(wrong.ndim) if a != axis]
     hit = wrong.any(dim=others) if others else wrong
     token = int(hit.nonzero()[0])
-    text = f"{_NAMES[dims[axis]]} {token}"
+    text = f"{NAMES[dims[axis]]} {token}"
     if case.packed:
         sequence, token = _in_sequence(case, dims[axis], token)
-        text = f"{_NAMES[dims[axis]]} {token} of sequence {sequence}"
+        text = f"{NAMES[dims[axis]]} {token} of sequence {sequence}"
     tiles = ", ".join(f"{token // size} of {size}" for size in _TILES)
     return [f"  first     {text}, in tile {tiles}"]
 

@@ -1,0 +1,185 @@
+"""What `--report` writes: a page for people, `report.json` and JUnit's XML for programs."""
+
+import json
+import platform
+import re
+from dataclasses import asdict
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
+from junitparser import Failure as JUnitFailure
+
+from properties.device import describe, resolve
+from properties.files import write_whole
+from properties.fuzz import svg
+from properties.fuzz.board import duration
+from properties.fuzz.bucket import Bucket
+from properties.fuzz.log import Log, Tally
+from properties.fuzz.night import Night
+from properties.fuzz.worker import Failure
+from properties.verdict.picture import LEVELS
+from properties.verdict.report import repro
+
+_PAGE, _DATA, _JUNIT = "report.html", "report.json", "junit.xml"
+_PACKAGES = ("torch", "triton", "hypothesis", "attention-oracles")
+# What XML has no characters for.
+_CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def write(night: Night, state: str, folder: Path) -> None:
+    """Replace the files by what is known now.
+
+    Args:
+        state: "running", or how the night ended.
+    """
+    said = data(night, state)
+    write_whole(folder / _DATA, json.dumps(said, indent=1))
+    write_whole(folder / _JUNIT, _junit(night.log))
+    write_whole(folder / _PAGE, _page(said, night.log))
+
+
+def data(night: Night, state: str) -> dict[str, Any]:
+    """All that the page shows, as plain data."""
+    log, device = night.log, resolve(night.origin.device)
+    jobs = [
+        asdict(job) | _numbers(tally) | {"rests": night.rests(job)}
+        for job, tally in log.tallies.items()
+    ]
+    return {
+        "state": state,
+        "target": log.target,
+        "seed": log.seed,
+        "device": describe(device),
+        "versions": {"python": platform.python_version()} | {n: version(n) for n in _PACKAGES},
+        "host": f"{platform.node()}, {platform.platform(terse=True)}",
+        "written": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "seconds": round(night.elapsed, 1),
+        "left": night.left,
+        **_numbers(log.total),
+        "bugs": [_bug(bucket, log.target, device) for bucket in log.buckets],
+        "jobs": jobs,
+        "history": {
+            "step": log.history.step,
+            "bins": [{op: _numbers(t) for op, t in one.items()} for one in log.history.bins],
+        },
+        "known_failures": log.excused,
+        "not_repeated": log.unrepeated,
+        "errors_of_the_suite": log.errors,
+    }
+
+
+def _numbers(tally: Tally) -> dict[str, Any]:
+    rate = tally.examples / tally.seconds if tally.seconds else None
+    return {
+        "examples": tally.examples,
+        "failed": tally.failed,
+        "seconds_of_workers": round(tally.seconds, 3),
+        "examples_per_second_of_a_worker": rate and round(rate, 3),
+        "error_over_budget": tally.worst,
+    }
+
+
+def _bug(bucket: Bucket, target: str, device: str) -> dict[str, Any]:
+    return {
+        "name": bucket.name,
+        "signature": str(bucket.first.signature),
+        "report": bucket.report,
+        "count": bucket.count,
+        "jobs": dict(bucket.seen.most_common()),
+        "found": round(bucket.found, 1),
+        "signs": [_sign(failure, target, device) for failure in bucket.smallest],
+    }
+
+
+def _sign(failure: Failure, target: str, device: str) -> dict[str, Any]:
+    where = torch.device("cuda" if device == "cuda" else "cpu")
+    return {
+        "signature": str(failure.signature),
+        "law": failure.law,
+        "case": json.loads(failure.case.to_json()),
+        "line": failure.case.line(),
+        "command": repro(failure.law, failure.case, where, target).removeprefix("REPRO: "),
+        "script": script(failure, target, device),
+        "picture": failure.picture and asdict(failure.picture),
+    }
+
+
+def script(failure: Failure, target: str, device: str) -> str:
+    """A program that shows a failure again, to be changed and stepped through."""
+    return f'''"""{failure.signature}. Run it where the suite is installed."""
+
+from properties.case import Case
+from properties.device import activate
+from properties.jobs import judge
+from properties.laws import Subject
+from properties.targets import load, scope
+
+device = activate("{device}")
+subject = Subject(load("{target}", device), device)
+case = {failure.case.line()}
+
+op = scope.declared(subject.target, case.op, case.mode)
+inputs = subject.inputs(op, case)
+for name, tensor in inputs.tensors.items():
+    print(name, tensor.dtype, list(tensor.shape), tensor.stride())
+
+print("error / budget", judge("{failure.law}", case, subject))
+'''
+
+
+def _junit(log: Log) -> str:
+    """A test for each job. A bug is told of in the first job that met it, and named in others."""
+    suites = JUnitXml(f"night of {log.target}")
+    by_op: dict[str, TestSuite] = {}
+    told: set[str] = set()
+    for job, tally in log.tallies.items():
+        test = TestCase(f"{job.law}[{job.dtype}]", f"{job.op}.{job.mode}", tally.seconds)
+        results: list[Any] = []
+        for bucket in log.buckets:
+            if job.name in bucket.seen:
+                result = JUnitFailure(_plain(bucket.line), "bug")
+                result.text = "" if bucket.name in told else _plain(bucket.report)
+                told.add(bucket.name)
+                results.append(result)
+        if tally.broken:
+            results.append(Error("an error of the suite itself"))
+        if not tally.examples and not results:
+            results.append(Skipped("no example"))
+        test.result = results
+        by_op.setdefault(job.op, TestSuite(job.op)).add_testcase(test)
+    for suite in by_op.values():
+        suites.add_testsuite(suite)
+    text: bytes = suites.tostring()
+    return text.decode()
+
+
+def _plain(text: str) -> str:
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _page(said: dict[str, Any], log: Log) -> str:
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters["duration"] = duration
+    table: dict[str, dict[str, Tally]] = {}
+    for (op, law), tally in log.rows().items():
+        table.setdefault(op, {})[law] = tally
+    return pages.get_template("page.html").render(
+        said,
+        table={op: {n: _numbers(tally) for n, tally in row.items()} for op, row in table.items()},
+        totals={op: _numbers(sum(row.values(), Tally())) for op, row in table.items()},
+        laws=list(dict.fromkeys(law for _, law in log.rows())),
+        curves=svg.curves(said["history"], said["seconds"], [*table]),
+        cells=svg.cells,
+        levels=LEVELS,
+    )

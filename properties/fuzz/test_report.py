@@ -1,0 +1,197 @@
+"""What `--report` writes."""
+
+import json
+import re
+import runpy
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from junitparser import Failure as JUnitFailure
+from junitparser import JUnitXml
+
+from properties.fuzz import planted, report, svg
+from properties.fuzz.bucket import Bucket
+from properties.fuzz.conftest import Fuzz
+from properties.fuzz.log import History, Log, Tally
+from properties.fuzz.night import Night
+from properties.fuzz.test_night import DX, JOB, Y, failure, night
+from properties.jobs import Job
+from properties.laws import Violation
+from properties.verdict.picture import Picture, Strip
+
+OTHER = Job("l2norm", "fused", "causality", "float32")
+UNTRIED = Job("gla", "chunk", "differential", "float32")
+
+
+def log() -> Log:
+    """A bug that two jobs met, and a job that had no turn."""
+    bucket = Bucket([failure(Y, 5), failure(DX, 3)], found=2.0)
+    bucket.seen.update({JOB.name: 2, OTHER.name: 1})
+    found = Log("oracle", 7, {job: Tally() for job in (JOB, OTHER, UNTRIED)}, [bucket])
+    found.add(JOB, Tally(9, 3.0, 0.5, 2), 1.0)
+    found.add(OTHER, Tally(4, 1.0, 0.0, 1), 12.0)
+    return found
+
+
+class _Page(HTMLParser):
+    """What a browser would fetch, and whether each element is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "path", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "path":
+            assert self.open.pop() == tag
+
+
+def test_a_page_is_one_file_that_shows_bugs_first(tmp_path: Path) -> None:
+    report.write(night(log()), "running", tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    page = _Page(text)
+    assert page.open == []
+    assert page.fetched == []
+    assert "@import" not in text
+    assert "url(" not in text
+    places = [text.index(part) for part in ("1 bug", "what is wrong", "Over time", "Ops and laws")]
+    assert places == sorted(places)
+    assert "Also seen as norm differential dx" in text
+    assert "python -m properties.fuzz --law differential --case" in text
+    assert "2 broke 0.50" in text
+    assert ">none<" in text
+
+
+def test_what_a_target_says_is_no_markup(tmp_path: Path) -> None:
+    found = log()
+    found.errors["<script>"] += 1
+    found.unrepeated["a\x00b & c"] += 1
+    found.buckets[0].again = ("  again     \x1b[31m ]]> </pre>",)
+    report.write(night(found), "running", tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert "<script>" not in text
+    assert _Page(text).open == []
+    assert "]]> </pre>" in _failures(tmp_path)["differential[float32]"][0].text
+
+
+def _failures(folder: Path) -> dict[str, list[Any]]:
+    """Test → failures that programs read of it."""
+    return {
+        test.name: [one for one in test.result if isinstance(one, JUnitFailure)]
+        for suite in JUnitXml.fromfile(str(folder / "junit.xml"))
+        for test in suite
+    }
+
+
+def test_programs_read_each_job_as_a_test_and_each_bug_once(tmp_path: Path) -> None:
+    report.write(night(log()), "running", tmp_path)
+    suites = JUnitXml.fromfile(str(tmp_path / "junit.xml"))
+    assert (suites.tests, suites.failures, suites.skipped, suites.errors) == (3, 2, 1, 0)
+    first, second = (_failures(tmp_path)[f"{law}[float32]"] for law in (JOB.law, OTHER.law))
+    assert "what is wrong" in first[0].text
+    assert not second[0].text
+    assert "norm differential y" in second[0].message
+
+
+def test_the_data_are_json_that_any_program_reads(tmp_path: Path) -> None:
+    report.write(night(log()), "stopped by SIGTERM", tmp_path)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    said = json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
+    assert said["state"] == "stopped by SIGTERM"
+    assert said["seed"] == 7
+    assert said["examples"] == 13
+    (bug,) = said["bugs"]
+    assert bug["count"] == 3
+    assert [sign["case"]["lengths"] for sign in bug["signs"]] == [[5], [3]]
+    assert {"torch", "triton", "python"} <= set(said["versions"])
+    assert [job["examples"] for job in said["jobs"]] == [9, 4, 0]
+
+
+def test_the_report_is_written_while_the_night_runs(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = []
+
+    def write(of: Night, state: str, folder: Path) -> None:
+        original(of, state, folder)
+        states.append((state, json.loads((folder / "report.json").read_text())["examples"]))
+
+    original = report.write
+    monkeypatch.setattr(report, "write", write)
+    monkeypatch.setattr("properties.fuzz.__main__._COPY", 0.3)
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    fuzz("slow", "--examples", "15", "--report", "looked at")
+    assert {state for state, _ in states[:-1]} == {"running"}
+    assert states[-1][0] == "ended"
+    assert max(examples for _, examples in states[:-1]) > 0
+
+
+def test_a_bug_comes_with_a_picture_and_a_script_that_shows_it(fuzz: Fuzz, tmp_path: Path) -> None:
+    fuzz("twofold", "--examples", "60", "--seed", "2", "--report", "seen")
+    said = json.loads((tmp_path / "seen" / "report.json").read_text())
+    # The one of an error, the other of numbers.
+    drawn = {sign["signature"]: sign for bug in said["bugs"] for sign in bug["signs"]}
+    assert drawn["norm differential y"]["picture"]["output"] == "y"
+    assert "Where <code>y</code> is wrong" in (tmp_path / "seen" / "report.html").read_text()
+    script = tmp_path / "script.py"
+    for sign in drawn.values():
+        script.write_text(sign["script"])
+        with pytest.raises(Violation) as shown:
+            runpy.run_path(str(script))
+        assert str(shown.value.signature) == sign["signature"]
+
+
+def test_a_history_takes_no_more_room_in_a_longer_night() -> None:
+    history = History()
+    for second in range(10_000):
+        history.add(float(second), "gla" if second % 2 else "l2norm", Tally(1, 0.5, second / 1e4))
+    assert len(history.bins) <= 240
+    assert history.step == 80.0
+    total = sum((one["gla"] for one in history.bins), Tally())
+    assert (total.examples, total.seconds) == (5000, 2500.0)
+    assert history.bins[-1]["gla"].worst == 0.9999
+    # A night that goes on after a day.
+    history.add(90_000.0, "gla", Tally(1))
+    assert len(history.bins) <= 240
+    assert history.bins[-1]["gla"].examples == 1
+
+
+def test_cells_of_a_level_are_one_path() -> None:
+    assert svg.cells(["0110", "0004"]) == {1: "M1 0h2v1h-2z", 4: "M3 1h1v1h-1z"}
+
+
+def test_a_curve_is_as_high_as_its_part_of_the_budget() -> None:
+    history = report.data(night(log()), "running")["history"]
+    drawn = svg.curves(history, 20.0, ["l2norm", "gla"])
+    assert drawn["worst"][""] == drawn["worst"]["l2norm"] == "M0.0 100V50.0H500.0V100z"
+    assert drawn["worst"]["gla"] == ""
+    assert drawn["most"] == 0.9
+    assert drawn["rate"].startswith("M0.0 100V0.0H500.0V100zM500.0 100V55.6")
+
+
+def test_a_picture_is_kept_with_the_night(tmp_path: Path) -> None:
+    found = log()
+    picture = Picture("y", "4 tokens", "2 dims", (0.5,), (Strip("head 1", ("0012",)),), 3)
+    found.buckets[0].smallest[0] = failure(Y, 5, picture=picture)
+    found.write(tmp_path)
+    read = Log.read(tmp_path)
+    assert read is not None
+    assert read.buckets[0].first.picture == picture
+    assert read.history == found.history
+    assert re.search('cells" role="img" aria-label="head 1"', report._page(*_said(found)))
+
+
+def _said(found: Log) -> tuple[dict[str, Any], Log]:
+    return report.data(night(found), "running"), found
