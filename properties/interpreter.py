@@ -25,6 +25,9 @@ a float argument stays a Python float (so a         a float32 scalar; bool argum
 bfloat16 block times it stays bfloat16); a bool
 raises (the latter 3.8)
 ``triton.autotune`` asks a driver for a timer       the first configuration that survives pruning
+``tl.zeros``, ``tl.sum`` and others cannot be       they are interpreted when they are called
+called if Triton was imported before the variable
+was set
 ==================================================  ==============================================
 
 Not repaired, because no kernel here uses them: float8 conversions, atomics on bfloat16 (refused
@@ -43,8 +46,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import triton.language as tl
+from triton import knobs
 from triton.runtime import autotuner
 from triton.runtime import interpreter as upstream
+from triton.runtime.jit import JITFunction
 
 _FLOAT_METHODS = (
     *("fadd", "fsub", "fmul", "fdiv", "frem", "fneg", "precise_divf", "approx_divf", "fma"),
@@ -73,6 +78,7 @@ def install() -> None:
     _repair_loops()
     _repair_arguments()
     _repair_autotune()
+    _repair_library()
     upstream.InterpretedFunction.rewritten_fn.clear()
 
 
@@ -260,3 +266,18 @@ def _repair_autotune() -> None:
             self.configs = choices
 
     autotuner.Autotuner.run = run_first_config
+
+
+def _repair_library() -> None:
+    original = JITFunction.__call__
+
+    @functools.cache
+    def interpreted(function: Callable[..., Any]) -> Any:
+        return upstream.InterpretedFunction(function)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if knobs.runtime.interpret:
+            return interpreted(self.fn)(*args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    JITFunction.__call__ = call

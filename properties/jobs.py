@@ -15,9 +15,11 @@ from properties.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Op
 from properties.laws import LAWS, Law, Subject, Violation
+from properties.laws.signature import own_frames
 from properties.profiles import EXAMPLES
 from properties.strategies import EXTENTS, FEW_TOKENS, batches
 from properties.targets import Target, scope
+from properties.verdict.report import error_report
 
 # Laws about numbers. The others compare an implementation with itself, where one case says more of
 # the next; but where a sequence is cut says as much as its numbers, so that splitting has cases of
@@ -173,6 +175,37 @@ def _ignore(*_: object) -> None:
     return None
 
 
+def judge(law: str, case: Case, subject: Subject) -> float | None:
+    """Judge a case by a law: the worst error as a fraction of its budget.
+
+    Returns:
+        None where the case fails as the target is known to.
+
+    Raises:
+        Violation: the law does not hold, or its calls raise another error than they may.
+    """
+    subject.ledger.start()
+    op = scope.declared(subject.target, case.op, case.mode)
+    # A report has the case as the law has it.
+    case = LAWS[law].adapt(op, case)
+    try:
+        ratio = LAWS[law].check(op, case, subject)
+    except Violation:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, Exception) and subject.ledger.excuses(error):
+            return None
+        raise raised(law, case, subject, error) from error
+    return None if subject.ledger.used else ratio
+
+
+def raised(law: str, case: Case, subject: Subject, error: BaseException) -> Violation:
+    """The violation that an error of a target is."""
+    frames = own_frames(error)
+    text = error_report(law, case, error, frames, subject.device, subject.target.name)
+    return Violation(law, case, text, error).of_its_own_type()
+
+
 def hypothesis_test(
     job: Job,
     subject: Subject,
@@ -181,43 +214,45 @@ def hypothesis_test(
 ) -> Callable[[], None]:
     """The job as a Hypothesis test.
 
-    pytest and the fuzzer run the same function under the same name, so what one of them finds lies
-    in Hypothesis' database for the other.
-
     Args:
         observe: told each case that passed, and its worst error as a fraction of the budget.
         announce: told each case before it runs.
     """
-    op, law = scope.declared(subject.target, job.op, job.mode), job.check
 
     def judged(case: Case) -> float:
         announce(case)
-        subject.ledger.start()
-        try:
-            ratio = law(op, case, subject)
-        except Violation:
-            raise
-        except Exception as error:
-            if not subject.ledger.excuses(error):
-                raise
-            return 0.0
-        if subject.ledger.used:
+        ratio = judge(job.law, case, subject)
+        if ratio is None:
             return 0.0
         observe(case, ratio)
         return ratio
 
-    def test(batch: list[Case]) -> None:
+    def check(batch: list[Case]) -> None:
         ratio = max(map(judged, batch))
         if ratio > 0:
             target(ratio, label="error / budget")
 
+    return drawing(job, subject.target, check)
+
+
+def drawing(job: Job, whose: Target, check: Callable[[list[Case]], None]) -> Callable[[], None]:
+    """A Hypothesis test that calls `check` with each batch of the job's cases.
+
+    pytest and the fuzzer run the same function under the same name, so what one of them finds lies
+    in Hypothesis' database for the other.
+    """
+
+    def test(batch: list[Case]) -> None:
+        check(batch)
+
     # The database tells tests apart by name, and other targets draw otherwise.
-    owner = "" if subject.target.name == "ours" else f"-of-{subject.target.name}"
+    owner = "" if whose.name == "ours" else f"-of-{whose.name}"
     test.__name__ = test.__qualname__ = re.sub(r"\W", "_", job.name + owner)
     # Hypothesis goes by the source, which all jobs share, and by this: by no name.
     stream = (job.stream + owner).encode()
     test._hypothesis_internal_add_digest = stream  # type: ignore[attr-defined]
-    wrapped: Callable[[], None] = given(drawn(job, op, subject.target))(test)
+    op = scope.declared(whose, job.op, job.mode)
+    wrapped: Callable[[], None] = given(drawn(job, op, whose))(test)
     return wrapped
 
 

@@ -1,6 +1,7 @@
 """From a case to tensors, and from tensors to the results of one run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -267,7 +268,7 @@ def run(
         given[name] = _own_copy(tensors[name])
     if context == "compiled":
         function = compiled(function)
-    with CONTEXTS[context](_device_type(inputs)):
+    with CONTEXTS[context](_device_type(inputs)), telling(op, {**given, **extra}):
         named = _named(op, function(**given, **extra))
     if not gradients_of:
         return {name: y.detach() for name, y in named.items()}
@@ -275,17 +276,41 @@ def run(
     wanted = [n for n in named if n in gradients_of and named[n].requires_grad]
     gradients: Sequence[Tensor | None] = [None] * len(names)
     if wanted:
-        gradients = torch.autograd.grad(
-            [named[n] for n in wanted],
-            [tensors[n] for n in names],
-            [gradients_of[n].to(named[n].dtype) for n in wanted],
-            allow_unused=True,
-        )
+        with telling(op, {**given, **extra}, "backwards through "):
+            gradients = torch.autograd.grad(
+                [named[n] for n in wanted],
+                [tensors[n] for n in names],
+                [gradients_of[n].to(named[n].dtype) for n in wanted],
+                allow_unused=True,
+            )
     results = {name: y.detach() for name, y in named.items()}
     for name, gradient in zip(names, gradients, strict=True):
         # A gradient that is None and one that is zero say the same.
         results[f"d{name}"] = torch.zeros_like(tensors[name]) if gradient is None else gradient
     return results
+
+
+@contextmanager
+def telling(op: Op, given: Mapping[str, Any], way: str = "") -> Iterator[None]:
+    """Have an error say with what the op was called: a law may call with other than its case.
+
+    Of calls within calls the innermost is told of.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not getattr(error, "__notes__", ()):
+            described = (f"{name}={_described(value)}" for name, value in given.items())
+            error.add_note(f"{way}{op.name}({', '.join(described)})")
+        raise
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    few = value.ndim == 1 and not value.is_floating_point() and len(value) <= 16
+    return f"{dtype}{value.tolist() if few else list(value.shape)}"
 
 
 def _device_type(inputs: Inputs) -> str:

@@ -341,9 +341,24 @@ def run_faults(repaired: bool) -> dict[str, str]:
     return outcome
 
 
-def run_in_child(*arguments: str) -> dict[str, str]:
+def run_late() -> dict[str, str]:
+    """A kernel that calls Triton's library, imported before the interpreter was chosen."""
+    from properties.device import activate
+
+    activate("interpreter")
+
+    @triton.jit
+    def kernel(out):
+        tl.store(out, tl.sum(tl.zeros([4], tl.float32) + 2))
+
+    out = torch.zeros(1)
+    kernel[(1,)](out)
+    return {"late": str(out.item())}
+
+
+def run_in_child(*arguments: str, interpret: str = "1") -> dict[str, str]:
     command = [sys.executable, "-m", "properties.test_interpreter", *arguments]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    environment = {**os.environ, "TRITON_INTERPRET": interpret}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     outcome: dict[str, str] = json.loads(done.stdout)
@@ -375,5 +390,11 @@ def test_the_fault_is_there_without_the_repair(name: str, plain: dict[str, str])
     assert ended == (plain[name] == ""), plain[name] or message
 
 
+def test_the_interpreter_may_be_chosen_after_triton_was_imported() -> None:
+    assert run_in_child("late", interpret="0") == {"late": "8.0"}
+
+
 if __name__ == "__main__":
-    print(json.dumps(run_faults(repaired="plain" not in sys.argv), indent=1))
+    late = "late" in sys.argv
+    outcome = run_late() if late else run_faults(repaired="plain" not in sys.argv)
+    print(json.dumps(outcome, indent=1))

@@ -203,6 +203,16 @@ def test_bounds_hold_for_the_call_before() -> None:
     assert settled({}) == {}
 
 
+def test_no_option_is_set_that_a_library_lacks() -> None:
+    def short_conv(x: Tensor, weight: Tensor) -> Any:
+        return OPS["short_conv"].oracle(x, weight)
+
+    target = Adapter({"short_conv": {"some": short_conv}})
+    dims = {"B": 1, "D": 2, "W": 2}
+    case = replace(SQUARE, op="short_conv", dims=dims, options={}, values="integers")
+    assert target.declaration(OPS["short_conv"], "some").settle(case) == case
+
+
 def with_a_tap(form: Callable[..., Any]) -> Callable[..., Any]:
     def convolution(*, weight: Tensor, **given: Any) -> Any:
         return form(weight=torch.nn.functional.pad(weight, (1, 0)), **given)

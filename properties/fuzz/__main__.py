@@ -1,18 +1,17 @@
 """Drive kernels with drawn cases until the time is up, and report what breaks a law."""
 
 import argparse
-import hashlib
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from itertools import count as counting
-from multiprocessing import get_context
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import monotonic
+from tempfile import gettempdir
+from time import monotonic, sleep
+from types import FrameType
 
 from rich.console import Console
 from rich.live import Live
@@ -23,21 +22,26 @@ from properties.catalogue import DTYPES, OPS
 from properties.device import DEVICES, describe
 from properties.fuzz import record
 from properties.fuzz.board import Board
-from properties.fuzz.rounds import Finding, Round, ended, make_subject, play, start_worker
-from properties.jobs import Job, Selection
+from properties.fuzz.bucket import Bucket
+from properties.fuzz.corpus import FOLDER, Corpus
+from properties.fuzz.log import Log, Tally
+from properties.fuzz.night import Night
+from properties.fuzz.worker import Origin, prepare
+from properties.jobs import Job, Selection, judge
 from properties.laws import LAWS, Subject, Violation
 from properties.targets import NAMES, scope
-from properties.verdict.report import regression_file
 
-EXAMPLES_PER_ROUND = 5
+# Seconds between two looks at the signals, between two copies of the log, between two lines.
+_LOOK, _COPY, _LINE = 0.2, 10.0, 60.0
 
 
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(
         prog="python -m properties.fuzz",
         description=__doc__,
-        epilog="Exit code: 0 nothing found, 1 findings, 2 bad arguments. Ctrl-C ends it with the "
-        "summary. Failing cases stay in .hypothesis and are replayed by pytest.",
+        epilog="Exit code: 0 nothing found, 1 findings, 2 bad arguments. Ctrl-C and SIGTERM end it "
+        f"with the summary. Cases that found something are kept in {FOLDER}, as are those with the "
+        "largest errors: the next run tries them first, and pytest replays those that break a law.",
     )
     budget = parse.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=duration, default=2.0, help="for how long (default: 2)")
@@ -66,6 +70,14 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--seed", type=int, help="repeat a run (default: drawn and printed)")
     parse.add_argument("--jobs", type=count, help="processes (default: one per core; one on a GPU)")
     parse.add_argument(
+        "--case-timeout",
+        type=duration,
+        default=60.0,
+        metavar="SECONDS",
+        help="a case that takes longer hangs; the first of an op in a process may take three times "
+        "as long, as it compiles (default: 60)",
+    )
+    parse.add_argument(
         "--no-shrink",
         dest="shrink",
         action="store_false",
@@ -76,13 +88,21 @@ def parser() -> argparse.ArgumentParser:
         "--findings",
         type=Path,
         default=Path("findings"),
-        help="folder for the regression file of each finding (default: findings)",
+        help="folder for a file of each finding: a regression, or an entry of the target's ledger "
+        "(default: findings)",
     )
     parse.add_argument(
         "--record",
         type=Path,
         metavar="FILE",
         help="add the examples and the largest error / budget of every op and dtype to FILE",
+    )
+    parse.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="keep the night in this folder, and go on with the one that is kept there: --minutes "
+        "and --examples are those of both together",
     )
     return parse
 
@@ -91,53 +111,78 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parse = parser()
     chosen = parse.parse_args(arguments)
     console = Console()
+    origin = Origin(chosen.target, chosen.device, chosen.ledger)
     try:
-        subject = make_subject(chosen.target, chosen.device, chosen.ledger)
+        _check_paths(chosen)
+        subject = origin.subject()
         if chosen.case is not None:
-            case = _case(chosen.case, subject)
+            case = Case.from_json(chosen.case)
+            scope.check(subject.target, case)
+            laws = scope.laws(subject.target, case.op, case.mode)
+            for law in chosen.law:
+                if law not in laws:
+                    what = f"--law: {law!r} is not stated of {case.op} ({case.mode})"
+                    raise ValueError(f"{what}, expected one of {', '.join(laws)}")
         else:
             wanted = map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype))
-            jobs = Selection(*wanted).jobs(subject.target)
-        if chosen.record is not None:
-            record.check(chosen.record)
+            log = _log(Selection(*wanted).jobs(subject.target), chosen)
     except ValueError as error:
         parse.error(str(error))
     if chosen.case is not None:
-        return replay(case, subject, chosen, console)
+        return replay(case, chosen.law or laws, subject, console)
     for line in scope.missing(subject.target):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return fuzz(jobs, subject, chosen, console)
+        _say(console, line)
+    with _signals() as asked:
+        return fuzz(log, subject, origin, chosen, console, asked)
 
 
-def _case(text: str, subject: Subject) -> Case:
-    """The case of `--case`.
+def _check_paths(chosen: argparse.Namespace) -> None:
+    """
+    Raises:
+        ValueError: nothing could be written to where one of the arguments says, or at all.
+    """
+    try:
+        gettempdir()
+    except FileNotFoundError as error:
+        raise ValueError(f"TMPDIR: {error.strerror}, expected a disk with some space") from error
+    for name, folder in (("--findings", chosen.findings), ("--resume", chosen.resume)):
+        if folder is None:
+            continue
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            raise ValueError(f"{name}: {folder}, expected a folder that can be written to")
+    if chosen.record is not None:
+        record.check(chosen.record)
+
+
+def _log(jobs: list[Job], chosen: argparse.Namespace) -> Log:
+    """The night that is kept in `--resume`, or a new one.
 
     Raises:
-        ValueError: it is no case, or not one of an op and mode that the target has.
+        ValueError: it was one of another target, or of another seed.
     """
-    case = Case.from_json(text)
-    missing = scope.declared(subject.target, case.op, case.mode).dims.keys() - case.dims.keys()
-    if missing:
-        raise ValueError(f"case: no {', '.join(sorted(missing))} among its dims, expected all")
-    return case
+    kept = Log.read(chosen.resume) if chosen.resume is not None else None
+    if kept is None:
+        seed = random.randrange(2**31) if chosen.seed is None else chosen.seed
+        return Log(chosen.target, seed, {job: Tally() for job in jobs})
+    for name, before in (("target", kept.target), ("seed", kept.seed)):
+        now = getattr(chosen, name)
+        if now is not None and now != before:
+            raise ValueError(f"--{name}: {now}, expected {before} as in {chosen.resume}")
+    return replace(kept, tallies={job: kept.tallies.get(job, Tally()) for job in jobs})
 
 
-def replay(case: Case, subject: Subject, chosen: argparse.Namespace, console: Console) -> int:
-    """Run one case under the laws that were asked for."""
-    op = scope.declared(subject.target, case.op, case.mode)
+def replay(case: Case, laws: Sequence[str], subject: Subject, console: Console) -> int:
+    """Run one case under laws."""
     broken = 0
-    for name in chosen.law or scope.laws(subject.target, case.op, case.mode):
-        subject.ledger.start()
-        ratio = 0.0
+    for name in laws:
         try:
-            ratio = LAWS[name](op, case, subject)
-        except Exception as error:
-            if isinstance(error, Violation) or not subject.ledger.excuses(error):
-                told = "" if isinstance(error, Violation) else f"{name}: {type(error).__name__}: "
-                console.print(f"{told}{error}", markup=False, highlight=False, soft_wrap=True)
-                broken += 1
-                continue
-        if subject.ledger.used:
+            ratio = judge(name, case, subject)
+        except Violation as violation:
+            _say(console, str(violation))
+            broken += 1
+            continue
+        if ratio is None:
             known = ", ".join(sorted(subject.ledger.used))
             console.print(f"{name} fails with {known}, which is known", highlight=False)
         else:
@@ -146,139 +191,112 @@ def replay(case: Case, subject: Subject, chosen: argparse.Namespace, console: Co
     return 1 if broken else 0
 
 
-def fuzz(jobs: list[Job], subject: Subject, chosen: argparse.Namespace, console: Console) -> int:
-    """Interleave the jobs, round by round, until the budget is spent."""
-    seed = random.randrange(2**31) if chosen.seed is None else chosen.seed
+def fuzz(
+    log: Log,
+    subject: Subject,
+    origin: Origin,
+    chosen: argparse.Namespace,
+    console: Console,
+    asked: list[str],
+) -> int:
+    """Draw until the budget is spent, or somebody asks for the end."""
     where = describe(chosen.device)
-    workers: int = chosen.jobs or (1 if where.startswith("NVIDIA") else os.cpu_count() or 1)
-    console.print(
-        f"{len(jobs)} jobs of target {chosen.target} on {where}; seed {seed}, {workers} processes",
-        highlight=False,
-        soft_wrap=True,
+    lanes: int = chosen.jobs or (1 if where.startswith("NVIDIA") else os.cpu_count() or 1)
+    _say(
+        console,
+        f"{len(log.tallies)} jobs of target {chosen.target} on {where}; seed {log.seed}, "
+        f"{lanes} processes",
     )
-    board = Board(jobs)
-    crew = [Worker(chosen.target, chosen.device, chosen.ledger) for _ in range(workers)]
+
+    def tell(bucket: Bucket) -> None:
+        bucket.write(chosen.findings, chosen.target)
+        _say(console, bucket.report, "")
+
+    night = Night(
+        log,
+        subject.target,
+        origin,
+        Corpus(chosen.target),
+        minutes=None if chosen.examples else chosen.minutes,
+        examples=chosen.examples,
+        limit=chosen.case_timeout,
+        shrink=chosen.shrink,
+        tell=tell,
+    )
+    board = Board(night)
+    prepare()
     with Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal):
-        try:
-            for outcome in _rounds(crew, jobs, board, seed, chosen, subject):
-                board.add(outcome)
-                if outcome.finding is not None:
-                    text = _keep(outcome.finding, chosen)
-                    console.print(text, "", markup=False, highlight=False, soft_wrap=True)
-        except KeyboardInterrupt:
-            console.print("stopped by Ctrl-C", highlight=False)
-        finally:
-            for worker in crew:
-                worker.close()
-    if not console.is_terminal:
-        console.print(board)
-    console.print(board.summary(), highlight=False)
+        running = night.start(lanes)
+        copied = told = monotonic()
+        while not all(lane.done() for lane in running):
+            sleep(_LOOK)
+            if asked and not night.stopped:
+                _say(console, f"stopped by {asked[0]}")
+                night.stop()
+            if night.overdue:
+                night.stop()
+            now = monotonic()
+            if now - copied > _COPY:
+                _keep(night, chosen.resume, console)
+                copied = now
+            if now - told > _LINE and not console.is_terminal:
+                _say(console, board.status())
+                told = now
+    for bucket in log.buckets:
+        # A smaller case may have come later.
+        bucket.write(chosen.findings, chosen.target)
+    _keep(night, chosen.resume, console)
     if chosen.record is not None:
         name = where.split(",")[0].removeprefix("the ")
-        record.write(chosen.record, record.added(record.read(chosen.record), board.record(name)))
-    if board.known():
-        console.print(board.known(), highlight=False)
-    return 1 if board.findings else 0
+        try:
+            known = record.read(chosen.record)
+            record.write(chosen.record, record.added(known, log.record(name)))
+        except (OSError, ValueError) as error:
+            _say(console, f"--record not written: {error}", *map(str, log.record(name).values()))
+    if not console.is_terminal:
+        console.print(board)
+    _say(console, board.summary(), *board.closing())
+    for lane in running:
+        lane.result()
+    return 1 if log.buckets or log.errors else 0
 
 
-class Worker:
-    """One process, replaced when it ends or the device is lost to it: no other job may suffer for
-    that. It announces each case in a file.
+def _keep(night: Night, folder: Path | None, console: Console) -> None:
+    """Keep the night in a folder to go on with it, if one was named."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with night.lock:
+            night.log.seconds = night.elapsed
+            night.log.write(folder)
+    except OSError as error:
+        _say(console, f"--resume not written: {error}")
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _signals() -> Iterator[list[str]]:
+    """The names of the signals so far that ask for an end; they do nothing else meanwhile.
+
+    Nor do they after one has, while Python comes to its end.
     """
+    asked: list[str] = []
 
-    def __init__(self, target: str, device: str, ledger: str) -> None:
-        self.origin = (target, device, ledger)
-        self.folder = TemporaryDirectory()
-        self.announced = Path(self.folder.name) / "case.json"
-        self.start()
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(signal.Signals(number).name)
 
-    def start(self) -> None:
-        self.pool = ProcessPoolExecutor(
-            1, mp_context=get_context("spawn"), initializer=start_worker, initargs=self.origin
-        )
-
-    def submit(self, job: Job, seed: int, shrink: bool) -> Future[Round]:
-        self.announced.unlink(missing_ok=True)
-        return self.pool.submit(play, job, EXAMPLES_PER_ROUND, seed, shrink, self.announced)
-
-    def restart(self) -> None:
-        self.pool.shutdown(wait=False)
-        self.start()
-
-    def close(self) -> None:
-        self.pool.shutdown(wait=True, cancel_futures=True)
-        self.folder.cleanup()
-
-
-def _rounds(
-    crew: list[Worker],
-    jobs: list[Job],
-    board: Board,
-    seed: int,
-    chosen: argparse.Namespace,
-    subject: Subject,
-) -> Iterator[Round]:
-    """Rounds as they end. A job with a finding is retired: it would only find it again."""
-    examples: int | None = chosen.examples
-    deadline: float = monotonic() + 60 * chosen.minutes
-    turns = _turns(jobs, seed)
-    retired: set[Job] = set()
-    idle = list(crew)
-    running: dict[Future[Round], tuple[Worker, Job]] = {}
-
-    def over() -> bool:
-        if examples is not None:
-            return board.examples + EXAMPLES_PER_ROUND * len(running) >= examples
-        return monotonic() >= deadline
-
-    while True:
-        while idle and not over() and len(retired) < len(jobs):
-            number, job = next(turns)
-            if job not in retired:
-                worker = idle.pop()
-                future = worker.submit(job, _seed(seed, number), chosen.shrink)
-                running[future] = worker, job
-        if not running:
-            return
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            worker, job = running.pop(future)
-            try:
-                outcome = future.result()
-            except BrokenProcessPool:
-                outcome = ended(job, worker.announced, subject)
-            if outcome.finding is not None:
-                retired.add(outcome.job)
-            if outcome.device_lost:
-                worker.restart()
-            idle.append(worker)
-            yield outcome
-
-
-def _seed(seed: int, lap: int) -> int:
-    """That of a lap of a run: of no other lap and no other run, of a neighbouring seed neither."""
-    return random.Random(f"{seed} {lap}").randrange(2**31)
-
-
-def _turns(jobs: list[Job], seed: int) -> Iterator[tuple[int, Job]]:
-    """Every job once per lap, in a new order each time: a short run is a fair sample too."""
-    shuffler = random.Random(seed)
-    for number in counting():
-        yield from ((number, job) for job in shuffler.sample(jobs, len(jobs)))
-
-
-def _keep(finding: Finding, chosen: argparse.Namespace) -> str:
-    """Write a finding of ours as a file that can be moved into `regressions/`; return the report.
-
-    One of another's kernels belongs into the target's ledger, see `properties/targets/README.md`.
-    """
-    if finding.case is None or chosen.target != "ours":
-        return finding.report
-    chosen.findings.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(finding.case.to_json().encode()).hexdigest()[:8]
-    path: Path = chosen.findings / f"{finding.job.name.replace('-', '_')}_{digest}.py"
-    path.write_text(regression_file(finding.case, finding.job.law))
-    return f"{finding.report}\nWritten for regressions/: {path}"
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        if not asked:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -1,96 +1,107 @@
 """What the fuzzer shows while it runs and when it ends."""
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from time import monotonic
+from collections.abc import Iterator
 
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
-from properties.fuzz.record import Key, Row
-from properties.fuzz.rounds import Finding, Round
-from properties.jobs import Job
+from properties.fuzz.log import Log, Tally
+from properties.fuzz.night import Night
 
-
-@dataclass
-class Tally:
-    """The sum of many rounds."""
-
-    examples: int = 0
-    seconds: float = 0.0
-    worst: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
-
-    def add(self, outcome: Round) -> None:
-        self.examples += outcome.examples
-        self.seconds += outcome.seconds
-        self.worst = max(self.worst, outcome.worst)
-        if outcome.finding is not None:
-            self.findings.append(outcome.finding)
+# Lines that a table has besides its rows.
+_FRAME = 7
 
 
 class Board:
-    """Examples, worst error and findings by (op, law)."""
+    """Examples, worst error and bugs by op and law, in as many rows as the terminal has."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        jobs = list(jobs)
-        self.rows: dict[tuple[str, str], Tally] = {(j.op, j.law): Tally() for j in jobs}
-        self.started = monotonic()
-        self.excused: Counter[str] = Counter()
-        self.numbers: dict[tuple[str, str], Tally] = {(j.op, j.dtype): Tally() for j in jobs}
-
-    def add(self, outcome: Round) -> None:
-        self.excused.update(outcome.excused)
-        self.rows[outcome.job.op, outcome.job.law].add(outcome)
-        self.numbers[outcome.job.op, outcome.job.dtype].add(outcome)
-
-    @property
-    def examples(self) -> int:
-        return sum(tally.examples for tally in self.rows.values())
-
-    @property
-    def findings(self) -> list[Finding]:
-        return [finding for tally in self.rows.values() for finding in tally.findings]
+    def __init__(self, night: Night) -> None:
+        self.night = night
+        self.log: Log = night.log
 
     def summary(self) -> str:
-        elapsed = monotonic() - self.started
-        found = len(self.findings)
+        elapsed, found = self.night.elapsed, len(self.log.buckets)
+        examples = self.log.total.examples
         return (
-            f"{found or 'no'} finding{'' if found == 1 else 's'} in {self.examples} examples, "
-            f"{elapsed:.0f} s, {self.examples / max(elapsed, 1e-9):.1f} examples/s"
+            f"{found or 'no'} bug{'' if found == 1 else 's'} in {examples} examples, "
+            f"{_time(elapsed)}, {examples / max(elapsed, 1e-9):.1f} examples/s"
         )
 
-    def known(self) -> str:
-        """What failed and is known, "" if nothing did."""
-        each = ", ".join(f"{name} {count}" for name, count in self.excused.most_common())
-        return f"known failures met, by examples: {each}" if each else ""
+    def status(self) -> str:
+        """The night in one line."""
+        parts = [self.summary(), f"worst {self.log.total.worst:.2f} of its budget"]
+        if self.night.left is not None:
+            parts.append(f"{_time(self.night.left)} left")
+        if self.log.latest is not None:
+            parts.append(f"latest {self.log.latest.name}")
+        return "; ".join(parts)
 
-    def record(self, device: str) -> dict[Key, Row]:
-        """Of every op and dtype the examples and the worst error, for `properties.fuzz.record`."""
-        rows = (
-            Row(op, dtype, device, tally.examples, round(tally.worst, 3))
-            for (op, dtype), tally in self.numbers.items()
-            if tally.examples
-        )
-        return {row.key: row for row in rows}
+    def closing(self) -> Iterator[str]:
+        """Lines that the summary is followed by: each bug again, and what was passed over."""
+        for bucket in self.log.buckets:
+            yield f"  {bucket.count} x {bucket.line}"
+            yield from bucket.others
+        for told, counts in (
+            ("known failures met, by examples", self.log.excused),
+            ("not repeated, so no findings", self.log.unrepeated),
+        ):
+            if counts:
+                yield f"{told}: {', '.join(f'{n} {count}' for n, count in counts.most_common())}"
+        resting = [job.name for job in self.log.tallies if self.night.rests(job)]
+        if resting:
+            more = f" and {len(resting) - 5} more" if len(resting) > 5 else ""
+            yield f"rest, as they cost too many processes: {', '.join(resting[:5])}{more}"
+        for text, count in self.log.errors.items():
+            yield f"{count} x an error of the suite itself:\n{text}"
 
-    def __rich__(self) -> Table:
-        table = Table(title=self.summary(), title_justify="left")
+    def table(self, most: int | None = None) -> Table:
+        """
+        Args:
+            most: so many rows at most: those that found something, then the latest, then the worst.
+        """
+        rows = self.log.rows()
+        order = {key: place for place, key in enumerate(rows)}
+        latest = self.log.latest and (self.log.latest.op, self.log.latest.law)
+        if most is not None and most < len(rows):
+            by_interest = sorted(
+                rows, key=lambda k: (-rows[k].failed, k != latest, -rows[k].worst, order[k])
+            )
+            rows = {key: rows[key] for key in sorted(by_interest[:most], key=order.__getitem__)}
+        table = Table(title=self.status(), title_justify="left")
         table.add_column("op", no_wrap=True)
         table.add_column("law", no_wrap=True)
-        for name in ("examples", "examples/s", "error/budget", "findings"):
-            table.add_column(name, justify="right")
+        for name in ("examples", "per s", "worst", "failed"):
+            table.add_column(name, justify="right", no_wrap=True)
         previous = ""
-        for (op, law), tally in self.rows.items():
-            rate = tally.examples / tally.seconds if tally.seconds else 0.0
-            table.add_row(
-                op if op != previous else "",
-                law,
-                str(tally.examples),
-                f"{rate:.1f}",
-                f"{tally.worst:.2f}" if tally.worst else "exact" if tally.examples else "",
-                str(len(tally.findings)) if tally.findings else "",
-                style="bold red" if tally.findings else "",
-            )
+        for key, tally in rows.items():
+            op, law = key
+            style = "bold red" if tally.failed else "bold" if key == latest else ""
+            table.add_row(op if op != previous else "", law, *_cells(tally), style=style)
             previous = op
+        left = len(order) - len(rows)
+        if left:
+            untried = sum(not t.examples for k, t in self.log.rows().items() if k not in rows)
+            table.caption = f"and {left} more rows, {untried} of them without an example"
         return table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        if console.is_terminal:
+            # The title is wrapped at the width of the columns.
+            title = len(self.status()) // 60
+            yield self.table(max(1, console.height - _FRAME - title))
+        else:
+            yield self.table()
+
+
+def _cells(tally: Tally) -> tuple[str, ...]:
+    if not tally.examples:
+        return "none", "", "", ""
+    rate = tally.examples / tally.seconds if tally.seconds else 0.0
+    worst = f"{tally.worst:.2f}" if tally.worst else "" if tally.failed else "exact"
+    return str(tally.examples), f"{rate:.1f}", worst, str(tally.failed or "")
+
+
+def _time(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -1,36 +1,21 @@
-"""The fuzz command: what it refuses, what it draws, and what becomes of kernels that fail badly."""
-
-import os
-import signal
-from pathlib import Path
+"""The fuzz command: what it refuses, and what it draws."""
 
 import pytest
-import torch
-from torch import Tensor
 
-from properties.fuzz.__main__ import _seed, main
-from properties.targets import Adapter
+from properties.fuzz import planted
+from properties.fuzz.__main__ import main
+from properties.fuzz.conftest import on_l2norm
+from properties.fuzz.night import lap_seed
 
 _CASE = '{"op":"l2norm","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":3},"lengths":[2]}'
 
 
-def raising(device: torch.device) -> Adapter:
-    """A target whose kernel raises what a bad argument would."""
-
-    def l2norm(x: Tensor) -> Tensor:
-        raise ValueError("head dim 7 is not supported")
-
-    return Adapter({"l2norm": {"fused": l2norm}})
+def _with(field: str) -> str:
+    return f"{_CASE[:-1]},{field}}}"
 
 
-def crashing(device: torch.device) -> Adapter:
-    """A target whose kernel ends the process."""
-
-    def l2norm(x: Tensor) -> Tensor:
-        os.kill(os.getpid(), signal.SIGSEGV)
-        return x
-
-    return Adapter({"l2norm": {"fused": l2norm}})
+def broken(device: object) -> object:
+    return 1 / 0
 
 
 @pytest.mark.parametrize(
@@ -41,6 +26,24 @@ def crashing(device: torch.device) -> Adapter:
         (["--jobs", "-3"], "--jobs: -3, expected 1 or more"),
         (["--case", "x"], "case: 'x', expected the JSON object of a case"),
         (["--case", _CASE.replace('"H":1,', "")], "case: no H among its dims"),
+        (["--case", _CASE.replace("float32", "float64")], "case: dtype: 'float64', expected"),
+        (["--case", _CASE.replace('"H":1', '"H":1,"K":2')], "case: dims: 'K', expected one of"),
+        (["--case", _CASE.replace("[2]", "[-2]")], "case: lengths: -2, expected an integer"),
+        (["--case", _CASE.replace("[2]", "[2,2]")], "case: lengths: (2, 2), expected one"),
+        (["--case", _with('"values":"odd"')], "case: values: 'odd', expected one of gaussian"),
+        (["--case", _with('"options":{"scale":1}')], "case: options: 'scale', expected one of"),
+        (["--case", _with('"layout":"round"')], "case: layout: 'round', expected one of"),
+        (["--case", _with('"given":["bias"]')], "case: given: 'bias', expected one of nothing"),
+        (["--case", _CASE, "--law", "exactness"], "--law: 'exactness' is not stated of l2norm"),
+        (["--findings", __file__], "--findings:"),
+        (["--findings", f"{__file__}/below"], "expected a folder that can be written to"),
+        (["--resume", __file__], "--resume:"),
+        (["--record", __file__], "--record:"),
+        (["--case-timeout", "0"], "--case-timeout: 0.0, expected more than 0"),
+        (["--target", "nowhere:at_all"], "target: 'nowhere:at_all' cannot be imported"),
+        (["--target", f"{__name__}:broken"], "cannot be made: ZeroDivisionError: division by zero"),
+        (["--ledger", "/nowhere.py"], "ledger: '/nowhere.py', expected a file"),
+        (["--ledger", "pyproject.toml"], "ledger: 'pyproject.toml'"),
         (["--op", "l2norm", "--mode", "chunk"], "nothing that is l2norm and chunk"),
         (["--record", "/nowhere/at/all.json"], "expected a file in a folder that exists"),
     ],
@@ -55,31 +58,14 @@ def test_what_makes_no_run_is_refused(
 
 
 def test_runs_of_neighbouring_seeds_share_no_lap() -> None:
-    seeds = {_seed(seed, lap) for seed in range(20) for lap in range(20)}
+    seeds = {lap_seed(seed, lap) for seed in range(20) for lap in range(20)}
     assert len(seeds) == 400
 
 
 def test_an_error_of_a_kernel_is_a_finding_and_no_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    target = f"{__name__}:raising"
-    assert main(["--target", target, "--case", _CASE, "--law", "differential"]) == 1
-    assert "differential: ValueError: head dim 7 is not supported" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("target", "told"),
-    [
-        ("raising", "ValueError: head dim 7 is not supported"),
-        ("crashing", "the process that ran it ended"),
-    ],
-)
-def test_a_kernel_that_fails_badly_is_reported_with_its_command(
-    target: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["--target", f"{__name__}:{target}", "--op", "l2norm", "--law", "differential"]
-    command += ["--dtype", "float32", "--jobs", "1", "--examples", "10", "--no-shrink"]
-    assert main([*command, "--record", str(tmp_path / "worst.json")]) == 1
+    assert main([*on_l2norm("raising"), "--case", _CASE]) == 1
     printed = capsys.readouterr().out
-    assert told in printed
-    assert "REPRO: python -m properties.fuzz --law differential --case" in printed
-    assert f"--target {__name__}:{target}" in printed
-    assert "1 finding" in printed
+    assert "differential: ValueError: head dim 7 is not supported" in printed
+    assert "planted.py:" in printed
+    assert 'raise ValueError("head dim 7 is not supported")' in printed
+    assert f"--target {planted.__name__}:raising" in printed

@@ -224,11 +224,12 @@ def _verdict(
     against: str,
 ) -> float:
     """Report each comparison that failed; return the worst error of the others."""
-    for comparison in comparisons:
-        if not comparison.passed:
-            dims = dims_of(op, comparison.name)
-            text = report(law, case, comparison, dims, against, subject.device, subject.target.name)
-            subject.report(Violation(law, case, text, comparison))
+    failed = [comparison for comparison in comparisons if not comparison.passed]
+    for number, comparison in enumerate(failed):
+        dims = dims_of(op, comparison.name)
+        text = report(law, case, comparison, dims, against, subject.device, subject.target.name)
+        also = tuple(other.name for other in failed[number + 1 :])
+        subject.report(Violation(law, case, text, comparison, also))
     return max((c.ratio for c in comparisons if c.passed), default=0.0)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from properties.case import Case
 from properties.catalogue.op import Function, Op
 from properties.device import claiming
+from properties.laws.signature import Signature, signature
 from properties.layouts import SHARING
 from properties.targets import Target
 from properties.targets.ledger import Fault, Ledger
@@ -71,7 +73,7 @@ class Subject:
     def report(self, violation: "Violation") -> None:
         """Raise a violation, unless the ledger explains it: the law goes on to what is next."""
         if not self.ledger.excuses(violation.fault):
-            raise violation
+            raise violation.of_its_own_type()
 
 
 class Violation(AssertionError):
@@ -82,13 +84,34 @@ class Violation(AssertionError):
         case: that breaks it.
         report: the text.
         fault: the comparison that failed, or the sentence that says what is wrong.
+        also: names of other results that differ.
     """
 
-    def __init__(self, law: str, case: Case, report: str, fault: Fault = "") -> None:
+    def __init__(
+        self, law: str, case: Case, report: str, fault: Fault = "", also: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(report)
         self.law = law
         self.case = case
         self.fault = fault
+        self.also = also
+
+    @property
+    def signature(self) -> Signature:
+        return signature(self.case.op, self.law, self.fault)
+
+    def of_its_own_type(self) -> "Violation":
+        """The same violation, of a type that no violation of another signature has.
+
+        Hypothesis takes failures for one bug if they have one type and are raised at one line, and
+        all violations are: it would shrink one bug into another and report the simpler one alone.
+        """
+        return _type_of(self.signature)(self.law, self.case, str(self), self.fault, self.also)
+
+
+@cache
+def _type_of(signature: Signature) -> type[Violation]:
+    return type("Violation", (Violation,), {"__module__": __name__, "__doc__": str(signature)})
 
 
 Check = Callable[[Op, Case, Subject], float]

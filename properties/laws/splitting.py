@@ -16,7 +16,7 @@ from properties.laws import packing
 from properties.laws.judge import compare_with_oracle
 from properties.laws.law import Law, Subject, summed_in_range, with_options, within_bounds
 from properties.sequences import dims_of, join, separate, spans
-from properties.tensors import Results, boundaries, run
+from properties.tensors import Results, boundaries, run, telling
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
@@ -59,7 +59,9 @@ def _in_two_calls(
         if op.continues_by == "seqlen_offsets":
             options["seqlen_offsets"] = _offsets(case, subject, [0] * len(cuts) if early else cuts)
         function = subject.function(op)
-        returned = function(**tensors, **options, mode=case.called_mode, tile=case.tile)
+        half_of = {**tensors, **options, "mode": case.called_mode, "tile": case.tile}
+        with telling(op, half_of):
+            returned = function(**half_of)
         outputs = returned if isinstance(returned, tuple) else (returned,)
         named = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
         part = replace(case, lengths=tuple(_length(op, piece, "T") for piece in half))

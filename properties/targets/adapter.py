@@ -84,10 +84,15 @@ class Implementation:
         """The op as this implementation has it, without what it does not have."""
         op = self.whole(op)
 
-        def bounded(case: Case) -> Case:
+        def settled(case: Case) -> Case:
+            # The op may set an option that is not here.
             case = op.settle(case)
+            return replace(case, options={n: v for n, v in case.options.items() if self.has(n)})
+
+        def bounded(case: Case) -> Case:
+            case = settled(case)
             for bound in self.bounds.values():
-                case = op.settle(bound(case))
+                case = settled(bound(case))
             return case
 
         def settle(case: Case) -> Case:

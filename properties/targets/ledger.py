@@ -21,7 +21,7 @@ _FOLDER = Path(__file__).parents[2] / "regressions" / "targets"
 
 Given = Mapping[str, Any]
 # Why a law does not hold: a result that differs, an exception, or a sentence.
-Fault = Comparison | Exception | str
+Fault = Comparison | BaseException | str
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,45 @@ class Told:
 
 
 Symptom = Wrong | Raised | Told
+
+
+def symptom(fault: Fault) -> Symptom:
+    """What a fault looks like, in the words of an entry that would excuse it."""
+    if isinstance(fault, Comparison):
+        worst = max(fault.largest, fault.loss)
+        most = float(f"{1.1 * worst:.2g}") if worst > 1 else 1.0
+        return Wrong((fault.name,), most, finite=fault.finite)
+    if isinstance(fault, BaseException):
+        return Raised(type(fault).__name__, str(fault).partition("\n")[0])
+    return Told(fault)
+
+
+def entry_file(law: str, case: Case, symptom: str) -> str:
+    """The text of a ledger entry that excuses a failure; what only a person can know is left open.
+
+    Without a test of the arguments in `shows` the entry excuses nothing.
+    """
+    return f'''"""{case.op} ({case.mode}): the law "{law}" does not hold. For the LEDGER."""
+
+from math import inf
+
+from properties.case import Case
+from properties.targets.ledger import KnownFailure, Raised, Told, Wrong
+
+ENTRY = KnownFailure(
+    name="what it is called",
+    law="{law}",
+    releases=("package 1.2.3",),
+    expected="",
+    got="",
+    cause="in one line",
+    cases=({case.line()},),
+    modes=("{case.mode}",),
+    # Which calls show it, by their arguments.
+    shows=lambda given: False,
+    symptoms=({symptom},),
+)
+'''
 
 
 def _never(given: Given) -> bool:
@@ -212,9 +251,18 @@ def read(name: str, target: str, device: str | None) -> Ledger:
         if name == "auto":
             return Ledger()
         raise ValueError(f"ledger: {name!r}, expected a file, 'auto' or 'none'")
-    entries = runpy.run_path(str(path)).get("LEDGER")
-    if entries is None:
+    try:
+        entries = runpy.run_path(str(path)).get("LEDGER")
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"ledger: {name!r}, expected a file of Python that runs: {told}"
+        ) from error
+    if not isinstance(entries, tuple | list):
         raise ValueError(f"ledger: {name!r} has no LEDGER, expected a tuple of KnownFailure")
+    for entry in entries:
+        if not isinstance(entry, KnownFailure):
+            raise ValueError(f"ledger: {name!r} has {entry!r}, expected a KnownFailure")
     if device is None:
         return Ledger(entries)
     return Ledger(entry for entry in entries if device in entry.devices and entry.installed)

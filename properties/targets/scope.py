@@ -1,11 +1,16 @@
 """What of the catalogue a target is tested on, and what is missing, with the reason."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from properties.aot.architectures import ARCHITECTURES
+from properties.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
+from properties.contexts import CONTEXTS
 from properties.laws import LAWS
+from properties.layouts import LAYOUTS
 from properties.targets.target import Target
+from properties.tensors import build
 
 
 def declared(target: Target, op: str, mode: str) -> Op:
@@ -38,6 +43,80 @@ def laws(target: Target, op: str, mode: str) -> tuple[str, ...]:
     """Laws that are stated for the target."""
     without = unstated(target, op, mode)
     return tuple(law for law in declared(target, op, mode).laws if law not in without)
+
+
+def check(target: Target, case: Case) -> None:
+    """Whether a case that somebody wrote is one of the target.
+
+    Raises:
+        ValueError: it is not. Names the field, its value and what was expected.
+    """
+    op = declared(target, case.op, case.mode)
+    inputs = {argument.name for argument in op.arguments}
+    optional = {argument.name for argument in op.arguments if argument.optional}
+    outputs = {output.name for output in op.outputs}
+    options = {option.name for option in op.options}
+    for field, values, known in (
+        ("dtype", (case.dtype,), op.dtypes),
+        ("dims", case.dims, op.dims),
+        ("given", case.given, optional),
+        ("float32", case.float32, inputs),
+        ("options", case.options, options),
+        ("earlier", case.earlier or (), options),
+        ("tile", () if case.tile is None else (case.tile,), tuple(_tiles(target, case))),
+        ("architecture", filter(None, [case.architecture]), ARCHITECTURES),
+        ("values", (case.values,), op.recipes),
+        ("layout", (case.layout,), LAYOUTS),
+        ("layouts", case.layouts, inputs | {f"d{name}" for name in outputs}),
+        ("layouts", case.layouts.values(), LAYOUTS),
+        ("same", (*case.same, *case.same.values()), inputs),
+        ("frozen", case.frozen, inputs),
+        ("silent", case.silent, outputs),
+        ("context", (case.context,), CONTEXTS),
+        ("numbers", (case.numbers,), ("python", "numpy")),
+    ):
+        _expect_known(field, values, known)
+    absent = sorted(op.dims.keys() - case.dims.keys())
+    if absent:
+        raise ValueError(f"case: no {', '.join(absent)} among its dims, expected all")
+    for field, sizes in (
+        ("dims", case.dims.values()),
+        ("lengths", case.lengths),
+        ("key_lengths", case.key_lengths or ()),
+    ):
+        for size in sizes:
+            if type(size) is not int or size < 0:
+                raise ValueError(f"case: {field}: {size!r}, expected an integer of at least 0")
+    _expect_lengths(op, case)
+    try:
+        build(op, case)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(f"case: {case.line()}, of which no tensors can be made: {told}") from error
+
+
+def _tiles(target: Target, case: Case) -> Iterable[int]:
+    known = case.architecture is None or case.architecture in ARCHITECTURES
+    return target.tiles(case) if known and case.tile is not None else ()
+
+
+def _expect_known(field: str, values: Iterable[object], known: Iterable[object]) -> None:
+    expected = list(known)
+    for value in values:
+        if value not in expected:
+            names = ", ".join(sorted(map(str, expected)))
+            raise ValueError(f"case: {field}: {value!r}, expected one of {names or 'nothing'}")
+
+
+def _expect_lengths(op: Op, case: Case) -> None:
+    lengths, keys = case.lengths, case.key_lengths
+    if case.packed and (not op.packed_by or case.dims["B"] != 1):
+        raise ValueError(f"case: packed: True, expected False of {op.name} and of B > 1")
+    if not lengths or (len(lengths) > 1 and not case.packed):
+        raise ValueError(f"case: lengths: {lengths!r}, expected one, or several of a pack")
+    if keys is not None and (not op.keys or len(keys) != len(lengths)):
+        expected = f"{len(lengths)} of them" if op.keys else "None"
+        raise ValueError(f"case: key_lengths: {keys!r}, expected {expected}")
 
 
 def missing(target: Target) -> Iterator[str]:

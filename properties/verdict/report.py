@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
+from traceback import FrameSummary
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ _NAMES = {
     "D": "dim",
 }
 _TILES = (16, 32, 64, 128)
+_FRAMES = 3
 
 
 def report(
@@ -62,13 +64,61 @@ def report(
     index = c.worst
     if index is not None:
         lines += _numbers(c, case, dims, index)
-    lines += [
+    return "\n".join([*lines, *_context(law, case, device, target)])
+
+
+def error_report(
+    law: str,
+    case: Case,
+    error: BaseException,
+    frames: Sequence[FrameSummary],
+    device: torch.device,
+    target: str = "ours",
+) -> str:
+    """The text of an exception that a target raised under a law.
+
+    Args:
+        error: its notes say which call raised it.
+        frames: of the traceback, those in the target's own code.
+    """
+    message = f": {error}" if str(error) else ""
+    lines = [f"{law}: {type(error).__name__}{message}", ""]
+    for frame in frames[-_FRAMES:]:
+        lines += [f"  at        {frame.filename}:{frame.lineno} in {frame.name}"]
+        lines += [f"            {frame.line}"] if frame.line else []
+    if not frames:
+        lines += ["  at        no line of the target's own code"]
+    lines += [f"  call      {call}" for call in getattr(error, "__notes__", ())]
+    return "\n".join([*lines, *_context(law, case, device, target)])
+
+
+def end_report(
+    law: str,
+    case: Case,
+    how: str,
+    lines: Sequence[str],
+    device: torch.device,
+    target: str = "ours",
+) -> str:
+    """The text of a case whose process hangs or ends.
+
+    Args:
+        how: "hangs", "ends with SIGSEGV".
+        lines: where it was then, the innermost first.
+    """
+    text = [f"{law}: the process that ran it {how}", ""]
+    text += [f"  at        {line}" for line in lines[:_FRAMES]]
+    return "\n".join([*text, *_context(law, case, device, target)])
+
+
+def _context(law: str, case: Case, device: torch.device, target: str) -> list[str]:
+    """The last lines of every report."""
+    return [
         f"  case      {case.line()}",
         f"  versions  {_versions()}, {_device(device)}",
         "",
         repro(law, case, device, target),
     ]
-    return "\n".join(lines)
 
 
 def repro(law: str, case: Case, device: torch.device, target: str) -> str:

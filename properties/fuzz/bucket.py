@@ -1,0 +1,112 @@
+"""A bucket: all failures that are taken for one bug, with the smallest case of them."""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+from properties.case import Case
+from properties.fuzz.worker import Failure
+from properties.laws.signature import Signature
+from properties.targets.ledger import entry_file
+from properties.verdict.report import regression_file
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Failures of one bug.
+
+    Two signatures are of one bug if a case shows both: a wrong mask makes results wrong and, where
+    those are zeros, gradients alone. Each keeps its smallest case, so that nothing is hidden if
+    they are two bugs after all.
+
+    Args:
+        smallest: the failure with the smallest case of each signature, in the order of discovery.
+        linked: signatures that failures showed beside their own.
+        seen: job → how many of its cases failed so.
+        again: where the first failure is seen again, in a line each.
+        file: what was written of it, or why nothing was.
+    """
+
+    smallest: list[Failure]
+    linked: set[Signature] = field(default_factory=set)
+    seen: Counter[str] = field(default_factory=Counter)
+    again: tuple[str, ...] = ()
+    file: str = ""
+
+    @property
+    def first(self) -> Failure:
+        return self.smallest[0]
+
+    @property
+    def count(self) -> int:
+        return sum(self.seen.values())
+
+    @property
+    def report(self) -> str:
+        """The report of the first failure, and what is known besides."""
+        return "\n".join([self.first.report, *self.again, *self.others, *filter(None, [self.file])])
+
+    @property
+    def others(self) -> list[str]:
+        """The other signatures in a line each."""
+        return [f"  also      {one.signature}: {one.case.line()}" for one in self.smallest[1:]]
+
+    @property
+    def line(self) -> str:
+        """The bucket in one line."""
+        jobs = ", ".join(f"{job} {count}" for job, count in self.seen.most_common(3))
+        more = f" and {len(self.seen) - 3} more jobs" if len(self.seen) > 3 else ""
+        return f"{self.first.signature}: {jobs}{more}"
+
+    def has(self, signature: Signature) -> bool:
+        known = {*self.linked, *(failure.signature for failure in self.smallest)}
+        return signature.bug in {one.bug for one in known}
+
+    def add(self, failure: Failure) -> None:
+        """Keep a failure if its case is the smallest of its signature."""
+        self.linked.update(failure.also)
+        for place, known in enumerate(self.smallest):
+            if known.signature.bug == failure.signature.bug:
+                if _size(failure.case) < _size(known.case):
+                    self.smallest[place] = failure
+                return
+        self.smallest.append(failure)
+
+    def absorb(self, other: "Bucket") -> None:
+        """Take over what is another sign of the same bug."""
+        for failure in other.smallest:
+            self.add(failure)
+        self.linked |= other.linked
+        self.seen += other.seen
+
+    def write(self, folder: Path, target: str) -> None:
+        """Write what is to be added to `regressions/`: a known bug of ours, or a ledger's entry.
+
+        A file that cannot be written is told of in the report, which is what counts.
+        """
+        failure = self.first
+        law, case = failure.law, failure.case
+        digest = hashlib.sha256(repr(failure.signature.bug).encode()).hexdigest()[:8]
+        path = folder / f"{case.op}_{case.mode}_{law}_{digest}.py"
+        if target == "ours":
+            text, what = regression_file(case, law), "Written for regressions/"
+        elif failure.symptom:
+            text = entry_file(law, case, failure.symptom)
+            what = f"An entry of the ledger with {failure.symptom} would excuse it; written to"
+        else:
+            self.file = "No entry of a ledger excuses this."
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            self.file = f"{what}: {path}"
+        except OSError as error:
+            self.file = f"Not written: {path}: {error.strerror}"
+
+
+def _size(case: Case) -> tuple[int, int]:
+    """Numbers that a case has, then how much there is to be said of it."""
+    tokens = sum(case.lengths) + sum(case.key_lengths or ())
+    return tokens * prod(case.dims.values()), len(case.to_json())

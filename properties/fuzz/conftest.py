@@ -1,0 +1,35 @@
+"""How tests run the command: on one small op, in a folder of their own."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from properties.fuzz import planted
+from properties.fuzz.__main__ import main
+from properties.fuzz.worker import prepare
+
+Fuzz = Callable[..., tuple[int, str]]
+
+
+def on_l2norm(target: str, *more: str) -> list[str]:
+    """The arguments of a short run with a planted target."""
+    chosen = ["--target", f"{planted.__name__}:{target}", "--op", "l2norm", "--dtype", "float32"]
+    return [*chosen, "--law", "differential", "--jobs", "1", *more]
+
+
+@pytest.fixture
+def fuzz(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Fuzz:
+    """Run the command on a planted target; its exit code and what it prints."""
+    prepare()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(target: str, *more: str) -> tuple[int, str]:
+        wanted: Sequence[str] = () if {"--examples", "--minutes"} & {*more} else ("--examples", "5")
+        code = main(on_l2norm(target, *wanted, *more))
+        return code, capsys.readouterr().out
+
+    return run

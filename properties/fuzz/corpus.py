@@ -1,0 +1,67 @@
+"""Cases that are tried first the next night, kept in the database of Hypothesis."""
+
+import json
+from pathlib import Path
+
+from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
+
+from properties.case import Case
+from properties.jobs import Job
+
+FOLDER = Path(".hypothesis") / "examples"
+_MOST = 3
+
+
+class Corpus:
+    """For each job the cases that found something, and a few with the largest error / budget.
+
+    They are kept as JSON, which says the same when cases are drawn in another way.
+
+    Args:
+        owner: name of the target, whose cases they are.
+    """
+
+    def __init__(self, owner: str, database: ExampleDatabase | None = None) -> None:
+        self.owner = owner
+        self.database = database or DirectoryBasedExampleDatabase(FOLDER)
+        self.least: dict[Job, float] = {}
+
+    def entries(self, job: Job) -> list[tuple[float, Case]]:
+        """What is kept of a job: error / budget and case, those that found something first."""
+        return [(worst, case) for worst, case, _ in self._entries(job)]
+
+    def keep(self, job: Job, case: Case, worst: float) -> None:
+        """
+        Args:
+            worst: error as a fraction of its budget; infinite where a law does not hold.
+        """
+        if worst <= self.least.get(job, 0.0):
+            return
+        entry = json.dumps({"worst": worst, "case": json.loads(case.to_json())}).encode()
+        self.database.save(self._key(job), entry)
+        passing = [one for one in self._entries(job) if one[0] < float("inf")]
+        for _, _, superfluous in passing[_MOST:]:
+            self.database.delete(self._key(job), superfluous)
+        if len(passing) >= _MOST:
+            self.least[job] = passing[_MOST - 1][0]
+
+    def drop(self, job: Job, case: Case) -> None:
+        """Forget a case."""
+        for _, kept, entry in self._entries(job):
+            if kept == case:
+                self.database.delete(self._key(job), entry)
+
+    def _entries(self, job: Job) -> list[tuple[float, Case, bytes]]:
+        found = []
+        for entry in self.database.fetch(self._key(job)):
+            try:
+                said = json.loads(entry)
+                case = Case.from_json(json.dumps(said["case"]))
+                found.append((float(said["worst"]), case, entry))
+            except (ValueError, KeyError, TypeError):
+                # Of a case as another version says it.
+                self.database.delete(self._key(job), entry)
+        return sorted(found, key=lambda one: (-one[0], one[2]))
+
+    def _key(self, job: Job) -> bytes:
+        return f"attention-oracles {self.owner} {job.name}".encode()

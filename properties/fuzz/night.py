@@ -1,0 +1,357 @@
+"""A night: jobs take turns at drawing cases until the time is up; each bug is told of once."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from itertools import count as counting
+from itertools import islice
+from threading import RLock
+from time import monotonic
+from traceback import format_exc
+
+from hypothesis import Phase, settings
+from hypothesis import seed as seeded
+from hypothesis.errors import Flaky
+
+from properties.case import Case
+from properties.device import resolve
+from properties.fuzz.bucket import Bucket
+from properties.fuzz.corpus import Corpus
+from properties.fuzz.log import Log
+from properties.fuzz.worker import (
+    HANGS,
+    Answer,
+    Failure,
+    Origin,
+    Stopped,
+    Worker,
+    without_interrupts,
+)
+from properties.jobs import Job, drawing
+from properties.laws.signature import Signature
+from properties.targets import Target, scope
+
+EXAMPLES_PER_ROUND = 5
+# Seconds that a round goes on to make failing cases smaller.
+_SHRINKING = 60.0
+# Seconds after the deadline in which rounds may come to their ends.
+_GRACE = 30.0
+# A job in which so many cases have hung or ended their process rests for the night.
+_PATIENCE = 3
+_AGAIN = 3
+# The law that says which results are wrong.
+_ORACLE = "differential"
+# The engine beside each.
+_OTHER_ENGINE = {"simulator": "interpreter", "interpreter": "simulator", "cuda": "simulator"}
+
+
+class Enough(BaseException):
+    """Of making a failing case smaller, or of a job that rests. Hypothesis lets it pass."""
+
+
+class Night:
+    """Threads that draw cases, each with a worker that judges them.
+
+    Args:
+        minutes: after which no case is drawn any more; None where `examples` decides.
+        tell: called with each bucket once, when it is as small as it gets.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        whose: Target,
+        origin: Origin,
+        corpus: Corpus,
+        *,
+        minutes: float | None,
+        examples: int | None,
+        limit: float,
+        shrink: bool,
+        tell: Callable[[Bucket], None],
+    ) -> None:
+        self.log, self.whose, self.origin, self.corpus = log, whose, origin, corpus
+        self.examples, self.limit, self.shrink, self.tell = examples, limit, shrink, tell
+        self.started = monotonic() - log.seconds
+        self.deadline = self.started + 60 * minutes if minutes is not None else None
+        self.lock = RLock()
+        self.turns = islice(_turns([*log.tallies], log.seed), log.turns, None)
+        self.workers: list[Worker] = []
+        self.playing = 0
+        self.stopped = False
+
+    @property
+    def elapsed(self) -> float:
+        return monotonic() - self.started
+
+    @property
+    def overdue(self) -> bool:
+        """Whether what was under way at the deadline has had its time as well."""
+        return self.deadline is not None and monotonic() > self.deadline + _GRACE
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the deadline; None where the number of examples decides."""
+        return None if self.deadline is None else max(0.0, self.deadline - monotonic())
+
+    @property
+    def over(self) -> bool:
+        if self.stopped or all(map(self.rests, self.log.tallies)):
+            return True
+        if self.examples is not None:
+            return self.log.total.examples + EXAMPLES_PER_ROUND * self.playing >= self.examples
+        return self.left == 0.0
+
+    @property
+    def seconds_to_shrink(self) -> float:
+        left = _SHRINKING if self.left is None else self.left
+        return min(_SHRINKING, max(_SHRINKING / 6, left))
+
+    def rests(self, job: Job) -> bool:
+        """Whether a job has cost so many workers that others go on without it."""
+        return self.log.tallies[job].fatal >= _PATIENCE
+
+    def start(self, lanes: int) -> list[Future[None]]:
+        """Begin; each of the futures ends when its lane has nothing left to do."""
+        with without_interrupts():
+            self.workers = [Worker(self.origin, self.limit) for _ in range(lanes)]
+            threads = ThreadPoolExecutor(lanes)
+            running = [threads.submit(self._lane, worker) for worker in self.workers]
+        threads.shutdown(wait=False)
+        return running
+
+    def stop(self) -> None:
+        """End it now. Buckets that are not told of yet are told of as they are."""
+        self.stopped = True
+        for worker in self.workers:
+            worker.stop()
+
+    def _lane(self, worker: Worker) -> None:
+        try:
+            while (turn := self._next()) is not None:
+                try:
+                    _Round(self, worker, *turn).play()
+                finally:
+                    with self.lock:
+                        self.playing -= 1
+        finally:
+            worker.close()
+
+    def _next(self) -> tuple[Job, int] | None:
+        """The next job and the number of its lap, until the night is over."""
+        with self.lock:
+            while not self.over:
+                lap, job = next(self.turns)
+                self.log.turns += 1
+                if not self.rests(job):
+                    self.playing += 1
+                    self.log.latest = job
+                    return job, lap
+        return None
+
+
+class _Round:
+    """A few cases of one job, and the smaller ones that follow from those that fail.
+
+    Args:
+        found: the buckets of this round. Hypothesis is not told of failures of another bucket.
+        until: when no case is made smaller any more.
+    """
+
+    def __init__(self, night: Night, worker: Worker, job: Job, lap: int) -> None:
+        self.night, self.worker, self.job, self.lap = night, worker, job, lap
+        self.log = night.log
+        self.found: list[Bucket] = []
+        self.until = float("inf")
+
+    def play(self) -> None:
+        try:
+            if self.lap == 0:
+                with suppress(Enough):
+                    self._try_kept()
+            self._draw()
+            for bucket in list(self.found):
+                self._link(bucket)
+            for bucket in self.found:
+                bucket.again = self._again(bucket)
+        except Stopped:
+            pass
+        except Exception:
+            # The suite's own: other jobs go on.
+            with self.night.lock:
+                self.log.errors[format_exc()] += 1
+                self.log.tallies[self.job].fatal = _PATIENCE
+        finally:
+            for bucket in self.found:
+                for failure in bucket.smallest:
+                    self.night.corpus.keep(self.job, failure.case, float("inf"))
+                self.night.tell(bucket)
+
+    def _try_kept(self) -> None:
+        """Try what earlier nights have kept, if it is a case still."""
+        for worst, case in self.night.corpus.entries(self.job):
+            try:
+                scope.check(self.night.whose, case)
+            except ValueError:
+                self.night.corpus.drop(self.job, case)
+                continue
+            if self._judge(case) is None and worst == float("inf"):
+                self.night.corpus.drop(self.job, case)
+
+    def _draw(self) -> None:
+        nightly = settings.get_profile("nightly")
+        phases = {Phase.generate} | ({Phase.shrink} if self.night.shrink else set())
+        limited = settings(
+            nightly,
+            max_examples=EXAMPLES_PER_ROUND,
+            phases=[phase for phase in nightly.phases if phase in phases],
+            database=self.night.corpus.database,
+        )
+        test = drawing(self.job, self.night.whose, self._check)
+        # The buckets have what is raised.
+        with suppress(Found, Flaky, BaseExceptionGroup, Enough):
+            # In this order: a seed alone switches the database off.
+            limited(seeded(lap_seed(self.log.seed, self.lap))(test))()
+
+    def _check(self, batch: Sequence[Case]) -> None:
+        """What Hypothesis calls with a batch of cases."""
+        for failure in map(self._judge, batch):
+            # A smaller case that hangs would take as long.
+            if failure is not None and not failure.fatal and self._has_found(failure.signature):
+                self.until = min(self.until, monotonic() + self.night.seconds_to_shrink)
+                raise type_of(failure.signature)
+
+    def _judge(self, case: Case) -> Failure | None:
+        """Judge a case and keep the books."""
+        shrinking = self.until < float("inf")
+        if monotonic() > self.until or self.night.rests(self.job):
+            raise Enough
+        answer = self._sure(case)
+        failure, tally = answer.failure, self.log.tallies[self.job]
+        with self.night.lock:
+            tally.seconds += answer.seconds
+            tally.examples += not shrinking
+            self.log.excused.update(answer.excused)
+            if failure is None:
+                tally.worst = max(tally.worst, answer.worst)
+                self.night.corpus.keep(self.job, case, answer.worst)
+                return None
+            tally.failed += not shrinking
+            tally.fatal += failure.fatal
+            bucket = self.log.bucket(failure.signature, *failure.also)
+            if bucket is None:
+                bucket = Bucket([failure])
+                self.found.append(bucket)
+                self.log.buckets.append(bucket)
+            bucket.add(failure)
+            bucket.seen[self.job.name] += not shrinking
+        return failure
+
+    def _has_found(self, signature: Signature) -> bool:
+        return any(bucket.has(signature) for bucket in self.found)
+
+    def _link(self, bucket: Bucket) -> None:
+        """Ask of a case that breaks another law what the oracle says: it may be a known bug."""
+        failure = bucket.first
+        laws = scope.laws(self.night.whose, failure.case.op, failure.case.mode)
+        if failure.signature.place or failure.law == _ORACLE or _ORACLE not in laws:
+            return
+        differs = self.worker.ask(_ORACLE, failure.case).failure
+        if differs is None or differs.fatal:
+            return
+        shown = differs.signature, *differs.also
+        with self.night.lock:
+            known = self.log.bucket(*shown)
+            bucket.linked.update(shown)
+            if known is not None and known is not bucket:
+                known.absorb(bucket)
+                self.log.buckets.remove(bucket)
+                self.found.remove(bucket)
+
+    def _sure(self, case: Case) -> Answer:
+        """Judge a case; where the machine may be at fault, until it fails in one way twice.
+
+        In fresh processes, and with more time: a machine may be busy. A known bug is believed.
+        """
+        doubts: dict[str, Failure | None] = {}
+        answer = self.worker.ask(self.job.law, case)
+        while answer.doubtful and answer.doubtful not in doubts and not self._knows(answer.failure):
+            doubts[answer.doubtful] = answer.failure
+            answer = self.worker.ask(self.job.law, case, patience=2)
+        doubts.pop(answer.doubtful, None)
+        hung = doubts.get(HANGS)
+        if hung is not None and answer.failure is not None:
+            # What comes to an error when it is given the time, as a loop does at the simulator's
+            # limit of turns, is one bug that looks like either.
+            del doubts[HANGS]
+            failure = replace(answer.failure, also=(*answer.failure.also, hung.signature))
+            answer = replace(answer, failure=failure)
+        with self.night.lock:
+            self.log.unrepeated.update(doubts.keys())
+        return answer
+
+    def _knows(self, failure: Failure | None) -> bool:
+        with self.night.lock:
+            return failure is not None and self.log.bucket(failure.signature) is not None
+
+    def _again(self, bucket: Bucket) -> tuple[str, ...]:
+        """Where a bug is seen again."""
+        if bucket.first.fatal:
+            first = "  again     in a fresh process as well"
+        else:
+            self.worker.restart()
+            times = sum(_shows(self.worker, bucket) for _ in range(_AGAIN))
+            first = f"  again     {times} of {_AGAIN} times in a fresh process"
+        engine = resolve(self.night.origin.device)
+        other = _OTHER_ENGINE[engine]
+        second = Worker(replace(self.night.origin, device=other), self.night.limit)
+        self.night.workers.append(second)
+        second.stopped = self.night.stopped
+        try:
+            shows = _shows(second, bucket)
+        finally:
+            second.close()
+            self.night.workers.remove(second)
+        return (
+            first,
+            f"  engines   the {engine}; the {other} {'too' if shows else 'does not show it'}",
+        )
+
+
+def _shows(worker: Worker, bucket: Bucket) -> bool:
+    """Whether a worker meets a bug in its first case."""
+    failure = bucket.first
+    again = worker.ask(failure.law, failure.case).failure
+    if again is None:
+        return False
+    # An engine that runs a kernel line by line hangs at another line than one that compiles it.
+    alike = again.hangs and failure.hangs
+    return alike or any(map(bucket.has, (again.signature, *again.also)))
+
+
+class Found(AssertionError):
+    """A case that fails, as Hypothesis sees it.
+
+    Hypothesis takes failures for one bug if their exceptions are of one type and raised at one
+    line. All are raised at one line here, so that each signature has a type of its own.
+    """
+
+
+@cache
+def type_of(signature: Signature) -> type[Found]:
+    return type("Found", (Found,), {"__doc__": str(signature)})
+
+
+def lap_seed(seed: int, lap: int) -> int:
+    """That of a lap of a run: of no other lap and no other run, of a neighbouring seed neither."""
+    return random.Random(f"{seed} {lap}").randrange(2**31)
+
+
+def _turns(jobs: Sequence[Job], seed: int) -> Iterator[tuple[int, Job]]:
+    """Every job once per lap, in a new order each time: a short run is a fair sample too."""
+    shuffler = random.Random(seed)
+    for lap in counting():
+        yield from ((lap, job) for job in shuffler.sample(jobs, len(jobs)))

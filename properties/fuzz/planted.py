@@ -1,0 +1,271 @@
+"""Targets that fail in each way that a night has to survive, and what they are to be called."""
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from properties.fuzz import worker
+from properties.simulator import runtime
+from properties.targets import Adapter
+from reference.norm.l2norm import l2norm as right
+
+# A file that the first of several processes makes.
+MARK = "PLANTED_MARK"
+
+
+def _adapter(function: Callable[[Tensor], Tensor]) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        return function(x)
+
+    return Adapter({"l2norm": {"fused": l2norm}})
+
+
+def _first_time() -> bool:
+    """Whether no process has asked this before."""
+    try:
+        Path(os.environ[MARK]).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def raising(device: torch.device) -> Adapter:
+    """Raises what a bad argument would."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        raise ValueError("head dim 7 is not supported")
+
+    return _adapter(l2norm)
+
+
+def exiting(device: torch.device) -> Adapter:
+    return _adapter(lambda x: sys.exit(3))
+
+
+def interrupting(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    return _adapter(l2norm)
+
+
+def crashing(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return x
+
+    return _adapter(l2norm)
+
+
+def waiting_once(device: torch.device) -> Adapter:
+    """Tells the first time which process it is in, and waits there to be ended from outside."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if _first_time():
+            Path(os.environ[MARK]).write_text(f"{os.getpid()}\n")
+            sleep(1000)
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def exhausted_once(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        if _first_time():
+            raise MemoryError
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def hanging(device: torch.device) -> Adapter:
+    """Ends at no signal that Python sees."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        while True:
+            sleep(1)
+
+    return _adapter(l2norm)
+
+
+def endless(device: torch.device) -> Adapter:
+    """A Triton kernel with a loop that does not end."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        _endless[(1,)](y, 1 << 17)
+        return y
+
+    return _adapter(l2norm)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _endless(y, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    count = tl.program_id(0)
+    # Each turn takes so long that the simulator's limit of turns is minutes away.
+    row = tl.arange(0, SIZE)
+    while count >= 0:
+        count = (count + 1) % 7
+        row = (row + count) % SIZE
+    tl.store(y, tl.sum(row))
+
+
+def turning(device: torch.device) -> Adapter:
+    """A loop that does not end either, and gets to that limit soon."""
+    runtime.LOOP_LIMIT = 1000
+
+    def l2norm(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        _endless[(1,)](y, 2)
+        return y
+
+    return _adapter(l2norm)
+
+
+def hanging_once(device: torch.device) -> Adapter:
+    """Takes long to raise an error, but less so the second time."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if _first_time():
+            sleep(1000)
+        raise ValueError("after a while")
+
+    return _adapter(l2norm)
+
+
+def outside(device: torch.device) -> Adapter:
+    """A Triton kernel that leaves its tensor."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _outside[(1,)](x, y, x.numel())
+        return y
+
+    return _adapter(l2norm)
+
+
+def sharing(device: torch.device) -> Adapter:
+    """Two ops whose kernels leave their tensors in a function that they share."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _outside[(1,)](x, y, x.numel())
+        return y
+
+    def short_conv(x: Tensor, weight: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _outside_too[(1,)](weight, y, weight.numel())
+        return y
+
+    return Adapter({"l2norm": {"fused": l2norm}, "short_conv": {"fused": short_conv}})
+
+
+@triton.jit
+def _row_after(x, size):  # type: ignore[no-untyped-def]
+    return tl.load(x + size + tl.arange(0, 16))
+
+
+@triton.jit
+def _outside(x, y, size):  # type: ignore[no-untyped-def]
+    tl.store(y + tl.arange(0, 16), _row_after(x, size))
+
+
+@triton.jit
+def _outside_too(x, y, size):  # type: ignore[no-untyped-def]
+    tl.store(y + tl.arange(0, 16), _row_after(x, size) * 2)
+
+
+def twofold(device: torch.device) -> Adapter:
+    """Two bugs in one kernel: even dims raise, and long odd ones are wrong."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if x.shape[-1] % 2 == 0:
+            raise ArithmeticError("even")
+        return right(x) * (1 if x.shape[-1] < 7 else 2)
+
+    return _adapter(l2norm)
+
+
+def good(device: torch.device) -> Adapter:
+    return _adapter(right)
+
+
+def slow(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        _first_time()
+        sleep(0.1)
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def littering(device: torch.device) -> Adapter:
+    """Puts a file where a folder is to be."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        _first_time()
+        raise ValueError("littered")
+
+    return _adapter(l2norm)
+
+
+def marking_then_hanging(device: torch.device) -> Adapter:
+    """Tells that it is at work, and hangs at the third call."""
+    calls = []
+
+    def l2norm(x: Tensor) -> Tensor:
+        calls.append(x.shape)
+        if len(calls) > 2:
+            _first_time()
+            sleep(1000)
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def growing(device: torch.device) -> Adapter:
+    """Keeps all that it was ever given; tells of each process that it is in."""
+    worker._GROWTH = 1 << 20
+    kept = []
+    with Path(os.environ[MARK]).open("a") as mark:
+        mark.write(f"{os.getpid()}\n")
+
+    def l2norm(x: Tensor) -> Tensor:
+        kept.append(bytearray(2 << 20))
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def raising_slowly(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        sleep(0.1)
+        raise ValueError("at last")
+
+    return _adapter(l2norm)
+
+
+def raising_in_the_end(device: torch.device) -> Adapter:
+    """Tells that it is at work, and raises when nothing can be written any more."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        _first_time()
+        while _can_write():
+            sleep(0.05)
+        raise ValueError("in the end")
+
+    return _adapter(l2norm)
+
+
+def _can_write() -> bool:
+    return resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

@@ -1,0 +1,384 @@
+"""What a target or a machine does to a night, and what the night makes of it."""
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+from hypothesis import Phase, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from properties.fuzz import night, planted
+from properties.fuzz.conftest import Fuzz, on_l2norm
+from properties.fuzz.corpus import FOLDER
+from properties.fuzz.log import Log
+from properties.jobs import Job, hypothesis_test
+from properties.laws import Subject, Violation
+
+CPU = torch.device("cpu")
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("target", ["hanging", "endless"])
+def test_a_case_that_hangs_is_ended_and_is_a_finding(target: str, fuzz: Fuzz) -> None:
+    code, printed = fuzz(target, "--case-timeout", "0.2")
+    assert code == 1
+    assert "the process that ran it hangs" in printed
+    assert "planted.py:" in printed
+    assert "1 bug in" in printed
+    assert "again     in a fresh process as well" in printed
+    assert "engines   the simulator; the interpreter too" in printed
+    assert "not repeated" not in printed
+
+
+def test_a_loop_that_gets_to_the_limit_of_turns_is_a_finding(fuzz: Fuzz) -> None:
+    _, printed = fuzz("turning", "--no-shrink", "--case-timeout", "0.4")
+    assert "turns of while loops" in printed
+    assert "while count >= 0:" in printed
+    assert "engines   the simulator; the interpreter too" in printed
+    assert "1 bug in" in printed
+
+
+def test_what_hangs_until_it_is_given_more_time_is_one_bug(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    code, printed = fuzz("hanging_once", "--case-timeout", "0.4")
+    assert code == 1
+    assert (tmp_path / "mark").exists()
+    assert "ValueError: after a while" in printed
+    assert "1 bug in" in printed
+    assert "not repeated" not in printed
+
+
+def test_a_crash_is_a_finding_with_the_name_of_its_signal(fuzz: Fuzz) -> None:
+    code, printed = fuzz("crashing")
+    assert code == 1
+    assert "the process that ran it ends with SIGSEGV" in printed
+    assert "planted.py:" in printed
+    assert "REPRO: python -m properties.fuzz --law differential --case" in printed
+    assert "1 bug in" in printed
+
+
+def test_the_deadline_ends_a_run_whose_target_hangs(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(night, "_GRACE", 0.5)
+    _, printed = fuzz("hanging", "--minutes", "0.03")
+    assert re.search("no bugs in . examples, 0 min [2-9] s", printed)
+
+
+def test_a_process_that_runs_out_of_memory_once_is_no_finding(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    code, printed = fuzz("exhausted_once")
+    assert code == 0
+    assert "not repeated, so no findings: runs out of memory 1" in printed
+    assert "no bugs in 5 examples" in printed
+
+
+def test_a_process_that_is_killed_from_outside_is_no_finding(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "mark"
+    monkeypatch.setenv(planted.MARK, str(mark))
+
+    def kill() -> None:
+        while not (mark.exists() and mark.read_text().endswith("\n")):
+            time.sleep(0.05)
+        os.kill(int(mark.read_text()), signal.SIGKILL)
+
+    killer = Thread(target=kill, daemon=True)
+    killer.start()
+    code, printed = fuzz("waiting_once")
+    assert code == 0
+    assert "not repeated, so no findings: ends with SIGKILL 1" in printed
+    assert "no bugs in 5 examples" in printed
+
+
+def test_a_process_that_grows_is_replaced(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    code, _ = fuzz("growing")
+    assert code == 0
+    # A case is three calls or fewer, and those grow it too much.
+    assert len({*(tmp_path / "mark").read_text().split()}) >= 5
+
+
+@pytest.mark.parametrize(
+    ("target", "error"), [("exiting", "SystemExit: 3"), ("interrupting", "KeyboardInterrupt")]
+)
+def test_what_would_end_python_is_a_finding(target: str, error: str, fuzz: Fuzz) -> None:
+    code, printed = fuzz(target)
+    assert code == 1
+    assert f"differential: {error}" in printed
+    assert "1 bug in" in printed
+
+
+def test_an_address_is_one_bug_that_shows_on_both_engines(fuzz: Fuzz) -> None:
+    _, printed = fuzz("outside", "--law", "determinism", "--examples", "20")
+    assert "return tl.load(x + size + tl.arange(0, 16))" in printed
+    assert "again     3 of 3 times in a fresh process" in printed
+    assert "1 bug in" in printed
+
+
+def test_what_ops_share_is_one_bug(fuzz: Fuzz) -> None:
+    _, printed = fuzz("sharing", "--op", "short_conv", "--law", "determinism", "--examples", "25")
+    assert printed.count("return tl.load(x + size + tl.arange(0, 16))") == 1
+    assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 1
+    (line,) = re.findall("^  [0-9]+ x .*", printed, re.MULTILINE)
+    assert "short_conv-fused" in line
+    assert "l2norm-fused" in line
+
+
+def test_a_bug_beside_a_known_one_is_told_of(fuzz: Fuzz, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.py"
+    ledger.write_text(_LEDGER)
+    chosen = "--examples", "60", "--seed", "2", "--ledger", str(ledger)
+    code, printed = fuzz("twofold", *chosen)
+    assert code == 1
+    assert "ArithmeticError" not in printed
+    assert "differs from the oracle" in printed
+    assert "1 bug in" in printed
+    assert re.search("known failures met, by examples: even dims [0-9]", printed)
+
+
+_LEDGER = f"""
+from properties.case import Case
+from properties.targets.ledger import KnownFailure, Raised
+LEDGER = (
+    KnownFailure(
+        name="even dims", law="differential", releases=("pytest {version("pytest")}",),
+        expected="", got="", cause="", modes=("fused",),
+        cases=(Case(op="l2norm", mode="fused", dtype="float32", dims={{}}, lengths=(1,)),),
+        shows=lambda given: given["x"].shape[-1] % 2 == 0,
+        symptoms=(Raised("ArithmeticError", "even"),),
+    ),
+)
+"""
+
+
+def test_no_more_time_than_granted_is_spent_on_making_cases_smaller(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(night, "_SHRINKING", 1.0)
+    _, printed = fuzz("raising_slowly")
+    assert "1 bug in" in printed
+    # Twenty calls or so, where hundreds could be made.
+    assert "0 min" in printed
+    assert int(re.findall("0 min ([0-9]+) s", printed)[-1]) < 8
+
+
+def test_two_bugs_in_one_kernel_stay_two(fuzz: Fuzz) -> None:
+    code, printed = fuzz("twofold", "--examples", "60", "--seed", "2")
+    assert code == 1
+    assert "ArithmeticError: even" in printed
+    assert "differs from the oracle" in printed
+    # Wrong results, and gradients alone where results are 0, are signs of one bug.
+    assert "2 bugs in" in printed
+    assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 2
+
+
+def test_a_finding_of_another_target_names_the_entry_that_would_excuse_it(
+    fuzz: Fuzz, tmp_path: Path
+) -> None:
+    _, printed = fuzz("raising", "--no-shrink")
+    entry = "Raised(kind='ValueError', message='head dim 7 is not supported')"
+    assert f"An entry of the ledger with {entry} would excuse it" in printed
+    (written,) = (tmp_path / "findings").iterdir()
+    assert entry in written.read_text()
+    compile(written.read_text(), str(written), "exec")
+
+
+def test_a_report_is_printed_where_no_file_can_be_written(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel puts a file where the folder of findings is to be.
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "findings"))
+    code, printed = fuzz("littering", "--examples", "10")
+    assert code == 1
+    assert "ValueError: littered" in printed
+    assert re.search("Not written: findings/.*: File exists", printed)
+    assert "1 bug in" in printed
+
+
+def test_a_full_disk_ends_nothing(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    code, printed = fuzz("raising", "--record", "worst.json", "--resume", "kept")
+    assert code == 1
+    assert "Not written: findings/l2norm" in printed
+    assert "--record not written: [Errno 28]" in printed
+    assert "--resume not written: [Errno 28]" in printed
+    assert "1 bug in" in printed
+
+
+def test_a_disk_that_fills_up_ends_nothing(tmp_path: Path) -> None:
+    run = _Run(tmp_path, "raising_in_the_end", "--no-shrink")
+    for process in run.processes():
+        _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
+        # As large as a semaphore.
+        resource.prlimit(process, resource.RLIMIT_FSIZE, (64, hard))
+    lines = []
+    for line in run.process.stdout or ():
+        lines.append(line)
+        if "Not written: findings/" in line:
+            run.process.terminate()
+    printed = "".join(lines)
+    assert "ValueError: in the end" in printed
+    assert "--record not written: [Errno 27]" in printed
+    assert "--resume not written: [Errno 27]" in printed
+    assert "1 bug in" in printed
+    assert "Traceback" not in printed
+    assert run.left() == []
+
+
+def test_cases_that_found_something_are_tried_first_the_next_night(
+    fuzz: Fuzz, tmp_path: Path
+) -> None:
+    fuzz("twofold", "--examples", "60", "--seed", "2")
+    assert (tmp_path / ".hypothesis" / "examples").is_dir()
+    _, printed = fuzz("twofold", "--examples", "5", "--no-shrink", "--seed", "5")
+    assert "2 bugs in" in printed
+
+
+class _Run:
+    """The command in a process of its own, until it is at work, or says that it will be."""
+
+    def __init__(self, folder: Path, target: str, *more: str, at_work: bool = True) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "properties.fuzz", *on_l2norm(target), *more]
+        command += ["--minutes", "10", "--record", "worst.json", "--resume", "kept"]
+        environment = {**os.environ, "PYTHONPATH": str(_ROOT), "COLUMNS": "200"}
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment | {planted.MARK: str(folder / "mark")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        while not at_work and "jobs of target" not in self.process.stdout.readline():
+            pass
+        while at_work and not (folder / "mark").exists():
+            assert self.process.poll() is None, self.process.communicate()[0]
+            time.sleep(0.05)
+
+    def printed(self) -> str:
+        return self.process.communicate(timeout=60)[0]
+
+    def processes(self) -> list[int]:
+        """Those of the run that have not ended."""
+        return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and self._has(p)]
+
+    def left(self) -> list[int]:
+        """Processes of the run that are there a moment after its end."""
+        for _ in range(50):
+            found = self.processes()
+            if not found:
+                break
+            time.sleep(0.1)
+        return found
+
+    def _has(self, process: Path) -> bool:
+        """Whether a process is of this run and has not ended."""
+        try:
+            state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return session == str(self.process.pid) and state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("number", "times", "at_work"),
+    [(signal.SIGTERM, 1, True), (signal.SIGINT, 10, True), (signal.SIGINT, 2, False)],
+    ids=["SIGTERM", "Ctrl-C ten times", "Ctrl-C twice at once"],
+)
+def test_a_signal_ends_a_run_with_all_that_it_knows(
+    number: signal.Signals, times: int, at_work: bool, tmp_path: Path
+) -> None:
+    run = _Run(tmp_path, "marking_then_hanging", at_work=at_work)
+    for _ in range(times):
+        # As a terminal does, to all processes of the run.
+        os.killpg(run.process.pid, number) if number == signal.SIGINT else os.kill(
+            run.process.pid, number
+        )
+        time.sleep(0.05)
+    printed = run.printed()
+    assert f"stopped by {number.name}" in printed
+    assert "bugs in" in printed
+    assert "Traceback" not in printed
+    assert (tmp_path / "worst.json").exists()
+    assert Log.read(tmp_path / "kept") is not None
+    assert run.left() == []
+
+
+def test_a_night_goes_on_after_its_process_was_killed(
+    tmp_path: Path, fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    run = _Run(tmp_path, "slow")
+    kept = tmp_path / "kept" / "night.json"
+    while not kept.exists():
+        time.sleep(0.05)
+    run.process.kill()
+    run.printed()
+    assert run.left() == []
+    before = Log.read(tmp_path / "kept")
+    assert before is not None
+    examples = before.total.examples
+    code, printed = fuzz(
+        "slow", "--resume", str(tmp_path / "kept"), "--examples", str(examples + 5)
+    )
+    assert code == 0
+    assert f"seed {before.seed}" in printed
+    after = Log.read(tmp_path / "kept")
+    assert after is not None
+    assert after.turns > before.turns
+    assert after.total.examples >= examples + 5
+
+
+def test_pytest_tries_what_the_fuzzer_found_first(fuzz: Fuzz, tmp_path: Path) -> None:
+    fuzz("raising", "--no-shrink")
+    job = Job("l2norm", "fused", "differential", "float32")
+    subject = Subject(planted.raising(CPU), CPU)
+    subject.target.name = f"{planted.__name__}:raising"
+    kept = DirectoryBasedExampleDatabase(tmp_path / FOLDER)
+    again = settings(database=kept, phases=[Phase.reuse], deadline=None)
+    with pytest.raises(Violation):
+        again(hypothesis_test(job, subject))()
+
+
+def test_a_line_a_minute_is_printed_where_there_is_no_terminal(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("properties.fuzz.__main__._LINE", 0.5)
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    _, printed = fuzz("slow", "--minutes", "0.05")
+    told = re.findall("^no bugs in .* left; latest l2norm-fused", printed, re.MULTILINE)
+    assert len(told) >= 3
+
+
+def test_no_case_is_run_when_the_night_that_is_kept_is_over(tmp_path: Path, fuzz: Fuzz) -> None:
+    fuzz("raising", "--resume", "kept", "--no-shrink")
+    shutil.rmtree(tmp_path / ".hypothesis", ignore_errors=True)
+    code, printed = fuzz("raising", "--resume", "kept", "--no-shrink")
+    assert code == 1
+    assert "1 bug in" in printed
+    assert "REPRO" not in printed

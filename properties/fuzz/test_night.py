@@ -1,0 +1,174 @@
+"""What a night keeps and shows: buckets, its log, cases for the next night, the board."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.database import InMemoryExampleDatabase
+from rich.console import Console
+
+from properties.case import Case
+from properties.fuzz.board import Board
+from properties.fuzz.bucket import Bucket
+from properties.fuzz.corpus import Corpus
+from properties.fuzz.log import Log, Tally
+from properties.fuzz.night import Night, _Round
+from properties.fuzz.worker import HANGS, Answer, Failure, Origin, Worker
+from properties.jobs import Job, Selection, drawing
+from properties.laws.signature import Signature
+from properties.targets import scope
+from properties.targets.oracle import Oracle
+
+Y = Signature("norm", "differential", "y")
+DX = Signature("norm", "differential", "dx")
+JOB = Job("l2norm", "fused", "differential", "float32")
+
+
+def case(tokens: int) -> Case:
+    dims = {"B": 1, "H": 1, "D": 3}
+    return Case(op="l2norm", mode="fused", dtype="float32", dims=dims, lengths=(tokens,))
+
+
+def failure(signature: Signature, tokens: int = 1, also: tuple[Signature, ...] = ()) -> Failure:
+    return Failure(signature, "differential", case(tokens), "what is wrong", also=also)
+
+
+def answer(signature: Signature | None) -> Answer:
+    """What a worker says of a case that fails so, or does not fail."""
+    if signature is None:
+        return Answer()
+    doubtful = signature.law if signature.law != "differential" else ""
+    return Answer(failure=failure(signature), doubtful=doubtful)
+
+
+def night(log: Log) -> Night:
+    origin = Origin("oracle", "simulator", "none")
+    return Night(
+        log,
+        Oracle(),
+        origin,
+        Corpus("oracle", InMemoryExampleDatabase()),
+        minutes=90,
+        examples=None,
+        limit=1,
+        shrink=True,
+        tell=lambda bucket: None,
+    )
+
+
+def test_a_bucket_keeps_the_smallest_case_of_each_sign() -> None:
+    bucket = Bucket([failure(Y, 5)])
+    bucket.add(failure(Y, 2, also=(DX,)))
+    bucket.add(failure(DX, 7))
+    bucket.add(failure(DX, 3))
+    bucket.add(failure(DX, 4))
+    assert [one.case.lengths for one in bucket.smallest] == [(2,), (3,)]
+    assert "also      norm differential dx: Case(" in bucket.report
+
+
+KILLED, HANGING = Signature("norm", "ends with SIGKILL"), Signature("norm", HANGS)
+
+
+@pytest.mark.parametrize(
+    ("shown", "judged", "unrepeated"),
+    [
+        ([Y], {Y}, []),
+        ([KILLED, KILLED], {KILLED}, []),
+        ([KILLED, None], set(), [KILLED]),
+        ([KILLED, Y], {Y}, [KILLED]),
+        ([HANGING, None], set(), [HANGING]),
+        # Given the time, it comes to an error: one bug.
+        ([HANGING, Y], {Y, HANGING}, []),
+        ([HANGING, KILLED, None], set(), [HANGING, KILLED]),
+        ([HANGING, KILLED, HANGING], {HANGING}, [KILLED]),
+    ],
+)
+def test_a_case_that_the_machine_may_have_ended_is_tried_until_it_fails_twice_alike(
+    shown: list[Signature | None], judged: set[Signature], unrepeated: list[Signature]
+) -> None:
+    answers = [answer(signature) for signature in shown]
+    worker = Mock(Worker, ask=Mock(side_effect=answers))
+    log = Log("oracle", 1, {JOB: Tally()})
+    _Round(night(log), worker, JOB, 0)._judge(case(1))
+    assert worker.ask.call_count == len(answers)
+    assert {one for one in (Y, KILLED, HANGING) if log.bucket(one) is not None} == judged
+    assert [*log.unrepeated] == [one.law for one in unrepeated]
+
+
+def test_failures_at_one_line_are_one_bug() -> None:
+    one = Signature("norm", "differential", error="LoadOutOfBounds", place="rows.py:3")
+    other = Signature("linear", "causality", error="LoadOutOfBounds", place="rows.py:3")
+    log = Log("ours", 1, {}, [Bucket([failure(one)])])
+    assert log.bucket(other) is log.buckets[0]
+    assert log.bucket(Y) is None
+
+
+def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+    bucket = Bucket([failure(Y, also=(DX,))], {DX}, again=("once",), file="there")
+    bucket.seen["a job"] += 2
+    log = Log("ours", 7, {JOB: Tally(3, 1.5, 0.25, 2, 1)}, [bucket], turns=4, seconds=9.5)
+    log.unrepeated["ends with SIGKILL"] += 1
+    log.write(tmp_path)
+    read = Log.read(tmp_path)
+    assert read is not None
+    assert vars(read.buckets.pop()) == vars(log.buckets.pop())
+    assert read == log
+
+
+def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+    assert Log.read(tmp_path) is None
+    (tmp_path / "night.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"night\.json, expected a night"):
+        Log.read(tmp_path)
+
+
+def test_a_corpus_keeps_failures_and_the_largest_errors() -> None:
+    database = InMemoryExampleDatabase()
+    corpus = Corpus("ours", database)
+    for tokens, worst in enumerate((0.1, 0.5, 0.2, 0.4, 0.3), 1):
+        corpus.keep(JOB, case(tokens), worst)
+    corpus.keep(JOB, case(9), float("inf"))
+    kept = Corpus("ours", database)
+    assert [worst for worst, _ in kept.entries(JOB)] == [float("inf"), 0.5, 0.4, 0.3]
+    kept.drop(JOB, case(9))
+    assert [one.lengths for _, one in kept.entries(JOB)] == [(2,), (4,), (5,)]
+    assert Corpus("another", database).entries(JOB) == []
+
+
+def test_a_board_shows_in_a_few_lines_what_failed_and_what_is_the_worst() -> None:
+    jobs = Selection(dtypes=("float32",)).jobs(Oracle())
+    untried = jobs[40].op, jobs[40].law
+    tallies = {job: Tally(examples=(job.op, job.law) != untried) for job in jobs}
+    tallies[jobs[-1]] = Tally(examples=9, failed=4)
+    tallies[jobs[30]] = Tally(examples=9, worst=0.75)
+    log = Log("oracle", 1, tallies, latest=jobs[20])
+    board = Board(night(log))
+    screen = io.StringIO()
+    Console(file=screen, force_terminal=True, width=80, height=16, color_system=None).print(board)
+    shown = screen.getvalue()
+    assert len(shown.splitlines()) <= 16
+    assert f"{jobs[-1].law} " in shown
+    assert "0.75" in shown
+    title = " ".join(shown.split())
+    assert f"latest {jobs[20].name}" in title
+    assert "1 h 29 min left" in title
+    assert "more rows" in shown
+    table = io.StringIO()
+    Console(file=table, width=80).print(board)
+    assert "none" in table.getvalue()
+    assert len(table.getvalue().splitlines()) > len(log.rows())
+
+
+def test_every_drawn_case_can_be_given_as_an_argument() -> None:
+    target = Oracle()
+
+    def check(batch: Sequence[Case]) -> None:
+        for case in batch:
+            scope.check(target, case)
+
+    for job in Selection(laws=("differential",), dtypes=("bfloat16",)).jobs(target):
+        test = drawing(job, target, check)
+        settings(max_examples=2, phases=[Phase.generate], database=None, derandomize=True)(test)()

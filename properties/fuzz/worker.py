@@ -1,0 +1,386 @@
+"""A worker: one process that judges one case after the other, replaced when it hangs or ends."""
+
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from threading import Timer, get_ident
+from time import perf_counter
+from traceback import FrameSummary, walk_stack
+from typing import IO
+from unittest.mock import patch
+
+import pebble
+import torch
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
+
+from properties import profiles
+from properties.case import Case
+from properties.jobs import judge, raised
+from properties.laws import Subject, Violation
+from properties.laws.signature import Signature, family, is_own, short
+from properties.simulator import Stuck
+from properties.targets.ledger import symptom
+from properties.verdict.report import end_report
+
+# Imported once, by the process that all workers are forked from. Not the kernels: the interpreter
+# has to be chosen before. Custom ops import torch._dynamo on their first call.
+_SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker")
+# How a process ends that is ended for taking too long.
+HANGS = "hangs"
+# Times as long as another case may take the first of an op in a process, which compiles kernels.
+_FIRST = 3
+# A worker that has grown by so much is replaced.
+_GROWTH = 2 << 30
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a worker loads: whose kernels, where they run, what is known of them."""
+
+    target: str
+    device: str
+    ledger: str
+
+    def subject(self) -> Subject:
+        """
+        Raises:
+            ValueError: the target or ledger cannot be loaded, or there is no such device.
+        """
+        from properties.device import activate
+        from properties.targets import load
+        from properties.targets.ledger import read
+
+        where = activate(self.device)
+        profiles.register()
+        try:
+            target = load(self.target, where)
+        except ValueError:
+            raise
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            raise ValueError(f"target: {self.target!r} cannot be made: {told}") from error
+        return Subject(target, where, read(self.ledger, self.target, where.type))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that breaks a law, raises an error, hangs or ends its process.
+
+    Args:
+        case: as the law made it.
+        symptom: as a ledger's entry would have it; empty where none excuses such a thing.
+        also: signatures of other results that differ.
+        fatal: the case hangs or ends its process.
+    """
+
+    signature: Signature
+    law: str
+    case: Case
+    report: str
+    symptom: str = ""
+    also: tuple[Signature, ...] = ()
+    fatal: bool = False
+
+    @property
+    def hangs(self) -> bool:
+        """Whether something did not end, of itself or at the simulator's limit of turns."""
+        return self.signature.law == HANGS or self.signature.error == Stuck.__name__
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one case.
+
+    Args:
+        worst: error as a fraction of its budget.
+        excused: known failures of the target that the case showed.
+        doubtful: it failed in a way that may be the machine's: memory ran out, somebody else ended
+            the process, or it hangs. Says how.
+        spent: the process is not to be used again.
+    """
+
+    worst: float = 0.0
+    failure: Failure | None = None
+    excused: tuple[str, ...] = ()
+    doubtful: str = ""
+    spent: bool = False
+    seconds: float = 0.0
+
+
+class Stopped(BaseException):
+    """The run is over; nobody waits for this answer. Hypothesis lets it pass."""
+
+
+class Worker:
+    """One process, which judges cases.
+
+    Args:
+        origin: what it loads.
+        limit: seconds that a case may take.
+    """
+
+    def __init__(self, origin: Origin, limit: float) -> None:
+        self.origin = origin
+        self.limit = limit
+        self.stopped = False
+        # In memory: a disk may be full.
+        self.memory = os.memfd_create("traces")
+        self.traces = Path(f"/proc/{os.getpid()}/fd/{self.memory}")
+        self.running: ProcessFuture[Answer] | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.compiled: set[tuple[str, str, str]] = set()
+        self.pool = ProcessPool(
+            1,
+            initializer=_start,
+            initargs=(self.origin, self.traces, _environment()),
+            context=multiprocessing.get_context("forkserver"),
+        )
+
+    def restart(self) -> None:
+        """Go on in a fresh process."""
+        self._end()
+        self.start()
+
+    def ask(self, law: str, case: Case, patience: int = 1) -> Answer:
+        """Judge one case.
+
+        Args:
+            patience: times as long as usual that it may take.
+
+        Raises:
+            Stopped: before there was an answer.
+        """
+        if self.stopped:
+            raise Stopped
+        seconds = patience * self.limit * (1 if self._has_compiled(case) else _FIRST)
+        started = perf_counter()
+        try:
+            self.running = self._schedule(law, case, seconds)
+            if self.stopped:
+                self.running.cancel()
+            answer: Answer = self.running.result()
+        except CancelledError:
+            raise Stopped from None
+        except TimeoutError:
+            answer = self._ended(law, case, HANGS)
+        except ProcessExpired as error:
+            answer = self._ended(law, case, _how(error.exitcode))
+        except BrokenProcessPool:
+            # It was ended while it had nothing to do.
+            answer = self._ended(law, case, "ends")
+        answer = replace(answer, seconds=perf_counter() - started)
+        if answer.spent:
+            self.restart()
+        else:
+            self.compiled.add((case.op, case.mode, case.dtype))
+        return answer
+
+    def _schedule(self, law: str, case: Case, seconds: float) -> ProcessFuture[Answer]:
+        try:
+            return self.pool.schedule(_judge, (law, case, seconds), timeout=seconds)
+        except RuntimeError as error:
+            # What pebble says of a pool that is broken already.
+            raise BrokenProcessPool from error
+
+    def stop(self) -> None:
+        """Have whoever waits for an answer go on without one; may be called from any thread."""
+        self.stopped = True
+        if self.running is not None:
+            self.running.cancel()
+
+    def close(self) -> None:
+        self._end()
+        os.close(self.memory)
+
+    def _end(self) -> None:
+        self.pool.stop()
+        self.pool.join()
+
+    def _has_compiled(self, case: Case) -> bool:
+        return (case.op, case.mode, case.dtype) in self.compiled
+
+    def _ended(self, law: str, case: Case, how: str) -> Answer:
+        frames = _frames(self.traces.read_text(errors="replace"))
+        own = [frame for frame in frames if is_own(frame.filename)]
+        lines = [f"{short(frame.filename)}:{frame.lineno}" for frame in own or frames]
+        place = lines[0] if own else ""
+        if own and how == HANGS:
+            # A loop that does not end may be met at any of its lines.
+            place = f"{short(own[0].filename)} in {own[0].name}"
+        where = torch.device("cuda" if self.origin.device == "cuda" else "cpu")
+        report = end_report(law, case, how, lines, where, self.origin.target)
+        failure = Failure(
+            Signature(family(case.op), how, place=place), law, case, report, fatal=True
+        )
+        return Answer(failure=failure, doubtful=how, spent=True)
+
+
+def _how(code: int) -> str:
+    return f"ends with {signal.Signals(-code).name}" if code < 0 else f"ends with code {code}"
+
+
+def _frames(trace: str) -> list[FrameSummary]:
+    """The frames that faulthandler wrote, the innermost first, down to those of a worker."""
+    found = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', trace, re.MULTILINE)
+    below = takewhile(lambda one: one[0] != __file__, found)
+    return [FrameSummary(file, int(line), name, lookup_line=False) for file, line, name in below]
+
+
+def _environment() -> dict[str, str]:
+    """The variables of this process, without the choice of an engine, which is each worker's."""
+    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+
+def prepare() -> None:
+    """Start the process that workers are forked from, deaf to Ctrl-C as they are."""
+    from multiprocessing import forkserver, resource_tracker
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    multiprocessing.set_forkserver_preload(list(_SHARED))
+    # A process that does not end when it is asked to is made to.
+    pebble.CONSTS.term_timeout = 0.2
+    # Python 3.11 does not tell it where modules are.
+    where = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # Before: it lets interrupts through again that are held back.
+    resource_tracker.ensure_running()
+    with without_interrupts(), patch.dict(os.environ, _environment() | where, clear=True):
+        forkserver.ensure_running()
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Processes and threads that start meanwhile never see a Ctrl-C."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# In the process of a worker.
+
+_SUBJECT: Subject | Exception
+_TRACES: IO[str]
+_SIZE = 0
+
+
+def _start(origin: Origin, traces: Path, environment: dict[str, str]) -> None:
+    """Load the kernels once per process, which ends with the process that it belongs to."""
+    os.environ.clear()
+    os.environ.update(environment)
+    global _SUBJECT, _TRACES, _SIZE
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with _OOM.open("w") as score:
+        score.write("1000")
+    _TRACES = traces.open("w")
+    faulthandler.enable(_TRACES)
+    try:
+        _SUBJECT = origin.subject()
+    except Exception as error:
+        _SUBJECT = error
+    _SIZE = _resident()
+
+
+# Where memory runs out, a worker is ended before anything else is.
+_OOM = Path("/proc/self/oom_score_adj")
+
+
+def _judge(law: str, case: Case, limit: float) -> Answer:
+    if isinstance(_SUBJECT, Exception):
+        raise _SUBJECT
+    _TRACES.seek(0)
+    _TRACES.truncate()
+    excused = _SUBJECT.ledger.excused
+    excused.clear()
+    with _traced(limit):
+        answer = _answer(law, case, _SUBJECT)
+    grown = _resident() - _SIZE > _GROWTH
+    return replace(answer, excused=tuple(Counter(excused).elements()), spent=answer.spent or grown)
+
+
+@contextmanager
+def _traced(limit: float) -> Iterator[None]:
+    """Have it written down where this thread is, shortly before the process is ended from outside.
+
+    faulthandler reads the frames of a thread while that goes on and may crash of it. So it has to
+    where no other thread gets its turn, in compiled code, but not where Python is running.
+    """
+    faulthandler.dump_traceback_later(0.95 * limit, file=_TRACES)
+    timer = Timer(0.7 * limit, _write_trace, [get_ident()])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _write_trace(thread: int) -> None:
+    """Write where a thread is, as faulthandler would."""
+    for frame, line in walk_stack(sys._current_frames()[thread]):
+        code = frame.f_code
+        _TRACES.write(f'  File "{code.co_filename}", line {line} in {code.co_name}\n')
+    _TRACES.flush()
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _answer(law: str, case: Case, subject: Subject) -> Answer:
+    try:
+        return Answer(worst=judge(law, case, subject) or 0.0)
+    except Violation as violation:
+        found = violation
+    except KeyboardInterrupt as error:
+        # Ctrl-C does not get here: the target raised it.
+        found = raised(law, case, subject, error)
+    fault = found.fault
+    doubtful = "runs out of memory" if _of_memory(fault) else ""
+    failure = Failure(
+        signature=found.signature,
+        law=law,
+        case=found.case,
+        report=str(found),
+        symptom=repr(symptom(fault)),
+        also=tuple(replace(found.signature, output=name) for name in found.also),
+    )
+    lost = isinstance(fault, BaseException) and _device_is_lost()
+    return Answer(failure=failure, doubtful=doubtful, spent=lost or bool(doubtful))
+
+
+def _of_memory(fault: object) -> bool:
+    if isinstance(fault, RuntimeError) and "can't allocate memory" in str(fault):
+        return True
+    return isinstance(fault, MemoryError | torch.OutOfMemoryError)
+
+
+def _device_is_lost() -> bool:
+    """Whether the device answers no more in this process, as after an illegal address."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,0 +1,105 @@
+"""Which bug a failure looks like, so that two bugs stay two and one is reported once."""
+
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import FrameSummary, extract_tb
+
+import torch
+import triton
+
+from properties.catalogue import OPS
+from properties.simulator import SimulationError
+from properties.targets.ledger import Fault
+from properties.verdict import Comparison
+
+_SUITE = Path(__file__).parents[1]
+# Code that stands between a law and the kernel that it calls, and libraries below the kernel.
+_BETWEEN = (
+    *(str(_SUITE / name) for name in ("laws", "verdict", "simulator", "fuzz/worker.py")),
+    *(
+        str(_SUITE / f"{name}.py")
+        for name in ("jobs", "tensors", "contexts", "device", "interpreter")
+    ),
+    *(str(_SUITE / "targets" / f"{name}.py") for name in ("adapter", "ledger", "ours")),
+    *(str(Path(module.__file__).parent) for module in (torch, triton) if module.__file__),
+)
+_STANDARD = sysconfig.get_path("stdlib")
+_INSTALLED = sysconfig.get_path("purelib")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Failures of one signature are taken for one bug.
+
+    Args:
+        family: folder of the op's page in `reference`.
+        law: that does not hold, or how the process ended: "hangs", "ends with SIGSEGV".
+        output: the result that differs, or the law's sentence without its numbers.
+        error: type of the exception.
+        place: source line of the kernel or of the target's code that fails; empty if none is known.
+    """
+
+    family: str
+    law: str
+    output: str = ""
+    error: str = ""
+    place: str = ""
+
+    @property
+    def bug(self) -> "str | Signature":
+        """What failures of one bug share: the source line, or all of the signature."""
+        return self.place or self
+
+    def __str__(self) -> str:
+        what = " ".join(filter(None, (self.family, self.law, self.error or self.output)))
+        return f"{what} at {self.place}" if self.place else what
+
+
+def family(op: str) -> str:
+    """Folder of the op's page: "linear"."""
+    return OPS[op].oracle.__module__.split(".")[1]
+
+
+def signature(op: str, law: str, fault: Fault) -> Signature:
+    """The signature of a law's violation."""
+    if isinstance(fault, Comparison):
+        return Signature(family(op), law, fault.name)
+    if isinstance(fault, str):
+        sentence = fault.partition(":")[0]
+        return Signature(family(op), law, re.sub(r"-?\d[\d.e+-]*|\[.*?\]", "#", sentence))
+    return Signature(family(op), law, error=type(fault).__name__, place=place(fault))
+
+
+def place(error: BaseException) -> str:
+    """The source line that raised an error: the kernel's, else the last of the target's own."""
+    if isinstance(error, SimulationError):
+        location = getattr(error, "location", None)
+        if location is not None and location.line:
+            return f"{short(location.file)}:{location.line}"
+    frames = own_frames(error)
+    return f"{short(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def own_frames(error: BaseException) -> list[FrameSummary]:
+    """The frames of a traceback that are the target's own code, the one that raised it last."""
+    return list(_own(extract_tb(error.__traceback__)))
+
+
+def _own(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
+    return (frame for frame in frames if is_own(frame.filename))
+
+
+def is_own(file: str) -> bool:
+    """Whether a file has code of a target: neither of this suite, nor of torch, Triton, Python."""
+    if file.startswith("<") or file.startswith(_BETWEEN):
+        return False
+    return file.startswith(_INSTALLED) or not file.startswith(_STANDARD)
+
+
+def short(file: str) -> str:
+    """The path from where the run was started, if the file lies below."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -1,0 +1,91 @@
+"""Failures that are one bug, and failures that are two."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, settings
+
+from properties.case import Case
+from properties.catalogue import OPS
+from properties.fuzz.planted import outside, raising, twofold
+from properties.jobs import Job, hypothesis_test, judge
+from properties.laws import Subject, Violation
+from properties.laws.signature import Signature, signature
+from properties.targets import Adapter
+
+CPU = torch.device("cpu")
+CASE = Case(op="l2norm", mode="fused", dtype="float32", dims={"B": 1, "H": 1, "D": 3}, lengths=(2,))
+
+
+def test_hypothesis_sees_two_bugs_of_one_kernel() -> None:
+    job = Job("l2norm", "fused", "differential", "float32")
+    phases = (Phase.generate, Phase.shrink)
+    test = hypothesis_test(job, Subject(twofold(CPU), CPU))
+    with pytest.raises(ExceptionGroup) as group:
+        settings(max_examples=60, database=None, derandomize=True, deadline=None, phases=phases)(
+            test
+        )()
+    found = [one for one in group.value.exceptions if isinstance(one, Violation)]
+    assert len(found) == len(group.value.exceptions)
+    assert {violation.signature.error for violation in found} == {"ArithmeticError", ""}
+    # Each has been made smaller by itself.
+    assert sorted(violation.case.dims["D"] for violation in found) == [2, 7]
+
+
+def test_an_address_has_the_line_of_its_kernel() -> None:
+    from properties.device import activate
+
+    activate("simulator")
+    seen = set()
+    for law in ("differential", "determinism"):
+        with pytest.raises(Violation) as failed:
+            judge(law, CASE, Subject(outside(CPU), CPU))
+        seen.add(failed.value.signature.bug)
+        assert failed.value.signature.error == "LoadOutOfBounds"
+    (place,) = seen
+    assert str(place).startswith("properties/fuzz/planted.py:")
+
+
+def test_an_error_is_told_with_the_last_lines_of_the_targets_own_code() -> None:
+    with pytest.raises(Violation) as failed:
+        judge("differential", CASE, Subject(raising(CPU), CPU))
+    lines = str(failed.value).splitlines()
+    assert lines[0] == "differential: ValueError: head dim 7 is not supported"
+    assert [line.split(" in ")[-1] for line in lines if line.startswith("  at ")] == ["l2norm"] * 2
+    assert 'raise ValueError("head dim 7 is not supported")' in lines[5]
+
+
+def test_sentences_that_differ_in_numbers_are_one_bug() -> None:
+    told = "eps=-1e-06 was accepted", "eps=0.0 was accepted"
+    first, second = (signature("l2norm", "rejection", sentence) for sentence in told)
+    assert first == second == Signature("norm", "rejection", "eps=# was accepted")
+
+
+@pytest.mark.parametrize(
+    ("law", "refused", "told"),
+    [
+        ("splitting", lambda given: given["q"].shape[1] != 7, r"\(q=float32\[1, [0-6], 2, 3\],"),
+        ("scale_equivariance", lambda given: (given["scale"] or 1) < 0, " scale=-0"),
+    ],
+)
+def test_a_report_tells_of_the_call_that_failed_where_a_law_makes_another(
+    law: str, refused: Callable[[dict[str, Any]], bool], told: str
+) -> None:
+    def refusing(**given: Any) -> Any:
+        if refused(given):
+            raise ValueError("refused")
+        return OPS["gla"].oracle(**given)
+
+    case = Case(
+        op="gla", mode="some", dtype="float32", dims={"B": 1, "H": 2, "K": 3, "V": 2},
+        lengths=(7,), given=("g", "initial_state"), seed=4,
+        options={"scale": None, "output_final_state": True, "normalize": False, "reverse": False},
+    )  # fmt: skip
+    with pytest.raises(Violation) as failed:
+        judge(law, case, Subject(Adapter({"gla": {"some": refusing}}), CPU))
+    (call,) = (line for line in str(failed.value).splitlines() if line.startswith("  call"))
+    assert re.search(told, call)
+    assert "'scale': None" in str(failed.value)
