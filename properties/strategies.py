@@ -478,4 +478,5 @@ def _earlier(draw: DrawFn, op: Op, mode: Mode, case: Case) -> dict[str, Any] | N
     if kind == "numbers" or not options:
         return {}
     option = draw(st.sampled_from(options))
-    return {option.name: draw(option.draw(case))}
+    other = op.settle(replace(case, options={**case.options, option.name: draw(option.draw(case))}))
+    return {option.name: other.options[option.name]}
