@@ -17,7 +17,7 @@ from properties.catalogue.op import Op
 from properties.laws import LAWS, Law, Subject, Violation
 from properties.laws.signature import own_frames
 from properties.profiles import EXAMPLES
-from properties.strategies import EXTENTS, FEW_TOKENS, batches
+from properties.strategies import EXTENTS, FEW_TOKENS, bundles
 from properties.targets import Target, scope
 from properties.verdict.report import error_report
 
@@ -27,9 +27,10 @@ from properties.verdict.report import error_report
 _OF_NUMBERS = ("differential", "exactness")
 _OF_THEIR_OWN = (*_OF_NUMBERS, "splitting")
 _HALVES = ("bfloat16", "float16")
-# How many examples of the profile `ci` all jobs of the catalogue get together. An op, a mode or a
-# law more takes its examples from the others, so that the suite does not grow with them. Each job
-# has one example at least, so that it does grow once there are more than twice as many jobs.
+# How many examples, which are bundles of cases, all jobs of the catalogue get together in the profile
+# `ci`. An op, a mode or a law more takes its examples from the others, so that the suite does not
+# grow with them. Each job has one at least, so that it does grow once there are more than twice as
+# many jobs.
 EXAMPLES_OF_CI = 3988
 
 
@@ -227,8 +228,8 @@ def hypothesis_test(
         observe(case, ratio)
         return ratio
 
-    def check(batch: list[Case]) -> None:
-        ratio = max(map(judged, batch))
+    def check(bundle: list[Case]) -> None:
+        ratio = max(map(judged, bundle))
         if ratio > 0:
             target(ratio, label="error / budget")
 
@@ -236,14 +237,14 @@ def hypothesis_test(
 
 
 def drawing(job: Job, whose: Target, check: Callable[[list[Case]], None]) -> Callable[[], None]:
-    """A Hypothesis test that calls `check` with each batch of the job's cases.
+    """A Hypothesis test that calls `check` with each bundle of the job's cases.
 
     pytest and the fuzzer run the same function under the same name, so what one of them finds lies
     in Hypothesis' database for the other.
     """
 
-    def test(batch: list[Case]) -> None:
-        check(batch)
+    def test(bundle: list[Case]) -> None:
+        check(bundle)
 
     # The database tells tests apart by name, and other targets draw otherwise.
     owner = "" if whose.name == "ours" else f"-of-{whose.name}"
@@ -257,8 +258,8 @@ def drawing(job: Job, whose: Target, check: Callable[[list[Case]], None]) -> Cal
 
 
 def drawn(job: Job, op: Op, target: Target) -> SearchStrategy[list[Case]]:
-    """The cases of a job in batches, before its law adapts them."""
+    """The cases of a job in bundles, before its law adapts them."""
     # Of a law that compares an implementation with itself, by several calls, each case costs more.
     # Thousands of tokens are for laws that call once: of others each call would take as long.
     extents, most = (EXTENTS, 4) if job.draws_for_itself else (FEW_TOKENS, 2)
-    return batches(op, op.mode(job.mode), job.dtype, target, extents=extents, most=most)
+    return bundles(op, op.mode(job.mode), job.dtype, target, extents=extents, most=most)

@@ -15,7 +15,7 @@ _COMMON: dict[str, Any] = {
     ],
     "print_blob": False,
 }
-# Batches of cases that a job of the profile `ci` gets, before `Job.share`.
+# Bundles of cases that a job of the profile `ci` gets, before `Job.share`.
 EXAMPLES = 6
 # Phase.target makes near-copies of the case with the largest error. Of a few examples they would be
 # a third.

@@ -71,11 +71,11 @@ def cases(
         widest: of any other dim, at most.
         extents: what some cases are large in, see `EXTENTS`.
     """
-    one = batches(op, mode, dtype, target, longest, widest, extents=extents, most=1)
+    one = bundles(op, mode, dtype, target, longest, widest, extents=extents, most=1)
     return one.map(itemgetter(0))
 
 
-def batches(
+def bundles(
     op: Op,
     mode: Mode,
     dtype: str,
@@ -88,7 +88,7 @@ def batches(
 ) -> SearchStrategy[list[Case]]:
     """Up to `most` cases of which nearly all run the same compiled programs.
 
-    To compile kernels is two thirds of what a case costs. So the cases of a batch share what
+    To compile kernels is two thirds of what a case costs. So the cases of a bundle share what
     programs are made for, the dims of a head, the tile, which arguments are given, and flags, and
     differ in the rest: rows, lengths, numbers, layouts, who needs a gradient, and where they run.
 
@@ -97,13 +97,13 @@ def batches(
     # From the eleventh example of a run on, Hypothesis varies each five times by copying one part
     # of it over another of the same kind: K = V, equal lengths, T = 1. That is what a case should
     # not be, and it leaves few that are new. Elements of a unique collection are not copied over.
-    batch = _batches(op, mode, dtype, target, longest, widest, extents, most)
-    one = st.lists(batch, min_size=1, max_size=1, unique_by=tuple)
+    bundle = _bundles(op, mode, dtype, target, longest, widest, extents, most)
+    one = st.lists(bundle, min_size=1, max_size=1, unique_by=tuple)
     return one.map(itemgetter(0))
 
 
 @st.composite
-def _batches(
+def _bundles(
     draw: DrawFn,
     op: Op,
     mode: Mode,

@@ -19,7 +19,7 @@ from properties.contexts import WITHOUT_GRADIENTS
 from properties.jobs import Job
 from properties.laws import LAWS
 from properties.layouts import LAYOUTS, SHARING, relaid
-from properties.strategies import MUCH_WORK, batches
+from properties.strategies import MUCH_WORK, bundles
 from properties.targets import load
 from properties.tensors import build, sizes, trained
 from properties.values import RECIPES, Blank
@@ -63,7 +63,7 @@ class Condition:
 
 @functools.cache
 def drawn(op: str, mode: str) -> list[list[Case]]:
-    return [batch for run in range(RUNS) for batch in _one_run(OPS[op], mode, run, EXAMPLES)]
+    return [bundle for run in range(RUNS) for bundle in _one_run(OPS[op], mode, run, EXAMPLES)]
 
 
 def each_drawn(op: Op, mode: Mode) -> list[Case]:
@@ -81,9 +81,9 @@ def _one_run(op: Op, mode: str, run: int, examples: int) -> list[list[Case]]:
         suppress_health_check=list(HealthCheck),
         deadline=None,
     )
-    @given(batches(op, op.mode(mode), "bfloat16", TARGET))
-    def collect(batch: list[Case]) -> None:
-        found.append(batch)
+    @given(bundles(op, op.mode(mode), "bfloat16", TARGET))
+    def collect(bundle: list[Case]) -> None:
+        found.append(bundle)
 
     collect()
     return found
@@ -94,7 +94,7 @@ def test_each_condition_has_its_probability(op: Op, mode: Mode) -> None:
     found = drawn(op.name, mode.name)
     short = []
     for condition in conditions(op, mode):
-        share = sum(any(map(condition.holds, batch)) for batch in found) / len(found)
+        share = sum(any(map(condition.holds, bundle)) for bundle in found) / len(found)
         if share < condition.least:
             short.append(f"{condition.name}: {share:.1%}, expected {condition.least:.1%}")
     assert not short, "\n".join(short)
@@ -288,7 +288,7 @@ def _pairs(case: Case) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_cases_of_a_run_are_new(op: Op) -> None:
-    """Hypothesis varies what it has drawn, which would leave few; see `batches`."""
+    """Hypothesis varies what it has drawn, which would leave few; see `bundles`."""
     found = [*chain(*_one_run(op, op.modes[0].name, 0, 50))]
     assert len({case.seed for case in found}) >= 0.8 * len(found)
 

@@ -216,9 +216,9 @@ class _Round:
             # In this order: a seed alone switches the database off.
             limited(seeded(lap_seed(self.log.seed, self.lap))(test))()
 
-    def _check(self, batch: Sequence[Case]) -> None:
-        """What Hypothesis calls with a batch of cases."""
-        for failure in map(self._judge, batch):
+    def _check(self, bundle: Sequence[Case]) -> None:
+        """What Hypothesis calls with a bundle of cases."""
+        for failure in map(self._judge, bundle):
             # A smaller case that hangs would take as long.
             if failure is not None and not failure.fatal and self._has_found(failure.signature):
                 self.until = min(self.until, monotonic() + self.night.seconds_to_shrink)

@@ -165,8 +165,8 @@ def test_a_board_shows_in_a_few_lines_what_failed_and_what_is_the_worst() -> Non
 def test_every_drawn_case_can_be_given_as_an_argument() -> None:
     target = Oracle()
 
-    def check(batch: Sequence[Case]) -> None:
-        for case in batch:
+    def check(bundle: Sequence[Case]) -> None:
+        for case in bundle:
             scope.check(target, case)
 
     for job in Selection(laws=("differential",), dtypes=("bfloat16",)).jobs(target):

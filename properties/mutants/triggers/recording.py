@@ -253,8 +253,8 @@ def glance(job: Job, op: Op, subject: Subject, examples: int, seed: int) -> list
     assert isinstance(witness, Witness)
     made: list[Evaluation] = []
 
-    def look(batch: list[Case]) -> None:
-        for case in batch:
+    def look(bundle: list[Case]) -> None:
+        for case in bundle:
             adapted = job.check.adapt(op, case)
             known = sizes(op, adapted)
             witness.shapes = {o.name: [known[d] for d in o.dims.split()] for o in op.outputs}
