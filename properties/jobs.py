@@ -27,10 +27,10 @@ from properties.verdict.report import error_report
 _OF_NUMBERS = ("differential", "exactness")
 _OF_THEIR_OWN = (*_OF_NUMBERS, "splitting")
 _HALVES = ("bfloat16", "float16")
-# How many examples, which are bundles of cases, all jobs of the catalogue get together in the profile
-# `ci`. An op, a mode or a law more takes its examples from the others, so that the suite does not
-# grow with them. Each job has one at least, so that it does grow once there are more than twice as
-# many jobs.
+# How many examples, which are bundles of cases, all jobs of the catalogue get together in the
+# profile `ci`. An op, a mode or a law more takes its examples from the others, so that the suite
+# does not grow with them. Each job has one at least, so that it does grow once there are more than
+# twice as many jobs.
 EXAMPLES_OF_CI = 3988
 
 
