@@ -17,7 +17,7 @@ from properties.catalogue.op import Op
 from properties.laws import LAWS, Law, Subject, Violation
 from properties.laws.signature import own_frames
 from properties.profiles import EXAMPLES
-from properties.strategies import EXTENTS, FEW_TOKENS, cases
+from properties.strategies import EXTENTS, FEW_TOKENS, bundles
 from properties.targets import Target, scope
 from properties.verdict.report import error_report
 
@@ -27,10 +27,11 @@ from properties.verdict.report import error_report
 _OF_NUMBERS = ("differential", "exactness")
 _OF_THEIR_OWN = (*_OF_NUMBERS, "splitting")
 _HALVES = ("bfloat16", "float16")
-# How many examples of the profile `ci` all jobs of the catalogue get together. An op, a mode or a
-# law more takes its examples from the others, so that the suite does not grow with them. Each job
-# has one example at least, so that it does grow once there are more than twice as many jobs.
-EXAMPLES_OF_CI = 6802
+# How many examples, which are bundles of cases, all jobs of the catalogue get together in the
+# profile `ci`. An op, a mode or a law more takes its examples from the others, so that the suite
+# does not grow with them. Each job has one at least, so that it does grow once there are more than
+# twice as many jobs.
+EXAMPLES_OF_CI = 3988
 
 
 @dataclass(frozen=True)
@@ -219,27 +220,31 @@ def hypothesis_test(
         announce: told each case before it runs.
     """
 
-    def check(case: Case) -> None:
+    def judged(case: Case) -> float:
         announce(case)
         ratio = judge(job.law, case, subject)
         if ratio is None:
-            return
+            return 0.0
+        observe(case, ratio)
+        return ratio
+
+    def check(bundle: list[Case]) -> None:
+        ratio = max(map(judged, bundle))
         if ratio > 0:
             target(ratio, label="error / budget")
-        observe(case, ratio)
 
     return drawing(job, subject.target, check)
 
 
-def drawing(job: Job, whose: Target, check: Callable[[Case], None]) -> Callable[[], None]:
-    """A Hypothesis test that calls `check` with the job's cases.
+def drawing(job: Job, whose: Target, check: Callable[[list[Case]], None]) -> Callable[[], None]:
+    """A Hypothesis test that calls `check` with each bundle of the job's cases.
 
     pytest and the fuzzer run the same function under the same name, so what one of them finds lies
     in Hypothesis' database for the other.
     """
 
-    def test(case: Case) -> None:
-        check(case)
+    def test(bundle: list[Case]) -> None:
+        check(bundle)
 
     # The database tells tests apart by name, and other targets draw otherwise.
     owner = "" if whose.name == "ours" else f"-of-{whose.name}"
@@ -252,8 +257,9 @@ def drawing(job: Job, whose: Target, check: Callable[[Case], None]) -> Callable[
     return wrapped
 
 
-def drawn(job: Job, op: Op, target: Target) -> SearchStrategy[Case]:
-    """The cases of a job, before its law adapts them."""
+def drawn(job: Job, op: Op, target: Target) -> SearchStrategy[list[Case]]:
+    """The cases of a job in bundles, before its law adapts them."""
+    # Of a law that compares an implementation with itself, by several calls, each case costs more.
     # Thousands of tokens are for laws that call once: of others each call would take as long.
-    extents = EXTENTS if job.draws_for_itself else FEW_TOKENS
-    return cases(op, op.mode(job.mode), job.dtype, target, extents=extents)
+    extents, most = (EXTENTS, 4) if job.draws_for_itself else (FEW_TOKENS, 2)
+    return bundles(op, op.mode(job.mode), job.dtype, target, extents=extents, most=most)

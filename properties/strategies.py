@@ -8,11 +8,12 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from properties.case import Case
-from properties.catalogue.op import ANY_NUMBERS, Mode, Op, Role
+from properties.catalogue.op import ANY_NUMBERS, Mode, Op, Option, Role
 from properties.layouts import LAYOUTS
 from properties.targets import Target
 from properties.tensors import asked_for, on_integers, present, sizes, trained, work
@@ -70,20 +71,39 @@ def cases(
         widest: of any other dim, at most.
         extents: what some cases are large in, see `EXTENTS`.
     """
-    # From the eleventh case of a run on, Hypothesis varies each five times by copying one part of
-    # it over another of the same kind: K = V, equal lengths, T = 1. That is what a case should not
-    # be, and it leaves few that are new. Elements of a unique collection are not copied over.
-    one = st.lists(
-        _cases(op, mode, dtype, target, longest, widest, extents),
-        min_size=1,
-        max_size=1,
-        unique=True,
-    )
+    one = bundles(op, mode, dtype, target, longest, widest, extents=extents, most=1)
+    return one.map(itemgetter(0))
+
+
+def bundles(
+    op: Op,
+    mode: Mode,
+    dtype: str,
+    target: Target,
+    longest: int = 200,
+    widest: int = 256,
+    *,
+    extents: Sequence[Extent] = EXTENTS,
+    most: int = 4,
+) -> SearchStrategy[list[Case]]:
+    """Up to `most` cases of which nearly all run the same compiled programs.
+
+    To compile kernels is two thirds of what a case costs. So the cases of a bundle share what
+    programs are made for, the dims of a head, the tile, which arguments are given, and flags, and
+    differ in the rest: rows, lengths, numbers, layouts, who needs a gradient, and where they run.
+
+    Args: as of `cases`.
+    """
+    # From the eleventh example of a run on, Hypothesis varies each five times by copying one part
+    # of it over another of the same kind: K = V, equal lengths, T = 1. That is what a case should
+    # not be, and it leaves few that are new. Elements of a unique collection are not copied over.
+    bundle = _bundles(op, mode, dtype, target, longest, widest, extents, most)
+    one = st.lists(bundle, min_size=1, max_size=1, unique_by=tuple)
     return one.map(itemgetter(0))
 
 
 @st.composite
-def _cases(
+def _bundles(
     draw: DrawFn,
     op: Op,
     mode: Mode,
@@ -92,7 +112,10 @@ def _cases(
     longest: int,
     widest: int,
     extents: Sequence[Extent],
-) -> Case:
+    most: int,
+) -> list[Case]:
+    # Not what Hypothesis begins each run with, where the first number is 0: all jobs have the same.
+    assume(draw(st.integers(0, 2**16)))
     extent = draw(st.sampled_from(extents))
     # Small heads leave work for sequences of several tiles, and most tiles are for small heads.
     widest = min(widest, draw(st.sampled_from([256, 256, 64, 64, 40])))
@@ -103,12 +126,13 @@ def _cases(
     if twin:
         dims = _alike(dims)
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
+    case = replace(case, packed=_packed(draw, op, extent))
     if others := target.architectures(case):
         case = replace(case, architecture=draw(_architectures(others)))
     tiles = target.tiles(case)
-    # A tile that is for small heads alone is drawn twice as often as others where it can be.
-    for_all = target.tiles(replace(case, dims=dict.fromkeys(dims, 256)))
-    small = [index for index in tiles if index not in for_all]
+    # The smaller the heads that a tile is for, the more often it is drawn where it can be.
+    wider = [target.tiles(replace(case, dims=dict.fromkeys(dims, n))) for n in (64, 128, 256)]
+    small = [index for known in wider for index in tiles if index not in known]
     tile = draw(st.sampled_from([None, *tiles, *small])) if tiles else None
     if tiles:
         edge = tiles[tile if tile is not None else next(iter(tiles))]
@@ -116,7 +140,27 @@ def _cases(
         edge = target.tokens(op.name, mode.name)
         # Sequences reach past a tile that the target says it has.
         longest = longest if edge == 16 else max(longest, edge + 16)
-    case = replace(case, tile=tile)
+    case, numbers = _with_arguments(draw, op, mode, replace(case, tile=tile))
+    member = _members(op, mode, case, numbers, target, edge, longest, widest, extent, twin)
+    return draw(st.lists(member, min_size=1, max_size=most))
+
+
+@st.composite
+def _members(
+    draw: DrawFn,
+    op: Op,
+    mode: Mode,
+    case: Case,
+    numbers: Sequence[Option],
+    target: Target,
+    edge: int,
+    longest: int,
+    widest: int,
+    extent: Extent,
+    twin: bool,
+) -> Case:
+    """Cases with all that no program is made for: rows, lengths, numbers, layouts, the call."""
+    case = replace(case, dims={**case.dims, "B": _rows(draw, op, case, widest, extent)})
     exact = False
     if "tokens" in extent:
         # Exact integers need no budget: of them thousands of tokens are cheap, of others hundreds.
@@ -124,7 +168,7 @@ def _cases(
         case = _with_many_tokens(draw, op, case, extent, exact=exact)
     else:
         case = _with_lengths(draw, op, case, edge, longest, extent)
-    case = _with_options(draw, op, mode, case)
+    case = _with_numbers(draw, numbers, case)
     values = st.sampled_from(_recipes(op, case, extent))
     case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
     case = op.settle(_with_layouts(draw, op, case))
@@ -133,6 +177,12 @@ def _cases(
     if twin:
         case = _with_a_tensor_twice(draw, op, case)
     return op.settle(_with_a_call(draw, op, mode, case, target))
+
+
+def _rows(draw: DrawFn, op: Op, case: Case, widest: int, extent: Extent) -> int:
+    if case.packed:
+        return 1
+    return draw(_many(extent)) if "rows" in extent else _folded(draw(op.dims["B"]), widest)
 
 
 def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
@@ -152,7 +202,7 @@ def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
 # Of what is thin, one head or two, a few channels or as many as a product takes.
 _THIN = {
     **dict.fromkeys("KVD", st.one_of(st.integers(1, 4), st.integers(1, 4), st.integers(16, 20))),
-    **dict.fromkeys("PHRB", st.integers(1, 2)),
+    **dict.fromkeys("PHR", st.integers(1, 2)),
     "G": st.just(1),
 }
 _MANY = st.one_of(st.sampled_from([33, 64, 65]), st.integers(9, 32), st.integers(9, 70))
@@ -179,8 +229,6 @@ def _large(draw: DrawFn, extent: Extent) -> dict[str, int]:
         dims |= {
             letter: n for letter, n in zip("KVD", (*wide, wide[0]), strict=True) if letter in which
         }
-    if "rows" in extent:
-        dims["B"] = draw(_many(extent))
     if "heads" in extent:
         dims |= {"H": draw(_many(extent)), "G": draw(_many(extent))}
     if "groups" in extent:
@@ -202,12 +250,10 @@ def _folded(size: int, largest: int) -> int:
 def _with_lengths(
     draw: DrawFn, op: Op, case: Case, edge: int, longest: int, extent: Extent
 ) -> Case:
-    packed = _packed(draw, op, extent)
+    packed = case.packed
     count = draw(st.sampled_from([1, 2, 3, 3, 3, 4, 4])) if packed else 1
     if packed and "sequences" in extent:
         count = draw(_many(extent))
-    dims = {**case.dims, "B": 1} if packed else case.dims
-    case = replace(case, packed=packed, dims=dims)
     # One sequence may take all the work, so that packing does not make all of them short.
     long = draw(st.integers(0, count - 1))
     shares = [WORK if n == long else WORK / count for n in range(count)]
@@ -216,7 +262,7 @@ def _with_lengths(
     each = [lengths(edge, _affordable(op, case, share, longest), empty=packed) for share in shares]
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
-    if op.keys and (not packed or len(op.packed_by) > 1):
+    if _has_keys_of_its_own(op, case):
         match draw(st.sampled_from(_KEYS)):
             case "own":
                 keys = tuple(draw(one) for one in each)
@@ -224,6 +270,8 @@ def _with_lengths(
                 keys = tokens
             case "cached":
                 keys, tokens = tokens, _decoded(draw, count)
+    elif packed and draw(st.sampled_from([False] * 7 + [True])):
+        tokens = _decoded(draw, count)
     case = replace(case, lengths=tokens, key_lengths=keys)
     return case if packed else _perhaps_empty(draw, op, case)
 
@@ -232,12 +280,13 @@ _KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cache
 
 
 def _decoded(draw: DrawFn, count: int) -> tuple[int, ...]:
-    """One query for each sequence, or two of one and none of another: as many in all."""
-    queries = [1] * count
-    if draw(st.booleans()):
-        queries[draw(st.integers(0, count - 1))] += 1
-        queries[draw(st.integers(0, count - 1))] -= 1
-    return tuple(queries)
+    """One token of each sequence, or as many in all: more of one and none of another."""
+    tokens = [1] * count
+    if count > 1 and draw(st.sampled_from([True, True, True, False])):
+        more, fewer = draw(st.permutations(range(count)))[:2]
+        tokens[more] += 1
+        tokens[fewer] -= 1
+    return tuple(tokens)
 
 
 def _packed(draw: DrawFn, op: Op, extent: Extent) -> bool:
@@ -253,9 +302,9 @@ MOST_TOKENS = 4096
 
 def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact: bool) -> Case:
     """One sequence of hundreds or thousands of tokens, alone or among short ones."""
-    if _packed(draw, op, extent):
+    if case.packed:
         count = draw(_MANY_OF_TWO if "sequences" in extent else st.integers(1, 4))
-        case = replace(case, packed=True, dims={**case.dims, "B": 1}, lengths=(1,) * count)
+        case = replace(case, lengths=(1,) * count)
     share = MUCH_WORK / len(case.lengths)
     most = _affordable(op, case, share, MOST_TOKENS)
     if exact:
@@ -272,18 +321,21 @@ def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact
         return tuple(each)
 
     case = replace(case, lengths=among(draw(many)))
-    if op.keys and draw(st.booleans()):
+    if _has_keys_of_its_own(op, case) and draw(st.sampled_from([True, True, False])):
         # Few queries of many keys, or the other way about.
-        most = MOST_TOKENS if len(extent) == 1 else most
-        edges = [n for n in (512, 513, 1024, 2048, 4096) if n <= most]
+        short = draw(st.integers(1, 40))
+        most = _affordable(op, case, share, MOST_TOKENS, short)
+        edges = [n for n in (512, 513, 1024, 1025, 2048, 4096) if n <= most]
         many = st.integers(min(400, most), most)
         far = draw(st.one_of(st.sampled_from(edges), many) if edges else many)
-        short = draw(st.integers(1, 40))
-        queries, keys = draw(st.sampled_from([(short, far), (far, short)]))
-        case = replace(case, lengths=among(queries))
-        if not case.packed or len(op.packed_by) > 1:
-            case = replace(case, key_lengths=among(keys))
+        queries, keys = draw(st.sampled_from([(short, far), (short, far), (far, short)]))
+        case = replace(case, lengths=among(queries), key_lengths=among(keys))
     return case
+
+
+def _has_keys_of_its_own(op: Op, case: Case) -> bool:
+    """Whether there may be as many keys as one likes."""
+    return op.keys and (not case.packed or len(op.packed_by) > 1)
 
 
 def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
@@ -298,25 +350,43 @@ def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
     return case
 
 
-def _affordable(op: Op, case: Case, most: float, longest: int) -> int:
-    """The most tokens that a sequence may have for this much work; 1 is always allowed."""
+def _affordable(op: Op, case: Case, most: float, longest: int, others: int | None = None) -> int:
+    """The most tokens that a sequence may have for this much work; 1 is always allowed.
+
+    Args:
+        others: of the keys where it is the queries that are asked about, or the other way about;
+            None for as many.
+    """
+    keys = None if others is None else (others,)
 
     def needed(tokens: int) -> float:
-        return work(op, replace(case, lengths=(tokens,)))
+        return work(op, replace(case, lengths=(tokens,), key_lengths=keys))
 
     return bisect_right(range(2, longest + 1), most, key=needed) + 1
 
 
-def _with_options(draw: DrawFn, op: Op, mode: Mode, case: Case) -> Case:
+def _with_arguments(draw: DrawFn, op: Op, mode: Mode, case: Case) -> tuple[Case, list[Option]]:
+    """Which arguments and options are given; and the options that are to be given a number."""
     allowed = [a for a in op.arguments if a.name not in mode.refuses]
     given = tuple(a.name for a in allowed if a.optional and draw(st.booleans()))
     present = [a for a in allowed if not a.optional or a.name in given]
     float32 = tuple(a.name for a in present if a.dtype == "either" and draw(st.booleans()))
     case = replace(case, given=given, float32=float32)
+    numbers = []
     for option in op.options:
         if option.name not in mode.refuses:
             value = draw(option.draw(case))
+            if not (value is None or isinstance(value, bool | str)):
+                numbers.append(option)
+                value = option.default
             case = replace(case, options={**case.options, option.name: value})
+    return case, numbers
+
+
+def _with_numbers(draw: DrawFn, numbers: Sequence[Option], case: Case) -> Case:
+    for option in numbers:
+        number = option.draw(case).filter(lambda value: value is not None)
+        case = replace(case, options={**case.options, option.name: draw(number)})
     return case
 
 
@@ -408,4 +478,5 @@ def _earlier(draw: DrawFn, op: Op, mode: Mode, case: Case) -> dict[str, Any] | N
     if kind == "numbers" or not options:
         return {}
     option = draw(st.sampled_from(options))
-    return {option.name: draw(option.draw(case))}
+    other = op.settle(replace(case, options={**case.options, option.name: draw(option.draw(case))}))
+    return {option.name: other.options[option.name]}

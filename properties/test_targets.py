@@ -113,8 +113,8 @@ def test_jobs_are_those_that_the_target_has() -> None:
 @pytest.mark.parametrize("law", sorted(set(ATTENTION.laws) - {"determinism"}))
 def test_every_stated_law_holds_for_a_part_of_the_oracle(law: str) -> None:
     job = Job("attention", "some", law, "float32")
-    settings(max_examples=10, database=None, deadline=None)(
-        hypothesis_test(job, Subject(some(), CPU))
+    settings(max_examples=4, database=None, deadline=None)(
+        hypothesis_test(job, Subject(some(), CPU, quick=True))
     )()
 
 
@@ -182,8 +182,8 @@ def test_no_law_leaves_the_bounds_of_an_adapter(name: str, law: str) -> None:
     if law not in scope.laws(target, name, "some"):
         pytest.skip(f"{name} has no such law")
     job = Job(name, "some", law, "float32")
-    settings(max_examples=12, database=None, deadline=None, phases=[Phase.generate])(
-        hypothesis_test(job, Subject(target, CPU))
+    settings(max_examples=5, database=None, deadline=None, phases=[Phase.generate])(
+        hypothesis_test(job, Subject(target, CPU, quick=True))
     )()
     assert not target.outside
     # Splitting attention calls with more keys than queries; it says nothing of this one.

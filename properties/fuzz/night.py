@@ -225,13 +225,13 @@ class _Round:
             # In this order: a seed alone switches the database off.
             limited(seeded(lap_seed(self.log.seed, self.lap))(test))()
 
-    def _check(self, case: Case) -> None:
-        """What Hypothesis calls with a case."""
-        failure = self._judge(case)
-        # A smaller case that hangs would take as long.
-        if failure is not None and not failure.fatal and self._has_found(failure.signature):
-            self.until = min(self.until, monotonic() + self.night.seconds_to_shrink)
-            raise type_of(failure.signature)
+    def _check(self, bundle: Sequence[Case]) -> None:
+        """What Hypothesis calls with a bundle of cases."""
+        for failure in map(self._judge, bundle):
+            # A smaller case that hangs would take as long.
+            if failure is not None and not failure.fatal and self._has_found(failure.signature):
+                self.until = min(self.until, monotonic() + self.night.seconds_to_shrink)
+                raise type_of(failure.signature)
 
     def _judge(self, case: Case) -> Failure | None:
         """Judge a case and keep the books."""

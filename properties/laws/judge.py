@@ -109,11 +109,21 @@ def _allowed(
         constant_decay=op.constant_decay(case),
         telescopes=telescopes,
         float32_logits=op.float32_logits,
+        rebuilt=_rebuilt(op, incoming) if op.float32_logits else None,
         largest_logit=_largest_logit(op, inputs),
         size=work(op, case),
         quick=quick,
         seed=case.seed,
     )
+
+
+def _rebuilt(op: Op, incoming: Results) -> dict[str, tuple[int, ...]]:
+    """Of each cotangent the shape of the errors of weights: one of each query."""
+    shapes = {}
+    for name, x in incoming.items():
+        sizes = zip(dims_of(op, name), x.shape, strict=True)
+        shapes[_INCOMING + name] = tuple(1 if dim == "V" else n for dim, n in sizes)
+    return shapes
 
 
 def _largest_logit(op: Op, inputs: Inputs) -> float:

@@ -32,7 +32,7 @@ def test_hypothesis_sees_two_bugs_of_one_kernel() -> None:
     assert len(found) == len(group.value.exceptions)
     assert {violation.signature.error for violation in found} == {"ArithmeticError", ""}
     # Each has been made smaller by itself.
-    assert sorted(violation.case.dims["D"] for violation in found) == [2, 7]
+    assert {violation.case.dims["D"] for violation in found} == {2, 7}
 
 
 def test_an_address_has_the_line_of_its_kernel() -> None:

@@ -25,7 +25,7 @@ rounding (see `noise`):
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -170,6 +170,7 @@ def budgets(
     constant_decay: float = 0.0,
     telescopes: tuple[Telescope, ...] = (),
     float32_logits: bool = False,
+    rebuilt: Mapping[str, tuple[int, ...]] | None = None,
     largest_logit: float = 0.0,
     size: float = 0.0,
     quick: bool = False,
@@ -196,10 +197,11 @@ def budgets(
         telescopes: gradients that are differences of large sums.
         float32_logits: products of two inputs, and elementwise functions of them, are never
             stored: softmax attention. Not for maps whose products may be taken in another order.
+        rebuilt: cotangents that are multiplied by weights computed a second time, each with the
+            shape of the errors that its elements share. The roundings of logits and of a
+            normaliser do not cancel then, as they do in the oracle where one weight is nearly 1.
         largest_logit: the largest argument of an exponential before a maximum is taken off,
-            without its sign. Kernels compute it twice: for the outputs, and again for the
-            gradients. The roundings of the two do not cancel, as they do in the oracle where one
-            weight is nearly 1, and each is relative to the logit.
+            without its sign: how many roundings of 1 the error of such a weight is.
         size: about as many numbers as the oracle holds at once.
         quick: a third of the disturbed runs, and the smaller budgets that so few are sure of: what
             is within them passes with all runs as well; what is not may.
@@ -232,15 +234,13 @@ def budgets(
             output_dtypes=output_dtypes,
             float32_logits=float32_logits,
             terms=terms,
+            rebuilt=rebuilt or {},
+            largest_logit=largest_logit,
             size=size,
             cautious=quick,
             draws=FEW_DRAWS if quick else DRAWS,
             seed=seed,
         )
-        if largest_logit:
-            for name, one in spreads.items():
-                rebuilt = largest_logit * ACCUMULATOR * want[name].nan_to_num(0, 0, 0)
-                spreads[name] = replace(one, sigma=torch.hypot(one.sigma, rebuilt))
         for telescope in telescopes:
             if telescope.gradient in want:
                 spreads[telescope.gradient] = _telescoped(telescope, values, spreads)
@@ -321,6 +321,8 @@ def sigma(
     output_dtypes: Mapping[str, torch.dtype],
     float32_logits: bool = False,
     terms: int = 1,
+    rebuilt: Mapping[str, tuple[int, ...]] | None = None,
+    largest_logit: float = 0.0,
     size: float = 0.0,
     cautious: bool = False,
     draws: int = DRAWS,
@@ -349,8 +351,13 @@ def sigma(
     centre = oracle(tensors)
     at_once = max(1, min(draws, int(_AT_ONCE / max(size, 1.0))))
     for first in range(0, draws, at_once):
+        times = min(at_once, draws - first)
+        copies = {n: x.expand(times, *x.shape) for n, x in tensors.items() if x.is_floating_point()}
+        for name, shape in (rebuilt or {}).items():
+            errors = torch.randn(times, *shape, dtype=torch.float64, generator=generator)
+            copies[name] = copies[name] * (1 + largest_logit * ACCUMULATOR * errors)
         with mode:
-            disturbed = _repeated(oracle, tensors, min(at_once, draws - first))
+            disturbed = _repeated(oracle, copies, tensors)
         for name, y in centre.items():
             results = mode.round(disturbed[name], unit_roundoff(output_dtypes[name]))
             deviations[name].append(torch.where(y.isfinite(), results - y, 0.0))
@@ -360,11 +367,10 @@ def sigma(
     }
 
 
-def _repeated(oracle: Oracle, tensors: Tensors, times: int) -> dict[str, Tensor]:
-    """Results of so many runs, stacked."""
-    copies = {n: x.expand(times, *x.shape) for n, x in tensors.items() if x.is_floating_point()}
+def _repeated(oracle: Oracle, copies: Tensors, tensors: Tensors) -> dict[str, Tensor]:
+    """Results of one run for each copy of the floating tensors, stacked."""
     shared = {n: x for n, x in tensors.items() if n not in copies}
-    return dict(torch.func.vmap(lambda own: oracle({**own, **shared}))(copies))
+    return dict(torch.func.vmap(lambda own: oracle({**own, **shared}))(dict(copies)))
 
 
 def _telescoped(telescope: Telescope, values: Tensors, spreads: Mapping[str, Spread]) -> Spread:

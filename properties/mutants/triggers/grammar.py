@@ -414,6 +414,10 @@ def _allowed(op: Op, option: Option) -> Needs:
     return {"mode": among(*(m.name for m in op.modes if option.name not in m.refuses), "auto")}
 
 
+# Of keys that a window below their number takes.
+_LEAST_KEYS = {"2 to 512, below S": 3, "past 512, below S": 514}
+
+
 def _options(op: Op) -> Iterator[Atom]:
     for option in op.options:
         if option.auxiliary:
@@ -425,7 +429,7 @@ def _options(op: Op) -> Iterator[Atom]:
                 # Dynamo takes a scalar of NumPy for an array.
                 needs["context"] = among(*(name for name in CONTEXTS if name != "compiled"))
             if "S" in text:
-                needs["S"] = Between(513) if "512" in text else SOME
+                needs["S"] = Between(_LEAST_KEYS.get(text, 1))
             if "each" in text:
                 needs["N"] = SOME
             alone = text in facts.TYPES.get(option.name, ())

@@ -253,15 +253,15 @@ def glance(job: Job, op: Op, subject: Subject, examples: int, seed: int) -> list
     assert isinstance(witness, Witness)
     made: list[Evaluation] = []
 
-    def look(case: Case) -> None:
-        adapted = job.check.adapt(op, case)
-        witness.shapes = {
-            o.name: [sizes(op, adapted)[letter] for letter in o.dims.split()] for o in op.outputs
-        }
-        one = Evaluation(job, case, witness.start())
-        inputs = subject.inputs(op, adapted)
-        subject.run(op, adapted, inputs, subject.cotangents(op, adapted))
-        made.append(one)
+    def look(bundle: list[Case]) -> None:
+        for case in bundle:
+            adapted = job.check.adapt(op, case)
+            known = sizes(op, adapted)
+            witness.shapes = {o.name: [known[d] for d in o.dims.split()] for o in op.outputs}
+            one = Evaluation(job, case, witness.start())
+            inputs = subject.inputs(op, adapted)
+            subject.run(op, adapted, inputs, subject.cotangents(op, adapted))
+            made.append(one)
 
     most = settings(
         settings.get_profile("ci"),

@@ -103,7 +103,7 @@ def test_cases_are_those_of_our_kernels(ours: Ours, monkeypatch: pytest.MonkeyPa
         ci = settings.get_profile("ci")
         ci(hypothesis_test(job, subject, announce=seen.append))()
         drawn.append(seen)
-    assert len(drawn[0]) >= 12
+    assert len(drawn[0]) >= ci.max_examples
     assert drawn[0] == drawn[1]
 
 
@@ -114,11 +114,16 @@ def test_a_glance_sees_what_a_law_begins_with(op: str, subject: Subject) -> None
     job = Job(op, OPS[op].modes[0].name, "differential", "float32")
     seen = glance(job, OPS[op], subject, 8, 1)
     assert len(seen) >= 6
-    for one in seen:
+    # Nor does it know that a call before is refused, whose option does not go with the tensors.
+    for one in (one for one in seen if not one.case.earlier):
         calls = witness.start()
         with witness.eager():
             job.check(OPS[op], one.case, subject)
-        assert calls == one.calls, one.case.line()
+        # It does not know which outputs depend on nothing that is trained, and lets them all.
+        assert len(calls) == len(one.calls), one.case.line()
+        for call, glanced in zip(calls, one.calls, strict=True):
+            other = {name for name, value in call.items() if glanced.get(name) != value}
+            assert all(name.startswith("loud ") for name in other), one.case.line()
 
 
 SOME = Atom("tokens", "T", "some tokens", {"T": Between(1)})
