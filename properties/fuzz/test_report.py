@@ -80,13 +80,15 @@ def test_what_a_target_says_is_no_markup(tmp_path: Path) -> None:
     text = (tmp_path / "report.html").read_text()
     assert "<script>" not in text
     assert _Page(text).open == []
-    assert "]]> </pre>" in _failures(tmp_path)["differential[float32]"][0].text
+    assert "]]> </pre>" in _failures(tmp_path)["l2norm.fused.differential[float32]"][0].text
 
 
 def _failures(folder: Path) -> dict[str, list[Any]]:
     """Test → failures that programs read of it."""
     return {
-        test.name: [one for one in test.result if isinstance(one, JUnitFailure)]
+        f"{test.classname}.{test.name}": [
+            one for one in test.result if isinstance(one, JUnitFailure)
+        ]
         for suite in JUnitXml.fromfile(str(folder / "junit.xml"))
         for test in suite
     }
@@ -96,7 +98,8 @@ def test_programs_read_each_job_as_a_test_and_each_bug_once(tmp_path: Path) -> N
     report.write(night(log()), "running", tmp_path)
     suites = JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     assert (suites.tests, suites.failures, suites.skipped, suites.errors) == (3, 2, 1, 0)
-    first, second = (_failures(tmp_path)[f"{law}[float32]"] for law in (JOB.law, OTHER.law))
+    told = _failures(tmp_path)
+    first, second = (told[f"l2norm.fused.{job.law}[float32]"] for job in (JOB, OTHER))
     assert "what is wrong" in first[0].text
     assert not second[0].text
     assert "norm differential y" in second[0].message
@@ -122,7 +125,7 @@ def test_the_data_are_json_that_any_program_reads(tmp_path: Path) -> None:
 def test_the_report_is_written_while_the_night_runs(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states = []
+    states: list[tuple[str, int]] = []
 
     def write(of: Night, state: str, folder: Path) -> None:
         original(of, state, folder)

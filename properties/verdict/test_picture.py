@@ -1,5 +1,8 @@
 """Where a picture says that a result is wrong."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from properties.case import Case
@@ -14,7 +17,7 @@ def case(*lengths: int, packed: bool = False) -> Case:
     )
 
 
-def comparison(*shape: int, errors: dict[tuple[int, ...], float]) -> Comparison:
+def comparison(*shape: int, errors: Mapping[Any, float]) -> Comparison:
     """Of zeros with these errors, of which 1 is allowed."""
     got = torch.zeros(shape)
     for index, error in errors.items():
