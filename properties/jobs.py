@@ -68,6 +68,8 @@ class Job:
 
     def _wanted(self, examples: int) -> int:
         """Its share in a catalogue that has not grown."""
+        # Each is a bundle, of two cases or so.
+        examples = -(-examples // 2)
         if not self._has_its_turn:
             return max(2, examples // 6)
         halves = (self.law not in _OF_NUMBERS) + (not self._has_kernels)

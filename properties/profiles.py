@@ -15,8 +15,8 @@ _COMMON: dict[str, Any] = {
     ],
     "print_blob": False,
 }
-# Bundles of cases that a job of the profile `ci` gets, before `Job.share`.
-EXAMPLES = 6
+# Of a job of the profile `ci`, before `Job.share`.
+EXAMPLES = 12
 # Phase.target makes near-copies of the case with the largest error. Of a few examples they would be
 # a third.
 _FEW = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
@@ -29,7 +29,7 @@ def register() -> None:
     red run is about the change. nightly: many, and never the same ones twice. trial: those of ci,
     for tests of code with a planted bug, where nobody waits for a small example.
     """
-    settings.register_profile("dev", max_examples=4, phases=_FEW, **_COMMON)
+    settings.register_profile("dev", max_examples=6, phases=_FEW, **_COMMON)
     settings.register_profile("ci", max_examples=EXAMPLES, phases=_FEW, derandomize=True, **_COMMON)
     settings.register_profile("nightly", max_examples=400, phases=(*_FEW, Phase.target), **_COMMON)
     settings.register_profile(

@@ -27,6 +27,7 @@ from properties.values import RECIPES, Blank
 # Cases are drawn as CI draws them: in runs of a few, since a run starts with the simplest case and
 # goes on with variations of what it has drawn. The seeds are fixed, and so is the verdict.
 EXAMPLES, RUNS = settings.get_profile("ci").max_examples, 60
+BUNDLES = EXAMPLES // 2
 
 TARGET = load("ours", torch.device("cpu"))
 
@@ -63,7 +64,7 @@ class Condition:
 
 @functools.cache
 def drawn(op: str, mode: str) -> list[list[Case]]:
-    return [bundle for run in range(RUNS) for bundle in _one_run(OPS[op], mode, run, EXAMPLES)]
+    return [bundle for run in range(RUNS) for bundle in _one_run(OPS[op], mode, run, BUNDLES)]
 
 
 def each_drawn(op: Op, mode: Mode) -> list[Case]:

@@ -182,10 +182,11 @@ def bits_are_comparable(op: Op, case: Case, subject: Subject) -> bool:
 
     Another alignment, stride or flag is another specialisation of a kernel, and a GPU's compiler
     may contract a·b + c in one of them and not in the other. Other libraries promise no bits. On
-    integers that makes no difference. Nor does anyone promise which mode an op takes by itself.
+    integers that makes no difference, where nothing else is multiplied by them, as a decay that is
+    no argument is. Nor does anyone promise which mode an op takes by itself.
     """
     promised = subject.device.type != "cuda" and subject.target.bitwise and not case.auto
-    return promised or case.values == "integers"
+    return promised or (case.values == "integers" and "exactness" in op.laws)
 
 
 def with_options(case: Case, **options: Any) -> dict[str, Any]:

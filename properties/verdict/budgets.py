@@ -76,6 +76,19 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Error:
+    """Of a tensor.
+
+    Args:
+        size: standard deviation, element by element.
+        shape: of what elements have in common: 1 along dims whose elements err together.
+    """
+
+    size: Tensor
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Telescope:
     """A gradient that kernels form as a difference of large sums, and the oracle does not.
 
@@ -170,8 +183,7 @@ def budgets(
     constant_decay: float = 0.0,
     telescopes: tuple[Telescope, ...] = (),
     float32_logits: bool = False,
-    rebuilt: Mapping[str, tuple[int, ...]] | None = None,
-    largest_logit: float = 0.0,
+    passed_on: Mapping[str, Error] | None = None,
     size: float = 0.0,
     quick: bool = False,
     seed: int = 0,
@@ -197,11 +209,7 @@ def budgets(
         telescopes: gradients that are differences of large sums.
         float32_logits: products of two inputs, and elementwise functions of them, are never
             stored: softmax attention. Not for maps whose products may be taken in another order.
-        rebuilt: cotangents that are multiplied by weights computed a second time, each with the
-            shape of the errors that its elements share. The roundings of logits and of a
-            normaliser do not cancel then, as they do in the oracle where one weight is nearly 1.
-        largest_logit: the largest argument of an exponential before a maximum is taken off,
-            without its sign: how many roundings of 1 the error of such a weight is.
+        passed_on: errors of tensors that disturbed runs begin with, by name.
         size: about as many numbers as the oracle holds at once.
         quick: a third of the disturbed runs, and the smaller budgets that so few are sure of: what
             is within them passes with all runs as well; what is not may.
@@ -234,8 +242,7 @@ def budgets(
             output_dtypes=output_dtypes,
             float32_logits=float32_logits,
             terms=terms,
-            rebuilt=rebuilt or {},
-            largest_logit=largest_logit,
+            passed_on=passed_on or {},
             size=size,
             cautious=quick,
             draws=FEW_DRAWS if quick else DRAWS,
@@ -321,8 +328,7 @@ def sigma(
     output_dtypes: Mapping[str, torch.dtype],
     float32_logits: bool = False,
     terms: int = 1,
-    rebuilt: Mapping[str, tuple[int, ...]] | None = None,
-    largest_logit: float = 0.0,
+    passed_on: Mapping[str, Error] | None = None,
     size: float = 0.0,
     cautious: bool = False,
     draws: int = DRAWS,
@@ -348,14 +354,14 @@ def sigma(
     bias = 1 + math.sqrt(terms) / 6 if float32_logits else 1.0
     mode = Rounding(precision, generator, float32_logits=float32_logits, bias=bias)
     # Around its own undisturbed result: a difference of the oracle's forms is no rounding.
-    centre = oracle(tensors)
+    centre = {name: y for name, y in oracle(tensors).items() if name in want}
     at_once = max(1, min(draws, int(_AT_ONCE / max(size, 1.0))))
     for first in range(0, draws, at_once):
         times = min(at_once, draws - first)
         copies = {n: x.expand(times, *x.shape) for n, x in tensors.items() if x.is_floating_point()}
-        for name, shape in (rebuilt or {}).items():
-            errors = torch.randn(times, *shape, dtype=torch.float64, generator=generator)
-            copies[name] = copies[name] * (1 + largest_logit * ACCUMULATOR * errors)
+        for name, error in (passed_on or {}).items():
+            noise = torch.randn(times, *error.shape, dtype=torch.float64, generator=generator)
+            copies[name] = copies[name] + error.size * noise
         with mode:
             disturbed = _repeated(oracle, copies, tensors)
         for name, y in centre.items():
