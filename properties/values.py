@@ -254,11 +254,14 @@ def parallel_keys(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def long_keys(blank: Blank, generator: torch.Generator) -> Tensor:
-    """The last five unit keys of each sequence are 3 long: a delta rule grows by up to 17 each."""
+    """The last five unit keys of each sequence are 3 long: a delta rule grows by up to 17 each.
+
+    The very first is not: a layout may repeat it at every token.
+    """
     x = gaussian(blank, generator)
     if blank.role is Role.UNIT_KEY and blank.token_axis is not None:
         for start, stop in blank.spans:
-            last = slice(max(start, stop - 5), stop)
+            last = slice(max(start, stop - 5, 1), stop)
             x.movedim(blank.token_axis, 0)[last] *= 3
     return x
 
