@@ -28,11 +28,12 @@ from properties.tensors import asked_for, present, sizes
 # the bits hold, and so is the place of a token, a row of the batch or a state; 128 rows of a
 # token's heads, or a tile of 16 x 16, are not.
 BITS = 12
-TOKENS, SEQUENCES = 1100, 150
+TOKENS, SEQUENCES = 1100, 100
 _SIZES = {"H": 2, "G": 1, "R": 2, "K": 3, "V": 4, "D": 8, "P": 3}
-# A recurrence holds 32 states of 16 x 16 for its way back. The walk of thousands of tokens is long.
-_RECURRENT_BITS, _RECURRENT_TOKENS, _RECURRENT_SEQUENCES = 14, 1500, 600
-_RECURRENT_SIZES = {"H": 6, "G": 3, "R": 2, "K": 3, "V": 5}
+# A recurrence holds 32 states of 16 x 16 for its way back. It walks from token to token, and the
+# simulator runs its heads at once: so heads are many, and tokens are few.
+_RECURRENT_BITS, _RECURRENT_TOKENS, _RECURRENT_SEQUENCES = 14, 375, 50
+_RECURRENT_SIZES = {"H": 24, "G": 12, "R": 2, "K": 3, "V": 5}
 # DPLR has as many rows for a token.
 _ROWS = {"dplr": 2}
 _OTHER_SIZE = 4
@@ -61,7 +62,7 @@ class Extent:
 _MANY_HEADS = {"H": 40, "G": 20, "R": 2, "K": 1, "V": 1}
 # Where programs share a dim, what is summed over it has a part for each of them, and the second one
 # begins after 2^14 rows. Below are 32 states of 16 x 32, and 64 rows of 2 heads of 33 channels.
-_WIDE = Extent(batch=SEQUENCES, tokens=110, bits=15)
+_WIDE = Extent(batch=150, tokens=56, bits=15)
 EXTENTS = {
     "tokens": Extent(tokens=TOKENS),
     "batch": Extent(batch=SEQUENCES),
@@ -69,7 +70,7 @@ EXTENTS = {
     "sequences-everything": Extent(batch=SEQUENCES, packed=True, asks="everything"),
     "sequences-nothing": Extent(batch=SEQUENCES, packed=True, asks="nothing"),
     # The places of a head's first row in what has a number for each row of each head.
-    "heads": Extent(_MANY_HEADS, tokens=300, bits=14),
+    "heads": Extent(_MANY_HEADS, tokens=215, bits=14),
     "keys": replace(_WIDE, sizes={"K": 33, "H": 2, "G": 1, "R": 1}),
     "values": replace(_WIDE, sizes={"V": 33, "H": 2, "G": 1, "R": 1}),
 }
