@@ -26,8 +26,11 @@ from properties.values import RECIPES, Blank
 
 # Cases are drawn as CI draws them: in runs of a few, since a run starts with the simplest case and
 # goes on with variations of what it has drawn. The seeds are fixed, and so is the verdict.
-EXAMPLES, RUNS = settings.get_profile("ci").max_examples, 60
+EXAMPLES = settings.get_profile("ci").max_examples
 BUNDLES = EXAMPLES // 2
+# How many runs there have been when it is looked whether each condition was met often enough: most
+# modes need no second look. A condition of half the probability passes with 12 % at most.
+LOOKS = (20, 40, 60)
 
 TARGET = load("ours", torch.device("cpu"))
 
@@ -62,9 +65,13 @@ class Condition:
     holds: Callable[[Case], bool]
 
 
+def drawn(op: str, mode: str, runs: int = LOOKS[0]) -> list[list[Case]]:
+    return [*chain(*(_numbered_run(op, mode, run) for run in range(runs)))]
+
+
 @functools.cache
-def drawn(op: str, mode: str) -> list[list[Case]]:
-    return [bundle for run in range(RUNS) for bundle in _one_run(OPS[op], mode, run, BUNDLES)]
+def _numbered_run(op: str, mode: str, run: int) -> list[list[Case]]:
+    return _one_run(OPS[op], mode, run, BUNDLES)
 
 
 def each_drawn(op: Op, mode: Mode) -> list[Case]:
@@ -92,13 +99,15 @@ def _one_run(op: Op, mode: str, run: int, examples: int) -> list[list[Case]]:
 
 @pytest.mark.parametrize(("op", "mode"), MODES, scope="module")
 def test_each_condition_has_its_probability(op: Op, mode: Mode) -> None:
-    found = drawn(op.name, mode.name)
-    short = []
-    for condition in conditions(op, mode):
-        share = sum(any(map(condition.holds, bundle)) for bundle in found) / len(found)
-        if share < condition.least:
-            short.append(f"{condition.name}: {share:.1%}, expected {condition.least:.1%}")
-    assert not short, "\n".join(short)
+    for runs in LOOKS:
+        found, short = drawn(op.name, mode.name, runs), []
+        for condition in conditions(op, mode):
+            share = sum(any(map(condition.holds, bundle)) for bundle in found) / len(found)
+            if share < condition.least:
+                short.append(f"{condition.name}: {share:.1%}, expected {condition.least:.1%}")
+        if not short:
+            return
+    pytest.fail("\n".join(short))
 
 
 def conditions(op: Op, mode: Mode) -> Iterator[Condition]:
@@ -287,9 +296,10 @@ def _pairs(case: Case) -> Iterator[tuple[int, int]]:
     return zip(case.lengths, case.key_lengths or case.lengths, strict=True)
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
-def test_cases_of_a_run_are_new(op: Op) -> None:
+@pytest.mark.parametrize("name", ["attention", "gla", "rotary_embedding"])
+def test_cases_of_a_run_are_new(name: str) -> None:
     """Hypothesis varies what it has drawn, which would leave few; see `bundles`."""
+    op = OPS[name]
     found = [*chain(*_one_run(op, op.modes[0].name, 0, 50))]
     assert len({case.seed for case in found}) >= 0.8 * len(found)
 

@@ -182,6 +182,10 @@ class Op:
     nonnegative: Callable[[Case], bool] = _never
     telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()
 
+    def __repr__(self) -> str:
+        # Hypothesis shows each strategy once, drawn or not, and the whole takes milliseconds.
+        return f"Op({self.name!r})"
+
     @property
     def names(self) -> tuple[str, ...]:
         """Everything that it takes: tensors, options and boundaries."""
