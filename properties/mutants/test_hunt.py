@@ -204,13 +204,14 @@ def test_only_cases_that_run_the_line_are_tried(signs: list[Mutant], blind: Suit
 
 
 def test_the_command_tells_kept_and_listed_mutants(
-    signs: list[Mutant], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    signs: list[Mutant], blind: Suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed, report = tmp_path / "equivalents.toml", tmp_path / "mutants.json"
     listed.write_text("")
     sources = {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
     command = ["--op", "rotary_embedding", "--law", "untouched_inputs", "--dtype", "float32"]
-    command += ["--within", _TURNED, "--operator", "sign", "--cache", str(tmp_path / "cache")]
+    # Where the suite of the same law has its surveys.
+    command += ["--within", _TURNED, "--operator", "sign", "--cache", str(blind.folder)]
     command += ["--jobs", "1", "--equivalents", str(listed), "--json", str(report)]
     assert main(command) == 1
     told = capsys.readouterr().out
@@ -230,12 +231,12 @@ def test_the_command_tells_kept_and_listed_mutants(
 
 
 def test_what_is_listed_is_tried_on_demand(
-    signs: list[Mutant], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    signs: list[Mutant], telling: Suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = tmp_path / "equivalents.toml"
     listed.write_text(_list(signs))
     command = ["--op", "rotary_embedding", "--law", "differential", "--dtype", "float32"]
-    command += ["--within", _TURNED, "--operator", "sign", "--cache", str(tmp_path / "cache")]
+    command += ["--within", _TURNED, "--operator", "sign", "--cache", str(telling.folder)]
     command += ["--jobs", "1", "--equivalents", str(listed)]
     assert main(command) == 0
     assert "listed and killed" not in capsys.readouterr().out
