@@ -99,9 +99,12 @@ def _registered(op: Op, mode: Mode) -> tuple[str, ...]:
 def _compiled(op: Op, mode: Mode) -> tuple[str, ...]:
     """The cases that are compiled: all in an op's first mode, two by turns in the others.
 
-    Modes of an op differ in the custom ops that they call, not in what is around them.
+    Modes of an op differ in the custom ops that they call, not in what is around them. A reading
+    calls those of another op, so two cases of it are compiled.
     """
     place = op.modes.index(mode)
+    if place == 0 and (op.name, mode.name) not in TABLE:
+        return _LEAST_AND_MOST
     if place == 0:
         return (*_LEAST_AND_MOST, *_BETWEEN)
     return _LEAST_AND_MOST if place % 2 else _BETWEEN
