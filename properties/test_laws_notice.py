@@ -495,7 +495,7 @@ def test_a_law_notices_what_is_wrong_on_one_architecture(capability: int) -> Non
     [pytest.param(op, law, id=f"{op.name}-{law}") for op in OPS.values() for law in op.laws],
 )
 def test_law_accepts_the_oracle_itself(op: Op, law: str) -> None:
-    violation = first_violation(LAWS[law], op, Oracle(), DTYPES, 4)
+    violation = first_violation(LAWS[law], op, Oracle(), DTYPES, 2)
     assert violation is None, str(violation)
 
 
@@ -508,6 +508,8 @@ def test_each_law_of_an_op_has_something_to_notice(op: Op) -> None:
 @pytest.mark.parametrize("name", LAWS)
 def test_a_law_that_is_switched_off_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LAWS, name, Law(name, lambda op, case, subject: 0.0))
+    # It accepts one case as it accepts all of them.
+    monkeypatch.setattr(Job, "share", lambda job, examples: 1)
     op = next(op for op in OPS.values() if name in op.laws)
     for planted in PLANTED:
         if planted.law == name and planted.possible(op):
