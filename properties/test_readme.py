@@ -15,6 +15,7 @@ from properties.laws import LAWS
 from properties.mutants import shares
 from properties.mutants.mutant import modules
 from properties.mutants.shares import Share
+from properties.targets.ledger import read
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -72,7 +73,9 @@ def _anchor(heading: str) -> str:
 
 
 def _blocks(language: str = "") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    """The fenced blocks of the README in this language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
 
 
 def test_the_readmes_numbers_are_what_the_spec_computes() -> None:
@@ -81,6 +84,15 @@ def test_the_readmes_numbers_are_what_the_spec_computes() -> None:
     failed, tried = doctest.DocTestRunner().run(example)
     assert tried > 5
     assert failed == 0
+
+
+@pytest.mark.parametrize("target", ["torch", "fla"])
+def test_the_bugs_of_a_target_are_listed_as_the_ledger_has_them(target: str) -> None:
+    names = [entry.name for entry in read("auto", target, None).entries]
+    folder = ROOT / "regressions" / "targets" / target
+    linked = re.findall(r"\]\((\w+)\.py\)", (folder / "README.md").read_text())
+    assert sorted(linked) == sorted([*names, "ledger"])
+    assert f" {len(names)} bugs in " in README.read_text()
 
 
 @pytest.fixture
@@ -93,9 +105,9 @@ def own_kernel(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
         (tmp_path / "mine.py").write_text(text.replace(before, after) if before else text)
         # No options of an outer run, and the examples of continuous integration.
         kept = {n: v for n, v in os.environ.items() if not n.startswith("PYTEST_")}
+        given = ["--device", "simulator", "--target", "mine:target", *arguments]
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "properties/test_laws.py", "--device", "simulator"]
-            + ["--target", "mine:target", *arguments],
+            [sys.executable, "-m", "pytest", "properties/test_laws.py", *given],
             capture_output=True,
             text=True,
             cwd=ROOT,
@@ -111,3 +123,31 @@ def test_the_readmes_kernel_passes(
     ran = own_kernel()
     assert ran.returncode == 0, ran.stdout
     assert " passed" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "first"),
+    [
+        ("tl.sqrt(tl.sum(x * x) + eps)", "(tl.sqrt(tl.sum(x * x)) + eps)", "differential does"),
+        ("+ eps), mask=d < D)", "+ eps))", "store out of bounds"),
+    ],
+    ids=["a wrong formula", "a store without a mask"],
+)
+def test_a_bug_in_the_readmes_kernel_is_reported_as_the_readme_says(
+    before: str,
+    after: str,
+    first: str,
+    own_kernel: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    ran = own_kernel("--law", "differential", "--dtype", "float32", before=before, after=after)
+    assert ran.returncode == 1
+    told = _without_numbers(ran.stdout)
+    report = next(block for block in _blocks() if block.startswith(first))
+    for line in report.splitlines():
+        # The README cuts long lines, and its kernel lies in the working directory.
+        start = line.partition("...")[0].partition(" at mine.py")[0].strip()
+        assert _without_numbers(start) in told, line
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d[\d.e+-]*", "0", text)
