@@ -5,6 +5,10 @@ html_title = project
 extensions = ["myst_parser"]
 # Anchors of headings, as in the links between the documents of the repository.
 myst_heading_anchors = 3
+# It is part of the index.
+exclude_patterns = ["README.md"]
+# A block without a language is output.
+highlight_language = "text"
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["style.css"]

@@ -2,15 +2,18 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from textwrap import dedent
 
-from equations import block
+from equations import block, typeset
 
 _HEADING = re.compile(r"^(Args|Returns|Raises|Source):(.*)$")
-_ENTRY = re.compile(r"^([\w*, ]+): (.*)$")
+_MARKUP = re.compile(r"([\\*_|<\[\]$])")
+# A name with a subscript: k_t, S_{t-1}, k_tᵀ.
+_FORMULA = re.compile(r"(\b[^\W\d_]+_(?:\{[^{}]*\}|[^\W_ᵀ²]{1,2}(?![^\W_ᵀ²]))[ᵀ²]?)")
+_ENTRY = re.compile(r"^(\w[\w*, ]*): (.*)$")
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,9 @@ class Docstring:
     def prose(self) -> str:
         """Return the body, its indented blocks as equations."""
         parts = []
-        for indented, lines in groupby(self.body, lambda line: line.startswith("    ")):
-            parts.append(block([*lines]) if indented else _markdown(lines))
+        for indented, some in groupby(self.body, lambda line: line.startswith("    ")):
+            lines = [*some]
+            parts.append(block(lines) if indented else _markdown(lines))
         return "\n\n".join(part for part in parts if part.strip())
 
     def paragraphs(self) -> list[str]:
@@ -67,9 +71,13 @@ class Docstring:
         return _markdown(" ".join(map(str.strip, self.sections.get("Source", ()))).splitlines())
 
 
-def _markdown(lines: Iterator[str] | list[str]) -> str:
-    r"""The lines with signs of the mathematics that Markdown would take for its own: x_t, |x|."""
+def _markdown(lines: list[str]) -> str:
+    """The lines with their formulas typeset, and signs escaped that Markdown has for itself."""
     pieces = re.split(r"(`[^`]*`)", "\n".join(lines).strip())
-    return "".join(
-        piece if piece.startswith("`") else re.sub(r"([\\*_|<\[\]$])", r"\\\1", piece) for piece in pieces
-    )
+    return "".join(piece if piece.startswith("`") else _escaped(piece) for piece in pieces)
+
+
+def _escaped(text: str) -> str:
+    # Every second piece is a formula.
+    pieces = enumerate(_FORMULA.split(text))
+    return "".join(typeset(x) if n % 2 else _MARKUP.sub(r"\\\1", x) for n, x in pieces)

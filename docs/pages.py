@@ -1,25 +1,25 @@
-"""Write the pages of the documentation site: the repository's documents, and a page for each op.
+"""Write the pages of the documentation site into build/docs.
 
-Usage: python docs/pages.py FOLDER
+They are the repository's documents as they are, a page for each op of the catalogue, and the laws.
 """
 
 import inspect
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
 from docstrings import Docstring
 
 import kernels
-import reference
 from properties.catalogue import OPS, Op
 from properties.laws import LAWS
 
 ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "build" / "docs"
 DOCUMENTS = (
+    "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "LOG.md",
@@ -71,26 +71,24 @@ CHANGELOG
 """
 
 
-def main(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    for name in (*DOCUMENTS, "README.md"):
-        _copy(name, folder)
-    _write(folder / "index.md", INDEX.format(ops="\n".join(f"ops/{name}" for name in OPS)))
-    # It is part of the index.
-    _write(folder / "README.md", (ROOT / "README.md").read_text())
-    _write(folder / "laws.md", laws())
+def main() -> None:
+    shutil.rmtree(PAGES, ignore_errors=True)
+    for name in DOCUMENTS:
+        _copy(name)
+    _write(PAGES / "index.md", INDEX.format(ops="\n".join(f"ops/{name}" for name in OPS)))
+    _write(PAGES / "laws.md", laws())
     for op in OPS.values():
-        _write(folder / "ops" / f"{op.name}.md", page(op))
+        _write(PAGES / "ops" / f"{op.name}.md", page(op))
 
 
-def _copy(name: str, folder: Path) -> None:
+def _copy(name: str) -> None:
     """Copy a document, and the files that it links to: they become downloads."""
     text = (ROOT / name).read_text()
-    _write(folder / name, text)
-    for link in re.findall(r"\]\(([^)\s#:]+)", text):
+    _write(PAGES / name, text)
+    for link in re.findall(r"\]\(([\w./-]+)[)#]", text):
         file = (ROOT / name).parent / link
         if file.suffix != ".md":
-            _write(folder / file.resolve().relative_to(ROOT), file.read_text())
+            _write(PAGES / file.resolve().relative_to(ROOT), file.read_text())
 
 
 def _write(path: Path, text: str) -> None:
@@ -107,13 +105,14 @@ def page(op: Op) -> str:
             f"# {op.name}",
             first.summary,
             first.prose(),
-            f"```python\n{_call(op.oracle)}\n```",
+            f"`{_call(op)}`",
             "## Arguments",
-            _table(("argument", "meaning", "default", "gradient"), _arguments(op, first)),
+            _table(("argument", "meaning"), _arguments(op, first)),
+            f"Gradients: {', '.join(f'`{a.name}`' for a in op.arguments if a.differentiable)}.",
             "## Returns",
-            _table(("result", "meaning"), first.entries("Returns").items()),
+            _table(("result", "meaning"), _named(first.entries("Returns"))),
             "## Raises",
-            _table(("error", "if"), first.entries("Raises").items()),
+            _table(("error", "if"), _named(first.entries("Raises"))),
             "## Second form",
             second.summary,
             second.prose(),
@@ -131,31 +130,24 @@ def page(op: Op) -> str:
     )
 
 
-def _call(function: Callable[..., object]) -> str:
-    """The call of a function with its defaults, an argument to a line."""
-    lines, marked = [], False
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and not marked:
-            lines.append("*")
-            marked = True
-        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
-        lines.append(f"{parameter.name}{default}")
-    text = f"reference.{function.__name__}({', '.join(lines)})"
-    return text if len(text) <= 88 else _broken(function.__name__, lines)
+def _call(op: Op) -> str:
+    """The names of the arguments, in their order."""
+    positional, named = [], []
+    for parameter in inspect.signature(op.oracle).parameters.values():
+        (named if parameter.kind is parameter.KEYWORD_ONLY else positional).append(parameter.name)
+    return f"reference.{op.name}({', '.join(positional)}, *, {', '.join(named)})"
 
 
-def _broken(name: str, lines: Iterable[str]) -> str:
-    return "\n".join([f"reference.{name}(", *(f"    {line}," for line in lines), ")"])
-
-
-def _arguments(op: Op, said: Docstring) -> Iterator[tuple[str, ...]]:
-    """What the docstring and the catalogue know of each argument."""
-    tensors = {argument.name: argument for argument in op.arguments}
+def _arguments(op: Op, said: Docstring) -> Iterator[tuple[str, str]]:
+    """Each argument with its default, and what the docstring says of it."""
     entries = said.entries("Args")
     for name, parameter in inspect.signature(op.oracle).parameters.items():
-        default = "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
-        gradient = "yes" if name in tensors and tensors[name].differentiable else ""
-        yield f"`{name}`", entries[name], default, gradient
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        yield f"`{name}{default}`", entries[name]
+
+
+def _named(entries: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(f"`{name}`", text) for name, text in entries.items()]
 
 
 def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -166,10 +158,10 @@ def _table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 def _code(op: Op) -> str:
     """The page of the spec with both forms, to be unfolded."""
     module = inspect.getmodule(inspect.unwrap(op.oracle))
-    assert module is not None and module.__file__ is not None
-    text = Path(module.__file__).read_text()
-    name = Path(module.__file__).relative_to(ROOT)
-    return f"````{{dropdown}} {name}\n```python\n{text}```\n````"
+    assert module is not None
+    file = Path(inspect.getfile(module))
+    text, name = file.read_text(), file.relative_to(ROOT)
+    return f"<details><summary>{name}</summary>\n\n```python\n{text}```\n\n</details>"
 
 
 def _kernels(op: Op) -> str:
@@ -184,18 +176,19 @@ def _kernels(op: Op) -> str:
     ]
     parts += [text for text in ours.paragraphs() if text not in theirs.paragraphs()]
     said = ours.entries("Args")
-    parts.append(_table(("argument", "meaning"), [(f"`{n}`", said[n]) for n in _OWN if n in said]))
+    own = {name: said[name] for name in _OWN if name in said}
+    parts.append(_table(("argument", "meaning"), _named(own)))
     return "\n\n".join(parts)
 
 
 def laws() -> str:
     """Return the laws: the table of CONTRIBUTING, and what the docstring of each adds."""
-    section = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Laws\n")[2].partition("\n## ")[0]
+    _, _, section = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Laws\n")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE))
     parts = ["# Laws", "A law is a promise about every case of an op."]
     for name in LAWS:
         said = Docstring.of(import_module(f"properties.laws.{name}"))
-        obeyed = [op.name for op in OPS.values() if name in op.laws]
+        obeyed = [f"[{op.name}](ops/{op.name}.md)" for op in OPS.values() if name in op.laws]
         who = "All ops." if len(obeyed) == len(OPS) else f"Ops: {', '.join(obeyed)}."
         parts += [f"## {_words(name)}", rows[name], said.prose(), who]
     return "\n\n".join(part for part in parts if part)
@@ -210,4 +203,4 @@ def _anchor(name: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
