@@ -20,12 +20,12 @@ from properties.targets.ledger import read
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 OPS_TABLE = ROOT / "properties" / "README.md"
-# Generated documents of other tools have no links of ours.
-DOCUMENTS = sorted(
+# Folders of tools, and what they build, hold documents of others.
+DOCUMENTS = [
     path
-    for path in ROOT.rglob("*.md")
-    if not any(part.startswith(".") or part in ("build", "site") for part in path.parts)
-)
+    for path in sorted(ROOT.rglob("*.md"))
+    if not re.match(r"\.|build/", str(path.relative_to(ROOT)))
+]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 

@@ -19,7 +19,7 @@ _OF_MUTANTS = (
 )
 _OF_TRIGGERS = (
     'Reach is the share of predicates about calls, such as "K = 64 and only the initial state is '
-    "trained\", that a\ntest of a law meets and would notice if results were wrong there "
+    'trained", that a\ntest of a law meets and would notice if results were wrong there '
     "(`python -m properties.mutants --triggers`)."
 )
 
