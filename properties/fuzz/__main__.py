@@ -26,9 +26,9 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
-from properties.fuzz.worker import Origin, prepare
-from properties.jobs import Job, Selection, judge
-from properties.laws import LAWS, Subject, Violation
+from properties.fuzz.worker import GROWTH, Origin, Worker, crew, prepare
+from properties.jobs import Job, Selection
+from properties.laws import LAWS, Subject
 from properties.targets import NAMES, scope
 
 # Seconds between two looks at the signals, between two copies of the log, between two lines.
@@ -41,7 +41,9 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         epilog="Exit code: 0 nothing found, 1 findings, 2 bad arguments. Ctrl-C and SIGTERM end it "
         f"with the summary. Cases that found something are kept in {FOLDER}, as are those with the "
-        "largest errors: the next run tries them first, and pytest replays those that break a law.",
+        "largest errors: the next run tries them first, and pytest replays those that break a law. "
+        f"A process that has grown by more than {GROWTH >> 30} GiB, or by its part of half the "
+        "machine's memory, is replaced between two cases.",
     )
     budget = parse.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=duration, default=2.0, help="for how long (default: 2)")
@@ -68,14 +70,17 @@ def parser() -> argparse.ArgumentParser:
         "reports them all (default: the one in regressions/targets)",
     )
     parse.add_argument("--seed", type=int, help="repeat a run (default: drawn and printed)")
-    parse.add_argument("--jobs", type=count, help="processes (default: one per core; one on a GPU)")
+    parse.add_argument(
+        "--jobs", type=count, help="processes (default: one for each GPU, or for each core)"
+    )
     parse.add_argument(
         "--case-timeout",
         type=duration,
         default=60.0,
         metavar="SECONDS",
-        help="a case that takes longer hangs; the first of an op in a process may take twice as "
-        "long, as it compiles (default: 60)",
+        help="a case that takes longer hangs; the first of an op in a process, which compiles it, "
+        "may take half as long again. What hangs is tried once more, and on a second engine "
+        "meanwhile, so that a hang costs a process 3 times as long at most (default: 60)",
     )
     parse.add_argument(
         "--no-shrink",
@@ -136,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parse.error(str(error))
     if chosen.case is not None:
-        return replay(case, chosen.law or laws, subject, console)
+        return replay(case, chosen.law or laws, Worker(origin, chosen.case_timeout), console)
     for line in scope.missing(subject.target):
         _say(console, line)
     with _signals() as asked:
@@ -183,22 +188,24 @@ def _log(jobs: list[Job], chosen: argparse.Namespace) -> Log:
     return replace(kept, tallies={job: kept.tallies.get(job, Tally()) for job in jobs})
 
 
-def replay(case: Case, laws: Sequence[str], subject: Subject, console: Console) -> int:
+def replay(case: Case, laws: Sequence[str], worker: Worker, console: Console) -> int:
     """Run one case under laws."""
     broken = 0
-    for name in laws:
-        try:
-            ratio = judge(name, case, subject)
-        except Violation as violation:
-            _say(console, str(violation))
-            broken += 1
-            continue
-        if ratio is None:
-            known = ", ".join(sorted(subject.ledger.used))
-            console.print(f"{name} fails with {known}, which is known", highlight=False)
-        else:
-            detail = f"worst error {ratio:.2f} of the budget" if ratio else "exact"
-            console.print(f"{name} holds: {detail}", highlight=False)
+    prepare()
+    try:
+        for name in laws:
+            answer = worker.ask(name, case)
+            if answer.failure is not None:
+                _say(console, answer.failure.report)
+                broken += 1
+            elif answer.excused:
+                known = ", ".join(sorted({*answer.excused}))
+                _say(console, f"{name} fails with {known}, which is known")
+            else:
+                worst = f"worst error {answer.worst:.2f} of the budget"
+                _say(console, f"{name} holds: {worst if answer.worst else 'exact'}")
+    finally:
+        worker.close()
     return 1 if broken else 0
 
 
@@ -212,11 +219,11 @@ def fuzz(
 ) -> int:
     """Draw until the budget is spent, or somebody asks for the end."""
     where = describe(chosen.device)
-    lanes: int = chosen.jobs or (1 if where.startswith("NVIDIA") else os.cpu_count() or 1)
+    workers = crew(origin, chosen.case_timeout, chosen.jobs)
     _say(
         console,
         f"{len(log.tallies)} jobs of target {chosen.target} on {where}; seed {log.seed}, "
-        f"{lanes} processes",
+        f"{len(workers)} processes",
     )
 
     def tell(bucket: Bucket) -> None:
@@ -238,7 +245,7 @@ def fuzz(
     keep = _Kept(night, chosen, console)
     prepare()
     with Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal):
-        running = night.start(lanes)
+        running = night.start(workers)
         copied = told = monotonic()
         while not all(lane.done() for lane in running):
             sleep(_LOOK)

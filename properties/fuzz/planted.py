@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from properties.fuzz import worker
 from properties.simulator import runtime
 from properties.targets import Adapter
 from reference.norm.l2norm import l2norm as right
@@ -236,7 +235,6 @@ def marking_then_hanging(device: torch.device) -> Adapter:
 
 def growing(device: torch.device) -> Adapter:
     """Keeps all that it was ever given; tells of each process that it is in."""
-    worker._GROWTH = 1 << 20
     kept = []
     with Path(os.environ[MARK]).open("a") as mark:
         mark.write(f"{os.getpid()}\n")
@@ -246,6 +244,13 @@ def growing(device: torch.device) -> Adapter:
         return right(x)
 
     return _adapter(l2norm)
+
+
+def looking(device: torch.device) -> Adapter:
+    """Tells which GPUs each process sees."""
+    with Path(os.environ[MARK]).open("a") as mark:
+        mark.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
+    return _adapter(right)
 
 
 def raising_slowly(device: torch.device) -> Adapter:
