@@ -6,6 +6,7 @@ from torch import Tensor
 
 from reference import recurrence
 from reference.arguments import checked
+from reference.decay import decays
 from reference.sequences import CuSeqlens
 
 
@@ -103,8 +104,8 @@ def mamba2_dual(
         y    = M X + D X + (Π_{t <= i} a_t) C_i S_0
         S_T  = (Π_t a_t) S_0 + Σ_j L_Tj dt_j B_j x_jᵀ
 
-    with the entries of L as products, not as exponentials of sums. Everything else is said of
-    `mamba2`.
+    with the entries of L as exponentials of sums, as their logarithms are dt A. Everything else is
+    said of `mamba2`.
 
     Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, equation 3 (the matrix) and section
         5.1 (for a number times the identity).
@@ -123,11 +124,9 @@ def _dual(
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
     if x.shape[1] == 0:
         return x, S
+    from_start, between = decays(dt * A)
+    from_start, L = from_start.transpose(1, 2)[..., None], between.permute(0, 3, 1, 2).tril()
     X, step, B, C = (z.transpose(1, 2) for z in (x, dt[..., None], B, C))
-    a = torch.exp(step * A[:, None, None])
-    later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril(-1)
-    L = torch.where(later, a, 1.0).cumprod(-2).tril()
-    from_start = a.cumprod(-2)
 
     M = L * (C @ B.mT) * step.mT
     y = M @ X + from_start * (C @ S)
