@@ -26,7 +26,7 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
-from properties.fuzz.worker import GROWTH, Origin, Worker, crew, prepare
+from properties.fuzz.worker import GROWTH, Judge, Origin, Worker, crew, prepare
 from properties.jobs import Job, Selection
 from properties.laws import LAWS, Subject
 from properties.targets import NAMES, scope
@@ -72,6 +72,13 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--seed", type=int, help="repeat a run (default: drawn and printed)")
     parse.add_argument(
         "--jobs", type=count, help="processes (default: one for each GPU, or for each core)"
+    )
+    parse.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run the processes on the nodes of this Ray cluster: host:port, or 'auto' where this "
+        "machine is one of them. Each node needs the device and the packages of this machine, but "
+        "not this suite, which is sent to it; a node that is lost loses no example (extra: ray)",
     )
     parse.add_argument(
         "--case-timeout",
@@ -138,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             wanted = map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype))
             log = _log(Selection(*wanted).jobs(subject.target), chosen)
+            # Before signals are ours: Ray has a handler of its own.
+            workers = _crew(origin, chosen)
     except ValueError as error:
         parse.error(str(error))
     if chosen.case is not None:
@@ -145,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in scope.missing(subject.target):
         _say(console, line)
     with _signals() as asked:
-        return fuzz(log, subject, origin, chosen, console, asked)
+        return fuzz(log, subject, origin, workers, chosen, console, asked)
 
 
 def _check_paths(chosen: argparse.Namespace) -> None:
@@ -188,6 +197,20 @@ def _log(jobs: list[Job], chosen: argparse.Namespace) -> Log:
     return replace(kept, tallies={job: kept.tallies.get(job, Tally()) for job in jobs})
 
 
+def _crew(origin: Origin, chosen: argparse.Namespace) -> Sequence[Judge]:
+    """
+    Raises:
+        ValueError: there is no such cluster.
+    """
+    if chosen.ray is None:
+        return crew(origin, chosen.case_timeout, chosen.jobs)
+    try:
+        from properties.fuzz import cluster
+    except ImportError as error:
+        raise ValueError(f"--ray: {error}; try: pip install 'ray>=2.40'") from error
+    return cluster.crew(chosen.ray, origin, chosen.case_timeout, chosen.jobs)
+
+
 def replay(case: Case, laws: Sequence[str], worker: Worker, console: Console) -> int:
     """Run one case under laws."""
     broken = 0
@@ -213,17 +236,17 @@ def fuzz(
     log: Log,
     subject: Subject,
     origin: Origin,
+    workers: Sequence[Judge],
     chosen: argparse.Namespace,
     console: Console,
     asked: list[str],
 ) -> int:
     """Draw until the budget is spent, or somebody asks for the end."""
     where = describe(chosen.device)
-    workers = crew(origin, chosen.case_timeout, chosen.jobs)
     _say(
         console,
         f"{len(log.tallies)} jobs of target {chosen.target} on {where}; seed {log.seed}, "
-        f"{len(workers)} processes",
+        f"{len(workers)} processes{' of a Ray cluster' if chosen.ray else ''}",
     )
 
     def tell(bucket: Bucket) -> None:

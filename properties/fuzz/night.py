@@ -25,6 +25,7 @@ from properties.fuzz.worker import (
     HANGS,
     Answer,
     Failure,
+    Judge,
     Origin,
     Stopped,
     Worker,
@@ -83,7 +84,7 @@ class Night:
         for job in log.tallies:
             self.kernels.setdefault((job.op, job.mode), []).append(job)
         self.turns = islice(_turns([*log.tallies], log.seed), log.turns, None)
-        self.workers: list[Worker] = []
+        self.workers: list[Judge] = []
         self.playing = 0
         self.stopped = False
 
@@ -123,7 +124,7 @@ class Night:
         kernel = sum((self.log.tallies[one] for one in alike), Tally())
         return kernel.lost > _SHARE * kernel.seconds
 
-    def start(self, workers: Sequence[Worker]) -> list[Future[None]]:
+    def start(self, workers: Sequence[Judge]) -> list[Future[None]]:
         """Begin, with a lane for each worker; each future ends when its lane has."""
         with without_interrupts():
             self.workers = [*workers]
@@ -139,9 +140,9 @@ class Night:
         for worker in [*self.workers]:
             worker.stop()
 
-    def _lane(self, worker: Worker) -> None:
+    def _lane(self, worker: Judge) -> None:
         try:
-            while (turn := self._next()) is not None:
+            while not worker.stopped and (turn := self._next()) is not None:
                 try:
                     _Round(self, worker, *turn).play()
                 finally:
@@ -171,7 +172,7 @@ class _Round:
         until: when no case is made smaller any more.
     """
 
-    def __init__(self, night: Night, worker: Worker, job: Job, lap: int) -> None:
+    def __init__(self, night: Night, worker: Judge, job: Job, lap: int) -> None:
         self.night, self.worker, self.job, self.lap = night, worker, job, lap
         self.log = night.log
         self.found: list[Bucket] = []
@@ -194,7 +195,8 @@ class _Round:
             # The suite's own: other jobs go on.
             with self.night.lock:
                 self.log.errors[format_exc()] += 1
-                self.log.tallies[self.job].broken = True
+                # But not where this worker alone cannot go on.
+                self.log.tallies[self.job].broken = not self.worker.stopped
         finally:
             for second in self.elsewhere.values():
                 second.close()

@@ -77,6 +77,21 @@ def waiting_once(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def waiting_once_but_wrong(device: torch.device) -> Adapter:
+    """The same, and has a bug besides."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if x.dtype == torch.bfloat16:
+            raise TypeError("no bfloat16")
+        if _first_time():
+            Path(os.environ[MARK]).write_text(f"{os.getpid()}\n")
+            sleep(1000)
+        # Squares leave the range of float16.
+        return right(x.float()).to(x.dtype)
+
+    return _adapter(l2norm)
+
+
 def exhausted_once(device: torch.device) -> Adapter:
     def l2norm(x: Tensor) -> Tensor:
         if _first_time():

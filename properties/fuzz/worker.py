@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from itertools import cycle, islice, takewhile
 from pathlib import Path
 from threading import Timer, get_ident
 from traceback import FrameSummary, walk_stack
-from typing import IO
+from typing import IO, Protocol
 from unittest.mock import patch
 
 import pebble
@@ -130,6 +130,20 @@ class Stopped(BaseException):
     """The run is over; nobody waits for this answer. Hypothesis lets it pass."""
 
 
+class Judge(Protocol):
+    """Who is asked about one case after the other: a worker, here or on another machine."""
+
+    stopped: bool
+
+    def ask(self, law: str, case: Case) -> Answer: ...
+
+    def restart(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Worker:
     """One process, which judges cases.
 
@@ -219,19 +233,35 @@ class Worker:
         return (case.op, case.mode, case.dtype) in self.compiled
 
     def _ended(self, law: str, case: Case, how: str, more: str = "") -> Answer:
-        frames = _frames(self.traces.read_text(errors="replace"))
-        own = [frame for frame in frames if is_own(frame.filename)]
-        lines = [f"{short(frame.filename)}:{frame.lineno}" for frame in own or frames]
-        place = lines[0] if own else ""
-        if own and how == HANGS:
-            # A loop that does not end may be met at any of its lines.
-            place = f"{short(own[0].filename)} in {own[0].name}"
-        where = torch.device("cuda" if self.origin.device == "cuda" else "cpu")
-        report = end_report(law, case, how + more, lines, where, self.origin.target)
-        failure = Failure(
-            Signature(family(case.op), how, place=place), law, case, report, fatal=True
-        )
-        return Answer(failure=failure, doubtful=how, spent=True)
+        trace = self.traces.read_text(errors="replace")
+        return ended(self.origin, law, case, how, more, _frames(trace))
+
+
+def ended(
+    origin: Origin,
+    law: str,
+    case: Case,
+    how: str,
+    more: str = "",
+    frames: Sequence[FrameSummary] = (),
+) -> Answer:
+    """What is to be said of a case whose process hangs or ended.
+
+    Args:
+        how: "hangs", "ends with SIGSEGV"; the same for all cases of one bug.
+        more: about this case.
+        frames: where it was then, the innermost first.
+    """
+    own = [frame for frame in frames if is_own(frame.filename)]
+    lines = [f"{short(frame.filename)}:{frame.lineno}" for frame in own or frames]
+    place = lines[0] if own else ""
+    if own and how == HANGS:
+        # A loop that does not end may be met at any of its lines.
+        place = f"{short(own[0].filename)} in {own[0].name}"
+    where = torch.device("cuda" if origin.device == "cuda" else "cpu")
+    report = end_report(law, case, how + more, lines, where, origin.target)
+    failure = Failure(Signature(family(case.op), how, place=place), law, case, report, fatal=True)
+    return Answer(failure=failure, doubtful=how, spent=True)
 
 
 def crew(origin: Origin, limit: float, count: int | None) -> list[Worker]:
@@ -242,8 +272,14 @@ def crew(origin: Origin, limit: float, count: int | None) -> list[Worker]:
     """
     devices: list[str | None] = [*gpus(origin.device)]
     count = count or len(devices) or os.cpu_count() or 1
-    growth = min(GROWTH, _memory() // (2 * count))
-    return [Worker(origin, limit, growth, gpu) for gpu in islice(cycle(devices or [None]), count)]
+    seats = islice(cycle(devices or [None]), count)
+    return [Worker(origin, limit, growth(count), gpu) for gpu in seats]
+
+
+def growth(workers: int) -> int:
+    """Bytes by which each of several workers of this machine may grow."""
+    memory = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+    return min(GROWTH, memory // (2 * workers))
 
 
 def _how(code: int) -> str:
@@ -406,11 +442,6 @@ def _device_is_lost() -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def _memory() -> int:
-    """Bytes of memory that this machine has."""
-    return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
 
 
 def _resident() -> int:
