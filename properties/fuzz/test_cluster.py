@@ -86,8 +86,11 @@ def test_a_node_that_is_lost_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path
     both = {job for job in remote.keys() & local.keys() if job[1] != "bfloat16"}
     assert len(both) >= 4
     assert {job: remote[job] for job in both} == {job: local[job] for job in both}
-    while any(map(_there, at_work - {os.getpid()} - {*_ancestors(os.getpid())})):
-        time.sleep(0.05)
+    left = at_work - {*_ancestors(os.getpid())}
+    for _ in range(100):
+        left = {*filter(_there, left)}
+        time.sleep(0.05 if left else 0)
+    assert not left
 
 
 def _there(process: int) -> bool:

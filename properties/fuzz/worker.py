@@ -46,6 +46,8 @@ _SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker")
 HANGS = "hangs"
 # Times as long as another case may take the first of its kind in a process, which compiles kernels.
 FIRST = 1.5
+# Seconds after its limit in which a case that hangs tells where it is, before it is ended.
+_TRACING = 0.5
 # A worker that has grown by so much, or by its part of half the machine's memory, is replaced.
 GROWTH = 2 << 30
 _PR_SET_PDEATHSIG = 1
@@ -210,7 +212,7 @@ class Worker:
 
     def _schedule(self, law: str, case: Case, seconds: float) -> ProcessFuture[Answer]:
         try:
-            return self.pool.schedule(_judge, (law, case, seconds), timeout=seconds)
+            return self.pool.schedule(_judge, (law, case, seconds), timeout=seconds + _TRACING)
         except RuntimeError as error:
             # What pebble says of a pool that is broken already.
             raise BrokenProcessPool from error
@@ -376,8 +378,8 @@ def _traced(limit: float) -> Iterator[None]:
     faulthandler reads the frames of a thread while that goes on and may crash of it. So it has to
     where no other thread gets its turn, in compiled code, but not where Python is running.
     """
-    faulthandler.dump_traceback_later(0.95 * limit, file=_TRACES)
-    timer = Timer(0.7 * limit, _write_trace, [get_ident()])
+    faulthandler.dump_traceback_later(limit + _TRACING / 2, file=_TRACES)
+    timer = Timer(limit, _write_trace, [get_ident()])
     timer.daemon = True
     timer.start()
     try:

@@ -103,6 +103,6 @@ def is_own(file: str) -> bool:
 def short(file: str) -> str:
     """The path from the folder that Python imports the file from: the same on all machines."""
     path = Path(file)
-    folders = (Path(folder).absolute() for folder in (*sys.path, _SUITE.parent))
+    folders = (Path(folder).absolute() for folder in (*sys.path, str(_SUITE.parent)))
     above = [folder for folder in folders if path.is_relative_to(folder)]
     return str(path.relative_to(max(above, key=lambda one: len(one.parts)))) if above else file
