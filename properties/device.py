@@ -19,6 +19,19 @@ def resolve(name: str) -> str:
     return name
 
 
+def gpus(name: str = "auto") -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
+
+    None where kernels run on no GPU.
+    """
+    if resolve(name) != "cuda":
+        return []
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    # What follows a name that is none, as -1 is, is not seen.
+    return [str(place) for place in range(count)] if chosen is None else chosen.split(",")[:count]
+
+
 def activate(name: str = "auto") -> torch.device:
     """Make Triton run on `name` in this process, and say where tensors have to live.
 

@@ -26,9 +26,9 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
-from properties.fuzz.worker import Origin, prepare
-from properties.jobs import Job, Selection, judge
-from properties.laws import LAWS, Subject, Violation
+from properties.fuzz.worker import GROWTH, Judge, Origin, Worker, crew, prepare
+from properties.jobs import Job, Selection
+from properties.laws import LAWS, Subject
 from properties.targets import NAMES, scope
 
 # Seconds between two looks at the signals, between two copies of the log, between two lines.
@@ -41,7 +41,9 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         epilog="Exit code: 0 nothing found, 1 findings, 2 bad arguments. Ctrl-C and SIGTERM end it "
         f"with the summary. Cases that found something are kept in {FOLDER}, as are those with the "
-        "largest errors: the next run tries them first, and pytest replays those that break a law.",
+        "largest errors: the next run tries them first, and pytest replays those that break a law. "
+        f"A process that has grown by more than {GROWTH >> 30} GiB, or by its part of half the "
+        "machine's memory, is replaced between two cases.",
     )
     budget = parse.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=duration, default=2.0, help="for how long (default: 2)")
@@ -68,14 +70,24 @@ def parser() -> argparse.ArgumentParser:
         "reports them all (default: the one in regressions/targets)",
     )
     parse.add_argument("--seed", type=int, help="repeat a run (default: drawn and printed)")
-    parse.add_argument("--jobs", type=count, help="processes (default: one per core; one on a GPU)")
+    parse.add_argument(
+        "--jobs", type=count, help="processes (default: one for each GPU, or for each core)"
+    )
+    parse.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="run the processes on the nodes of this Ray cluster: host:port, or 'auto' where this "
+        "machine is one of them. Each node needs the device and the packages of this machine, but "
+        "not this suite, which is sent to it; a node that is lost loses no example (extra: ray)",
+    )
     parse.add_argument(
         "--case-timeout",
         type=duration,
         default=60.0,
         metavar="SECONDS",
-        help="a case that takes longer hangs; the first of an op in a process may take twice as "
-        "long, as it compiles (default: 60)",
+        help="a case that takes longer hangs; the first of an op in a process, which compiles it, "
+        "may take half as long again. What hangs is tried once more, and on a second engine "
+        "meanwhile, so that a hang costs a process 3 times as long at most (default: 60)",
     )
     parse.add_argument(
         "--no-shrink",
@@ -133,14 +145,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             wanted = map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype))
             log = _log(Selection(*wanted).jobs(subject.target), chosen)
+            # Before signals are ours: Ray has a handler of its own.
+            workers = _crew(origin, chosen)
     except ValueError as error:
         parse.error(str(error))
     if chosen.case is not None:
-        return replay(case, chosen.law or laws, subject, console)
+        return replay(case, chosen.law or laws, Worker(origin, chosen.case_timeout), console)
     for line in scope.missing(subject.target):
         _say(console, line)
     with _signals() as asked:
-        return fuzz(log, subject, origin, chosen, console, asked)
+        return fuzz(log, subject, origin, workers, chosen, console, asked)
 
 
 def _check_paths(chosen: argparse.Namespace) -> None:
@@ -183,22 +197,38 @@ def _log(jobs: list[Job], chosen: argparse.Namespace) -> Log:
     return replace(kept, tallies={job: kept.tallies.get(job, Tally()) for job in jobs})
 
 
-def replay(case: Case, laws: Sequence[str], subject: Subject, console: Console) -> int:
+def _crew(origin: Origin, chosen: argparse.Namespace) -> Sequence[Judge]:
+    """
+    Raises:
+        ValueError: there is no such cluster.
+    """
+    if chosen.ray is None:
+        return crew(origin, chosen.case_timeout, chosen.jobs)
+    try:
+        from properties.fuzz import cluster
+    except ImportError as error:
+        raise ValueError(f"--ray: {error}; try: pip install 'ray>=2.40'") from error
+    return cluster.crew(chosen.ray, origin, chosen.case_timeout, chosen.jobs)
+
+
+def replay(case: Case, laws: Sequence[str], worker: Worker, console: Console) -> int:
     """Run one case under laws."""
     broken = 0
-    for name in laws:
-        try:
-            ratio = judge(name, case, subject)
-        except Violation as violation:
-            _say(console, str(violation))
-            broken += 1
-            continue
-        if ratio is None:
-            known = ", ".join(sorted(subject.ledger.used))
-            console.print(f"{name} fails with {known}, which is known", highlight=False)
-        else:
-            detail = f"worst error {ratio:.2f} of the budget" if ratio else "exact"
-            console.print(f"{name} holds: {detail}", highlight=False)
+    prepare()
+    try:
+        for name in laws:
+            answer = worker.ask(name, case)
+            if answer.failure is not None:
+                _say(console, answer.failure.report)
+                broken += 1
+            elif answer.excused:
+                known = ", ".join(sorted({*answer.excused}))
+                _say(console, f"{name} fails with {known}, which is known")
+            else:
+                worst = f"worst error {answer.worst:.2f} of the budget"
+                _say(console, f"{name} holds: {worst if answer.worst else 'exact'}")
+    finally:
+        worker.close()
     return 1 if broken else 0
 
 
@@ -206,17 +236,17 @@ def fuzz(
     log: Log,
     subject: Subject,
     origin: Origin,
+    workers: Sequence[Judge],
     chosen: argparse.Namespace,
     console: Console,
     asked: list[str],
 ) -> int:
     """Draw until the budget is spent, or somebody asks for the end."""
     where = describe(chosen.device)
-    lanes: int = chosen.jobs or (1 if where.startswith("NVIDIA") else os.cpu_count() or 1)
     _say(
         console,
         f"{len(log.tallies)} jobs of target {chosen.target} on {where}; seed {log.seed}, "
-        f"{lanes} processes",
+        f"{len(workers)} processes{' of a Ray cluster' if chosen.ray else ''}",
     )
 
     def tell(bucket: Bucket) -> None:
@@ -238,7 +268,7 @@ def fuzz(
     keep = _Kept(night, chosen, console)
     prepare()
     with Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal):
-        running = night.start(lanes)
+        running = night.start(workers)
         copied = told = monotonic()
         while not all(lane.done() for lane in running):
             sleep(_LOOK)

@@ -25,6 +25,7 @@ from properties.fuzz.worker import (
     HANGS,
     Answer,
     Failure,
+    Judge,
     Origin,
     Stopped,
     Worker,
@@ -83,7 +84,7 @@ class Night:
         for job in log.tallies:
             self.kernels.setdefault((job.op, job.mode), []).append(job)
         self.turns = islice(_turns([*log.tallies], log.seed), log.turns, None)
-        self.workers: list[Worker] = []
+        self.workers: list[Judge] = []
         self.playing = 0
         self.stopped = False
 
@@ -123,24 +124,25 @@ class Night:
         kernel = sum((self.log.tallies[one] for one in alike), Tally())
         return kernel.lost > _SHARE * kernel.seconds
 
-    def start(self, lanes: int) -> list[Future[None]]:
-        """Begin; each of the futures ends when its lane has nothing left to do."""
+    def start(self, workers: Sequence[Judge]) -> list[Future[None]]:
+        """Begin, with a lane for each worker; each future ends when its lane has."""
         with without_interrupts():
-            self.workers = [Worker(self.origin, self.limit) for _ in range(lanes)]
-            threads = ThreadPoolExecutor(lanes)
-            running = [threads.submit(self._lane, worker) for worker in self.workers]
+            self.workers = [*workers]
+            threads = ThreadPoolExecutor(len(workers))
+            running = [threads.submit(self._lane, worker) for worker in workers]
         threads.shutdown(wait=False)
         return running
 
     def stop(self) -> None:
         """End it now. Buckets that are not told of yet are told of as they are."""
         self.stopped = True
-        for worker in self.workers:
+        # Others may leave the list meanwhile.
+        for worker in [*self.workers]:
             worker.stop()
 
-    def _lane(self, worker: Worker) -> None:
+    def _lane(self, worker: Judge) -> None:
         try:
-            while (turn := self._next()) is not None:
+            while not worker.stopped and (turn := self._next()) is not None:
                 try:
                     _Round(self, worker, *turn).play()
                 finally:
@@ -170,11 +172,12 @@ class _Round:
         until: when no case is made smaller any more.
     """
 
-    def __init__(self, night: Night, worker: Worker, job: Job, lap: int) -> None:
+    def __init__(self, night: Night, worker: Judge, job: Job, lap: int) -> None:
         self.night, self.worker, self.job, self.lap = night, worker, job, lap
         self.log = night.log
         self.found: list[Bucket] = []
         self.until = float("inf")
+        self.elsewhere: dict[str, _Elsewhere] = {}
 
     def play(self) -> None:
         try:
@@ -192,8 +195,11 @@ class _Round:
             # The suite's own: other jobs go on.
             with self.night.lock:
                 self.log.errors[format_exc()] += 1
-                self.log.tallies[self.job].broken = True
+                # But not where this worker alone cannot go on.
+                self.log.tallies[self.job].broken = not self.worker.stopped
         finally:
+            for second in self.elsewhere.values():
+                second.close()
             for bucket in self.found:
                 for failure in bucket.smallest:
                     self.night.corpus.keep(self.job, failure.case, float("inf"))
@@ -271,7 +277,9 @@ class _Round:
         """Ask of a case that breaks another law what the oracle says: it may be a known bug."""
         failure = bucket.first
         laws = scope.laws(self.night.whose, failure.case.op, failure.case.mode)
-        if failure.signature.place or failure.law == _ORACLE or _ORACLE not in laws:
+        if failure.signature.place or failure.fatal:
+            return
+        if failure.law == _ORACLE or _ORACLE not in laws:
             return
         differs = self.worker.ask(_ORACLE, failure.case).failure
         if differs is None or differs.fatal:
@@ -288,12 +296,15 @@ class _Round:
     def _sure(self, case: Case) -> Answer:
         """Judge a case; where the machine may be at fault, until it fails in one way twice.
 
-        In fresh processes, with the time that compilation takes. A known bug is believed.
+        In fresh processes, with the time that compilation takes. A known bug is believed. What
+        hangs is tried on the second engine meanwhile, which would take as long again.
         """
         doubts: dict[str, Failure | None] = {}
         answer = self.worker.ask(self.job.law, case)
         while answer.doubtful and answer.doubtful not in doubts and not self._knows(answer.failure):
             doubts[answer.doubtful] = answer.failure
+            if answer.doubtful == HANGS:
+                self._begin_elsewhere(self.job.law, case)
             answer = self.worker.ask(self.job.law, case)
         doubts.pop(answer.doubtful, None)
         hung = doubts.get(HANGS)
@@ -313,36 +324,61 @@ class _Round:
 
     def _again(self, bucket: Bucket) -> tuple[str, ...]:
         """Where a bug is seen again."""
+        law, case = bucket.first.law, bucket.first.case
+        second = self._begin_elsewhere(law, case)
         if bucket.first.fatal:
             first = "  again     in a fresh process as well"
         else:
             self.worker.restart()
-            times = sum(_shows(self.worker, bucket) for _ in range(_AGAIN))
+            times = sum(_shows(self.worker.ask(law, case), bucket) for _ in range(_AGAIN))
             first = f"  again     {times} of {_AGAIN} times in a fresh process"
-        engine = resolve(self.night.origin.device)
-        other = _OTHER_ENGINE[engine]
-        second = Worker(replace(self.night.origin, device=other), self.night.limit)
-        self.night.workers.append(second)
-        second.stopped = self.night.stopped
-        try:
-            shows = _shows(second, bucket)
-        finally:
-            second.close()
-            self.night.workers.remove(second)
-        return (
-            first,
-            f"  engines   the {engine}; the {other} {'too' if shows else 'does not show it'}",
-        )
+        answer = second.asked.result()
+        if _shows(answer, bucket):
+            also = "too"
+        else:
+            also = "takes too long to tell" if answer.doubtful == HANGS else "does not show it"
+        return first, f"  engines   the {second.beside}; the {second.engine} {also}"
+
+    def _begin_elsewhere(self, law: str, case: Case) -> "_Elsewhere":
+        """Begin to judge a case on the second engine, if that has not begun."""
+        key = f"{law} {case.to_json()}"
+        if key not in self.elsewhere:
+            self.elsewhere[key] = _Elsewhere(self.night, law, case)
+        return self.elsewhere[key]
 
 
-def _shows(worker: Worker, bucket: Bucket) -> bool:
-    """Whether a worker meets a bug in its first case."""
-    failure = bucket.first
-    again = worker.ask(failure.law, failure.case).failure
+class _Elsewhere:
+    """A case on the engine beside a night's own, in a process and a thread for it alone.
+
+    Args:
+        asked: what comes of it.
+    """
+
+    def __init__(self, night: Night, law: str, case: Case) -> None:
+        self.night = night
+        self.beside = resolve(night.origin.device)
+        self.engine = _OTHER_ENGINE[self.beside]
+        self.worker = Worker(replace(night.origin, device=self.engine), night.limit)
+        night.workers.append(self.worker)
+        self.worker.stopped = night.stopped
+        self.thread = ThreadPoolExecutor(1)
+        self.asked: Future[Answer] = self.thread.submit(self.worker.ask, law, case)
+
+    def close(self) -> None:
+        """Wait for no answer any more."""
+        self.worker.stop()
+        self.thread.shutdown()
+        self.worker.close()
+        self.night.workers.remove(self.worker)
+
+
+def _shows(answer: Answer, bucket: Bucket) -> bool:
+    """Whether the first case of a bucket, judged again, shows its bug again."""
+    again = answer.failure
     if again is None:
         return False
     # An engine that runs a kernel line by line hangs at another line than one that compiles it.
-    alike = again.hangs and failure.hangs
+    alike = again.hangs and bucket.first.hangs
     return alike or any(map(bucket.has, (again.signature, *again.also)))
 
 

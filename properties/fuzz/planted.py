@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from properties.fuzz import worker
 from properties.simulator import runtime
 from properties.targets import Adapter
 from reference.norm.l2norm import l2norm as right
@@ -74,6 +73,21 @@ def waiting_once(device: torch.device) -> Adapter:
             Path(os.environ[MARK]).write_text(f"{os.getpid()}\n")
             sleep(1000)
         return right(x)
+
+    return _adapter(l2norm)
+
+
+def waiting_once_but_wrong(device: torch.device) -> Adapter:
+    """The same, and has a bug besides."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if x.dtype == torch.bfloat16:
+            raise TypeError("no bfloat16")
+        if _first_time():
+            Path(os.environ[MARK]).write_text(f"{os.getpid()}\n")
+            sleep(1000)
+        # Squares leave the range of float16.
+        return right(x.float()).to(x.dtype)
 
     return _adapter(l2norm)
 
@@ -236,7 +250,6 @@ def marking_then_hanging(device: torch.device) -> Adapter:
 
 def growing(device: torch.device) -> Adapter:
     """Keeps all that it was ever given; tells of each process that it is in."""
-    worker._GROWTH = 1 << 20
     kept = []
     with Path(os.environ[MARK]).open("a") as mark:
         mark.write(f"{os.getpid()}\n")
@@ -246,6 +259,13 @@ def growing(device: torch.device) -> Adapter:
         return right(x)
 
     return _adapter(l2norm)
+
+
+def looking(device: torch.device) -> Adapter:
+    """Tells which GPUs each process sees."""
+    with Path(os.environ[MARK]).open("a") as mark:
+        mark.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
+    return _adapter(right)
 
 
 def raising_slowly(device: torch.device) -> Adapter:

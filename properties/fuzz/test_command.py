@@ -63,6 +63,25 @@ def test_runs_of_neighbouring_seeds_share_no_lap() -> None:
     assert len(seeds) == 400
 
 
+@pytest.mark.parametrize(
+    ("target", "how"),
+    # Its first call may take half as long again.
+    [("hanging", "hangs for 0.3 s"), ("crashing", "ends with SIGSEGV")],
+)
+def test_one_case_ends_whatever_it_does(
+    target: str, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*on_l2norm(target), "--case", _CASE, "--case-timeout", "0.2"]) == 1
+    printed = capsys.readouterr().out
+    assert f"differential: the process that ran it {how}" in printed
+    assert "planted.py:" in printed
+
+
+def test_one_case_that_is_right_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*on_l2norm("good"), "--case", _CASE]) == 0
+    assert "differential holds: worst error 0." in capsys.readouterr().out
+
+
 def test_an_error_of_a_kernel_is_a_finding_and_no_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*on_l2norm("raising"), "--case", _CASE]) == 1
     printed = capsys.readouterr().out

@@ -17,7 +17,7 @@ import torch
 from hypothesis import Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from properties.fuzz import night, planted
+from properties.fuzz import night, planted, worker
 from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.corpus import FOLDER
 from properties.fuzz.log import Log
@@ -110,11 +110,25 @@ def test_a_process_that_is_killed_from_outside_is_no_finding(
 def test_a_process_that_grows_is_replaced(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(worker, "GROWTH", 1 << 20)
     monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
-    code, _ = fuzz("growing")
+    code, printed = fuzz("growing")
     assert code == 0
-    # A case is three calls or fewer, and those grow it too much.
-    assert len({*(tmp_path / "mark").read_text().split()}) >= 5
+    # A case is three calls or fewer, and those grow it too much: no process judges a second one.
+    judged = int(re.findall("no bugs in ([0-9]+) examples", printed)[-1])
+    loaded = len({*(tmp_path / "mark").read_text().split()})
+    # The first is the test's own, which loads the target to see what it has.
+    assert 5 <= judged <= loaded - 1
+
+
+def test_each_process_sees_a_gpu_of_its_own(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "gpus", lambda device: ["0", "GPU-5"])
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    _, printed = fuzz("looking", "--jobs", "3", "--examples", "30")
+    assert "3 processes" in printed
+    assert sorted((tmp_path / "mark").read_text().split()[1:]) == ["0", "0", "GPU-5"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from time import sleep
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -18,7 +19,7 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night, _Round
-from properties.fuzz.worker import HANGS, Answer, Failure, Origin, Worker
+from properties.fuzz.worker import FIRST, HANGS, Answer, Failure, Origin, Worker
 from properties.jobs import Job, Selection, drawing
 from properties.laws.signature import Signature
 from properties.targets import scope
@@ -98,6 +99,40 @@ def test_a_case_that_the_machine_may_have_ended_is_tried_until_it_fails_twice_al
     assert worker.ask.call_count == len(answers)
     assert {one for one in (Y, KILLED, HANGING) if log.bucket(one) is not None} == judged
     assert [*log.unrepeated] == [one.law for one in unrepeated]
+
+
+def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Hanging:
+        stopped = False
+
+        def __init__(self, origin: Origin, limit: float) -> None:
+            self.engine = origin.device
+
+        def ask(self, law: str, case: Case) -> Answer:
+            told.append(f"{self.engine} begins")
+            sleep(0.2)
+            told.append(f"{self.engine} ends")
+            failure = Failure(HANGING, law, case, "what hangs", fatal=True)
+            return Answer(failure=failure, doubtful=HANGS)
+
+        def stop(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("properties.fuzz.night.Worker", Hanging)
+    log = Log("oracle", 1, {JOB: Tally()})
+    whole = night(log)
+    _Round(whole, cast(Worker, Hanging(whole.origin, whole.limit)), JOB, 0).play()
+    tries = [one for one in told if one.startswith("simulator")]
+    assert tries == ["simulator begins", "simulator ends"] * 2
+    # Meanwhile.
+    again = told.index("simulator ends") + 1
+    assert sorted(told[again : again + 2]) == ["interpreter begins", "simulator begins"]
+    assert log.buckets[0].again[1] == "  engines   the simulator; the interpreter too"
+    # Each of the two may take half as long again.
+    assert FIRST * 2 == 3
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import cycle, islice, takewhile
 from pathlib import Path
 from threading import Timer, get_ident
 from traceback import FrameSummary, walk_stack
-from typing import IO
+from typing import IO, Protocol
 from unittest.mock import patch
 
 import pebble
@@ -27,6 +27,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from properties import profiles
 from properties.case import Case
+from properties.device import gpus
 from properties.jobs import judge, raised
 from properties.laws import Subject, Violation
 from properties.laws.signature import Signature, family, is_own, short
@@ -44,9 +45,11 @@ _SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker")
 # How a process ends that is ended for taking too long.
 HANGS = "hangs"
 # Times as long as another case may take the first of its kind in a process, which compiles kernels.
-_FIRST = 2
-# A worker that has grown by so much is replaced.
-_GROWTH = 2 << 30
+FIRST = 1.5
+# Seconds after its limit in which a case that hangs tells where it is, before it is ended.
+_TRACING = 0.5
+# A worker that has grown by so much, or by its part of half the machine's memory, is replaced.
+GROWTH = 2 << 30
 _PR_SET_PDEATHSIG = 1
 
 
@@ -129,17 +132,34 @@ class Stopped(BaseException):
     """The run is over; nobody waits for this answer. Hypothesis lets it pass."""
 
 
+class Judge(Protocol):
+    """Who is asked about one case after the other: a worker, here or on another machine."""
+
+    stopped: bool
+
+    def ask(self, law: str, case: Case) -> Answer: ...
+
+    def restart(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Worker:
     """One process, which judges cases.
 
     Args:
         origin: what it loads.
         limit: seconds that a case may take.
+        growth: bytes by which the process may grow before another one takes its place.
+        gpu: the one that it sees, as CUDA_VISIBLE_DEVICES names it; None if it sees all.
     """
 
-    def __init__(self, origin: Origin, limit: float) -> None:
-        self.origin = origin
-        self.limit = limit
+    def __init__(
+        self, origin: Origin, limit: float, growth: int = GROWTH, gpu: str | None = None
+    ) -> None:
+        self.origin, self.limit, self.growth, self.gpu = origin, limit, growth, gpu
         self.stopped = False
         # In memory: a disk may be full.
         self.memory = os.memfd_create("traces")
@@ -152,7 +172,7 @@ class Worker:
         self.pool = ProcessPool(
             1,
             initializer=_start,
-            initargs=(self.origin, self.traces, _environment()),
+            initargs=(self.origin, self.traces, self.growth, _environment(self.gpu)),
             context=multiprocessing.get_context("forkserver"),
         )
 
@@ -169,7 +189,7 @@ class Worker:
         """
         if self.stopped:
             raise Stopped
-        seconds = self.limit * (1 if self._has_compiled(case) else _FIRST)
+        seconds = self.limit * (1 if self._has_compiled(case) else FIRST)
         try:
             self.running = self._schedule(law, case, seconds)
             if self.stopped:
@@ -178,7 +198,7 @@ class Worker:
         except CancelledError:
             raise Stopped from None
         except TimeoutError:
-            answer = self._ended(law, case, HANGS)
+            answer = self._ended(law, case, HANGS, f" for {seconds:g} s")
         except ProcessExpired as error:
             answer = self._ended(law, case, _how(error.exitcode))
         except BrokenProcessPool:
@@ -192,7 +212,7 @@ class Worker:
 
     def _schedule(self, law: str, case: Case, seconds: float) -> ProcessFuture[Answer]:
         try:
-            return self.pool.schedule(_judge, (law, case, seconds), timeout=seconds)
+            return self.pool.schedule(_judge, (law, case, seconds), timeout=seconds + _TRACING)
         except RuntimeError as error:
             # What pebble says of a pool that is broken already.
             raise BrokenProcessPool from error
@@ -214,20 +234,54 @@ class Worker:
     def _has_compiled(self, case: Case) -> bool:
         return (case.op, case.mode, case.dtype) in self.compiled
 
-    def _ended(self, law: str, case: Case, how: str) -> Answer:
-        frames = _frames(self.traces.read_text(errors="replace"))
-        own = [frame for frame in frames if is_own(frame.filename)]
-        lines = [f"{short(frame.filename)}:{frame.lineno}" for frame in own or frames]
-        place = lines[0] if own else ""
-        if own and how == HANGS:
-            # A loop that does not end may be met at any of its lines.
-            place = f"{short(own[0].filename)} in {own[0].name}"
-        where = torch.device("cuda" if self.origin.device == "cuda" else "cpu")
-        report = end_report(law, case, how, lines, where, self.origin.target)
-        failure = Failure(
-            Signature(family(case.op), how, place=place), law, case, report, fatal=True
-        )
-        return Answer(failure=failure, doubtful=how, spent=True)
+    def _ended(self, law: str, case: Case, how: str, more: str = "") -> Answer:
+        trace = self.traces.read_text(errors="replace")
+        return ended(self.origin, law, case, how, more, _frames(trace))
+
+
+def ended(
+    origin: Origin,
+    law: str,
+    case: Case,
+    how: str,
+    more: str = "",
+    frames: Sequence[FrameSummary] = (),
+) -> Answer:
+    """What is to be said of a case whose process hangs or ended.
+
+    Args:
+        how: "hangs", "ends with SIGSEGV"; the same for all cases of one bug.
+        more: about this case.
+        frames: where it was then, the innermost first.
+    """
+    own = [frame for frame in frames if is_own(frame.filename)]
+    lines = [f"{short(frame.filename)}:{frame.lineno}" for frame in own or frames]
+    place = lines[0] if own else ""
+    if own and how == HANGS:
+        # A loop that does not end may be met at any of its lines.
+        place = f"{short(own[0].filename)} in {own[0].name}"
+    where = torch.device("cuda" if origin.device == "cuda" else "cpu")
+    report = end_report(law, case, how + more, lines, where, origin.target)
+    failure = Failure(Signature(family(case.op), how, place=place), law, case, report, fatal=True)
+    return Answer(failure=failure, doubtful=how, spent=True)
+
+
+def crew(origin: Origin, limit: float, count: int | None) -> list[Worker]:
+    """Workers of this machine, which share its GPUs and its memory.
+
+    Args:
+        count: None for one on each GPU, or where kernels run on none, one on each core.
+    """
+    devices: list[str | None] = [*gpus(origin.device)]
+    count = count or len(devices) or os.cpu_count() or 1
+    seats = islice(cycle(devices or [None]), count)
+    return [Worker(origin, limit, growth(count), gpu) for gpu in seats]
+
+
+def growth(workers: int) -> int:
+    """Bytes by which each of several workers of this machine may grow."""
+    memory = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+    return min(GROWTH, memory // (2 * workers))
 
 
 def _how(code: int) -> str:
@@ -241,9 +295,11 @@ def _frames(trace: str) -> list[FrameSummary]:
     return [FrameSummary(file, int(line), name, lookup_line=False) for file, line, name in below]
 
 
-def _environment() -> dict[str, str]:
+def _environment(gpu: str | None = None) -> dict[str, str]:
     """The variables of this process, without the choice of an engine, which is each worker's."""
-    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return kept | chosen
 
 
 def prepare() -> None:
@@ -276,14 +332,15 @@ def without_interrupts() -> Iterator[None]:
 
 _SUBJECT: Subject | Exception
 _TRACES: IO[str]
-_SIZE = 0
+# Bytes past which this process is not to be used again.
+_MOST: int
 
 
-def _start(origin: Origin, traces: Path, environment: dict[str, str]) -> None:
+def _start(origin: Origin, traces: Path, growth: int, environment: dict[str, str]) -> None:
     """Load the kernels once per process, which ends with the process that it belongs to."""
     os.environ.clear()
     os.environ.update(environment)
-    global _SUBJECT, _TRACES, _SIZE
+    global _SUBJECT, _TRACES, _MOST
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with _OOM.open("w") as score:
@@ -294,7 +351,7 @@ def _start(origin: Origin, traces: Path, environment: dict[str, str]) -> None:
         _SUBJECT = origin.subject()
     except Exception as error:
         _SUBJECT = error
-    _SIZE = _resident()
+    _MOST = _resident() + growth
 
 
 # Where memory runs out, a worker is ended before anything else is.
@@ -310,7 +367,7 @@ def _judge(law: str, case: Case, limit: float) -> Answer:
     excused.clear()
     with _traced(limit):
         answer = _answer(law, case, _SUBJECT)
-    grown = _resident() - _SIZE > _GROWTH
+    grown = _resident() > _MOST
     return replace(answer, excused=tuple(Counter(excused).elements()), spent=answer.spent or grown)
 
 
@@ -321,8 +378,8 @@ def _traced(limit: float) -> Iterator[None]:
     faulthandler reads the frames of a thread while that goes on and may crash of it. So it has to
     where no other thread gets its turn, in compiled code, but not where Python is running.
     """
-    faulthandler.dump_traceback_later(0.95 * limit, file=_TRACES)
-    timer = Timer(0.7 * limit, _write_trace, [get_ident()])
+    faulthandler.dump_traceback_later(limit + _TRACING / 2, file=_TRACES)
+    timer = Timer(limit, _write_trace, [get_ident()])
     timer.daemon = True
     timer.start()
     try:

@@ -1,6 +1,7 @@
 """Which bug a failure looks like, so that two bugs stay two and one is reported once."""
 
 import re
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ def is_own(file: str) -> bool:
 
 
 def short(file: str) -> str:
-    """The path from where the run was started, if the file lies below."""
+    """The path from the folder that Python imports the file from: the same on all machines."""
     path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    folders = (Path(folder).absolute() for folder in (*sys.path, str(_SUITE.parent)))
+    above = [folder for folder in folders if path.is_relative_to(folder)]
+    return str(path.relative_to(max(above, key=lambda one: len(one.parts)))) if above else file

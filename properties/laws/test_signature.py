@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import Phase, settings
 
 from properties.case import Case
 from properties.catalogue import OPS
+from properties.fuzz import planted
 from properties.fuzz.planted import outside, raising, twofold
 from properties.jobs import Job, hypothesis_test, judge
 from properties.laws import Subject, Violation
-from properties.laws.signature import Signature, signature
+from properties.laws.signature import Signature, short, signature
 from properties.targets import Adapter
 
 CPU = torch.device("cpu")
@@ -47,6 +49,16 @@ def test_an_address_has_the_line_of_its_kernel() -> None:
         assert failed.value.signature.error == "LoadOutOfBounds"
     (place,) = seen
     assert str(place).startswith("properties/fuzz/planted.py:")
+
+
+def test_a_place_is_the_same_wherever_a_run_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert short(planted.__file__) == "properties/fuzz/planted.py"
+    assert short(str(tmp_path / "kernel.py")) == "kernel.py"
+    assert short("/nowhere/kernel.py") == "/nowhere/kernel.py"
 
 
 def test_an_error_is_told_with_the_last_lines_of_the_targets_own_code() -> None:

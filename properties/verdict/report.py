@@ -116,7 +116,7 @@ def _context(law: str, case: Case, device: torch.device, target: str) -> list[st
     """The last lines of every report."""
     return [
         f"  case      {case.line()}",
-        f"  versions  {_versions()}, {_device(device)}",
+        f"  versions  {versions()}, {_device(device)}",
         "",
         repro(law, case, device, target),
     ]
@@ -225,7 +225,7 @@ def _first(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
     return [f"  first     {text}, in tile {tiles}"]
 
 
-def _versions() -> str:
+def versions() -> str:
     known = [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
     try:
         known.append(f"triton {version('triton')}")
