@@ -164,7 +164,7 @@ def _members(
     exact = False
     if "tokens" in extent:
         # Exact integers need no budget: of them thousands of tokens are cheap, of others hundreds.
-        exact = "integers" in op.recipes and draw(st.sampled_from([True, True, True, False]))
+        exact = "exactness" in op.laws and draw(st.sampled_from([True, True, True, False]))
         case = _with_many_tokens(draw, op, case, extent, exact=exact)
     else:
         case = _with_lengths(draw, op, case, edge, longest, extent)

@@ -106,8 +106,6 @@ class Rounding(TorchDispatchMode):
         returns = func._schema.returns
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
         result = func(*args, **kwargs)
-        if name == "_softmax_backward_data":
-            result = result + self._softmax_gradient(args[0], args[1], args[2])
         if view or name in _EXACT or not any(_inexact(a) for a in (*args, *kwargs.values())):
             return result
         in_place = any(r.alias_info is not None and r.alias_info.is_write for r in returns)
@@ -133,9 +131,6 @@ class Rounding(TorchDispatchMode):
             return self._size_of_product(func, args[0], args[1])
         if name in _SUMS:
             return self._size_of_sum(func, name, args, kwargs)
-        if name == "_softmax_backward_data":
-            dp, p = args[:2]
-            return torch.mul(dp, p).abs_().mul_(self.unit)
         of_order_one = name.rstrip("_") in _OF_ORDER_ONE
         if not (of_order_one or y.is_complex() or _matters(self.underflow)):
             return None
@@ -177,16 +172,6 @@ class Rounding(TorchDispatchMode):
             # A mean of squares is divided by n once, the square of a mean twice.
             squares = squares / max(terms, 1)
         return squares.sqrt().mul_(self.unit) + sums.mul_(self.accumulator * terms**0.5)
-
-    def _softmax_gradient(self, dp: Tensor, p: Tensor, dim: int) -> Tensor:
-        """The error of the sum in `p (dp - Σ p dp)`, which all of a row shares.
-
-        A kernel takes the sum from elsewhere, as `do · o` with the rounded output. Where one weight
-        is nearly 1 the difference vanishes and the error stays. `dp = do · v` may itself be small
-        by chance, and its roundings are not, hence its root mean square over the keys.
-        """
-        typical = dp.square().mean(dim, keepdim=True).sqrt_().mul_(self.precision.unit)
-        return typical.mul_(self._noise(typical.shape)) * p
 
     @staticmethod
     def _with_underflow(y: Tensor, size: Tensor, underflow: float) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from reference.decay import decays
 from reference.recurrence import recurrence
 from reference.sequences import CuSeqlens
 
@@ -32,18 +33,16 @@ def dual(
         y    = M X + D X + (Π_{t <= i} a_t) C_i S_0
         S_T  = (Π_t a_t) S_0 + Σ_j L_Tj dt_j B_j x_jᵀ
 
-    The entries of L are products, not exponentials of sums.
+    with the entries of L as exponentials of sums, as their logarithms are dt A.
 
     Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, equation 3 (the matrix) and section
         5.1 (for a number times the identity).
     """
     if x.shape[1] == 0:
         return x, S
+    from_start, between = decays(dt * A)
+    from_start, L = from_start.transpose(1, 2)[..., None], between.permute(0, 3, 1, 2).tril()
     X, step, B, C = (z.transpose(1, 2) for z in (x, dt[..., None], B, C))
-    a = torch.exp(step * A[:, None, None])
-    later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril(-1)
-    L = torch.where(later, a, 1.0).cumprod(-2).tril()
-    from_start = a.cumprod(-2)
 
     M = L * (C @ B.mT) * step.mT
     y = M @ X + from_start * (C @ S)
