@@ -177,8 +177,6 @@ def _entry(name: str, shape: str, text: str) -> str:
         _WIDTH,
         initial_indent=" " * 4,
         subsequent_indent=" " * 8,
-        break_long_words=False,
-        break_on_hyphens=False,
     )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 import reference
@@ -19,56 +19,90 @@ OPS = [
 each_op = pytest.mark.parametrize("spec", OPS, ids=lambda spec: spec.__name__)
 
 
-def doubled(x: Tensor) -> Tensor:
-    return 2 * x
+def doubled(x: Tensor, y: Tensor, g: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:
+    return 2 * x, y
 
 
-def added(x: Tensor) -> Tensor:
+def added(x: Tensor, y: Tensor, g: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:
     """The sum of x and x.
 
     Source: arithmetic.
     """
-    return x + x
+    return x + x, y
 
 
-@op(doubled, added, outputs=("y",), texts={"x": "A text of the family."}, raises=["bad luck"])
-def twice(x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+TEXTS = {"x": "A text of the family.", "counts": "Numbers of things.", "y": "Never seen."}
+
+
+@op(
+    doubled,
+    added,
+    outputs=("z", "same"),
+    same_dtype=("x", "y"),
+    texts=TEXTS,
+    raises=["bad luck"],
+)
+def twice(
+    x: Float[Tensor, "B T"],
+    y: Float[Tensor, "B N"],
+    g: Float[Tensor, "B"] | None = None,
+    *,
+    counts: Int32[Tensor, "B"] | Int64[Tensor, "B"] | None = None,
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B N"]]:
     """Twice x.
 
-        y = 2 x
+        z = 2 x
+
+    Args:
+        y: Returned as it is, and long enough that its description goes on, even when that is not
+            needed, on another line.
+        g: Ignored.
 
     Returns:
-        y: In the dtype of x.
+        z: Even.
+        same: y.
 
     Raises:
+        TypeError: x that is complex.
         ValueError: x that is odd.
 
-    Source: arithmetic.
+    Source: arithmetic,
+        chapter 1.
     """
 
 
 def test_docstring_is_completed_from_the_annotations_and_the_family() -> None:
     assert (
-        inspect.getdoc(twice)
+        twice.__doc__
         == """\
 Twice x.
 
-    y = 2 x
+    z = 2 x
 
 Args:
     x: `[B, T]`. A text of the family.
+    y: `[B, N]`, in the dtype of x. Returned as it is, and long enough that its description
+        goes on, even when that is not needed, on another line.
+    g: `[B]`, any float dtype. Ignored.
+    counts: `[B]`, int32 or int64. Numbers of things.
 
 Returns:
-    y: `[B, T]`. In the dtype of x.
+    z: `[B, T]`. Even.
+    same: `[B, N]`. y.
 
 Raises:
-    TypeError: an argument of a wrong type or dtype.
+    TypeError: an argument of a wrong type or dtype; x, y not of one dtype; x that is
+        complex.
     ValueError: shapes that do not match; x that is odd; bad luck.
 
-Source: arithmetic."""
+Source: arithmetic,
+    chapter 1."""
     )
+
+
+def test_docstring_of_the_second_form_is_its_own() -> None:
     assert (
-        inspect.getdoc(twice.second_form)
+        twice.second_form.__doc__
         == """\
 The sum of x and x.
 
@@ -80,15 +114,23 @@ Source: arithmetic."""
 
 def test_each_form_computes_its_function() -> None:
     x = torch.tensor([[1.0, 2.0]])
-    assert twice(x).tolist() == twice.second_form(x).tolist() == [[2.0, 4.0]]
+    assert [z.tolist() for z in twice(x, x)] == [[[2.0, 4.0]], [[1.0, 2.0]]]
+    assert [z.tolist() for z in twice.second_form(x, x)] == [[[2.0, 4.0]], [[1.0, 2.0]]]
     assert twice.second_form.__name__ == "twice_added"
 
 
+def test_both_forms_check_their_arguments() -> None:
+    x = torch.tensor([[1.0, 2.0]])
+    for form in (twice, twice.second_form):
+        with pytest.raises(TypeError, match=r"^y: float64\[1, 2\], expected float32"):
+            form(x, x.double())
+
+
 def test_an_argument_without_a_text_is_refused() -> None:
-    def undescribed(y: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    def undescribed(x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Source: none."""
 
-    with pytest.raises(ValueError, match=r"^undescribed: no text for y, z, expected"):
+    with pytest.raises(ValueError, match=r"^undescribed: no text for x, z, expected"):
         op(doubled, added, outputs=("z",))(undescribed)
 
 
