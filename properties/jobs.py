@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -32,6 +32,9 @@ _HALVES = ("bfloat16", "float16")
 # does not grow with them. Each job has one at least, so that it does grow once there are more than
 # twice as many jobs.
 EXAMPLES_OF_CI = 3988
+# A run of few jobs, as after a change of one op, draws more for each: up to so many times, while
+# all together have no more than this part of what a run of all jobs draws.
+_MOST_TIMES, _PART_FOR_FEW = 4.0, 1 / 5
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Job:
         """Whether no other job draws the same cases."""
         return self.law in _OF_THEIR_OWN
 
-    def share(self, examples: int) -> int:
-        """How many of a profile's examples the job gets, when it is one of all of them.
+    def share(self, examples: int, times: float = 1.0) -> int:
+        """How many of a profile's examples the job gets, `times` as many as in a run of all jobs.
 
         Twice as many for the law that asks the oracle about everything, all of them for the other
         law about numbers, half of them for another, and half of that for a reading, whose kernels
@@ -63,7 +66,7 @@ class Job:
         All of this in proportion, where the catalogue has grown past `EXAMPLES_OF_CI`: parts of an
         example are rounded up in some jobs and down in others.
         """
-        part = self._wanted(examples) * _proportion(tuple(OPS))
+        part = self._wanted(examples) * _proportion(tuple(OPS)) * Fraction(times)
         return max(1, math.floor(part + Fraction(crc32(self.name.encode()), 2**32)))
 
     def _wanted(self, examples: int) -> int:
@@ -106,6 +109,12 @@ class Job:
     @property
     def check(self) -> Law:
         return LAWS[self.law]
+
+
+def times(jobs: Iterable[Job], examples: int) -> float:
+    """How many times its share of a profile's examples each job of a run of these gets."""
+    drawn = sum(job.share(examples) for job in jobs)
+    return min(_MOST_TIMES, max(1.0, _PART_FOR_FEW * EXAMPLES_OF_CI / max(drawn, 1)))
 
 
 @cache

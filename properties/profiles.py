@@ -15,7 +15,7 @@ _COMMON: dict[str, Any] = {
     ],
     "print_blob": False,
 }
-# Of a job of the profile `ci`, before `Job.share`.
+# Of a job of the profiles `dev` and `ci`, before `Job.share`.
 EXAMPLES = 12
 # Phase.target makes near-copies of the case with the largest error. Of a few examples they would be
 # a third.
@@ -25,11 +25,11 @@ _FEW = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 def register() -> None:
     """Make the profiles known, and load `ci` where the environment says CI, else `dev`.
 
-    dev: a few random cases, for the inner loop. ci: more, and the same ones on every run, so that a
-    red run is about the change. nightly: many, and never the same ones twice. trial: those of ci,
+    dev: random cases, other ones on every run. ci: as many, and the same ones on every run, so that
+    a red run is about the change. nightly: many, and never the same ones twice. trial: those of ci,
     for tests of code with a planted bug, where nobody waits for a small example.
     """
-    settings.register_profile("dev", max_examples=6, phases=_FEW, **_COMMON)
+    settings.register_profile("dev", max_examples=EXAMPLES, phases=_FEW, **_COMMON)
     settings.register_profile("ci", max_examples=EXAMPLES, phases=_FEW, derandomize=True, **_COMMON)
     settings.register_profile("nightly", max_examples=400, phases=(*_FEW, Phase.target), **_COMMON)
     settings.register_profile(
