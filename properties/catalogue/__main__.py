@@ -11,24 +11,23 @@ from properties.mutants.mutant import modules
 from properties.mutants.triggers import run as triggers
 from properties.sources import Sources
 
-BEGIN = "<!-- table: python -m properties.catalogue --write README.md -->"
+BEGIN = "<!-- table: python -m properties.catalogue --write properties/README.md -->"
 END = "<!-- end of table -->"
 _OF_MUTANTS = (
-    "Mutants are small mistakes planted one at a time in an op's kernels and reference page "
-    "(`python -m\nproperties.mutants`). Those listed as equivalent are not counted, and ops share "
-    "kernels."
+    "A mutant is a small mistake, planted alone in the kernels or the reference page of an op. The "
+    "counts leave out\nmutants that are listed as equivalent; ops share kernels."
 )
 _OF_TRIGGERS = (
-    "Reach is the share of predicates about an op's calls, such as \"K = 64 and the initial state "
-    'alone is\ntrained", that some test of a law meets and would notice if results were wrong '
-    "there (`python -m\nproperties.mutants --triggers`)."
+    'Reach is the share of predicates about calls, such as "K = 64 and only the initial state is '
+    'trained", that a\ntest of a law meets and would notice if results were wrong there '
+    "(`python -m properties.mutants --triggers`)."
 )
 
 
 def table() -> str:
-    """One row per op: its modes, the laws that it obeys, and what these reach.
+    """Return one row per op: its modes, its laws, and their reach.
 
-    Where that has not been measured, how many mutants of the op they kill.
+    Without a measurement of the reach, the last column counts the mutants that the laws kill.
     """
     every = list(dict.fromkeys(law for op in OPS.values() for law in op.laws))
     reached = triggers.read()
@@ -37,7 +36,7 @@ def table() -> str:
     for op in OPS.values():
         modes = ", ".join(mode.name for mode in op.modes)
         rows.append([f"`{op.name}`", modes, _laws(op.laws, every)])
-    below = ["", f"All laws: {', '.join(map(_words, every))}."]
+    below: list[str] = []
     if reached:
         cells = [_percent(reached[name]) if name in reached else "" for name in OPS]
         rows = [[*row, cell] for row, cell in zip(rows, ["reach", "---", *cells], strict=True)]
