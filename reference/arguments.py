@@ -76,17 +76,31 @@ def _checked(function: Callable[P, R], same_dtype: tuple[str, ...]) -> Callable[
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        with jaxtyped("context"):
-            _check_each(signature, bound.arguments)
-        _check_dtypes(bound.arguments, same_dtype)
-        _check_devices(bound.arguments)
+        check(signature, bound.arguments, same_dtype)
         return function(*bound.args, **bound.kwargs)
 
     wrapper._same_dtype = same_dtype  # type: ignore[attr-defined]
     return wrapper
 
 
-def _check_each(signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:
+def check(
+    signature: inspect.Signature, arguments: Mapping[str, Any], same_dtype: tuple[str, ...]
+) -> dict[str, int]:
+    """Check the arguments of one call as `checked` does, and return the size of each named dim."""
+    with jaxtyped("context"):
+        sizes = _check_each(signature, arguments)
+    _check_dtypes(arguments, same_dtype)
+    _check_devices(arguments)
+    return sizes
+
+
+def arrays(annotation: Any) -> list[Any]:
+    """Return the jaxtyping arrays of an annotation: itself, or those of its union or tuple."""
+    kinds = get_args(annotation) or (annotation,)
+    return [kind for kind in kinds if _is_array(kind)]
+
+
+def _check_each(signature: inspect.Signature, arguments: Mapping[str, Any]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, value in arguments.items():
         if isinstance(value, int):
@@ -103,6 +117,7 @@ def _check_each(signature: inspect.Signature, arguments: Mapping[str, Any]) -> N
             for axis, size in zip(kind.dim_str.split(), value.shape, strict=True):
                 if _NAME.fullmatch(axis):
                     sizes[axis] = size
+    return sizes
 
 
 def _bind_sequences(arguments: Mapping[str, Any], sizes: dict[str, int]) -> None:
@@ -138,9 +153,9 @@ def _is_array(kind: Any) -> bool:
 def _mismatch(
     name: str, value: object, kinds: tuple[Any, ...], sizes: Mapping[str, int]
 ) -> TypeError | ValueError:
-    arrays = [kind for kind in kinds if _is_array(kind)]
-    if any(isinstance(value, kind.dtype[Tensor, "..."]) for kind in arrays):
-        axes = arrays[0].dim_str.split()
+    tensors = [kind for kind in kinds if _is_array(kind)]
+    if any(isinstance(value, kind.dtype[Tensor, "..."]) for kind in tensors):
+        axes = tensors[0].dim_str.split()
         known = {axis: sizes[axis] for axis in _NAME.findall(" ".join(axes)) if axis in sizes}
         where = ", ".join(f"{axis}={size}" for axis, size in known.items())
         return ValueError(

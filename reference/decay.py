@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def decays(
-    g: Float[Tensor, "B T *C"], reverse: bool = False
+    g: Float[Tensor, "B T *C"],
 ) -> tuple[Float[Tensor, "B T *C"], Float[Tensor, "B T T *C"]]:
     """The factors by which a state shrinks on its way to token i.
 
@@ -14,20 +14,15 @@ def decays(
         between_ij   = exp Σ_{j < t <= i} g_t           for j <= i
 
     Each exponent is a sum of its own and not a difference of prefix sums, which would lose small
-    terms behind a large one, and be NaN behind an infinite one. With `reverse` the tokens are
-    numbered from the end.
+    terms behind a large one, and be NaN behind an infinite one.
 
     Args:
         g: natural logarithm of the decay at each token `[B, T, ...]`.
-        reverse: run from the last token to the first.
 
     Returns:
         from_start: `[B, T, ...]`.
         between: `[B, T, T, ...]`; 1 where j > i.
     """
-    if reverse:
-        from_start, between = decays(g.flip(1))
-        return from_start.flip(1), between.flip(1, 2)
     t = torch.arange(g.shape[1], device=g.device)
     later = (t[:, None] > t).view(len(t), len(t), *[1] * (g.ndim - 2))
     between = torch.where(later, g[:, :, None], 0.0).cumsum(1)

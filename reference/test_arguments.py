@@ -134,15 +134,3 @@ def test_which_arguments_share_a_dtype_can_be_asked() -> None:
     assert same_dtype(reference.attention) == ("q", "k", "v")
     assert same_dtype(reference.rotary_embedding) == ("cos", "sin")
     assert same_dtype(reference.resolve_scale) == ()
-
-
-def test_both_forms_of_an_op_have_one_signature() -> None:
-    forms: list[tuple[Callable[..., object], Callable[..., object]]] = [
-        (reference.linear_attn, reference.linear_attn_parallel),
-        (reference.gla, reference.gla_parallel),
-        (reference.attention, reference.attention_online),
-        (reference.rotary_embedding, reference.rotary_embedding_complex),
-        (reference.l2norm, reference.l2norm_scaled),
-    ]
-    for form, second_form in forms:
-        assert str(inspect.signature(form)) == str(inspect.signature(second_form))

@@ -91,8 +91,8 @@ def _settle(case: Case) -> Case:
 DELTA_RULE = Op(
     name="delta_rule",
     oracle=reference.delta_rule,
-    second_form=reference.delta_rule_parallel,
-    quiet_form=reference.delta_rule_parallel,
+    second_form=reference.delta_rule.second_form,
+    quiet_form=reference.delta_rule.second_form,
     modes=_MODES,
     arguments=(
         Argument("q", "B T H K", Role.QUERY),
@@ -115,8 +115,8 @@ DELTA_RULE = Op(
 GATED_DELTA_RULE = Op(
     name="gated_delta_rule",
     oracle=reference.gated_delta_rule,
-    second_form=reference.gated_delta_rule_parallel,
-    quiet_form=reference.gated_delta_rule_parallel,
+    second_form=reference.gated_delta_rule.second_form,
+    quiet_form=reference.gated_delta_rule.second_form,
     modes=_MODES,
     arguments=(
         Argument("q", "B T G K", Role.QUERY),
@@ -141,8 +141,8 @@ GATED_DELTA_RULE = Op(
 KDA = Op(
     name="kda",
     oracle=reference.kda,
-    second_form=reference.kda_parallel,
-    quiet_form=reference.kda_parallel,
+    second_form=reference.kda.second_form,
+    quiet_form=reference.kda.second_form,
     modes=_MODES,
     arguments=(
         Argument("q", "B T G K", Role.QUERY),
@@ -167,8 +167,8 @@ KDA = Op(
 DPLR = Op(
     name="dplr",
     oracle=reference.dplr,
-    second_form=reference.dplr_parallel,
-    quiet_form=reference.dplr_parallel,
+    second_form=reference.dplr.second_form,
+    quiet_form=reference.dplr.second_form,
     modes=_MODES,
     arguments=(
         Argument("q", "B T H K", Role.QUERY),
@@ -206,13 +206,13 @@ def _rwkv7_in_parallel(
 ) -> tuple[Tensor, Tensor | None]:
     """RWKV-7 as DPLR, whose second form rounds what kernels round."""
     options.setdefault("scale", 1.0)
-    return reference.dplr_parallel(r, k, v, -kk, a * kk, w, **options)
+    return reference.dplr.second_form(r, k, v, -kk, a * kk, w, **options)
 
 
 RWKV7 = Op(
     name="rwkv7",
     oracle=reference.rwkv7,
-    second_form=reference.rwkv7_unrolled,
+    second_form=reference.rwkv7.second_form,
     quiet_form=_rwkv7_in_parallel,
     modes=_MODES,
     arguments=(

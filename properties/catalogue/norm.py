@@ -9,7 +9,7 @@ from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
 L2NORM = Op(
     name="l2norm",
     oracle=reference.l2norm,
-    second_form=reference.l2norm_scaled,
+    second_form=reference.l2norm.second_form,
     quiet_form=reference.l2norm,
     modes=(Mode("fused"),),
     arguments=(Argument("x", "B T H D", Role.VALUE),),

@@ -69,8 +69,8 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
 ROTARY_EMBEDDING = Op(
     name="rotary_embedding",
     oracle=reference.rotary_embedding,
-    second_form=reference.rotary_embedding_complex,
-    quiet_form=reference.rotary_embedding_complex,
+    second_form=reference.rotary_embedding.second_form,
+    quiet_form=reference.rotary_embedding.second_form,
     modes=(Mode("fused"),),
     arguments=(
         Argument("x", "B T H D", Role.VALUE),

@@ -59,7 +59,7 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
 ATTENTION = Op(
     name="attention",
     oracle=reference.attention,
-    second_form=reference.attention_online,
+    second_form=reference.attention.second_form,
     quiet_form=reference.attention,
     modes=(Mode("parallel"),),
     arguments=(

@@ -80,7 +80,7 @@ def test_a_wrong_sign_is_killed_by_the_law_that_looks(
 def test_a_mutant_of_an_oracle_is_killed_by_the_tests_beside_it(
     tmp_path: Path, verdicts: Verdicts
 ) -> None:
-    mutant = next(m for m in mutants(["reference"], ["scale"]) if "norm" in m.module)
+    mutant = next(m for m in mutants(["reference"], ["scale"]) if "l2norm" in m.module)
     suite = _suite("differential", tmp_path, tests=True)
     verdict = judge(mutant, suite, verdicts)
     suite.close(at_once=True)

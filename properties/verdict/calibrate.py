@@ -99,8 +99,8 @@ def _oracle(kernel: str, window: int | None) -> Oracle:
                 o, lse = reference.attention(**inputs, causal=True, window=window, return_lse=True)
                 assert lse is not None
                 return o, {"lse": lse}
-            form = reference.gla_parallel if kernel == "gla" else reference.linear_attn_parallel
-            return form(**inputs)[0], {}
+            op: Any = reference.gla if kernel == "gla" else reference.linear_attn
+            return op.second_form(**inputs)[0], {}
 
         inputs = {n: x for n, x in tensors.items() if n != "do"}
         o, pull, *rest = torch.func.vjp(forward, inputs, has_aux=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-FORMS: list[Op] = [reference.short_conv, reference.short_conv_toeplitz]
+FORMS: list[Op] = [reference.short_conv, reference.short_conv.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 

@@ -4,12 +4,51 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.arguments import checked
-from reference.delta.run import run
+from reference.recurrence import recurrence
 from reference.sequences import CuSeqlens
 
 
-@checked(same_dtype=("r", "k", "v", "kk", "a"))
+def recurrent(
+    r: Tensor, w: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, S: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    o = []
+    for t in range(r.shape[1]):
+        n = torch.einsum("bhk,bhkv->bhv", kk[:, t], S)
+        S = torch.exp(w[:, t, :, :, None]) * S
+        S = S - torch.einsum("bhk,bhv->bhkv", a[:, t] * kk[:, t], n)
+        S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
+        o.append(scale * torch.einsum("bhk,bhkv->bhv", r[:, t], S))
+    return torch.stack(o, dim=1) if o else v, S
+
+
+def unrolled(
+    r: Tensor, w: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, S: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """No recurrence: the transitions from each key to token t, multiplied.
+
+        G_t   = diag(exp w_t) - kk_tᵀ (a_t ∘ kk_t)
+        wkv_t = wkv_0 G_1 G_2 ... G_t + Σ_{i <= t} v_iᵀ k_i G_{i+1} G_{i+2} ... G_t
+        o_t   = scale · r_t wkv_tᵀ
+
+    with rows for vectors, as in the paper: wkv_t is V by K, the transpose of S_t.
+
+    Source: Peng et al., RWKV-7, arXiv 2503.14456, equation 18.
+    """
+    r, k, v = (x.transpose(1, 2) for x in (r, k, v))
+    G = torch.diag_embed(torch.exp(w)) - kk[..., :, None] * (a * kk)[..., None, :]
+    from_start = torch.eye(r.shape[-1], dtype=S.dtype, device=S.device)
+    keys = k[:, :, :0]
+    o = [v[:, :, :0]]
+    for t in range(r.shape[2]):
+        from_start = from_start @ G[:, t]
+        keys = torch.cat([keys @ G[:, t], k[:, :, t : t + 1]], dim=2)
+        wkv = S.mT @ from_start + v[:, :, : t + 1].mT @ keys
+        o.append(scale * r[:, :, t : t + 1] @ wkv.mT)
+    final = S.mT @ from_start + v.mT @ keys
+    return torch.cat(o, dim=2).transpose(1, 2), final.mT
+
+
+@recurrence(recurrent, unrolled, same_dtype=("r", "k", "v", "kk", "a"))
 def rwkv7(
     r: Float[Tensor, "B T H K"],
     w: Float[Tensor, "B T H K"],
@@ -39,129 +78,18 @@ def rwkv7(
     and (0, 1), make it grow by 5/4 every two tokens.
 
     Args:
-        r: receptance `[B, T, H, K]`, which reads.
-        w: natural logarithm of the decay of each key channel `[B, T, H, K]`, any float dtype,
-            meant to be <= 0, -inf included.
-        k: replacement keys `[B, T, H, K]`, in the dtype of r.
-        v: values `[B, T, H, V]`, in the dtype of r.
-        kk: removal keys `[B, T, H, K]`, in the dtype of r, meant to have the length 1.
-        a: in-context learning rate of each key channel `[B, T, H, K]`, in the dtype of r, meant
-            to be in [0, 1].
-        scale: factor of `r · k`, by default 1. None and -1 mean `K ** -0.5`, any other finite
+        r: Receptance, which reads.
+        w: Natural logarithm of the decay of each key channel, meant to be <= 0, -inf included.
+        k: Replacement keys.
+        kk: Removal keys, meant to have the length 1.
+        a: In-context learning rate of each key channel, meant to be in [0, 1].
+        scale: Factor of `r · k`, by default 1. None and -1 mean `K ** -0.5`, any other finite
             number itself.
-        initial_state: state before the first token `[N, H, K, V]`, any float dtype. None means
-            zero.
-        output_final_state: return the state after the last token as well.
-        cu_seqlens: boundaries of N packed sequences `[N+1]`, int32 or int64, in tokens; B is
-            then 1. The state of an empty sequence passes through. None means N = B sequences.
 
     Returns:
-        o: `[B, T, H, V]`, in the dtype of r.
-        final_state: `[N, H, K, V]`, in the promoted dtype of the inputs; None unless
-            `output_final_state`. The paper's state is its transpose.
-
-    Raises:
-        TypeError: an argument of a wrong type or dtype; r, k, v, kk, a not of one dtype.
-        ValueError: shapes that do not match; a scale that is NaN or infinite; `cu_seqlens` with
-            B != 1, or that does not start at 0, decreases, or does not end at T.
+        final_state: In the promoted dtype of the inputs; None unless `output_final_state`. The
+            paper's state is its transpose.
 
     Source: Peng et al., RWKV-7, arXiv 2503.14456, equations 16, 17 and 21 (without norm and bonus),
         and appendix C (eigenvalues).
     """
-    return run(
-        _recurrence,
-        r,
-        k,
-        v,
-        w,
-        kk,
-        a,
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
-    )
-
-
-def _recurrence(
-    r: Float[Tensor, "B T H K"],
-    k: Float[Tensor, "B T H K"],
-    v: Float[Tensor, "B T H V"],
-    w: Float[Tensor, "B T H K"],
-    kk: Float[Tensor, "B T H K"],
-    a: Float[Tensor, "B T H K"],
-    S: Float[Tensor, "B H K V"],
-    scale: float,
-) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
-    o = []
-    for t in range(r.shape[1]):
-        n = torch.einsum("bhk,bhkv->bhv", kk[:, t], S)
-        S = torch.exp(w[:, t, :, :, None]) * S
-        S = S - torch.einsum("bhk,bhv->bhkv", a[:, t] * kk[:, t], n)
-        S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
-        o.append(scale * torch.einsum("bhk,bhkv->bhv", r[:, t], S))
-    return torch.stack(o, dim=1) if o else v, S
-
-
-@checked(same_dtype=("r", "k", "v", "kk", "a"))
-def rwkv7_unrolled(
-    r: Float[Tensor, "B T H K"],
-    w: Float[Tensor, "B T H K"],
-    k: Float[Tensor, "B T H K"],
-    v: Float[Tensor, "B T H V"],
-    kk: Float[Tensor, "B T H K"],
-    a: Float[Tensor, "B T H K"],
-    *,
-    scale: float | None = 1.0,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
-) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
-    """The weighted key values of RWKV-7 without a recurrence, each key with its way to token t.
-
-        G_t   = diag(exp w_t) - kk_tᵀ (a_t ∘ kk_t)
-        wkv_t = wkv_0 G_1 G_2 ... G_t + Σ_{i <= t} v_iᵀ k_i G_{i+1} G_{i+2} ... G_t
-        o_t   = scale · r_t wkv_tᵀ
-
-    with rows for vectors, as in the paper: wkv_t is V by K, S_tᵀ of `rwkv7`, of which everything
-    else is said.
-
-    Source: Peng et al., RWKV-7, arXiv 2503.14456, equation 18.
-    """
-    return run(
-        _unrolled,
-        r,
-        k,
-        v,
-        w,
-        kk,
-        a,
-        scale=scale,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
-    )
-
-
-def _unrolled(
-    r: Float[Tensor, "B T H K"],
-    k: Float[Tensor, "B T H K"],
-    v: Float[Tensor, "B T H V"],
-    w: Float[Tensor, "B T H K"],
-    kk: Float[Tensor, "B T H K"],
-    a: Float[Tensor, "B T H K"],
-    S: Float[Tensor, "B H K V"],
-    scale: float,
-) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
-    r, k, v = (x.transpose(1, 2) for x in (r, k, v))
-    G = torch.diag_embed(torch.exp(w)) - kk[..., :, None] * (a * kk)[..., None, :]
-    from_start = torch.eye(r.shape[-1], dtype=S.dtype, device=S.device)
-    keys = k[:, :, :0]
-    o = [v[:, :, :0]]
-    for t in range(r.shape[2]):
-        from_start = from_start @ G[:, t]
-        keys = torch.cat([keys @ G[:, t], k[:, :, t : t + 1]], dim=2)
-        wkv = S.mT @ from_start + v[:, :, : t + 1].mT @ keys
-        o.append(scale * r[:, :, t : t + 1] @ wkv.mT)
-    final = S.mT @ from_start + v.mT @ keys
-    return torch.cat(o, dim=2).transpose(1, 2), final.mT

@@ -8,7 +8,7 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-FORMS: list[Op] = [reference.dplr, reference.dplr_parallel]
+FORMS: list[Op] = [reference.dplr, reference.dplr.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 

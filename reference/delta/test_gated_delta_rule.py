@@ -8,7 +8,7 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-FORMS: list[Op] = [reference.gated_delta_rule, reference.gated_delta_rule_parallel]
+FORMS: list[Op] = [reference.gated_delta_rule, reference.gated_delta_rule.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-FORMS: list[Op] = [reference.kda, reference.kda_parallel]
+FORMS: list[Op] = [reference.kda, reference.kda.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-FORMS: list[Op] = [reference.rwkv7, reference.rwkv7_unrolled]
+FORMS: list[Op] = [reference.rwkv7, reference.rwkv7.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 
@@ -43,7 +43,7 @@ def test_two_tokens_by_hand_and_the_scale_is_1(form: Op) -> None:
 
 
 @both_forms
-@pytest.mark.parametrize("generic", [reference.dplr, reference.dplr_parallel])
+@pytest.mark.parametrize("generic", [reference.dplr, reference.dplr.second_form])
 @pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 3, 3, 7])], ids=["dense", "packed"])
 def test_it_is_dplr_with_a_removal_key(form: Op, generic: Op, cu_seqlens: Tensor | None) -> None:
     N, B = (2, 2) if cu_seqlens is None else (3, 1)

@@ -4,13 +4,57 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference import recurrence
-from reference.arguments import checked
 from reference.decay import decays
+from reference.recurrence import recurrence
 from reference.sequences import CuSeqlens
 
 
-@checked(same_dtype=("x", "B", "C"))
+def recurrent(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, S: Tensor
+) -> tuple[Tensor, Tensor]:
+    y = []
+    for t in range(x.shape[1]):
+        step = dt[:, t, :, None]
+        S = torch.exp(dt[:, t] * A)[..., None, None] * S
+        S = S + torch.einsum("bhk,bhv->bhkv", B[:, t], step * x[:, t])
+        read = torch.einsum("bhk,bhkv->bhv", C[:, t], S)
+        y.append(read if D is None else read + D[:, None] * x[:, t])
+    return torch.stack(y, dim=1) if y else x, S
+
+
+def dual(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, S: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The dual form: one matrix of all pairs of tokens.
+
+        a_t  = exp(dt_t A)
+        L_ij = a_i a_{i-1} ... a_{j+1}   if j <= i else 0        (1-semiseparable; L_ii = 1)
+        M    = L ∘ (C Bᵀ) diag(dt)
+        y    = M X + D X + (Π_{t <= i} a_t) C_i S_0
+        S_T  = (Π_t a_t) S_0 + Σ_j L_Tj dt_j B_j x_jᵀ
+
+    with the entries of L as exponentials of sums, as their logarithms are dt A.
+
+    Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, equation 3 (the matrix) and section
+        5.1 (for a number times the identity).
+    """
+    if x.shape[1] == 0:
+        return x, S
+    from_start, between = decays(dt * A)
+    from_start, L = from_start.transpose(1, 2)[..., None], between.permute(0, 3, 1, 2).tril()
+    X, step, B, C = (z.transpose(1, 2) for z in (x, dt[..., None], B, C))
+
+    M = L * (C @ B.mT) * step.mT
+    y = M @ X + from_start * (C @ S)
+    if D is not None:
+        y = y + D[:, None, None] * X
+    written = (L[:, :, -1, :, None] * B).mT @ (step * X)
+    return y.transpose(1, 2), from_start[:, :, -1:] * S + written
+
+
+@recurrence(
+    recurrent, dual, same_dtype=("x", "B", "C"), groups="groups", outputs=("y", "final_state")
+)
 def mamba2(
     x: Float[Tensor, "B T H V"],
     dt: Float[Tensor, "B T H"],
@@ -34,133 +78,15 @@ def mamba2(
     Stable for dt A <= 0: an error of the state does not grow on its way.
 
     Args:
-        x: inputs `[B, T, H, V]`.
-        dt: step of each token `[B, T, H]`, any float dtype, as it multiplies A: any bias is added
-            and softplus taken before. Meant to be >= 0.
-        A: rate of each head `[H]`, any float dtype, meant to be <= 0.
-        B: what is written to `[B, T, G, K]`, in the dtype of x.
-        C: what is read from `[B, T, G, K]`, in the dtype of x.
-        D: weight of the skip connection `[H]`, any float dtype. None means 0.
-        initial_state: state before the first token `[N, H, K, V]`, any float dtype. None means
-            zero.
-        output_final_state: return the state after the last token as well.
-        cu_seqlens: boundaries of N packed sequences `[N+1]`, int32 or int64, in tokens; B is
-            then 1. The state of an empty sequence passes through. None means N = B sequences.
-
-    Returns:
-        y: `[B, T, H, V]`, in the dtype of x.
-        final_state: `[N, H, K, V]`, in the promoted dtype of the inputs; None unless
-            `output_final_state`.
-
-    Raises:
-        TypeError: an argument of a wrong type or dtype; x, B, C not of one dtype.
-        ValueError: shapes that do not match; H not a multiple of G; `cu_seqlens` with B != 1, or
-            that does not start at 0, decreases, or does not end at T.
+        x: Inputs.
+        dt: Step of each token, as it multiplies A: any bias is added and softplus taken before.
+            Meant to be >= 0.
+        A: Rate of each head, meant to be <= 0.
+        B: Input projection of each token, the key of a write.
+        C: Output projection of each token, the query of a read.
+        D: Weight of the skip connection. None means 0.
 
     Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, section 2.4 (the recurrence) and
         section 7.2 (heads and groups); Gu and Dao, Mamba, arXiv 2312.00752, equation 4, whose step
         of B is taken to first order, dt B, as the models do.
     """
-    return _run(_recurrence, x, dt, A, B, C, D, initial_state, output_final_state, cu_seqlens)
-
-
-def _recurrence(
-    x: Float[Tensor, "B T H V"],
-    dt: Float[Tensor, "B T H"],
-    B: Float[Tensor, "B T H K"],
-    C: Float[Tensor, "B T H K"],
-    A: Float[Tensor, "H"],
-    D: Float[Tensor, "H"] | None,
-    S: Float[Tensor, "B H K V"],
-) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
-    y = []
-    for t in range(x.shape[1]):
-        step = dt[:, t, :, None]
-        S = torch.exp(dt[:, t] * A)[..., None, None] * S
-        S = S + torch.einsum("bhk,bhv->bhkv", B[:, t], step * x[:, t])
-        read = torch.einsum("bhk,bhkv->bhv", C[:, t], S)
-        y.append(read if D is None else read + D[:, None] * x[:, t])
-    return torch.stack(y, dim=1) if y else x, S
-
-
-@checked(same_dtype=("x", "B", "C"))
-def mamba2_dual(
-    x: Float[Tensor, "B T H V"],
-    dt: Float[Tensor, "B T H"],
-    A: Float[Tensor, "H"],
-    B: Float[Tensor, "B T G K"],
-    C: Float[Tensor, "B T G K"],
-    D: Float[Tensor, "H"] | None = None,
-    *,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
-) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
-    """The state space of Mamba-2 as one matrix of all pairs of tokens, its dual form.
-
-        a_t  = exp(dt_t A)
-        L_ij = a_i a_{i-1} ... a_{j+1}   if j <= i else 0        (1-semiseparable; L_ii = 1)
-        M    = L ∘ (C Bᵀ) diag(dt)
-        y    = M X + D X + (Π_{t <= i} a_t) C_i S_0
-        S_T  = (Π_t a_t) S_0 + Σ_j L_Tj dt_j B_j x_jᵀ
-
-    with the entries of L as exponentials of sums, as their logarithms are dt A. Everything else is
-    said of `mamba2`.
-
-    Source: Dao and Gu, Transformers are SSMs, arXiv 2405.21060, equation 3 (the matrix) and section
-        5.1 (for a number times the identity).
-    """
-    return _run(_dual, x, dt, A, B, C, D, initial_state, output_final_state, cu_seqlens)
-
-
-def _dual(
-    x: Float[Tensor, "B T H V"],
-    dt: Float[Tensor, "B T H"],
-    B: Float[Tensor, "B T H K"],
-    C: Float[Tensor, "B T H K"],
-    A: Float[Tensor, "H"],
-    D: Float[Tensor, "H"] | None,
-    S: Float[Tensor, "B H K V"],
-) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H K V"]]:
-    if x.shape[1] == 0:
-        return x, S
-    from_start, between = decays(dt * A)
-    from_start, L = from_start.transpose(1, 2)[..., None], between.permute(0, 3, 1, 2).tril()
-    X, step, B, C = (z.transpose(1, 2) for z in (x, dt[..., None], B, C))
-
-    M = L * (C @ B.mT) * step.mT
-    y = M @ X + from_start * (C @ S)
-    if D is not None:
-        y = y + D[:, None, None] * X
-    written = (L[:, :, -1, :, None] * B).mT @ (step * X)
-    return y.transpose(1, 2), from_start[:, :, -1:] * S + written
-
-
-def _run(
-    form: recurrence.Form,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    (H, V), (G, K) = x.shape[2:], B.shape[2:]
-    if G == 0 or H % G:
-        raise ValueError(f"x: {H} heads, expected a multiple of the {G} groups of B and C")
-    y, final_state = recurrence.run(
-        form,
-        x,
-        dt,
-        B.repeat_interleave(H // G, dim=2),
-        C.repeat_interleave(H // G, dim=2),
-        parameters=(A, D),
-        state_shape=(H, K, V),
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens,
-    )
-    return y.to(x.dtype), final_state

@@ -9,8 +9,8 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-RETENTION: list[Op] = [reference.retention, reference.retention_parallel]
-LIGHTNING: list[Op] = [reference.lightning_attn, reference.lightning_attn_parallel]
+RETENTION: list[Op] = [reference.retention, reference.retention.second_form]
+LIGHTNING: list[Op] = [reference.lightning_attn, reference.lightning_attn.second_form]
 both_forms_of_retention = pytest.mark.parametrize("form", RETENTION, ids=lambda f: f.__name__)
 both_forms_of_lightning = pytest.mark.parametrize("form", LIGHTNING, ids=lambda f: f.__name__)
 ONES = torch.ones(1, 3, 4, 1, dtype=torch.float64)

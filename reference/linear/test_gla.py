@@ -19,7 +19,7 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-FORMS: list[Op] = [reference.gla, reference.gla_parallel]
+FORMS: list[Op] = [reference.gla, reference.gla.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 

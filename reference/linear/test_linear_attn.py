@@ -18,7 +18,7 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-FORMS: list[Op] = [reference.linear_attn, reference.linear_attn_parallel]
+FORMS: list[Op] = [reference.linear_attn, reference.linear_attn.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 Q = torch.tensor([[1, 2, 3], [0, 1, -1]], dtype=torch.float64)[None, :, None]

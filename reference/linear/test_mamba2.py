@@ -14,7 +14,7 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-FORMS: list[Op] = [reference.mamba2, reference.mamba2_dual]
+FORMS: list[Op] = [reference.mamba2, reference.mamba2.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-FORMS: list[Op] = [reference.simple_gla, reference.simple_gla_parallel]
+FORMS: list[Op] = [reference.simple_gla, reference.simple_gla.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 

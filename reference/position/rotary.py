@@ -7,6 +7,7 @@ from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 from reference.arguments import checked
+from reference.op import Form, op
 from reference.sequences import CuSeqlens, sequences
 
 
@@ -57,50 +58,8 @@ def rotary_tables(
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
 
-@checked(same_dtype=("cos", "sin"))
-def rotary_embedding(
-    x: Float[Tensor, "B T H D"],
-    cos: Float[Tensor, "R P"],
-    sin: Float[Tensor, "R P"],
-    *,
-    interleaved: bool = False,
-    seqlen_offsets: int | Int32[Tensor, "N"] | Int64[Tensor, "N"] = 0,
-    cu_seqlens: CuSeqlens | None = None,
-    conjugate: bool = False,
-    inplace: bool = False,
-) -> Float[Tensor, "B T H D"]:
-    """Rotate pairs of dims of each token by the angles of its position.
-
-        y1 = x1 cos r - x2 sin r
-        y2 = x1 sin r + x2 cos r
-
-    where r = offset_n + t is the row of the tables for token t of sequence n. Pair p < P is
-    (x_p, x_{p+P}), or with `interleaved` (x_{2p}, x_{2p+1}). Dims from 2P on pass through bitwise.
-
-    Args:
-        x: queries or keys `[B, T, H, D]`.
-        cos: cosines `[R, P]`, as of `rotary_tables`; float32 or the dtype of x. 2P <= D, the
-            *head* dim. A constant: it gets no gradient.
-        sin: sines `[R, P]`, in the dtype of cos.
-        interleaved: pairs are neighbours rather than halves.
-        seqlen_offsets: position of the first token of each sequence, in tokens: one int for
-            all or `[N]`, int32 or int64.
-        cu_seqlens: boundaries of N packed sequences `[N+1]`, int32 or int64, in tokens; B is
-            then 1. Positions start anew in each. None means N = B sequences.
-        conjugate: rotate backwards (sin negated), which undoes a rotation.
-        inplace: write the result into x and return x.
-
-    Returns:
-        y: `[B, T, H, D]`, in the dtype of x.
-
-    Raises:
-        TypeError: an argument of a wrong type or dtype; cos neither float32 nor of x's dtype.
-        ValueError: shapes that do not match; 2P above the head dim; a row outside `[0, R)`;
-            `cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T.
-
-    Source: Su et al., RoFormer, arXiv 2104.09864, equation 34.
-    """
-    cos, sin = _rows(x, cos, sin, seqlen_offsets, cu_seqlens, conjugate)
+def rotation(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conjugate: bool) -> Tensor:
+    sin = -sin if conjugate else sin
     P = cos.shape[-1]
     if interleaved:
         x1, x2 = x[..., 0 : 2 * P : 2], x[..., 1 : 2 * P : 2]
@@ -108,8 +67,47 @@ def rotary_embedding(
         x1, x2 = x[..., :P], x[..., P : 2 * P]
     y1 = x1 * cos - x2 * sin
     y2 = x1 * sin + x2 * cos
-    rotated = torch.stack([y1, y2], dim=-1).flatten(-2) if interleaved else torch.cat([y1, y2], -1)
-    y = torch.cat([rotated.to(x.dtype), x[..., 2 * P :]], dim=-1)
+    return torch.stack([y1, y2], dim=-1).flatten(-2) if interleaved else torch.cat([y1, y2], -1)
+
+
+def as_complex(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conjugate: bool) -> Tensor:
+    """Pairs of dims as complex numbers.
+
+        y1 + i y2 = (x1 + i x2) · exp(i r)
+
+    in which `conjugate` conjugates the factor. The rotated dims are laid out as a grid, `(2, P)`
+    for halves and `(P, 2)` for neighbours. Complex numbers here are made of float32 or float64;
+    narrower dtypes are computed in float32.
+
+    Source: Su et al., RoFormer, arXiv 2104.09864, equation 12.
+    """
+    P, dtype = cos.shape[-1], torch.promote_types(x.dtype, torch.float32)
+    factor = torch.complex(cos.to(dtype), sin.to(dtype))
+    if conjugate:
+        factor = factor.conj()
+    grid, pair = ((P, 2), -1) if interleaved else ((2, P), -2)
+    pairs = x[..., : 2 * P].unflatten(-1, grid).to(dtype)
+    z = torch.view_as_complex(torch.stack([pairs.select(pair, 0), pairs.select(pair, 1)], dim=-1))
+    z = z * factor
+    return torch.stack([z.real, z.imag], dim=pair).flatten(-2)
+
+
+def _run(
+    form: Form,
+    sizes: object,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool,
+    seqlen_offsets: int | Tensor,
+    cu_seqlens: Tensor | None,
+    conjugate: bool,
+    inplace: bool,
+) -> Tensor:
+    cos, sin = _rows(x, cos, sin, seqlen_offsets, cu_seqlens)
+    rotated = form(x, cos, sin, interleaved, conjugate)
+    y = torch.cat([rotated.to(x.dtype), x[..., 2 * cos.shape[-1] :]], dim=-1)
     return x.copy_(y) if inplace else y
 
 
@@ -119,7 +117,6 @@ def _rows(
     sin: Tensor,
     seqlen_offsets: int | Tensor,
     cu_seqlens: Tensor | None,
-    conjugate: bool,
 ) -> tuple[Float[Tensor, "B T 1 P"], Float[Tensor, "B T 1 P"]]:
     """The cosines and sines of each token, checked to be there."""
     (R, P), (B, T, _, D) = cos.shape, x.shape
@@ -145,12 +142,11 @@ def _rows(
             )
         rows.extend(range(offset, offset + length))
     index = torch.tensor(rows, dtype=torch.int64, device=x.device).view(B, T)
-    cos, sin = cos.detach()[index, None], sin.detach()[index, None]
-    return cos, -sin if conjugate else sin
+    return cos.detach()[index, None], sin.detach()[index, None]
 
 
-@checked(same_dtype=("cos", "sin"))
-def rotary_embedding_complex(
+@op(rotation, as_complex, run=_run, same_dtype=("cos", "sin"), outputs=("y",))
+def rotary_embedding(
     x: Float[Tensor, "B T H D"],
     cos: Float[Tensor, "R P"],
     sin: Float[Tensor, "R P"],
@@ -161,25 +157,34 @@ def rotary_embedding_complex(
     conjugate: bool = False,
     inplace: bool = False,
 ) -> Float[Tensor, "B T H D"]:
-    """Rotate pairs of dims as complex numbers.
+    """Rotate pairs of dims of each token by the angles of its position.
 
-        y1 + i y2 = (x1 + i x2) · exp(i r)
+        y1 = x1 cos r - x2 sin r
+        y2 = x1 sin r + x2 cos r
 
-    in which `conjugate` conjugates the factor. The rotated dims are laid out as a grid, `(2, P)`
-    for halves and `(P, 2)` for neighbours. Complex numbers here are made of float32 or float64;
-    narrower dtypes are computed in float32. Everything else is said of `rotary_embedding`.
+    where r = offset_n + t is the row of the tables for token t of sequence n. Pair p < P is
+    (x_p, x_{p+P}), or with `interleaved` (x_{2p}, x_{2p+1}). Dims from 2P on pass through bitwise.
 
-    Source: Su et al., RoFormer, arXiv 2104.09864, equation 12.
+    Args:
+        x: Queries or keys.
+        cos: Cosines, as of `rotary_tables`; float32 or the dtype of x. 2P <= D, the *head* dim. A
+            constant: it gets no gradient.
+        sin: Sines.
+        interleaved: Pairs are neighbours rather than halves.
+        seqlen_offsets: Position of the first token of each sequence, in tokens; one int stands for
+            all.
+        cu_seqlens: Boundaries of N packed sequences, in tokens; B is then 1. Positions start anew
+            in each. None means N = B sequences.
+        conjugate: Rotate backwards (sin negated), which undoes a rotation.
+        inplace: Write the result into x and return x.
+
+    Returns:
+        y: In the dtype of x.
+
+    Raises:
+        TypeError: cos neither float32 nor of x's dtype.
+        ValueError: 2P above the head dim; a row outside `[0, R)`; `cu_seqlens` with B != 1, or that
+            does not start at 0, decreases, or does not end at T.
+
+    Source: Su et al., RoFormer, arXiv 2104.09864, equation 34.
     """
-    cos, sin = _rows(x, cos, sin, seqlen_offsets, cu_seqlens, conjugate=False)
-    P, dtype = cos.shape[-1], torch.promote_types(x.dtype, torch.float32)
-    factor = torch.complex(cos.to(dtype), sin.to(dtype))
-    if conjugate:
-        factor = factor.conj()
-    grid, pair = ((P, 2), -1) if interleaved else ((2, P), -2)
-    pairs = x[..., : 2 * P].unflatten(-1, grid).to(dtype)
-    z = torch.view_as_complex(torch.stack([pairs.select(pair, 0), pairs.select(pair, 1)], dim=-1))
-    z = z * factor
-    rotated = torch.stack([z.real, z.imag], dim=pair).flatten(-2)
-    y = torch.cat([rotated.to(x.dtype), x[..., 2 * P :]], dim=-1)
-    return x.copy_(y) if inplace else y

@@ -15,7 +15,7 @@ from torch import Tensor
 import reference
 
 Op = Callable[..., Any]
-FORMS: list[Op] = [reference.rotary_embedding, reference.rotary_embedding_complex]
+FORMS: list[Op] = [reference.rotary_embedding, reference.rotary_embedding.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 

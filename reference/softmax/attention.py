@@ -6,109 +6,24 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from reference.arguments import checked
+from reference.op import op
 from reference.sequences import CuSeqlens
 from reference.softmax.run import run
 
 
-@checked(same_dtype=("q", "k", "v"))
-def attention(
-    q: Float[Tensor, "B T_q H K"],
-    k: Float[Tensor, "B T_k G K"],
-    v: Float[Tensor, "B T_k G V"],
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    softcap: float | None = None,
-    sink: Float[Tensor, "H"] | None = None,
-    alibi_slopes: Float[Tensor, "H"] | None = None,
-    g: Float[Tensor, "B T_k H"] | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    cu_seqlens_k: CuSeqlens | None = None,
-    return_lse: bool = False,
-) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
-    """Softmax attention, by its definition.
-
-        p_i  = i + T_k - T_q                                  position of query i among the keys
-        s_ij = scale · q_i · k_j
-        s_ij = c tanh(s_ij / c)                               softcap c
-        s_ij = s_ij - slope · |p_i - j|                       ALiBi
-        s_ij = s_ij + Σ_{j < t <= p_i} g_t                    forgetting gate
-        s_ij = -inf   unless   j <= p_i  (causal)   and   |p_i - j| < W  (window)
-        lse_i = log (exp(sink) + Σ_j exp(s_ij))               without a sink exp(sink) is 0
-        o_i  = Σ_j exp(s_ij - lse_i) v_j
-
-    Query head h reads kv head h // (H / G). A row that sees no key gets o = 0, lse = -inf (lse =
-    sink if there is one), and gradients 0.
-
-    Args:
-        q: queries `[B, T_q, H, K]`.
-        k: keys `[B, T_k, G, K]`, in the dtype of q.
-        v: values `[B, T_k, G, V]`, in the dtype of q.
-        scale: factor of `q · k`. None and -1 mean `K ** -0.5`, any other finite number itself.
-        causal: hide the keys after the query, aligned at the bottom right.
-        window: W >= 1, the number of keys (tokens) seen, the query's own included; without
-            `causal` as many again, but for that one, on the other side.
-        softcap: c > 0, the bound that logits are squashed to, before any bias.
-        sink: `[H]`, natural units, any float dtype: one more logit per head that has no value.
-        alibi_slopes: `[H]`, any float dtype; logits fall by the slope per token of distance. A
-            constant: it gets no gradient.
-        g: natural logarithm of the decay at each key `[B, T_k, H]`, any float dtype, meant to be
-            <= 0, -inf included. Not scaled. Needs `causal`.
-        cu_seqlens: boundaries of N packed sequences of queries `[N+1]`, int32 or int64, in tokens;
-            B is then 1, and sequence n attends to sequence n only. None means N = B sequences.
-        cu_seqlens_k: the boundaries among the keys; None means those of the queries.
-        return_lse: return the logarithm of the softmax's denominator as well.
-
-    Returns:
-        o: `[B, T_q, H, V]`, in the dtype of q.
-        lse: natural logarithm `[B, H, T_q]`, in the promoted dtype of the inputs of the logits;
-            None unless `return_lse`.
-
-    Raises:
-        TypeError: an argument of a wrong type or dtype; q, k, v not of one dtype.
-        ValueError: shapes that do not match; H not a multiple of G; a scale that is NaN or
-            infinite; a window below 1; a softcap that is not positive and finite; `g` without
-            `causal`; `cu_seqlens_k` without `cu_seqlens`; boundaries with B != 1, or that do not
-            start at 0, decrease, or do not end at T_q (T_k).
-
-    Source: Vaswani et al., arXiv 1706.03762 (softmax attention); Gemma 2, arXiv 2408.00118 (soft
-        capping); Press et al., arXiv 2108.12409 (ALiBi); Lin et al., Forgetting Transformer,
-        arXiv 2503.02130 (g); Xiao et al., arXiv 2309.17453, and gpt-oss, arXiv 2508.10925 (sinks);
-        Ainslie et al., arXiv 2305.13245 (grouped heads).
-    """
-    return run(
-        _definition,
-        q,
-        k,
-        v,
-        scale=scale,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        sink=sink,
-        alibi_slopes=alibi_slopes,
-        g=g,
-        cu_seqlens=cu_seqlens,
-        cu_seqlens_k=cu_seqlens_k,
-        return_lse=return_lse,
-    )
-
-
-def _definition(
-    q: Float[Tensor, "B T_q H K"],
-    k: Float[Tensor, "B T_k G K"],
-    v: Float[Tensor, "B T_k G V"],
+def definition(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     scale: float,
     causal: bool,
     window: int | None,
     softcap: float | None,
-    sink: Float[Tensor, "H"] | None,
-    slope: Float[Tensor, "H"] | None,
-    g: Float[Tensor, "B T_k H"] | None,
-) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"]]:
+    sink: Tensor | None,
+    slope: Tensor | None,
+    g: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     (B, T_q, H, _), (T_k, G) = q.shape, k.shape[1:3]
     kv_head = torch.arange(H, device=q.device) // (H // G)
     i = torch.arange(T_q, device=q.device)[:, None]
@@ -158,24 +73,20 @@ def _decay_between(
     return later.flip(-1).cumsum(-1).flip(-1)
 
 
-@checked(same_dtype=("q", "k", "v"))
-def attention_online(
-    q: Float[Tensor, "B T_q H K"],
-    k: Float[Tensor, "B T_k G K"],
-    v: Float[Tensor, "B T_k G V"],
+def online(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    softcap: float | None = None,
-    sink: Float[Tensor, "H"] | None = None,
-    alibi_slopes: Float[Tensor, "H"] | None = None,
-    g: Float[Tensor, "B T_k H"] | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    cu_seqlens_k: CuSeqlens | None = None,
-    return_lse: bool = False,
-) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
-    """Softmax attention, one key after another, without ever holding a row of weights.
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    sink: Tensor | None,
+    slope: Tensor | None,
+    g: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """One key after another, without a row of weights in memory.
 
         m' = max(m, s_j)
         l' = exp(m - m') l + exp(s_j - m')
@@ -183,42 +94,11 @@ def attention_online(
 
     starting from m = sink, l = 1, o = 0 (without a sink m = -inf, l = 0), and in the end o / l and
     lse = m + log l. Keys come last to first: the decay between key j and the query is then a
-    running sum, too. Everything else is said of `attention`.
+    running sum, too.
 
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867,
         algorithm 3; Rabe and Staats, arXiv 2112.05682 (with values).
     """
-    return run(
-        _online,
-        q,
-        k,
-        v,
-        scale=scale,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        sink=sink,
-        alibi_slopes=alibi_slopes,
-        g=g,
-        cu_seqlens=cu_seqlens,
-        cu_seqlens_k=cu_seqlens_k,
-        return_lse=return_lse,
-    )
-
-
-def _online(
-    q: Float[Tensor, "B T_q H K"],
-    k: Float[Tensor, "B T_k G K"],
-    v: Float[Tensor, "B T_k G V"],
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    sink: Float[Tensor, "H"] | None,
-    slope: Float[Tensor, "H"] | None,
-    g: Float[Tensor, "B T_k H"] | None,
-) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"]]:
     (B, T_q, H, _), (T_k, G, V) = q.shape, v.shape[1:]
     grouped = q.unflatten(2, (G, H // G))
     p = torch.arange(T_k - T_q, T_k, device=q.device)
@@ -258,3 +138,66 @@ def _online(
 def _finite(m: Tensor) -> Tensor:
     """The maximum to subtract: 0 while nothing but -inf was seen, as -inf - -inf is NaN."""
     return torch.where(m == -math.inf, 0.0, m)
+
+
+@op(definition, online, run=run, same_dtype=("q", "k", "v"), outputs=("o", "lse"))
+def attention(
+    q: Float[Tensor, "B T_q H K"],
+    k: Float[Tensor, "B T_k G K"],
+    v: Float[Tensor, "B T_k G V"],
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "H"] | None = None,
+    alibi_slopes: Float[Tensor, "H"] | None = None,
+    g: Float[Tensor, "B T_k H"] | None = None,
+    cu_seqlens: CuSeqlens | None = None,
+    cu_seqlens_k: CuSeqlens | None = None,
+    return_lse: bool = False,
+) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
+    """Softmax attention, by its definition.
+
+        p_i  = i + T_k - T_q                                  position of query i among the keys
+        s_ij = scale · q_i · k_j
+        s_ij = c tanh(s_ij / c)                               softcap c
+        s_ij = s_ij - slope · |p_i - j|                       ALiBi
+        s_ij = s_ij + Σ_{j < t <= p_i} g_t                    forgetting gate
+        s_ij = -inf   unless   j <= p_i  (causal)   and   |p_i - j| < W  (window)
+        lse_i = log (exp(sink) + Σ_j exp(s_ij))               without a sink exp(sink) is 0
+        o_i  = Σ_j exp(s_ij - lse_i) v_j
+
+    Query head h reads kv head h // (H / G). A row that sees no key gets o = 0, lse = -inf (lse =
+    sink if there is one), and gradients 0.
+
+    Args:
+        causal: Hide the keys after the query, aligned at the bottom right.
+        window: W >= 1, the number of keys (tokens) seen, the query's own included; without `causal`
+            another W - 1 on the other side.
+        softcap: c > 0, the bound that logits are squashed to, before any bias.
+        sink: Natural units: one more logit per head that has no value.
+        alibi_slopes: Logits fall by the slope per token of distance. A constant: it gets no
+            gradient.
+        g: Natural logarithm of the decay at each key, meant to be <= 0, -inf included. Not scaled.
+            Needs `causal`.
+        cu_seqlens: Boundaries of N packed sequences of queries, in tokens; B is then 1, and
+            sequence n attends to sequence n only. None means N = B sequences.
+        cu_seqlens_k: The boundaries among the keys; None means those of the queries.
+        return_lse: Return the logarithm of the softmax's denominator as well.
+
+    Returns:
+        lse: Natural logarithm, in the promoted dtype of the inputs of the logits; None unless
+            `return_lse`.
+
+    Raises:
+        ValueError: H not a multiple of G; a scale that is NaN or infinite; a window below 1; a
+            softcap that is not positive and finite; `g` without `causal`; `cu_seqlens_k` without
+            `cu_seqlens`; boundaries with B != 1, or that do not start at 0, decrease, or do not end
+            at T_q (T_k).
+
+    Source: Vaswani et al., arXiv 1706.03762 (softmax attention); Gemma 2, arXiv 2408.00118 (soft
+        capping); Press et al., arXiv 2108.12409 (ALiBi); Lin et al., Forgetting Transformer,
+        arXiv 2503.02130 (g); Xiao et al., arXiv 2309.17453, and gpt-oss, arXiv 2508.10925 (sinks);
+        Ainslie et al., arXiv 2305.13245 (grouped heads).
+    """

@@ -1,19 +1,20 @@
 """What the forms of softmax attention share: options that must agree, and the sequences."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from reference.heads import heads_per_group
+from reference.op import Form
 from reference.scale import resolve_scale
 from reference.sequences import sequences
-
-Form = Callable[..., tuple[Tensor, Tensor]]
 
 
 def run(
     form: Form,
+    sizes: Mapping[str, int],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -33,15 +34,14 @@ def run(
 
     Args:
         form: `(q, k, v, options) -> (o, lse)` for sequences of one length.
+        sizes: of each dim.
         The rest are the arguments of the op.
 
     Returns:
         `o [B, T_q, H, V]` in the dtype of `q`, and `lse [B, H, T_q]`, or None.
     """
-    (H, K), G = q.shape[2:], k.shape[2]
-    if G == 0 or H % G:
-        raise ValueError(f"q: {H} heads, expected a multiple of the {G} heads of k and v")
-    scale = resolve_scale(scale, K)
+    heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
+    scale = resolve_scale(scale, sizes["K"])
     if window is not None and window < 1:
         raise ValueError(f"window: {window}, expected at least 1, the query's own key")
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):

@@ -20,7 +20,7 @@ import reference
 
 Op = Callable[..., Any]
 Setting = tuple[dict[str, Any], tuple[str, ...]]
-FORMS: list[Op] = [reference.attention, reference.attention_online]
+FORMS: list[Op] = [reference.attention, reference.attention.second_form]
 both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 

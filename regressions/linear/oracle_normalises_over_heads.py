@@ -12,8 +12,8 @@ BUG = KnownBug(
         "reference/linear/test_linear_attn.py::test_two_tokens_normalised_by_hand[linear_attn]"
     ),
     planted=Edit(
-        module="reference.linear.run",
+        module="reference.linear.normalize",
         before="_divide(o[..., :-1], o[..., -1:])",
-        after="_divide(o[..., :-1], (q * k.cumsum(2)).sum(-1, keepdim=True))",
+        after='_divide(o[..., :-1], (arguments["q"] * arguments["k"].cumsum(2)).sum(-1, True))',
     ),
 )

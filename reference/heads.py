@@ -1,0 +1,24 @@
+"""Groups of heads: several heads read the same keys."""
+
+from collections.abc import Sequence
+
+
+def heads_per_group(
+    name: str, heads: int, groups: int, shared: Sequence[str], called: str = "heads"
+) -> int:
+    """Return H / G: head h reads group h // (H / G).
+
+    Args:
+        name: the argument with H heads, for the message.
+        heads: H.
+        groups: G.
+        shared: the arguments with G groups, for the message.
+        called: the word of the message for these groups.
+
+    Raises:
+        ValueError: H is not a multiple of G.
+    """
+    if groups == 0 or heads % groups:
+        wanted = f"a multiple of the {groups} {called} of {' and '.join(shared)}"
+        raise ValueError(f"{name}: {heads} heads, expected {wanted}")
+    return heads // groups
