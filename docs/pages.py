@@ -124,7 +124,7 @@ def page(op: Op) -> str:
             _kernels(op),
             "## Laws",
             ", ".join(f"[{_words(law)}](../laws.md#{_anchor(law)})" for law in op.laws),
-            f"```\npytest properties/test_laws.py --op {op.name}\n```",
+            f"```\npytest properties/suite/test_laws.py --op {op.name}\n```",
         )
         if part
     )

@@ -11,13 +11,13 @@ from zlib import crc32
 from hypothesis import given, target
 from hypothesis.strategies import SearchStrategy
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.strategies import EXTENTS, FEW_TOKENS, bundles
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Op
 from properties.laws import LAWS, Law, Subject, Violation
 from properties.laws.signature import own_frames
 from properties.profiles import EXAMPLES
-from properties.strategies import EXTENTS, FEW_TOKENS, bundles
 from properties.targets import Target, scope
 from properties.verdict.report import error_report
 

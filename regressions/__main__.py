@@ -16,7 +16,7 @@ from rich.table import Table
 
 from properties.arguments import count
 from properties.device import DEVICES
-from properties.mutants.trial import Laboratory, LawAbout, Outcome
+from properties.planting.trial import Laboratory, LawAbout, Outcome
 from regressions.known_bug import KnownBug, known_bugs
 
 

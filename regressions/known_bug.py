@@ -7,8 +7,8 @@ from pathlib import Path
 from pkgutil import walk_packages
 
 from properties.device import resolve
-from properties.mutants.edit import Edit
-from properties.mutants.trial import Pinned
+from properties.planting.edit import Edit
+from properties.planting.trial import Pinned
 
 _HERE = "regressions."
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from properties.mutants.edit import Edit
+from properties.planting.edit import Edit
 from regressions import __main__ as command
 from regressions.linear.fused_chunk_negative_scale import BUG
 

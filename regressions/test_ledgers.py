@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from properties import simulator
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
 from properties.device import activate

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import Laboratory, Outcome, Pinned
+from properties.planting.edit import Edit
+from properties.planting.trial import Laboratory, Outcome, Pinned
 from regressions.known_bug import KnownBug, known_bugs
 
 BUGS = known_bugs()

@@ -14,11 +14,11 @@ from kernels.arguments import FLOATS
 from kernels.cache import ContiguousCache, SlidingWindowCache
 from kernels.tiles import TABLE, Entry
 from properties.aot.architectures import ARCHITECTURES, Architecture
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.layouts import LAYOUTS
+from properties.cases.tensors import build, cotangents, run
 from properties.catalogue import OPS
 from properties.catalogue.op import Mode, Op, Option, Role
-from properties.layouts import LAYOUTS
-from properties.tensors import build, cotangents, run
 
 _HEAD_DIMS = ("K", "V", "D")
 

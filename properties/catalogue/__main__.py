@@ -9,7 +9,7 @@ from properties.catalogue import OPS
 from properties.mutants import shares
 from properties.mutants.mutant import modules
 from properties.mutants.triggers import run as triggers
-from properties.sources import Sources
+from properties.planting.sources import Sources
 
 BEGIN = "<!-- table: python -m properties.catalogue --write properties/README.md -->"
 END = "<!-- end of table -->"

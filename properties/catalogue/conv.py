@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 import reference
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue.draws import BAD_FLAGS, asked
 from properties.catalogue.linear import more_states
 from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, asked, head_dims, scales
 from properties.catalogue.linear import OF_A_READING, more_states
 from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role

@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from properties.case import Case
+from properties.cases.case import Case
 
 # Of numbers, Python's int and float are taken and what derives from them, NumPy's float64 too.
 NO_NUMBERS = ("0.5", True, numpy.float32(0.5), torch.tensor(0.5))

@@ -9,12 +9,12 @@ import torch
 from hypothesis import strategies as st
 
 import reference
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, NO_COUNTS, asked, head_dims, scales
 from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
 
 if TYPE_CHECKING:
-    from properties.tensors import Inputs
+    from properties.cases.tensors import Inputs
 
 _QKV = (
     Argument("q", "B T H K", Role.QUERY),

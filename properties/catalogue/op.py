@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy, just
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.verdict.budgets import Telescope
 
 Function = Callable[..., Tensor | tuple[Tensor | None, ...]]

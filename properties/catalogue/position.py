@@ -8,13 +8,13 @@ import torch
 from hypothesis import strategies as st
 
 import reference
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.layouts import SHARING
 from properties.catalogue.draws import BAD_FLAGS, NO_COUNTS, head_dims
 from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
-from properties.layouts import SHARING
 
 if TYPE_CHECKING:
-    from properties.tensors import Inputs
+    from properties.cases.tensors import Inputs
 
 
 def _offsets(case: Case) -> st.SearchStrategy[int | list[int]]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 import reference
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue.draws import (
     BAD_FLAGS,
     BAD_SCALES,
@@ -21,7 +21,7 @@ from properties.catalogue.draws import (
 from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
 
 if TYPE_CHECKING:
-    from properties.tensors import Inputs
+    from properties.cases.tensors import Inputs
 
 
 def _windows(case: Case) -> st.SearchStrategy[int | None]:

@@ -15,9 +15,9 @@ from typing import Any
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.changed.uses import names_of_tests, uses, words_of
-from properties.closure import LISTS, PACKAGES, ROOT, closure, imported, path_of
 from properties.laws import LAWS
-from properties.sources import Sources
+from properties.planting.closure import LISTS, PACKAGES, ROOT, closure, imported, path_of
+from properties.planting.sources import Sources
 from properties.targets import NAMES
 
 # They decide on every test: its options, and the releases of what it runs on.

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.changed import Changed, files_since
 from properties.changed.reach import named_in
 from properties.changed.uses import names_of_tests
-from properties.closure import ROOT, path_of
 from properties.mutants import killers
-from properties.mutants.edit import Edit
 from properties.mutants.mutant import modules
-from properties.mutants.trial import LawAbout, Pinned, TestAt, pinned_of
-from properties.sources import Sources
+from properties.planting.closure import ROOT, path_of
+from properties.planting.edit import Edit
+from properties.planting.sources import Sources
+from properties.planting.trial import LawAbout, Pinned, TestAt, pinned_of
 from properties.targets import load
 
 _LAWS = ROOT / "properties" / "test_laws.py"
@@ -194,16 +194,16 @@ def test_a_test_is_reached_through_the_names_that_it_refers_to() -> None:
     file = "properties/mutants/test_hunt.py"
     kills = f"{file}::test_a_wrong_sign_is_killed_by_the_law_that_looks"
     malformed = f"{file}::test_a_malformed_list_is_refused"
-    assert _reaches("properties/mutants/nursery.py", kills)
+    assert _reaches("properties/planting/nursery.py", kills)
     assert _reaches("properties/mutants/equivalents.py", malformed)
-    assert not _reaches("properties/mutants/nursery.py", malformed)
+    assert not _reaches("properties/planting/nursery.py", malformed)
     # Its fixture makes mutants of it, and gives its name as a string.
     assert _reaches("kernels/position/rotary.py", kills)
     assert all(_reaches(file, node) for node in (kills, malformed))
 
 
 def test_a_test_of_one_op_is_reached_by_what_that_is_made_of() -> None:
-    agree = "properties/test_oracles.py::test_second_form_agrees_with_the_first_in_float64"
+    agree = "properties/selftest/test_oracles.py::test_second_form_agrees_with_the_first_in_float64"
     assert agree.partition("::")[2] in names_of_tests(ROOT / "properties" / "test_oracles.py")
     assert _reaches("reference/linear/gla.py", agree, OPS["gla"])
     assert not _reaches("reference/linear/gla.py", agree, OPS["attention"])
@@ -239,7 +239,7 @@ def test_a_pinned_bug_is_reached_by_its_case_its_test_and_what_it_edits() -> Non
 
 
 def test_documents_and_data_reach_what_names_them() -> None:
-    current = "properties/test_readme.py::test_table_of_ops_is_current"
+    current = "properties/selftest/test_readme.py::test_table_of_ops_is_current"
     assert _reaches("properties/README.md", current)
     assert _reaches("properties/mutants/shares.json", current)
     assert not _reaches("CHANGELOG.md", current)
@@ -262,16 +262,18 @@ def test_a_package_runs_where_one_of_its_modules_does() -> None:
 @pytest.mark.parametrize("file", ["regressions/softmax/nosuch.py", "regressions/linear/nosuch.py"])
 def test_what_nothing_names_reaches_the_nearest_tests(file: str) -> None:
     assert _reaches(file, "regressions/test_regressions.py::test_case_passes_today")
-    assert not _reaches(file, "properties/test_laws.py::test_law_holds")
+    assert not _reaches(file, "properties/suite/test_laws.py::test_law_holds")
 
 
 def test_it_is_said_what_each_file_reaches() -> None:
-    files = (_UNREAD, "kernels/linear/gla.py", "properties/strategies.py", "pyproject.toml")
+    files = (_UNREAD, "kernels/linear/gla.py", "properties/cases/strategies.py", "pyproject.toml")
     told = Changed("main", files).told()
     assert told[0] == "changed since main: 4 files"
     assert told[1] == f"  {_UNREAD} -> nothing"
     assert re.fullmatch(r"  kernels/linear/gla.py -> laws of gla; tests in \d+ files", told[2])
-    assert told[3].startswith(f"  properties/strategies.py -> laws of all {len(OPS)} ops; tests in")
+    assert told[3].startswith(
+        f"  properties/cases/strategies.py -> laws of all {len(OPS)} ops; tests in"
+    )
     assert told[4] == "  pyproject.toml -> every test"
     assert Changed("main", ()).told() == ["changed since main: 0 files"]
 
@@ -305,7 +307,12 @@ def _pytest(folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 def test_pytest_runs_what_is_reached_beside_its_other_options(copy: Path) -> None:
-    some = ["properties/test_laws.py", "reference/test_scale.py", "kernels/norm", "--collect-only"]
+    some = [
+        "properties/suite/test_laws.py",
+        "reference/test_scale.py",
+        "kernels/norm",
+        "--collect-only",
+    ]
     code, told = _pytest(copy, *some, "-k", "packing or scale", "--op", "gla", "--changed")
     assert code == 0, told
     assert "the merge base with main: 1 file" in told

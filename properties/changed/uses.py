@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from properties.closure import ROOT, bound
+from properties.planting.closure import ROOT, bound
 
 _Import = ast.Import | ast.ImportFrom
 _ASKING = ("usefixtures", "getfixturevalue")

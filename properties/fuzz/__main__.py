@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from properties.arguments import count, duration
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.device import DEVICES, describe
 from properties.fuzz import record, report

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.fuzz.worker import Failure
 from properties.laws.signature import Signature
 from properties.targets.ledger import entry_file

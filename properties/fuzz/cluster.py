@@ -18,7 +18,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.device import resolve
 from properties.fuzz.worker import Answer, Origin, Stopped, Worker, ended, growth, prepare
 from properties.verdict.report import versions

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.jobs import Job
 
 FOLDER = Path(".hypothesis") / "examples"

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.files import write_whole
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.record import Key, Row

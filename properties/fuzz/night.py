@@ -16,7 +16,7 @@ from hypothesis import Phase, settings
 from hypothesis import seed as seeded
 from hypothesis.errors import Flaky
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.device import resolve
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus

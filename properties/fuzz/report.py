@@ -113,7 +113,7 @@ def script(failure: Failure, target: str, device: str) -> str:
     """A program that shows a failure again, to be changed and stepped through."""
     return f'''"""{failure.signature}. Run it where the suite is installed."""
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.device import activate
 from properties.jobs import judge
 from properties.laws import Subject

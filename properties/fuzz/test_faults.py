@@ -170,7 +170,7 @@ def test_a_bug_beside_a_known_one_is_told_of(fuzz: Fuzz, tmp_path: Path) -> None
 
 
 _LEDGER = f"""
-from properties.case import Case
+from properties.cases.case import Case
 from properties.targets.ledger import KnownFailure, Raised
 LEDGER = (
     KnownFailure(

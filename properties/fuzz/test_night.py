@@ -13,7 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis.database import InMemoryExampleDatabase
 from rich.console import Console
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.fuzz.board import Board
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus

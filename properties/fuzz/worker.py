@@ -26,12 +26,12 @@ import torch
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from properties import profiles
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.sequences import dims_of
 from properties.device import gpus
 from properties.jobs import judge, raised
 from properties.laws import Subject, Violation
 from properties.laws.signature import Signature, family, is_own, short
-from properties.sequences import dims_of
 from properties.simulator import Stuck
 from properties.targets import scope
 from properties.targets.ledger import symptom

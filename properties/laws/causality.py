@@ -5,13 +5,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.layouts import relaid
+from properties.cases.sequences import dims_of, spans, tensors_of
+from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import Op, Role
 from properties.laws.judge import expect_identical
 from properties.laws.law import Law, Subject, with_options, with_own_elements
-from properties.layouts import relaid
-from properties.sequences import dims_of, spans, tensors_of
-from properties.tensors import Inputs, Results
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:

@@ -5,7 +5,7 @@ Inference mode comes before the last plain call: a table that was made in it may
 
 from dataclasses import replace
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_same
 from properties.laws.law import Law, Subject

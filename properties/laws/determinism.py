@@ -7,7 +7,7 @@ address or without one of the arguments is told by that.
 
 from dataclasses import replace
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_identical
 from properties.laws.law import Law, Subject, with_own_elements

@@ -1,6 +1,6 @@
 """Outputs, states and every gradient are those of the oracle, within the error budget."""
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle
 from properties.laws.law import Law, Subject

@@ -6,11 +6,11 @@ So do the products and sums of an op whose tokens share a weight, until a result
 
 from dataclasses import replace
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.tensors import is_delta, on_integers
 from properties.catalogue.op import Argument, Op, Role
 from properties.laws.judge import expect_identical, oracle_results
 from properties.laws.law import Law, Subject
-from properties.tensors import is_delta, on_integers
 
 # Beside these, 8 bits hold one more integer; a few of them sum to more than 8 bits, or 11, hold.
 _LARGE = 200

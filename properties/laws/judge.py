@@ -7,11 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from properties.case import Case
-from properties.catalogue.op import Function, Op, Role
-from properties.laws.law import Subject, Violation, bits_are_comparable
-from properties.sequences import dims_of
-from properties.tensors import (
+from properties.cases.case import Case
+from properties.cases.sequences import dims_of
+from properties.cases.tensors import (
     Inputs,
     Results,
     asked_for,
@@ -21,6 +19,8 @@ from properties.tensors import (
     transformable,
     work,
 )
+from properties.catalogue.op import Function, Op, Role
+from properties.laws.law import Subject, Violation, bits_are_comparable
 from properties.verdict import BY_DTYPE, Comparison, budgets, compare
 from properties.verdict.budgets import Error, Oracle
 from properties.verdict.compare import Budget

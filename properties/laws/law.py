@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.layouts import SHARING
+from properties.cases.tensors import Inputs, Results, build, cotangents, run
 from properties.catalogue.op import Function, Op
 from properties.device import claiming
 from properties.laws.signature import Signature, signature
-from properties.layouts import SHARING
 from properties.targets import Target
 from properties.targets.ledger import Fault, Ledger
-from properties.tensors import Inputs, Results, build, cotangents, run
 
 Recall = Callable[[tuple[Any, ...], Callable[[], Any]], Any]
 

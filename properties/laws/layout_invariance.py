@@ -1,11 +1,11 @@
 """Strides and offsets are addresses, not numbers: every layout gives the same results."""
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.layouts import LAYOUTS, SHARING, relaid
+from properties.cases.sequences import tensors_of
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_same
 from properties.laws.law import Law, Subject
-from properties.layouts import LAYOUTS, SHARING, relaid
-from properties.sequences import tensors_of
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:

@@ -5,11 +5,11 @@ The factor is negative because a maximum or an absolute value doubles as well.
 
 from dataclasses import replace
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.layouts import relaid
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_identical
 from properties.laws.law import Law, Subject, with_options
-from properties.layouts import relaid
 
 FACTOR = -2.0
 

@@ -10,7 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.layouts import relaid
+from properties.cases.sequences import dims_of, join, separate, shared_gradients, spans, tensors_of
+from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
 from properties.laws.law import (
@@ -20,9 +23,6 @@ from properties.laws.law import (
     summed_in_range,
     with_own_elements,
 )
-from properties.layouts import relaid
-from properties.sequences import dims_of, join, separate, shared_gradients, spans, tensors_of
-from properties.tensors import Inputs, Results
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:

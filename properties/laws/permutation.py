@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.sequences import dims_of, join, separate, shared_gradients, tensors_of
+from properties.cases.tensors import Inputs, Results, boundaries
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Subject, bits_are_comparable, with_a_row
-from properties.sequences import dims_of, join, separate, shared_gradients, tensors_of
-from properties.tensors import Inputs, Results, boundaries
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:

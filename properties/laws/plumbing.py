@@ -10,11 +10,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.tensors import Inputs, sizes
 from properties.catalogue.op import Op, Option
 from properties.laws.judge import expect_identical, fail, oracle_results
 from properties.laws.law import Law, Subject, bits_are_comparable, within_bounds
-from properties.tensors import Inputs, sizes
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:

@@ -18,16 +18,16 @@ import numpy
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.contexts import CONTEXTS
+from properties.cases.sequences import dims_of, tensors_of
+from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import Op
-from properties.contexts import CONTEXTS
 from properties.device import recorded_launches
 from properties.laws.judge import compare_with_oracle, fail, oracle_results
 from properties.laws.law import Law, Subject, Violation, with_a_row
-from properties.sequences import dims_of, tensors_of
 from properties.simulator import SimulationError
 from properties.targets.ledger import Ledger
-from properties.tensors import Inputs, Results
 from reference.arguments import same_dtype
 
 # A kernel has left its tensors, or does not end: no exception on a GPU, or one that takes the

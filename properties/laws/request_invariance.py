@@ -11,11 +11,11 @@ from functools import cache
 
 import torch
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.tensors import Results, trained
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_same
 from properties.laws.law import Law, Subject, within_bounds
-from properties.tensors import Results, trained
 
 SOME = 6
 

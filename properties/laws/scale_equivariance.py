@@ -6,11 +6,11 @@ Where an implementation takes positive scales alone, the factor is 2.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.layouts import relaid
 from properties.catalogue.op import Op, Role
 from properties.laws.judge import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Subject, with_options, within_bounds
-from properties.layouts import relaid
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:

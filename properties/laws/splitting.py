@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.sequences import dims_of, join, separate, spans
+from properties.cases.tensors import Results, boundaries, run, telling
 from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.judge import compare_with_oracle
 from properties.laws.law import Law, Subject, summed_in_range, with_options, within_bounds
-from properties.sequences import dims_of, join, separate, spans
-from properties.tensors import Results, boundaries, run, telling
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:

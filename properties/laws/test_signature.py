@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.fuzz import planted
 from properties.fuzz.planted import outside, raising, twofold

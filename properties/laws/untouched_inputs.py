@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.layouts import LAYOUTS
 from properties.catalogue.op import Op
 from properties.laws.judge import fail
 from properties.laws.law import Law, Subject
-from properties.layouts import LAYOUTS
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:

@@ -12,8 +12,8 @@ from properties.mutants.equivalents import Equivalent
 from properties.mutants.killers import Killers
 from properties.mutants.mutant import KINDS, Mutant
 from properties.mutants.shares import Share
-from properties.mutants.trial import pinned_of
 from properties.mutants.verdicts import Verdict
+from properties.planting.trial import pinned_of
 
 
 @dataclass

@@ -16,12 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from properties.catalogue import OPS
-from properties.closure import ROOT, closure, digest
 from properties.jobs import Job
 from properties.laws import LAWS
 from properties.mutants.killers import Killers, ranked
 from properties.mutants.mutant import Mutant, combined
-from properties.mutants.nursery import Nursery, TrialDied
 from properties.mutants.survey import (
     Check,
     SuiteFails,
@@ -32,7 +30,11 @@ from properties.mutants.survey import (
     of_tests,
     standing,
 )
-from properties.mutants.trial import (
+from properties.mutants.verdicts import Verdict, Verdicts
+from properties.planting.closure import ROOT, closure, digest
+from properties.planting.nursery import Nursery, TrialDied
+from properties.planting.sources import Sources
+from properties.planting.trial import (
     LIBRARIES,
     Bench,
     Ended,
@@ -42,8 +44,6 @@ from properties.mutants.trial import (
     attempt,
     failing_tests,
 )
-from properties.mutants.verdicts import Verdict, Verdicts
-from properties.sources import Sources
 
 # Of 590 mutants that a wider choice killed (all laws in float32, numbers in every dtype) the
 # oracle's numbers in float32 killed 579.
@@ -107,7 +107,7 @@ class Suite:
         self.bench = Bench("ours", device, (folder / "oracle", answers))
         self.surveys = Surveys(folder)
         self.tests = tests
-        preload = (*LIBRARIES, "properties.mutants.warm")
+        preload = (*LIBRARIES, "properties.planting.warm")
         # Which lines a kernel has is known of what is compiled there.
         kept = os.environ.get("TRITON_SIM_CACHE") or str(folder / "simulator")
         self.nursery = Nursery(preload, workers, device, {"TRITON_SIM_CACHE": kept})

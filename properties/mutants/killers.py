@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from properties.files import write_whole
-from properties.mutants.trial import Pinned, pinned_of
+from properties.planting.trial import Pinned, pinned_of
 
 PATH = Path(__file__).with_suffix(".json")
 SEMANTIC_PATH = PATH.with_name("semantic_killers.json")

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from properties.mutants.edit import Edit
 from properties.mutants.numbers import Numbers
 from properties.mutants.operators import OPERATORS, Place
 from properties.mutants.semantic import SEMANTIC
-from properties.mutants.source import Change, Function, Source
+from properties.planting.edit import Edit
+from properties.planting.source import Change, Function, Source
 
 KINDS = {**OPERATORS, **SEMANTIC}
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ and so is what is computed from it; a name is followed through assignments and t
 import ast
 from collections.abc import Iterable
 
-from properties.mutants.source import Function, leftmost, words
+from properties.planting.source import Function, leftmost, words
 
 _NUMBERS = words("dot exp exp2 log log2 sqrt rsqrt sigmoid softmax fma cumsum cumprod erf rand")
 # Tables of boundaries and places, by the words of their names.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from properties.mutants.numbers import Numbers
-from properties.mutants.source import Change, Function, called, leftmost, words
+from properties.planting.source import Change, Function, called, leftmost, words
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from coverage import Coverage
 
-from properties.closure import ROOT
+from properties.planting.closure import ROOT
 
 Lines = dict[str, set[int]]
 _BELOW = f"{ROOT}/"

@@ -7,14 +7,14 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from properties.case import Case
-from properties.closure import ROOT, forget
+from properties.cases.case import Case
 from properties.files import write_whole
 from properties.jobs import Job
-from properties.mutants.edit import Edit
 from properties.mutants.mutant import PACKAGES, Mutant
 from properties.mutants.reach import Reach, meets, packed
-from properties.mutants.trial import (
+from properties.planting.closure import ROOT, forget
+from properties.planting.edit import Edit
+from properties.planting.trial import (
     Bench,
     Ended,
     LawAbout,
@@ -32,22 +32,22 @@ OF_TOOLS = frozenset({"bench", "test_tune.py"})
 TESTS: dict[str, tuple[str, ...]] = {
     "kernels": (
         "kernels",
-        "properties/test_far_addresses.py",
-        "properties/test_narrow_indices.py",
-        "properties/test_rotary.py",
-        "properties/test_layers.py",
-        "properties/test_caches.py",
-        "properties/test_chunk_sums.py",
-        "properties/test_linear_sums.py",
-        "properties/test_attention_tiles.py",
-        "properties/test_closed_gates.py",
-        "properties/test_triangular.py",
-        "properties/test_true_float32.py",
-        "properties/test_strides.py",
-        "properties/test_tile_choice.py",
-        "properties/test_library.py",
+        "properties/suite/test_far_addresses.py",
+        "properties/suite/test_narrow_indices.py",
+        "properties/suite/test_rotary.py",
+        "properties/suite/test_layers.py",
+        "properties/suite/test_caches.py",
+        "properties/suite/test_chunk_sums.py",
+        "properties/suite/test_linear_sums.py",
+        "properties/suite/test_attention_tiles.py",
+        "properties/suite/test_closed_gates.py",
+        "properties/suite/test_triangular.py",
+        "properties/suite/test_true_float32.py",
+        "properties/suite/test_strides.py",
+        "properties/suite/test_tile_choice.py",
+        "properties/suite/test_library.py",
     ),
-    "reference": ("reference", "properties/test_oracles.py"),
+    "reference": ("reference", "properties/selftest/test_oracles.py"),
 }
 
 

@@ -19,12 +19,12 @@ from properties.mutants import equivalents, hunt
 from properties.mutants.__main__ import main
 from properties.mutants.equivalents import Equivalent
 from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
-from properties.mutants.memory import Memory
 from properties.mutants.mutant import ROOT, Mutant, mutants
-from properties.mutants.nursery import Nursery, TrialDied
 from properties.mutants.survey import of_tests
-from properties.mutants.trial import Bench, LawAbout, Pinned, TestAt, pinned_of
 from properties.mutants.verdicts import Verdict, Verdicts
+from properties.planting.memory import Memory
+from properties.planting.nursery import Nursery, TrialDied
+from properties.planting.trial import Bench, LawAbout, Pinned, TestAt, pinned_of
 from properties.targets import load
 
 _TURNED = "kernels.position.rotary._rotate"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.device import activate
 from properties.jobs import Selection
 from properties.mutants import killers
@@ -14,8 +14,8 @@ from properties.mutants.__main__ import main
 from properties.mutants.board import Board
 from properties.mutants.hunt import Suite, Wave, judge
 from properties.mutants.mutant import Mutant, mutants
-from properties.mutants.trial import LawAbout, TestAt, attempt, pinned_of
 from properties.mutants.verdicts import Verdict, Verdicts
+from properties.planting.trial import LawAbout, TestAt, attempt, pinned_of
 from properties.targets import load
 
 _TURNED = "kernels.position.rotary._rotate"

@@ -8,7 +8,7 @@ import pytest
 from properties.mutants.mutant import mutants_of
 from properties.mutants.numbers import Numbers
 from properties.mutants.operators import OPERATORS
-from properties.mutants.source import Source
+from properties.planting.source import Source
 
 
 def _made(body: str, operator: str, *, on_device: bool = True) -> list[str]:

@@ -10,12 +10,12 @@ from textwrap import dedent, indent
 
 import pytest
 
-from properties.closure import path_of
 from properties.mutants.mutant import Mutant, combined, modules, mutants, mutants_of
-from properties.mutants.nursery import Nursery
 from properties.mutants.semantic import SEMANTIC
-from properties.mutants.source import Source
-from properties.mutants.trial import LIBRARIES, plant
+from properties.planting.closure import path_of
+from properties.planting.nursery import Nursery
+from properties.planting.source import Source
+from properties.planting.trial import LIBRARIES, plant
 
 _DEVICE = "@triton.jit\ndef f(x_ptr, heads, group, rows, tokens, num_keys, FLAG, OTHER, C):\n"
 _HOST = (

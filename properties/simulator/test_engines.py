@@ -25,7 +25,7 @@ from hypothesis import Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 
 import properties.simulator as simulator
-from properties.case import Case
+from properties.cases.case import Case
 from properties.simulator import test_checks as broken
 from properties.simulator import test_features as kernels
 
@@ -102,7 +102,7 @@ def features() -> Outputs:
 def project(cases: list[Case]) -> Outputs:
     """Results and gradients of the project's ops.
 
-    That they are those of the oracle as well, in every dtype, is for `properties/test_laws.py`.
+    `properties/suite/test_laws.py` compares them with those of the oracle, in every dtype.
     """
     from properties.catalogue import OPS
     from properties.laws import Subject
@@ -127,8 +127,8 @@ def small_cases(dtype: str) -> list[Case]:
     Modes take turns: each is there in one dtype, and in profile nightly in all.
     """
     from kernels.tiles import TABLE
+    from properties.cases.strategies import ORDINARY, cases
     from properties.catalogue import OPS
-    from properties.strategies import ORDINARY, cases
     from properties.targets import load
 
     target = load("ours", CPU)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Function, Mode, Op
 from properties.targets.target import Target

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue.op import Function, Op
 from properties.verdict import Comparison
 
@@ -115,7 +115,7 @@ def entry_file(law: str, case: Case, symptom: str) -> str:
 
 from math import inf
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.targets.ledger import KnownFailure, Raised, Told, Wrong
 
 ENTRY = KnownFailure(

@@ -7,10 +7,10 @@ import torch
 import kernels
 from kernels import tiles
 from properties.aot.architectures import ARCHITECTURES, Architecture
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.contexts import CONTEXTS
 from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
-from properties.contexts import CONTEXTS
 from properties.targets.target import Target
 
 # A reading of another op runs the kernels of that.

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 
 from properties.aot.architectures import ARCHITECTURES
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.contexts import CONTEXTS
+from properties.cases.layouts import LAYOUTS
+from properties.cases.tensors import build
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
-from properties.contexts import CONTEXTS
 from properties.laws import LAWS
-from properties.layouts import LAYOUTS
 from properties.targets.target import Target
-from properties.tensors import build
 
 
 def declared(target: Target, op: str, mode: str) -> Op:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue.op import Function, Op
 
 
@@ -17,7 +17,7 @@ class Target:
         documented_errors: it refuses bad arguments with the errors that the catalogue documents,
             before any launch. Otherwise it may raise anything, or be right.
         chooses: its ops take the mode "auto" as well, and choose one then.
-        contexts: what its calls may run in, of `properties.contexts`.
+        contexts: what its calls may run in, of `properties.cases.contexts`.
     """
 
     name = ""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.verdict.compare import Comparison
 from properties.verdict.report import NAMES
 

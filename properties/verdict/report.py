@@ -12,7 +12,7 @@ from traceback import FrameSummary
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.verdict.compare import Comparison
 
 # What the indices of a dim count.
@@ -251,9 +251,9 @@ def regression_file(case: Case, law: str) -> str:
     arguments = "\n".join(lines).replace("'", '"')
     return f'''"""{case.op} ({case.mode}): the law "{law}" does not hold."""
 
-from properties.case import Case
-from properties.mutants.edit import Edit
-from properties.mutants.trial import LawAbout
+from properties.cases.case import Case
+from properties.planting.edit import Edit
+from properties.planting.trial import LawAbout
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(

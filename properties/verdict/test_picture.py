@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.verdict.compare import Budget, Comparison, compare
 from properties.verdict.picture import Picture, Strip, picture
 

@@ -7,7 +7,7 @@ import shlex
 import pytest
 import torch
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.verdict import Budget, Comparison, compare
 from properties.verdict.report import regression_file, report
 

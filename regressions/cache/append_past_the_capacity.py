@@ -1,7 +1,7 @@
 """Tokens appended to a cache that is full."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -10,7 +10,7 @@ BUG = KnownBug(
     "past the end.",
     source="flash-attention 638; nanotron 28",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[ContiguousMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[ContiguousMachine]"
     ),
     planted=Edit(
         module="kernels.cache.contiguous",

@@ -1,7 +1,7 @@
 """A chunk that is longer than the window."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="New tokens were rolled into the window as if they were never more than it holds.",
     source="flash-linear-attention 2e38c1fa, pull request 910",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[SlidingMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[SlidingMachine]"
     ),
     planted=Edit(
         module="kernels.cache.pages",

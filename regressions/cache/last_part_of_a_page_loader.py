@@ -1,7 +1,7 @@
 """A loader that rounds its share down."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -10,7 +10,7 @@ BUG = KnownBug(
     cause="Entries per thread were block length // threads, rounded down.",
     source="flash-attention 2745 (69e1bcbe)",
     pinned=TestAt(
-        "properties/test_caches.py::"
+        "properties/suite/test_caches.py::"
         "test_chunks_longer_than_a_tile_match_the_list_of_tokens[paged-(3, 5)]"
     ),
     planted=Edit(

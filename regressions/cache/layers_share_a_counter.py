@@ -1,7 +1,7 @@
 """One count of tokens, advanced by the first layer."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -12,7 +12,7 @@ BUG = KnownBug(
     source="flash-linear-attention decd1978 (pull request 748, issues 747, 766), 729751c6 (pull "
     "request 478)",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[RecurrentMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[RecurrentMachine]"
     ),
     planted=Edit(
         module="kernels.cache.recurrent",

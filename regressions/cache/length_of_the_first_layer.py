@@ -1,7 +1,7 @@
 """A length that is asked of the first layer."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="The number of tokens seen was that of layer 0, whatever the other layers had seen.",
     source="transformers 38156",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[RecurrentMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[RecurrentMachine]"
     ),
     planted=Edit(
         module="kernels.cache.recurrent",

@@ -1,7 +1,7 @@
 """One length, expanded to the number of pages."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -10,7 +10,7 @@ BUG = KnownBug(
     "pages.",
     source="flash-attention 1795 (cd9383f3)",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[PagedMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[PagedMachine]"
     ),
     planted=Edit(
         module="kernels.cache.kv",

@@ -1,7 +1,7 @@
 """Pages past 2^31 elements."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -10,7 +10,9 @@ BUG = KnownBug(
     cause="The index of a page or a sequence was multiplied by its stride in 32 bits.",
     source="flash-attention 772; flashinfer 3130, 3136; aiter 2517; vLLM 50427, 50483 (PyTorch "
     "185264)",
-    pinned=TestAt("properties/test_caches.py::test_pages_of_any_size_are_addressed_in_64_bits"),
+    pinned=TestAt(
+        "properties/suite/test_caches.py::test_pages_of_any_size_are_addressed_in_64_bits"
+    ),
     planted=Edit(
         module="kernels.cache.pages",
         before="page = tl.load(table + block, mask=mask).to(tl.int64)",

@@ -1,7 +1,7 @@
 """Beam search that reorders half of a cache."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="reorder, crop and select changed one of the two stores of a cache and left the other.",
     source="transformers 45510, 48700 (QuantizedCache)",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[ContiguousMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[ContiguousMachine]"
     ),
     planted=Edit(
         module="kernels.cache.kv",

@@ -1,7 +1,7 @@
 """A reset that forgets the tokens only."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="reset filled the storage with zeros and kept the length.",
     source="transformers 48509 (DynamicCache)",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[ContiguousMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[ContiguousMachine]"
     ),
     planted=Edit(
         module="kernels.cache.kv",

@@ -1,7 +1,7 @@
 """A reset that forgets the tokens and not which were dropped."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="The position in the window was not cleared with the cache.",
     source="tvm 16132 (window_attention_current_pos); the same trigger in transformers 31917",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[SlidingMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[SlidingMachine]"
     ),
     planted=Edit(
         module="kernels.cache.sliding",

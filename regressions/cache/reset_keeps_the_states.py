@@ -1,7 +1,7 @@
 """A reset that forgets the count only."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="The body of reset was empty.",
     source="flash-linear-attention 2e38c1fa, pull request 910",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[RecurrentMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[RecurrentMachine]"
     ),
     planted=Edit(
         module="kernels.cache.recurrent",

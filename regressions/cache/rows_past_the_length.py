@@ -1,7 +1,7 @@
 """The rest of the last page."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="Rows past the length were read as well: their weight is 0, but 0 times NaN is NaN.",
     source="vLLM 641, pull request 936",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[PagedMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[PagedMachine]"
     ),
     planted=Edit(
         module="kernels.cache.pages",

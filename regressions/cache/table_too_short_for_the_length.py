@@ -1,14 +1,14 @@
 """Fewer pages than the length asks for."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
     happened="Silent corruption: the table of pages was read past its end.",
     cause="Nothing compared the lengths with the pages of the table.",
     source="flash-attention 2709, pull request 2711 (77aacb68)",
-    pinned=TestAt("properties/test_caches.py::test_wrong_pages_are_refused"),
+    pinned=TestAt("properties/suite/test_caches.py::test_wrong_pages_are_refused"),
     planted=Edit(
         module="kernels.cache.paged",
         before='if tokens > len(held) * sizes["page_size"]:',

@@ -1,7 +1,7 @@
 """Values appended with the width of keys."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="The append took the shape of V from that of K.",
     source="flash-attention 6d199aa2, e3b2400a, 9e07d6d3",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[ContiguousMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[ContiguousMachine]"
     ),
     planted=Edit(
         module="kernels.cache.pages",

@@ -1,7 +1,7 @@
 """A window that is cut before the chunk has attended."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -10,7 +10,7 @@ BUG = KnownBug(
     "queries of the chunk still needed.",
     source="flash-linear-attention 0.6.0 (layers/attn, rodimus)",
     pinned=TestAt(
-        "properties/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[SlidingMachine]"
+        "properties/suite/test_caches.py::test_any_order_of_calls_matches_the_list_of_tokens[SlidingMachine]"
     ),
     planted=Edit(
         module="kernels.cache.kv",

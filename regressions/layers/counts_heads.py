@@ -1,7 +1,7 @@
 """A layer that advances its cache by heads instead of tokens."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(

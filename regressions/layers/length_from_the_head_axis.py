@@ -1,7 +1,7 @@
 """The length of a sequence read from the axis of the heads."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="The sequence length was read from the axis of the heads.",
     source="mlx-lm 1545 (one of four defects)",
     pinned=TestAt(
-        "properties/test_rotary.py::test_the_module_is_the_reference_with_tables_of_any_length"
+        "properties/suite/test_rotary.py::test_the_module_is_the_reference_with_tables_of_any_length"
     ),
     planted=Edit(
         module="kernels.layers.rotary_embedding",

@@ -1,7 +1,7 @@
 """Tables as long as the new tokens, not as the sequence."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -10,7 +10,7 @@ BUG = KnownBug(
     cause="The length to make tables for was that of the queries alone.",
     source="flash-linear-attention f08e57cf, pull request 516",
     pinned=TestAt(
-        "properties/test_rotary.py::test_the_module_is_the_reference_with_tables_of_any_length"
+        "properties/suite/test_rotary.py::test_the_module_is_the_reference_with_tables_of_any_length"
     ),
     planted=Edit(
         module="kernels.layers.rotary_embedding",

@@ -1,7 +1,7 @@
 """Tables cut to the length along the wrong dim."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="cos[:, :seqlen] is a slice of the features; positions are dim 0.",
     source="flash-attention c7c66976 (rotary)",
     pinned=TestAt(
-        "properties/test_rotary.py::test_the_module_is_the_reference_with_tables_of_any_length"
+        "properties/suite/test_rotary.py::test_the_module_is_the_reference_with_tables_of_any_length"
     ),
     planted=Edit(
         module="kernels.layers.rotary_embedding",

@@ -1,8 +1,8 @@
 """Decays of the all-pairs form that stop at the end of a block."""
 
-from properties.case import Case
-from properties.mutants.edit import Edit
-from properties.mutants.trial import LawAbout
+from properties.cases.case import Case
+from properties.planting.edit import Edit
+from properties.planting.trial import LawAbout
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(

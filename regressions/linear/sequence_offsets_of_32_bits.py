@@ -1,7 +1,7 @@
 """The first token of a packed sequence, in 32 bits."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="bos, the first token of a sequence, was an int32.",
     source="flash-linear-attention f3215680 (615), in its convolution",
     pinned=TestAt(
-        "properties/test_far_addresses.py::"
+        "properties/suite/test_far_addresses.py::"
         "test_offsets_are_64_bits_wide[gla-fused_recurrent-sequences]"
     ),
     planted=Edit(

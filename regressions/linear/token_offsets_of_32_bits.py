@@ -1,7 +1,7 @@
 """The offset of a token, in 32 bits."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -11,7 +11,7 @@ BUG = KnownBug(
     source="flash-linear-attention 31d15f75 (1082), abfa403d (911), f0e213db (964), f0394d2e "
     "(965), 854c4ce9 (692) and 7a882c3c (733); mamba 1015",
     pinned=TestAt(
-        "properties/test_far_addresses.py::"
+        "properties/suite/test_far_addresses.py::"
         "test_offsets_are_64_bits_wide[gla-fused_recurrent-tokens]"
     ),
     planted=Edit(

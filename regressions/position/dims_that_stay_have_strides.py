@@ -1,8 +1,8 @@
 """Dims that are not turned, in a tensor that is not dense."""
 
-from properties.case import Case
-from properties.mutants.edit import Edit
-from properties.mutants.trial import LawAbout
+from properties.cases.case import Case
+from properties.planting.edit import Edit
+from properties.planting.trial import LawAbout
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(

@@ -1,7 +1,7 @@
 """Angles in the precision of the model."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -10,7 +10,9 @@ BUG = KnownBug(
     cause="Positions and frequencies, and with them their product, were in the low precision of "
     "the model: bfloat16 has no odd number above 256.",
     source="transformers 25681, 29285, 29496; gpt-neox 1003; candle 3520",
-    pinned=TestAt("properties/test_rotary.py::test_tables_are_those_of_the_reference_rounded_once"),
+    pinned=TestAt(
+        "properties/suite/test_rotary.py::test_tables_are_those_of_the_reference_rounded_once"
+    ),
     planted=Edit(
         module="kernels.position.tables",
         before='exact = {"dtype": torch.float64, ',

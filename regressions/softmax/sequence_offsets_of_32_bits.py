@@ -1,7 +1,7 @@
 """The offset of a packed sequence, in 32 bits."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="The row offset of a sequence was an int32 product.",
     source="flash-attention 1500 (6865e601) and 2260 (b62d93f3)",
     pinned=TestAt(
-        "properties/test_far_addresses.py::"
+        "properties/suite/test_far_addresses.py::"
         "test_offsets_are_64_bits_wide[attention-parallel-sequences]"
     ),
     planted=Edit(

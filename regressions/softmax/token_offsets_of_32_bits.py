@@ -1,7 +1,7 @@
 """The offset of a token, in 32 bits."""
 
-from properties.mutants.edit import Edit
-from properties.mutants.trial import TestAt
+from properties.planting.edit import Edit
+from properties.planting.trial import TestAt
 from regressions.known_bug import KnownBug
 
 BUG = KnownBug(
@@ -9,7 +9,7 @@ BUG = KnownBug(
     cause="offs·stride in int32, where the stride from token to token is 3·H·D.",
     source="SageAttention 386",
     pinned=TestAt(
-        "properties/test_far_addresses.py::test_offsets_are_64_bits_wide[attention-parallel-tokens]"
+        "properties/suite/test_far_addresses.py::test_offsets_are_64_bits_wide[attention-parallel-tokens]"
     ),
     planted=Edit(
         module="kernels.softmax.logits",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from properties.mutants.operators import Place
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, called
+from properties.planting.source import Change, called
 
 
 def _is_wide(node: ast.AST) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from properties.mutants.operators import Place
 from properties.mutants.semantic.places import before, is_missing, returns
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, Function, called
+from properties.planting.source import Change, Function, called
 
 # The cotangent of a state, as backward functions call it.
 _COTANGENTS = ("dfinal_state", "d1")

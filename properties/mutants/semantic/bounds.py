@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from properties.mutants.operators import Place, is_range
 from properties.mutants.semantic.places import least
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, called, is_launch, words
+from properties.planting.source import Change, called, is_launch, words
 
 # Turns of a loop over chunks, blocks or segments; tokens, keys or parts in one that strides.
 _TURNS, _ROWS, _PARTS = 32, 512, 256

@@ -12,7 +12,7 @@ from properties.mutants.semantic.places import (
     together,
 )
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, Function, called, words
+from properties.planting.source import Change, Function, called, words
 
 # What may be asked of a tensor without a look at its numbers.
 _METADATA = words("shape dtype device ndim itemsize")

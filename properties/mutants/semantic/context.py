@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from properties.mutants.operators import Place
 from properties.mutants.semantic.places import after, knows
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, called
+from properties.planting.source import Change, called
 
 
 def _unconverted(at: Place) -> str | None:

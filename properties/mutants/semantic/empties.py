@@ -8,7 +8,7 @@ from properties.mutants.semantic.places import (
     before,
 )
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change
+from properties.planting.source import Change
 
 
 @kind("a program with an empty loop returns before it stores")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from properties.mutants.operators import Place
 from properties.mutants.semantic.places import together
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, called, words
+from properties.planting.source import Change, called, words
 
 _EXPONENTIALS = words("exp exp2")
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from properties.mutants.operators import Place
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, Function, called, is_launch, words
+from properties.planting.source import Change, Function, called, is_launch, words
 
 
 def _strided(node: ast.AST) -> tuple[ast.expr, ast.Call] | None:

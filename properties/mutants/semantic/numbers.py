@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from properties.mutants.operators import Place
 from properties.mutants.semantic.places import is_missing
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, Function, called
+from properties.planting.source import Change, Function, called
 
 
 def _is_number(function: Function, name: str) -> bool:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from properties.mutants.operators import Place
 from properties.mutants.semantic.places import knows, sets, uses
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, called
+from properties.planting.source import Change, called
 
 
 def _changes_itself(statement: ast.stmt) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from properties.mutants.operators import Place
-from properties.mutants.source import Change, Function
+from properties.planting.source import Change, Function
 
 
 def together(first: Change, *others: Change) -> Change:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from properties.mutants.operators import Place
 from properties.mutants.semantic.places import together
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, called
+from properties.planting.source import Change, called
 
 _SCALARS = ("scale", "factor", "state_factor", "read_factor", "write_factor")
 

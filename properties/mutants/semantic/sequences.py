@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from properties.mutants.operators import Place
 from properties.mutants.semantic.places import is_missing
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change, called, is_launch, words
+from properties.planting.source import Change, called, is_launch, words
 
 
 @kind("the length of the first sequence stands for the longest, or the shortest")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from properties.mutants.operators import Place
 from properties.mutants.semantic.registry import kind
-from properties.mutants.source import Change
+from properties.planting.source import Change
 
 
 @kind("every device gets the tiles of Hopper")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import kernels
 from kernels.tiles import TABLE, Entry, architecture
+from properties.cases.tensors import largest_logit
 from properties.catalogue.op import ANY_NUMBERS, Op, Option, Role
-from properties.tensors import largest_logit
 
 Facts = dict[str, Any]
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS
+from properties.cases.strategies import MOST_TOKENS, MUCH_WORK
 from properties.catalogue.op import ANY_NUMBERS, Argument, Op, Option, Role
-from properties.contexts import CONTEXTS, WITHOUT_GRADIENTS
 from properties.mutants.triggers import facts
-from properties.strategies import MOST_TOKENS, MUCH_WORK
 from properties.targets.ours import Ours
 
 

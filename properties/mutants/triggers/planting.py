@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from properties.cases.tensors import Results
 from properties.catalogue.op import Op
 from properties.laws import Subject, Violation
 from properties.laws.law import Recall
 from properties.mutants.triggers.grammar import Atom, pairs
 from properties.mutants.triggers.recording import Evaluation, Witness
 from properties.targets.ledger import Fault, Ledger
-from properties.tensors import Results
 from properties.verdict import Comparison
 from properties.verdict.compare import Budget
 

@@ -12,17 +12,17 @@ import torch
 from hypothesis import Phase, given, settings
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
+from properties.cases.sequences import dims_of
+from properties.cases.tensors import sizes
 from properties.catalogue.op import Function, Op
 from properties.jobs import Job, drawn, hypothesis_test
 from properties.laws import Subject
 from properties.mutants.triggers import facts
 from properties.mutants.triggers.facts import Facts
-from properties.sequences import dims_of
 from properties.targets.oracle import compute
 from properties.targets.ours import Ours
 from properties.targets.target import Target
-from properties.tensors import sizes
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Witness(Target):
 
             return called
 
-        with mock.patch("properties.tensors.compiled", as_it_is):
+        with mock.patch("properties.cases.tensors.compiled", as_it_is):
             yield
 
 

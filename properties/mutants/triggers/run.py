@@ -20,10 +20,10 @@ from properties.catalogue.op import Op
 from properties.files import write_whole
 from properties.jobs import Job, Selection
 from properties.laws import Subject
-from properties.mutants.memory import Memory
 from properties.mutants.triggers.grammar import atoms
 from properties.mutants.triggers.planting import Reach, explore
 from properties.mutants.triggers.recording import Witness, glance, record
+from properties.planting.memory import Memory
 from properties.targets import scope
 from properties.targets.ours import Ours
 

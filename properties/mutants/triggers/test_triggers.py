@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.__main__ import table
 from properties.device import activate

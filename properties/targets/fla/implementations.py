@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Argument, Function, Op, Role
 from properties.targets.adapter import Bound, Implementation

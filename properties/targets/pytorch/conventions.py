@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
 
 SCALE = "a scale of -1 is a number; the sentinel becomes None"
 HEADS_FIRST = "tensors are [B, H, T, D]"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.laws.rejection import BOUNDARIES, DTYPE, RANK, SIZES
 from properties.targets.ledger import Given, KnownFailure, Raised, Told, Wrong
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from properties.case import Case
+from properties.cases.case import Case
 from properties.laws.rejection import DTYPE, RANK, SIZES
 from properties.targets.ledger import Given, KnownFailure, Raised, Told, Wrong
 

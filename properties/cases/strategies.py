@@ -1,0 +1,482 @@
+"""What is drawn: small, ragged cases around the edges of the tiles."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+from hypothesis import assume
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from properties.cases.case import Case
+from properties.cases.layouts import LAYOUTS
+from properties.cases.tensors import asked_for, on_integers, present, sizes, trained, work
+from properties.cases.values import OF_GATES
+from properties.catalogue.op import ANY_NUMBERS, Mode, Op, Option, Role
+from properties.targets import Target
+
+# Numbers that the oracle's forms may hold at once. The float64 oracle and its twelve disturbed runs
+# for the budgets then take a second or so at most on one core, and a quarter on average; kernels of
+# this size take less on the simulator. Wide heads, long sequences and many heads are all drawn, but
+# not all at once: what a kernel does with one of them it does per head and per tile.
+WORK = 300_000
+
+
+# Now and then a case is large along one dim or two, and small along all others: what goes wrong
+# past some number of tokens, rows, heads, sequences or channels is met by no other.
+Extent = frozenset[str]
+ORDINARY: list[Extent] = [frozenset()]
+_ONE = ("wide", "wide", "rows", "heads", "groups", "sequences")
+_TWO = [
+    *(("wide", other) for other in ("rows", "heads", "groups", "sequences")),
+    *((one, other) for one in ("rows", "sequences") for other in ("heads", "groups")),
+]
+FEW_TOKENS = ORDINARY * 32 + [frozenset({one}) for one in _ONE] + [frozenset(two) for two in _TWO]
+_LONG = [frozenset({"tokens", other}) for other in ("tokens", "tokens", *dict.fromkeys(_ONE))]
+EXTENTS = FEW_TOKENS + _LONG
+
+
+# Made once for the same arguments: to make and check a strategy takes longer than to draw from it.
+@lru_cache(maxsize=2048)
+def lengths(edge: int, longest: int, *, empty: bool) -> SearchStrategy[int]:
+    """Token counts: a few, next to multiples of `edge`, anything up to `longest`, or none."""
+    few = st.sampled_from([n for n in (1, 1, 2, 3, 4, 5, 7, 8) if n <= longest])
+    around = [edge - 1, edge, edge + 1, 2 * edge - 1, 2 * edge, *[2 * edge + 1] * 2, 3 * edge - 1]
+    edges = sorted(n for n in around if 1 <= n <= longest)
+    counts = [few, st.sampled_from(edges), st.sampled_from(edges)] if edges else [few]
+    counts.append(st.integers(1, longest))
+    return st.one_of(*counts, st.just(0), st.just(0)) if empty else st.one_of(*counts)
+
+
+def cases(
+    op: Op,
+    mode: Mode,
+    dtype: str,
+    target: Target,
+    longest: int = 200,
+    widest: int = 256,
+    *,
+    extents: Sequence[Extent] = EXTENTS,
+) -> SearchStrategy[Case]:
+    """Cases of one op, mode and dtype that the op accepts.
+
+    Args:
+        target: whose tile table is drawn from.
+        longest: tokens of a sequence, at most, or those of a tile and a few more; fewer where the
+            other dims are large, see `WORK`.
+        widest: of any other dim, at most.
+        extents: what some cases are large in, see `EXTENTS`.
+    """
+    one = bundles(op, mode, dtype, target, longest, widest, extents=extents, most=1)
+    return one.map(itemgetter(0))
+
+
+def bundles(
+    op: Op,
+    mode: Mode,
+    dtype: str,
+    target: Target,
+    longest: int = 200,
+    widest: int = 256,
+    *,
+    extents: Sequence[Extent] = EXTENTS,
+    most: int = 4,
+) -> SearchStrategy[list[Case]]:
+    """Up to `most` cases of which nearly all run the same compiled programs.
+
+    To compile kernels is two thirds of what a case costs. So the cases of a bundle share what
+    programs are made for, the dims of a head, the tile, which arguments are given, and flags, and
+    differ in the rest: rows, lengths, numbers, layouts, who needs a gradient, and where they run.
+
+    Args: as of `cases`.
+    """
+    # From the eleventh example of a run on, Hypothesis varies each five times by copying one part
+    # of it over another of the same kind: K = V, equal lengths, T = 1. That is what a case should
+    # not be, and it leaves few that are new. Elements of a unique collection are not copied over.
+    bundle = _bundles(op, mode, dtype, target, longest, widest, extents, most)
+    one = st.lists(bundle, min_size=1, max_size=1, unique_by=tuple)
+    return one.map(itemgetter(0))
+
+
+@st.composite
+def _bundles(
+    draw: DrawFn,
+    op: Op,
+    mode: Mode,
+    dtype: str,
+    target: Target,
+    longest: int,
+    widest: int,
+    extents: Sequence[Extent],
+    most: int,
+) -> list[Case]:
+    # Not what Hypothesis begins each run with, where the first number is 0: all jobs have the same.
+    assume(draw(st.integers(0, 2**16)))
+    extent = draw(st.sampled_from(extents))
+    # Small heads leave work for sequences of several tiles, and most tiles are for small heads.
+    widest = min(widest, draw(st.sampled_from([256, 256, 64, 64, 40])))
+    dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
+    # One tensor may be passed as two arguments, which then have one shape.
+    twin = draw(st.sampled_from([False] * 11 + [True]))
+    dims |= {letter: n for letter, n in _large(draw, extent).items() if letter in dims}
+    if twin:
+        dims = _alike(dims)
+    case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
+    case = replace(case, packed=_packed(draw, op, extent))
+    if others := target.architectures(case):
+        case = replace(case, architecture=draw(_architectures(others)))
+    tiles = target.tiles(case)
+    # The smaller the heads that a tile is for, the more often it is drawn where it can be.
+    wider = [target.tiles(replace(case, dims=dict.fromkeys(dims, n))) for n in (64, 128, 256)]
+    small = [index for known in wider for index in tiles if index not in known]
+    tile = draw(st.sampled_from([None, *tiles, *small])) if tiles else None
+    if tiles:
+        edge = tiles[tile if tile is not None else next(iter(tiles))]
+    else:
+        edge = target.tokens(op.name, mode.name)
+        # Sequences reach past a tile that the target says it has.
+        longest = longest if edge == 16 else max(longest, edge + 16)
+    case, numbers = _with_arguments(draw, op, mode, replace(case, tile=tile))
+    member = _members(op, mode, case, numbers, target, edge, longest, widest, extent, twin)
+    return draw(st.lists(member, min_size=1, max_size=most))
+
+
+@st.composite
+def _members(
+    draw: DrawFn,
+    op: Op,
+    mode: Mode,
+    case: Case,
+    numbers: Sequence[Option],
+    target: Target,
+    edge: int,
+    longest: int,
+    widest: int,
+    extent: Extent,
+    twin: bool,
+) -> Case:
+    """Cases with all that no program is made for: rows, lengths, numbers, layouts, the call."""
+    case = replace(case, dims={**case.dims, "B": _rows(draw, op, case, widest, extent)})
+    exact = False
+    if "tokens" in extent:
+        # Exact integers need no budget: of them thousands of tokens are cheap, of others hundreds.
+        exact = "exactness" in op.laws and draw(st.sampled_from([True, True, True, False]))
+        case = _with_many_tokens(draw, op, case, extent, exact=exact)
+    else:
+        case = _with_lengths(draw, op, case, edge, longest, extent)
+    case = _with_numbers(draw, numbers, case)
+    values = st.sampled_from(_recipes(op, case, extent))
+    case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
+    case = op.settle(_with_layouts(draw, op, case))
+    if exact:
+        case = on_integers(op, case)
+    if twin:
+        case = _with_a_tensor_twice(draw, op, case)
+    return op.settle(_with_a_call(draw, op, mode, case, target))
+
+
+def _rows(draw: DrawFn, op: Op, case: Case, widest: int, extent: Extent) -> int:
+    if case.packed:
+        return 1
+    return draw(_many(extent)) if "rows" in extent else _folded(draw(op.dims["B"]), widest)
+
+
+def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
+    """Those of gates where there are gates, most often where there are many to be added up."""
+    if not any(a.role is Role.LOG_DECAY for a in present(op, case)):
+        return [name for name in op.recipes if name not in OF_GATES]
+    gates = [name for name in op.recipes if name in OF_GATES]
+    return [*op.recipes, *gates, *(gates * 2 if "tokens" in extent else ())]
+
+
+@lru_cache
+def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
+    """Mostly the device's own."""
+    return st.sampled_from([None] * 6 + [*others])
+
+
+# Of what is thin, one head or two, a few channels or as many as a product takes.
+_THIN = {
+    **dict.fromkeys("KVD", st.one_of(st.integers(1, 4), st.integers(1, 4), st.integers(16, 20))),
+    **dict.fromkeys("PHR", st.integers(1, 2)),
+    "G": st.just(1),
+}
+_MANY = st.one_of(st.sampled_from([33, 64, 65]), st.integers(9, 32), st.integers(9, 70))
+_MANY_OF_TWO = st.integers(9, 12)
+_WIDE = st.sampled_from([129, 136, 160, 192, 200, 256])
+
+
+def _many(extent: Extent) -> SearchStrategy[int]:
+    return _MANY if len(extent) == 1 else _MANY_OF_TWO
+
+
+def _large(draw: DrawFn, extent: Extent) -> dict[str, int]:
+    """Sizes of a case that is large in something; none where the other sizes need not be small."""
+    if not extent:
+        return {}
+    dims: dict[str, int] = {}
+    if extent != {"wide"}:
+        dims = {letter: draw(size) for letter, size in _THIN.items()}
+    if "wide" in extent:
+        # Two widths beyond 128 are different, as equal ones are drawn anyway.
+        wide = draw(st.lists(_WIDE, min_size=2, max_size=2, unique=True))
+        both = "tokens" not in extent and draw(st.booleans())
+        which = "KVD" if both or extent == {"wide"} else draw(st.sampled_from(["KD", "VD"]))
+        dims |= {
+            letter: n for letter, n in zip("KVD", (*wide, wide[0]), strict=True) if letter in which
+        }
+    if "heads" in extent:
+        dims |= {"H": draw(_many(extent)), "G": draw(_many(extent))}
+    if "groups" in extent:
+        dims["R"] = draw(st.integers(7, 17))
+    return dims
+
+
+def _alike(dims: Mapping[str, int]) -> dict[str, int]:
+    """Sizes with which a query, a key and a value have one shape."""
+    alike = {"R": 1} | ({"V": dims["K"]} if "K" in dims else {})
+    return {letter: alike.get(letter, size) for letter, size in dims.items()}
+
+
+def _folded(size: int, largest: int) -> int:
+    """A size from 1 to `largest`, or 0; folding keeps sizes different where a clamp would not."""
+    return (size - 1) % largest + 1 if size > largest else size
+
+
+def _with_lengths(
+    draw: DrawFn, op: Op, case: Case, edge: int, longest: int, extent: Extent
+) -> Case:
+    packed = case.packed
+    count = draw(st.sampled_from([1, 2, 3, 3, 3, 4, 4])) if packed else 1
+    if packed and "sequences" in extent:
+        count = draw(_many(extent))
+    # One sequence may take all the work, so that packing does not make all of them short.
+    long = draw(st.integers(0, count - 1))
+    shares = [WORK if n == long else WORK / count for n in range(count)]
+    if count > 4:
+        longest = edge + 1
+    each = [lengths(edge, _affordable(op, case, share, longest), empty=packed) for share in shares]
+    tokens = tuple(draw(one) for one in each)
+    keys: tuple[int, ...] | None = None
+    if _has_keys_of_its_own(op, case):
+        match draw(st.sampled_from(_KEYS)):
+            case "own":
+                keys = tuple(draw(one) for one in each)
+            case "equal":
+                keys = tokens
+            case "cached":
+                keys, tokens = tokens, _decoded(draw, count)
+    elif packed and draw(st.sampled_from([False] * 7 + [True])):
+        tokens = _decoded(draw, count)
+    case = replace(case, lengths=tokens, key_lengths=keys)
+    return case if packed else _perhaps_empty(draw, op, case)
+
+
+_KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cached")
+
+
+def _decoded(draw: DrawFn, count: int) -> tuple[int, ...]:
+    """One token of each sequence, or as many in all: more of one and none of another."""
+    tokens = [1] * count
+    if count > 1 and draw(st.sampled_from([True, True, True, False])):
+        more, fewer = draw(st.permutations(range(count)))[:2]
+        tokens[more] += 1
+        tokens[fewer] -= 1
+    return tuple(tokens)
+
+
+def _packed(draw: DrawFn, op: Op, extent: Extent) -> bool:
+    if not op.packed_by or "rows" in extent:
+        return False
+    return "sequences" in extent or draw(st.booleans())
+
+
+# Numbers that a case of many tokens may need.
+MUCH_WORK = 3 * WORK
+MOST_TOKENS = 4096
+
+
+def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact: bool) -> Case:
+    """One sequence of hundreds or thousands of tokens, alone or among short ones."""
+    if case.packed:
+        count = draw(_MANY_OF_TWO if "sequences" in extent else st.integers(1, 4))
+        case = replace(case, lengths=(1,) * count)
+    share = MUCH_WORK / len(case.lengths)
+    most = _affordable(op, case, share, MOST_TOKENS)
+    if exact:
+        # One run of the recurrence, and no disturbed ones.
+        most = max(most, min(MOST_TOKENS, int(share / math.prod(case.dims.values()))))
+    many = st.integers(min(201, most), most)
+    if edges := [n for n in (256, 257, 512, 513, 1024, 1025, 2048, 4096) if n <= most]:
+        many = st.one_of(st.sampled_from(edges), many)
+    long = draw(st.integers(0, len(case.lengths) - 1))
+    few = st.sampled_from([0, 1, 1, 2, 3, 5, 17])
+
+    def among(most: int) -> tuple[int, ...]:
+        each = [most if n == long else min(draw(few), most) for n in range(len(case.lengths))]
+        return tuple(each)
+
+    case = replace(case, lengths=among(draw(many)))
+    if _has_keys_of_its_own(op, case) and draw(st.sampled_from([True, True, False])):
+        # Few queries of many keys, or the other way about.
+        short = draw(st.integers(1, 40))
+        most = _affordable(op, case, share, MOST_TOKENS, short)
+        edges = [n for n in (512, 513, 1024, 1025, 2048, 4096) if n <= most]
+        many = st.integers(min(400, most), most)
+        far = draw(st.one_of(st.sampled_from(edges), many) if edges else many)
+        queries, keys = draw(st.sampled_from([(short, far), (short, far), (far, short)]))
+        case = replace(case, lengths=among(queries), key_lengths=among(keys))
+    return case
+
+
+def _has_keys_of_its_own(op: Op, case: Case) -> bool:
+    """Whether there may be as many keys as one likes."""
+    return op.keys and (not case.packed or len(op.packed_by) > 1)
+
+
+def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
+    """A dense case, now and then without rows, without tokens, or without keys."""
+    match draw(st.sampled_from([*[None] * 7, *["rows", "keys"] * 2, "tokens"])):
+        case "rows":
+            return replace(case, dims={**case.dims, "B": 0})
+        case "tokens":
+            return replace(case, lengths=(0,))
+        case "keys" if op.keys:
+            return replace(case, key_lengths=(0,))
+    return case
+
+
+def _affordable(op: Op, case: Case, most: float, longest: int, others: int | None = None) -> int:
+    """The most tokens that a sequence may have for this much work; 1 is always allowed.
+
+    Args:
+        others: of the keys where it is the queries that are asked about, or the other way about;
+            None for as many.
+    """
+    keys = None if others is None else (others,)
+
+    def needed(tokens: int) -> float:
+        return work(op, replace(case, lengths=(tokens,), key_lengths=keys))
+
+    return bisect_right(range(2, longest + 1), most, key=needed) + 1
+
+
+def _with_arguments(draw: DrawFn, op: Op, mode: Mode, case: Case) -> tuple[Case, list[Option]]:
+    """Which arguments and options are given; and the options that are to be given a number."""
+    allowed = [a for a in op.arguments if a.name not in mode.refuses]
+    given = tuple(a.name for a in allowed if a.optional and draw(st.booleans()))
+    present = [a for a in allowed if not a.optional or a.name in given]
+    float32 = tuple(a.name for a in present if a.dtype == "either" and draw(st.booleans()))
+    case = replace(case, given=given, float32=float32)
+    numbers = []
+    for option in op.options:
+        if option.name not in mode.refuses:
+            value = draw(option.draw(case))
+            if not (value is None or isinstance(value, bool | str)):
+                numbers.append(option)
+                value = option.default
+            case = replace(case, options={**case.options, option.name: value})
+    return case, numbers
+
+
+def _with_numbers(draw: DrawFn, numbers: Sequence[Option], case: Case) -> Case:
+    for option in numbers:
+        number = option.draw(case).filter(lambda value: value is not None)
+        case = replace(case, options={**case.options, option.name: draw(number)})
+    return case
+
+
+def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
+    """One layout for all tensors, or one for each input and each cotangent.
+
+    Few cases have equal tokens: the budgets are blunt there, as rounding errors are equal, too.
+    """
+    layouts = st.sampled_from(sorted(LAYOUTS))
+    if draw(st.booleans()):
+        return replace(case, layout=draw(layouts))
+    if draw(st.sampled_from([True, True, True, False])):
+        layouts = st.sampled_from(sorted(LAYOUTS.keys() - {"repeated"}))
+    names = [a.name for a in present(op, case)] + [f"d{o.name}" for o in asked_for(op, case)]
+    each = {name: draw(layouts) for name in names}
+    return replace(case, layouts={n: x for n, x in each.items() if x != case.layout})
+
+
+def _with_a_tensor_twice(draw: DrawFn, op: Op, case: Case) -> Case:
+    """One tensor is two arguments: queries that are keys, keys that are values."""
+    known = sizes(op, case)
+    shapes = {a.name: tuple(known[d] for d in a.dims.split()) for a in present(op, case)}
+    pairs = [
+        (a.name, b.name)
+        for a in present(op, case)
+        for b in present(op, case)
+        if a is not b and a.role in ANY_NUMBERS and a.dtype == b.dtype == "case"
+        if shapes[a.name] == shapes[b.name] and not a.optional
+    ]
+    if not pairs or op.telescopes(case):
+        return case
+    name, other = draw(st.sampled_from(pairs))
+    layouts = {n: x for n, x in case.layouts.items() if n != name}
+    # Large keys go with small queries, or float16 has no room for their products.
+    values = "gaussian" if case.values == "large_states" else case.values
+    return replace(case, same={name: other}, layouts=layouts, values=values)
+
+
+def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -> Case:
+    """What needs a gradient, what gets a cotangent, where the call runs and what ran before it."""
+    names = trained(op, case)
+    kind = draw(st.sampled_from(["all"] * 4 + ["one", "all but one", "some", "none"]))
+    frozen: tuple[str, ...] = ()
+    if kind == "one" and names:
+        only = draw(st.sampled_from(names))
+        frozen = tuple(n for n in names if n != only)
+    elif kind == "all but one" and names:
+        frozen = (draw(st.sampled_from(names)),)
+    elif kind == "some":
+        frozen = tuple(n for n in names if draw(st.booleans()))
+    elif kind == "none":
+        frozen = names
+    outputs = [o.name for o in asked_for(op, case)]
+    silent: tuple[str, ...] = ()
+    if len(outputs) > 1 and draw(st.sampled_from([False, False, True])):
+        loud = draw(st.sampled_from(outputs))
+        silent = tuple(name for name in outputs if name != loud)
+    if target.chooses and draw(st.sampled_from([False] * 11 + [True])):
+        case = replace(case, auto=True, tile=None)
+    numbers = draw(st.sampled_from(["python"] * 7 + ["numpy"]))
+    context = draw(_contexts(target.contexts))
+    if context == "compiled":
+        # Dynamo takes a scalar of NumPy for an array.
+        numbers = "python"
+    case = replace(case, frozen=frozen, silent=silent, numbers=numbers, context=context)
+    return replace(case, earlier=_earlier(draw, op, mode, case))
+
+
+@lru_cache
+def _contexts(known: tuple[str, ...]) -> SearchStrategy[str]:
+    """Mostly "grad"; "compiled" least often, as it takes seconds."""
+    weights = {
+        "grad": 72,
+        "no_grad": 6,
+        "inference_mode": 6,
+        "autocast": 10,
+        "compiled": 1,
+        "bfloat16_by_default": 4,
+    }
+    return st.sampled_from([name for name in known for _ in range(weights[name])])
+
+
+def _earlier(draw: DrawFn, op: Op, mode: Mode, case: Case) -> dict[str, Any] | None:
+    """No call before this one, one that differs in its numbers alone, or in an option as well."""
+    kind = draw(st.sampled_from([None, None, None, None, "numbers", "option"]))
+    if kind is None:
+        return None
+    options = [o for o in op.options if o.name not in mode.refuses and not o.auxiliary]
+    if kind == "numbers" or not options:
+        return {}
+    option = draw(st.sampled_from(options))
+    other = op.settle(replace(case, options={**case.options, option.name: draw(option.draw(case))}))
+    return {option.name: other.options[option.name]}

@@ -1,0 +1,388 @@
+"""From a case to tensors, and from tensors to the results of one run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from properties.cases.case import Case
+from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS, compiled
+from properties.cases.layouts import relaid
+from properties.cases.values import RECIPES, Blank
+from properties.catalogue.op import Argument, Function, Op, Output, Role
+
+Results = dict[str, Tensor]
+
+
+def boundaries(lengths: Sequence[int]) -> list[int]:
+    """`cu_seqlens` of sequences of these lengths."""
+    return [0, *accumulate(lengths)]
+
+
+def sizes(op: Op, case: Case) -> dict[str, int]:
+    """The size of every letter that the declaration of `op` uses."""
+    known = dict(case.dims)
+    known["T"] = sum(case.lengths) if case.packed else case.lengths[0]
+    keys = case.lengths if case.key_lengths is None else case.key_lengths
+    known["S"] = sum(keys) if case.packed else keys[0]
+    known["N"] = case.sequences
+    return known | op.sizes(replace(case, dims=known))
+
+
+def work(op: Op, case: Case) -> float:
+    """Numbers that a form of the oracle may hold at once: those of the longest sequence."""
+    known = sizes(op, case)
+    pairs = zip(case.lengths, case.key_lengths or case.lengths, strict=True)
+    return case.dims["B"] * max(op.work(known | {"T": t, "S": s}) for t, s in pairs)
+
+
+def largest_logit(op: Op, tensors: Mapping[str, Tensor], scale: float | None) -> float | None:
+    """`max |scale · q kᵀ|` over all pairs of tokens; None without any."""
+    q, k = (
+        next(tensors[a.name] for a in op.arguments if a.role is role).detach().double()
+        for role in (Role.QUERY, Role.KEY)
+    )
+    if not q.numel() or not k.numel():
+        return None
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+    factor = q.shape[-1] ** -0.5 if scale is None or scale == -1 else abs(scale)
+    return factor * float((q.transpose(1, 2) @ k.permute(0, 2, 3, 1)).abs().max())
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an op is called with.
+
+    Args:
+        tensors: by name; one that is passed as two arguments is here once.
+        options: everything else.
+        same: argument → the argument whose tensor is passed for it as well.
+        trained: the tensors that need a gradient.
+    """
+
+    tensors: dict[str, Tensor]
+    options: dict[str, Any]
+    same: Mapping[str, str] = field(default_factory=dict)
+    trained: tuple[str, ...] = ()
+
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Inputs":
+        """The same numbers in another float dtype, contiguous, on another device."""
+        return self.with_tensors(
+            {
+                n: x.to(device, dtype if x.is_floating_point() else x.dtype).contiguous()
+                for n, x in self.tensors.items()
+            }
+        )
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Inputs":
+        return replace(self, tensors={**self.tensors, **tensors})
+
+    def with_options(self, **options: Any) -> "Inputs":
+        return replace(self, options={**self.options, **options})
+
+    def given(self, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+        """Every argument by name, of these tensors or of others in their place."""
+        own = self.tensors if tensors is None else tensors
+        return {**own, **{name: own[other] for name, other in self.same.items()}, **self.options}
+
+
+def present(op: Op, case: Case) -> list[Argument]:
+    """The arguments that a case passes tensors of their own for."""
+    return [
+        a
+        for a in op.arguments
+        if (not a.optional or a.name in case.given) and a.name not in case.same
+    ]
+
+
+def trained(op: Op, case: Case) -> tuple[str, ...]:
+    """The tensors that need a gradient in a case."""
+    return tuple(
+        a.name for a in present(op, case) if a.differentiable and a.name not in case.frozen
+    )
+
+
+def asked_for(op: Op, case: Case) -> list[Output]:
+    """The outputs that a case asks for and gradients flow through."""
+    return [
+        output
+        for output in op.outputs
+        if output.differentiable and (output.asked_by is None or case.options.get(output.asked_by))
+    ]
+
+
+def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
+    """The tensors and options of a case, bit for bit the same wherever they are built."""
+    generator = torch.Generator().manual_seed(case.seed)
+    known = sizes(op, case)
+    tensors = {}
+    for argument in op.arguments:
+        if argument.optional and argument.name not in case.given:
+            continue
+        x = _filled(op, case, argument, known, generator)
+        lower = argument.dtype == "case" or (
+            argument.dtype == "either" and argument.name not in case.float32
+        )
+        dtype = case.torch_dtype if lower else torch.float32
+        tensors[argument.name] = relaid(x.to(dtype).to(device), case.layout_of(argument.name))
+    tensors = {name: x for name, x in tensors.items() if name not in case.same}
+    options = {name: _number(case, value) for name, value in case.options.items()}
+    # Either width is allowed: the seed decides, as it does of all that is in tensors.
+    width = torch.int32 if case.seed >> 8 & 1 else torch.int64
+    for name, value in case.options.items():
+        if isinstance(value, (list, tuple)):
+            tensors[name] = torch.tensor(value, dtype=width, device=device)
+    options = {n: v for n, v in options.items() if n not in tensors}
+    if case.packed:
+        # Keys without lengths of their own have no boundaries of their own.
+        for name, each in zip(op.packed_by, (case.lengths, case.key_lengths), strict=False):
+            if each is not None:
+                tensors[name] = torch.tensor(boundaries(each), dtype=width, device=device)
+    return Inputs(tensors, options, case.same, trained(op, case))
+
+
+# Powers of two, none of them the sentinel -1.
+_EXACT_SCALES = (0.5, -0.5, 2.0, -2.0, 1.0)
+
+
+def on_integers(op: Op, case: Case) -> Case:
+    """The case with small integers for values, of which no sum or product is rounded.
+
+    The scale becomes a power of two, and there is no normaliser: a quotient is never exact. Nor is
+    there a token that is repeated, as its sums grow with the length.
+    """
+    scale = _EXACT_SCALES[case.seed % len(_EXACT_SCALES)]
+    exact = {"scale": scale, "normalize": False, "activation": None}
+    options = {**case.options, **{n: v for n, v in exact.items() if n in case.options}}
+    layout = "contiguous" if case.layout == "repeated" else case.layout
+    layouts = {n: one for n, one in case.layouts.items() if one != "repeated"}
+    exact_case = replace(case, values="integers", options=options, layout=layout, layouts=layouts)
+    return op.settle(exact_case)
+
+
+def is_delta(op: Op) -> bool:
+    """Whether the op corrects its state where it is read."""
+    return any(argument.role in (Role.UNIT_KEY, Role.LOW_RANK) for argument in op.arguments)
+
+
+def _thinned(gradient: Tensor) -> Tensor:
+    """With 0 for all but 16 value dims or fewer.
+
+    The gradient of an overlap of two keys is a sum over tokens, and then over value dims: 337 was
+    met for 128 dims, which 8 bits do not hold, and a product of 16 bits may round.
+    """
+    dims = torch.arange(gradient.shape[-1], device=gradient.device)
+    return gradient * (dims % -(-max(len(dims), 1) // 16) == 0)
+
+
+def _number(case: Case, value: Any) -> Any:
+    """An option as the case passes it."""
+    return numpy.float64(value) if case.numbers == "numpy" and type(value) is float else value
+
+
+def _filled(
+    op: Op, case: Case, argument: Argument, known: Mapping[str, int], generator: torch.Generator
+) -> Tensor:
+    dims = argument.dims.split()
+    axis = next((i for i, d in enumerate(dims) if d in ("T", "S")), None)
+    lengths = case.key_lengths if axis is not None and dims[axis] == "S" else case.lengths
+    bounds = boundaries(lengths or case.lengths)
+    spans = list(pairwise(bounds if case.packed else bounds[:2]))
+    blank = Blank(argument.role, tuple(known[d] for d in dims), axis, spans)
+    x = RECIPES[case.values](blank, generator)
+    # One tensor may be keys and values.
+    roles = {a.role for a in op.arguments if case.same.get(a.name, a.name) == argument.name}
+    if op.nonnegative(case) and roles & {Role.QUERY, Role.KEY}:
+        return x.abs()
+    if op.nonnegative(case) and argument.role is Role.STATE:
+        x[..., -1].abs_()
+    return x
+
+
+def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Results:
+    """A gradient for every output that gets one in this case, by the output's name.
+
+    None where the call is without gradients, or no tensor needs one.
+    """
+    generator = torch.Generator().manual_seed(case.seed + 1)
+    known = sizes(op, case)
+    made: Results = {}
+    if case.context in WITHOUT_GRADIENTS or not trained(op, case):
+        return made
+    for output in asked_for(op, case):
+        shape = tuple(known[d] for d in output.dims.split())
+        blank = Blank(Role.VALUE, shape, None, ())
+        recipe = "integers" if case.values == "integers" else "gaussian"
+        x = RECIPES[recipe](blank, generator)
+        if recipe == "integers" and is_delta(op):
+            x = _thinned(x)
+        if output.name in case.silent:
+            continue
+        dtype = torch.float32 if output.dtype == "float32" else case.torch_dtype
+        name = f"d{output.name}"
+        layout = "contiguous" if output.asked_by and name not in case.layouts else None
+        made[output.name] = relaid(x.to(dtype).to(device), layout or case.layout_of(name))
+    return made
+
+
+def _own_copy(x: Tensor) -> Tensor:
+    """`x` in memory of its own, with the strides it has and its history: one may write to it."""
+    memory = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage().clone())
+    return memory.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(x)
+
+
+def run(
+    op: Op,
+    function: Function,
+    inputs: Inputs,
+    gradients_of: Results | None = None,
+    *,
+    context: str = "grad",
+    earlier: Mapping[str, Any] | None = None,
+    **extra: Any,
+) -> Results:
+    """Call `function` and return its outputs by name, and the gradient of x as "dx".
+
+    Args:
+        gradients_of: cotangents by output; without any only the forward runs.
+        context: what the forward runs in, see `properties.cases.contexts`.
+        earlier: options of a call before this one on the same tensor objects, which hold other
+            numbers meanwhile; None for no such call.
+        extra: arguments of this implementation alone, `mode` and `tile`.
+    """
+    tensors = dict(inputs.tensors)
+    names = [name for name in inputs.trained if name in tensors]
+    if gradients_of or context in WITHOUT_GRADIENTS:
+        for name in names:
+            tensors[name] = tensors[name].detach().requires_grad_()
+    given = inputs.given(tensors)
+    if earlier is not None:
+        _call_before(function, given, earlier, context, extra)
+    if inputs.options.get("inplace"):
+        name = op.arguments[0].name
+        given[name] = _own_copy(tensors[name])
+    if context == "compiled":
+        function = compiled(function)
+    with CONTEXTS[context](_device_type(inputs)), telling(op, {**given, **extra}):
+        named = _named(op, function(**given, **extra))
+    if not gradients_of:
+        return {name: y.detach() for name, y in named.items()}
+    # An output without history has no gradient to give: its inputs' gradients count as zero.
+    wanted = [n for n in named if n in gradients_of and named[n].requires_grad]
+    gradients: Sequence[Tensor | None] = [None] * len(names)
+    if wanted:
+        with telling(op, {**given, **extra}, "backwards through "):
+            gradients = torch.autograd.grad(
+                [named[n] for n in wanted],
+                [tensors[n] for n in names],
+                [gradients_of[n].to(named[n].dtype) for n in wanted],
+                allow_unused=True,
+            )
+    results = {name: y.detach() for name, y in named.items()}
+    for name, gradient in zip(names, gradients, strict=True):
+        # A gradient that is None and one that is zero say the same.
+        results[f"d{name}"] = torch.zeros_like(tensors[name]) if gradient is None else gradient
+    return results
+
+
+@contextmanager
+def telling(op: Op, given: Mapping[str, Any], way: str = "") -> Iterator[None]:
+    """Have an error say with what the op was called: a law may call with other than its case.
+
+    Of calls within calls the innermost is told of.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not getattr(error, "__notes__", ()):
+            described = (f"{name}={_described(value)}" for name, value in given.items())
+            error.add_note(f"{way}{op.name}({', '.join(described)})")
+        raise
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    few = value.ndim == 1 and not value.is_floating_point() and len(value) <= 16
+    return f"{dtype}{value.tolist() if few else list(value.shape)}"
+
+
+def _device_type(inputs: Inputs) -> str:
+    return next(iter(inputs.tensors.values())).device.type
+
+
+def _call_before(
+    function: Function,
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+    context: str,
+    extra: Mapping[str, Any],
+) -> None:
+    """Call the function while its tensors hold other numbers and its options other values.
+
+    A call that is refused is a call as well: the options may not go with the tensors.
+    """
+    tensors = {id(x): x for x in given.values() if isinstance(x, Tensor) and _has_own_elements(x)}
+    before = {key: x.detach().clone() for key, x in tensors.items()}
+    with torch.no_grad():
+        for x in tensors.values():
+            x.copy_(_turned(x))
+    inplace = {"inplace": False} if "inplace" in given else {}
+    device = next(x.device for x in given.values() if isinstance(x, Tensor))
+    lists = {
+        name: torch.tensor(value, device=device)
+        for name, value in options.items()
+        if isinstance(value, (list, tuple))
+    }
+    try:
+        with CONTEXTS[context](device.type):
+            function(**{**given, **options, **lists, **inplace}, **extra)
+    except (ValueError, TypeError):
+        pass
+    finally:
+        with torch.no_grad():
+            for key, x in tensors.items():
+                x.copy_(before[key])
+
+
+def _has_own_elements(x: Tensor) -> bool:
+    return all(stride or size < 2 for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def _turned(x: Tensor) -> Tensor:
+    """Other numbers of the same kind: rows in the opposite order, sequences of a pack too."""
+    if x.is_floating_point() or not len(x):
+        return x.flip(tuple(range(max(x.dim() - 1, 1))))
+    bounds = x.dim() == 1 and bool(x[0] == 0) and bool((x.diff() >= 0).all())
+    return x[-1] - x.flip(0) if bounds else x.flip(0)
+
+
+def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Results) -> Results:
+    """What `run` returns, for functions of PyTorch operations alone; for `torch.func.vmap` too."""
+    written = op.arguments[0].name
+
+    def call(tensors: Results) -> Results:
+        given = inputs.given({**inputs.tensors, **tensors})
+        if inputs.options.get("inplace"):
+            given[written] = given[written].clone()
+        return _named(op, function(**given))
+
+    if not gradients_of:
+        return call({})
+    named, pull, *_ = torch.func.vjp(call, {n: inputs.tensors[n] for n in inputs.trained})
+    (gradients,) = pull(
+        {n: gradients_of[n] if n in gradients_of else torch.zeros_like(y) for n, y in named.items()}
+    )
+    return {**named, **{f"d{name}": gradient for name, gradient in gradients.items()}}
+
+
+def _named(op: Op, returned: Any) -> Results:
+    """The outputs by name, without those that are None."""
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    return {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}

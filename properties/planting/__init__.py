@@ -1,0 +1,1 @@
+"""Bugs planted in the source of a process of its own, and what notices them."""

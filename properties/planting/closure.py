@@ -1,0 +1,142 @@
+"""Which modules of this project another one is made of, by its import statements."""
+
+import ast
+import hashlib
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("kernels", "properties", "reference", "regressions")
+# Packages that list all ops, laws or targets. For one of these, a change of another is none.
+LISTS = frozenset(
+    {"kernels", "reference", "properties.catalogue", "properties.laws", "properties.targets"}
+)
+
+# A name, and the module that it is or is from.
+Bound = tuple[str, str]
+
+
+def path_of(module: str) -> Path | None:
+    """The file of a module of this project, or None."""
+    if module.partition(".")[0] not in PACKAGES:
+        return None
+    stem = ROOT.joinpath(*module.split("."))
+    return next((p for p in (stem.with_suffix(".py"), stem / "__init__.py") if p.is_file()), None)
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    path = path_of(module)
+    assert path is not None
+    return ast.parse(path.read_text())
+
+
+@cache
+def imported(module: str) -> frozenset[str]:
+    """The modules of the project that one imports, or imports names of from a package."""
+    return frozenset(name for name in _named(module) if path_of(name) is not None)
+
+
+def _named(module: str) -> Iterator[str]:
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (name for _, name in bound(node, module, _tree(module)))
+
+
+def bound(node: ast.Import | ast.ImportFrom, module: str, tree: ast.AST) -> Iterator[Bound]:
+    """What an import statement binds: names, and the modules that they are, or are from.
+
+    Args:
+        module: where the statement stands.
+        tree: the code whose use of the names counts.
+    """
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            yield from ((name, used) for used in _used(tree, alias))
+        return
+    origin = node.module or ""
+    if node.level:
+        path = path_of(module)
+        package = module if path and path.name == "__init__.py" else module.rpartition(".")[0]
+        parts = package.split(".")
+        origin = ".".join([*parts[: len(parts) + 1 - node.level], *filter(None, [origin])])
+    for alias in node.names:
+        yield alias.asname or alias.name, origin_of(origin, alias.name)
+
+
+def _used(tree: ast.AST, imported: ast.alias) -> Iterator[str]:
+    """What is used of an imported module: of one that lists all ops, those that are named."""
+    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == imported.name]
+    names = {n.value: n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    if imported.name in LISTS and uses and all(use in names for use in uses):
+        yield from (origin_of(imported.name, names[use]) for use in uses)
+    else:
+        yield imported.name
+
+
+def origin_of(package: str, name: str) -> str:
+    """The module that `name` is, or is from, where it is imported from `package`."""
+    if path_of(f"{package}.{name}"):
+        return f"{package}.{name}"
+    path = path_of(package)
+    if path is not None and path.name == "__init__.py" and _lists_ops(package):
+        for node in _tree(package).body:
+            if isinstance(node, ast.ImportFrom) and name in [a.name for a in node.names]:
+                return origin_of(str(node.module), name)
+    return package
+
+
+def _lists_ops(package: str) -> bool:
+    """Whether a package has names of its modules: one of `LISTS`, or a family of ops."""
+    return package in LISTS or package.partition(".")[0] in ("kernels", "reference")
+
+
+def closure(
+    modules: Iterable[str],
+    *,
+    lists: bool = True,
+    instead: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> frozenset[str]:
+    """The modules, what they import, what that imports, and so on.
+
+    Args:
+        lists: include the packages that list all ops, laws or targets, and with them all of these.
+        instead: modules that are followed in the place of what these import.
+    """
+    found: set[str] = set()
+    left = set(modules)
+    while left:
+        module = left.pop()
+        found.add(module)
+        following = instead[module] if module in instead else imported(module)
+        left |= {*following} - found - (frozenset() if lists else LISTS)
+    return frozenset(found)
+
+
+@cache
+def digest(*modules: str, lists: bool = True) -> str:
+    """A hash of the sources of the modules and of all that they are made of."""
+    hashed = hashlib.sha256()
+    for module in sorted(closure(modules, lists=lists)):
+        path = path_of(module)
+        assert path is not None
+        hashed.update(module.encode() + path.read_bytes())
+    return hashed.hexdigest()[:24]
+
+
+def forget(modules: Collection[str]) -> None:
+    """Have this process import modules anew, and with them all that is made of them.
+
+    Not those of the mutants: what a trial answers is pickled as of a class that was imported before
+    it.
+    """
+    if sys.modules.keys().isdisjoint(modules):
+        return
+    for name in list(sys.modules):
+        answers = name.startswith("properties.mutants.")
+        if not answers and path_of(name) is not None and not closure([name]).isdisjoint(modules):
+            del sys.modules[name]

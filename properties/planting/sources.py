@@ -1,0 +1,45 @@
+"""What an op is made of."""
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+
+from properties.catalogue.op import Op
+from properties.jobs import Job
+from properties.planting.closure import closure, digest, origin_of
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The modules that an op is made of."""
+
+    kernels: frozenset[str]
+    reference: frozenset[str]
+    declaration: str
+
+    @classmethod
+    def of(cls, op: Op) -> "Sources":
+        oracles = {f.__module__ for f in (op.oracle, op.second_form, op.quiet_form)}
+        return cls(
+            closure([origin_of("kernels", op.name)], lists=False),
+            closure(oracles, lists=False),
+            op.work.__module__,
+        )
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Those whose mutants are the op's."""
+        return self.kernels | self.reference
+
+    def code(self, job: Job) -> str:
+        """A digest of what decides which cases a job draws and what they run."""
+        law = f"properties.laws.{job.law}"
+        suite = {"properties.cases.strategies", law, self.declaration}
+        code = digest(*suite, *self.kernels, *self.reference, lists=False)
+        return f"{code} {job.share(settings.get_profile('ci').max_examples)}"
+
+    @property
+    def oracle(self) -> str:
+        """A digest of what decides what the oracle says, and how far off one may be."""
+        judge = {"properties.laws.judge", self.declaration}
+        return digest(*judge, *self.reference, lists=False)

@@ -1,0 +1,288 @@
+"""Run laws about cases, or tests, in a fresh process, with or without a planted bug."""
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from time import process_time
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from properties.cases.case import Case
+from properties.planting.closure import forget
+from properties.planting.edit import Edit
+from properties.planting.nursery import Nursery
+
+if TYPE_CHECKING:
+    from properties.laws import Subject
+
+# Custom ops import torch._dynamo on their first call, which takes longer than a trial.
+LIBRARIES = ("torch", "torch._dynamo", "triton", "hypothesis", "jaxtyping", "numpy", "pytest")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial came to.
+
+    Args:
+        caught_by: the law, or the type of the error that ended the run; None if all held.
+        report: what was printed.
+        number: which of the pinned things caught it, counted from 0.
+        seconds: of processor time.
+    """
+
+    caught_by: str | None
+    report: str = ""
+    number: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class LawAbout:
+    """A law and the case that it has to hold for."""
+
+    law: str
+    case: Case
+
+    @property
+    def kind(self) -> str:
+        """What it is counted as: its law."""
+        return self.law
+
+    def __str__(self) -> str:
+        return f"{self.law} {self.case.to_json()}"
+
+
+@dataclass(frozen=True)
+class TestAt:
+    """A pytest node, "kernels/layers/test_rotary.py::test_name"."""
+
+    __test__ = False
+
+    node: str
+
+    @property
+    def kind(self) -> str:
+        """What it is counted as: its file."""
+        return self.node.partition("::")[0]
+
+    def __str__(self) -> str:
+        return self.node
+
+
+Pinned = LawAbout | TestAt
+
+
+def pinned_of(text: str) -> Pinned:
+    """The check whose `str` this is.
+
+    Raises:
+        ValueError: it is neither a node nor a law with a case.
+    """
+    law, _, case = text.partition(" ")
+    return TestAt(text) if "::" in law else LawAbout(law, Case.from_json(case))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended, or an error that came, before there was a check to be named.
+
+    Args:
+        how: "time", "death", or the type of the error.
+    """
+
+    how: str
+    report: str
+
+
+class TimeIsUp(BaseException):
+    """A planted bug made a law run many times as long as it does without."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Whose kernels are tried, where, and what of the oracle is remembered.
+
+    Args:
+        memory: the arguments of a `Memory`; None remembers nothing.
+    """
+
+    target: str
+    device: str
+    memory: tuple[Path, Mapping[str, str]] | None = None
+
+
+def attempt(
+    pinned: Sequence[Pinned], limits: Sequence[float], bench: Bench, edits: Sequence[Edit]
+) -> Outcome:
+    """Judge cases, or run tests, until one fails. Edited modules are imported anew.
+
+    Args:
+        limits: seconds of processor time that each may take; without any, as many as it wants.
+    """
+    started = process_time()
+    plant(edits)
+    outcome, before = Outcome(None), 0
+    for _, alike in groupby(pinned, type):
+        those = [*alike]
+        own = limits[before : before + len(those)]
+        tests = [one.node for one in those if isinstance(one, TestAt)]
+        if tests:
+            outcome = _run_tests(tests, own, bench.device)
+        else:
+            outcome = _judge([one for one in those if isinstance(one, LawAbout)], own, bench)
+        if outcome.caught_by is not None:
+            break
+        before += len(those)
+    seconds = process_time() - started
+    return replace(outcome, number=before + outcome.number, seconds=seconds)
+
+
+def plant(edits: Sequence[Edit]) -> None:
+    """Make edits in this process, which imports what they are of anew."""
+    forget({edit.module for edit in edits})
+    for edit in edits:
+        edit.plant()
+
+
+def _judge(pinned: Sequence[LawAbout], limits: Sequence[float], bench: Bench) -> Outcome:
+    from properties.laws import LAWS, Violation
+    from properties.targets import scope
+
+    subject = None
+    for number, one in enumerate(pinned):
+        try:
+            with _no_longer_than(limits[number] if limits else 0.0):
+                # Within, as an error of the kernels' own modules counts as well.
+                subject = subject or bench_subject(bench)
+                op = scope.declared(subject.target, one.case.op, one.case.mode)
+                LAWS[one.law](op, one.case, subject)
+        except Violation as violation:
+            return Outcome(violation.law, str(violation), number)
+        except TimeIsUp:
+            return Outcome("time", f"more than {limits[number]:.0f} s", number)
+        except Exception as error:
+            return Outcome(type(error).__name__, str(error), number)
+    return Outcome(None)
+
+
+def bench_subject(bench: Bench) -> "Subject":
+    """The implementation to be tried, on a device that is made ready for it."""
+    from properties.device import activate
+    from properties.laws import Subject
+    from properties.planting.memory import Memory
+    from properties.targets import load
+
+    where = activate(bench.device)
+    subject = Subject(load(bench.target, where), where)
+    return replace(subject, recall=Memory(*bench.memory)) if bench.memory else subject
+
+
+@contextmanager
+def _no_longer_than(seconds: float) -> Iterator[None]:
+    """Raise `TimeIsUp` after so many seconds of processor time; 0 is for ever."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def failing_tests(nodes: Sequence[str], bench: Bench, edits: Sequence[Edit]) -> list[TestAt]:
+    """Run tests of a file with edits made: those that fail, or the file if it is not imported."""
+    plant(edits)
+    failed, _ = _run_pytest(nodes, {}, bench.device)
+    return [TestAt(node) for node in failed.nodes]
+
+
+def _run_tests(nodes: Sequence[str], limits: Sequence[float], device: str) -> Outcome:
+    """Run pytest nodes in this process until one fails, with the output kept for the report."""
+    failed, printed = _run_pytest(nodes, dict(zip(nodes, limits, strict=False)), device, "-x")
+    if not failed.nodes and not failed.ran:
+        raise ValueError(f"test: {', '.join(nodes)} was skipped: {printed[-2000:]}")
+    first = failed.nodes[0] if failed.nodes else None
+    return Outcome(first, printed, nodes.index(first) if first in nodes else 0)
+
+
+def _run_pytest(
+    nodes: Sequence[str], limits: Mapping[str, float], device: str, *options: str
+) -> tuple["_Failed", str]:
+    import io
+    from contextlib import redirect_stderr, redirect_stdout
+
+    root = Path(__file__).parents[2]
+    printed = io.StringIO()
+    options = (*options, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", device)
+    options = (*options, "--hypothesis-profile=trial", "--rootdir", str(root))
+    failed = _Failed(limits)
+    with redirect_stdout(printed), redirect_stderr(printed):
+        code = pytest.main([*options, *[str(root / node) for node in nodes]], plugins=[failed])
+    # A bug may keep a file of tests from being imported: that fails it.
+    ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
+    if not failed.nodes and code not in ended:
+        raise ValueError(f"test: {', '.join(nodes)} did not run: {printed.getvalue()[-2000:]}")
+    return failed, printed.getvalue()
+
+
+class _Failed:
+    """A pytest plugin that knows the nodes that failed, and ends those that take too long."""
+
+    def __init__(self, limits: Mapping[str, float]) -> None:
+        self.limits = limits
+        self.nodes: list[str] = []
+        self.ran = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        with _no_longer_than(self.limits.get(item.nodeid, 0.0)):
+            return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.ran |= report.when == "call" and not report.skipped
+        if report.failed and report.nodeid not in self.nodes:
+            self.nodes.append(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.nodes.append(report.nodeid)
+
+
+class Laboratory:
+    """Processes for trials of pinned bugs."""
+
+    def __init__(self, target: str, device: str, workers: int = 1) -> None:
+        self.bench = Bench(target, device)
+        # The interpreter has to be chosen before the kernels are imported.
+        warm = () if device == "interpreter" else ("properties.planting.warm",)
+        self.nursery = Nursery((*LIBRARIES, *warm), workers, device)
+
+    @property
+    def device(self) -> str:
+        """Where trials run."""
+        return self.bench.device
+
+    def submit(self, pinned: Pinned, edit: Edit | None = None) -> "Future[Outcome]":
+        edits = [] if edit is None else [edit]
+        return self.nursery.submit(attempt, [pinned], [], self.bench, edits)
+
+    def __enter__(self) -> "Laboratory":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.nursery.__exit__(kind, error, traceback)

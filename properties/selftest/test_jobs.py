@@ -1,0 +1,112 @@
+"""Jobs: who draws the same cases."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import settings
+
+from kernels.tiles import TABLE
+from properties.cases.case import Case
+from properties.catalogue import OPS
+from properties.jobs import EXAMPLES_OF_CI, Job, hypothesis_test, times
+from properties.laws import LAWS, Law, Subject
+from properties.profiles import EXAMPLES
+from properties.targets.oracle import Oracle
+
+
+def _drawn(job: Job) -> list[Case]:
+    cases: list[Case] = []
+    subject = Subject(Oracle(), torch.device("cpu"))
+    test = settings(max_examples=5, derandomize=True)(
+        hypothesis_test(job, subject, announce=cases.append)
+    )
+    test()
+    return cases
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAWS:
+        monkeypatch.setitem(LAWS, name, Law(name, lambda op, case, subject: 0.0))
+
+
+def _gla(laws: Sequence[str]) -> list[Job]:
+    return [Job("gla", "chunk", law, dtype) for law in laws for dtype in ("float32", "bfloat16")]
+
+
+def test_each_job_about_numbers_draws_cases_of_its_own_and_the_same_ones_again() -> None:
+    jobs = _gla(["differential", "splitting", "packing"])
+    drawn = [_drawn(job) for job in jobs]
+    assert len({tuple((case.seed, case.lengths) for case in cases) for cases in drawn}) == len(jobs)
+    assert _drawn(jobs[0]) == drawn[0]
+
+
+def test_other_laws_say_something_of_the_same_cases() -> None:
+    jobs = _gla(["packing", "determinism"])
+    assert [_drawn(job) for job in jobs[:2]] == [_drawn(job) for job in jobs[2:]]
+
+
+def _every() -> list[Job]:
+    return [
+        Job(op.name, mode.name, law, dtype)
+        for op in OPS.values()
+        for mode in op.modes
+        for law in op.laws
+        for dtype in op.dtypes
+    ]
+
+
+def _examples(jobs: Sequence[Job]) -> dict[str, int]:
+    return {job.name: job.share(EXAMPLES) for job in jobs}
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_ops_that_are_added_take_examples_from_the_others(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = _every()
+    before = _examples(today)
+    if len(OPS) == 15:
+        assert sum(before.values()) == EXAMPLES_OF_CI
+    for op in [*OPS.values()]:
+        for number in range(1, many):
+            twin = replace(op, name=f"{op.name}_{number}")
+            monkeypatch.setitem(OPS, twin.name, twin)
+            for mode in op.modes:
+                if (op.name, mode.name) in TABLE:
+                    monkeypatch.setitem(TABLE, (twin.name, mode.name), TABLE[op.name, mode.name])
+    after = _examples(_every())
+    assert len(after) == many * len(before)
+    assert abs(sum(after.values()) - EXAMPLES_OF_CI) < 0.02 * EXAMPLES_OF_CI
+    assert all(1 <= after[name] <= examples for name, examples in before.items())
+    most = max(before, key=lambda name: before[name])
+    assert before[most] // many <= after[most] <= before[most] // many + 1
+
+
+def test_an_op_more_takes_little_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    today = _every()
+    before = _examples(today)
+    gla = OPS["gla"]
+    monkeypatch.setitem(OPS, "twin", replace(gla, name="twin"))
+    after = _examples(today)
+    assert 0.85 * sum(before.values()) < sum(after.values()) < sum(before.values())
+    assert all(before[name] * 0.85 - 1 < after[name] for name in before)
+
+
+def test_a_run_of_few_jobs_draws_more_for_each() -> None:
+    everything = _every()
+    assert times(everything, EXAMPLES) == 1
+    assert times([job for job in everything if job.op == "l2norm"], EXAMPLES) == 4
+    one = [job for job in everything if job.op == "gla"]
+    assert 1.5 < times(one, EXAMPLES) < 4
+    drawn = sum(job.share(EXAMPLES, times(one, EXAMPLES)) for job in one)
+    assert drawn == pytest.approx(EXAMPLES_OF_CI / 5, rel=0.05)
+
+
+def test_jobs_can_be_made_before_the_kernels_are_imported() -> None:
+    code = "import sys, properties.jobs; sys.exit('kernels' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

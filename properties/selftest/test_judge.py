@@ -1,0 +1,100 @@
+"""When the comparison with the oracle needs an error budget, and when it does not."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from properties.cases.case import Case
+from properties.catalogue import OPS, Op
+from properties.catalogue.op import Function
+from properties.laws import LAWS, Subject, Violation, judge
+from properties.targets.oracle import Oracle
+from properties.verdict import Budget, budgets, compare
+from properties.verdict.precision import underflow, unit_roundoff
+
+CASE = Case(
+    op="simple_gla",
+    mode="chunk",
+    dtype="bfloat16",
+    dims={"B": 2, "H": 2, "K": 5, "V": 3},
+    lengths=(7,),
+    given=("g", "initial_state"),
+    options={"scale": 0.5, "output_final_state": True},
+    values="integers",
+)
+
+
+@dataclass
+class Off(Oracle):
+    """The oracles, one element of `o` being so far off."""
+
+    by: float = 0.0
+
+    def function(self, op: Op) -> Function:
+        inner: Any = super().function(op)
+
+        def function(**given: Any) -> Any:
+            o, *rest = inner(**given)
+            error = torch.zeros_like(o)
+            error.view(-1)[5] = self.by
+            return o + error, *rest
+
+        return function
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each budget that was computed was the quick one."""
+    asked: list[bool] = []
+
+    def counting(*args: Any, quick: bool, **kwargs: Any) -> Any:
+        asked.append(quick)
+        return budgets(*args, quick=quick, **kwargs)
+
+    monkeypatch.setattr(judge, "budgets", counting)
+    return asked
+
+
+def judged(case: Case, off: float, *, quick: bool = True) -> float:
+    subject = Subject(Off(off), torch.device("cpu"), quick=quick)
+    return LAWS["differential"](OPS[case.op], case, subject)
+
+
+def test_results_equal_to_the_rounded_oracle_need_no_budget(counted: list[bool]) -> None:
+    assert judged(CASE, 0.0) == 0.0
+    assert not counted
+
+
+def test_one_element_that_differs_needs_a_budget(counted: list[bool]) -> None:
+    with pytest.raises(Violation, match="the error exceeds its budget"):
+        judged(CASE, 1000.0)
+    assert counted == [True, False]
+
+
+def test_an_error_within_the_budget_is_acquitted_by_the_quick_one(counted: list[bool]) -> None:
+    assert 0 < judged(replace(CASE, values="gaussian"), 2.0**-7) < 1
+    assert counted == [True]
+
+
+def test_the_fraction_of_the_budget_is_told_to_who_does_not_ask_for_a_quick_verdict(
+    counted: list[bool],
+) -> None:
+    judged(CASE, 0.0, quick=False)
+    assert counted == [False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_rounded_oracle_passes_where_only_rounding_is_allowed(
+    dtype: torch.dtype,
+) -> None:
+    """From subnormal numbers to those that overflow in float16."""
+    generator = torch.Generator().manual_seed(0)
+    smallest = math.log2(torch.finfo(dtype).tiny) - 12
+    want = torch.randn(4096, dtype=torch.float64, generator=generator)
+    want *= 2.0 ** torch.linspace(smallest, 17, 4096, dtype=torch.float64)
+    rounding = unit_roundoff(dtype) * want.abs() + underflow(dtype)
+    assert compare("o", want.to(dtype), want, None).passed
+    assert compare("o", want.to(dtype), want, Budget(rounding, "rounding")).passed

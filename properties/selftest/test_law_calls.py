@@ -1,0 +1,74 @@
+"""What laws make of a case before they call: the same addresses for the same bits, and valid cases.
+
+An alignment or a stride that is another is another specialisation of a kernel, and a GPU's compiler
+may contract a·b + c in one of them alone.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from properties.cases.case import Case
+from properties.cases.layouts import LAYOUTS
+from properties.catalogue import OPS, Op
+from properties.catalogue.op import Function
+from properties.laws import LAWS, Subject
+from properties.targets.oracle import Oracle
+
+Place = tuple[tuple[int, ...], int]
+
+
+@dataclass
+class Watched(Oracle):
+    """The oracles, and where the tensors of each call lay: strides, and the address modulo 16."""
+
+    calls: list[dict[str, Place]] = field(default_factory=list)
+
+    def function(self, op: Op) -> Function:
+        inner = super().function(op)
+
+        def function(**given: Any) -> Any:
+            tensors = {n: x for n, x in given.items() if isinstance(x, Tensor)}
+            self.calls.append({n: (x.stride(), x.data_ptr() % 16) for n, x in tensors.items()})
+            return inner(**given)
+
+        return function
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("law", ["linearity", "scale_equivariance", "causality"])
+def test_calls_of_which_the_bits_are_compared_lie_alike(law: str, layout: str) -> None:
+    op = OPS["simple_gla"]
+    case = Case(
+        op=op.name,
+        mode="chunk",
+        dtype="float32",
+        dims={"B": 2, "H": 2, "K": 5, "V": 3},
+        lengths=(7,),
+        given=("g", "initial_state"),
+        options={"scale": 0.5, "output_final_state": True},
+        layout=layout,
+    )
+    target = Watched()
+    LAWS[law](op, case, Subject(target, torch.device("cpu")))
+    first, *others = target.calls
+    assert others
+    assert all(call == first for call in others)
+
+
+@pytest.mark.parametrize("law", OPS["rotary_embedding"].laws)
+def test_a_batch_without_rows_has_no_offsets(law: str) -> None:
+    """A row that a law adds to it gets one."""
+    op = OPS["rotary_embedding"]
+    case = Case(
+        op=op.name,
+        mode="fused",
+        dtype="float32",
+        dims={"B": 0, "H": 2, "D": 8, "P": 4},
+        lengths=(5,),
+        options={"interleaved": True, "seqlen_offsets": [], "conjugate": False, "inplace": False},
+    )
+    LAWS[law](op, case, Subject(Oracle(), torch.device("cpu")))

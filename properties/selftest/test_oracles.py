@@ -1,0 +1,83 @@
+"""An oracle is code too: its two forms agree, and its gradients are those of its outputs."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from properties.cases.case import Case
+from properties.cases.strategies import ORDINARY, cases
+from properties.cases.tensors import Results, build, cotangents, run, transformable, work
+from properties.catalogue import OPS, Mode, Op
+from properties.catalogue.op import Role
+from properties.targets.oracle import Oracle
+from properties.verdict import Precision, budgets, compare
+
+FLOAT64 = Precision("float64", 2.0**-53, 2.0**-1022)
+REFERENCE = Mode("reference")
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
+    @given(cases(op, REFERENCE, "float32", Oracle(), longest=40, extents=ORDINARY))
+    def forms_agree(case: Case) -> None:
+        inputs = build(op, case).to(torch.float64)
+        incoming = {n: x.double() for n, x in cotangents(op, case).items()}
+        first = run(op, op.oracle, inputs, incoming)
+        second = run(op, op.second_form, inputs, incoming)
+
+        def form(tensors: Mapping[str, torch.Tensor]) -> Results:
+            given = {n: x for n, x in tensors.items() if n in inputs.tensors}
+            return transformable(op, op.second_form, replace(inputs, tensors=given), incoming)
+
+        # Around the second form itself: around the first, a difference would widen its own budget.
+        allowed = budgets(
+            form,
+            inputs.tensors,
+            second,
+            precision=FLOAT64,
+            output_dtypes=dict.fromkeys(first, torch.float64),
+            terms=max(case.lengths + (case.key_lengths or ())) + max(case.dims.values()),
+            gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
+            size=work(op, case),
+        )
+        assert set(first) == set(second)
+        for name, x in second.items():
+            comparison = compare(name, x, first[name], allowed[name])
+            assert comparison.passed, f"{name}: {comparison.reason} ({comparison.ratio})"
+
+    forms_agree()
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_gradients_are_those_of_the_outputs(op: Op) -> None:
+    """Those of the second form are too, as they agree with these."""
+
+    @settings(max_examples=8)
+    @given(cases(op, REFERENCE, "float32", Oracle(), longest=4, widest=3, extents=ORDINARY))
+    def gradcheck_passes(drawn: Case) -> None:
+        # Differences need a copy per call, and numbers of moderate size.
+        options = {n: False if n == "inplace" else v for n, v in drawn.options.items()}
+        case = replace(drawn, options=options, values="gaussian")
+        inputs = build(op, case).to(torch.float64)
+        names = [a.name for a in op.arguments if a.differentiable and a.name in inputs.tensors]
+        # With the usual strides, which a copy of an expanded tensor without elements need not have.
+        own = {n: x.new_empty(x.shape).copy_(x) for n, x in inputs.tensors.items()}
+        leaves = [own[n].requires_grad_() for n in names]
+
+        def outputs(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            tensors = {**inputs.tensors, **dict(zip(names, values, strict=True))}
+            returned = op.oracle(**inputs.given(tensors))
+            each = returned if isinstance(returned, tuple) else (returned,)
+            # A row that sees no key has the constant lse -inf.
+            return tuple(
+                torch.where(y == -math.inf, 0.0, y) for y in each if y is not None and y.numel()
+            )
+
+        if any(y.requires_grad for y in outputs(*leaves)):
+            assert torch.autograd.gradcheck(outputs, leaves, eps=1e-6, atol=1e-6, rtol=1e-4)
+
+    gradcheck_passes()

@@ -1,0 +1,423 @@
+"""What is drawn reaches the places where bugs live, often enough to count on it."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from kernels.tiles import TABLE
+from properties.cases.case import Case
+from properties.cases.contexts import WITHOUT_GRADIENTS
+from properties.cases.layouts import LAYOUTS, SHARING, relaid
+from properties.cases.strategies import MUCH_WORK, bundles
+from properties.cases.tensors import build, sizes, trained
+from properties.cases.values import RECIPES, Blank
+from properties.catalogue import DTYPES, OPS, Mode, Op
+from properties.catalogue.op import Argument, Option, Role
+from properties.jobs import Job
+from properties.laws import LAWS
+from properties.targets import load
+
+# Cases are drawn as CI draws them: in runs of a few, since a run starts with the simplest case and
+# goes on with variations of what it has drawn. The seeds are fixed, and so is the verdict.
+EXAMPLES = settings.get_profile("ci").max_examples
+BUNDLES = EXAMPLES // 2
+# How many runs there have been when it is looked whether each condition was met often enough: most
+# modes need no second look. A condition of half the probability passes with 12 % at most.
+LOOKS = (20, 40, 60)
+
+TARGET = load("ours", torch.device("cpu"))
+
+# A reading has no tiles of its own whose edges could be drawn.
+MODES = [
+    pytest.param(op, mode, id=f"{op.name}-{mode.name}")
+    for op in OPS.values()
+    for mode in op.modes
+    if (op.name, mode.name) in TABLE
+]
+
+
+def _met_within(examples: int) -> float:
+    """The probability that a condition must have to be met with 95 % by this many examples."""
+    return 1 - math.pow(0.05, 1 / examples)
+
+
+# What the laws with cases of their own should see between them in each CI run, of every mode in
+# some dtype, and what one of all laws, at least, should see. Laws that share a stream of cases see
+# the same ones.
+_JOBS = [Job("gla", "chunk", law, dtype) for law in LAWS for dtype in DTYPES]
+_STREAMS = {job.stream for job in _JOBS}
+_DRAWN = [max(job.share(EXAMPLES) for job in _JOBS if job.stream == one) for one in _STREAMS]
+OFTEN = _met_within(sum(job.share(EXAMPLES) for job in _JOBS if job.draws_for_itself))
+SELDOM = _met_within(sum(_DRAWN))
+
+
+@dataclass(frozen=True)
+class Condition:
+    name: str
+    least: float
+    holds: Callable[[Case], bool]
+
+
+def drawn(op: str, mode: str, runs: int = LOOKS[0]) -> list[list[Case]]:
+    return [*chain(*(_numbered_run(op, mode, run) for run in range(runs)))]
+
+
+@functools.cache
+def _numbered_run(op: str, mode: str, run: int) -> list[list[Case]]:
+    return _one_run(OPS[op], mode, run, BUNDLES)
+
+
+def each_drawn(op: Op, mode: Mode) -> list[Case]:
+    return [*chain(*drawn(op.name, mode.name))]
+
+
+def _one_run(op: Op, mode: str, run: int, examples: int) -> list[list[Case]]:
+    found: list[list[Case]] = []
+
+    @seed(run)
+    @settings(
+        max_examples=examples,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    @given(bundles(op, op.mode(mode), "bfloat16", TARGET))
+    def collect(bundle: list[Case]) -> None:
+        found.append(bundle)
+
+    collect()
+    return found
+
+
+@pytest.mark.parametrize(("op", "mode"), MODES, scope="module")
+def test_each_condition_has_its_probability(op: Op, mode: Mode) -> None:
+    for runs in LOOKS:
+        found, short = drawn(op.name, mode.name, runs), []
+        for condition in conditions(op, mode):
+            share = sum(any(map(condition.holds, bundle)) for bundle in found) / len(found)
+            if share < condition.least:
+                short.append(f"{condition.name}: {share:.1%}, expected {condition.least:.1%}")
+        if not short:
+            return
+    pytest.fail("\n".join(short))
+
+
+def conditions(op: Op, mode: Mode) -> Iterator[Condition]:
+    """Everything that cases of this op and mode should meet, from its declaration."""
+    yield from _about_lengths(op)
+    for letter in sorted({"K", "V", "D"} & set(op.dims)):
+        yield from _about_size(letter)
+    if {"K", "V"} <= set(op.dims):
+        yield Condition("K < V", OFTEN, lambda c: c.dims["K"] < c.dims["V"])
+        yield Condition("K > V", OFTEN, lambda c: c.dims["K"] > c.dims["V"])
+    if {"G", "R"} <= set(op.dims):
+        yield Condition("several queries per key head", OFTEN, lambda c: c.dims["R"] > 1)
+        yield Condition("several key heads", OFTEN, lambda c: c.dims["G"] > 1)
+    for option in op.options:
+        if option.name not in mode.refuses and not option.auxiliary:
+            yield from _about_option(option)
+    for argument in op.arguments:
+        if argument.name not in mode.refuses:
+            yield from _about_argument(argument)
+    found = each_drawn(op, mode)
+    entries = {index for case in found for index in TARGET.tiles(case)}
+    architectures = {name for case in found for name in TARGET.architectures(case)}
+    for layout in LAYOUTS:
+        yield _lies(layout)
+    yield from _about_the_call(op)
+    for name, choices in (
+        ("values", op.recipes),
+        ("tile", [None] if entries else []),
+        ("architecture", [None, *sorted(architectures)]),
+    ):
+        for choice in choices:
+            yield _is_chosen(name, choice)
+    for index in sorted(entries):
+        yield _takes(index)
+
+
+def _lies(layout: str) -> Condition:
+    return Condition(f"layout {layout}", OFTEN, lambda c: layout in (c.layout, *c.layouts.values()))
+
+
+def _about_the_call(op: Op) -> Iterator[Condition]:
+    """What a user decides beside shapes and values."""
+    yield Condition("each tensor in a layout of its own", OFTEN, lambda c: len(c.layouts) > 0)
+    yield Condition("no gradient needed", OFTEN, lambda c: not trained(op, c))
+    if len([a for a in op.arguments if a.differentiable]) > 1:
+        yield Condition("one tensor trained", OFTEN, lambda c: len(trained(op, c)) == 1)
+        yield Condition("one tensor frozen", OFTEN, lambda c: len(c.frozen) == 1)
+    if any(o.asked_by for o in op.outputs):
+        yield Condition("an output not asked for", OFTEN, lambda c: not _asks(op, c))
+        yield Condition("an output without a cotangent", OFTEN, lambda c: len(c.silent) > 0)
+    yield Condition("without gradients", OFTEN, lambda c: c.context in WITHOUT_GRADIENTS)
+    yield Condition("autocast", OFTEN, lambda c: c.context == "autocast")
+    yield Condition("the mode left to the op", SELDOM, lambda c: c.auto)
+    yield Condition("another call before it", OFTEN, lambda c: c.earlier is not None)
+    yield Condition("many rows, heads or sequences", SELDOM / 2, lambda c: _many(c) > 8)
+
+
+def _asks(op: Op, case: Case) -> bool:
+    return any(case.options.get(o.asked_by) for o in op.outputs if o.asked_by is not None)
+
+
+def _many(case: Case) -> int:
+    """The largest number of rows, sequences, heads, groups or queries of a group."""
+    return max(len(case.lengths), *(case.dims.get(letter, 0) for letter in "BHGR"))
+
+
+def _is_chosen(name: str, choice: object) -> Condition:
+    return Condition(f"{name} {choice}", OFTEN, lambda c: getattr(c, name) == choice)
+
+
+def _takes(index: int) -> Condition:
+    """By its number, or because it is the first of another architecture."""
+
+    def holds(case: Case) -> bool:
+        return index == (case.tile if case.architecture is None else _taken(case))
+
+    return Condition(f"tile {index}", OFTEN, holds)
+
+
+def _about_lengths(op: Op) -> Iterator[Condition]:
+    if op.packed_by:
+        yield from _about_packing()
+    yield Condition("a batch", OFTEN, lambda c: c.dims["B"] > 1)
+    yield Condition("no batch", SELDOM, lambda c: c.dims["B"] == 0)
+    yield Condition("no tokens", SELDOM / 2, lambda c: not c.packed and c.lengths == (0,))
+    yield Condition("T = 1", OFTEN, lambda c: 1 in c.lengths)
+    yield Condition("T = C - 1", SELDOM, lambda c: _tile(c) - 1 in c.lengths)
+    yield Condition("T = C", SELDOM, lambda c: _tile(c) in c.lengths)
+    yield Condition("T = C + 1", SELDOM, lambda c: _tile(c) + 1 in c.lengths)
+    yield Condition("T = 2C + 1", SELDOM, lambda c: 2 * _tile(c) + 1 in c.lengths)
+    yield Condition("three tiles or more", OFTEN, lambda c: _tiles(c, max(c.lengths)) >= 3)
+    yield Condition(
+        "a partial last tile in the last sequence, the third or later",
+        SELDOM,
+        lambda c: _tiles(c, c.lengths[-1]) >= 3 and c.lengths[-1] % _tile(c) > 0,
+    )
+    if op.keys:
+        yield Condition("no keys", SELDOM, lambda c: not c.packed and c.key_lengths == (0,))
+        yield Condition("T_q > T_k", OFTEN, lambda c: any(t > s for t, s in _pairs(c)))
+        yield Condition("T_q < T_k", OFTEN, lambda c: any(t < s for t, s in _pairs(c)))
+        yield Condition("T_q > T_k = 0", SELDOM, lambda c: any(t > s == 0 for t, s in _pairs(c)))
+
+
+def _about_packing() -> Iterator[Condition]:
+    yield Condition("packed", OFTEN, lambda c: c.packed)
+    yield Condition("empty first", SELDOM, lambda c: c.lengths[0] == 0 < sum(c.lengths))
+    yield Condition("empty last", SELDOM, lambda c: c.lengths[-1] == 0 < sum(c.lengths))
+    yield Condition(
+        "empty in the middle",
+        SELDOM,
+        lambda c: 0 in c.lengths[1:-1] and c.lengths[0] > 0 and c.lengths[-1] > 0,
+    )
+
+
+def _about_size(letter: str) -> Iterator[Condition]:
+    yield Condition(f"{letter} < 16", OFTEN, lambda c: c.dims[letter] < 16)
+    yield Condition(f"{letter} > 128", OFTEN, lambda c: c.dims[letter] > 128)
+    yield Condition(f"{letter} no power of two", OFTEN, lambda c: c.dims[letter].bit_count() > 1)
+
+
+def _about_option(option: Option) -> Iterator[Condition]:
+    name = option.name
+    if name == "scale":
+        for kind, is_of_kind in _KINDS_OF_SCALE.items():
+            yield _has_scale(kind, is_of_kind)
+        return
+    yield Condition(f"{name} default", OFTEN, lambda c: c.options[name] == option.default)
+    yield Condition(f"{name} not default", OFTEN, lambda c: c.options[name] != option.default)
+    if name == "window":
+        yield Condition("window < T", OFTEN, lambda c: 0 < _window(c) < _longest(c))
+        yield Condition("window >= T", OFTEN, lambda c: _window(c) >= _longest(c))
+
+
+def _has_scale(kind: str, is_of_kind: Callable[[float | None], bool]) -> Condition:
+    return Condition(f"scale {kind}", OFTEN, lambda c: is_of_kind(c.options["scale"]))
+
+
+def _about_argument(argument: Argument) -> Iterator[Condition]:
+    name = argument.name
+    if argument.optional:
+        yield Condition(f"{name} given", OFTEN, lambda c: name in c.given)
+        yield Condition(f"{name} absent", OFTEN, lambda c: name not in c.given)
+    if argument.dtype == "either":
+        yield Condition(f"{name} in float32", OFTEN, lambda c: name in c.float32)
+    if argument.role is Role.LOG_DECAY:
+        # Open and shut gates come from two recipes of several, in cases with this tensor.
+        yield Condition(
+            f"{name} open and shut",
+            SELDOM,
+            lambda c: name in c.given and c.values in ("extreme_gates", "strong_gates"),
+        )
+
+
+_KINDS_OF_SCALE: dict[str, Callable[[float | None], bool]] = {
+    "None": lambda scale: scale is None,
+    "-1": lambda scale: scale == -1,
+    "0": lambda scale: scale == 0,
+    "another negative": lambda scale: scale is not None and scale < 0 and scale != -1,
+    "positive": lambda scale: scale is not None and scale > 0,
+}
+
+
+def _tile(case: Case) -> int:
+    """Tokens per tile of the entry that the case takes."""
+    return TARGET.tiles(case)[_taken(case)]
+
+
+def _taken(case: Case) -> int:
+    """The entry that the case takes."""
+    return next(iter(TARGET.tiles(case))) if case.tile is None else case.tile
+
+
+def _tiles(case: Case, length: int) -> int:
+    return math.ceil(length / _tile(case))
+
+
+def _window(case: Case) -> int:
+    return case.options["window"] or 0
+
+
+def _longest(case: Case) -> int:
+    return max(case.key_lengths or case.lengths)
+
+
+def _pairs(case: Case) -> Iterator[tuple[int, int]]:
+    return zip(case.lengths, case.key_lengths or case.lengths, strict=True)
+
+
+@pytest.mark.parametrize("name", ["attention", "gla", "rotary_embedding"])
+def test_cases_of_a_run_are_new(name: str) -> None:
+    """Hypothesis varies what it has drawn, which would leave few; see `bundles`."""
+    op = OPS[name]
+    found = [*chain(*_one_run(op, op.modes[0].name, 0, 50))]
+    assert len({case.seed for case in found}) >= 0.8 * len(found)
+
+
+@pytest.mark.parametrize(("op", "mode"), MODES, scope="module")
+def test_no_case_is_dear(op: Op, mode: Mode) -> None:
+    for case in each_drawn(op, mode):
+        known = sizes(op, case)
+        tokens = [known | {"T": t, "S": s} for t, s in _pairs(case)]
+        numbers = sum(map(op.work, tokens)) * case.dims["B"]
+        if case.values == "integers" and "repeated" not in (case.layout, *case.layouts.values()):
+            # One run of the recurrence, a state for each token, and no disturbed ones.
+            numbers = min(numbers, sum(case.lengths) * math.prod(case.dims.values()))
+        if max(max(pair) for pair in _pairs(case)) > 1:
+            assert numbers <= MUCH_WORK, case.line()
+
+
+@pytest.mark.parametrize(("op", "mode"), MODES, scope="module")
+def test_case_survives_json_and_pasting(op: Op, mode: Mode) -> None:
+    for case in each_drawn(op, mode):
+        assert Case.from_json(case.to_json()) == case
+        assert eval(case.line(), {"Case": Case}) == case
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
+    for case in chain(*_one_run(op, op.modes[-1].name, 0, 20)):
+        inputs, known = build(op, case), sizes(op, case)
+        for argument in op.arguments:
+            if argument.optional and argument.name not in case.given:
+                assert argument.name not in inputs.tensors
+                continue
+            if argument.name in case.same:
+                assert inputs.given()[argument.name] is inputs.tensors[case.same[argument.name]]
+                continue
+            x = inputs.tensors[argument.name]
+            assert x.shape == tuple(known[d] for d in argument.dims.split())
+            float32 = argument.dtype == "float32" or argument.name in case.float32
+            assert x.dtype == (torch.float32 if float32 else case.torch_dtype)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS.values() if "normalize" in op.names])
+def test_a_normaliser_keeps_its_sign(op: Op) -> None:
+    normalised = filter(op.nonnegative, chain(*_one_run(op, op.modes[-1].name, 0, 40)))
+    states = 0
+    for case in normalised:
+        tensors = build(op, case).given()
+        assert (tensors["q"] >= 0).all()
+        assert (tensors["k"] >= 0).all()
+        if "initial_state" in tensors:
+            states += 1
+            assert (tensors["initial_state"][..., -1] >= 0).all()
+    assert states >= 10
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_layout_moves_values_and_changes_none(layout: str, shape: list[int]) -> None:
+    x = torch.arange(1.0, 1 + math.prod(shape)).view(shape)
+    y = relaid(x, layout)
+    if layout == "expanded" and len(shape) > 2:
+        assert all(y.stride(axis) == 0 for axis in (0, 2) if shape[axis] > 1)
+        x = x[:1, :, :1].expand(shape)
+    if layout == "repeated" and len(shape) > 2:
+        assert shape[1] == 1 or y.stride(1) == 0
+        x = x[:, :1].expand(shape)
+    assert torch.equal(x, y)
+    aligned = y.is_contiguous() and y.storage_offset() == 0
+    if layout not in ("contiguous", *SHARING) and min(shape) > 1 and len(shape) > 2:
+        assert not aligned
+    gaps = torch.empty(0).set_(y.untyped_storage())
+    assert gaps.isnan().sum() == gaps.numel() - len(set(gaps[~gaps.isnan()].tolist()))
+
+
+def _filled(recipe: str, role: Role) -> torch.Tensor:
+    blank = Blank(role, (2, 40, 3, 4), 1, [(0, 15), (15, 15), (15, 40)])
+    return RECIPES[recipe](blank, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_values_are_finite_and_in_their_domain(recipe: str) -> None:
+    for role in Role:
+        x = _filled(recipe, role)
+        assert x.dtype == torch.float64
+        if role is Role.LOG_DECAY:
+            assert (x <= 0).all()
+            continue
+        assert x.isfinite().all()
+        assert x.abs().max() <= torch.finfo(torch.float16).max
+        match role:
+            case Role.SLOPE:
+                assert (x >= 0).all()
+            case Role.COSINE | Role.SINE:
+                assert (x.abs() <= 1).all()
+
+
+def test_each_recipe_has_its_feature() -> None:
+    gates = _filled("extreme_gates", Role.LOG_DECAY)
+    assert {0.0, -1e-3, -1e4} <= set(gates.flatten().tolist())
+    ordinary = _filled("gaussian", Role.LOG_DECAY)
+    assert (ordinary > -0.1).any()
+    assert (ordinary < -1).any()
+    assert set(_filled("integers", Role.KEY).flatten().tolist()) == {-1.0, 0.0, 1.0}
+    assert _filled("large_logits", Role.QUERY).std() > 5
+    assert _filled("large_logits", Role.LOGIT).max() > 89  # from there on exp overflows in float32
+    large = _filled("large_states", Role.KEY) * _filled("large_states", Role.VALUE)
+    assert large.sum(1).abs().max() > torch.finfo(torch.float16).max
+    late, plain = _filled("late_maximum", Role.KEY), _filled("gaussian", Role.KEY)
+    moved = (late != plain).all(-1).all(-1).all(0).nonzero().flatten().tolist()
+    assert moved == [12, 13, 14, 37, 38, 39]
+    one_hot = _filled("one_hot_values", Role.VALUE)
+    assert torch.equal(one_hot[0, :4, 0], torch.eye(4, dtype=torch.float64))
+    keys, values = _filled("cancelling", Role.KEY), _filled("cancelling", Role.VALUE)
+    assert torch.equal(keys[:, 0::2], keys[:, 1::2])
+    left = (values[:, 0::2] + values[:, 1::2]).abs() / values[:, 0::2].abs()
+    assert left.max() < 0.02
+    blank = Blank(Role.VALUE, (3,), None, [])
+    silent = [
+        not RECIPES["zeros"](blank, torch.Generator().manual_seed(n)).any() for n in range(60)
+    ]
+    assert 10 <= sum(silent) <= 30

@@ -1,0 +1,608 @@
+"""Targets: adapters narrow what is drawn and say so, known failures are told from new ones."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from torch import Tensor
+
+import reference
+from properties.cases.case import Case
+from properties.cases.strategies import ORDINARY, cases
+from properties.catalogue import OPS, Op
+from properties.jobs import Job, Selection, hypothesis_test, judge
+from properties.laws import LAWS, Subject, Violation
+from properties.simulator import SimulationError
+from properties.simulator.errors import Location
+from properties.targets import NAMES, Adapter, Implementation, Target, load, scope
+from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read
+
+CPU = torch.device("cpu")
+ATTENTION = OPS["attention"]
+ROOT = Path(__file__).parents[2]
+README = ROOT / "properties" / "targets" / "README.md"
+
+
+def causal_only(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    return reference.attention(q, k, v, scale=scale, causal=causal, cu_seqlens=cu_seqlens)[0]
+
+
+def always_causal(case: Case) -> Case:
+    return replace(case, options={**case.options, "causal": True})
+
+
+def some() -> Adapter:
+    one = Implementation(
+        causal_only,
+        dtypes=("float32",),
+        bounds={"causal": always_causal},
+        constants=("k",),
+        unstated={"determinism": "it adds as it likes"},
+    )
+    adapter = Adapter({"attention": {"some": one}})
+    adapter.name = "mine"
+    return adapter
+
+
+def test_only_what_the_signature_names_is_drawn() -> None:
+    op = scope.declared(some(), "attention", "some")
+    assert [a.name for a in op.arguments] == ["q", "k", "v"]
+    assert [o.name for o in op.options] == ["scale", "causal"]
+    assert [o.name for o in op.outputs] == ["o"]
+    assert op.packed_by == ("cu_seqlens",)
+
+    @settings(
+        max_examples=60,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(op, op.modes[0], "float32", some()))
+    def look(case: Case) -> None:
+        assert set(case.options) == {"scale", "causal"}
+        assert case.options["causal"]
+        assert not case.given
+        assert not (case.packed and case.key_lengths)
+
+    look()
+
+
+def test_what_is_missing_is_said() -> None:
+    *absent, line = scope.missing(some())
+    assert absent == [f"target mine has no {', '.join(n for n in OPS if n != 'attention')}"]
+    assert line == (
+        "attention (some): no `sink`, no `alibi_slopes`, no `g`, no `window`, no `softcap`, "
+        "no `return_lse`, no packed keys but the queries' own; 2 of 5 options drawn; "
+        "not in bfloat16 or float16; only causal and k as a constant; laws not stated: "
+        "determinism (it adds as it likes)"
+    )
+
+
+def test_whole_targets_lack_nothing() -> None:
+    for name in ("ours", "oracle"):
+        target = load(name, CPU)
+        assert list(scope.missing(target)) == []
+        assert scope.declared(target, "attention", "parallel") is ATTENTION
+
+
+def test_jobs_are_those_that_the_target_has() -> None:
+    jobs = Selection().jobs(some())
+    assert {(job.op, job.mode, job.dtype) for job in jobs} == {("attention", "some", "float32")}
+    assert {job.law for job in jobs} == set(ATTENTION.laws) - {"determinism"}
+    with pytest.raises(ValueError, match="mode: 'parallel', expected one of some"):
+        Selection(modes=("parallel",)).jobs(some())
+
+
+@pytest.mark.parametrize("law", sorted(set(ATTENTION.laws) - {"determinism"}))
+def test_every_stated_law_holds_for_a_part_of_the_oracle(law: str) -> None:
+    job = Job("attention", "some", law, "float32")
+    settings(max_examples=4, database=None, deadline=None)(
+        hypothesis_test(job, Subject(some(), CPU, quick=True))
+    )()
+
+
+def positive_scale(case: Case) -> Case:
+    scale = case.options["scale"]
+    if scale in (None, -1) or scale > 0:
+        return case
+    return replace(case, options={**case.options, "scale": abs(scale) or 1.0})
+
+
+def two_tokens(case: Case) -> Case:
+    keys = case.key_lengths and tuple(max(2, n) for n in case.key_lengths)
+    return replace(case, lengths=tuple(max(2, n) for n in case.lengths), key_lengths=keys)
+
+
+def no_more_keys(case: Case) -> Case:
+    return replace(case, key_lengths=None)
+
+
+def with_all_outputs(case: Case) -> Case:
+    asked = {o.asked_by: True for o in OPS[case.op].outputs if o.asked_by is not None}
+    return replace(case, options={**case.options, **asked})
+
+
+def unnormalized(case: Case) -> Case:
+    plain = {n: False for n in ("normalize", "use_qk_l2norm_in_kernel") if n in case.options}
+    return replace(case, options={**case.options, **plain})
+
+
+BOUNDS = (positive_scale, two_tokens, no_more_keys, with_all_outputs, unnormalized)
+
+
+class Bounded(Adapter):
+    """The oracle of an op within bounds, and how many of its calls were outside of them."""
+
+    def __init__(self, op: Op) -> None:
+        bounds = {bound.__name__: bound for bound in BOUNDS}
+        super().__init__({op.name: {"some": Implementation(self.call, bounds=bounds)}})
+        self.name = "bounded"
+        self.op = op
+        self.calls = 0
+        self.outside: list[dict[str, Any]] = []
+
+    def call(self, **given: Any) -> Any:
+        self.calls += 1
+        flags = {o.asked_by: True for o in self.op.outputs if o.asked_by is not None}
+        flags |= {"normalize": False, "use_qk_l2norm_in_kernel": False}
+        scale, q = given["scale"], given["q"]
+        bounds = given.get("cu_seqlens")
+        tokens = torch.tensor([q.shape[1]]) if bounds is None else bounds.diff()
+        if not (
+            (scale in (None, -1) or scale > 0)
+            and bool((tokens >= 2).all())
+            and given["k"].shape[1] == q.shape[1]
+            and all(given[name] == flag for name, flag in flags.items() if name in given)
+        ):
+            self.outside.append(given)
+        return self.op.oracle(**given)
+
+
+@pytest.mark.parametrize("name", ["gla", "delta_rule", "attention"])
+@pytest.mark.parametrize("law", sorted(set(LAWS) - {"rejection"}))
+def test_no_law_leaves_the_bounds_of_an_adapter(name: str, law: str) -> None:
+    target = Bounded(OPS[name])
+    if law not in scope.laws(target, name, "some"):
+        pytest.skip(f"{name} has no such law")
+    op, subject = scope.declared(target, name, "some"), Subject(target, CPU, quick=True)
+
+    # What a call asks for is looked at, so its tensors may be small.
+    @settings(max_examples=24, database=None, deadline=None, phases=[Phase.generate])
+    @given(cases(op, op.modes[0], "float32", target, 8, 4, extents=ORDINARY))
+    def look(case: Case) -> None:
+        judge(law, case, subject)
+
+    look()
+    assert not target.outside
+    # Splitting attention calls with more keys than queries; it says nothing of this one.
+    assert target.calls or (name, law) == ("attention", "splitting")
+
+
+def test_bounds_hold_for_the_call_before() -> None:
+    op = Bounded(OPS["gla"]).declaration(OPS["gla"], "some")
+
+    def settled(earlier: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        options = {"scale": 2.0, "normalize": False, "output_final_state": True}
+        case = replace(SQUARE, op="gla", dims={"B": 1, "H": 1, "K": 3, "V": 2}, options=options)
+        return op.settle(replace(case, earlier=earlier)).earlier
+
+    assert settled({"scale": -3.0}) == {"scale": 3.0}
+    assert settled({"scale": 3.0}) == {"scale": 3.0}
+    assert settled({}) == {}
+
+
+def test_no_option_is_set_that_a_library_lacks() -> None:
+    def short_conv(x: Tensor, weight: Tensor) -> Any:
+        return OPS["short_conv"].oracle(x, weight)
+
+    target = Adapter({"short_conv": {"some": short_conv}})
+    dims = {"B": 1, "D": 2, "W": 2}
+    case = replace(SQUARE, op="short_conv", dims=dims, options={}, values="integers")
+    assert target.declaration(OPS["short_conv"], "some").settle(case) == case
+
+
+def with_a_tap(form: Callable[..., Any]) -> Callable[..., Any]:
+    def convolution(*, weight: Tensor, **given: Any) -> Any:
+        return form(weight=torch.nn.functional.pad(weight, (1, 0)), **given)
+
+    return convolution
+
+
+def of_all_taps(op: Op) -> Op:
+    """A convolution whose state has a token more, which has no weight."""
+    forms: dict[str, Any] = {
+        n: with_a_tap(getattr(op, n)) for n in ("oracle", "second_form", "quiet_form")
+    }
+    return replace(op, **forms, sizes=lambda case: {"M": case.dims["W"]})
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_gradient_lost_in_what_the_catalogue_does_not_have_is_seen(lost: bool) -> None:
+    def library(
+        x: Tensor,
+        weight: Tensor,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        form = with_a_tap(reference.short_conv)
+        y, state = form(
+            x=x, weight=weight, initial_state=initial_state, output_final_state=output_final_state
+        )
+        if lost and state is not None:
+            state = torch.cat([state[:, :1].detach(), state[:, 1:]], 1)
+        return y, state
+
+    target = Adapter({"short_conv": {"some": Implementation(library, whole=of_all_taps)}})
+    target.name = "mine"
+    op = target.declaration(OPS["short_conv"], "some")
+    case = Case(
+        op="short_conv",
+        mode="some",
+        dtype="float32",
+        dims={"B": 1, "D": 2, "W": 3},
+        lengths=(5,),
+        given=("initial_state",),
+        options={"output_final_state": True},
+    )
+    for law in ("differential", "splitting"):
+        if not lost:
+            LAWS[law](op, case, Subject(target, CPU))
+            continue
+        with pytest.raises(Violation, match="dx differs from the oracle"):
+            LAWS[law](op, case, Subject(target, CPU))
+
+
+def parameter_of_another_name(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> Tensor:
+    return q
+
+
+def no_values(q: Tensor, k: Tensor) -> Tensor:
+    return q
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ({"attn": {}}, "op: 'attn', expected one of "),
+        ({"attention": {"a": parameter_of_another_name}}, r"\(a\): parameter 'sm_scale', expected"),
+        ({"attention": {"a": no_values}}, r"attention \(a\): no parameter 'v', expected one"),
+        (
+            {"attention": {"a": Implementation(causal_only, unstated={"speed": "slow"})}},
+            r"attention \(a\): law 'speed', expected one of ",
+        ),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(ops: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Adapter(ops)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", f"'nothing', expected one of {', '.join(NAMES)}, or package.module:attribute"),
+        ("no_such_module:target", "cannot be imported: No module named 'no_such_module'"),
+        ("properties.targets.ours:nothing", "properties.targets.ours has no 'nothing'"),
+        ("properties.targets:NAMES", "properties.targets has no callable 'NAMES'"),
+        ("builtins:repr", "returned str, expected a properties.targets.Target"),
+    ],
+)
+def test_a_target_that_does_not_exist_is_named(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load(name, CPU)
+
+
+def test_a_call_with_what_the_target_lacks_is_refused() -> None:
+    function = some().function(ATTENTION)
+    x = torch.ones(1, 2, 1, 4)
+    with pytest.raises(ValueError, match=r"window: given, but target mine has no such argument"):
+        function(q=x, k=x, v=x, window=2, mode="some", tile=None)
+    with pytest.raises(ValueError, match="mode: 'chunk', expected one of some"):
+        function(q=x, k=x, v=x, mode="chunk", tile=None)
+
+
+SQUARE = Case(
+    op="attention",
+    mode="some",
+    dtype="float32",
+    dims={"B": 1, "G": 1, "R": 1, "K": 3, "V": 2},
+    lengths=(5,),
+    options={"scale": 0.0, "causal": True},
+)
+
+
+class Buggy(Target):
+    """Half the output where the scale is 0, and where it is 2; more may be wrong besides."""
+
+    name = "buggy"
+
+    def __init__(self, more: Callable[[Tensor, Tensor], Tensor] = lambda o, q: o) -> None:
+        self.more = more
+
+    def function(self, op: Op) -> Any:
+        def wrong(*, mode: str, tile: int | None, **given: Any) -> Tensor:
+            o = causal_only(**given)
+            o = o / 2 if given["scale"] in (0.0, 2.0) else o
+            return self.more(o, given["q"])
+
+        return wrong
+
+    def declaration(self, op: Op, mode: str) -> Op:
+        return some().declaration(op, mode)
+
+
+def scale_is_zero(given: Mapping[str, Any]) -> bool:
+    return bool(given["scale"] == 0)
+
+
+RELEASE = f"torch {torch.__version__.partition('+')[0]}"
+
+
+class Library(Target):
+    """Somebody else's attention, which refuses with exceptions of its own."""
+
+    name = "library"
+    documented_errors = False
+
+    def __init__(self, accepts: Callable[[Mapping[str, Any]], Any]) -> None:
+        self.accepts = accepts
+
+    def function(self, op: Op) -> Any:
+        def attention(*, mode: str, tile: int | None, **given: Any) -> Any:
+            if mode != "parallel" or tile is not None:
+                raise LookupError("neither such a mode nor tiles")
+            accepted = self.accepts(given)
+            if accepted is not None:
+                return accepted
+            try:
+                return reference.attention(**given)
+            except (ValueError, TypeError) as error:
+                raise RuntimeError("an error of the library") from error
+
+        return attention
+
+
+def zeros(given: Mapping[str, Any]) -> tuple[Tensor, None]:
+    return torch.zeros_like(given["v"]), None
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def nothing(given: Mapping[str, Any]) -> None:
+    """The library accepts nothing that it should not."""
+
+
+def other_numbers(given: Mapping[str, Any]) -> Any:
+    """Windows and scales that are other kinds of numbers are read as numbers."""
+    read = {
+        name: given[name].item()
+        for name in ("scale", "window")
+        if hasattr(given.get(name), "item") and not isinstance(given[name], numpy.float64)
+    }
+    if isinstance(given.get("window"), float) and given["window"].is_integer():
+        read["window"] = int(given["window"])
+    return reference.attention(**{**given, **read}) if read else None
+
+
+def nan_of_nan(given: Mapping[str, Any]) -> Any:
+    scale = given.get("scale")
+    if isinstance(scale, float) and scale != scale:
+        return torch.full_like(given["v"], torch.nan), None
+    return None
+
+
+def zeros_of_nan(given: Mapping[str, Any]) -> Any:
+    scale = given.get("scale")
+    return zeros(given) if isinstance(scale, float) and scale != scale else None
+
+
+def window_of_no_keys(given: Mapping[str, Any]) -> Any:
+    return zeros(given) if given.get("window") == 0 else None
+
+
+def half_of_other_numbers(given: Mapping[str, Any]) -> Any:
+    read = other_numbers(given)
+    return None if read is None else (read[0] / 2, read[1])
+
+
+def rows_of_integers(given: Mapping[str, Any]) -> Any:
+    q = given["q"]
+    if not is_tensor(q) or q.is_floating_point():
+        return None
+    o, lse = reference.attention(**{**given, "q": q.float()})
+    return o.int(), lse
+
+
+def leaves_its_tensors(given: Mapping[str, Any]) -> Any:
+    if is_tensor(given["v"]) and given["v"].dim() == 4 and given["v"].shape[1] == 6:
+        raise SimulationError("attention_kernel", Location(), "rows that are not there")
+    return None
+
+
+PLAIN = Case(
+    op="attention",
+    mode="parallel",
+    dtype="float32",
+    dims={"B": 1, "G": 1, "R": 1, "K": 3, "V": 3},
+    lengths=(5,),
+    options={"scale": None, "causal": True, "window": 4, "softcap": None, "return_lse": False},
+)
+
+
+@pytest.mark.parametrize("accepts", [nothing, other_numbers, nan_of_nan])
+def test_a_library_may_raise_anything_or_be_right(accepts: Any) -> None:
+    assert LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU)) == 0
+
+
+@pytest.mark.parametrize(
+    ("accepts", "mistake"),
+    [
+        (window_of_no_keys, "window=0"),
+        (zeros_of_nan, "scale=nan"),
+        (half_of_other_numbers, "scale=np.float32(0.5)"),
+        (rows_of_integers, "q of integers"),
+        (leaves_its_tensors, "v with S larger by one"),
+    ],
+)
+def test_a_library_may_not_be_wrong_without_a_word(accepts: Any, mistake: str) -> None:
+    with pytest.raises(Violation) as info:
+        LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU))
+    assert str(info.value).startswith(f"rejection does not hold: {mistake} was not refused, and")
+
+
+def test_mistakes_say_nothing_of_a_library_that_is_wrong_without_one() -> None:
+    wrong = Library(lambda given: zeros(given) if is_tensor(given["v"]) else None)
+    assert LAWS["rejection"](ATTENTION, PLAIN, Subject(wrong, CPU)) == 0
+
+
+KNOWN = KnownFailure(
+    name="half_at_scale_0",
+    law="differential",
+    releases=("torch 1.0.0", RELEASE),
+    cases=(SQUARE,),
+    modes=("some",),
+    shows=scale_is_zero,
+    symptoms=(Wrong(("o", "dv"), most=2.0**23),),
+    expected="1",
+    got="0.5",
+    cause="planted",
+)
+
+
+def broken(subject: Subject, scale: float = 0.0) -> Exception | None:
+    """What breaks the differential law for the square case, and is not excused."""
+    subject.ledger.start()
+    case = replace(SQUARE, options={"scale": scale, "causal": True})
+    op = subject.target.declaration(ATTENTION, "some")
+    try:
+        LAWS["differential"](op, case, subject)
+    except Exception as error:
+        return error
+    return None
+
+
+def test_a_known_failure_is_excused_and_counted_and_no_other() -> None:
+    subject = Subject(Buggy(), CPU, Ledger([KNOWN]))
+    assert broken(subject) is None
+    assert subject.ledger.excused == {"half_at_scale_0": 1}
+    assert "o differs from the oracle" in str(broken(subject, scale=2.0))
+    assert subject.ledger.excused == {"half_at_scale_0": 1}
+
+
+def with_nan(o: Tensor, q: Tensor) -> Tensor:
+    return o + torch.where(torch.arange(o.numel()).view(o.shape) == 0, torch.nan, 0.0)
+
+
+def with_a_gradient_of_q(o: Tensor, q: Tensor) -> Tensor:
+    """`o`, whose gradient of q is off by ones."""
+    return o + (q - q.detach()).sum()
+
+
+def a_thousand_times(o: Tensor, q: Tensor) -> Tensor:
+    return 1000 * o
+
+
+@pytest.mark.parametrize(
+    ("more", "reported"),
+    [
+        (with_nan, "o differs from the oracle\n\n  NaN where a number is expected"),
+        (with_a_gradient_of_q, "dq differs from the oracle"),
+        (a_thousand_times, "o differs from the oracle\n\n  the error exceeds its budget"),
+    ],
+)
+def test_another_symptom_of_the_same_call_is_reported(more: Any, reported: str) -> None:
+    error = broken(Subject(Buggy(more), CPU, Ledger([KNOWN])))
+    assert isinstance(error, Violation)
+    assert reported in str(error)
+
+
+def test_how_large_an_error_may_be_follows_from_the_call() -> None:
+    small = replace(KNOWN, symptoms=(Wrong(most=lambda given: 2.0 ** given["q"].shape[1]),))
+    assert broken(Subject(Buggy(), CPU, Ledger([small]))) is not None
+    large = replace(KNOWN, symptoms=(Wrong(most=lambda given: 2.0 ** (5 * given["q"].shape[1])),))
+    assert broken(Subject(Buggy(), CPU, Ledger([large]))) is None
+
+
+def test_an_exception_is_excused_by_its_type_and_message() -> None:
+    def refusing(o: Tensor, q: Tensor) -> Tensor:
+        raise IndexError(f"no row {len(o)}")
+
+    for kind, message, excused in (
+        ("IndexError", "no row", True),
+        ("IndexError", "no column", False),
+        ("IndexError", "", False),
+        ("KeyError", "no row", False),
+    ):
+        ledger = Ledger([replace(KNOWN, symptoms=(Raised(kind, message),))])
+        error = broken(Subject(Buggy(refusing), CPU, ledger))
+        assert isinstance(error, IndexError)
+        assert ledger.excuses(error) is excused
+
+
+def test_an_entry_is_about_releases() -> None:
+    assert KNOWN.installed
+    assert not replace(KNOWN, releases=("torch 1.0.0", "no_such_package 1.0")).installed
+
+
+def test_a_ledger_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.py"
+    path.write_text(
+        "from dataclasses import replace\n"
+        "from properties.selftest.test_targets import KNOWN\n"
+        "LEDGER = (KNOWN, replace(KNOWN, name='old', releases=('torch 1.0.0',)))\n"
+    )
+    assert [entry.name for entry in read(str(path), "mine", "cpu").entries] == [KNOWN.name]
+    assert len(read(str(path), "mine", None).entries) == 2
+    assert read(str(path), "mine", "cuda").entries == ()
+    assert read("none", "torch", "cpu").entries == ()
+    assert read("auto", "mine:target", "cpu").entries == ()
+    with pytest.raises(ValueError, match="ledger: 'no/such/file', expected a file"):
+        read("no/such/file", "mine", "cpu")
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    example = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert example is not None
+    (tmp_path / "adapter.py").write_text(example[1])
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "properties/suite/test_laws.py",
+            "--target",
+            "adapter:target",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={
+            **{n: v for n, v in os.environ.items() if not n.startswith("PYTEST_")},
+            "PYTHONPATH": str(tmp_path),
+        },
+    )
+    said = ran.stdout
+    assert ran.returncode == 0, said
+    assert "attention (forward): no `sink`, no `alibi_slopes`, no `g`, no `window`" in said
+    assert "2 of 5 options drawn; not in bfloat16 or float16; only T_q = T_k where causal" in said
+    assert "splitting (its second part has fewer queries than keys)" in said
+    assert " passed" in said

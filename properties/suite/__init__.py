@@ -1,0 +1,1 @@
+"""The tests of the kernels, one file for each promise."""

@@ -1,0 +1,45 @@
+"""How a cache is called: the context, the layout of each tensor, and calls that are wrong."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from properties.cases import contexts
+
+CONTEXTS = tuple(name for name in contexts.CONTEXTS if name != "compiled")
+
+
+def context(name: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context of that name, in which a call may run."""
+    return contexts.CONTEXTS[name](device.type)
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether elements share their memory, so that none can be written by itself."""
+    return any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True))
+
+
+def packed(*tensors: Tensor) -> list[Tensor]:
+    """[B, T, heads, D] each, as slices of one [B, T, width], the output of a fused projection."""
+    widths = [x.shape[2] * x.shape[3] for x in tensors]
+    slices = tensors[0].new_empty(*tensors[0].shape[:2], sum(widths)).split(widths, -1)
+    return [part.view(x.shape).copy_(x) for part, x in zip(slices, tensors, strict=True)]
+
+
+def bits(x: Tensor) -> Tensor:
+    """The integers behind a tensor: they tell NaN from NaN, and -0 from 0."""
+    widths = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.contiguous().view(widths[x.element_size()])
+
+
+def check_refusal(argument: str, call: Callable[[], object]) -> None:
+    """`call` raises one of our errors, which name the argument first."""
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        message = str(error)
+    else:
+        raise AssertionError(f"a wrong {argument} was accepted")
+    assert message.startswith(f"{argument}:"), f"{argument} is not named: {message}"

@@ -1,0 +1,141 @@
+"""The three caches of keys and values, each with what is its own."""
+
+import random
+from collections import Counter
+from itertools import chain
+from typing import ClassVar
+
+import torch
+from hypothesis.stateful import invariant, precondition
+
+from kernels.cache import ContiguousCache, KVCache, PagedCache, SlidingWindowCache
+from properties.cases.layouts import LAYOUTS, SHARING, relaid
+from properties.suite.caches.machine import KVMachine
+
+OWN_MEMORY = sorted(set(LAYOUTS) - {*SHARING})
+
+
+class ContiguousMachine(KVMachine):
+    kind: ClassVar[type[ContiguousCache]] = ContiguousCache
+
+    def new(self, room: int, page_size: int) -> KVCache:
+        dims = (self.kv_heads, self.key_dim, self.value_dim)
+        return self.kind(self.batch, room, *dims, dtype=self.dtype, device=self.device)
+
+    def cell(self, n: int, position: int) -> tuple[int, int]:
+        return n, position
+
+    def fits(self, counts: list[int]) -> bool:
+        capacity = self.cache.k_pages.shape[1]
+        return all(a + b <= capacity for a, b in zip(self.length(), counts, strict=True))
+
+
+class SlidingMachine(KVMachine):
+    kind: ClassVar[type[SlidingWindowCache]] = SlidingWindowCache
+
+    def new(self, room: int, page_size: int) -> KVCache:
+        assert self.window is not None
+        dims = (self.kv_heads, self.key_dim, self.value_dim)
+        return self.kind(self.batch, self.window, *dims, dtype=self.dtype, device=self.device)
+
+    def build(self, room: int, page_size: int, seed: int) -> KVCache:
+        self.window = self.model.window = 1 + room // 4
+        return self.new(room, page_size)
+
+    def cell(self, n: int, position: int) -> tuple[int, int]:
+        assert self.window is not None
+        return n, position % self.window
+
+    def fits(self, counts: list[int]) -> bool:
+        return True
+
+
+class PagedMachine(KVMachine):
+    kind: ClassVar[type[PagedCache]] = PagedCache
+    cache: PagedCache
+
+    def new(self, room: int, page_size: int) -> KVCache:
+        number = -(-room * self.batch // page_size) + 1
+        sizes = (self.batch, number, page_size, self.kv_heads, self.key_dim, self.value_dim)
+        return self.kind(*sizes, dtype=self.dtype, device=self.device)
+
+    def build(self, room: int, page_size: int, seed: int) -> KVCache:
+        """From a pool of its own, or (odd seeds) over pages that exist: of any layout, in any
+        order, shared by any of the sequences, and more of them than the tokens need."""
+        if seed % 2 == 0:
+            return self.new(room, page_size)
+        number = -(-room * self.batch // page_size) + 1
+        draw = random.Random(seed)
+        table = [
+            draw.sample(range(number), draw.randint(0, -(-number // 2))) for _ in range(self.batch)
+        ]
+        length = [draw.randint(0, len(row) * page_size) for row in table]
+        layout = draw.choice(OWN_MEMORY)
+        k_pages, v_pages = (
+            relaid(self.integers(seed, largest, number, page_size, self.kv_heads, dim), layout)
+            for largest, dim in ((8, self.key_dim), (256, self.value_dim))
+        )
+        for n, (row, tokens) in enumerate(zip(table, length, strict=True)):
+            self.begin(n, k_pages[row].flatten(0, 1)[:tokens], v_pages[row].flatten(0, 1)[:tokens])
+        if self.shared_and_full(table, length, page_size):
+            self.reached.add("shared a full page that another may write to")
+        width = max(map(len, table)) + draw.randint(0, 1)
+        rows = [row + [-1] * (width - len(row)) for row in table]
+        block_table = torch.tensor(rows, dtype=torch.int32, device=self.device)
+        lengths = self.told("length", length, False)
+        cache = self.kind.from_pages(k_pages, v_pages, block_table, lengths)
+        assert cache.k_pages.data_ptr() == k_pages.data_ptr(), "other pages than those given"
+        self.use_up(block_table, lengths)
+        return cache
+
+    def shared_and_full(self, table: list[list[int]], length: list[int], page_size: int) -> bool:
+        """Whether a page full of tokens is reserved for the next tokens of another sequence."""
+        full = {p for row, n in zip(table, length, strict=True) for p in row[: n // page_size]}
+        following = {
+            row[n // page_size]
+            for row, n in zip(table, length, strict=True)
+            if n % page_size == 0 and n // page_size < len(row)
+        }
+        return bool(full & following)
+
+    def cell(self, n: int, position: int) -> tuple[int, int]:
+        page = int(self.cache.block_table[n, position // self.cache.page_size])
+        return page, position % self.cache.page_size
+
+    def fits(self, counts: list[int]) -> bool:
+        """Each writer of a shared page but the last holder needs a copy; the rest are new pages."""
+        size, table = self.cache.page_size, self.cache.block_table.tolist()
+        holders = Counter(page for page in chain.from_iterable(table) if page >= 0)
+        needed = 0
+        for row, old, new in zip(table, self.length(), counts, strict=True):
+            blocks = range(old // size, -(-(old + new) // size)) if new else range(0)
+            for block in blocks:
+                page = row[block] if block < len(row) else -1
+                if page < 0:
+                    needed += 1
+                elif holders[page] > 1:
+                    self.reached.add("copied a shared page")
+                    holders[page] -= 1
+                    needed += 1
+        return needed <= self.cache.free_pages
+
+    def check_cropped(self, shorter: list[int]) -> None:
+        table, length = self.cache.block_table.tolist(), self.length()
+        for n in shorter:
+            held = [page for page in table[n] if page >= 0]
+            assert len(held) == -(-length[n] // self.cache.page_size), "pages past a crop are held"
+
+    def snapshot(self) -> list[torch.Tensor]:
+        free = torch.tensor(self.cache.free_pages)
+        return [*super().snapshot(), self.cache.block_table, free]
+
+    def reset_is_a_new_start(self) -> None:
+        self.cache.reset()
+        assert self.cache.free_pages == len(self.cache.k_pages), "a reset has kept pages"
+        super().reset_is_a_new_start()
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "cache"))
+    def no_page_is_lost(self) -> None:
+        held = {page for row in self.cache.block_table.tolist() for page in row if page >= 0}
+        assert len(held) + self.cache.free_pages == len(self.cache.k_pages)

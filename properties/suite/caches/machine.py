@@ -1,0 +1,561 @@
+"""Caches of keys and values, called in any order, against lists of tokens."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import Tensor
+
+import reference
+from kernels.cache import CacheView, KVCache
+from properties.cases.layouts import LAYOUTS, relaid
+from properties.device import recorded_launches
+from properties.suite.caches.calls import (
+    CONTEXTS,
+    bits,
+    check_refusal,
+    context,
+    overlaps,
+    packed,
+)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TOKENS = st.integers(0, 7)
+COUNTS = st.lists(st.integers(0, 7), min_size=4, max_size=4)
+SEEDS = st.integers(0, 2**16)
+OFFSETS = st.sampled_from(["all", "one", "each", "each in 32 bits"])
+LAYOUT = st.sampled_from(sorted(LAYOUTS))
+LAYOUTS_OF_ALL = st.tuples(LAYOUT, LAYOUT, LAYOUT) | st.sampled_from(["packed", "one tensor"])
+SCALE = 1 / 64
+
+
+def in_double(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """The oracle attention in float64, where it says nothing of an attention kernel's rounding."""
+    return reference.attention(q.double(), k.double(), v.double(), **options)
+
+
+def variant(machine: type[Any], device: torch.device, **attributes: Any) -> type[Any]:
+    """The machine on a device, which notes for itself what it reaches."""
+    return type(machine.__name__, (machine,), {"device": device, "reached": set(), **attributes})
+
+
+class KVMachine(RuleBasedStateMachine):
+    """A cache of keys and values and two models of it: `reference.KVCache`, and all tokens ever.
+
+    Values are small integers, so that what is stored and gathered is compared bit for bit.
+    """
+
+    device: ClassVar[torch.device] = torch.device("cpu")
+    reached: ClassVar[set[str]] = set()
+
+    cache: KVCache
+    window: int | None = None
+
+    def new(self, room: int, page_size: int) -> KVCache:
+        """An empty cache for about `room` tokens per sequence."""
+        raise NotImplementedError
+
+    def build(self, room: int, page_size: int, seed: int) -> KVCache:
+        """The cache under test; one that holds tokens already has told the models by `begin`."""
+        return self.new(room, page_size)
+
+    def cell(self, n: int, position: int) -> tuple[int, int]:
+        """Page and row of the token at `position` of sequence `n`, as the cache's page says."""
+        raise NotImplementedError
+
+    def fits(self, counts: list[int]) -> bool:
+        """Whether there is room for these new tokens."""
+        raise NotImplementedError
+
+    @initialize(
+        batch=st.integers(1, 4),
+        heads=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+        dims=st.sampled_from([(2, 3), (3, 2), (1, 5), (5, 1), (4, 4)]),
+        dtype=st.sampled_from(DTYPES),
+        room=st.integers(1, 20),
+        page_size=st.integers(1, 4),
+        seed=SEEDS,
+        poisoned=st.booleans(),
+    )
+    def create(
+        self,
+        batch: int,
+        heads: tuple[int, int],
+        dims: tuple[int, int],
+        dtype: torch.dtype,
+        room: int,
+        page_size: int,
+        seed: int,
+        poisoned: bool,
+    ) -> None:
+        self.batch, self.dtype, self.poisoned = batch, dtype, poisoned
+        self.kv_heads, self.heads = heads[0], heads[0] * heads[1]
+        self.key_dim, self.value_dim = dims
+        self.model = reference.KVCache(batch, self.window)
+        self.everything = reference.KVCache(batch)
+        self.buffers: dict[tuple[object, ...], Tensor] = {}
+        self.views: list[tuple[CacheView, list[Tensor]]] = []
+        self.cache = self.build(room, page_size, seed)
+        # Another layer's, which nothing that happens to this one may reach.
+        self.neighbour = self.new(max(room, page_size), page_size)
+        self.neighbours_tokens = self.draw_tokens(1, seed)[1:]
+        self.neighbour.update(*self.neighbours_tokens)
+
+    def integers(self, seed: int, largest: int, *shape: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randint(-largest, largest + 1, shape, generator=generator)
+        return values.to(self.device, self.dtype)
+
+    def draw_tokens(self, tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of new tokens. Logits are at most 8 · 4 · 5 / 64 = 2.5."""
+        q = self.integers(seed, 4, self.batch, tokens, self.heads, self.key_dim)
+        k = self.integers(seed + 1, 8, self.batch, tokens, self.kv_heads, self.key_dim)
+        v = self.integers(seed + 2, 256, self.batch, tokens, self.kv_heads, self.value_dim)
+        return q, k, v
+
+    def place(
+        self, tokens: tuple[Tensor, Tensor, Tensor], layouts: str | tuple[str, str, str], where: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v as a caller has them: in any layout, and in the memory of an earlier call."""
+        q, k, v = tokens
+        if layouts == "packed":
+            q, k, v = packed(q, k, v)
+        elif layouts == "one tensor":
+            v = k if k.shape == v.shape else v
+        else:
+            q, k, v = (
+                self.reused(name, relaid(x, layout), layout)
+                for name, x, layout in zip("qkv", tokens, layouts, strict=True)
+            )
+        if where == "no_grad":
+            # Only the context says that no gradient is wanted.
+            q, k, v = (x.requires_grad_() for x in (q, k, v))
+        return q, k, v
+
+    def reused(self, name: str, x: Tensor, layout: str) -> Tensor:
+        """The same tensor object as in the last such call, with new contents."""
+        if overlaps(x):
+            return x
+        key = (name, layout, tuple(x.shape), torch.is_inference_mode_enabled())
+        buffer = self.buffers.setdefault(key, x)
+        with torch.no_grad():
+            return buffer.requires_grad_(False).copy_(x)
+
+    def draw_offset(
+        self, kind: str, counts: list[int], tokens: int
+    ) -> tuple[int | Tensor | None, list[int]]:
+        counts = [min(count, tokens) for count in counts][: self.batch]
+        counts += [tokens] * (self.batch - len(counts))
+        if kind == "all":
+            return None, [tokens] * self.batch
+        if kind == "one":
+            return counts[0], counts[:1] * self.batch
+        return self.told("offset", counts, kind == "each in 32 bits"), counts
+
+    def told(self, name: str, numbers: list[int], narrow: bool) -> Tensor:
+        """Numbers of tokens in the tensor of an earlier call; narrow ones are every second one."""
+        x = torch.tensor(numbers, dtype=torch.int32 if narrow else torch.int64)
+        x = x.repeat_interleave(2)[::2] if narrow else x
+        return self.buffers.setdefault((name, len(numbers), narrow), x).copy_(x)
+
+    def snapshot(self) -> list[Tensor]:
+        cache = self.cache
+        return [cache.length, *(bits(x).clone() for x in (cache.k_pages, cache.v_pages))]
+
+    def refuse(self, *calls: tuple[str, Callable[[], object]]) -> None:
+        """Each call raises an error that names the argument, and nothing has changed."""
+        before = self.snapshot()
+        for argument, call in calls:
+            check_refusal(argument, call)
+            same = all(torch.equal(a, b) for a, b in zip(self.snapshot(), before, strict=True))
+            assert same, f"a refused {argument} left traces"
+
+    def length(self) -> list[int]:
+        return self.everything.length.tolist()
+
+    def begin(self, n: int, k: Tensor, v: Tensor) -> None:
+        """Tell the models of tokens that sequence `n` holds from the start."""
+        for each in (self.model, self.everything):
+            each.tokens[n] = list(zip(k.clone(), v.clone(), strict=True))
+
+    def append(
+        self, k: Tensor, v: Tensor, offset: int | Tensor | None
+    ) -> reference.cache.CacheView:
+        """Tell the models of new tokens; what the cache should attend to."""
+        k, v = k.detach(), v.detach()
+        self.everything.update(k, v, offset)
+        return self.model.update(k, v, offset)
+
+    @rule(
+        tokens=TOKENS,
+        kind=OFFSETS,
+        counts=COUNTS,
+        seed=SEEDS,
+        layouts=LAYOUTS_OF_ALL,
+        where=st.sampled_from(CONTEXTS),
+    )
+    def update(
+        self,
+        tokens: int,
+        kind: str,
+        counts: list[int],
+        seed: int,
+        layouts: str | tuple[str, str, str],
+        where: str,
+    ) -> None:
+        offset, counts = self.draw_offset(kind, counts, tokens)
+        with context(where, self.device):
+            q, k, v = self.place(self.draw_tokens(tokens, seed), layouts, where)
+            if not self.fits(counts):
+                self.reached.add("no room")
+                self.refuse(("offset", lambda: self.cache.update(k, v, offset)))
+                return
+            self.fill_padding(counts, k, v)
+            self.note(counts)
+            got = self.cache.update(k, v, offset)
+        want = self.append(k, v, offset)
+        for name, x, y in zip(want._fields, got, want, strict=True):
+            assert x.shape == y.shape, f"{name}: shape {list(x.shape)}, want {list(y.shape)}"
+            assert (x == y).all(), f"{name} of the view differs: {x.tolist()}, want {y.tolist()}"
+        assert got.k.dtype == got.v.dtype == self.dtype
+        assert got.cu_seqlens.dtype == got.cu_seqlens_k.dtype == torch.int32
+        with context(where, self.device):
+            self.use_up(q, k, v, offset)
+            if seed % 2:
+                self.views.append((got, [x.clone() for x in got]))
+            else:
+                self.use_up(*got)
+
+    def fill_padding(self, counts: list[int], *tensors: Tensor) -> None:
+        """NaN in the tokens that are not real, which nobody may read."""
+        with torch.no_grad():
+            for x in tensors:
+                for n, count in enumerate(counts if not overlaps(x) else ()):
+                    x[n, count:] = torch.nan
+
+    def use_up(self, *tensors: object) -> None:
+        """Write over the caller's own: nobody may look at them again."""
+        with torch.no_grad():
+            for x in tensors:
+                if isinstance(x, Tensor) and not overlaps(x):
+                    x.fill_(torch.nan if x.is_floating_point() else -1)
+
+    @rule(
+        tokens=TOKENS,
+        kind=OFFSETS,
+        counts=COUNTS,
+        seed=SEEDS,
+        layouts=LAYOUTS_OF_ALL,
+        where=st.sampled_from(CONTEXTS),
+        narrower=st.none() | st.integers(1, 9),
+        with_kernel=st.booleans(),
+        logits=st.sets(st.sampled_from(["softcap", "sink", "alibi_slopes"])),
+        return_lse=st.booleans(),
+    )
+    def attend(
+        self,
+        tokens: int,
+        kind: str,
+        counts: list[int],
+        seed: int,
+        layouts: str | tuple[str, str, str],
+        where: str,
+        narrower: int | None,
+        with_kernel: bool,
+        logits: set[str],
+        return_lse: bool,
+    ) -> None:
+        """With this project's kernel, or with the oracle in float64 and with all of its options."""
+        offset, counts = self.draw_offset(kind, counts, tokens)
+        options: dict[str, Any] = {"scale": SCALE}
+        if narrower is not None and (self.window is None or narrower <= self.window):
+            options["window"] = narrower
+        if not with_kernel:
+            per_head = torch.arange(1.0, self.heads + 1, device=self.device) / 8
+            values = {"softcap": 1.5, "sink": per_head, "alibi_slopes": per_head}
+            options |= {name: values[name] for name in logits}
+        asked = options | ({"return_lse": True} if return_lse else {})
+        heard: dict[str, Any] = {}
+
+        def own(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
+            heard.update(given)
+            return in_double(q, k, v, **given)
+
+        with context(where, self.device):
+            q, k, v = self.place(self.draw_tokens(tokens, seed), layouts, where)
+
+            def run() -> tuple[Tensor, Tensor | None]:
+                attention = {} if with_kernel else {"attention": own}
+                return self.cache.attend(q, k, v, offset=offset, **attention, **asked)
+
+            if not self.fits(counts):
+                self.refuse(("offset", run))
+                return
+            self.fill_padding(counts, q, k, v)
+            self.note(counts)
+            o, lse = run()
+        self.append(k, v, offset)
+        assert (lse is None) == (not return_lse)
+        assert o.shape == (*q.shape[:3], self.value_dim)
+        options.setdefault("window", self.window)
+        assert not heard or all(heard.get(name) is value for name, value in options.items())
+        for n, count in enumerate(counts):
+            rows = None if lse is None else lse[n, :, :count]
+            self.check_rows(q[n, :count].detach(), o[n, :count], rows, n, options, with_kernel)
+            assert (o[n, count:] == 0).all(), "padding rows are not 0"
+            if lse is not None:
+                assert (lse[n, :, count:] == -torch.inf).all(), "the LSE of padding is not -inf"
+        with context(where, self.device):
+            self.use_up(q, k, v, offset)
+
+    def check_rows(
+        self,
+        q: Tensor,
+        o: Tensor,
+        lse: Tensor | None,
+        n: int,
+        options: dict[str, Any],
+        with_kernel: bool,
+    ) -> None:
+        """Rows of one sequence against attention over every token that it has ever seen.
+
+        Logits are exact and at most 2.5. In units of the arithmetic's precision, an exponential is
+        therefore off by 2.5 · log2(e) for its argument and 4 for itself, and a sum of t terms by t;
+        numerator and denominator make that twice. A kernel rounds the weights to the dtype of the
+        values once more, and the output too.
+        """
+        tokens = self.everything.tokens[n]
+        if len(q) == 0:
+            return
+        k = torch.stack([key for key, _ in tokens])[None]
+        v = torch.stack([value for _, value in tokens])[None]
+        options = options | {"causal": True, "return_lse": True}
+        want, want_lse = in_double(q[None], k, v, **options)
+        size, _ = in_double(q[None], k, v.abs(), **options)
+        assert want_lse is not None
+        arithmetic = torch.float32 if with_kernel else torch.float64
+        sums = 2 * (len(tokens) + 8) * torch.finfo(arithmetic).eps
+        storage = torch.finfo(self.dtype).eps / 2 if with_kernel else 0.0
+        budget = (sums + storage) * size[0] + storage * want[0].abs()
+        error = (o - want[0]).abs()
+        assert (error <= budget).all(), f"sequence {n} attends otherwise: {o}, want {want[0]}"
+        if lse is not None:
+            assert ((lse - want_lse[0]).abs() <= 8 * sums).all(), f"LSE {lse}, want {want_lse[0]}"
+
+    @precondition(lambda self: any(self.length()))
+    @rule(
+        length=st.integers(0, 12),
+        back=COUNTS,
+        kind=st.sampled_from(["one", "each", "each in 32 bits", "reset"]),
+    )
+    def crop(self, length: int, back: list[int], kind: str) -> None:
+        if kind == "reset":
+            for each in (self.cache, self.model, self.everything):
+                each.reset()
+            return
+        kept: int | Tensor = length
+        if kind != "one":
+            seen = self.length()
+            numbers = [max(0, s - back[n % len(back)] // 2) for n, s in enumerate(seen)]
+            kept = self.told("length", numbers, kind == "each in 32 bits")
+        try:
+            self.model.crop(kept)
+        except ValueError:
+            self.reached.add("forgotten")
+            self.refuse(("length", lambda: self.cache.crop(kept)))
+            return
+        before = self.length()
+        self.everything.crop(kept)
+        self.cache.crop(kept)
+        self.use_up(kept)
+        shorter = [n for n, (a, b) in enumerate(zip(self.length(), before, strict=True)) if a < b]
+        if shorter:
+            self.reached.add("cropped")
+            self.check_cropped(shorter)
+
+    def check_cropped(self, shorter: list[int]) -> None:
+        """What else holds of the sequences that a crop made shorter."""
+
+    @rule(
+        picks=st.lists(st.integers(0, 3), min_size=4, max_size=4),
+        more=st.sampled_from([0, -1, 1, 0]),
+        narrow=st.booleans(),
+        where=st.sampled_from(CONTEXTS),
+    )
+    def reorder(self, picks: list[int], more: int, narrow: bool, where: str) -> None:
+        picks = picks[: max(1, self.batch + more)]
+        index = self.told("index", [pick % self.batch for pick in picks], narrow)
+        if len(set(index.tolist())) < len(picks):
+            self.reached.add("duplicated")
+        for each in (self.model, self.everything):
+            each.reorder(index)
+        with context(where, self.device):
+            self.cache.reorder(index)
+        self.use_up(index)
+        self.batch = len(picks)
+
+    def teardown(self) -> None:
+        """Wherever the calls have led: what is refused changes nothing, and one can start over."""
+        if hasattr(self, "cache"):
+            self.refused_calls()
+            self.views_are_copies()
+            self.reset_is_a_new_start()
+            self.the_neighbour_has_noticed_nothing()
+
+    def views_are_copies(self) -> None:
+        for view, was in self.views:
+            for name, x, y in zip(view._fields, view, was, strict=True):
+                assert (x == y).all(), f"{name} of an earlier view has changed: {x}, was {y}"
+
+    def the_neighbour_has_noticed_nothing(self) -> None:
+        k, v = self.neighbours_tokens
+        view = self.neighbour.update(k[:, :0], v[:, :0])
+        if self.window != 1:
+            assert torch.equal(view.k, k.flatten(0, 1)[None])
+            assert torch.equal(view.v, v.flatten(0, 1)[None])
+        assert self.neighbour.length.tolist() == [1] * len(k)
+
+    def reset_is_a_new_start(self) -> None:
+        """After a reset, tokens come and go as in a cache that is new."""
+        caches = (self.cache, self.model, self.everything)
+        for each in caches:
+            each.reset()
+        for seed in range(2):
+            for each in caches:
+                each.crop(1)
+            if self.fits([2] * self.batch):
+                _, k, v = self.draw_tokens(2, seed)
+                got, want, _ = (each.update(k, v) for each in caches)
+                assert all((x == y).all() for x, y in zip(got, want, strict=True))
+        self.lengths_count_all_tokens()
+
+    def refused_calls(self) -> None:
+        """Wrong arguments: nothing is launched and nothing changes."""
+        tokens = 2
+        q, k, v = self.draw_tokens(tokens, 0)
+        cache: Any = self.cache
+        batch = self.batch
+        other = torch.float16 if self.dtype == torch.float32 else torch.float32
+        index, floats = torch.arange(batch), torch.zeros(batch, dtype=torch.float32)
+        too_many = torch.full((batch,), tokens + 1)
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("k", lambda: cache.update(torch.cat([k, k]), torch.cat([v, v]))),
+            ("k", lambda: cache.update(torch.cat([k, k], 2), torch.cat([v, v], 2))),
+            ("k", lambda: cache.update(torch.cat([k, k], 3), v)),
+            ("k", lambda: cache.update(k[0], v)),
+            ("k", lambda: cache.update(k.to(other), v.to(other))),
+            ("k", lambda: cache.update(k.double(), v.double())),
+            ("k", lambda: cache.update(k.clone().requires_grad_(), v)),
+            ("k", lambda: cache.update(k.to("meta"), v.to("meta"))),
+            ("k", lambda: cache.update(None, v)),
+            ("v", lambda: cache.update(k, torch.cat([v, v], 1))),
+            ("v", lambda: cache.update(k, torch.cat([v, v], 3))),
+            ("v", lambda: cache.update(k, v.to(other))),
+            ("v", lambda: cache.update(k, v.clone().requires_grad_())),
+            ("v", lambda: cache.update(k, v.to("meta"))),
+            ("v", lambda: cache.update(k, v.tolist())),
+            ("offset", lambda: cache.update(k, v, -1)),
+            ("offset", lambda: cache.update(k, v, tokens + 1)),
+            ("offset", lambda: cache.update(k, v, True)),
+            ("offset", lambda: cache.update(k, v, 1.0)),
+            ("offset", lambda: cache.update(k, v, [1] * batch)),
+            ("offset", lambda: cache.update(k, v, too_many)),
+            ("offset", lambda: cache.update(k, v, -index - 1)),
+            ("offset", lambda: cache.update(k, v, torch.cat([index, index]))),
+            ("offset", lambda: cache.update(k, v, torch.tensor(1))),
+            ("offset", lambda: cache.update(k, v, floats)),
+            ("offset", lambda: cache.update(k, v, floats.bool())),
+            ("length", lambda: cache.crop(-1)),
+            ("length", lambda: cache.crop(1.5)),
+            ("length", lambda: cache.crop(None)),
+            ("length", lambda: cache.crop(-index - 1)),
+            ("length", lambda: cache.crop(floats)),
+            ("length", lambda: cache.crop(torch.cat([index, index]))),
+            ("index", lambda: cache.reorder(index + 1)),
+            ("index", lambda: cache.reorder(index - 1)),
+            ("index", lambda: cache.reorder(index[:0])),
+            ("index", lambda: cache.reorder(index[None])),
+            ("index", lambda: cache.reorder(index.tolist())),
+            ("index", lambda: cache.reorder(floats)),
+            ("causal", lambda: cache.attend(q, k, v, attention=in_double, causal=False)),
+            ("cu_seqlens", lambda: cache.attend(q, k, v, attention=in_double, cu_seqlens=index)),
+            ("cu_seqlens_k", lambda: cache.attend(q, k, v, cu_seqlens_k=index)),
+            ("g", lambda: cache.attend(q, k, v, attention=in_double, g=floats)),
+            ("q", lambda: cache.attend(None, k, v, attention=in_double)),
+            ("k", lambda: cache.attend(q[:0], k, v, attention=in_double)),
+            ("k", lambda: cache.attend(q[:, :1], k, v, attention=in_double)),
+            ("k", lambda: cache.attend(q[..., :0], k, v, attention=in_double)),
+            ("k", lambda: cache.attend(q.to("meta"), k, v, attention=in_double)),
+            ("offset", lambda: cache.attend(q, k, v, attention=in_double, offset=tokens + 1)),
+        ]
+        if self.window is not None:
+            wider = {"attention": in_double, "window": self.window + 1}
+            calls.append(("window", lambda: cache.attend(q, k, v, **wider)))
+        with recorded_launches() as launched:
+            self.refuse(*calls)
+        assert launched == [], f"a refused call launched {launched}"
+        self.attention_that_refuses()
+
+    def attention_that_refuses(self) -> None:
+        """An option that only the attention itself can refuse: by then nothing is appended."""
+        cache = self.cache
+        if self.fits([1] * self.batch):
+            q, k, v = self.draw_tokens(1, 0)
+            self.refuse(
+                ("softcap", lambda: cache.attend(q, k, v, softcap=0.0)),
+                ("window", lambda: cache.attend(q, k, v, window=0)),
+                ("mode", lambda: cache.attend(q, k, v, mode="chunk")),
+                (
+                    "sink",
+                    lambda: cache.attend(
+                        q, k, v, sink=torch.zeros(self.heads + 1, dtype=torch.float32)
+                    ),
+                ),
+            )
+
+    def kept(self, n: int) -> range:
+        """Positions of the tokens that sequence `n` keeps."""
+        first = self.model.forgotten[n]
+        return range(first, first + len(self.model.tokens[n]))
+
+    def note(self, counts: list[int]) -> None:
+        if len(set(counts)) > 1:
+            self.reached.add("ragged")
+        if 0 in counts:
+            self.reached.add("nothing new")
+        if self.window is not None:
+            for old, new in zip(self.length(), counts, strict=True):
+                if old > 1 and new > self.window:
+                    self.reached.add("chunk longer than the window")
+                if old % self.window and old > self.window:
+                    self.reached.add("wrapped")
+
+    @invariant()
+    @precondition(lambda self: getattr(self, "poisoned", False))
+    def what_holds_no_token_may_hold_anything(self) -> None:
+        """Fill it with NaN: the next calls must not notice."""
+        live = torch.zeros(self.cache.k_pages.shape[:2], dtype=torch.bool)
+        for n in range(self.batch):
+            for position in self.kept(n):
+                live[self.cell(n, position)] = True
+        self.cache.k_pages[~live] = torch.nan
+        self.cache.v_pages[~live] = torch.nan
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "cache"))
+    def lengths_count_all_tokens(self) -> None:
+        length = self.cache.length
+        assert length.tolist() == self.length() == self.model.length.tolist()
+        assert length.dtype == torch.int64
+        self.use_up(length)
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "cache"))
+    def tokens_lie_where_the_page_says(self) -> None:
+        for n in range(self.batch):
+            for position, (k, v) in zip(self.kept(n), self.model.tokens[n], strict=True):
+                page, row = self.cell(n, position)
+                assert (self.cache.k_pages[page, row] == k).all(), f"key {position} of {n} is lost"
+                assert (self.cache.v_pages[page, row] == v).all(), f"value {position} of {n}"

@@ -1,0 +1,165 @@
+"""Caches with a planted bug, by the machine that has to notice it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.cache import (
+    ContiguousCache,
+    KVCache,
+    PagedCache,
+    RecurrentCache,
+    SlidingWindowCache,
+)
+from properties.suite.caches.kinds import ContiguousMachine, PagedMachine, SlidingMachine
+from properties.suite.caches.recurrent import RecurrentMachine
+
+
+class CountsHeads(ContiguousCache):
+    """Advanced by k.shape[2], the heads, instead of the tokens."""
+
+    def _write(self, update: Any) -> None:
+        super()._write(update)
+        self._length = [old + update.k.shape[2] for old in update.length]
+
+
+class ChecksTheCapacityLate(ContiguousCache):
+    """Lengths advance before the capacity is checked."""
+
+    def _reserve(self, counts: list[int]) -> None:
+        before = self._length
+        self._length = [a + b for a, b in zip(before, counts, strict=True)]
+        super()._reserve([0] * len(counts))
+        self._length = before
+
+
+class KeepsLengthOnReset(ContiguousCache):
+    """The tokens go, the count stays."""
+
+    def reset(self) -> None:
+        self.k_pages.zero_()
+        self.v_pages.zero_()
+
+
+class ReordersKeysOnly(ContiguousCache):
+    """The values stay with the old beams."""
+
+    def _reorder(self, indices: list[int]) -> None:
+        values = self.v_pages
+        super()._reorder(indices)
+        if len(indices) == len(values):
+            self.v_pages = values
+
+
+class ReadsPadding(ContiguousCache):
+    """Ragged appends take every sequence to be as long as the longest."""
+
+    def _check(self, k: Tensor, v: Tensor, offset: Any) -> Any:
+        longest = None if offset is None else int(torch.as_tensor(offset).max())
+        return super()._check(k, v, longest)
+
+
+class RingOffByOne(SlidingWindowCache):
+    """Written one row too far."""
+
+    def _write(self, update: Any) -> None:
+        update.on_device[0] += 1
+        super()._write(update)
+
+
+class TruncatesFirst(SlidingWindowCache):
+    """The window is cut to the newest W keys before the chunk's first queries have attended."""
+
+    def _first_visible(self) -> list[int]:
+        return self._cut
+
+    def _check(self, k: Tensor, v: Tensor, offset: Any) -> Any:
+        tokens = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else 0
+        self._cut = [min(n, max(0, n + tokens - self.window)) for n in self._length]
+        return super()._check(k, v, offset)
+
+
+class SaturatingLength(SlidingWindowCache):
+    """The length stops at the window."""
+
+    @property
+    def length(self) -> Tensor:
+        return super().length.clamp(max=self.window)
+
+
+class CropsTheForgotten(SlidingWindowCache):
+    """Cropped to tokens whose rows hold later ones by now."""
+
+    def crop(self, length: int | Tensor) -> None:
+        KVCache.crop(self, length)
+
+
+class StaleWindowAfterReset(SlidingWindowCache):
+    """The first token kept is that of the sequence before the reset."""
+
+    def reset(self) -> None:
+        self._length = [0] * self.batch
+
+
+class TransposesTheTable(PagedCache):
+    """Pages of block n of sequence j are looked up for block j of sequence n."""
+
+    def _view(self, update: Any) -> Any:
+        table = self._table()
+        self._device_table = table.T.reshape(table.shape).clamp(min=0).contiguous()
+        view = super()._view(update)
+        self._device_table = table
+        return view
+
+
+class WritesToSharedPages(PagedCache):
+    """A duplicated sequence writes into the pages of its twin."""
+
+    def _needed(self, counts: list[int]) -> Any:
+        return [], super()._needed(counts)[1]
+
+
+class LosesPages(PagedCache):
+    """Cropped pages do not return to the free list."""
+
+    def crop(self, length: int | Tensor) -> None:
+        free = list(self._free)
+        super().crop(length)
+        self._free = free
+
+
+class OneCounter(RecurrentCache):
+    """All layers advance one counter."""
+
+    def update(self, state: Tensor, layer: int = 0, *, offset: int | Tensor) -> Tensor:
+        state = super().update(state, layer, offset=offset)
+        self._length = [self._length[layer]] * self.layers
+        return state
+
+
+class ResetsStatesOnly(RecurrentCache):
+    """The count survives a reset."""
+
+    def reset(self) -> None:
+        self._states = [None] * self.layers
+
+
+PLANTED = {
+    ContiguousMachine: (
+        CountsHeads,
+        ChecksTheCapacityLate,
+        KeepsLengthOnReset,
+        ReordersKeysOnly,
+        ReadsPadding,
+    ),
+    SlidingMachine: (
+        RingOffByOne,
+        TruncatesFirst,
+        SaturatingLength,
+        CropsTheForgotten,
+        StaleWindowAfterReset,
+    ),
+    PagedMachine: (TransposesTheTable, WritesToSharedPages, LosesPages),
+    RecurrentMachine: (OneCounter, ResetsStatesOnly),
+}

@@ -1,0 +1,180 @@
+"""The cache of recurrent states, called in any order."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import Tensor
+
+import reference
+from kernels.cache import RecurrentCache
+from properties.suite.caches.calls import CONTEXTS, check_refusal, context
+from properties.suite.caches.machine import COUNTS, SEEDS, TOKENS
+
+
+class RecurrentMachine(RuleBasedStateMachine):
+    """The recurrent cache of three layers, against `reference.RecurrentCache`."""
+
+    device: ClassVar[torch.device] = torch.device("cpu")
+    kind: ClassVar[type[RecurrentCache]] = RecurrentCache
+    reached: ClassVar[set[str]] = set()
+    DIMS = ((2, 3, 4), (1, 4, 2), (2, 4, 3))
+    """H, K and V of each layer."""
+    LAYERS = len(DIMS)
+
+    @initialize(batch=st.integers(1, 3))
+    def create(self, batch: int) -> None:
+        self.batch = batch
+        self.cache = self.kind(batch, self.LAYERS)
+        self.model = reference.RecurrentCache(batch, self.LAYERS)
+        self.given: list[tuple[Tensor, Tensor]] = []
+        # Another model's, which nothing that happens to this one may reach.
+        self.neighbour = self.kind(batch, self.LAYERS)
+        self.neighbours_state = self.neighbour.update(self.draw_state(0, 0), offset=1)
+
+    def draw_state(self, layer: int, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        state = torch.randn(
+            self.batch, *self.DIMS[layer], generator=generator, dtype=torch.float32
+        ).to(self.device)
+        # With a graph behind it, as in training through several segments.
+        return state.requires_grad_() * 2 if seed % 3 == 0 else state
+
+    @rule(
+        layer=st.integers(0, LAYERS - 1),
+        seed=SEEDS,
+        counts=COUNTS,
+        kind=st.sampled_from([None, torch.int32, torch.int64]),
+        where=st.sampled_from(CONTEXTS),
+    )
+    def update(
+        self, layer: int, seed: int, counts: list[int], kind: torch.dtype | None, where: str
+    ) -> None:
+        offset: int | Tensor = counts[0]
+        if kind is not None:
+            offset = torch.tensor([counts[n % len(counts)] for n in range(self.batch)], dtype=kind)
+        with context(where, self.device):
+            state = self.draw_state(layer, seed)
+            assert self.cache.update(state, layer, offset=offset) is state
+        self.given.append((state, state.detach().clone()))
+        self.model.update(state, layer, offset=offset)
+        if isinstance(offset, Tensor):
+            offset.fill_(-1)
+
+    @rule(seed=SEEDS, tokens=TOKENS)
+    def forward(self, seed: int, tokens: int) -> None:
+        """All layers in turn: in the middle there is no one length, but each layer has its own."""
+        for layer in range(self.LAYERS):
+            before = self.model.layer_length(layer).tolist()
+            assert self.cache.layer_length(layer).tolist() == before, "another layer's tokens"
+            self.update(layer, seed + layer, [tokens], None, "grad")
+            self.lengths_and_states_agree()
+
+    @rule(
+        picks=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+        dtype=st.sampled_from([torch.int32, torch.int64]),
+    )
+    def reorder(self, picks: list[int], dtype: torch.dtype) -> None:
+        index = torch.tensor([pick % self.batch for pick in picks], dtype=dtype, device=self.device)
+        self.cache.reorder(index)
+        self.model.reorder(index)
+        self.batch = len(picks)
+        index.fill_(-1)
+
+    @rule()
+    def reset(self) -> None:
+        self.cache.reset()
+        self.model.reset()
+
+    @rule(length=st.integers(0, 20), kind=st.sampled_from([None, torch.int32, torch.int64]))
+    def crop(self, length: int, kind: torch.dtype | None) -> None:
+        wanted: int | Tensor = length
+        if kind is not None:
+            wanted = torch.arange(length, length + self.batch, dtype=kind)
+        try:
+            self.model.crop(wanted)
+        except ValueError:
+            self.reached.add("forgotten")
+            self.refuse("length", lambda: self.cache.crop(wanted))
+        else:
+            self.cache.crop(wanted)
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            self.refused_calls()
+            self.states_are_never_written_to()
+            assert self.neighbour.state(0) is self.neighbours_state
+            assert self.neighbour.layer_length(0).unique().tolist() == [1]
+
+    def states_are_never_written_to(self) -> None:
+        for state, was in self.given:
+            assert torch.equal(state, was), "a state that was given has changed"
+
+    def refused_calls(self) -> None:
+        cache: Any = self.cache
+        state = self.draw_state(0, 1)
+        first = cache.state(0)
+        one_more = torch.ones(self.batch + 1).long()
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("state", lambda: cache.update((state, state), offset=1)),
+            ("state", lambda: cache.update(state[0], offset=1)),
+            ("state", lambda: cache.update(torch.cat([state, state]), offset=1)),
+            ("state", lambda: cache.update(state.half(), offset=1)),
+            ("state", lambda: cache.update(state.double(), offset=1)),
+            ("offset", lambda: cache.update(state, offset=-1)),
+            ("offset", lambda: cache.update(state, offset=1.0)),
+            ("offset", lambda: cache.update(state, offset=True)),
+            ("offset", lambda: cache.update(state, offset=None)),
+            ("offset", lambda: cache.update(state, offset=one_more)),
+            ("offset", lambda: cache.update(state, offset=-one_more[1:])),
+            ("offset", lambda: cache.update(state, offset=one_more[1:].float())),
+            ("layer", lambda: cache.update(state, self.LAYERS, offset=1)),
+            ("layer", lambda: cache.update(state, -1, offset=1)),
+            ("layer", lambda: cache.update(state, True, offset=1)),
+            ("layer", lambda: cache.update(state, 0.0, offset=1)),
+            ("layer", lambda: cache.state(-1)),
+            ("layer", lambda: cache.layer_length(self.LAYERS)),
+            ("length", lambda: cache.crop(-1)),
+            ("length", lambda: cache.crop(None)),
+            ("length", lambda: cache.crop(one_more)),
+            ("index", lambda: cache.reorder(torch.arange(self.batch) + 1)),
+            ("index", lambda: cache.reorder(torch.arange(self.batch) - 1)),
+            ("index", lambda: cache.reorder(torch.arange(0))),
+            ("index", lambda: cache.reorder(list(range(self.batch)))),
+        ]
+        if first is not None:
+            calls += [
+                ("state", lambda: cache.update(first[..., :-1], offset=1)),
+                ("state", lambda: cache.update(first.to("meta"), offset=1)),
+            ]
+        for argument, call in calls:
+            self.refuse(argument, call)
+
+    def refuse(self, argument: str, call: Callable[[], object]) -> None:
+        check_refusal(argument, call)
+        self.lengths_and_states_agree()
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "cache"))
+    def lengths_and_states_agree(self) -> None:
+        for layer in range(self.LAYERS):
+            want = self.model.state(layer)
+            got = self.cache.state(layer)
+            if got is None or want is None:
+                assert got is want, f"layer {layer} has a state, or should have"
+            else:
+                assert torch.equal(got, want), f"the state of layer {layer} differs"
+                assert got.requires_grad == want.requires_grad, f"layer {layer} has lost its graph"
+            length = self.cache.layer_length(layer)
+            assert length.tolist() == self.model.seen[layer]
+            assert length.dtype == torch.int64
+            length.fill_(-1)
+        if all(seen == self.model.seen[0] for seen in self.model.seen):
+            assert self.cache.length.tolist() == self.model.seen[0]
+        else:
+            self.reached.add("between layers")
+            with pytest.raises(ValueError, match="layer_length"):
+                _ = self.cache.length

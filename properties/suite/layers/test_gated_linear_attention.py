@@ -1,0 +1,300 @@
+"""The layer of gated linear attention, called in any order, beside a new one of the same weights.
+
+The formula of the layer is tested beside its code. Here the results of a call, its gradients and
+the states that it leaves have to be, bit for bit, those of a layer that has never been called.
+"""
+
+import copy
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
+from torch import Tensor, nn
+
+from kernels.cache import RecurrentCache
+from kernels.layers import GatedLinearAttention
+from properties.cases.contexts import WITHOUT_GRADIENTS
+from properties.suite.caches.calls import CONTEXTS, context
+from properties.suite.caches.machine import variant
+
+HIDDEN = 8
+LAYERS = 2
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"num_heads": 2, "layer_idx": 1},
+    {"num_heads": 4, "num_kv_heads": 2, "expand_k": 1.0, "use_output_gate": False, "norm_eps": 0.1},
+)
+CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32}
+CHANGES = (
+    *("load_state_dict", "assign", "parameter", "step", "data", "in place"),
+    *("train", "eval", "deepcopy", *CASTS),
+)
+SEEDS = st.integers(0, 2**16)
+
+
+class LayerMachine(RuleBasedStateMachine):
+    """A layer that is trained, cast, frozen and copied between calls that may share a cache.
+
+    The new layer has a cache of its own, and needs every gradient; that of the machine needs those
+    of the weights that are not frozen, of x and of the state, or not.
+    """
+
+    device: ClassVar[torch.device] = torch.device("cpu")
+    reached: ClassVar[set[str]] = set()
+    kind: ClassVar[type[GatedLinearAttention]] = GatedLinearAttention
+
+    @initialize(
+        batch=st.integers(1, 3),
+        options=st.sampled_from(OPTIONS),
+        mode=st.sampled_from(["auto", "chunk", "fused_recurrent"]),
+    )
+    def create(self, batch: int, options: dict[str, Any], mode: str) -> None:
+        self.batch, self.options = batch, {"hidden_size": HIDDEN, "mode": mode, **options}
+        self.dtype = torch.float32
+        self.layer = self.kind(**self.options).to(self.device)
+        self.cache = RecurrentCache(batch, LAYERS)
+        self.twin = RecurrentCache(batch, LAYERS)
+        self.bounds = torch.zeros(batch + 1, dtype=torch.int32, device=self.device)
+        self.change(0, "load_state_dict")
+
+    def normal(self, seed: int, *shape: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(*shape, generator=generator).to(self.device, self.dtype)
+
+    def new(self) -> GatedLinearAttention:
+        """A layer with the same weights, all of them trained."""
+        layer = GatedLinearAttention(**self.options).to(self.device, self.dtype)
+        layer.load_state_dict(self.layer.state_dict())
+        return layer
+
+    @rule(
+        lengths=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+        packed=st.booleans(),
+        cached=st.booleans(),
+        seed=SEEDS,
+        where=st.sampled_from(CONTEXTS),
+        trains_x=st.booleans(),
+        trains_state=st.booleans(),
+        frozen=st.sets(st.integers(0, 7)),
+    )
+    def call(
+        self,
+        lengths: list[int],
+        packed: bool,
+        cached: bool,
+        seed: int,
+        where: str,
+        trains_x: bool,
+        trains_state: bool,
+        frozen: set[int],
+    ) -> None:
+        if where == "autocast" and self.dtype != torch.float32:
+            where = "grad"
+        lengths = lengths[: self.batch]
+        cu_seqlens = None
+        shape = (self.batch, lengths[0], HIDDEN)
+        if packed:
+            # The same tensor as in the last packed call.
+            self.bounds[1:] = torch.tensor(lengths).cumsum(0)
+            cu_seqlens, shape = self.bounds, (1, sum(lengths), HIDDEN)
+        for n, p in enumerate(self.layer.parameters()):
+            p.requires_grad_(n not in frozen)
+        x = self.normal(seed, *shape).requires_grad_(trains_x)
+        other = x.detach().clone().requires_grad_()
+        layer = self.new()
+        pairs = [(x, other), *zip(self.layer.parameters(), layer.parameters(), strict=True)]
+        index = layer.layer_idx
+        states = self.cache.state(index), self.twin.state(index)
+        if cached and states[0] is not None and states[1] is not None:
+            states = states[0].requires_grad_(trains_state), states[1].requires_grad_()
+            pairs.append(states)
+        with context(where, self.device):
+            y = self.layer(x, cache=self.cache if cached else None, cu_seqlens=cu_seqlens)
+            want = layer(other, cache=self.twin if cached else None, cu_seqlens=cu_seqlens)
+        assert torch.equal(y, want), "another result than that of a new layer"
+        self.caches_agree()
+        if where not in WITHOUT_GRADIENTS:
+            left = (self.cache.state(index), self.twin.state(index)) if cached else (None, None)
+            self.gradients_agree((y, left[0]), (want, left[1]), pairs, seed)
+        for cache in (self.cache, self.twin):
+            self.cut_graph(cache)
+
+    def caches_agree(self) -> None:
+        for n in range(LAYERS):
+            assert self.cache.layer_length(n).tolist() == self.twin.layer_length(n).tolist()
+            got, want = self.cache.state(n), self.twin.state(n)
+            assert (got is None) == (want is None)
+            assert got is None or want is None or torch.equal(got, want), "another state"
+
+    def gradients_agree(
+        self,
+        got: tuple[Tensor, Tensor | None],
+        want: tuple[Tensor, Tensor | None],
+        pairs: list[tuple[Tensor, Tensor]],
+        seed: int,
+    ) -> None:
+        """Of what is trained, whatever else is; through y and through the state that is left.
+
+        Args:
+            got, want: y and the state.
+            pairs: what may need a gradient, in the call under test and in the other.
+        """
+        pairs = [(a, b) for a, b in pairs if a.requires_grad]
+        if not pairs:
+            assert not got[0].requires_grad, "a gradient that nobody asked for"
+            return
+        self.reached.add("some are frozen" if len(pairs) < 7 else "all are trained")
+        gradients = []
+        for results, wanted in zip((got, want), zip(*pairs, strict=True), strict=True):
+            through = [r for r in results if r is not None and r.requires_grad]
+            dy = [self.normal(seed + n, *r.shape).to(r.dtype) for n, r in enumerate(through)]
+            gradients.append(torch.autograd.grad(through, wanted, dy, allow_unused=True))
+        for a, b in zip(*gradients, strict=True):
+            assert (a is None) == (b is None), "a gradient is there or not"
+            assert a is None or torch.equal(a, b), "another gradient"
+
+    def cut_graph(self, cache: RecurrentCache) -> None:
+        """Between segments, as in training through some of them; weights may change now."""
+        for n in range(LAYERS):
+            state = cache.state(n)
+            if state is not None:
+                cache.update(state.detach().clone(), n, offset=0)
+
+    @rule(seed=SEEDS, how=st.sampled_from(CHANGES))
+    def change(self, seed: int, how: str) -> None:
+        """What a user does to a module between two calls."""
+        layer, parameters = self.layer, list(self.layer.parameters())
+        if how in ("train", "eval"):
+            layer.train(how == "train")
+        elif how in CASTS:
+            self.dtype = CASTS[how]
+            layer.to(self.dtype)
+        elif how == "deepcopy":
+            self.layer = copy.deepcopy(layer)
+            for p in parameters:
+                p.data.fill_(torch.nan)
+        elif how in ("load_state_dict", "assign"):
+            other = {
+                name: self.normal(seed + n, *p.shape)
+                for n, (name, p) in enumerate(layer.named_parameters())
+            }
+            layer.load_state_dict(other, assign=how == "assign")
+        elif how == "parameter":
+            layer.k_proj.weight = nn.Parameter(self.normal(seed, *layer.k_proj.weight.shape))
+        elif how == "step":
+            for p in parameters:
+                p.grad = self.normal(seed, *p.shape)
+            torch.optim.SGD(parameters, lr=0.125).step()
+            layer.zero_grad()
+        elif how == "data":
+            for p in parameters:
+                p.data.mul_(-0.5)
+        else:
+            with torch.no_grad():
+                for p in parameters:
+                    p.mul_(-0.5)
+
+    @rule(
+        picks=st.none() | st.lists(st.integers(0, 2), min_size=3, max_size=3),
+    )
+    def change_sequences(self, picks: list[int] | None) -> None:
+        for cache in (self.cache, self.twin):
+            if picks is None:
+                cache.reset()
+            else:
+                cache.reorder(torch.tensor([pick % self.batch for pick in picks[: self.batch]]))
+
+
+class KeepsItsWeights(GatedLinearAttention):
+    """The projections are made one matrix at the first call."""
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        if not hasattr(self, "_kept"):
+            self._kept = self.k_proj.weight.detach().clone()
+        old, self.k_proj.weight.data = self.k_proj.weight.data, self._kept.to(x.dtype)
+        y: Tensor = super().forward(x, **options)
+        self.k_proj.weight.data = old
+        return y
+
+
+class LosesGradientsOfFrozenWeights(GatedLinearAttention):
+    """Where values are not trained, nothing goes back through them."""
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        frozen = not self.v_proj.weight.requires_grad
+        hook = self.v_proj.register_forward_hook(lambda *a: a[-1].detach() if frozen else None)
+        y: Tensor = super().forward(x, **options)
+        hook.remove()
+        return y
+
+
+class RoundsInInference(GatedLinearAttention):
+    """Without gradients the sum of squares is taken in bfloat16."""
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        y: Tensor = super().forward(x, **options)
+        return y if torch.is_grad_enabled() else y.bfloat16().to(y.dtype)
+
+
+class KeepsBoundaries(GatedLinearAttention):
+    """Boundaries are counted once for each tensor, whatever becomes of it."""
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        bounds = options.get("cu_seqlens")
+        if bounds is not None:
+            if getattr(self, "_seen", None) is not bounds:
+                self._seen, self._bounds = bounds, bounds.clone()
+            if self._bounds[-1] == x.shape[1]:
+                options["cu_seqlens"] = self._bounds
+        return super().forward(x, **options)
+
+
+class DetachesTheState(GatedLinearAttention):
+    """What came before the call gets no gradient."""
+
+    def forward(self, x: Tensor, *, cache: Any = None, **options: Any) -> Tensor:
+        if cache is not None and cache.state(self.layer_idx) is not None:
+            cache.update(cache.state(self.layer_idx).detach(), self.layer_idx, offset=0)
+        return super().forward(x, cache=cache, **options)
+
+
+PLANTED = (
+    KeepsItsWeights,
+    LosesGradientsOfFrozenWeights,
+    RoundsInInference,
+    KeepsBoundaries,
+    DetachesTheState,
+)
+
+
+# RMSNorm of a float32 layer under autocast is not fused.
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_a_call_depends_on_its_arguments_and_the_weights_of_now(device: torch.device) -> None:
+    run_state_machine_as_test(
+        variant(LayerMachine, device), settings=settings(stateful_step_count=12, deadline=None)
+    )
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> None:
+    # A tensor kept from inference_mode cannot be trained with.
+    with pytest.raises((AssertionError, RuntimeError)):
+        run_state_machine_as_test(
+            variant(LayerMachine, device, kind=planted),
+            settings=settings(
+                max_examples=200,
+                stateful_step_count=12,
+                derandomize=True,
+                database=None,
+                deadline=None,
+                phases=[Phase.generate],
+                report_multiple_bugs=False,
+            ),
+        )

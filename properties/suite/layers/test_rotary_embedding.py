@@ -1,0 +1,242 @@
+"""The rotary layer, called in any order, against the oracle with tables in float64."""
+
+import copy
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
+from torch import Tensor
+
+import reference
+from kernels.layers import RotaryEmbedding
+from properties.cases.contexts import WITHOUT_GRADIENTS
+from properties.suite.caches.calls import CONTEXTS, context
+from properties.suite.caches.machine import variant
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"head_dim": 4},
+    {"head_dim": 6, "rotary_dim": 4, "base": 300.0},
+    {"head_dim": 4, "interleaved": True},
+    {"head_dim": 7, "rotary_dim": 2, "interleaved": True},
+)
+FARTHEST = 2**17
+"""Positions past 2^16, of which 16 bits cannot tell."""
+OFFSETS = st.integers(0, 9) | st.sampled_from([2047, 2048, 4095, 70_001, FARTHEST])
+DTYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
+SEEDS = st.integers(0, 2**16)
+
+
+@lru_cache
+def exact_tables(rotary_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """Of every position that a call may have, in float64."""
+    cos, sin = reference.rotary_tables(FARTHEST + 16, rotary_dim, base=base, dtype=torch.float64)
+    return cos, sin
+
+
+class RotaryMachine(RuleBasedStateMachine):
+    """A module whose tables grow, and are reserved, cast, copied and moved between calls."""
+
+    device: ClassVar[torch.device] = torch.device("cpu")
+    reached: ClassVar[set[str]] = set()
+    kind: ClassVar[type[RotaryEmbedding]] = RotaryEmbedding
+
+    @initialize(options=st.sampled_from(OPTIONS), where=st.sampled_from(CONTEXTS))
+    def create(self, options: dict[str, Any], where: str) -> None:
+        self.options = {"rotary_dim": options["head_dim"], "base": 10000.0, **options}
+        with context(where, self.device):
+            self.module = self.kind(**options).to(self.device)
+        self.told: dict[tuple[str, int, torch.dtype], Tensor] = {}
+
+    def normal(self, seed: int, *shape: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(*shape, self.options["head_dim"], generator=generator).to(self.device)
+
+    def tell(self, name: str, numbers: list[int], dtype: torch.dtype) -> Tensor:
+        """Numbers in the tensor of an earlier call."""
+        x = torch.tensor(numbers, dtype=dtype, device=self.device)
+        return self.told.setdefault((name, len(numbers), dtype), x).copy_(x)
+
+    @rule(
+        lengths=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+        offsets=st.lists(OFFSETS, min_size=3, max_size=3),
+        kind=st.sampled_from(["default", "int", "int32", "int64"]),
+        packed=st.booleans(),
+        inplace=st.booleans(),
+        several=st.booleans(),
+        dtype=st.sampled_from(sorted(DTYPES)),
+        where=st.sampled_from(CONTEXTS),
+        trains=st.booleans(),
+        seed=SEEDS,
+    )
+    def call(
+        self,
+        lengths: list[int],
+        offsets: list[int],
+        kind: str,
+        packed: bool,
+        inplace: bool,
+        several: bool,
+        dtype: str,
+        where: str,
+        trains: bool,
+        seed: int,
+    ) -> None:
+        options: dict[str, Any] = {"inplace": inplace} if inplace else {}
+        offsets = offsets[: len(lengths)]
+        shape = (len(lengths), lengths[0])
+        if packed:
+            shape = (1, sum(lengths))
+            bounds = torch.tensor([0, *lengths]).cumsum(0).tolist()
+            options["cu_seqlens"] = self.tell("cu_seqlens", bounds, torch.int32)
+        if kind == "default":
+            offsets = [0] * len(lengths)
+        elif kind == "int":
+            options["seqlen_offsets"] = offsets[0]
+            offsets = offsets[:1] * len(lengths)
+        else:
+            options["seqlen_offsets"] = self.tell("offsets", offsets, getattr(torch, kind))
+        given = [
+            self.normal(seed + heads, *shape, heads).to(DTYPES[dtype])
+            for heads in (2, 1)[: 1 + several]
+        ]
+        leaves = [x.clone().requires_grad_(trains) for x in given]
+        with context(where, self.device):
+            # A leaf that is trained cannot be written to.
+            x = [leaf * 1 for leaf in leaves] if inplace else leaves
+            turned = self.module(*x, **options)
+        results = turned if several else (turned,)
+        assert isinstance(results, tuple)
+        assert len(results) == len(given)
+        told = torch.tensor(offsets, device=self.device)
+        for before, into, leaf, y in zip(given, x, leaves, results, strict=True):
+            assert (y is into) == inplace
+            assert y.dtype == before.dtype
+            assert inplace or torch.equal(into, before), "an input has changed"
+            self.check(y, before.detach(), told, options.get("cu_seqlens"), False)
+            trained = trains and where not in WITHOUT_GRADIENTS
+            assert y.requires_grad == trained
+            if trained:
+                (dx,) = torch.autograd.grad(y, leaf, before)
+                self.check(dx, before, told, options.get("cu_seqlens"), True)
+
+    def check(
+        self, y: Tensor, x: Tensor, offsets: Tensor, cu_seqlens: Tensor | None, conjugate: bool
+    ) -> None:
+        """Two products, each of a rounded cosine, and their difference; rounded to the dtype."""
+        tables = [
+            t.to(self.device)
+            for t in exact_tables(self.options["rotary_dim"], self.options["base"])
+        ]
+        turn = {
+            "interleaved": self.options.get("interleaved", False),
+            "seqlen_offsets": offsets,
+            "cu_seqlens": cu_seqlens,
+            "conjugate": conjugate,
+        }
+        want = reference.rotary_embedding(x.double(), *tables, **turn)
+        size = x.double().abs().amax(-1, keepdim=True) if x.numel() else x.double()
+        info = torch.finfo(x.dtype)
+        budget = 8 * 2**-24 * size + info.eps / 2 * want.abs() + info.smallest_normal * info.eps
+        assert ((y - want).abs() <= budget).all(), f"turned to {y}, want {want}"
+        still = self.options["rotary_dim"]
+        assert torch.equal(y[..., still:], x[..., still:]), "dims past rotary_dim have changed"
+
+    @rule(
+        how=st.sampled_from(["reserve", "cast", "deepcopy", "state_dict", "train", "elsewhere"]),
+        length=st.sampled_from([1, 2049, 5000, FARTHEST + 1]),
+        dtype=st.sampled_from(["half", "bfloat16", "double", "float"]),
+        where=st.sampled_from(CONTEXTS),
+    )
+    def change(self, how: str, length: int, dtype: str, where: str) -> None:
+        """What a user does to a module between two calls."""
+        if how == "deepcopy":
+            # Not in inference_mode, where the copies of any module's tensors cannot be trained.
+            self.module = copy.deepcopy(self.module)
+            return
+        with context(where, self.device):
+            if how == "reserve":
+                self.module.reserve(length)
+            elif how == "cast":
+                getattr(self.module, dtype)()
+            elif how == "state_dict":
+                assert not self.module.state_dict()
+                self.module.load_state_dict({})
+            elif how == "train":
+                self.module.train(not self.module.training)
+            else:
+                x = torch.zeros(1, 2, 1, self.options["head_dim"], device="meta")
+                assert self.module(x, seqlen_offsets=length).device.type == "meta"
+
+
+class CastsItsTables(RotaryEmbedding):
+    """Tables are a buffer."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self._tables = fn(self._tables)
+        return self
+
+
+class CountsIn16Bits(RotaryEmbedding):
+    """Positions are float32 until 2^16, and wrap there."""
+
+    def _build(self, length: int, device: Any) -> Tensor:
+        return super()._build(min(length, 2**16), device)[
+            :, torch.arange(length, device=device) % 2**16
+        ]
+
+
+class KeepsOffsets(RotaryEmbedding):
+    """The largest offset of a tensor is asked for once."""
+
+    def forward(self, *x: Tensor, **options: Any) -> Any:
+        offsets = options.get("seqlen_offsets")
+        if isinstance(offsets, Tensor):
+            if getattr(self, "_seen", None) is not offsets:
+                self._seen, self._offsets = offsets, offsets.clone()
+            options["seqlen_offsets"] = self._offsets
+        return super().forward(*x, **options)
+
+
+class BuildsInInference(RotaryEmbedding):
+    """Tables that grow in inference mode are inference tensors."""
+
+    def _build(self, length: int, device: Any) -> Tensor:
+        tables: Tensor = super()._build(length, device)
+        return tables * 1
+
+
+PLANTED = (CastsItsTables, CountsIn16Bits, KeepsOffsets, BuildsInInference)
+
+
+def test_a_call_depends_on_its_arguments_alone(device: torch.device) -> None:
+    run_state_machine_as_test(
+        variant(RotaryMachine, device), settings=settings(stateful_step_count=12, deadline=None)
+    )
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> None:
+    # The op refuses tables of another dtype; those of inference mode cannot be trained with.
+    with pytest.raises((AssertionError, RuntimeError, TypeError)):
+        run_state_machine_as_test(
+            variant(RotaryMachine, device, kind=planted),
+            settings=settings(
+                max_examples=200,
+                stateful_step_count=12,
+                derandomize=True,
+                database=None,
+                deadline=None,
+                phases=[Phase.generate],
+                report_multiple_bugs=False,
+            ),
+        )

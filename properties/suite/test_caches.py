@@ -1,0 +1,316 @@
+"""Caches against lists of tokens: any order of calls, each followed by a full recomputation."""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from torch import Tensor
+
+import reference
+from kernels.cache import (
+    ContiguousCache,
+    KVCache,
+    PagedCache,
+    RecurrentCache,
+    SlidingWindowCache,
+    pages,
+)
+from properties import simulator
+from properties.suite.caches.calls import check_refusal
+from properties.suite.caches.kinds import ContiguousMachine, PagedMachine, SlidingMachine
+from properties.suite.caches.machine import variant
+from properties.suite.caches.recurrent import RecurrentMachine
+
+MACHINES = {
+    ContiguousMachine: {"no room", "ragged", "nothing new", "cropped", "duplicated"},
+    SlidingMachine: {"chunk longer than the window", "wrapped", "forgotten", "cropped", "ragged"},
+    PagedMachine: {
+        "no room",
+        "ragged",
+        "cropped",
+        "duplicated",
+        "copied a shared page",
+        "shared a full page that another may write to",
+    },
+    RecurrentMachine: {"between layers", "forgotten"},
+}
+
+
+@pytest.fixture
+def unknown_lanes(device: torch.device) -> Iterator[None]:
+    """The lanes that a mask leaves out of a load are NaN, of which Triton promises nothing."""
+    installed = simulator.installed()
+    with simulator.simulating(unmasked=math.nan) if installed else nullcontext():
+        yield
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.__name__)
+def test_any_order_of_calls_matches_the_list_of_tokens(
+    machine: type[Any], device: torch.device
+) -> None:
+    watched = variant(machine, device)
+    profile = settings()
+    examples = 3 * profile.max_examples
+    run_state_machine_as_test(
+        watched, settings=settings(max_examples=examples, stateful_step_count=20, deadline=None)
+    )
+    if profile.derandomize:
+        # The same examples on every run: what they reach is no accident.
+        assert MACHINES[machine] <= watched.reached
+
+
+@pytest.mark.usefixtures("unknown_lanes")
+@pytest.mark.parametrize("dims", [(3, 5), (130, 3), (1, 256)], ids=str)
+@pytest.mark.parametrize("kind", ["contiguous", "sliding", "paged"])
+def test_chunks_longer_than_a_tile_match_the_list_of_tokens(
+    kind: str, dims: tuple[int, int], device: torch.device
+) -> None:
+    """A program copies 64 tokens at most, and 16 of 256 wide heads."""
+    window = 70 if kind == "sliding" else None
+    caches: dict[str, Callable[[], KVCache]] = {
+        "contiguous": lambda: ContiguousCache(2, 300, 2, *dims, device=device),
+        "sliding": lambda: SlidingWindowCache(2, 70, 2, *dims, device=device),
+        "paged": lambda: PagedCache(2, 100, 7, 2, *dims, device=device),
+    }
+    cache, model = caches[kind](), reference.KVCache(2, window)
+    for chunk, counts in enumerate([(63, 64), (1, 0), (141, 65), (17, 128)]):
+        generator = torch.Generator().manual_seed(chunk)
+        tokens = max(counts)
+        k, v = (
+            torch.randint(-256, 257, (2, tokens, 2, d), generator=generator).float().to(device)
+            for d in dims
+        )
+        offset = torch.tensor(counts)
+        for got, want in zip(cache.update(k, v, offset), model.update(k, v, offset), strict=True):
+            assert torch.equal(got, want.to(got.dtype))
+
+
+def test_heads_may_be_wider_than_a_tile(device: torch.device) -> None:
+    cache, model = ContiguousCache(1, 3, 1, 4100, 1, device=device), reference.KVCache(1)
+    k = torch.arange(2 * 4100.0, device=device).view(1, 2, 1, 4100)
+    v = torch.tensor([3.0, 4.0], device=device).view(1, 2, 1, 1)
+    for got, want in zip(cache.update(k, v), model.update(k, v), strict=True):
+        assert torch.equal(got, want.to(got.dtype))
+
+
+def test_a_gather_of_the_first_tokens_ends_where_the_next_sequence_starts(
+    device: torch.device,
+) -> None:
+    k_pages = torch.arange(8.0, device=device).view(2, 4, 1, 1)
+    nothing = k_pages.new_empty(2, 0, 1, 1)
+    table, first, length = (torch.tensor(x, device=device) for x in ([[0], [1]], [0, 1], [4, 4]))
+    bounds = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
+    k, v = pages.gather(
+        nothing, nothing, k_pages, -k_pages, table.int(), first, length, bounds, 5, 3, False
+    )
+    assert k.flatten().tolist() == [0, 1, 5, 6, 7]
+    assert torch.equal(v, -k)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda **where: ContiguousCache(2, 5, 1, 3, 4, **where),
+        lambda **where: SlidingWindowCache(2, 5, 1, 3, 4, **where),
+        lambda **where: PagedCache(2, 5, 2, 1, 3, 4, **where),
+    ],
+    ids=["contiguous", "sliding", "paged"],
+)
+def test_a_cache_works_where_its_tokens_are(kind: Callable[..., KVCache]) -> None:
+    """Shown on a device without memory, which like a GPU mixes with no other."""
+    cache = kind(device="meta")
+    q, k, v = (torch.zeros(2, 3, heads, d, device="meta") for heads, d in ((2, 3), (1, 3), (1, 4)))
+    o, lse = cache.attend(q, k, v, offset=torch.tensor([1, 2]), return_lse=True)
+    assert lse is not None
+    view = cache.update(k[:, :1], v[:, :1])
+    cache.reorder(torch.tensor([1, 0, 1]))
+    assert {x.device.type for x in (o, lse, *view, cache.k_pages, cache.length)} == {"meta"}
+    assert o.shape == (2, 3, 2, 4)
+    assert lse.shape == (2, 2, 3)
+
+
+def test_the_length_of_a_layer_is_where_its_state_is() -> None:
+    cache = RecurrentCache(2)
+    cache.update(torch.zeros(2, 1, 3, 4, device="meta"), offset=1)
+    assert cache.layer_length(0).device.type == "meta"
+
+
+def test_nothing_new_brings_no_forgotten_token_back(device: torch.device) -> None:
+    """Cropped by the one token that it may be, a window cannot be cropped by another."""
+    cache = SlidingWindowCache(1, 2, 1, 1, 1, device=device)
+    x = torch.arange(5.0, device=device).view(1, 5, 1, 1)
+    cache.update(x, x)
+    cache.crop(4)
+    cache.update(x[:, :0], x[:, :0])
+    check_refusal("length", lambda: cache.crop(3))
+
+
+@pytest.mark.parametrize(
+    ("counts", "copies"), [([0, 0, 0], 0), ([0, 0, 1], 1), ([0, 1, 1], 2), ([1, 1, 1], 2)], ids=str
+)
+def test_who_writes_to_a_shared_page_needs_a_copy_but_the_last_holder(
+    counts: list[int], copies: int, device: torch.device
+) -> None:
+    """The pool has no more pages than that."""
+    cache, model = PagedCache(1, 1 + copies, 2, 1, 1, 1, device=device), reference.KVCache(1)
+    x = torch.arange(4.0, device=device).view(4, 1, 1, 1)
+    for each in (cache, model):
+        each.update(x[:1], x[:1])
+        each.reorder(torch.tensor([0, 0, 0]))
+    offset = torch.tensor(counts)
+    got, want = (each.update(x[1:], x[1:], offset) for each in (cache, model))
+    assert torch.equal(got.k, want.k)
+    assert cache.free_pages == 0
+
+
+def test_pages_of_any_size_are_addressed_in_64_bits(device: torch.device) -> None:
+    """The last page starts 2^31 elements into its tensor."""
+    if device.type == "cpu" and os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 2**34:
+        pytest.skip("few pages are touched, but a machine of less than 16 GB may refuse the memory")
+    memory = torch.empty(2**31 + 8, dtype=torch.float16, device=device)
+    k_pages = memory.as_strided((3, 2, 1, 2), (2**30, 4, 2, 1))
+    v_pages = torch.zeros(3, 2, 1, 3, dtype=torch.float16, device=device)
+    table = torch.tensor([[2]])
+    cache = PagedCache.from_pages(k_pages, v_pages, table, torch.tensor([0]))
+    k = torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float16, device=device)
+    v = torch.tensor([[[[3.0, 4.0, 5.0]]]], dtype=torch.float16, device=device)
+    cache.update(k, v)
+    assert memory[2**31 : 2**31 + 2].tolist() == [1, 2]
+    view = cache.update(2 * k, 2 * v)
+    assert view.k.tolist() == [[[[1, 2]], [[2, 4]]]]
+    assert view.v.tolist() == [[[[3, 4, 5]], [[6, 8, 10]]]]
+
+
+def pool(**changes: Any) -> dict[str, Tensor]:
+    """What `PagedCache.from_pages` accepts: 3 pages of 2 tokens for 2 sequences."""
+    return {
+        "k_pages": torch.zeros(3, 2, 1, 5),
+        "v_pages": torch.zeros(3, 2, 1, 7),
+        "block_table": torch.tensor([[2, 0], [1, -1]]),
+        "length": torch.tensor([3, 2]),
+        **changes,
+    }
+
+
+def test_a_cache_continues_from_pages_that_exist(device: torch.device) -> None:
+    given = {name: x.to(device) for name, x in pool().items()}
+    given["k_pages"] += torch.arange(3, device=device)[:, None, None, None]
+    cache = PagedCache.from_pages(**given)
+    zero = (torch.zeros(2, 0, 1, 5, device=device), torch.zeros(2, 0, 1, 7, device=device))
+    view = cache.update(*zero)
+    assert view.k[0, :, 0, 0].tolist() == [2, 2, 0, 1, 1]
+    assert view.cu_seqlens_k.tolist() == [0, 3, 5]
+    assert cache.free_pages == 0
+
+
+def test_a_crop_frees_the_pages_past_it_and_leaves_a_shorter_sequence_its_reserved_ones() -> None:
+    cache = PagedCache.from_pages(
+        torch.zeros(4, 2, 1, 5),
+        torch.zeros(4, 2, 1, 7),
+        torch.tensor([[2, 0], [1, 3]]),
+        torch.tensor([3, 2]),
+    )
+    cache.crop(2)
+    assert cache.block_table.tolist() == [[2, -1], [1, 3]]
+    assert cache.free_pages == 1
+
+
+def test_the_block_table_is_a_copy() -> None:
+    cache = PagedCache.from_pages(**pool())
+    cache.block_table.zero_()
+    assert cache.block_table.tolist() == [[2, 0], [1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong"),
+    [
+        ("block_table", torch.tensor([[3, 0], [1, -1]])),
+        ("block_table", torch.tensor([[-2, 0], [1, -1]])),
+        ("block_table", torch.tensor([[2, 2], [1, -1]])),
+        ("block_table", torch.tensor([[-1, 2], [1, -1]])),
+        ("block_table", torch.tensor([2, 1])),
+        ("block_table", torch.tensor([[2.0, 0.0], [1.0, -1.0]])),
+        ("length", torch.tensor([3, 3])),
+        ("length", torch.tensor([-1, 2])),
+        ("length", torch.tensor([3, 2, 1])),
+        ("v_pages", torch.zeros(3, 4, 1, 7)),
+        ("v_pages", torch.zeros(4, 2, 1, 7)),
+        ("v_pages", torch.zeros(3, 2, 1, 7).half()),
+        ("v_pages", torch.zeros(1, 2, 1, 7).expand(3, 2, 1, 7)),
+        ("k_pages", torch.zeros(3, 2, 1, 5).double()),
+        ("block_table", [[2, 0], [1, -1]]),
+        ("block_table", torch.zeros(0, 2).long()),
+        ("block_table", torch.tensor([[2, 0], [1, -1]]).short()),
+        ("length", [3, 2]),
+        ("length", torch.tensor([3.0, 2.0])),
+        ("k_pages", torch.zeros(3, 2, 5)),
+        ("k_pages", None),
+        ("v_pages", None),
+        ("v_pages", torch.zeros(3, 2, 2, 7)),
+        ("v_pages", torch.zeros(3, 2, 1, 7, device="meta")),
+        ("k_pages", torch.zeros(40).as_strided((3, 2, 1, 5), (5, 5, 5, 1))),
+        ("k_pages", torch.zeros(40).as_strided((3, 2, 1, 5), (9, 5, 5, 1))),
+        ("v_pages", torch.zeros(40).as_strided((3, 2, 1, 7), (14, 7, 7, 0))),
+        ("v_pages", torch.zeros(40).unfold(0, 7, 6).view(3, 2, 1, 7)),
+    ],
+)
+def test_wrong_pages_are_refused(argument: str, wrong: Any) -> None:
+    PagedCache.from_pages(**pool())
+    check_refusal(argument, lambda: PagedCache.from_pages(**pool(**{argument: wrong})))
+
+
+def test_pages_may_be_any_slice_or_permutation_of_dense_memory(device: torch.device) -> None:
+    """Of a pool that has keys beside values, of heads before tokens, of every second row."""
+    both = torch.zeros(3, 2, 2, 1, 5, device=device)
+    pools = [
+        both.unbind(1),
+        torch.zeros(2, 1, 5, 3, 2, device=device).permute(0, 3, 4, 1, 2).unbind(),
+        torch.zeros(2, 6, 2, 1, 10, device=device)[:, ::2, ..., ::2].unbind(),
+    ]
+    k = torch.arange(1.0, 6, device=device).view(1, 1, 1, 5)
+    for k_pages, v_pages in pools:
+        table, length = torch.tensor([[1]], device=device), torch.tensor([1], device=device)
+        PagedCache.from_pages(k_pages, v_pages, table, length).update(k, -k)
+        assert torch.equal(k_pages[1, 1], k[0, 0])
+        assert torch.equal(v_pages[1, 1], -k[0, 0])
+        assert k_pages.count_nonzero() == v_pages.count_nonzero() == 5
+
+
+def test_duplicated_sequences_share_their_pages_until_one_writes(device: torch.device) -> None:
+    cache = PagedCache(1, 8, 2, 1, 5, 7, device=device)
+    cache.update(torch.ones(1, 5, 1, 5, device=device), torch.ones(1, 5, 1, 7, device=device))
+    cache.reorder(torch.tensor([0, 0, 0]))
+    assert cache.free_pages == 8 - 3
+    cache.update(torch.ones(3, 1, 1, 5, device=device), torch.ones(3, 1, 1, 7, device=device))
+    assert cache.free_pages == 8 - 3 - 2, "two of three writers copy the page that is half full"
+
+
+@pytest.mark.parametrize("ring", [False, True])
+def test_the_ops_pass_opcheck(ring: bool, device: torch.device) -> None:
+    def ones(*shape: int) -> Tensor:
+        return torch.ones(shape, device=device)
+
+    table = torch.tensor([[2], [0]], dtype=torch.int32, device=device)
+    length, offset = torch.tensor([[1, 0], [2, 1]], device=device)
+    cu_seqlens_k = torch.tensor([0, 3, 4], dtype=torch.int32, device=device)
+    new = (ones(2, 2, 1, 5), ones(2, 2, 1, 7))
+    storage = (ones(3, 4, 1, 5), ones(3, 4, 1, 7), table)
+    torch.library.opcheck(pages.append, (*new, *storage, length, offset, ring))
+    first = torch.zeros_like(length)
+    torch.library.opcheck(pages.gather, (*new, *storage, first, length, cu_seqlens_k, 4, 3, ring))
+
+
+def test_a_storage_made_in_inference_mode_is_writable_outside(device: torch.device) -> None:
+    k, v = torch.ones(2, 1, 1, 5, device=device), torch.ones(2, 1, 1, 7, device=device)
+    with torch.inference_mode():
+        cache = ContiguousCache(2, 4, 1, 5, 7, device=device)
+        cache.update(k, v)
+        cache.reorder(torch.tensor([1, 0]))
+    cache.update(k, v)
+    assert cache.length.tolist() == [2, 2]

@@ -1,0 +1,83 @@
+"""Addresses past 2^31 elements: every tensor of every op, stretched along one of its dims.
+
+The strides fit into 32 bits, their products with an index do not. All tensors of a call lie
+interleaved in one of 4 GiB, as slices of a fused projection do, and touch a few pages of it.
+"""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from properties.cases.case import Case
+from properties.cases.sequences import dims_of, tensors_of
+from properties.cases.tensors import Results
+from properties.catalogue import OPS
+from properties.catalogue.op import Op
+from properties.laws import Subject
+from properties.laws.judge import compare_with_oracle
+
+COUNT = 3
+STRIDE = 2**30 + 64
+DTYPE = torch.bfloat16
+_SIZES = {"B": COUNT, "H": COUNT, "G": COUNT, "R": 1, "K": 3, "V": 5, "D": 6, "P": 3}
+_OTHER_SIZE = 4
+_DIMS = {"batch": "B", "tokens": "TS", "heads": "HG", "sequences": "TS"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" not in metafunc.fixturenames:
+        return
+    option = metafunc.config.getoption
+    cases = {
+        f"{op.name}-{mode.name}-{along}": (_case(op, mode.name, along), along)
+        for op in OPS.values()
+        for mode in op.modes
+        for along in _DIMS
+        if (not option("op") or op.name in option("op"))
+        and (not option("mode") or mode.name in option("mode"))
+        and (along != "sequences" or op.packed_by)
+        and any(set(_DIMS[along]) & set(a.dims.split()) for a in op.arguments)
+    }
+    metafunc.parametrize(("case", "along"), list(cases.values()), ids=list(cases))
+
+
+def _case(op: Op, mode: str, along: str) -> Case:
+    """With every tensor that the mode takes; sequences of one token each where they are packed."""
+    dims = {d: _SIZES.get(d, _OTHER_SIZE) for d in op.dims}
+    packed = along == "sequences"
+    return op.full(mode, dims, (1,) * COUNT if packed else (COUNT,), packed=packed)
+
+
+@pytest.fixture(scope="module")
+def memory(subject: Subject) -> Tensor:
+    size = (COUNT - 1) * STRIDE + 2**16
+    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if subject.device.type == "cpu" and here < 4 * size:
+        pytest.skip("few pages are touched, but a machine of less than 8 GB may refuse the memory")
+    return torch.empty(size, dtype=DTYPE, device=subject.device)
+
+
+def _stretched(op: Op, tensors: Results, along: str, memory: Tensor, place: int) -> Results:
+    """The tensors with `STRIDE` along the dim of that name, one behind the other from `place`."""
+    moved = {}
+    for name, x in tensors.items():
+        axis = next((n for n, d in enumerate(dims_of(op, name)) if d in _DIMS[along]), None)
+        if axis is None or x.dim() < 3 or x.dtype != DTYPE:
+            continue
+        strides = list(x.select(axis, 0).contiguous().stride())
+        strides.insert(axis, STRIDE)
+        moved[name] = memory.as_strided(x.shape, strides, place).copy_(x)
+        place += x.numel() // COUNT
+    return moved
+
+
+def test_offsets_are_64_bits_wide(case: Case, along: str, subject: Subject, memory: Tensor) -> None:
+    op = OPS[case.op]
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    far = _stretched(op, tensors_of(op, inputs), along, memory, 0)
+    incoming = gradients_of | _stretched(op, gradients_of, along, memory, 2**15)
+    assert far, "no tensor has this dim"
+    got = subject.run(op, case, inputs.with_tensors(far), incoming)
+    compare_with_oracle("differential", op, case, subject, inputs, gradients_of, got)

@@ -1,0 +1,114 @@
+"""Tensors of more than 2^31 elements, contiguous, on a GPU that has memory for them.
+
+A few sequences, over and over: each is computed as it is in a small case, bit for bit, wherever in
+the memory it lies. The period is no power of two, so that an offset that wraps meets another one.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from properties.cases.case import Case
+from properties.cases.sequences import join, separate, shared_gradients, tensors_of
+from properties.cases.tensors import Inputs, Results, boundaries
+from properties.catalogue import OPS
+from properties.catalogue.op import Op
+from properties.laws import Subject
+
+ELEMENTS = 2**31
+MEMORY = 128 * 2**30
+SEQUENCES, TOKENS = 3, 130
+_SIZES = {"H": 8, "G": 4, "R": 2, "K": 64, "V": 64, "D": 64, "P": 32}
+_OTHER_SIZE = 4
+# What does not fit into the memory of one GPU in these sizes. A recurrent form keeps a state for
+# every few tokens: for each number of a key, as many as a value has. The gated delta rules keep all
+# that they keep for each head of values, of which two would read one of keys. DPLR has five tensors
+# as wide as keys, and their gradients; those stay below 2^31, and only what is as wide as values is
+# so large.
+_NARROW = {"H": 32, "G": 32, "R": 1, "K": 16, "V": 16}
+_UNGROUPED = {"G": 8, "R": 1}
+_WIDE_VALUES = {"K": 16, "V": 128}
+_LESS = {
+    **{(op.name, "fused_recurrent"): _NARROW for op in OPS.values()},
+    ("gated_delta_rule", "chunk"): _UNGROUPED,
+    ("kda", "chunk"): _UNGROUPED,
+    ("dplr", "chunk"): _WIDE_VALUES,
+    ("rwkv7", "chunk"): _WIDE_VALUES,
+}
+# The tensor that is so large, where it is not the first. Attention has fewer heads of keys.
+_LARGE = {
+    ("attention", "parallel"): "k",
+    ("dplr", "chunk"): "v",
+    ("rwkv7", "chunk"): "v",
+}
+# An op that takes one vector after the other counts these: 2^31 of two numbers each.
+_VECTORS = {"H": 1024, "D": 2, "P": 1}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" not in metafunc.fixturenames:
+        return
+    option = metafunc.config.getoption
+    cases = {
+        f"{op.name}-{mode.name}-{what}": _case(op, mode.name, what)
+        for op in OPS.values()
+        for mode in op.modes
+        for what in ("dense", "packed", "vectors")
+        if (not option("op") or op.name in option("op"))
+        and (not option("mode") or mode.name in option("mode"))
+        and (what != "packed" or op.packed_by)
+        and (what != "vectors" or {"H", "D"} <= set(op.dims))
+    }
+    metafunc.parametrize("case", list(cases.values()), ids=list(cases))
+
+
+def _case(op: Op, mode: str, what: str) -> Case:
+    """With every tensor that the mode takes."""
+    packed = what == "packed"
+    known = {**_SIZES, **(_VECTORS if what == "vectors" else _LESS.get((op.name, mode), {}))}
+    dims = {d: known.get(d, _OTHER_SIZE) for d in op.dims} | {"B": SEQUENCES}
+    lengths = tuple(TOKENS - 9 * n for n in range(SEQUENCES)) if packed else (TOKENS,)
+    return op.full(mode, dims, lengths, packed=packed)
+
+
+def _over_and_over(op: Op, case: Case, tensors: Results, times: int) -> Results:
+    return join(op, case.packed, separate(op, case, tensors) * times)
+
+
+def _repeated(op: Op, case: Case, inputs: Inputs, times: int, device: torch.device) -> Inputs:
+    tensors = {**inputs.tensors, **_over_and_over(op, case, tensors_of(op, inputs), times)}
+    if case.packed:
+        bounds = torch.tensor(boundaries(case.lengths * times), device=device)
+        tensors |= {name: bounds for name in op.packed_by if name in tensors}
+    return replace(inputs, tensors=tensors)
+
+
+def _differing(got: Tensor, want: Tensor) -> str:
+    """Where in memory the first element is that differs."""
+    first = int((got != want).flatten().int().argmax())
+    return f"element {first} of {got.numel()}"
+
+
+def test_sequences_are_computed_alike_wherever_they_lie(
+    case: Case, subject: Subject, gpu: torch.device
+) -> None:
+    if torch.cuda.get_device_properties(gpu).total_memory < MEMORY:
+        pytest.skip("wants a GPU with 128 GiB")
+    op = OPS[case.op]
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, gradients_of)
+    large = inputs.tensors[_LARGE.get((op.name, case.mode), op.arguments[0].name)]
+    counted = large[..., 0] if case.dims.get("D") == _VECTORS["D"] else large
+    times = 1 + ELEMENTS // counted.numel()
+    dims = case.dims if case.packed else {**case.dims, "B": case.dims["B"] * times}
+    lengths = case.lengths * times if case.packed else case.lengths
+    many = replace(case, dims=dims, lengths=lengths)
+    incoming = _over_and_over(op, case, gradients_of, times)
+    got = subject.run(op, many, _repeated(op, case, inputs, times, gpu), incoming)
+    # What all sequences share has a gradient that sums over them.
+    for name in want.keys() - shared_gradients(op):
+        same = _over_and_over(op, case, {name: want[name]}, times)[name]
+        assert torch.equal(got[name], same), f"{name}: {_differing(got[name], same)}"
+        del same, got[name]

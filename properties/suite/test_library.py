@@ -1,0 +1,278 @@
+"""Ops as PyTorch sees them: sound registrations, compiled calls equal to eager ones.
+
+Ops and modes come from the catalogue; of each, a bare case, and cases that give every tensor and
+switch on every option that the mode has.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import Parameter, signature
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import kernels
+from kernels.tiles import TABLE
+from properties.cases.case import Case
+from properties.cases.tensors import run
+from properties.catalogue import OPS
+from properties.catalogue.op import Mode, Op, Option
+from properties.laws import Subject
+
+_Call = tuple[Any, tuple[Any, ...]]
+_NAMESPACE = "attention_oracles"
+# None is 0 or 1, which compilers specialise, nor as large as a number of tokens or table rows here,
+# which they would take for the same number for ever; a row of a slice, 3 H + 1, counts.
+_SIZES = {"B": 2, "H": 8, "G": 2, "R": 3, "K": 5, "V": 7, "D": 17, "P": 6, "W": 4}
+# What each option is switched to; a flag to True.
+_VALUES: dict[str, Callable[[Case], Any]] = {
+    "scale": lambda case: -0.5,
+    "window": lambda case: 3,
+    "softcap": lambda case: 2.0,
+    "layer_idx": lambda case: 1,
+    "num_layers": lambda case: 3,
+    "eps": lambda case: 1e-3,
+    "activation": lambda case: "silu",
+    "seqlen_offsets": lambda case: list(range(2, 2 + case.sequences)) if case.packed else 2,
+}
+
+
+def _switched(option: Option, case: Case) -> Any:
+    return True if option.default is False else _VALUES[option.name](case)
+
+
+def _required(op: Op) -> dict[str, Any]:
+    """Options that have no default in the signature."""
+    parameters = signature(op.oracle).parameters
+    return {o.name: o.default for o in op.options if parameters[o.name].default is Parameter.empty}
+
+
+def _loaded(op: Op, mode: Mode, bare: Case) -> Case:
+    """With every tensor and every option that the mode knows."""
+    return replace(
+        bare,
+        given=tuple(a.name for a in op.arguments if a.optional and a.name not in mode.refuses),
+        options={o.name: _switched(o, bare) for o in op.options if o.name not in mode.refuses},
+    )
+
+
+def _cases(op: Op, mode: Mode) -> dict[str, Case]:
+    either = tuple(a.name for a in op.arguments if a.dtype == "either")
+    dense = Case(
+        op=op.name,
+        mode=mode.name,
+        dtype="bfloat16",
+        dims={letter: _SIZES[letter] for letter in op.dims},
+        lengths=(10,),
+        key_lengths=(12,) if op.keys else None,
+        options=_required(op),
+    )
+    packed = replace(
+        dense,
+        dims={**dense.dims, "B": 1},
+        lengths=(4, 0, 6),
+        key_lengths=(5, 2, 8) if op.keys else None,
+        packed=True,
+    )
+    loaded = _loaded(op, mode, dense)
+    cases = {
+        "dense": dense,
+        "packed": replace(packed, dtype="float32", layout="heads_first"),
+        "dense-loaded": replace(loaded, dtype="bfloat16", layout="sliced", float32=either),
+        "packed-loaded": replace(_loaded(op, mode, packed), dtype="float16", layout="strided"),
+    }
+    return {name: op.settle(case) for name, case in cases.items()}
+
+
+_LEAST_AND_MOST = ("dense", "packed-loaded")
+_BETWEEN = ("packed", "dense-loaded")
+
+
+def _registered(op: Op, mode: Mode) -> tuple[str, ...]:
+    """The cases whose registrations are checked, which state nearly the same of every call."""
+    return _LEAST_AND_MOST if mode is op.modes[0] else _LEAST_AND_MOST[1:]
+
+
+def _compiled(op: Op, mode: Mode) -> tuple[str, ...]:
+    """The cases that are compiled: all in an op's first mode, two by turns in the others.
+
+    Modes of an op differ in the custom ops that they call, not in what is around them. A reading
+    calls those of another op, so two cases of it are compiled.
+    """
+    place = op.modes.index(mode)
+    if place == 0 and (op.name, mode.name) not in TABLE:
+        return _LEAST_AND_MOST
+    if place == 0:
+        return (*_LEAST_AND_MOST, *_BETWEEN)
+    return _LEAST_AND_MOST if place % 2 else _BETWEEN
+
+
+def _of_several_outputs(op: Op, mode: Mode) -> tuple[str, ...]:
+    """A case that has them, of an op that has: those asked for, if the mode knows them."""
+    differentiable = [o for o in op.outputs if o.differentiable and o.asked_by not in mode.refuses]
+    return _LEAST_AND_MOST[1:] if len(differentiable) > 1 else ()
+
+
+def _longer(op: Op, case: Case) -> Case:
+    """The same but for the numbers of tokens."""
+    more = tuple(n + 3 for n in case.lengths)
+    keys = None if case.key_lengths is None else tuple(n + 4 for n in case.key_lengths)
+    return op.settle(replace(case, lengths=more, key_lengths=keys))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" not in metafunc.fixturenames:
+        return
+    option = metafunc.config.getoption
+    ops, modes, dtypes = (option(name) for name in ("op", "mode", "dtype"))
+    tried = {
+        test_registrations_are_sound: _registered,
+        test_what_leaves_the_first_output_out_has_gradients: _of_several_outputs,
+        test_compiled_equals_eager_bit_for_bit: _compiled,
+    }[metafunc.function]
+    cases = {
+        f"{op.name}-{mode.name}-{name}": case
+        for op in OPS.values()
+        for mode in op.modes
+        for name, case in _cases(op, mode).items()
+        # A reading runs the ops of another, which is here in all its modes.
+        if ((op.name, mode.name) in TABLE or mode is op.modes[0])
+        and name in tried(op, mode)
+        and (not ops or op.name in ops)
+        and (not modes or mode.name in modes)
+        and (not dtypes or case.dtype in dtypes)
+    }
+    metafunc.parametrize("case", list(cases.values()), ids=list(cases))
+
+
+class _Calls(TorchDispatchMode):
+    """Notes the calls of our custom ops: the op and its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[_Call] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func.namespace == _NAMESPACE:
+            assert not kwargs, f"{func}: called with keywords, expected positions alone"
+            self.made.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def _calls(op: Op, case: Case, subject: Subject) -> tuple[list[_Call], list[_Call]]:
+    """Calls of custom ops in a forward pass, and in the backward pass that belongs to it."""
+    function, inputs = getattr(kernels, op.name), subject.inputs(op, case)
+    with _Calls() as forward:
+        run(op, function, inputs, mode=case.mode)
+    with _Calls() as both:
+        run(op, function, inputs, subject.cotangents(op, case), mode=case.mode)
+    return forward.made, both.made[len(forward.made) :]
+
+
+def _on_leaves(call: _Call, differentiable: set[str]) -> _Call:
+    """The call on tensors without history, of which those of the given names want gradients."""
+    func, args = call
+    leaves = (
+        x.detach().requires_grad_(argument.name in differentiable) if isinstance(x, Tensor) else x
+        for argument, x in zip(func._schema.arguments, args, strict=True)
+    )
+    return func, tuple(leaves)
+
+
+def test_registrations_are_sound(case: Case, subject: Subject) -> None:
+    op = OPS[case.op]
+    forward, backward = _calls(op, case, subject)
+    assert forward, f"{case.op} calls no op of {_NAMESPACE}"
+    assert backward, f"the gradient of {case.op} calls no op of {_NAMESPACE}"
+    promised = {a.name for a in op.arguments if a.differentiable}
+    for call in forward:
+        # An op that writes to its arguments has its gradient elsewhere.
+        func, args = _on_leaves(call, set() if call[0]._schema.is_mutable else promised)
+        torch.library.opcheck(func, args)
+    for call in backward:
+        func, args = _on_leaves(call, set())
+        torch.library.opcheck(func, args)
+
+
+def test_every_op_of_the_catalogue_is_called_by_some_case(subject: Subject) -> None:
+    called = {
+        func._schema.name
+        for op in OPS.values()
+        for mode in op.modes
+        for name, case in _cases(op, mode).items()
+        if name in _LEAST_AND_MOST
+        for calls in _calls(op, case, subject)
+        for func, _ in calls
+    }
+    registered = {
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        for op in OPS
+        if name.startswith(f"{_NAMESPACE}::{op}")
+    }
+    assert called == registered
+
+
+def test_what_leaves_the_first_output_out_has_gradients(case: Case, subject: Subject) -> None:
+    """A loss of a final state alone, say: those that a cotangent of zeros gives."""
+    op = OPS[case.op]
+    inputs, (first, *others) = subject.inputs(op, case), subject.cotangents(op, case).items()
+    zeros = torch.zeros(first[1].shape, dtype=first[1].dtype, device=first[1].device)
+    want = subject.run(op, case, inputs, {first[0]: zeros, **dict(others)})
+    got = subject.run(op, case, inputs, dict(others))
+    assert any(want[f"d{a.name}"].any() for a in op.arguments if f"d{a.name}" in want)
+    for name, x in want.items():
+        assert torch.equal(got[name], x), name
+
+
+class _Stopped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> None:
+        return None
+
+
+def test_an_op_whose_one_output_has_no_gradient_gives_zeros(subject: Subject) -> None:
+    """What comes after it may have none for it, and PyTorch then asks for the op's all the same."""
+    x = torch.randn(2, 3, 4, 5, device=subject.device, requires_grad=True)
+    (dx,) = torch.autograd.grad(_Stopped.apply(kernels.l2norm(x)).sum(), x)
+    assert torch.equal(dx, torch.zeros_like(x))
+
+
+def _dynamic(case: Case) -> bool | None:
+    """Whether all sizes are symbols from the first compilation on; None leaves it to PyTorch.
+
+    Not both of every case: each two of packed or dense, bare or loaded, and this meet in one.
+    """
+    loaded = bool(case.given or case.options.keys() - _required(OPS[case.op]).keys())
+    return True if case.packed == loaded else None
+
+
+def test_compiled_equals_eager_bit_for_bit(case: Case, subject: Subject) -> None:
+    op, dynamic = OPS[case.op], _dynamic(case)
+    function = getattr(kernels, op.name)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for each in (case, _longer(op, case)):
+        inputs, gradients_of = subject.inputs(op, each), subject.cotangents(op, each)
+        want = run(op, function, inputs, gradients_of, mode=each.mode)
+        # What is compiled for any size must serve other lengths too.
+        once = dynamic is True and each is not case
+        with torch._dynamo.config.patch(error_on_recompile=once):
+            got = run(op, compiled, inputs, gradients_of, mode=each.mode)
+        assert got.keys() == want.keys()
+        for name, x in want.items():
+            assert got[name].dtype == x.dtype, name
+            assert torch.equal(got[name], x), f"{name} differs in {each.line()}"

@@ -1,0 +1,80 @@
+"""Strides that no law has: of inputs whose last two dims are exchanged, as a transposed product
+leaves them, of one input alone, and of boundaries that are a slice of others.
+
+A layout of the laws would be too much: how PyTorch adds up a cotangent depends on where it lies.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from properties.cases.case import Case
+from properties.cases.layouts import heads_first
+from properties.catalogue import OPS
+from properties.laws import Subject
+from properties.laws.judge import expect_same
+from properties.targets.ours import MODES_WITH_KERNELS
+
+PACKED = [(op, mode) for op, mode in MODES_WITH_KERNELS if OPS[op].packed_by]
+_SIZES = {"B": 2, "H": 3, "G": 1, "R": 3, "K": 16, "V": 16, "D": 16, "W": 4, "P": 3}
+
+
+@pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
+def test_where_rows_lie_changes_nothing(name: str, mode: str, subject: Subject) -> None:
+    op, case = OPS[name], _case(name, mode, (5,))
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, gradients_of)
+    turned = inputs.with_tensors({n: _transposed(x) for n, x in inputs.tensors.items()})
+    incoming = {n: _transposed(x) for n, x in gradients_of.items()}
+    for given, of in ((turned, gradients_of), (inputs, incoming)):
+        got = subject.run(op, case, given, of)
+        about = "layout_invariance", op, case, subject, inputs, gradients_of
+        expect_same(*about, got, want, "contiguous inputs, where their last two dims are exchanged")
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "packed"),
+    [
+        (*each, packed)
+        for each in MODES_WITH_KERNELS
+        for packed in (False, True)
+        if each in PACKED or not packed
+    ],
+)
+def test_strides_of_one_do_not_stand_for_those_of_another(
+    name: str, mode: str, packed: bool, subject: Subject
+) -> None:
+    """Heads before tokens, one tensor at a time."""
+    op, case = OPS[name], _case(name, mode, (2, 3) if packed else (5,), packed=packed)
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, gradients_of)
+    about = "layout_invariance", op, case, subject, inputs, gradients_of
+    for each, x in inputs.tensors.items():
+        got = subject.run(op, case, inputs.with_tensors({each: heads_first(x)}), gradients_of)
+        expect_same(*about, got, want, f"contiguous inputs, where {each} has heads first")
+    for each, x in gradients_of.items():
+        got = subject.run(op, case, inputs, {**gradients_of, each: heads_first(x)})
+        expect_same(*about, got, want, f"contiguous inputs, where d{each} has heads first")
+
+
+@pytest.mark.parametrize(("name", "mode"), PACKED)
+def test_where_boundaries_lie_changes_nothing(name: str, mode: str, subject: Subject) -> None:
+    op, case = OPS[name], _case(name, mode, (2, 3), packed=True)
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    want = subject.run(op, case, inputs, gradients_of)
+    bounds = torch.tensor([0, 4, 2, 1, 5], device=subject.device)
+    sliced = inputs.with_tensors({n: bounds[::2] for n in op.packed_by if n in inputs.tensors})
+    for result, x in subject.run(op, case, sliced, gradients_of).items():
+        assert torch.equal(x, want[result]), result
+
+
+def _case(name: str, mode: str, lengths: tuple[int, ...], *, packed: bool = False) -> Case:
+    op = OPS[name]
+    case = op.full(mode, {d: _SIZES[d] for d in op.dims}, lengths, packed=packed)
+    return replace(case, dtype="float32")
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.mT.contiguous().mT if x.dim() > 1 else x

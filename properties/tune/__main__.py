@@ -1,0 +1,404 @@
+"""Search for tiles on a GPU: each is checked against the oracle, then timed."""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from multiprocessing import active_children
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import triton
+
+from kernels import tiles
+from kernels.tiles import Entry, Tile
+from properties.aot.worker import Worker
+from properties.tune import trial
+from properties.tune.grids import STAGES, Stage
+from properties.tune.search import Best, Outcome, Search
+from properties.tune.trial import Problem, Verdict
+
+ABOUT = """\
+A candidate is an entry of the tile table with another tile for some of its kernels. It is compiled
+first, in processes that share Triton's disk cache; then it has to keep the differential law,
+forward and all gradients, on one larger shape and on a few drawn cases; then it is timed: the
+median of CUDA events after warm-up, for the forward pass, or for forward and backward together.
+"of today's" is the time over that of the entry that the table has now, in the same run; below 1 is
+faster.
+
+Kernels are searched one after another, the entry's own tile first, each with the best of those
+before. The best is the fastest that also compiles with every option and without spilled registers,
+which is what the tests ask of an entry.
+
+Candidates that do not compile, do not fit, or break the law are listed with the reason. Results are
+printed, and written to the file of --json, as they are there.
+"""
+DTYPES = ("bfloat16", "float16", "float32")
+DIMS = (64, 128)
+# Compilers for the winners of a stage, beside those of the next one.
+_RULES = 4
+
+
+def parser() -> argparse.ArgumentParser:
+    parse = argparse.ArgumentParser(
+        prog="python -m properties.tune",
+        description=__doc__,
+        epilog=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    ops = list(dict.fromkeys(op for op, _ in STAGES))
+    modes = list(dict.fromkeys(mode for _, mode in STAGES))
+    names = list(dict.fromkeys(stage.name for stages in STAGES.values() for stage in stages))
+    parse.add_argument(
+        "--op", nargs="+", action="extend", choices=ops, metavar="OP",
+        help=f"only these of {', '.join(ops)}",
+    )  # fmt: skip
+    parse.add_argument(
+        "--mode", nargs="+", action="extend", choices=modes, metavar="MODE",
+        help=f"only these of {', '.join(modes)}",
+    )  # fmt: skip
+    parse.add_argument(
+        "--kernel", nargs="+", action="extend", choices=names, metavar="KERNEL",
+        help=f"only the tiles of these of {', '.join(names)}; entry is the entry's own tile",
+    )  # fmt: skip
+    parse.add_argument(
+        "--head-dim", nargs="+", type=_positive, metavar="D", default=list(DIMS),
+        help=f"of keys and values (default: {' '.join(map(str, DIMS))})",
+    )  # fmt: skip
+    parse.add_argument(
+        "--dtype", nargs="+", choices=DTYPES, metavar="DTYPE", default=list(DTYPES[:1]),
+        help=f"of the inputs: {', '.join(DTYPES)} (default: {DTYPES[0]})",
+    )  # fmt: skip
+    parse.add_argument(
+        "--size", type=_size, metavar="B,T,C", default="8,4096,2048",
+        help="batch, tokens and channels of what is timed, C / D heads (default: %(default)s)",
+    )  # fmt: skip
+    parse.add_argument(
+        "--chunk", type=_positive, metavar="TOKENS",
+        help="search from the best entry with this chunk length on, or with so many queries of a "
+        "program, even where it is slower than today's",
+    )  # fmt: skip
+    parse.add_argument(
+        "--cases", type=_number, default=2, metavar="N",
+        help="drawn cases to check a candidate on, each compiled apart (default: %(default)s)",
+    )  # fmt: skip
+    parse.add_argument(
+        "--rep", type=_positive, default=100, metavar="MS",
+        help="repeat each call for about so many milliseconds (default: %(default)s)",
+    )  # fmt: skip
+    parse.add_argument(
+        "--jobs", type=_positive, default=_cores(), metavar="N",
+        help="processes that compile (default: %(default)s)",
+    )  # fmt: skip
+    parse.add_argument(
+        "--budget", type=_positive, metavar="SECONDS",
+        help="begin no candidate after so many seconds; the winners so far are then compiled with "
+        "every option, which takes up to a minute more",
+    )  # fmt: skip
+    parse.add_argument(
+        "--json", type=_file, metavar="FILE",
+        help="write all results to FILE, and take those that it has instead of measuring again",
+    )  # fmt: skip
+    return parse
+
+
+def _cores() -> int:
+    """Of this process, less two for the one that times; a container may claim far more."""
+    return max(1, min(len(os.sched_getaffinity(0)), 16) - 2)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not _number(text):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number above 0")
+    return int(text)
+
+
+def _size(text: str) -> tuple[int, ...]:
+    sizes = text.split(",")
+    if len(sizes) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected three numbers, such as 8,4096,2048")
+    return tuple(map(_positive, sizes))
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a file in a directory that exists")
+    return path
+
+
+def problems(chosen: argparse.Namespace) -> list[Problem]:
+    """What the command line asks for.
+
+    Raises:
+        ValueError: no op of those asked for has a mode and kernels of those asked for.
+    """
+    batch, tokens, channels = chosen.size
+    found = [
+        Problem(op, mode, dim, dtype, batch, tokens, channels, chosen.chunk, chosen.cases)
+        for (op, mode), stages in STAGES.items()
+        if (not chosen.op or op in chosen.op)
+        and (not chosen.mode or mode in chosen.mode)
+        and (not chosen.kernel or any(stage.name in chosen.kernel for stage in stages))
+        for dim in chosen.head_dim
+        for dtype in chosen.dtype
+    ]
+    if not found:
+        raise ValueError("--op, --mode, --kernel: no op has all of these, expected one that has")
+    return found
+
+
+class Workers:
+    """Threads with a process each, which is started again when it dies of what it did."""
+
+    def __init__(self, count: int) -> None:
+        self._own = threading.local()
+        self.pool = ThreadPoolExecutor(count)
+
+    def call(self, function: Callable[..., Verdict], *given: Any) -> Verdict:
+        """From one of the threads: `function(*given)` in its process."""
+        if not hasattr(self._own, "worker"):
+            self._own.worker = Worker()
+        try:
+            verdict: Verdict = self._own.worker.call(function, *given)
+        except RuntimeError:
+            return Verdict(wrong="it took its process with it")
+        except Exception as error:
+            return Verdict(wrong=f"{type(error).__name__}: {error}".splitlines()[0])
+        return verdict
+
+
+class Record:
+    """All that is known, in a file that is never half written.
+
+    Args:
+        path: the file; what it knows from an earlier run is kept.
+        setting: what results are comparable for.
+
+    Raises:
+        ValueError: the file has results of another setting.
+    """
+
+    def __init__(self, path: Path | None, setting: dict[str, Any]) -> None:
+        self.path = path
+        self.setting: dict[str, Any] = json.loads(json.dumps(setting))
+        self.outcomes: dict[str, dict[str, Any]] = {}
+        self.best: dict[str, dict[str, Any]] = {}
+        if path is None or not path.exists():
+            return
+        earlier = json.loads(path.read_text())
+        for name, value in self.setting.items():
+            if earlier.get(name) != value:
+                raise ValueError(f"--json {path}: of another {name}, expected {value!r} or no file")
+        self.outcomes = {_identity(plain): plain for plain in earlier["outcomes"]}
+        self.best = {_identity(plain, "tiles"): plain for plain in earlier["best"]}
+
+    def verdict(self, problem: Problem, stage: Stage, entry: Entry) -> Verdict | None:
+        """What came of a candidate in an earlier run."""
+        known = self.outcomes.get(_identity(_plain(problem, stage.name, entry)))
+        return None if known is None else Verdict(known["wrong"], tuple(known["milliseconds"]))
+
+    def add(self, found: Outcome | Best) -> None:
+        plain = _plain(found.problem, found.kernel, found.entry) | {"ratio": found.ratio}
+        if isinstance(found, Best):
+            ruled_out = {in_words(tile): why for tile, why in found.ruled_out}
+            self.best[_identity(plain, "tiles")] = {**plain, "ruled_out": ruled_out}
+        else:
+            self.outcomes[_identity(plain)] = {
+                **plain,
+                "tile": in_words(found.tile),
+                "today": found.today,
+                "milliseconds": found.verdict.times,
+                "wrong": found.verdict.wrong,
+            }
+        if self.path is not None:
+            known = {"outcomes": [*self.outcomes.values()], "best": [*self.best.values()]}
+            partial = self.path.with_name(self.path.name + ".partial")
+            partial.write_text(json.dumps({**self.setting, **known}, indent=1) + "\n")
+            partial.replace(self.path)
+
+
+def _plain(problem: Problem, kernel: str, entry: Entry) -> dict[str, Any]:
+    tiles_of = {"entry": entry, **entry.kernels}
+    words = {name: in_words(tile) for name, tile in tiles_of.items()}
+    return {**asdict(problem), "kernel": kernel, "tiles": words}
+
+
+def _identity(plain: dict[str, Any], *without: str) -> str:
+    names = ("op", "mode", "dim", "dtype", "chunk", "drawn", "kernel", "tiles")
+    return json.dumps({name: plain[name] for name in names if name not in without})
+
+
+def _digest() -> str:
+    """Of the kernels: results are of these alone."""
+    folder = Path(tiles.__file__).parent
+    own = [folder / "bench", folder / "tune"]
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        if path.name != "tiles.py" and not any(path.is_relative_to(each) for each in own):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def in_words(tile: Tile) -> str:
+    """A tile as the table writes it, without what it does not differ in."""
+    named = {"tokens": tile.tokens, "keys": tile.keys, "features": tile.features}
+    if tile.features == Tile.features:
+        del named["features"]
+    named |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return ", ".join(f"{name}={value}" for name, value in named.items())
+
+
+def as_code(entry: Entry) -> str:
+    """An entry to paste into the table, where it still needs to be said whom it admits."""
+    own = ",\n    ".join(in_words(entry).split(", "))
+    kernels = "".join(
+        f'        "{name}": Tile({in_words(tile)}),\n' for name, tile in entry.kernels.items()
+    )
+    kernels = f"    kernels={{\n{kernels}    }},\n" if kernels else ""
+    return f"Entry(\n    {own},\n    max_dim={entry.max_dim},\n{kernels})"
+
+
+def line(found: Outcome) -> str:
+    """One candidate."""
+    mark = " (today's)" if found.today else ""
+    head = f"{found.problem} · {found.kernel}: {in_words(found.tile)}{mark}: "
+    if found.verdict.wrong:
+        return head + found.verdict.wrong
+    times = " + ".join(f"{ms:.3f}" for ms in found.verdict.times)
+    ratio = "" if found.ratio is None else f", {found.ratio:.3f} of today's"
+    return f"{head}{times} ms{ratio}"
+
+
+def ranking(best: Best, outcomes: Sequence[Outcome]) -> str:
+    """The candidates of a stage, the fastest first, then those that cannot be used."""
+    of_stage = [o for o in outcomes if (o.problem, o.kernel) == (best.problem, best.kernel)]
+    why = dict(best.ruled_out)
+    timed = sorted((o for o in of_stage if o.verdict.times), key=lambda o: sum(o.verdict.times))
+    rows = [f"{best.problem} · {best.kernel}, ranked:"]
+    for outcome in timed:
+        times = "".join(f"{ms:9.3f}" for ms in outcome.verdict.times)
+        ratio = "" if outcome.ratio is None else f"{outcome.ratio:7.3f}"
+        notes = [
+            *(["today's"] if outcome.today else []),
+            *(["best"] if outcome.entry == best.entry else []),
+            *([why[outcome.tile]] if outcome.tile in why else []),
+        ]
+        rows.append(f"{times}{ratio}  {in_words(outcome.tile)}  {'; '.join(notes)}".rstrip())
+    refused = [o for o in of_stage if o.verdict.wrong]
+    rows += [f"  refused  {in_words(o.tile)}: {o.verdict.wrong}" for o in refused]
+    if not best.taken:
+        rows.append("  none can be taken: the entry stays as it was")
+    return "\n".join(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 if all was tried, 1 if the budget ended it, 2 without a GPU."""
+    begun = time.monotonic()
+    parse = parser()
+    chosen = parse.parse_args(arguments)
+    try:
+        wanted = problems(chosen)
+    except ValueError as error:
+        parse.error(str(error))
+    if not torch.cuda.is_available():
+        print(
+            "properties.tune: no GPU that PyTorch can use, so there is nothing to time.",
+            file=sys.stderr,
+        )
+        return 2
+    device = torch.device("cuda")
+    try:
+        architecture = trial.architecture_of(tiles.architecture(device)).name
+        for problem in wanted:
+            problem.entry(device)
+    except ValueError as error:
+        parse.error(str(error))
+    setting = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "size": chosen.size,
+        "kernels": _digest(),
+    }
+    try:
+        record = Record(chosen.json, setting)
+    except ValueError as error:
+        parse.error(str(error))
+    print(", ".join(f"{name} {value}" for name, value in setting.items()), flush=True)
+    with TemporaryDirectory() as memory:
+        compilers, rulers, judge = Workers(chosen.jobs), Workers(_RULES), Workers(1)
+
+        def compiled(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+            if record.verdict(problem, stage, entry) is not None:
+                return Verdict()
+            return compilers.call(trial.compiled, problem, stage, entry, architecture)
+
+        def judged(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+            known = record.verdict(problem, stage, entry)
+            if known is not None:
+                return known
+            given = problem, stage, entry, Path(memory), chosen.rep
+            return judge.pool.submit(judge.call, trial.judged, *given).result()
+
+        search = Search(
+            compilers.pool,
+            rulers.pool,
+            compiled,
+            lambda *given: rulers.call(trial.within_the_rules, *given, architecture),
+            judged,
+            device,
+            None if chosen.budget is None else begun + chosen.budget,
+        )
+        try:
+            left = follow(search, wanted, chosen.kernel or (), record)
+        except KeyboardInterrupt:
+            left = True
+            print("properties.tune: ended by Ctrl-C", file=sys.stderr)
+        finally:
+            for each in (compilers, rulers, judge):
+                each.pool.shutdown(wait=False, cancel_futures=True)
+            for child in active_children():
+                child.terminate()
+    return 1 if left else 0
+
+
+def follow(
+    search: Search, wanted: Sequence[Problem], kernels: Sequence[str], record: Record
+) -> bool:
+    """Print and record what the search finds; whether something was left out."""
+    outcomes: list[Outcome] = []
+    last: dict[Problem, Best] = {}
+    for found in search.run(wanted, kernels):
+        record.add(found)
+        if isinstance(found, Best):
+            last[found.problem] = found
+            print(f"\n{ranking(found, outcomes)}\n", flush=True)
+        else:
+            outcomes.append(found)
+            print(line(found), flush=True)
+    for problem, best in last.items():
+        stays = best.entry == problem.entry(search.device)
+        what = "today's entry is the best" if stays else f"best\n{as_code(best.entry)}"
+        print(f"\n{problem}: {what}", flush=True)
+    if search.ended:
+        print("\nkernels.tune: the budget ended the search; not all was tried", file=sys.stderr)
+    return search.ended
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,327 @@
+"""What of the tuner needs no GPU: candidates, how they are checked, the search around a timer."""
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import kernels
+from kernels.tiles import TABLE, Entry, Tile
+from properties.aot.architectures import ARCHITECTURES
+from properties.aot.launches import record
+from properties.aot.worker import Worker
+from properties.cases.tensors import build, cotangents, run
+from properties.catalogue import OPS
+from properties.device import activate
+from properties.tune import __main__ as command
+from properties.tune import trial
+from properties.tune.grids import STAGES, Stage
+from properties.tune.search import Best, Outcome, Search
+from properties.tune.trial import Problem, Verdict
+
+# A CPU takes what Hopper takes.
+HOPPER = torch.device("cpu")
+ATTENTION = Problem("attention", "parallel", 64, "bfloat16", 1, 64, 64, drawn=1)
+LINEAR = Problem("linear_attn", "chunk", 16, "bfloat16", 1, 64, 16, drawn=1)
+
+
+class Inline(Executor):
+    """Runs what is submitted at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def _search(**given: Any) -> Search:
+    """One in which everything compiles, and a tile takes as long as it has tokens and keys."""
+
+    def judged(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+        tile = stage.tile(entry)
+        return Verdict(times=(float(tile.tokens + tile.keys),) * len(stage.passes))
+
+    good = {
+        "compiled": lambda *_: Verdict(),
+        "ruled": lambda *_: Verdict(),
+        "judged": judged,
+        "device": HOPPER,
+    }
+    return Search(Inline(), Inline(), **{**good, **given})
+
+
+@pytest.mark.parametrize("row", STAGES)
+@pytest.mark.parametrize("dim", [32, 64, 128, 256])
+def test_an_op_and_mode_has_at_most_60_candidates(row: tuple[str, str], dim: int) -> None:
+    problem = Problem(*row, dim, "bfloat16")
+    entry = problem.entry(HOPPER)
+    counts = [len(stage.candidates(entry, dim)) for stage in STAGES[row]]
+    assert min(counts) > 1
+    assert sum(counts) <= 60
+
+
+def test_what_was_measured_fastest_is_among_the_candidates() -> None:
+    forward, dq, dkv, *_ = STAGES["attention", "parallel"]
+    assert Tile(64, 64, num_stages=3) in forward.grid(64)
+    assert Tile(64, 32, num_stages=3) in forward.grid(128)
+    assert Tile(128, 128, num_warps=8, num_stages=3) in forward.grid(128)
+    assert Tile(64, 64, num_stages=3) in dq.grid(64)
+    assert Tile(64, 128, num_stages=1) in dkv.grid(64)
+
+
+def test_a_candidate_differs_from_the_entry_in_the_tile_of_the_stage_alone() -> None:
+    entry = ATTENTION.entry(HOPPER)
+    own, dq, *_ = STAGES["attention", "parallel"]
+    for stage in (own, dq):
+        first, *others = stage.candidates(entry, 64)
+        assert first == entry
+        for candidate in others:
+            assert stage.tile(candidate) != stage.tile(entry)
+            assert stage.with_tile(candidate, stage.tile(entry)) == entry
+
+
+def test_tiles_of_single_kernels_have_the_chunk_of_their_entry() -> None:
+    for row, stages in STAGES.items():
+        if row[1] == "parallel":
+            continue
+        entry = replace(TABLE[row][0], tokens=64)
+        for stage in stages[1:]:
+            tiles = [stage.tile(candidate) for candidate in stage.candidates(entry, 64)[1:]]
+            assert {tile.tokens for tile in tiles} <= {64}
+
+
+def test_the_search_finds_the_fastest_and_tells_it_beside_todays() -> None:
+    found = list(_search().run([ATTENTION], ["entry", "dq"]))
+    of_entry = [f for f in found if isinstance(f, Outcome) and f.kernel == "entry"]
+    today = [f for f in of_entry if f.today]
+    assert [f.ratio for f in today] == [1.0]
+    assert today[0].entry == ATTENTION.entry(HOPPER)
+    first, second = (f for f in found if isinstance(f, Best))
+    assert (first.entry.tokens, first.entry.keys) == (64, 32)
+    assert first.ratio == (64 + 32) / (64 + 64)
+    # The second stage starts from the best of the first.
+    assert replace(second.entry, kernels={}) == replace(first.entry, kernels={})
+    assert second.entry.of("dq").keys == 32
+
+
+def test_what_is_wrong_is_told_and_does_not_stop_the_search() -> None:
+    def compiled(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+        return Verdict(wrong="too much shared memory" if entry.num_stages == 4 else "")
+
+    def ruled(problem: Problem, entry: Entry) -> Verdict:
+        return Verdict(wrong="it spills" if (entry.tokens, entry.keys) == (64, 32) else "")
+
+    found = list(_search(compiled=compiled, ruled=ruled).run([ATTENTION], ["entry"]))
+    refused = [f for f in found if isinstance(f, Outcome) and f.verdict.wrong]
+    assert {f.tile.num_stages for f in refused} == {4}
+    *outcomes, best = found
+    assert isinstance(best, Best)
+    assert (best.entry.tokens, best.entry.keys) == (64, 64)
+    assert {why for _, why in best.ruled_out} == {"it spills"}
+    text = command.ranking(best, [f for f in outcomes if isinstance(f, Outcome)])
+    assert "refused  tokens=64, keys=32, num_warps=4, num_stages=4: too much shared memory" in text
+    assert "it spills" in text
+
+
+def test_where_no_candidate_keeps_the_rules_the_entry_stays() -> None:
+    found = list(_search(ruled=lambda *_: Verdict(wrong="it spills")).run([ATTENTION], ["dq"]))
+    best = found[-1]
+    assert isinstance(best, Best)
+    assert best.entry == ATTENTION.entry(HOPPER)
+    assert not best.taken
+    outcomes = [f for f in found if isinstance(f, Outcome)]
+    assert command.ranking(best, outcomes).endswith("the entry stays as it was")
+
+
+def test_a_budget_ends_the_search() -> None:
+    search = _search(until=0.0)
+    assert list(search.run([ATTENTION])) == []
+    assert search.ended
+
+
+def test_several_problems_are_each_searched_through() -> None:
+    problems = [replace(LINEAR, dim=dim) for dim in (16, 32, 64)]
+    found = [f for f in _search().run(problems) if isinstance(f, Best)]
+    assert {(f.problem.dim, f.kernel) for f in found} == {
+        (dim, kernel)
+        for dim in (16, 32, 64)
+        for kernel in ("entry", "states", "outputs", "gradients")
+    }
+
+
+def test_a_search_of_one_chunk_length_ends_with_it_though_it_is_slower() -> None:
+    *_, best = _search().run([replace(LINEAR, dim=64, chunk=16)])
+    assert isinstance(best, Best)
+    assert best.entry.tokens == 16
+    assert {tile.tokens for tile in best.entry.kernels.values()} == {16}
+
+
+def test_what_is_compiled_is_judged_while_others_compile() -> None:
+    judged = threading.Event()
+    today = ATTENTION.entry(HOPPER)
+
+    def compiled(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+        return Verdict(wrong="" if entry == today or judged.wait(10) else "waited in vain")
+
+    def judge(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+        judged.set()
+        return Verdict(times=(1.0,))
+
+    with ThreadPoolExecutor(2) as pool:
+        search = Search(pool, pool, compiled, lambda *_: Verdict(), judge, HOPPER)
+        found = list(search.run([ATTENTION], ["entry"]))
+    assert not [f for f in found if isinstance(f, Outcome) and f.verdict.wrong]
+
+
+def test_the_file_holds_all_that_was_found(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    record = command.Record(path, {"device": "none"})
+    search = _search()
+    assert not command.follow(search, [ATTENTION], ["entry"], record)
+    known = json.loads(path.read_text())
+    stage = STAGES["attention", "parallel"][0]
+    assert len(known["outcomes"]) == len(stage.candidates(ATTENTION.entry(HOPPER), 64))
+    assert known["best"][0]["tiles"]["entry"].startswith("tokens=64, keys=32")
+    assert [p.name for p in tmp_path.iterdir()] == ["found.json"]
+
+    again = command.Record(path, {"device": "none"})
+    for candidate in stage.candidates(ATTENTION.entry(HOPPER), 64):
+        tile = stage.tile(candidate)
+        known = again.verdict(ATTENTION, stage, candidate)
+        assert known == Verdict(times=(float(tile.tokens + tile.keys),))
+    assert again.verdict(ATTENTION, stage, replace(candidate, tokens=256)) is None
+    with pytest.raises(ValueError, match="of another device, expected 'an H200'"):
+        command.Record(path, {"device": "an H200"})
+
+
+def test_an_entry_is_printed_as_the_table_writes_it() -> None:
+    entry = ATTENTION.entry(HOPPER)
+    again = eval(command.as_code(entry), {"Entry": Entry, "Tile": Tile})
+    assert (again.max_dim, again.kernels) == (64, entry.kernels)
+    own = STAGES["attention", "parallel"][0]
+    assert own.tile(again) == own.tile(entry)
+
+
+def _timer(call: Callable[[], object], milliseconds: int) -> float:
+    call()
+    return 1.0
+
+
+def _judged(problem: Problem, entry: Entry, memory: Path) -> Verdict:
+    device = activate("simulator")
+    stage = STAGES[problem.row][0]
+    return trial.judged(problem, stage, entry, memory, 1, _timer, device.type)
+
+
+def test_a_right_candidate_is_timed_in_each_pass(tmp_path: Path) -> None:
+    entry = replace(LINEAR.entry(HOPPER), tokens=16, num_warps=1)
+    assert _judged(LINEAR, entry, tmp_path) == Verdict(times=(1.0, 1.0))
+
+
+@pytest.mark.parametrize("stage", STAGES["attention", "parallel"], ids=lambda stage: stage.name)
+def test_the_cases_of_a_stage_reach_its_kernels(stage: Stage) -> None:
+    entry = ATTENTION.entry(HOPPER)
+    with trial.installed(ATTENTION, entry):
+        larger, *drawn = replace(ATTENTION, drawn=3).checked(stage, 90)
+    timed = ATTENTION.timed(stage)
+    assert len(drawn) == 3
+    assert {case.dims["K"] for case in drawn} == {64}
+    for case in (timed, larger, *drawn) if stage.kernel else (timed, larger):
+        assert ("g" in case.given) == (stage.terms == "gated")
+        if stage.terms != "gated":
+            biased = "alibi_slopes" in case.given or case.options["softcap"] is not None
+            assert biased == (stage.terms == "biased")
+
+
+def test_a_wrong_candidate_is_reported_with_the_first_line_of_the_law(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels import linear_attn
+
+    monkeypatch.setattr(
+        "kernels.linear_attn",
+        lambda scale=None, **given: linear_attn(scale=2 * (scale or 1.0), **given),
+    )
+    verdict = _judged(LINEAR, LINEAR.entry(HOPPER), tmp_path)
+    assert not verdict.times
+    assert verdict.wrong.startswith("differential does not hold")
+
+
+def _asked_for(row: tuple[str, str], stage: Stage) -> list[str]:
+    """The tiles that the launches of what is timed ask their entry for."""
+    problem = Problem(*row, 64, "bfloat16", 1, 64, 64)
+    entry, asked = problem.entry(HOPPER), []
+
+    def of(self: Entry, kernel: str) -> Tile:
+        asked.append(kernel)
+        return self.kernels.get(kernel, self)
+
+    op, case = OPS[row[0]], problem.timed(stage)
+    with trial.installed(problem, entry), patch.object(Entry, "of", of):
+        function = getattr(kernels, row[0])
+        inputs, gradients_of = build(op, case), cotangents(op, case)
+        record(
+            lambda: run(op, function, inputs, gradients_of, mode=row[1], tile=0),
+            ARCHITECTURES["sm_90"],
+        )
+    return asked
+
+
+def test_each_stage_is_of_kernels_that_are_launched() -> None:
+    worker = Worker()
+    try:
+        for row, stages in STAGES.items():
+            for stage in stages:
+                asked = worker.call(_asked_for, row, stage)
+                assert stage.kernel is None or stage.kernel in asked, f"{row} {stage.name}"
+    finally:
+        worker.close()
+
+
+def test_a_candidate_is_compiled_ahead_and_too_large_a_one_refused() -> None:
+    worker = Worker()
+    stage = STAGES["attention", "parallel"][0]
+    fits = ATTENTION.entry(HOPPER)
+    large = replace(fits, tokens=64, keys=128, num_stages=16)
+    problem = replace(ATTENTION, drawn=0)
+    try:
+        good = worker.call(trial.compiled, problem, stage, fits, "sm_90")
+        bad = worker.call(trial.compiled, problem, stage, large, "sm_90")
+    finally:
+        worker.close()
+    assert good == Verdict()
+    assert "bytes of shared memory" in bad.wrong
+
+
+def test_without_a_gpu_nothing_is_searched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main(["--op", "attention"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--op", "rotary_embedding"], "invalid choice"),
+        (["--op", "gla", "--mode", "parallel"], "no op has all of these"),
+        (["--head-dim", "0"], "above 0"),
+        (["--size", "8,4096"], "three numbers"),
+        (["--json", "nowhere/found.json"], "directory that exists"),
+    ],
+)
+def test_bad_arguments_end_with_a_sentence_and_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,351 @@
+"""What is done with one candidate: compiled, checked against the oracle, timed.
+
+Each is a function of plain data, for a process of its own.
+"""
+
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from io import StringIO
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import kernels
+from kernels import tiles
+from kernels.bench.timing import time_call
+from kernels.linear.tiles import walks
+from kernels.tiles import Entry
+from properties.aot.architectures import ARCHITECTURES, Architecture
+from properties.aot.cases import Job
+from properties.aot.checks import check
+from properties.cases.case import Case
+from properties.cases.strategies import WORK, cases
+from properties.cases.tensors import Inputs, Results, build, cotangents, run, work
+from properties.catalogue import OPS
+from properties.catalogue.op import Role
+from properties.laws import Subject, Violation
+from properties.laws.differential import LAW
+from properties.planting.memory import Memory
+from properties.targets.ours import Ours
+from properties.tune.grids import Stage
+
+# Tokens of the larger shape: whole multiples of 16, as what is timed has them, and never of 64.
+_LARGER = range(16 * 67, 16, -32)
+_LARGER_WORK = 4 * WORK
+_DRAWN = 150
+# Head dim that every entry has to admit, for the tests of entries.
+_SMALLEST = 32
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What tiles are searched for, and the size at which they are timed.
+
+    Args:
+        dim: head dim of keys and values.
+        batch, tokens, channels: sizes of what is timed; there are channels / dim heads.
+        chunk: the tokens that an entry must have, whatever today's has; None for any.
+        drawn: cases that the law is tried on besides the larger one.
+    """
+
+    op: str
+    mode: str
+    dim: int
+    dtype: str
+    batch: int = 8
+    tokens: int = 4096
+    channels: int = 2048
+    chunk: int | None = None
+    drawn: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.mode}, head dim {self.dim}, {self.dtype}"
+
+    @property
+    def heads(self) -> int:
+        """Of what is timed."""
+        return max(1, self.channels // self.dim)
+
+    @property
+    def row(self) -> tuple[str, str]:
+        return self.op, self.mode
+
+    def entry(self, device: torch.device) -> Entry:
+        """The one that the table has today, for this head dim alone.
+
+        Raises:
+            ValueError: it has none.
+        """
+        index = tiles.choose(
+            *self.row, dim=self.dim, dtype=getattr(torch, self.dtype), device=device, tile=None,
+            walks=walks(self.batch, self.heads, self.dim, None),
+        )  # fmt: skip
+        return replace(tiles.TABLE[self.row][index], max_dim=max(self.dim, _SMALLEST))
+
+    def case(self, stage: Stage, *, batch: int, tokens: int, heads: int) -> Case:
+        """Causal, with what the kernels of the stage run with; else no option.
+
+        Of attention that are the terms of its logits, of others float32 gates and strengths.
+        """
+        op = OPS[self.op]
+        refused = op.mode(self.mode).refuses
+        options = {o.name: o.default for o in op.options if o.name not in refused}
+        if self.op == "attention":
+            terms: dict[str, tuple[str, ...]] = {"biased": ("alibi_slopes",), "gated": ("g",)}
+            extra = terms.get(stage.terms, ())
+            options |= {"causal": True, "softcap": 30.0 if stage.terms == "biased" else None}
+        else:
+            of_interest = (Role.LOG_DECAY, Role.STRENGTH)
+            present = [a for a in op.arguments if a.name not in refused]
+            extra = tuple(a.name for a in present if a.role in of_interest)
+        sizes = {"B": batch, "H": heads, "G": heads, "R": 1, "K": self.dim, "V": self.dim}
+        return Case(
+            op=self.op,
+            mode=self.mode,
+            dtype=self.dtype,
+            dims={letter: sizes[letter] for letter in op.dims},
+            lengths=(tokens,),
+            given=tuple(name for name in extra if op.argument(name).optional),
+            float32=tuple(name for name in extra if op.argument(name).dtype == "either"),
+            options=options,
+            tile=0,
+        )
+
+    def timed(self, stage: Stage) -> Case:
+        return self.case(stage, batch=self.batch, tokens=self.tokens, heads=self.heads)
+
+    def checked(self, stage: Stage, capability: int) -> list[Case]:
+        """A larger case that is compiled as what is timed, and a few drawn ones.
+
+        They are drawn for the tile that the table has, which is the candidate's.
+        """
+        larger = (self.case(stage, batch=1, tokens=tokens, heads=2) for tokens in _LARGER)
+        op = OPS[self.op]
+        first = next(case for case in larger if work(op, case) <= _LARGER_WORK)
+        return [first, *_drawn(self, stage, capability, tiles.TABLE[self.row][0].tokens)]
+
+
+@cache
+def _drawn(problem: Problem, stage: Stage, capability: int, edge: int) -> list[Case]:
+    """The largest of some drawn cases, which say most; lengths are next to multiples of `edge`."""
+    op, dim = OPS[problem.op], problem.dim
+    absent = ("alibi_slopes", "g") if stage.kernel and not stage.terms else ()
+    fixed = replace(
+        op,
+        dims={**op.dims, "K": st.just(dim), "V": st.just(dim)},
+        arguments=tuple(a for a in op.arguments if op.name != "attention" or a.name not in absent),
+    )
+    found: list[Case] = []
+
+    @settings(
+        max_examples=_DRAWN,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(fixed, op.mode(problem.mode), problem.dtype, Ours(capability)))
+    def collect(case: Case) -> None:
+        reached = stage.kernel is None or _terms(case) == stage.terms
+        if case.dims["K"] == case.dims["V"] == dim and case.values != "zeros" and reached:
+            found.append(replace(case, tile=0))
+
+    if problem.drawn:
+        collect()
+    return sorted(found, key=lambda case: work(op, case))[::-1][: problem.drawn]
+
+
+def _terms(case: Case) -> str:
+    """Which of attention's kernels run backward: see `Stage.terms`."""
+    if case.op != "attention":
+        return ""
+    if "g" in case.given:
+        return "gated"
+    biased = "alibi_slopes" in case.given or case.options["softcap"] is not None
+    return "biased" if biased else ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a candidate.
+
+    Args:
+        wrong: why it cannot be used, on one line; nothing if it can.
+        times: milliseconds of each pass of the stage.
+    """
+
+    wrong: str = ""
+    times: tuple[float, ...] = ()
+
+
+@contextmanager
+def installed(problem: Problem, entry: Entry) -> Iterator[None]:
+    """The candidate as the only entry of its row."""
+    with patch.dict(tiles.TABLE, {problem.row: (entry,)}):
+        yield
+
+
+def _quietly() -> None:
+    """The parent alone answers Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def compiled(problem: Problem, stage: Stage, entry: Entry, architecture: str) -> Verdict:
+    """Compile what is checked and timed, into Triton's disk cache; nothing runs.
+
+    Spilled registers are no reason to refuse: they cost time, and the time will tell.
+    """
+    capability = ARCHITECTURES[architecture].capability
+
+    def runs() -> Iterator[Callable[[], object]]:
+        yield partial(_run, replace(problem.timed(stage), lengths=(256,)))
+        for case in problem.checked(stage, capability):
+            yield partial(_run, case)
+
+    return _compiled(problem, entry, runs(), architecture, spills=True)
+
+
+def within_the_rules(problem: Problem, entry: Entry, architecture: str) -> Verdict:
+    """Compile what the tests of all entries ask: with every option, nothing spills."""
+    job = Job(problem.op, problem.mode, problem.dtype, architecture)
+    runs = job.runs(ARCHITECTURES[architecture], thorough=False)
+    return _compiled(problem, entry, runs, architecture, spills=False)
+
+
+def _compiled(
+    problem: Problem,
+    entry: Entry,
+    runs: Iterable[Callable[[], object]],
+    architecture: str,
+    *,
+    spills: bool,
+) -> Verdict:
+    """What is wrong with the launches of `runs`; where `spills`, that registers do is not."""
+    _quietly()
+    torch.set_num_threads(1)
+    with installed(problem, entry), redirect_stderr(StringIO()):
+        try:
+            faults = check(runs, architecture).faults
+        except Exception as error:
+            return Verdict(wrong=_first_line(f"{type(error).__name__}: {error}"))
+    wrong = [fault for fault in faults if not (spills and " spills " in fault)]
+    return Verdict(wrong=_first_line(wrong[0]) if wrong else "")
+
+
+def judged(
+    problem: Problem,
+    stage: Stage,
+    entry: Entry,
+    memory: Path,
+    milliseconds: int,
+    timer: Callable[[Callable[[], object], int], float] | None = None,
+    device: str = "cuda",
+) -> Verdict:
+    """Check a candidate, and time it if it is right.
+
+    Args:
+        memory: where the oracle's answers are kept.
+        timer: milliseconds of a call; by default those of the current GPU.
+    """
+    if device == "cuda":
+        _quietly()
+    where = torch.device(device)
+    capability = tiles.architecture(where)
+    op = OPS[problem.op]
+    recall = Memory(memory, defaultdict(str))
+    subject = Subject(Ours(capability), where, recall=recall, quick=True)
+    with installed(problem, entry):
+        try:
+            for case in problem.checked(stage, capability):
+                LAW(op, case, subject)
+            times = [
+                (timer or _median)(call, milliseconds) for call in _calls(problem, stage, where)
+            ]
+        except Violation as violation:
+            return Verdict(wrong=_first_line(str(violation)))
+        except Exception as error:
+            wrong = _first_line(f"{type(error).__name__}: {error}")
+            if where.type == "cuda" and _lost():
+                # Nothing that follows would run in this process.
+                os._exit(1)
+            return Verdict(wrong=wrong)
+    return Verdict(times=tuple(times))
+
+
+def _calls(problem: Problem, stage: Stage, device: torch.device) -> list[Callable[[], object]]:
+    op, case = OPS[problem.op], problem.timed(stage)
+    inputs, gradients_of = _built(case, device)
+    calls: list[Callable[[], object]] = []
+    for backward in stage.passes:
+        wanted = gradients_of if backward else None
+        function = getattr(kernels, op.name)
+        calls.append(partial(run, op, function, inputs, wanted, mode=case.mode, tile=case.tile))
+    return calls
+
+
+_LAST: dict[tuple[Case, torch.device], tuple[Inputs, Results]] = {}
+
+
+def _built(case: Case, device: torch.device) -> tuple[Inputs, Results]:
+    """The tensors of a large case: one row of the batch as often as there are rows.
+
+    Those of the last case are kept, because numbers are drawn on one core.
+    """
+    if (case, device) not in _LAST:
+        _LAST.clear()
+        op, batch = OPS[case.op], case.dims["B"]
+        one = replace(case, dims={**case.dims, "B": 1})
+        inputs, gradients_of = build(op, one, device), cotangents(op, one, device)
+        named = [*op.arguments, *op.outputs]
+        rows = {one.name for one in named if one.dims[0] == "B"}
+
+        def repeated(tensors: Results) -> Results:
+            return {
+                name: torch.cat([x] * batch) if name in rows else x for name, x in tensors.items()
+            }
+
+        _LAST[case, device] = inputs.with_tensors(repeated(inputs.tensors)), repeated(gradients_of)
+    return _LAST[case, device]
+
+
+def _run(case: Case) -> None:
+    op = OPS[case.op]
+    function = getattr(kernels, op.name)
+    run(op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile)
+
+
+def _median(call: Callable[[], object], milliseconds: int) -> float:
+    return time_call(call, milliseconds).median
+
+
+def _lost() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")
+
+
+def architecture_of(capability: int) -> Architecture:
+    """The one that kernels are compiled for.
+
+    Raises:
+        ValueError: it is not known.
+    """
+    for known in ARCHITECTURES.values():
+        if known.capability == capability:
+            return known
+    raise ValueError(f"device: compute capability {capability}, expected one of {[*ARCHITECTURES]}")
