@@ -30,7 +30,7 @@ from properties.cases.case import Case
 from properties.cases.strategies import WORK, cases
 from properties.cases.tensors import Inputs, Results, build, cotangents, run, work
 from properties.catalogue import OPS
-from properties.catalogue.op import Role
+from properties.catalogue.op import Argument, Output, Role
 from properties.laws import Subject, Violation
 from properties.laws.differential import LAW
 from properties.planting.memory import Memory
@@ -305,7 +305,7 @@ def _built(case: Case, device: torch.device) -> tuple[Inputs, Results]:
         op, batch = OPS[case.op], case.dims["B"]
         one = replace(case, dims={**case.dims, "B": 1})
         inputs, gradients_of = build(op, one, device), cotangents(op, one, device)
-        named = [*op.arguments, *op.outputs]
+        named: list[Argument | Output] = [*op.arguments, *op.outputs]
         rows = {one.name for one in named if one.dims[0] == "B"}
 
         def repeated(tensors: Results) -> Results:
