@@ -188,16 +188,16 @@ def _has_tokens(pinned: Pinned) -> bool:
     )
 
 
-def test_only_cases_that_run_the_line_are_tried(signs: list[Mutant], blind: Suite) -> None:
-    (job,) = blind.jobs
-    checks = blind.checks_of(job)
+def test_only_cases_that_run_the_line_are_tried(signs: list[Mutant], telling: Suite) -> None:
+    (job,) = telling.jobs
+    checks = telling.checks_of(job)
     found = [m for m in mutants(["kernels"], ["branch"]) if m.where == _TURNED]
     inside = next(m for m in found if "INTERLEAVED" in m.text)
     # A call without tokens may launch nothing.
     launching = {c.pinned for c in checks if _has_tokens(c.pinned)}
-    assert launching <= {c.pinned for wave in blind.waves(inside) for c in wave.checks()}
+    assert launching <= {c.pinned for wave in telling.waves(inside) for c in wave.checks()}
     pairs = next(m for m in signs if "tl.join" in m.text)
-    reaching = [c.pinned for wave in blind.waves(pairs) for c in wave.checks()]
+    reaching = [c.pinned for wave in telling.waves(pairs) for c in wave.checks()]
     options = [one.case.options for one in reaching if isinstance(one, LawAbout)]
     assert 0 < len(options) < len(checks)
     assert all(given["interleaved"] for given in options)
