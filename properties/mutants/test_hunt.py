@@ -54,7 +54,7 @@ def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 @pytest.fixture(scope="module")
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """A suite that does not look at results."""
-    suite = _suite("untouched_inputs", tmp_path_factory.mktemp("blind"))
+    suite = _suite("determinism", tmp_path_factory.mktemp("blind"))
     yield suite
     suite.close(at_once=True)
 
@@ -188,16 +188,16 @@ def _has_tokens(pinned: Pinned) -> bool:
     )
 
 
-def test_only_cases_that_run_the_line_are_tried(signs: list[Mutant], telling: Suite) -> None:
-    (job,) = telling.jobs
-    checks = telling.checks_of(job)
+def test_only_cases_that_run_the_line_are_tried(signs: list[Mutant], blind: Suite) -> None:
+    (job,) = blind.jobs
+    checks = blind.checks_of(job)
     found = [m for m in mutants(["kernels"], ["branch"]) if m.where == _TURNED]
     inside = next(m for m in found if "INTERLEAVED" in m.text)
     # A call without tokens may launch nothing.
     launching = {c.pinned for c in checks if _has_tokens(c.pinned)}
-    assert launching <= {c.pinned for wave in telling.waves(inside) for c in wave.checks()}
+    assert launching <= {c.pinned for wave in blind.waves(inside) for c in wave.checks()}
     pairs = next(m for m in signs if "tl.join" in m.text)
-    reaching = [c.pinned for wave in telling.waves(pairs) for c in wave.checks()]
+    reaching = [c.pinned for wave in blind.waves(pairs) for c in wave.checks()]
     options = [one.case.options for one in reaching if isinstance(one, LawAbout)]
     assert 0 < len(options) < len(checks)
     assert all(given["interleaved"] for given in options)
@@ -209,7 +209,7 @@ def test_the_command_tells_kept_and_listed_mutants(
     listed, report = tmp_path / "equivalents.toml", tmp_path / "mutants.json"
     listed.write_text("")
     sources = {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
-    command = ["--op", "rotary_embedding", "--law", "untouched_inputs", "--dtype", "float32"]
+    command = ["--op", "rotary_embedding", "--law", "determinism", "--dtype", "float32"]
     # Where the suite of the same law has its surveys.
     command += ["--within", _TURNED, "--operator", "sign", "--cache", str(blind.folder)]
     command += ["--jobs", "1", "--equivalents", str(listed), "--json", str(report)]
@@ -217,7 +217,7 @@ def test_the_command_tells_kept_and_listed_mutants(
     told = capsys.readouterr().out
     assert told.startswith(f"{len(signs)} mutants; 1 processes\n")
     assert f"kernels/position/rotary.py:{signs[0].line} sign" in told
-    assert "tried: untouched_inputs" in told
+    assert "tried: determinism" in told
     assert {row["state"] for row in json.loads(report.read_text())} == {"survives"}
 
     assert main(command) == 1
