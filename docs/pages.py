@@ -23,6 +23,7 @@ DOCUMENTS = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "LOG.md",
+    "examples/scalar_decay/README.md",
     "kernels/BENCHMARKS.md",
     "properties/README.md",
     "properties/mutants/README.md",
@@ -41,6 +42,7 @@ INDEX = """\
 :hidden:
 :caption: Testing
 Test your own kernel <properties/targets/README>
+examples/scalar_decay/README
 laws
 What is tested <properties/README>
 properties/mutants/README

@@ -9,6 +9,8 @@ from unittest.mock import patch
 
 import torch
 
+from properties import HOME
+
 DEVICES = ("auto", "cuda", "simulator", "interpreter")
 
 
@@ -49,7 +51,7 @@ def activate(name: str = "auto") -> torch.device:
             raise ValueError("device: 'cuda', but torch finds no GPU; try 'simulator'")
         return torch.device("cuda")
     if name == "interpreter":
-        if "kernels" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        if f"{HOME}kernels" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
             raise ValueError("device: 'interpreter', but the kernels are imported already")
         os.environ["TRITON_INTERPRET"] = "1"
         from properties import interpreter

@@ -117,6 +117,14 @@ def times(jobs: Iterable[Job], examples: int) -> float:
     return min(_MOST_TIMES, max(1.0, _PART_FOR_FEW * EXAMPLES_OF_CI / max(drawn, 1)))
 
 
+def examples(job: Job, target: Target, most: int, times: float = 1.0) -> int:
+    """How many examples a job of a target gets of a profile that has `most` for each.
+
+    Nobody knows which kernels of another's are the same, so all of its jobs get as many.
+    """
+    return job.share(most, times) if target.name == "ours" else most
+
+
 @cache
 def _proportion(ops: tuple[str, ...]) -> Fraction:
     """The part of the examples that jobs want which they get."""

@@ -15,9 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from properties.arguments import count
-from properties.device import DEVICES
+from properties.device import DEVICES, activate
 from properties.planting.trial import Laboratory, LawAbout, Outcome
-from regressions.known_bug import KnownBug, known_bugs
+from properties.targets import load
+from regressions.known_bug import KnownBug, bugs_in, known_bugs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,6 +34,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="only bugs whose name starts so: cache, position.offset (default: all)",
     )
+    parse.add_argument(
+        "--module", metavar="NAME", help="run the bugs of this module or package of yours instead"
+    )
+    parse.add_argument(
+        "--target",
+        default="ours",
+        metavar="NAME",
+        help="with --module, whose kernels: package.module:attribute",
+    )
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
     parse.add_argument(
         "--jobs", type=count, default=os.cpu_count(), help="processes (default: one per core)"
@@ -46,12 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.jobs < 1:
         parse.error(f"--jobs: {chosen.jobs}, expected at least 1")
     wanted = tuple(chosen.names) or ("",)
-    bugs = {name: bug for name, bug in known_bugs().items() if name.startswith(wanted)}
+    try:
+        every = bugs_in(chosen.module) if chosen.module else known_bugs()
+        if chosen.target != "ours":
+            load(chosen.target, activate(chosen.device))
+    except ValueError as error:
+        parse.error(str(error))
+    bugs = {name: bug for name, bug in every.items() if name.startswith(wanted)}
     if not bugs:
         parse.error(f"NAME: {' '.join(wanted)}, expected the start of a known bug's name")
     started = monotonic()
     try:
-        verdicts = run(bugs, chosen.device, chosen.jobs)
+        verdicts = run(bugs, chosen.device, chosen.jobs, chosen.target)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped by Ctrl-C", highlight=False)
         return 130
@@ -68,9 +84,11 @@ class Verdict:
     report: str = ""
 
 
-def run(bugs: Mapping[str, KnownBug], device: str, jobs: int) -> dict[str, Verdict]:
+def run(
+    bugs: Mapping[str, KnownBug], device: str, jobs: int, target: str = "ours"
+) -> dict[str, Verdict]:
     """Run bugs both ways, in as many processes as there are jobs."""
-    with Laboratory("ours", device, jobs) as laboratory:
+    with Laboratory(target, device, jobs) as laboratory:
         # What pins several bugs runs once as the code stands.
         today = cache(laboratory.submit)
         trials = {

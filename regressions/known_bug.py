@@ -10,7 +10,7 @@ from properties.device import resolve
 from properties.planting.edit import Edit
 from properties.planting.trial import Pinned
 
-_HERE = "regressions."
+_HERE = f"{__package__}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,33 @@ class KnownBug:
 
 def known_bugs() -> dict[str, KnownBug]:
     """Every `BUG` of the modules below `regressions`, by family and file name."""
-    return {name.removeprefix(_HERE): import_module(name).BUG for name in _modules()}
+    return {name.removeprefix(_HERE): import_module(name).BUG for name in _modules(Path(__file__))}
 
 
-def _modules() -> Iterator[str]:
+def _modules(package: Path) -> Iterator[str]:
     """The modules of the families, which are the folders here."""
-    for module in walk_packages([str(Path(__file__).parent)], prefix=_HERE):
-        if not module.ispkg and module.name.count(".") == 2:
+    for module in walk_packages([str(package.parent)], prefix=_HERE):
+        if not module.ispkg and module.name.removeprefix(_HERE).count(".") == 1:
             yield module.name
+
+
+def bugs_in(module: str) -> dict[str, KnownBug]:
+    """Every `BUG` of a module of another repository, or of all modules of a package, by name.
+
+    Raises:
+        ValueError: there is no such module, or no `BUG` in it.
+    """
+    try:
+        package = import_module(module)
+    except ImportError as error:
+        raise ValueError(f"--module: {module!r} cannot be imported: {error}") from error
+    below = walk_packages(getattr(package, "__path__", []), prefix=f"{module}.")
+    names = [module, *(found.name for found in below if not found.ispkg)]
+    bugs = {
+        name.removeprefix(f"{module}."): bug
+        for name in names
+        if isinstance(bug := getattr(import_module(name), "BUG", None), KnownBug)
+    }
+    if not bugs:
+        raise ValueError(f"--module: {module!r} has no BUG, expected a KnownBug in its modules")
+    return bugs

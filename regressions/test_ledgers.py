@@ -23,6 +23,7 @@ from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
 from properties.device import activate
 from properties.laws import LAWS, Subject, Violation
+from properties.suite.test_ledger import beside, trouble
 from properties.targets import Target, load, scope
 from properties.targets.ledger import KnownFailure, Ledger, Symptom, Wrong, read
 
@@ -51,7 +52,7 @@ Bug = Callable[[Op, Function], Function]
 
 def subject_of(target: str, entry: KnownFailure, request: pytest.FixtureRequest) -> Subject:
     """The target with this one entry, on the device and in the release that has the failure."""
-    device = activate(request.config.getoption("device"))
+    device = activate(request.config.getoption("oracles_device"))
     if device.type not in entry.devices:
         pytest.skip(f"shows on {' and '.join(entry.devices)}")
     try:
@@ -66,29 +67,16 @@ def subject_of(target: str, entry: KnownFailure, request: pytest.FixtureRequest)
 
 
 def known(target: str, entry: KnownFailure) -> Ledger:
-    """The entry alone; of mistakes that are not refused, a case makes those of all entries."""
-    beside = [one for name, one in ENTRIES if name == target and one.law == "rejection"]
-    return Ledger(beside if entry.law == "rejection" else [entry])
+    """The entry alone, or with those that its cases cannot do without."""
+    return beside(entry, tuple(one for name, one in ENTRIES if name == target))
 
 
 @EACH_CASE
 def test_known_failure_still_fails(
     target: str, entry: KnownFailure, case: Case, request: pytest.FixtureRequest
 ) -> None:
-    subject = subject_of(target, entry, request)
-    assert entry.law in LAWS
-    op = scope.declared(subject.target, case.op, case.mode)
-    assert case.mode in entry.modes
-    assert entry.law in scope.laws(subject.target, case.op, case.mode)
-    try:
-        LAWS[entry.law](op, case, subject)
-    except Violation as violation:
-        pytest.fail(f"{entry.name} fails in another way than its ledger says: {violation}")
-    except Exception as error:
-        if not subject.ledger.excuses(error):
-            raise
-    if entry.name not in subject.ledger.used:
-        pytest.fail(f"{entry.name} passes again: delete it from the ledger of {target}")
+    found = trouble(entry, case, subject_of(target, entry, request))
+    assert found is None, found
 
 
 class Planted(Target):

@@ -16,7 +16,7 @@ BUGS = known_bugs()
 @pytest.fixture(scope="module")
 def laboratory(request: pytest.FixtureRequest) -> Iterator[Laboratory]:
     option = request.config.getoption
-    with Laboratory(option("target"), option("device")) as laboratory:
+    with Laboratory(option("oracles_target"), option("oracles_device")) as laboratory:
         yield laboratory
 
 

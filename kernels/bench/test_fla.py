@@ -32,7 +32,7 @@ FORWARD_ONLY = {
 
 @pytest.fixture(autouse=True)
 def _where_it_runs(subject: Any, request: pytest.FixtureRequest) -> None:
-    if subject.device.type == "cpu" and request.config.getoption("target") != "fla":
+    if subject.device.type == "cpu" and request.config.getoption("oracles_target") != "fla":
         pytest.skip("on the simulator wants --target fla")
 
 

@@ -12,17 +12,18 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from properties import HOME, PACKAGES, ROOT, package_of
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.changed.uses import names_of_tests, uses, words_of
 from properties.laws import LAWS
-from properties.planting.closure import LISTS, PACKAGES, ROOT, closure, imported, path_of
+from properties.planting.closure import KERNELS, LISTS, REFERENCE, closure, imported, path_of
 from properties.planting.sources import Sources
 from properties.targets import NAMES
 
 # They decide on every test: its options, and the releases of what it runs on.
 _OF_ALL = frozenset({"conftest.py", "pyproject.toml", "constraints.txt"})
-_MODULE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+_MODULE = re.compile(rf"\b{re.escape(HOME)}(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 _FILE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:/\w+)+\.py\b")
 _NODE = re.compile(r"([\w/]+\.py)::(\w+)(.*)")
 
@@ -118,7 +119,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _module(file: str) -> str:
-    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return HOME + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _runs(module: str, made_of: frozenset[str]) -> bool:
@@ -145,7 +146,7 @@ def _made_of(path: Path, test: str, named: frozenset[str], target: str) -> froze
     laws = [law for law in LAWS if law in named]
     words = used.words | named
     targets = {NAMES.get(target, target), *(NAMES[name] for name in NAMES if name in words)}
-    own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    own = HOME + ".".join(path.relative_to(ROOT).with_suffix("").parts)
     instead: dict[str, Iterable[str]] = {
         # Its tests import what they use, and no more.
         own: frozenset[str](),
@@ -179,8 +180,8 @@ def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
     declaring = {s.declaration for s in sources}
     beside = {name: _without_oracles(name) for name in {op.work.__module__ for op in OPS.values()}}
     return {
-        "kernels": frozenset[str]().union(*(s.kernels for s in sources)),
-        "reference": reference,
+        KERNELS: frozenset[str]().union(*(s.kernels for s in sources)),
+        REFERENCE: reference,
         "properties.catalogue": reference | declaring,
         # One file declares the ops of a family, and others take from it what they share.
         **beside,
@@ -189,7 +190,7 @@ def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
 
 
 def _without_oracles(module: str) -> frozenset[str]:
-    return frozenset(m for m in imported(module) if m.partition(".")[0] != "reference")
+    return frozenset(m for m in imported(module) if package_of(m) != "reference")
 
 
 def _strings(value: Any) -> Iterator[str]:

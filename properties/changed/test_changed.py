@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from properties import ROOT
 from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
@@ -21,7 +22,7 @@ from properties.changed.reach import named_in
 from properties.changed.uses import names_of_tests
 from properties.mutants import killers
 from properties.mutants.mutant import modules
-from properties.planting.closure import ROOT, path_of
+from properties.planting.closure import path_of
 from properties.planting.edit import Edit
 from properties.planting.sources import Sources
 from properties.planting.trial import LawAbout, Pinned, TestAt, pinned_of

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from properties.planting.closure import ROOT, bound
+from properties import HOME, ROOT
+from properties.planting.closure import bound
 
 _Import = ast.Import | ast.ImportFrom
 _ASKING = ("usefixtures", "getfixturevalue")
@@ -36,7 +37,7 @@ class _Scope:
     """The names of a file of tests, or of a conftest.py."""
 
     def __init__(self, path: Path) -> None:
-        self.module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        self.module = HOME + ".".join(path.relative_to(ROOT).with_suffix("").parts)
         self.definitions: dict[str, list[ast.stmt]] = {}
         self.imports: dict[str, _Import] = {}
         self.always: list[ast.stmt] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from properties.cases.case import Case
 from properties.fuzz.worker import Failure
 from properties.laws.signature import Signature
+from properties.targets import NAMES
 from properties.targets.ledger import entry_file
 from properties.verdict.report import regression_file
 
@@ -92,27 +93,33 @@ class Bucket:
         self.seen += other.seen
 
     def write(self, folder: Path, target: str) -> None:
-        """Write what is to be added to `regressions/`: a known bug of ours, or a ledger's entry.
+        """Write what pins the bug of our kernels or of somebody's own, and a ledger's entry for it.
 
-        A file that cannot be written is told of in the report, which is what counts.
+        The kernels of a library get no pin, and ours no entry. A file that cannot be written is
+        told of in the report, which is what counts.
         """
-        failure = self.first
-        law, case = failure.law, failure.case
-        path = folder / f"{self.name}.py"
-        if target == "ours":
-            text, what = regression_file(case, law), "Written for regressions/"
-        elif failure.symptom:
-            text = entry_file(law, case, failure.symptom)
-            what = f"An entry of the ledger with {failure.symptom} would excuse it; written to"
-        else:
-            self.file = "No entry of a ledger excuses this."
-            return
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            self.file = f"{what}: {path}"
-        except OSError as error:
-            self.file = f"Not written: {path}: {error.strerror}"
+        law, case, symptom = self.first.law, self.first.case, self.first.symptom
+        told = []
+        if target not in NAMES or target == "ours":
+            place = "regressions/" if target == "ours" else "your regressions"
+            module = "kernels." if target == "ours" else target.partition(":")[0]
+            text = regression_file(case, law, module)
+            told += [_written(folder / f"{self.name}.py", text, f"Written for {place}")]
+        if target != "ours" and symptom:
+            what = f"An entry of the ledger with {symptom} would excuse it; written to"
+            name = self.name if target in NAMES else f"{self.name}_entry"
+            told += [_written(folder / f"{name}.py", entry_file(law, case, symptom), what)]
+        self.file = "\n".join(told) or "No entry of a ledger excuses this."
+
+
+def _written(path: Path, text: str, what: str) -> str:
+    """What is told of a file that is to be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return f"{what}: {path}"
+    except OSError as error:
+        return f"Not written: {path}: {error.strerror}"
 
 
 def _size(case: Case) -> tuple[int, int]:

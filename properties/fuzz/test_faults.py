@@ -211,9 +211,12 @@ def test_a_finding_of_another_target_names_the_entry_that_would_excuse_it(
     _, printed = fuzz("raising", "--no-shrink")
     entry = "Raised(kind='ValueError', message='head dim 7 is not supported')"
     assert f"An entry of the ledger with {entry} would excuse it" in printed
-    (written,) = (tmp_path / "findings").iterdir()
+    pin, written = sorted((tmp_path / "findings").iterdir(), key=lambda path: len(path.name))
     assert entry in written.read_text()
     compile(written.read_text(), str(written), "exec")
+    # What would pin it, in a repository of its own.
+    assert 'planted=Edit(module="properties.fuzz.planted"' in pin.read_text()
+    compile(pin.read_text(), str(pin), "exec")
 
 
 def test_a_report_is_printed_where_no_file_can_be_written(

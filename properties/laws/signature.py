@@ -58,7 +58,7 @@ class Signature:
 
 def family(op: str) -> str:
     """Folder of the op's page: "linear"."""
-    return OPS[op].oracle.__module__.split(".")[1]
+    return OPS[op].oracle.__module__.split(".")[-2]
 
 
 def signature(op: str, law: str, fault: Fault) -> Signature:

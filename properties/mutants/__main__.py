@@ -15,6 +15,7 @@ again when its function changes, what survived also when the suite does.
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -39,12 +40,12 @@ from properties.jobs import Selection
 from properties.mutants import equivalents, killers, shares
 from properties.mutants.board import Board
 from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
-from properties.mutants.mutant import KINDS, PACKAGES, Mutant, mutants
+from properties.mutants.mutant import KINDS, PACKAGES, Mutant, mutants, own_modules
 from properties.mutants.operators import OPERATORS, Operator
 from properties.mutants.semantic import SEMANTIC
 from properties.mutants.triggers import run as triggers
 from properties.mutants.verdicts import Verdict, Verdicts
-from properties.targets import load
+from properties.targets import NAMES, load
 from properties.targets.ours import Ours
 
 
@@ -55,24 +56,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.triggers:
         return _triggers(chosen, console)
     try:
-        target = load("ours", activate(chosen.device))
+        own = _own(chosen)
+        target = load(chosen.target, activate(chosen.device))
         wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
         jobs = Selection(*wanted).jobs(target)
         table = "semantic" if chosen.semantic else "equivalent"
-        listed = equivalents.read(chosen.equivalents, table)
+        listed = equivalents.read(chosen.equivalents, table) if chosen.equivalents else []
         before = killers.joined(killers.read(), killers.read(killers.SEMANTIC_PATH))
         if chosen.record:
             _check_record(chosen)
         _check_operators(chosen)
-        every = mutants(operators=chosen.operator, semantic=chosen.semantic)
+        every = mutants([*own] or PACKAGES, chosen.operator, semantic=chosen.semantic)
         for name in chosen.within:
             if not any(_is_within(mutant, name) for mutant in every):
                 raise ValueError(f"--within: {name}, expected what has mutants to be tried")
     except ValueError as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2
-    tests = not (chosen.law or chosen.dtype)
-    suite = Suite(jobs, chosen.device, chosen.cache, chosen.jobs, tests=tests, killers=before)
+    suite = Suite(
+        jobs,
+        chosen.device,
+        chosen.cache,
+        chosen.jobs,
+        tests=not (chosen.law or chosen.dtype or own),
+        killers={} if own else before,
+        target=chosen.target,
+        own=own,
+    )
     verdicts = Verdicts(chosen.cache / "verdicts.jsonl", chosen.fresh)
     found = [m for m in every if _wanted(m, chosen, suite)]
     try:
@@ -90,6 +100,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif chosen.record:
         console.print("not recorded, as not all that may notice a mutant could be tried")
     return code
+
+
+def _own(chosen: argparse.Namespace) -> dict[str, Path]:
+    """The modules of another repository that mutants are made of, by name and file.
+
+    Raises:
+        ValueError: there is no such module, or an argument is about our kernels alone.
+    """
+    if not chosen.module:
+        if chosen.target != "ours":
+            raise ValueError("--target: expected with --module, which says where mutants are made")
+        return {}
+    if chosen.target in NAMES:
+        raise ValueError("--module: expected with --target package.module:attribute")
+    if chosen.record:
+        raise ValueError("--record: beside --module, expected without")
+    own = dict(found for name in chosen.module for found in own_modules(name))
+    # What is known of the code of several targets is kept apart.
+    chosen.cache /= re.sub(r"\W+", "_", chosen.target)
+    if chosen.equivalents == equivalents.PATH:
+        chosen.equivalents = None
+    return own
 
 
 def _triggers(chosen: argparse.Namespace, console: Console) -> int:
@@ -171,6 +203,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("law", "dtype"):
         text = f"try this {name} only, and no tests (repeatable)"
         parse.add_argument(f"--{name}", action="append", default=[], help=text)
+    text = "make mutants of this module or package of yours instead, for the laws of --target"
+    parse.add_argument("--module", action="append", default=[], metavar="NAME", help=text)
+    text = "with --module, whose kernels the laws are about: package.module:attribute"
+    parse.add_argument("--target", default="ours", metavar="NAME", help=text)
     parse.add_argument(
         "--within",
         action="append",
@@ -207,7 +243,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parse.add_argument("--fresh", action="store_true", help="forget what is known")
     kept = "where what is known is kept (%(default)s)"
     parse.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
-    parse.add_argument("--equivalents", type=Path, default=equivalents.PATH, help=argparse.SUPPRESS)
+    text = "the list of mutants that nothing can kill (default: ours, and none with --module)"
+    parse.add_argument(
+        "--equivalents", type=Path, default=equivalents.PATH, metavar="FILE", help=text
+    )
     return parse.parse_args(arguments)
 
 
@@ -322,7 +361,7 @@ def _together(
     """Try mutants on all there is: those that anything kills, what does, and which check of it."""
     parts = [
         unit
-        for package in PACKAGES
+        for package in suite.packages
         for unit in units(suite, package)
         if any(m.package == package and m.module in unit.modules for m in mutants)
     ]

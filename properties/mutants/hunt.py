@@ -5,7 +5,7 @@ import hashlib
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -15,11 +15,13 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
+from properties import HOME, ROOT, package_of
 from properties.catalogue import OPS
 from properties.jobs import Job
 from properties.laws import LAWS
 from properties.mutants.killers import Killers, ranked
-from properties.mutants.mutant import Mutant, combined
+from properties.mutants.mutant import PACKAGES, Mutant, combined
+from properties.mutants.reach import below
 from properties.mutants.survey import (
     Check,
     SuiteFails,
@@ -31,7 +33,7 @@ from properties.mutants.survey import (
     standing,
 )
 from properties.mutants.verdicts import Verdict, Verdicts
-from properties.planting.closure import ROOT, closure, digest
+from properties.planting.closure import KERNELS, closure, digest
 from properties.planting.nursery import Nursery, TrialDied
 from properties.planting.sources import Sources
 from properties.planting.trial import (
@@ -84,6 +86,8 @@ class Suite:
         folder: where surveys and answers of the oracle are kept.
         tests: whether tests count as well.
         killers: what killed mutants of each function before.
+        target: whose kernels the laws are about.
+        own: where the mutants are in the place of our packages, modules by name and file.
 
     Attributes:
         failing: reports of what fails as the code stands, and is left out.
@@ -98,13 +102,21 @@ class Suite:
         *,
         tests: bool = True,
         killers: Killers = MappingProxyType({}),
+        target: str = "ours",
+        own: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         self.killers = {name: ranked(checks) for name, checks in killers.items()}
         self.jobs = sorted(jobs, key=_place)
         self.folder = folder
         self.sources = {name: Sources.of(OPS[name]) for name in {j.op for j in jobs}}
+        self.places = ["kernels"]
+        if own:
+            made_of = {*own, target.partition(":")[0]}
+            self.sources = {op: sources.of_own(made_of) for op, sources in self.sources.items()}
+            self.places = [below(path).as_posix() for path in own.values()]
+        self.packages = dict.fromkeys(map(package_of, own)) if own else PACKAGES
         answers = {name: sources.oracle for name, sources in self.sources.items()}
-        self.bench = Bench("ours", device, (folder / "oracle", answers))
+        self.bench = Bench(target, device, (folder / "oracle", answers))
         self.surveys = Surveys(folder)
         self.tests = tests
         preload = (*LIBRARIES, "properties.planting.warm")
@@ -212,7 +224,7 @@ class Suite:
 
     def checks_of(self, job: Job) -> list[Check]:
         code = self.sources[job.op].code(job)
-        return self._survey(job.name, code, of_job, job, self.bench, self.folder)
+        return self._survey(job.name, code, of_job, job, self.bench, self.folder, self.places)
 
     def tests_in(self, file: str, package: str) -> list[Check]:
         code = digest(_module(file))
@@ -266,8 +278,8 @@ class Suite:
         if not telling:
             return those
         checks = [check for job in telling for check in self.checks_of(job)]
-        reached = {_module(file) for check in checks for file in check.lines}
-        return [m for m in those if m.module in reached]
+        reached = {file for check in checks for file in check.lines}
+        return [m for m in those if m.path.as_posix() in reached]
 
     def failures(self, unit: "Unit", mutants: Sequence[Mutant]) -> list[Pinned | Ended]:
         """Run a unit with the edits of these mutants made, none of which overlap: what fails, one
@@ -325,7 +337,7 @@ def _digest(parts: Iterable[str]) -> str:
 
 
 def _module(file: str) -> str:
-    return file.removesuffix(".py").replace("/", ".")
+    return HOME + file.removesuffix(".py").replace("/", ".")
 
 
 def _shared(file: str, path: Path) -> int:
@@ -336,7 +348,7 @@ def _shared(file: str, path: Path) -> int:
 @cache
 def _modules(file: str) -> frozenset[str]:
     """The modules that a file of tests is made of; a subject is any kernel."""
-    subjects = ["kernels"] if "subject" in (ROOT / file).read_text() else []
+    subjects = [KERNELS] if "subject" in (ROOT / file).read_text() else []
     return closure([_module(file), *subjects])
 
 
@@ -423,7 +435,7 @@ def units(suite: Suite, package: str) -> Iterator[Unit]:
     each mode, which take minutes."""
     for file in files_of_tests(package) if suite.tests else ():
         yield Unit(file, package, _modules(file), digest(_module(file)), file=file)
-    modes = dict.fromkeys((j.op, j.mode) for j in suite.jobs) if package == "kernels" else {}
+    modes = dict.fromkeys((j.op, j.mode) for j in suite.jobs) if package != "reference" else {}
     for op, mode in modes:
         sources = suite.sources[op]
         jobs = tuple(j for j in suite.jobs if (j.op, j.mode) == (op, mode))

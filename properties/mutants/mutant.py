@@ -9,19 +9,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from properties import HOME, ROOT, package_of
 from properties.mutants.numbers import Numbers
 from properties.mutants.operators import OPERATORS, Place
+from properties.mutants.reach import below
 from properties.mutants.semantic import SEMANTIC
+from properties.planting.closure import is_ours, path_of
 from properties.planting.edit import Edit
 from properties.planting.source import Change, Function, Source
 
 KINDS = {**OPERATORS, **SEMANTIC}
-ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernels", "reference")
 # Modules that measure speed.
-_TOOLS = ("bench", "tune", "autotune")
+_TOOLS = frozenset({"bench", "tune", "autotune"})
 # Single edits of the refusal of bad arguments and of the sizes of tiles say little.
-_SEMANTIC_ALONE = ("arguments", "tiles")
+_SEMANTIC_ALONE = frozenset({"arguments", "tiles"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,7 @@ class Mutant:
     """A change of one function.
 
     Args:
+        path: the file of the module, as `reach.below` names it.
         function: its name within the module.
         lines: the lines of the file that run when the changed code does.
         number: counts the changes of one function that read the same.
@@ -52,7 +55,7 @@ class Mutant:
     @property
     def package(self) -> str:
         """The package that it is in."""
-        return self.module.partition(".")[0]
+        return package_of(self.module)
 
     @property
     def where(self) -> str:
@@ -123,41 +126,70 @@ def combined(mutants: Sequence[Mutant]) -> tuple[list[Edit], list[Mutant]]:
 
 
 def modules(
-    packages: Sequence[str] = PACKAGES, root: Path = ROOT, *, semantic: bool = False
+    packages: Sequence[str] = PACKAGES, *, semantic: bool = False
 ) -> Iterator[tuple[str, Path]]:
-    """The modules that are mutated, by single edits or by semantic ones, by name and file."""
-    spared = _TOOLS if semantic else (*_TOOLS, *_SEMANTIC_ALONE)
+    """The modules that are mutated, by single edits or by semantic ones, by name and file.
+
+    Args:
+        packages: some of `PACKAGES`, or the names of other modules and packages.
+
+    Raises:
+        ValueError: there is no such module.
+    """
+    spared = _TOOLS if semantic else _TOOLS | _SEMANTIC_ALONE
     for package in packages:
-        for path in sorted((root / package).rglob("*.py")):
-            name = path.stem
-            parts = path.relative_to(root).with_suffix("").parts
-            if name in ("__init__", "conftest") or name.startswith("test_"):
-                continue
-            if not any(part in spared for part in parts):
-                yield ".".join(parts), path
+        if package not in PACKAGES:
+            yield from own_modules(package)
+            continue
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if path.stem != "__init__" and not _is_of_tests(path) and spared.isdisjoint(parts):
+                yield HOME + ".".join(parts), path
+
+
+def own_modules(name: str) -> Iterator[tuple[str, Path]]:
+    """A module of another repository, or all modules of a package, by name and file.
+
+    Raises:
+        ValueError: there is no such module, or it is installed.
+    """
+    path = path_of(name)
+    if path is None or is_ours(name):
+        raise ValueError(f"--module: {name}, expected a module of yours, as Python imports it here")
+    if path.name != "__init__.py":
+        yield name, path
+        return
+    for file in sorted(path.parent.rglob("*.py")):
+        if not _is_of_tests(file):
+            parts = file.relative_to(path.parent).with_suffix("").parts
+            yield ".".join([name, *parts]).removesuffix(".__init__"), file
+
+
+def _is_of_tests(path: Path) -> bool:
+    return path.stem == "conftest" or path.stem.startswith("test_")
 
 
 def mutants(
     packages: Sequence[str] = PACKAGES,
     operators: Sequence[str] = (),
-    root: Path = ROOT,
     *,
     semantic: bool = False,
 ) -> list[Mutant]:
     """Every mutant of the packages, in the order of the files.
 
     Args:
+        packages: see `modules`.
         operators: names of the kinds of mistakes; all single edits, or all semantic ones, if empty.
         semantic: mutate the modules that semantic mistakes are made in.
     """
-    found = modules(packages, root, semantic=semantic)
+    found = modules(packages, semantic=semantic)
     sources = {name: (path, Source(path.read_text())) for name, path in found}
     operators = operators or list(SEMANTIC if semantic else OPERATORS)
     numbers = Numbers(f for _, source in sources.values() for f in source.functions())
     return [
         mutant
         for module, (path, source) in sources.items()
-        for mutant in mutants_of(module, source, operators, path.relative_to(root), numbers)
+        for mutant in mutants_of(module, source, operators, below(path), numbers)
     ]
 
 

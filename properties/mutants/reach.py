@@ -13,28 +13,34 @@ from typing import Any
 
 from coverage import Coverage
 
-from properties.planting.closure import ROOT
+from properties import ROOT
+from properties.planting.closure import INSTALLED
 
 Lines = dict[str, set[int]]
-_BELOW = f"{ROOT}/"
+
+
+def below(path: Path) -> Path:
+    """A file of the project by its name below the root, and another by all of its name."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 class Reach:
-    """Records what runs, of the files below some folders of the project.
+    """Records what runs of some files.
 
     Args:
-        folders: names of packages.
+        places: files and folders, named as `below` does.
         remembered: where it is kept which lines of a kernel its constants let through.
     """
 
-    def __init__(self, folders: Iterable[str], remembered: Path) -> None:
-        self.roots = tuple(f"{ROOT / folder}/" for folder in folders)
+    def __init__(self, places: Iterable[str], remembered: Path) -> None:
+        those = [ROOT / place for place in places]
+        self.roots = tuple(f"{place}/" if place.is_dir() else str(place) for place in those)
         self.remembered = remembered
         self.lines: Lines = {}
         self._compiled: dict[str, Lines] = {}
         self._restore: Callable[[], None] | None = None
-        below = [f"{root}**" for root in self.roots]
-        self._python = Coverage(data_file=None, config_file=False, include=below)
+        inside = [f"{root}**" if root.endswith("/") else root for root in self.roots]
+        self._python = Coverage(data_file=None, config_file=False, include=inside)
         self._python.set_option("run:disable_warnings", ["no-data-collected"])
 
     def start(self) -> None:
@@ -124,7 +130,7 @@ def _key(source: Any) -> str:
 def _read(
     compiled: Callable[[Any, dict[str, Any]], str], source: Any, options: dict[str, Any]
 ) -> tuple[str, Lines]:
-    """The text of a kernel, and the lines that Triton's frontend reads, by file below the root."""
+    """The text of a kernel, and the lines that Triton's frontend reads, by file."""
     from triton.compiler.code_generator import CodeGenerator
 
     seen: Lines = {}
@@ -132,9 +138,10 @@ def _read(
 
     def visit(self: Any, node: Any) -> Any:
         line = getattr(node, "lineno", None)
-        if line is not None and self.file_name.startswith(_BELOW):
-            name = self.file_name.removeprefix(_BELOW)
-            seen.setdefault(name, set()).add(self.begin_line + line)
+        if line is not None:
+            name = below(Path(self.file_name))
+            if not name.is_absolute() or INSTALLED.isdisjoint(name.parts):
+                seen.setdefault(name.as_posix(), set()).add(self.begin_line + line)
         return original(self, node)
 
     CodeGenerator.visit = visit
@@ -145,9 +152,9 @@ def _read(
 
 
 def packed(lines: Lines) -> dict[str, str]:
-    """Lines by file below the root, as one hexadecimal number per file, for JSON."""
+    """Lines by file, as `below` names it, as one hexadecimal number per file, for JSON."""
     return {
-        Path(name).relative_to(ROOT).as_posix(): f"{sum(1 << n for n in numbers):x}"
+        below(Path(name)).as_posix(): f"{sum(1 << n for n in numbers):x}"
         for name, numbers in sorted(lines.items())
         if numbers
     }

@@ -7,12 +7,13 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+from properties import ROOT
 from properties.cases.case import Case
 from properties.files import write_whole
-from properties.jobs import Job
-from properties.mutants.mutant import PACKAGES, Mutant
+from properties.jobs import Job, examples
+from properties.mutants.mutant import Mutant
 from properties.mutants.reach import Reach, meets, packed
-from properties.planting.closure import ROOT, forget
+from properties.planting.closure import KERNELS, REFERENCE, forget
 from properties.planting.edit import Edit
 from properties.planting.trial import (
     Bench,
@@ -22,8 +23,10 @@ from properties.planting.trial import (
     TestAt,
     attempt,
     bench_subject,
+    path_of_node,
     pinned_of,
     plant,
+    pytest_options,
 )
 
 # They start processes, which a trial may not, and test what has no mutants.
@@ -85,8 +88,12 @@ class SuiteFails(Exception):
     """A check fails as the code stands: it cannot tell of mutants."""
 
 
-def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
-    """The cases that the `ci` profile draws for a job. Runs them, in this process."""
+def of_job(job: Job, bench: Bench, folder: Path, places: Sequence[str]) -> list[Check]:
+    """The cases that the `ci` profile draws for a job. Runs them, in this process.
+
+    Args:
+        places: of what they run, see `Reach`.
+    """
     from hypothesis import settings
 
     from properties import profiles
@@ -97,7 +104,7 @@ def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
     settings.load_profile("survey")
     subject = bench_subject(bench)
     checks: list[Check] = []
-    reach = Reach(["kernels"], folder / "compiled")
+    reach = Reach(places, folder / "compiled")
     started = 0.0
 
     def announce(case: Case) -> None:
@@ -110,8 +117,8 @@ def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
         checks.append(Check(LawAbout(job.law, case), seconds, packed(reach.stop())))
 
     try:
-        examples = settings(max_examples=job.share(settings().max_examples))
-        examples(hypothesis_test(job, subject, observe, announce))()
+        most = examples(job, subject.target, settings().max_examples)
+        settings(max_examples=most)(hypothesis_test(job, subject, observe, announce))()
     except Exception as error:
         raise SuiteFails(f"{job.name} fails as the code stands: {error}") from None
     return checks
@@ -139,8 +146,8 @@ def failing_cases(
     for job in jobs:
         cases: list[Case] = []
         try:
-            examples = settings(max_examples=job.share(ci.max_examples))
-            examples(hypothesis_test(job, subject, announce=cases.append))()
+            most = examples(job, subject.target, ci.max_examples)
+            settings(max_examples=most)(hypothesis_test(job, subject, announce=cases.append))()
         except Exception as error:
             known = LawAbout(job.law, cases[-1]) if cases else None
             failing.append(known or Ended(type(error).__name__, str(error)))
@@ -156,11 +163,9 @@ def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]
 
     _import_anew()
     recorder = _Recorder(Reach([package], folder / "compiled"))
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", bench.device]
-    options += ["--hypothesis-profile=trial", "--rootdir", str(ROOT), str(ROOT / path)]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        code = pytest.main(options, plugins=[recorder])
+        code = pytest.main([*pytest_options(bench), path_of_node(path)], plugins=[recorder])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise SuiteFails(f"{path} fails as the code stands:\n{printed.getvalue()[-1000:]}")
     return recorder.checks
@@ -169,7 +174,7 @@ def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]
 def _import_anew() -> None:
     """As a trial does, where some modules are imported anew and others are not: a check that fails
     of this alone would kill whatever it is tried on."""
-    forget(PACKAGES)
+    forget({KERNELS, REFERENCE})
 
 
 class _Recorder:

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from properties import ROOT
 from properties.device import activate
 from properties.jobs import Selection
 from properties.mutants import equivalents, hunt
 from properties.mutants.__main__ import main
 from properties.mutants.equivalents import Equivalent
 from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
-from properties.mutants.mutant import ROOT, Mutant, mutants
+from properties.mutants.mutant import Mutant, mutants
 from properties.mutants.survey import of_tests
 from properties.mutants.verdicts import Verdict, Verdicts
 from properties.planting.memory import Memory

@@ -3,28 +3,71 @@
 import ast
 import hashlib
 import sys
+import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("kernels", "properties", "reference", "regressions")
+from properties import HOME, PACKAGES, ROOT, package_of
+
+# Packages that have a page for each op.
+PAGES = ("kernels", "reference")
 # Packages that list all ops, laws or targets. For one of these, a change of another is none.
+KERNELS, REFERENCE = f"{HOME}kernels", f"{HOME}reference"
 LISTS = frozenset(
-    {"kernels", "reference", "properties.catalogue", "properties.laws", "properties.targets"}
+    {KERNELS, REFERENCE, "properties.catalogue", "properties.laws", "properties.targets"}
 )
+_STANDARD = sysconfig.get_path("stdlib")
+# Folders of what is installed.
+INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 # A name, and the module that it is or is from.
 Bound = tuple[str, str]
 
 
 def path_of(module: str) -> Path | None:
-    """The file of a module of this project, or None."""
-    if module.partition(".")[0] not in PACKAGES:
+    """The file of a module of this project or of code beside it; None for what is installed."""
+    if is_ours(module):
+        return _file_of(ROOT.joinpath(*module.removeprefix(HOME).split(".")))
+    return None if _is_installed(module.partition(".")[0]) else found(module)
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module is one of this project, by its name."""
+    return module.startswith(HOME) and package_of(module) in PACKAGES
+
+
+@cache
+def _is_installed(first: str) -> bool:
+    """Whether a module of no package, or a package, is one of Python's or in its libraries."""
+    path = found(first)
+    return path is None or path.is_relative_to(_STANDARD) or not INSTALLED.isdisjoint(path.parts)
+
+
+@cache
+def found(module: str) -> Path | None:
+    """The file of a module that Python would import, found without importing anything."""
+    first, *rest = module.split(".")
+    try:
+        spec = find_spec(first)
+    except ValueError:  # __main__
         return None
-    stem = ROOT.joinpath(*module.split("."))
-    return next((p for p in (stem.with_suffix(".py"), stem / "__init__.py") if p.is_file()), None)
+    if spec is None:
+        return None
+    if spec.submodule_search_locations is None:
+        is_source = spec.has_location and spec.origin and spec.origin.endswith(".py")
+        return Path(spec.origin or "") if is_source and not rest else None
+    folders = [Path(folder) for folder in spec.submodule_search_locations]
+    files = (_file_of(folder.joinpath(*rest)) for folder in folders)
+    return next((file for file in files if file is not None), None)
+
+
+def _file_of(stem: Path) -> Path | None:
+    """The file of the module or package that is called so."""
+    files = (stem.with_name(f"{stem.name}.py"), stem / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
 
 
 @cache
@@ -56,7 +99,7 @@ def bound(node: ast.Import | ast.ImportFrom, module: str, tree: ast.AST) -> Iter
     if isinstance(node, ast.Import):
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
-            yield from ((name, used) for used in _used(tree, alias))
+            yield from ((name, used) for used in _used(tree, alias.name, alias.name))
         return
     origin = node.module or ""
     if node.level:
@@ -65,17 +108,21 @@ def bound(node: ast.Import | ast.ImportFrom, module: str, tree: ast.AST) -> Iter
         parts = package.split(".")
         origin = ".".join([*parts[: len(parts) + 1 - node.level], *filter(None, [origin])])
     for alias in node.names:
-        yield alias.asname or alias.name, origin_of(origin, alias.name)
+        name = alias.asname or alias.name
+        if f"{origin}." == HOME:
+            yield from ((name, used) for used in _used(tree, name, f"{HOME}{alias.name}"))
+        else:
+            yield name, origin_of(origin, alias.name)
 
 
-def _used(tree: ast.AST, imported: ast.alias) -> Iterator[str]:
+def _used(tree: ast.AST, name: str, imported: str) -> Iterator[str]:
     """What is used of an imported module: of one that lists all ops, those that are named."""
-    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == imported.name]
+    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name]
     names = {n.value: n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-    if imported.name in LISTS and uses and all(use in names for use in uses):
-        yield from (origin_of(imported.name, names[use]) for use in uses)
+    if imported in LISTS and uses and all(use in names for use in uses):
+        yield from (origin_of(imported, names[use]) for use in uses)
     else:
-        yield imported.name
+        yield imported
 
 
 def origin_of(package: str, name: str) -> str:
@@ -92,7 +139,7 @@ def origin_of(package: str, name: str) -> str:
 
 def _lists_ops(package: str) -> bool:
     """Whether a package has names of its modules: one of `LISTS`, or a family of ops."""
-    return package in LISTS or package.partition(".")[0] in ("kernels", "reference")
+    return package in LISTS or (is_ours(package) and package_of(package) in PAGES)
 
 
 def closure(

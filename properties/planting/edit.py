@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 
-_ROOT = Path(__file__).parents[2]
+from properties.planting.closure import found, is_ours, path_of
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,12 @@ class Edit:
         """The file of the module, found without importing anything.
 
         Raises:
-            ValueError: there is no such module in this project.
+            ValueError: there is no such module.
         """
-        stem = _ROOT.joinpath(*self.module.split("."))
-        for path in (stem.with_suffix(".py"), stem / "__init__.py"):
-            if path.is_file():
-                return path
-        raise ValueError(f"module: {self.module}, expected a module of this project")
+        path = path_of(self.module) if is_ours(self.module) else found(self.module)
+        if path is None:
+            raise ValueError(f"module: {self.module}, expected a module that Python can import")
+        return path
 
     def source(self) -> str:
         """The module's source with the edit made.

@@ -1,12 +1,13 @@
 """What an op is made of."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from hypothesis import settings
 
 from properties.catalogue.op import Op
 from properties.jobs import Job
-from properties.planting.closure import closure, digest, origin_of
+from properties.planting.closure import KERNELS, closure, digest, origin_of
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,14 @@ class Sources:
     def of(cls, op: Op) -> "Sources":
         oracles = {f.__module__ for f in (op.oracle, op.second_form, op.quiet_form)}
         return cls(
-            closure([origin_of("kernels", op.name)], lists=False),
+            closure([origin_of(KERNELS, op.name)], lists=False),
             closure(oracles, lists=False),
             op.work.__module__,
         )
+
+    def of_own(self, modules: Iterable[str]) -> "Sources":
+        """The same op where the kernels are other modules."""
+        return replace(self, kernels=closure(modules, lists=False))
 
     @property
     def modules(self) -> frozenset[str]:

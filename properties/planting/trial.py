@@ -1,5 +1,6 @@
 """Run laws about cases, or tests, in a fresh process, with or without a planted bug."""
 
+import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from properties import ROOT
 from properties.cases.case import Case
 from properties.planting.closure import forget
 from properties.planting.edit import Edit
@@ -133,7 +135,7 @@ def attempt(
         own = limits[before : before + len(those)]
         tests = [one.node for one in those if isinstance(one, TestAt)]
         if tests:
-            outcome = _run_tests(tests, own, bench.device)
+            outcome = _run_tests(tests, own, bench)
         else:
             outcome = _judge([one for one in those if isinstance(one, LawAbout)], own, bench)
         if outcome.caught_by is not None:
@@ -202,32 +204,43 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
 def failing_tests(nodes: Sequence[str], bench: Bench, edits: Sequence[Edit]) -> list[TestAt]:
     """Run tests of a file with edits made: those that fail, or the file if it is not imported."""
     plant(edits)
-    failed, _ = _run_pytest(nodes, {}, bench.device)
+    failed, _ = _run_pytest(nodes, {}, bench)
     return [TestAt(node) for node in failed.nodes]
 
 
-def _run_tests(nodes: Sequence[str], limits: Sequence[float], device: str) -> Outcome:
+def _run_tests(nodes: Sequence[str], limits: Sequence[float], bench: Bench) -> Outcome:
     """Run pytest nodes in this process until one fails, with the output kept for the report."""
-    failed, printed = _run_pytest(nodes, dict(zip(nodes, limits, strict=False)), device, "-x")
+    failed, printed = _run_pytest(nodes, dict(zip(nodes, limits, strict=False)), bench, "-x")
     if not failed.nodes and not failed.ran:
         raise ValueError(f"test: {', '.join(nodes)} was skipped: {printed[-2000:]}")
     first = failed.nodes[0] if failed.nodes else None
     return Outcome(first, printed, nodes.index(first) if first in nodes else 0)
 
 
+def pytest_options(bench: Bench) -> list[str]:
+    """Options of a run of our tests in a trial: nothing depends on the folder that it begins in."""
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=trial"]
+    options += ["-c", os.devnull, "--rootdir", str(ROOT), "--confcutdir", str(ROOT)]
+    # The tests are about our kernels, whatever the laws of the trial are about.
+    return [*options, "--target", "ours", "--device", bench.device]
+
+
+def path_of_node(node: str) -> str:
+    """A node below the root."""
+    return str(ROOT / node)
+
+
 def _run_pytest(
-    nodes: Sequence[str], limits: Mapping[str, float], device: str, *options: str
+    nodes: Sequence[str], limits: Mapping[str, float], bench: Bench, *options: str
 ) -> tuple["_Failed", str]:
     import io
     from contextlib import redirect_stderr, redirect_stdout
 
-    root = Path(__file__).parents[2]
     printed = io.StringIO()
-    options = (*options, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", device)
-    options = (*options, "--hypothesis-profile=trial", "--rootdir", str(root))
     failed = _Failed(limits)
+    given = [*pytest_options(bench), *options, *map(path_of_node, nodes)]
     with redirect_stdout(printed), redirect_stderr(printed):
-        code = pytest.main([*options, *[str(root / node) for node in nodes]], plugins=[failed])
+        code = pytest.main(given, plugins=[failed])
     # A bug may keep a file of tests from being imported: that fails it.
     ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
     if not failed.nodes and code not in ended:

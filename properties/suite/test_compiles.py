@@ -53,7 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "job" not in metafunc.fixturenames:
         return
     option = metafunc.config.getoption
-    ops, modes, dtypes = (option(name) for name in ("op", "mode", "dtype"))
+    ops, modes, dtypes = (option(f"oracles_{name}") for name in ("op", "mode", "dtype"))
     jobs = [
         Job(op, mode, dtype, architecture)
         for family, (op, mode) in enumerate(families())

@@ -35,8 +35,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for op in OPS.values()
         for mode in op.modes
         for along in _DIMS
-        if (not option("op") or op.name in option("op"))
-        and (not option("mode") or mode.name in option("mode"))
+        if (not option("oracles_op") or op.name in option("oracles_op"))
+        and (not option("oracles_mode") or mode.name in option("oracles_mode"))
         and (along != "sequences" or op.packed_by)
         and any(set(_DIMS[along]) & set(a.dims.split()) for a in op.arguments)
     }

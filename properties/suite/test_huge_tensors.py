@@ -56,8 +56,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for op in OPS.values()
         for mode in op.modes
         for what in ("dense", "packed", "vectors")
-        if (not option("op") or op.name in option("op"))
-        and (not option("mode") or mode.name in option("mode"))
+        if (not option("oracles_op") or op.name in option("oracles_op"))
+        and (not option("oracles_mode") or mode.name in option("oracles_mode"))
         and (what != "packed" or op.packed_by)
         and (what != "vectors" or {"H", "D"} <= set(op.dims))
     }

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import settings
 
 from properties.device import activate
-from properties.jobs import Job, Selection, hypothesis_test, times
+from properties.jobs import Job, Selection, examples, hypothesis_test, times
 from properties.laws import Subject
 from properties.targets import load
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
-    names = (tuple(option(name)) for name in ("op", "mode", "law", "dtype"))
+    names = (tuple(option(f"oracles_{name}")) for name in ("op", "mode", "law", "dtype"))
     try:
-        target = load(option("target"), activate(option("device")))
+        target = load(option("oracles_target"), activate(option("oracles_device")))
         jobs = Selection(*names).jobs(target)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
@@ -32,9 +32,7 @@ def times_its_share(request: pytest.FixtureRequest) -> float:
 
 def test_law_holds(job: Job, subject: Subject, times_its_share: float) -> None:
     subject.ledger.excused.clear()
-    # Of another's kernels, of which nobody knows which are the same, all jobs get as many.
-    most = settings().max_examples
-    examples = job.share(most, times_its_share) if subject.target.name == "ours" else most
-    settings(max_examples=examples)(hypothesis_test(job, subject))()
+    most = examples(job, subject.target, settings().max_examples, times_its_share)
+    settings(max_examples=most)(hypothesis_test(job, subject))()
     for name, count in subject.ledger.excused.items():
         warnings.warn(f"{count} examples failed with {name}, which is known", stacklevel=1)

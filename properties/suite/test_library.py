@@ -127,7 +127,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" not in metafunc.fixturenames:
         return
     option = metafunc.config.getoption
-    ops, modes, dtypes = (option(name) for name in ("op", "mode", "dtype"))
+    ops, modes, dtypes = (option(f"oracles_{name}") for name in ("op", "mode", "dtype"))
     tried = {
         test_registrations_are_sound: _registered,
         test_what_leaves_the_first_output_out_has_gradients: _of_several_outputs,

@@ -84,8 +84,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pytest.param(OPS[name], mode, extent, id=f"{name}-{mode}-{extent}")
         for name, mode in MODES_WITH_KERNELS
         for extent in EXTENTS
-        if (not option("op") or name in option("op"))
-        and (not option("mode") or mode in option("mode"))
+        if (not option("oracles_op") or name in option("oracles_op"))
+        and (not option("oracles_mode") or mode in option("oracles_mode"))
         and _has(OPS[name], mode, extent)
     ]
     metafunc.parametrize(("op", "mode", "extent"), wanted)

@@ -146,7 +146,7 @@ class KnownFailure:
         name: what it is called, and the script that shows it with nothing but the library.
         law: one that the bug breaks.
         releases: those that have it and were looked at, "fla-core 0.6.0". In another release the
-            entry excuses nothing.
+            entry excuses nothing. Empty for code that is not released.
         cases: the smallest one known of each op that has it; none where the adapter keeps clear of
             the bug, because it takes the device with it or calls for what the library's
             documentation rules out.
@@ -161,10 +161,10 @@ class KnownFailure:
 
     name: str
     law: str
-    releases: tuple[str, ...]
     expected: str
     got: str
     cause: str
+    releases: tuple[str, ...] = ()
     cases: tuple[Case, ...] = ()
     modes: tuple[str, ...] = ()
     shows: Callable[[Given], bool] = _never
@@ -177,8 +177,8 @@ class KnownFailure:
 
     @property
     def installed(self) -> bool:
-        """Whether it is about a release that is installed."""
-        return any(_installed(release) for release in self.releases)
+        """Whether it is about a release that is installed, or about code that has none."""
+        return not self.releases or any(_installed(release) for release in self.releases)
 
 
 def _installed(release: str) -> bool:

@@ -240,10 +240,13 @@ def _device(device: torch.device) -> str:
     return "interpreter" if os.environ.get("TRITON_INTERPRET") == "1" else "simulator"
 
 
-def regression_file(case: Case, law: str) -> str:
+def regression_file(case: Case, law: str, module: str = "kernels.") -> str:
     """The text of a module for `regressions/`; what only a person can know is left to fill in.
 
     An edit that is not filled in does not apply, so the file cannot pass by accident.
+
+    Args:
+        module: where the bug is likely to be.
     """
     call = ast.parse(case.line(), mode="eval").body
     assert isinstance(call, ast.Call)
@@ -267,6 +270,6 @@ BUG = KnownBug(
         ),
     ),
     # The edit that undoes the fix.
-    planted=Edit(module="kernels.", before="", after=""),
+    planted=Edit(module="{module}", before="", after=""),
 )
 '''

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 
+from properties import package_of
 from properties.mutants.operators import Place
 from properties.mutants.semantic.places import (
     above,
@@ -31,7 +32,7 @@ def _is_a_helper(at: Place) -> bool:
     function, given = at.function, at.function.node.args
     return (
         at.opens
-        and at.module.partition(".")[0] != "reference"
+        and package_of(at.module) != "reference"
         and not function.on_device
         and not function.is_public
         and "." not in function.name

@@ -23,7 +23,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def device(pytestconfig: pytest.Config) -> Iterator[torch.device]:
-    name = pytestconfig.getoption("device")
+    name = pytestconfig.getoption("oracles_device")
     here = activate(name)
     target(here)
     yield here

@@ -1,0 +1,158 @@
+"""What a run of pytest has that was given a target: who is judged, and where."""
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+# One thread per worker: the workers are the parallelism. Set before anything imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+from properties import ROOT, profiles
+
+if TYPE_CHECKING:
+    import torch
+
+    from properties.changed import Changed
+    from properties.laws import Subject
+
+_CHANGED = pytest.StashKey["Changed | None"]()
+
+# Before Hypothesis' plugin is configured, which loads the profile that the command line names.
+profiles.register()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    device = config.getoption("oracles_device")
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None and device in ("auto", "cuda"):
+        _claim_gpu(int(worker.removeprefix("gw")))
+    from properties.device import activate
+    from properties.targets import load
+
+    # As `python -m pytest` has it: an adapter need not be installed.
+    sys.path.insert(0, str(config.invocation_params.dir))
+    try:
+        load(config.getoption("oracles_target"), activate(device))
+        config.stash[_CHANGED] = _changed(config)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _changed(config: pytest.Config) -> "Changed | None":
+    revision = config.getoption("oracles_changed")
+    if revision is None:
+        return None
+    from properties.changed import Changed, files_since
+
+    return Changed(*files_since(revision, config.rootpath), config.getoption("oracles_target"))
+
+
+def _claim_gpu(worker: int) -> None:
+    """Map workers to GPUs round robin."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    changed = config.stash[_CHANGED]
+    if changed is None:
+        return
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        test = item.nodeid.split("::")[1].partition("[")[0]
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        reached = changed.reaches(item.path, test, parameters.values())
+        (kept if reached else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """That a change reaches no test is no failure."""
+    changed = session.config.stash[_CHANGED]
+    if changed is not None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: that the collector does not look at it again, and looks less
+    often, saves a twentieth of the suite's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    from hypothesis import settings
+
+    from properties.device import activate, describe
+    from properties.targets import load, scope
+
+    seed = config.getoption("--hypothesis-seed")
+    profile = settings.get_current_profile_name()
+    name, device = config.getoption("oracles_target"), config.getoption("oracles_device")
+    changed = config.stash[_CHANGED]
+    return [
+        f"attention-oracles: target {name} on {describe(device)}; profile {profile}, "
+        f"seed {'drawn' if seed is None else seed}",
+        *scope.missing(load(name, activate(device))),
+        *(changed.told() if changed is not None else []),
+    ]
+
+
+@pytest.fixture(scope="session")
+def subject(request: pytest.FixtureRequest) -> "Subject":
+    """The implementation under test, on the device under test."""
+    from properties.device import activate
+    from properties.laws import Subject
+    from properties.targets import load
+    from properties.targets.ledger import read
+
+    option = request.config.getoption
+    target, device = option("oracles_target"), activate(option("oracles_device"))
+    ledger = read(option("oracles_ledger"), target, device.type)
+    return Subject(load(target, device), device, ledger, quick=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> "torch.device":
+    """The device under test, for tests of what is no target."""
+    from properties.device import activate
+
+    return activate(request.config.getoption("oracles_device"))
+
+
+@pytest.fixture
+def gpu() -> "torch.device":
+    """For tests of what runs on a GPU alone."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("wants a GPU")
+    return torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def in_the_cpus_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests beside the kernels that ask for no device make their tensors there, and are simulated
+    where others run on a GPU."""
+    from properties import simulator
+    from properties.device import resolve
+
+    beside = request.path.is_relative_to(ROOT / "kernels")
+    anywhere = beside and not {"subject", "device", "gpu"} & set(request.fixturenames)
+    if anywhere and resolve(request.config.getoption("oracles_device")) == "cuda":
+        with simulator.simulating():
+            yield
+    else:
+        yield
