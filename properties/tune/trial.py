@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 import kernels
 from kernels import tiles
 from kernels.bench.timing import time_call
-from kernels.linear.tiles import walks
 from kernels.tiles import Entry
 from properties.aot.architectures import ARCHITECTURES, Architecture
 from properties.aot.cases import Job
@@ -86,7 +85,7 @@ class Problem:
         """
         index = tiles.choose(
             *self.row, dim=self.dim, dtype=getattr(torch, self.dtype), device=device, tile=None,
-            walks=walks(self.batch, self.heads, self.dim, None),
+            walks=tiles.walks(self.batch, self.heads, self.dim, None),
         )  # fmt: skip
         return replace(tiles.TABLE[self.row][index], max_dim=max(self.dim, _SMALLEST))
 
