@@ -18,8 +18,8 @@ from properties.planting.source import Change, Function, Source
 KINDS = {**OPERATORS, **SEMANTIC}
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernels", "reference")
-# Modules that measure speed.
-_TOOLS = ("bench", "tune", "autotune")
+# Modules that measure speed, and what tests share.
+_TOOLS = ("bench", "tune", "autotune", "testing")
 # Single edits of the refusal of bad arguments and of the sizes of tiles say little.
 _SEMANTIC_ALONE = ("arguments", "tiles")
 

@@ -1,32 +1,16 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import reference
+from reference.testing import Form, both_forms_of, draw, rows, unit
 
-Op = Callable[..., Any]
-FORMS: list[Op] = [reference.kda, reference.kda.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-
-
-def rows(*values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def draw(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
-def unit(x: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(x, dim=-1)
+both_forms = both_forms_of(reference.kda)
 
 
 @both_forms
-def test_two_tokens_by_hand(form: Op) -> None:
+def test_two_tokens_by_hand(form: Form) -> None:
     q, k, v = rows([1, 2], [1, 2]), rows([1, 1], [0, 2]), rows([4, 6], [5, 0])
     g = rows([1 / 2, 1 / 4], [1, 1 / 2]).log()
     o, final_state = form(
@@ -46,7 +30,7 @@ def test_two_tokens_by_hand(form: Op) -> None:
 
 
 @both_forms
-def test_with_the_same_decay_in_all_channels_it_is_the_gated_delta_rule(form: Op) -> None:
+def test_with_the_same_decay_in_all_channels_it_is_the_gated_delta_rule(form: Form) -> None:
     q, k, v = draw(0, 2, 7, 2, 5), unit(draw(1, 2, 7, 2, 5)), draw(2, 2, 7, 4, 3)
     g, beta = -draw(3, 2, 7, 4).abs(), 2 * torch.sigmoid(draw(4, 2, 7, 4))
     options: dict[str, Any] = {"initial_state": draw(5, 2, 4, 5, 3), "output_final_state": True}
@@ -57,7 +41,7 @@ def test_with_the_same_decay_in_all_channels_it_is_the_gated_delta_rule(form: Op
 
 
 @both_forms
-def test_without_strength_it_only_forgets(form: Op) -> None:
+def test_without_strength_it_only_forgets(form: Form) -> None:
     q, k, v = draw(0, 2, 7, 3, 5), unit(draw(1, 2, 7, 3, 5)), draw(2, 2, 7, 3, 2)
     g, beta = -draw(3, 2, 7, 3, 5).abs(), torch.zeros(2, 7, 3, dtype=torch.float64)
     options: dict[str, Any] = {"initial_state": draw(5, 2, 3, 5, 2), "output_final_state": True}
@@ -68,7 +52,9 @@ def test_without_strength_it_only_forgets(form: Op) -> None:
 
 @both_forms
 @pytest.mark.parametrize("closed", [-torch.inf, -1e4])
-def test_a_closed_channel_is_forgotten_and_leaves_finite_gradients(form: Op, closed: float) -> None:
+def test_a_closed_channel_is_forgotten_and_leaves_finite_gradients(
+    form: Form, closed: float
+) -> None:
     q, k, v = draw(0, 1, 7, 1, 5), unit(draw(1, 1, 7, 1, 5)), draw(2, 1, 7, 1, 2)
     g, beta = -draw(3, 1, 7, 1, 5).abs(), 2 * torch.sigmoid(draw(4, 1, 7, 1))
     g[:, 3, :, :4], k[:, 4:, :, 4], q[:, 3:, :, 4] = closed, 0, 0
@@ -86,7 +72,7 @@ def test_a_closed_channel_is_forgotten_and_leaves_finite_gradients(form: Op, clo
 @pytest.mark.parametrize("strongest", [0.0, -1e-3, -1.0, -100.0])
 @pytest.mark.parametrize("spread", [0.0, 1e-6, 1e3])
 def test_nothing_grows_while_gates_are_closed_or_open_and_beta_k_k_is_at_most_2(
-    form: Op, strongest: float, spread: float
+    form: Form, strongest: float, spread: float
 ) -> None:
     """Without values the state can only shrink; 2e-13 is T times a few roundings of its norm."""
     T = 100
