@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, draw, rows
+from reference.testing import Form, both_forms_of, draw, rows
 
 FORMS: list[Form] = [reference.gla, reference.gla.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+both_forms = both_forms_of(reference.gla)
 
 
 Q = rows([1, 2, 3], [2, 1, -1])[None, :, None]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, draw, rows
+from reference.testing import Form, both_forms_of, draw, rows
 
 FORMS: list[Form] = [reference.linear_attn, reference.linear_attn.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+both_forms = both_forms_of(reference.linear_attn)
 
 Q = torch.tensor([[1, 2, 3], [0, 1, -1]], dtype=torch.float64)[None, :, None]
 K = torch.tensor([[1, 0, 2], [2, 1, 0]], dtype=torch.float64)[None, :, None]

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, draw, rows
+from reference.testing import Form, both_forms_of, draw, rows
 
 FORMS: list[Form] = [reference.rotary_embedding, reference.rotary_embedding.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+both_forms = both_forms_of(reference.rotary_embedding)
 
 
 COS = rows([1, 1], [3 / 5, 0])

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, draw, rows
+from reference.testing import Form, both_forms_of, draw, rows
 
 Setting = tuple[dict[str, Any], tuple[str, ...]]
 FORMS: list[Form] = [reference.attention, reference.attention.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+both_forms = both_forms_of(reference.attention)
 
 
 Q = torch.eye(5, dtype=torch.float64)[None, :2, None]
