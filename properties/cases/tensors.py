@@ -14,6 +14,7 @@ from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS, compiled
 from properties.cases.layouts import relaid
 from properties.cases.values import RECIPES, Blank
+from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import Argument, Function, Op, Output, Role
 
 Results = dict[str, Tensor]
@@ -157,11 +158,6 @@ def on_integers(op: Op, case: Case) -> Case:
     layouts = {n: one for n, one in case.layouts.items() if one != "repeated"}
     exact_case = replace(case, values="integers", options=options, layout=layout, layouts=layouts)
     return op.settle(exact_case)
-
-
-def is_delta(op: Op) -> bool:
-    """Whether the op corrects its state where it is read."""
-    return any(argument.role in (Role.UNIT_KEY, Role.LOW_RANK) for argument in op.arguments)
 
 
 def _thinned(gradient: Tensor) -> Tensor:

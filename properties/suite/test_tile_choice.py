@@ -17,6 +17,7 @@ from properties.aot.architectures import ARCHITECTURES
 from properties.cases.case import Case
 from properties.cases.tensors import build
 from properties.catalogue import OPS
+from properties.catalogue.kinds import carries_states
 from properties.device import claiming
 from properties.laws import Subject
 from properties.targets import ours
@@ -145,7 +146,9 @@ def test_states_of_ragged_sequences_count_half() -> None:
     assert tiles.walks(3, 5, 128, torch.tensor([0, 1, 2, 3])) == 7
 
 
-@pytest.mark.parametrize("op", ["gla", "kda"])
+@pytest.mark.parametrize(
+    "op", [op.name for op in OPS.values() if op.wraps is None and carries_states(op)]
+)
 def test_an_op_counts_the_states_it_carries(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
 
