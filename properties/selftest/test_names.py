@@ -1,4 +1,4 @@
-"""Ops are named where they are made, and nowhere else: who needs ops of a kind asks the catalogue."""
+"""Ops are named where they are made: who needs ops of a kind asks the catalogue."""
 
 import ast
 from collections.abc import Iterator
