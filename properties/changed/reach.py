@@ -87,7 +87,7 @@ class Changed:
 
     def _ops(self, file: str) -> list[str]:
         """The ops whose laws a file can reach."""
-        laws = ROOT / "properties" / "test_laws.py"
+        laws = ROOT / "properties" / "suite" / "test_laws.py"
         return [op for op in OPS if self._reaches(file, laws, "test_law_holds", frozenset([op]))]
 
     def told(self) -> list[str]:
@@ -100,7 +100,7 @@ class Changed:
             return "every test"
         near = self._unnamed.get(file)
         tests = [*near] if near is not None else [*self._tests(file)]
-        laws = ROOT / "properties" / "test_laws.py"
+        laws = ROOT / "properties" / "suite" / "test_laws.py"
         reached = []
         if laws in tests and near is None:
             ops = self._ops(file)

@@ -27,7 +27,7 @@ from properties.planting.sources import Sources
 from properties.planting.trial import LawAbout, Pinned, TestAt, pinned_of
 from properties.targets import load
 
-_LAWS = ROOT / "properties" / "test_laws.py"
+_LAWS = ROOT / "properties" / "suite" / "test_laws.py"
 # Its name stands nowhere in the code of a test, nor here.
 _UNREAD = next(ROOT.glob("LICEN*")).name
 Git = Callable[..., str]
@@ -172,7 +172,12 @@ def test_a_kernel_reaches_the_laws_of_those_who_call_it_alone() -> None:
 
 
 def test_laws_budgets_and_strategies_reach_every_op() -> None:
-    for file in ("laws/judge.py", "verdict/budgets.py", "strategies.py", "simulator/memory.py"):
+    for file in (
+        "laws/judge.py",
+        "verdict/budgets.py",
+        "cases/strategies.py",
+        "simulator/memory.py",
+    ):
         assert _ops(f"properties/{file}") == {*OPS}
 
 
@@ -204,7 +209,9 @@ def test_a_test_is_reached_through_the_names_that_it_refers_to() -> None:
 
 def test_a_test_of_one_op_is_reached_by_what_that_is_made_of() -> None:
     agree = "properties/selftest/test_oracles.py::test_second_form_agrees_with_the_first_in_float64"
-    assert agree.partition("::")[2] in names_of_tests(ROOT / "properties" / "test_oracles.py")
+    assert agree.partition("::")[2] in names_of_tests(
+        ROOT / "properties" / "selftest" / "test_oracles.py"
+    )
     assert _reaches("reference/linear/gla.py", agree, OPS["gla"])
     assert not _reaches("reference/linear/gla.py", agree, OPS["attention"])
     # Nothing says of which.

@@ -19,11 +19,8 @@ from properties.verdict import Comparison
 _SUITE = Path(__file__).parents[1]
 # Code that stands between a law and the kernel that it calls, and libraries below the kernel.
 _BETWEEN = (
-    *(str(_SUITE / name) for name in ("laws", "verdict", "simulator", "fuzz/worker.py")),
-    *(
-        str(_SUITE / f"{name}.py")
-        for name in ("jobs", "tensors", "contexts", "device", "interpreter")
-    ),
+    *(str(_SUITE / name) for name in ("cases", "laws", "verdict", "simulator", "fuzz/worker.py")),
+    *(str(_SUITE / f"{name}.py") for name in ("jobs", "device", "interpreter")),
     *(str(_SUITE / "targets" / f"{name}.py") for name in ("adapter", "ledger", "ours")),
     *(str(Path(module.__file__).parent) for module in (torch, triton) if module.__file__),
 )

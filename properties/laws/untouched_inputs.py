@@ -1,4 +1,7 @@
-"""An op writes to its outputs: not to its inputs, and not to the memory around them."""
+"""An op writes to its outputs: not to its inputs, and not to the memory around them.
+
+The outputs are new contiguous tensors, unless one is asked for in place.
+"""
 
 from dataclasses import replace
 
@@ -7,6 +10,7 @@ from torch import Tensor
 
 from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
+from properties.cases.tensors import Results
 from properties.catalogue.op import Op
 from properties.laws.judge import fail
 from properties.laws.law import Law, Subject
@@ -18,11 +22,27 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         inputs, gradients_of = subject.inputs(op, moved), subject.cotangents(op, moved)
         watched = {**inputs.tensors, **{f"gradient of {n}": x for n, x in gradients_of.items()}}
         before = {name: _memory(x).clone() for name, x in watched.items()}
-        subject.run(op, case, inputs, gradients_of)
+        results = subject.run(op, case, inputs, gradients_of)
         for name, x in watched.items():
             if not torch.equal(_memory(x), before[name]):
                 fail("untouched_inputs", op, case, subject, f"{name}: its memory was written to")
+        if subject.target.new_results and not inputs.options.get("inplace"):
+            _expect_new(op, case, subject, results, watched)
     return 0.0
+
+
+def _expect_new(op: Op, case: Case, subject: Subject, results: Results, watched: Results) -> None:
+    for name in (output.name for output in op.outputs if output.name in results):
+        y = results[name]
+        if not y.is_contiguous():
+            fault = f"{name}: it is not contiguous"
+            shown = f"{fault}, its shape is {list(y.shape)} and its strides are {list(y.stride())}"
+            fail("untouched_inputs", op, case, subject, shown, fault)
+        for other, x in watched.items():
+            if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and y.numel():
+                fail(
+                    "untouched_inputs", op, case, subject, f"{name}: it shares memory with {other}"
+                )
 
 
 def _memory(x: Tensor) -> Tensor:

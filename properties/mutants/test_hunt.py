@@ -38,9 +38,9 @@ def signs() -> list[Mutant]:
     return found
 
 
-def _suite(law: str, folder: Path, *, tests: bool = False) -> Suite:
+def _suite(law: str, folder: Path, dtype: str = "float32", *, tests: bool = False) -> Suite:
     target = load("ours", activate("auto"))
-    jobs = Selection(("rotary_embedding",), (), (law,), ("float32",)).jobs(target)
+    jobs = Selection(("rotary_embedding",), (), (law,), (dtype,)).jobs(target)
     return Suite(jobs, "auto", folder, 1, tests=tests)
 
 
@@ -53,8 +53,8 @@ def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 @pytest.fixture(scope="module")
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """A suite that does not look at results."""
-    suite = _suite("untouched_inputs", tmp_path_factory.mktemp("blind"))
+    """A suite that does not look at results; some of its cases are interleaved, others are not."""
+    suite = _suite("untouched_inputs", tmp_path_factory.mktemp("blind"), "bfloat16")
     yield suite
     suite.close(at_once=True)
 
@@ -209,7 +209,7 @@ def test_the_command_tells_kept_and_listed_mutants(
     listed, report = tmp_path / "equivalents.toml", tmp_path / "mutants.json"
     listed.write_text("")
     sources = {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
-    command = ["--op", "rotary_embedding", "--law", "untouched_inputs", "--dtype", "float32"]
+    command = ["--op", "rotary_embedding", "--law", "untouched_inputs", "--dtype", "bfloat16"]
     # Where the suite of the same law has its surveys.
     command += ["--within", _TURNED, "--operator", "sign", "--cache", str(blind.folder)]
     command += ["--jobs", "1", "--equivalents", str(listed), "--json", str(report)]

@@ -131,12 +131,12 @@ def digest(*modules: str, lists: bool = True) -> str:
 def forget(modules: Collection[str]) -> None:
     """Have this process import modules anew, and with them all that is made of them.
 
-    Not those of the mutants: what a trial answers is pickled as of a class that was imported before
-    it.
+    Not those of mutants and trials: what a trial answers is pickled as of a class that was imported
+    before it.
     """
     if sys.modules.keys().isdisjoint(modules):
         return
     for name in list(sys.modules):
-        answers = name.startswith("properties.mutants.")
+        answers = name.startswith(("properties.mutants.", "properties.planting."))
         if not answers and path_of(name) is not None and not closure([name]).isdisjoint(modules):
             del sys.modules[name]

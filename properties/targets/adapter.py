@@ -140,6 +140,7 @@ class Adapter(Target):
         ValueError: an op that is not in the catalogue, or an implementation of another signature.
     """
 
+    new_results = False
     documented_errors = False
 
     def __init__(

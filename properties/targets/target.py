@@ -14,6 +14,8 @@ class Target:
         bitwise: it promises the same bits for the same numbers whatever their layout, what they are
             packed with and what else a call asks for. Otherwise such results are held to the error
             budget.
+        new_results: what it returns are contiguous tensors that share no memory with its inputs,
+            but for a result that is asked for in place.
         documented_errors: it refuses bad arguments with the errors that the catalogue documents,
             before any launch. Otherwise it may raise anything, or be right.
         chooses: its ops take the mode "auto" as well, and choose one then.
@@ -23,6 +25,7 @@ class Target:
     name = ""
     bitwise = True
     chooses = False
+    new_results = True
     documented_errors = True
     contexts: tuple[str, ...] = ("grad", "no_grad", "inference_mode")
 

@@ -298,3 +298,12 @@ def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> No
                 report_multiple_bugs=False,
             ),
         )
+
+
+def test_any_width_of_a_head_can_be_said_as_a_multiple() -> None:
+    """Some of these floats times the width of the layer are just below an integer."""
+    widths = range(1, 257)
+    with torch.device("meta"):
+        layers = [GatedLinearAttention(100, 1, expand_k=w / 100, expand_v=w / 100) for w in widths]
+    assert [layer.key_dim for layer in layers] == [*widths]
+    assert [layer.value_dim for layer in layers] == [*widths]
