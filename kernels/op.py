@@ -88,9 +88,9 @@ def _completed(
         **texts,
     }
     same_dtype = same_dtype or [next(iter(signature.parameters))]
-    spec = f"`help(reference.{page.__name__})` has the equation and explains the arguments. {about}"
+    spec = f"`help(reference.{page.__name__})` has the equation and explains the arguments."
     head = inspect.cleandoc(page.__doc__ or "")
-    lines = [head, "", *textwrap.wrap(spec, _WIDTH), "", "Args:"]
+    lines = [head, "", spec, "", *textwrap.wrap(about, _WIDTH), "", "Args:"]
     options = []
     for name, parameter in signature.parameters.items():
         if shape := _shape(parameter.annotation):

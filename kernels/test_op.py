@@ -28,7 +28,9 @@ def double(
 HELP = """\
 Two times x, `reference.double`.
 
-`help(reference.double)` has the equation and explains the arguments. Any sizes.
+`help(reference.double)` has the equation and explains the arguments.
+
+Any sizes.
 
 Args:
     x: `[B, T]`, float32, bfloat16 or float16. Any strides.

@@ -11,7 +11,7 @@ from kernels.delta.dplr import dplr
 from kernels.recurrence import wrapper
 
 
-def _as_dplr(
+def as_dplr(
     *, r: Tensor, w: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
     bind_dims(
@@ -27,7 +27,7 @@ def _as_dplr(
     return dplr(r, k, v, -kk, a * kk, w, **given)
 
 
-@wrapper(_as_dplr, "dplr", same_dtype=("r", "k", "v", "kk", "a"))
+@wrapper(as_dplr, "dplr", same_dtype=("r", "k", "v", "kk", "a"))
 def rwkv7(
     r: Float[Tensor, "B T H K"],
     w: Float[Tensor, "B T H K"],

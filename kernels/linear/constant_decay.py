@@ -11,17 +11,17 @@ from kernels.linear.simple_gla import simple_gla
 from kernels.recurrence import wrapper
 
 
-def _retained(*, q: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
+def retained(*, q: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
     return simple_gla(q=q, g=_of_retention(q), **given)
 
 
-def _retained_in_layer(
+def retained_in_layer(
     *, q: Tensor, layer_idx: int, num_layers: int, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
     return simple_gla(q=q, g=_of_lightning(q, layer_idx, num_layers), **given)
 
 
-@wrapper(_retained, "simple_gla")
+@wrapper(retained, "simple_gla")
 def retention(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],
@@ -38,7 +38,7 @@ def retention(
     """Retention, `reference.retention`: `simple_gla` with g = log γ_h."""
 
 
-@wrapper(_retained_in_layer, "simple_gla", raises=["a layer that is not there"])
+@wrapper(retained_in_layer, "simple_gla", raises=["a layer that is not there"])
 def lightning_attn(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],

@@ -11,7 +11,7 @@ from kernels.linear.simple_gla import simple_gla
 from kernels.recurrence import compute, wrapper
 
 
-def _through_simple_gla(
+def through_simple_gla(
     *, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
     sizes = bind_dims(
@@ -46,7 +46,7 @@ def _through_simple_gla(
 
 
 @wrapper(
-    _through_simple_gla,
+    through_simple_gla,
     "simple_gla",
     same_dtype=("x", "B", "C"),
     outputs=("y", "final_state"),

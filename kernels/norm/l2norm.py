@@ -83,7 +83,7 @@ _l2norm = differentiable(
 )
 
 
-def _run(*, x: Tensor, eps: float, mode: str, tile: int | None) -> Tensor:
+def compute(*, x: Tensor, eps: float, mode: str, tile: int | None) -> Tensor:
     dim = bind_dims(x=(x, "B T H D"))["D"]
     dtype = check_one_dtype(x=x)
     check_range("D (the last dim of x)", dim, 1, 256)
@@ -98,7 +98,7 @@ def _run(*, x: Tensor, eps: float, mode: str, tile: int | None) -> Tensor:
 
 
 @op(
-    _run,
+    compute,
     outputs=("y",),
     about="Differentiable once. Sums are float32. D is 1 to 256.",
     texts={"y": "in the dtype of x, contiguous."},
