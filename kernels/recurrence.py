@@ -92,6 +92,7 @@ class _Page:
         dims: float tensor → the names of its dims.
         flags: the options that are true or false.
         recurrent_only: arguments that the mode chunk does not have.
+        either_dtype: the tensors that may be float32 as well.
     """
 
     dims: Mapping[str, str]
@@ -99,6 +100,7 @@ class _Page:
     modes: tuple[str, ...]
     recurrent_only: tuple[str, ...]
     same_dtype: tuple[str, ...]
+    either_dtype: tuple[str, ...]
     neutral: Mapping[str, float]
     around: Around | None
 
@@ -146,12 +148,14 @@ def recurrence(
             REGISTERED[name, mode] = _register(name, mode, form, parameters, names)
         everything = frozenset().union(*(form.takes for form in forms.values()))
         only = everything - forms["chunk"].takes
+        dims = {n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"}
         _PAGES[name] = _Page(
-            dims={n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"},
+            dims=dims,
             flags=tuple(n for n, p in parameters.items() if isinstance(p.default, bool)),
             modes=tuple(modes),
             recurrent_only=tuple(n for n in parameters if n in only),
             same_dtype=tuple(same_dtype),
+            either_dtype=tuple(n for n in dims if n not in (*same_dtype, "initial_state")),
             neutral=neutral,
             around=around,
         )
@@ -311,21 +315,17 @@ def compute(op: str, *, grouped: Sequence[str] = (), **given: Any) -> tuple[Tens
             head h reads head h // (H / G). The caller has checked the multiple.
     """
     page = _PAGES[op]
-    flags = {name: given[name] for name in page.flags}
-    check_flags(**flags)
-    dims = dict(page.dims)
-    for name in grouped:
-        dims[name] = dims[name].replace("H", "G")
-    state, output_final_state = given["initial_state"], given["output_final_state"]
-    columns = 0
-    if "+normalize" in dims["initial_state"]:
-        columns = 1 if given["normalize"] else 0
-        dims["initial_state"] = "N H K V+1" if columns else "N H K V"
+    check_flags(**{name: given[name] for name in page.flags})
+    dims, state = page.dims, given["initial_state"]
+    if grouped:
+        dims = {n: spec.replace("H", "G") if n in grouped else spec for n, spec in dims.items()}
+    columns = 1 if given.get("normalize") else 0
+    if "normalize" in given:
+        dims = {**dims, "initial_state": "N H K V+1" if columns else "N H K V"}
     sizes = bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
     dtype = check_one_dtype(**{name: given[name] for name in page.same_dtype})
-    for name in dims:
-        if name not in page.same_dtype and name != "initial_state":
-            check_dtype(name, given[name], torch.float32, dtype)
+    for name in page.either_dtype:
+        check_dtype(name, given[name], torch.float32, dtype)
     check_dtype("initial_state", state, torch.float32)
     check_range("K (the last dim of q)", sizes["K"], 1, 256)
     check_range("V (the last dim of v)", sizes["V"], 1, 256)
@@ -366,4 +366,4 @@ def compute(op: str, *, grouped: Sequence[str] = (), **given: Any) -> tuple[Tens
     given |= {"scale": scale, "cu_seqlens": cu_seqlens, "tile": tile, "out_dtype": dtype}
     call = REGISTERED[op, mode]
     o, final_state = call(**given) if page.around is None else page.around(call, **given)
-    return o, final_state if output_final_state else None
+    return o, final_state if given["output_final_state"] else None
