@@ -194,10 +194,9 @@ LEDGER = (
         releases=RELEASES,
         cases=(
             Case.from_json(
-                '{"op":"linear_attn","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,"H":3,'
-                '"K":12,"V":6},"lengths":[7],"given":["initial_state"],"options":{"scale":-0.5,'
-                '"normalize":true,"reverse":true,"output_final_state":true},"values":"zeros",'
-                '"seed":49929}'
+                '{"op":"linear_attn","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,"H":1,'
+                '"K":1,"V":1},"lengths":[1],"options":{"scale":null,"normalize":true,'
+                '"reverse":false,"output_final_state":false},"values":"zeros","seed":4}'
             ),
         ),
         modes=("chunk", "fused_chunk", "fused_recurrent"),
