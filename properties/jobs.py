@@ -57,10 +57,10 @@ class Job:
         """How many of a profile's examples the job gets, `times` as many as in a run of all jobs.
 
         Twice as many for the law that asks the oracle about everything, all of them for the other
-        law about numbers, half of them for another, and half of that for a reading, whose kernels
+        law about numbers, half of them for another, and half of that for a wrapper, whose kernels
         are another op's. An op of one mode gets three times as many where the oracle judges: others
         have several modes for what may go wrong. But a sixth where another job tries nearly the
-        same: one 16-bit dtype or the other, and one mode of a reading, which is the same lines in
+        same: one 16-bit dtype or the other, and one mode of a wrapper, which is the same lines in
         all modes. In these, laws take turns.
 
         All of this in proportion, where the catalogue has grown past `EXAMPLES_OF_CI`: parts of an
@@ -82,7 +82,7 @@ class Job:
 
     @property
     def _has_kernels(self) -> bool:
-        """Of its own, unlike a reading."""
+        """Of its own, unlike a wrapper."""
         # The interpreter has to be chosen before the kernels are imported.
         from kernels.tiles import TABLE
 

@@ -7,7 +7,8 @@ So do the products and sums of an op whose tokens share a weight, until a result
 from dataclasses import replace
 
 from properties.cases.case import Case
-from properties.cases.tensors import is_delta, on_integers
+from properties.cases.tensors import on_integers
+from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import Argument, Op, Role
 from properties.laws.judge import expect_identical, oracle_results
 from properties.laws.law import Law, Subject

@@ -20,8 +20,8 @@ from properties.planting.source import Change, Function, Source
 
 KINDS = {**OPERATORS, **SEMANTIC}
 PACKAGES = ("kernels", "reference")
-# Modules that measure speed.
-_TOOLS = frozenset({"bench", "tune", "autotune"})
+# Modules that measure speed, and what tests share.
+_TOOLS = frozenset({"bench", "tune", "autotune", "testing"})
 # Single edits of the refusal of bad arguments and of the sizes of tiles say little.
 _SEMANTIC_ALONE = frozenset({"arguments", "tiles"})
 
