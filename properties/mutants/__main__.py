@@ -37,13 +37,13 @@ from properties.arguments import count
 from properties.device import DEVICES, activate, resolve
 from properties.jobs import Selection
 from properties.mutants import equivalents, killers, shares
-from properties.mutants.board import Board
-from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
+from properties.mutants.fates import Fate, Fates
+from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
 from properties.mutants.mutant import KINDS, PACKAGES, Mutant, mutants
 from properties.mutants.operators import OPERATORS, Operator
+from properties.mutants.scoreboard import Scoreboard
 from properties.mutants.semantic import SEMANTIC
 from properties.mutants.triggers import run as triggers
-from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import load
 from properties.targets.ours import Ours
 
@@ -73,10 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     tests = not (chosen.law or chosen.dtype)
     suite = Suite(jobs, chosen.device, chosen.cache, chosen.jobs, tests=tests, killers=before)
-    verdicts = Verdicts(chosen.cache / "verdicts.jsonl", chosen.fresh)
+    fates = Fates(chosen.cache / "fates.jsonl", chosen.fresh)
     found = [m for m in every if _wanted(m, chosen, suite)]
     try:
-        board, code = _run(found, listed, suite, verdicts, chosen, console)
+        scoreboard, code = _run(found, listed, suite, fates, chosen, console)
     except KeyboardInterrupt:
         suite.close(at_once=True)
         console.print("stopped; the same command goes on from here", highlight=False)
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     suite.close(at_once=False)
     if chosen.record and not suite.failing:
-        _record(chosen.record, board, every, semantic=chosen.semantic)
+        _record(chosen.record, scoreboard, every, semantic=chosen.semantic)
     elif chosen.record:
         console.print("not recorded, as not all that may notice a mutant could be tried")
     return code
@@ -116,13 +116,15 @@ def _triggers(chosen: argparse.Namespace, console: Console) -> int:
         return 2
 
 
-def _record(folder: Path, board: Board, every: Sequence[Mutant], *, semantic: bool) -> None:
+def _record(
+    folder: Path, scoreboard: Scoreboard, every: Sequence[Mutant], *, semantic: bool
+) -> None:
     """Keep what was found of the modules of which every mutant was tried."""
-    whole = shares.whole(board.shares(), every, semantic=semantic)
+    whole = shares.whole(scoreboard.shares(), every, semantic=semantic)
     path, path_of_killers = _recorded(folder, semantic=semantic)
     shares.write(path, {**shares.read(path), **whole})
     known = killers.read(path_of_killers)
-    killers.write(path_of_killers, killers.replaced(known, board.killers(), whole))
+    killers.write(path_of_killers, killers.replaced(known, scoreboard.killers(), whole))
 
 
 def _recorded(folder: Path, *, semantic: bool) -> tuple[Path, Path]:
@@ -237,29 +239,29 @@ def _run(
     wanted: Sequence[Mutant],
     entries: Sequence[equivalents.Equivalent],
     suite: Suite,
-    verdicts: Verdicts,
+    fates: Fates,
     chosen: argparse.Namespace,
     console: Console,
-) -> tuple[Board, int]:
+) -> tuple[Scoreboard, int]:
     listed, gone = equivalents.match(entries, wanted)
     device = resolve(chosen.device)
     elsewhere = {m.key for m in wanted if KINDS[m.operator].only_on not in (None, device)}
-    board = Board(wanted, listed, frozenset(elsewhere - set(listed)))
-    for mutant in board.open:
-        known = verdicts.get(mutant.key, suite.code(mutant))
+    scoreboard = Scoreboard(wanted, listed, frozenset(elsewhere - set(listed)))
+    for mutant in scoreboard.open:
+        known = fates.get(mutant.key, suite.code(mutant))
         if known is not None:
-            board.verdicts[mutant.key] = known
-    known_before = f", {len(board.verdicts)} of them known" if board.verdicts else ""
+            scoreboard.fates[mutant.key] = known
+    known_before = f", {len(scoreboard.fates)} of them known" if scoreboard.fates else ""
     console.print(f"{len(wanted)} mutants{known_before}; {chosen.jobs} processes", highlight=False)
-    suspects = _try_alone(board, suite, verdicts, chosen.jobs, console)
+    suspects = _try_alone(scoreboard, suite, fates, chosen.jobs, console)
     those = [m for m in wanted if m.key in listed] if chosen.listed else []
-    killed = _together([*suspects, *those], suite, verdicts, chosen.jobs, console)
-    _settle(suspects, killed, board, verdicts)
+    killed = _together([*suspects, *those], suite, fates, chosen.jobs, console)
+    _settle(suspects, killed, scoreboard, fates)
 
-    for table in board.tables():
+    for table in scoreboard.tables():
         console.print(table)
-    for mutant in board.survivors:
-        console.print(board.survivor(mutant), markup=False, highlight=False, soft_wrap=True)
+    for mutant in scoreboard.survivors:
+        console.print(scoreboard.survivor(mutant), markup=False, highlight=False, soft_wrap=True)
     # What was not asked for cannot be missed.
     narrowed = chosen.op or chosen.mode or chosen.within or chosen.operator
     problems = [f"listed and killed: {m.where}\n{m.text}" for m in those if m in killed]
@@ -268,54 +270,56 @@ def _run(
     problems += [f"left out: {report}" for report in suite.failing]
     for problem in problems:
         console.print(problem, "", markup=False, highlight=False, soft_wrap=True)
-    console.print(board.summary(), highlight=False)
+    console.print(scoreboard.summary(), highlight=False)
     if chosen.json:
-        chosen.json.write_text(json.dumps(board.to_json(), indent=1, ensure_ascii=False) + "\n")
-    return board, 1 if board.survivors or problems else 0
+        chosen.json.write_text(
+            json.dumps(scoreboard.to_json(), indent=1, ensure_ascii=False) + "\n"
+        )
+    return scoreboard, 1 if scoreboard.survivors or problems else 0
 
 
 def _try_alone(
-    board: Board, suite: Suite, verdicts: Verdicts, workers: int, console: Console
-) -> dict[Mutant, Verdict]:
+    scoreboard: Scoreboard, suite: Suite, fates: Fates, workers: int, console: Console
+) -> dict[Mutant, Fate]:
     """Try each mutant alone; those that survive are returned."""
-    suspects: dict[Mutant, Verdict] = {}
-    left = board.open
+    suspects: dict[Mutant, Fate] = {}
+    left = scoreboard.open
     if not left:
         return suspects
     with _bar(console) as bar, _pool(workers, suite) as pool:
         task = bar.add_task("mutants", total=len(left), survivors=0)
-        futures = {pool.submit(judge, mutant, suite, verdicts): mutant for mutant in left}
+        futures = {pool.submit(fate_of, mutant, suite, fates): mutant for mutant in left}
         for future in as_completed(futures):
-            mutant, verdict = futures[future], future.result()
-            if verdict.caught_by is None:
-                suspects[mutant] = verdict
+            mutant, fate = futures[future], future.result()
+            if fate.caught_by is None:
+                suspects[mutant] = fate
             else:
-                board.verdicts[verdict.key] = verdict
-                verdicts.add(verdict)
+                scoreboard.fates[fate.key] = fate
+                fates.add(fate)
             bar.update(task, advance=1, survivors=len(suspects))
     return suspects
 
 
 def _settle(
-    suspects: Mapping[Mutant, Verdict],
+    suspects: Mapping[Mutant, Fate],
     killed: Mapping[Mutant, tuple[str, str]],
-    board: Board,
-    verdicts: Verdicts,
+    scoreboard: Scoreboard,
+    fates: Fates,
 ) -> None:
     """Say what became of those that were tried together."""
-    for mutant, verdict in suspects.items():
+    for mutant, fate in suspects.items():
         if mutant in killed:
-            verdict = replace(verdict, caught_by=killed[mutant][0], check=killed[mutant][1])
+            fate = replace(fate, caught_by=killed[mutant][0], check=killed[mutant][1])
         else:
-            verdict = replace(verdict, tried={**verdict.tried, "all else, with others": 1})
-        board.verdicts[verdict.key] = verdict
-        verdicts.add(verdict)
+            fate = replace(fate, tried={**fate.tried, "all else, with others": 1})
+        scoreboard.fates[fate.key] = fate
+        fates.add(fate)
 
 
 def _together(
     mutants: Sequence[Mutant],
     suite: Suite,
-    verdicts: Verdicts,
+    fates: Fates,
     workers: int,
     console: Console,
 ) -> dict[Mutant, tuple[str, str]]:
@@ -330,7 +334,7 @@ def _together(
 
     def run(unit: Unit) -> dict[Mutant, tuple[str, str]]:
         those = [m for m in mutants if m.package == unit.package and m not in killed]
-        found = killed_among(those, suite, verdicts, unit)
+        found = killed_among(those, suite, fates, unit)
         return {mutant: unit.told(failure) for mutant, failure in found.items()}
 
     if not parts:

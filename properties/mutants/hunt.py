@@ -18,6 +18,7 @@ from typing import Any
 from properties.catalogue import OPS
 from properties.jobs import Job
 from properties.laws import LAWS
+from properties.mutants.fates import Fate, Fates
 from properties.mutants.killers import Killers, ranked
 from properties.mutants.mutant import Mutant, combined
 from properties.mutants.survey import (
@@ -30,7 +31,6 @@ from properties.mutants.survey import (
     of_tests,
     standing,
 )
-from properties.mutants.verdicts import Verdict, Verdicts
 from properties.planting.closure import ROOT, closure, digest
 from properties.planting.nursery import Nursery, TrialDied
 from properties.planting.sources import Sources
@@ -365,34 +365,34 @@ def _within(checks: Iterable[Check], seconds: float) -> list[Check]:
     return [check for check, before in zip(checks, ends, strict=False) if before < seconds]
 
 
-def judge(mutant: Mutant, suite: Suite, verdicts: Verdicts) -> Verdict:
+def fate_of(mutant: Mutant, suite: Suite, fates: Fates) -> Fate:
     """Try a mutant alone until a check fails, or all waves have passed; each that has is kept."""
     seconds, tried = 0.0, Counter[str]()
     for wave in suite.waves(mutant):
         told = f"{mutant.key} {wave.name}"
-        passed = verdicts.get(told, wave.code)
-        if passed is None:
-            verdict = _judge(mutant, wave.checks(), suite)
-            if verdict.caught_by is not None:
-                return replace(verdict, seconds=seconds + verdict.seconds, tried=dict(tried))
-            passed = replace(verdict, key=told, suite=wave.code)
-            verdicts.add(passed)
-        seconds += passed.seconds
-        tried.update(passed.tried)
-    return Verdict(mutant.key, None, "", seconds, dict(tried), suite.code(mutant))
+        survived = fates.get(told, wave.code)
+        if survived is None:
+            fate = _fate_alone(mutant, wave.checks(), suite)
+            if fate.caught_by is not None:
+                return replace(fate, seconds=seconds + fate.seconds, tried=dict(tried))
+            survived = replace(fate, key=told, suite=wave.code)
+            fates.add(survived)
+        seconds += survived.seconds
+        tried.update(survived.tried)
+    return Fate(mutant.key, None, "", seconds, dict(tried), suite.code(mutant))
 
 
-def _judge(mutant: Mutant, checks: Sequence[Check], suite: Suite) -> Verdict:
+def _fate_alone(mutant: Mutant, checks: Sequence[Check], suite: Suite) -> Fate:
     """What becomes of a mutant that is tried on checks."""
     if not checks:
-        return Verdict(mutant.key, None)
+        return Fate(mutant.key, None)
     outcome = suite.attempt(checks, mutant)
     if outcome.caught_by is None:
-        passed = dict(Counter(check.pinned.kind for check in checks))
-        return Verdict(mutant.key, None, seconds=outcome.seconds, tried=passed)
+        tried = dict(Counter(check.pinned.kind for check in checks))
+        return Fate(mutant.key, None, seconds=outcome.seconds, tried=tried)
     check = checks[outcome.number].pinned
     by = outcome.caught_by if isinstance(check, LawAbout) else check.kind
-    return Verdict(mutant.key, by, str(check), outcome.seconds)
+    return Fate(mutant.key, by, str(check), outcome.seconds)
 
 
 @dataclass(frozen=True)
@@ -432,7 +432,7 @@ def units(suite: Suite, package: str) -> Iterator[Unit]:
 
 
 def killed_among(
-    mutants: Sequence[Mutant], suite: Suite, verdicts: Verdicts, unit: Unit
+    mutants: Sequence[Mutant], suite: Suite, fates: Fates, unit: Unit
 ) -> dict[Mutant, Pinned | Ended]:
     """Make the edits of all mutants that a unit concerns, run it, and say what kills which.
 
@@ -440,8 +440,8 @@ def killed_among(
     of mutants that seem to change nothing. Where something fails, who makes it fail is found by
     halving and taken out, and the rest is run again; who fails it with others only is tried apart.
     """
-    passed = verdicts.get(unit.name, unit.code)
-    survived = set(passed.tried) if passed else set()
+    known = fates.get(unit.name, unit.code)
+    survived = set(known.tried) if known else set()
     mutants = suite.concerned(unit, [m for m in mutants if m.key not in survived])
     if not mutants:
         return {}
@@ -452,7 +452,7 @@ def killed_among(
     apart: list[Mutant] = []
     if not failures:
         survived |= {m.key for m in together}
-        verdicts.add(Verdict(unit.name, None, tried=dict.fromkeys(survived, 1), suite=unit.code))
+        fates.add(Fate(unit.name, None, tried=dict.fromkeys(survived, 1), suite=unit.code))
         together = []
     elif len(together) == 1:
         killed = dict.fromkeys(together, failures[0])
@@ -460,7 +460,7 @@ def killed_among(
         killed, apart = _blamed(together, failures, suite)
     for mutant, failure in killed.items():
         # At once: who stops a run that takes hours loses little.
-        verdicts.add(Verdict(mutant.key, *unit.told(failure)))
+        fates.add(Fate(mutant.key, *unit.told(failure)))
     left = [m for m in together if m not in killed and m not in apart]
     if not killed and (not apart or not left):
         half = len(together) // 2
@@ -468,7 +468,7 @@ def killed_among(
     else:
         parts = [left, [*apart, *overlapping]]
     for part in parts:
-        killed |= killed_among(part, suite, verdicts, unit)
+        killed |= killed_among(part, suite, fates, unit)
     return killed
 
 

@@ -11,10 +11,10 @@ from properties.device import activate
 from properties.jobs import Selection
 from properties.mutants import killers
 from properties.mutants.__main__ import main
-from properties.mutants.board import Board
-from properties.mutants.hunt import Suite, Wave, judge
+from properties.mutants.fates import Fate, Fates
+from properties.mutants.hunt import Suite, Wave, fate_of
 from properties.mutants.mutant import Mutant, mutants
-from properties.mutants.verdicts import Verdict, Verdicts
+from properties.mutants.scoreboard import Scoreboard
 from properties.planting.trial import LawAbout, TestAt, attempt, pinned_of
 from properties.targets import load
 
@@ -68,14 +68,12 @@ def test_only_modules_of_which_all_is_tried_are_replaced() -> None:
     }
 
 
-def test_a_board_counts_what_can_be_run_again() -> None:
+def test_the_scoreboard_counts_checks_that_can_be_run_again() -> None:
     some = mutants(["kernels"], ["sign"])[:4]
     told = [("differential", str(_LAW)), ("time", "rotary_embedding-fused"), (None, "")]
-    verdicts = {
-        m.key: Verdict(m.key, by, check) for m, (by, check) in zip(some, told, strict=False)
-    }
-    board = Board(some, {}, frozenset(), verdicts)
-    assert board.killers() == {some[0].where: Counter({str(_LAW): 1})}
+    fates = {m.key: Fate(m.key, by, check) for m, (by, check) in zip(some, told, strict=False)}
+    scoreboard = Scoreboard(some, {}, frozenset(), fates)
+    assert scoreboard.killers() == {some[0].where: Counter({str(_LAW): 1})}
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +102,8 @@ def test_what_killed_before_and_passes_now_is_tried_first(
     first, *_ = suite.waves(sign)
     assert [check.pinned for check in first.checks()] == [_LAW]
     monkeypatch.setattr(suite, "waves", lambda mutant: iter([first]))
-    verdict = judge(sign, suite, Verdicts(tmp_path / "verdicts.jsonl", fresh=True))
-    assert (verdict.caught_by, verdict.check) == ("differential", str(_LAW))
+    fate = fate_of(sign, suite, Fates(tmp_path / "fates.jsonl", fresh=True))
+    assert (fate.caught_by, fate.check) == ("differential", str(_LAW))
 
 
 def test_cases_and_tests_are_tried_in_one_process(sign: Mutant, suite: Suite) -> None:

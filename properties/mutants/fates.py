@@ -1,6 +1,6 @@
 """What became of each mutant, kept on disk so that a run can go on where another stopped.
 
-What has passed with many mutants made together is kept as well: as a verdict about the part of the
+What has passed with many mutants made together is kept as well: as a fate about the part of the
 suite that was run, whose `tried` are the mutants.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Fate:
     """What became of a mutant.
 
     Args:
@@ -32,8 +32,8 @@ class Verdict:
     suite: str = ""
 
 
-class Verdicts:
-    """Verdicts by the key of the mutant, written as they come.
+class Fates:
+    """Fates by the key of the mutant, written as they come.
 
     A mutant that was killed once is dead: it would take an edit of its own function to bring it
     back. One that survived is tried again as soon as the suite is another.
@@ -44,23 +44,23 @@ class Verdicts:
         path.parent.mkdir(parents=True, exist_ok=True)
         if fresh:
             path.unlink(missing_ok=True)
-        self.known: dict[str, Verdict] = {}
+        self.known: dict[str, Fate] = {}
         for line in path.read_text().splitlines() if path.exists() else []:
             try:
-                verdict = Verdict(**json.loads(line))
+                fate = Fate(**json.loads(line))
             except (ValueError, TypeError):
                 continue  # half a line, of a run that was cut off
-            self.known[verdict.key] = verdict
+            self.known[fate.key] = fate
 
-    def get(self, key: str, suite: str) -> Verdict | None:
-        """The verdict about a mutant, if it still stands."""
-        verdict = self.known.get(key)
-        if verdict is None or (verdict.caught_by is None and verdict.suite != suite):
+    def get(self, key: str, suite: str) -> Fate | None:
+        """The fate about a mutant, if it still stands."""
+        fate = self.known.get(key)
+        if fate is None or (fate.caught_by is None and fate.suite != suite):
             return None
-        return verdict
+        return fate
 
-    def add(self, verdict: Verdict) -> None:
-        self.known[verdict.key] = verdict
-        told: dict[str, Any] = asdict(verdict)
+    def add(self, fate: Fate) -> None:
+        self.known[fate.key] = fate
+        told: dict[str, Any] = asdict(fate)
         with self.path.open("a") as file:
             file.write(json.dumps(told) + "\n")
