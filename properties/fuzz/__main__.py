@@ -21,9 +21,9 @@ from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.device import DEVICES, describe
 from properties.fuzz import record, report
-from properties.fuzz.board import Board
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
+from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 from properties.fuzz.worker import GROWTH, Judge, Origin, Worker, crew, prepare
@@ -264,10 +264,10 @@ def fuzz(
         shrink=chosen.shrink,
         tell=tell,
     )
-    board = Board(night)
+    display = Display(night)
     keep = _Kept(night, chosen, console)
     prepare()
-    with Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal):
+    with Live(display, console=console, refresh_per_second=2, transient=not console.is_terminal):
         running = night.start(workers)
         copied = told = monotonic()
         while not all(lane.done() for lane in running):
@@ -282,7 +282,7 @@ def fuzz(
                 keep("running")
                 copied = now
             if now - told > _LINE and not console.is_terminal:
-                _say(console, board.status())
+                _say(console, display.status())
                 told = now
     for bucket in log.buckets:
         # A smaller case may have come later.
@@ -296,8 +296,8 @@ def fuzz(
         except (OSError, ValueError) as error:
             _say(console, f"--record not written: {error}", *map(str, log.record(name).values()))
     if not console.is_terminal:
-        console.print(board)
-    _say(console, board.summary(), *board.closing())
+        console.print(display)
+    _say(console, display.summary(), *display.closing())
     for lane in running:
         lane.result()
     return 1 if log.buckets or log.errors else 0

@@ -12,7 +12,7 @@ from properties.fuzz.night import Night
 _FRAME = 7
 
 
-class Board:
+class Display:
     """Examples, worst error and bugs by op and law, in as many rows as the terminal has."""
 
     def __init__(self, night: Night) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from properties.cases.case import Case
 from properties.files import write_whole
 from properties.fuzz.bucket import Bucket
-from properties.fuzz.record import Key, Row
+from properties.fuzz.record import Key, Record
 from properties.fuzz.worker import Failure
 from properties.jobs import Job
 from properties.laws.signature import Signature
@@ -128,11 +128,11 @@ class Log:
         """Tallies by op and law."""
         return self._summed((job.op, job.law) for job in self.tallies)
 
-    def record(self, device: str) -> dict[Key, Row]:
+    def record(self, device: str) -> dict[Key, Record]:
         """Of every op and dtype the examples and the worst error, for `properties.fuzz.record`."""
         summed = self._summed((job.op, job.dtype) for job in self.tallies)
         rows = (
-            Row(op, dtype, device, tally.examples, round(tally.worst, 3))
+            Record(op, dtype, device, tally.examples, round(tally.worst, 3))
             for (op, dtype), tally in summed.items()
             if tally.examples
         )

@@ -17,7 +17,7 @@ Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Row:
+class Record:
     """What is known of one op, dtype and device.
 
     Args:
@@ -35,12 +35,12 @@ class Row:
     def key(self) -> Key:
         return self.op, self.dtype, self.device
 
-    def __add__(self, other: "Row") -> "Row":
+    def __add__(self, other: "Record") -> "Record":
         assert self.key == other.key
-        return Row(*self.key, self.examples + other.examples, max(self.worst, other.worst))
+        return Record(*self.key, self.examples + other.examples, max(self.worst, other.worst))
 
 
-def read(path: Path) -> dict[Key, Row]:
+def read(path: Path) -> dict[Key, Record]:
     """The rows of a file, none if there is no such file.
 
     Raises:
@@ -49,7 +49,7 @@ def read(path: Path) -> dict[Key, Row]:
     if not path.exists():
         return {}
     try:
-        rows = [Row(**row) for row in json.loads(path.read_text())]
+        rows = [Record(**row) for row in json.loads(path.read_text())]
     except (json.JSONDecodeError, TypeError) as error:
         raise ValueError(
             f"--record: {path}, expected a file that --record wrote: {error}"
@@ -68,12 +68,12 @@ def check(path: Path) -> None:
         raise ValueError(f"--record: {path}, expected a file in a folder that exists")
 
 
-def write(path: Path, rows: Mapping[Key, Row]) -> None:
+def write(path: Path, rows: Mapping[Key, Record]) -> None:
     """Replace the file by these rows, in order, or leave it as it is."""
     text = ",\n".join(json.dumps(asdict(rows[key])) for key in sorted(rows))
     write_whole(path, f"[\n{text}\n]\n")
 
 
-def added(known: Mapping[Key, Row], new: Mapping[Key, Row]) -> dict[Key, Row]:
+def added(known: Mapping[Key, Record], new: Mapping[Key, Record]) -> dict[Key, Record]:
     """The rows of both; what is in both is added up."""
     return {**known, **{k: known[k] + row if k in known else row for k, row in new.items()}}

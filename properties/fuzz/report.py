@@ -17,8 +17,8 @@ from junitparser import Failure as JUnitFailure
 from properties.device import describe, resolve
 from properties.files import write_whole
 from properties.fuzz import svg
-from properties.fuzz.board import duration
 from properties.fuzz.bucket import Bucket
+from properties.fuzz.display import duration
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 from properties.fuzz.worker import Failure

@@ -1,4 +1,4 @@
-"""What a night keeps and shows: buckets, its log, cases for the next night, the board."""
+"""What a night keeps and shows: buckets, its log, cases for the next night, the display."""
 
 import io
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from hypothesis.database import InMemoryExampleDatabase
 from rich.console import Console
 
 from properties.cases.case import Case
-from properties.fuzz.board import Board
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
+from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night, _Round
 from properties.fuzz.worker import FIRST, HANGS, Answer, Failure, Origin, Worker
@@ -197,16 +197,16 @@ def test_a_corpus_keeps_failures_and_the_largest_errors() -> None:
     assert Corpus("another", database).entries(JOB) == []
 
 
-def test_a_board_shows_in_a_few_lines_what_failed_and_what_is_the_worst() -> None:
+def test_the_display_shows_failures_and_the_worst_in_few_lines() -> None:
     jobs = Selection(dtypes=("float32",)).jobs(Oracle())
     untried = jobs[40].op, jobs[40].law
     tallies = {job: Tally(examples=(job.op, job.law) != untried) for job in jobs}
     tallies[jobs[-1]] = Tally(examples=9, failed=4)
     tallies[jobs[30]] = Tally(examples=9, worst=0.75)
     log = Log("oracle", 1, tallies, latest=jobs[20])
-    board = Board(night(log))
+    display = Display(night(log))
     screen = io.StringIO()
-    Console(file=screen, force_terminal=True, width=80, height=16, color_system=None).print(board)
+    Console(file=screen, force_terminal=True, width=80, height=16, color_system=None).print(display)
     shown = screen.getvalue()
     assert len(shown.splitlines()) <= 16
     assert f"{jobs[-1].law} " in shown
@@ -216,7 +216,7 @@ def test_a_board_shows_in_a_few_lines_what_failed_and_what_is_the_worst() -> Non
     assert "1 h 29 min left" in title
     assert "more rows" in shown
     table = io.StringIO()
-    Console(file=table, width=80).print(board)
+    Console(file=table, width=80).print(display)
     assert "none" in table.getvalue()
     assert len(table.getvalue().splitlines()) > len(log.rows())
 
