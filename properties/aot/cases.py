@@ -24,7 +24,7 @@ _HEAD_DIMS = ("K", "V", "D")
 
 
 @dataclass(frozen=True)
-class Job:
+class Compilation:
     """One op, mode and dtype on one architecture."""
 
     op: str
@@ -36,7 +36,7 @@ class Job:
         return f"{self.op}-{self.mode}-{self.dtype}-{self.architecture}"
 
     def runs(self, architecture: Architecture, thorough: bool) -> Iterator[Callable[[], object]]:
-        """Calls that between them launch every kernel of the job.
+        """Calls that between them launch every kernel of the compilation.
 
         With each entry of the tile table that is the default of some head dim there; in bfloat16
         on sm_90 also with those that are no default anywhere, which nothing else would compile.
@@ -97,7 +97,7 @@ def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> I
 
 
 def _tiles(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> dict[int, Entry]:
-    """The entries of the tile table by index: every one that is admitted, or as `Job.runs` says."""
+    """The tile-table entries by index: all that are admitted, or as `Compilation.runs` says."""
     entries, of = TABLE[op.name, mode.name], getattr(torch, dtype)
     admitted = {index for index, entry in enumerate(entries) if entry.admits(1, of, capability)}
     found = admitted if thorough else _defaults(entries, of, capability)

@@ -15,7 +15,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Worker:
+class CompilerProcess:
     """One process, started on first use and again after a crash."""
 
     def __init__(self) -> None:

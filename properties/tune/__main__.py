@@ -20,11 +20,11 @@ import triton
 
 from kernels import tiles
 from kernels.tiles import Entry, Tile
-from properties.aot.worker import Worker
+from properties.aot.worker import CompilerProcess
 from properties.tune import trial
 from properties.tune.grids import STAGES, Stage
-from properties.tune.search import Best, Outcome, Search
-from properties.tune.trial import Problem, Verdict
+from properties.tune.search import Best, Candidate, Search
+from properties.tune.trial import Problem, TrialResult
 
 ABOUT = """\
 A candidate is an entry of the tile table with another tile for some of its kernels. It is compiled
@@ -169,17 +169,17 @@ class Workers:
         self._own = threading.local()
         self.pool = ThreadPoolExecutor(count)
 
-    def call(self, function: Callable[..., Verdict], *given: Any) -> Verdict:
+    def call(self, function: Callable[..., TrialResult], *given: Any) -> TrialResult:
         """From one of the threads: `function(*given)` in its process."""
         if not hasattr(self._own, "worker"):
-            self._own.worker = Worker()
+            self._own.worker = CompilerProcess()
         try:
-            verdict: Verdict = self._own.worker.call(function, *given)
+            result: TrialResult = self._own.worker.call(function, *given)
         except RuntimeError:
-            return Verdict(wrong="it took its process with it")
+            return TrialResult(wrong="it took its process with it")
         except Exception as error:
-            return Verdict(wrong=f"{type(error).__name__}: {error}".splitlines()[0])
-        return verdict
+            return TrialResult(wrong=f"{type(error).__name__}: {error}".splitlines()[0])
+        return result
 
 
 class Record:
@@ -196,7 +196,7 @@ class Record:
     def __init__(self, path: Path | None, setting: dict[str, Any]) -> None:
         self.path = path
         self.setting: dict[str, Any] = json.loads(json.dumps(setting))
-        self.outcomes: dict[str, dict[str, Any]] = {}
+        self.candidates: dict[str, dict[str, Any]] = {}
         self.best: dict[str, dict[str, Any]] = {}
         if path is None or not path.exists():
             return
@@ -204,29 +204,29 @@ class Record:
         for name, value in self.setting.items():
             if earlier.get(name) != value:
                 raise ValueError(f"--json {path}: of another {name}, expected {value!r} or no file")
-        self.outcomes = {_identity(plain): plain for plain in earlier["outcomes"]}
+        self.candidates = {_identity(plain): plain for plain in earlier["candidates"]}
         self.best = {_identity(plain, "tiles"): plain for plain in earlier["best"]}
 
-    def verdict(self, problem: Problem, stage: Stage, entry: Entry) -> Verdict | None:
+    def result(self, problem: Problem, stage: Stage, entry: Entry) -> TrialResult | None:
         """What came of a candidate in an earlier run."""
-        known = self.outcomes.get(_identity(_plain(problem, stage.name, entry)))
-        return None if known is None else Verdict(known["wrong"], tuple(known["milliseconds"]))
+        known = self.candidates.get(_identity(_plain(problem, stage.name, entry)))
+        return None if known is None else TrialResult(known["wrong"], tuple(known["milliseconds"]))
 
-    def add(self, found: Outcome | Best) -> None:
+    def add(self, found: Candidate | Best) -> None:
         plain = _plain(found.problem, found.kernel, found.entry) | {"ratio": found.ratio}
         if isinstance(found, Best):
             ruled_out = {in_words(tile): why for tile, why in found.ruled_out}
             self.best[_identity(plain, "tiles")] = {**plain, "ruled_out": ruled_out}
         else:
-            self.outcomes[_identity(plain)] = {
+            self.candidates[_identity(plain)] = {
                 **plain,
                 "tile": in_words(found.tile),
                 "today": found.today,
-                "milliseconds": found.verdict.times,
-                "wrong": found.verdict.wrong,
+                "milliseconds": found.result.times,
+                "wrong": found.result.wrong,
             }
         if self.path is not None:
-            known = {"outcomes": [*self.outcomes.values()], "best": [*self.best.values()]}
+            known = {"candidates": [*self.candidates.values()], "best": [*self.best.values()]}
             partial = self.path.with_name(self.path.name + ".partial")
             partial.write_text(json.dumps({**self.setting, **known}, indent=1) + "\n")
             partial.replace(self.path)
@@ -273,34 +273,34 @@ def as_code(entry: Entry) -> str:
     return f"Entry(\n    {own},\n    max_dim={entry.max_dim},\n{kernels})"
 
 
-def line(found: Outcome) -> str:
+def line(found: Candidate) -> str:
     """One candidate."""
     mark = " (today's)" if found.today else ""
     head = f"{found.problem} · {found.kernel}: {in_words(found.tile)}{mark}: "
-    if found.verdict.wrong:
-        return head + found.verdict.wrong
-    times = " + ".join(f"{ms:.3f}" for ms in found.verdict.times)
+    if found.result.wrong:
+        return head + found.result.wrong
+    times = " + ".join(f"{ms:.3f}" for ms in found.result.times)
     ratio = "" if found.ratio is None else f", {found.ratio:.3f} of today's"
     return f"{head}{times} ms{ratio}"
 
 
-def ranking(best: Best, outcomes: Sequence[Outcome]) -> str:
+def ranking(best: Best, candidates: Sequence[Candidate]) -> str:
     """The candidates of a stage, the fastest first, then those that cannot be used."""
-    of_stage = [o for o in outcomes if (o.problem, o.kernel) == (best.problem, best.kernel)]
+    of_stage = [o for o in candidates if (o.problem, o.kernel) == (best.problem, best.kernel)]
     why = dict(best.ruled_out)
-    timed = sorted((o for o in of_stage if o.verdict.times), key=lambda o: sum(o.verdict.times))
+    timed = sorted((o for o in of_stage if o.result.times), key=lambda o: sum(o.result.times))
     rows = [f"{best.problem} · {best.kernel}, ranked:"]
-    for outcome in timed:
-        times = "".join(f"{ms:9.3f}" for ms in outcome.verdict.times)
-        ratio = "" if outcome.ratio is None else f"{outcome.ratio:7.3f}"
+    for candidate in timed:
+        times = "".join(f"{ms:9.3f}" for ms in candidate.result.times)
+        ratio = "" if candidate.ratio is None else f"{candidate.ratio:7.3f}"
         notes = [
-            *(["today's"] if outcome.today else []),
-            *(["best"] if outcome.entry == best.entry else []),
-            *([why[outcome.tile]] if outcome.tile in why else []),
+            *(["today's"] if candidate.today else []),
+            *(["best"] if candidate.entry == best.entry else []),
+            *([why[candidate.tile]] if candidate.tile in why else []),
         ]
-        rows.append(f"{times}{ratio}  {in_words(outcome.tile)}  {'; '.join(notes)}".rstrip())
-    refused = [o for o in of_stage if o.verdict.wrong]
-    rows += [f"  refused  {in_words(o.tile)}: {o.verdict.wrong}" for o in refused]
+        rows.append(f"{times}{ratio}  {in_words(candidate.tile)}  {'; '.join(notes)}".rstrip())
+    refused = [o for o in of_stage if o.result.wrong]
+    rows += [f"  refused  {in_words(o.tile)}: {o.result.wrong}" for o in refused]
     if not best.taken:
         rows.append("  none can be taken: the entry stays as it was")
     return "\n".join(rows)
@@ -343,13 +343,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with TemporaryDirectory() as memory:
         compilers, rulers, judge = Workers(chosen.jobs), Workers(_RULES), Workers(1)
 
-        def compiled(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
-            if record.verdict(problem, stage, entry) is not None:
-                return Verdict()
+        def compiled(problem: Problem, stage: Stage, entry: Entry) -> TrialResult:
+            if record.result(problem, stage, entry) is not None:
+                return TrialResult()
             return compilers.call(trial.compiled, problem, stage, entry, architecture)
 
-        def judged(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
-            known = record.verdict(problem, stage, entry)
+        def judged(problem: Problem, stage: Stage, entry: Entry) -> TrialResult:
+            known = record.result(problem, stage, entry)
             if known is not None:
                 return known
             given = problem, stage, entry, Path(memory), chosen.rep
@@ -381,22 +381,22 @@ def follow(
     search: Search, wanted: Sequence[Problem], kernels: Sequence[str], record: Record
 ) -> bool:
     """Print and record what the search finds; whether something was left out."""
-    outcomes: list[Outcome] = []
+    candidates: list[Candidate] = []
     last: dict[Problem, Best] = {}
     for found in search.run(wanted, kernels):
         record.add(found)
         if isinstance(found, Best):
             last[found.problem] = found
-            print(f"\n{ranking(found, outcomes)}\n", flush=True)
+            print(f"\n{ranking(found, candidates)}\n", flush=True)
         else:
-            outcomes.append(found)
+            candidates.append(found)
             print(line(found), flush=True)
     for problem, best in last.items():
         stays = best.entry == problem.entry(search.device)
         what = "today's entry is the best" if stays else f"best\n{as_code(best.entry)}"
         print(f"\n{problem}: {what}", flush=True)
     if search.ended:
-        print("\nkernels.tune: the budget ended the search; not all was tried", file=sys.stderr)
+        print("\nproperties.tune: the budget ended the search; not all was tried", file=sys.stderr)
     return search.ended
 
 

@@ -64,7 +64,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Softmax:
+class SoftmaxTiles:
     """Of (tokens, warps, keys, stages) all but what a program's shared memory cannot hold."""
 
     parts: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...]
@@ -79,7 +79,7 @@ class Softmax:
 
 
 @dataclass(frozen=True)
-class Chunks:
+class ChunkTiles:
     """Each of (tokens, warps) with each of (keys, features) and of the stages.
 
     Sides wider than the head dim are as good as those that are as wide.
@@ -102,7 +102,7 @@ class Chunks:
 _ATTENTION = (
     Stage(
         None,
-        Softmax(
+        SoftmaxTiles(
             (
                 (64, 4, (32, 64, 128), (2, 3, 4)),
                 (128, 8, (32, 64, 128), (2, 3)),
@@ -113,7 +113,7 @@ _ATTENTION = (
     ),
     Stage(
         "dq",
-        Softmax(
+        SoftmaxTiles(
             (
                 (64, 4, (32, 64), (1, 2, 3)),
                 (128, 8, (32, 64), (1, 2, 3)),
@@ -123,7 +123,7 @@ _ATTENTION = (
     ),
     Stage(
         "dkv",
-        Softmax(
+        SoftmaxTiles(
             (
                 (64, 4, (128,), (1,)),
                 (64, 4, (32, 64), (2, 3)),
@@ -134,13 +134,13 @@ _ATTENTION = (
     ),
     Stage(
         "biased",
-        Softmax(((64, 4, (16, 32), (1, 2, 3)), (128, 8, (16, 32), (1, 2)))),
+        SoftmaxTiles(((64, 4, (16, 32), (1, 2, 3)), (128, 8, (16, 32), (1, 2)))),
         (_BOTH,),
         terms="biased",
     ),
     Stage(
         "gated",
-        Softmax(
+        SoftmaxTiles(
             (
                 (32, 4, (16, 32), (1,)),
                 (64, 4, (16, 32), (1, 2)),
@@ -153,25 +153,27 @@ _ATTENTION = (
 )
 
 _TWO_FOUR = ((0, 2), (0, 4))
-_GRADIENTS = Stage("gradients", Chunks(_TWO_FOUR, ((32, 32), (64, 16), (64, 64)), (1, 2)), (_BOTH,))
+_GRADIENTS = Stage(
+    "gradients", ChunkTiles(_TWO_FOUR, ((32, 32), (64, 16), (64, 64)), (1, 2)), (_BOTH,)
+)
 # Of gates of channels.
-_WITHIN = Stage("within", Chunks(((0, 1), (0, 2), (0, 4)), ((32, 64),), (1,)), _EACH)
+_WITHIN = Stage("within", ChunkTiles(((0, 1), (0, 2), (0, 4)), ((32, 64),), (1,)), _EACH)
 _CHUNK = (
     Stage(
         None,
-        Chunks(((16, 2), (32, 2), (64, 4)), ((32, 32), (32, 64), (64, 64)), (1, 2)),
+        ChunkTiles(((16, 2), (32, 2), (64, 4)), ((32, 32), (32, 64), (64, 64)), (1, 2)),
         _EACH,
         uniform=True,
     ),
-    Stage("states", Chunks(_TWO_FOUR, ((32, 32), (32, 64), (64, 64)), (2, 3)), _EACH),
-    Stage("outputs", Chunks(_TWO_FOUR, ((32, 128), (64, 64), (64, 128)), (1, 2)), _EACH),
+    Stage("states", ChunkTiles(_TWO_FOUR, ((32, 32), (32, 64), (64, 64)), (2, 3)), _EACH),
+    Stage("outputs", ChunkTiles(_TWO_FOUR, ((32, 128), (64, 64), (64, 128)), (1, 2)), _EACH),
     _GRADIENTS,
 )
 # All keys at once, lest outputs come in parts.
 _FUSED_CHUNK = (
     Stage(
         None,
-        Chunks(
+        ChunkTiles(
             ((16, 1), (16, 2), (32, 2), (32, 4), (64, 4)),
             ((64, 16), (64, 32), (64, 64), (128, 32)),
             (1, 2),
@@ -182,15 +184,15 @@ _FUSED_CHUNK = (
 _DELTA = (
     Stage(
         None,
-        Chunks(((16, 4), (32, 4), (64, 4), (64, 8)), ((32, 32), (64, 64)), (1,)),
+        ChunkTiles(((16, 4), (32, 4), (64, 4), (64, 8)), ((32, 32), (64, 64)), (1,)),
         _EACH,
         uniform=True,
     ),
-    Stage("states", Chunks(_TWO_FOUR, ((64, 16), (64, 32), (64, 64)), (1, 2)), _EACH),
-    Stage("outputs", Chunks(_TWO_FOUR, ((32, 128), (64, 128)), (1, 2)), _EACH),
-    Stage("gradients", Chunks(((0, 2), (0, 4)), ((32, 32), (64, 64)), (1, 2)), (_BOTH,)),
-    Stage("system", Chunks(_TWO_FOUR, ((32, 64), (64, 64)), (1, 2)), _EACH),
-    Stage("system_backward", Chunks(((0, 2), (0, 4)), ((32, 64), (64, 64)), (1, 2)), (_BOTH,)),
+    Stage("states", ChunkTiles(_TWO_FOUR, ((64, 16), (64, 32), (64, 64)), (1, 2)), _EACH),
+    Stage("outputs", ChunkTiles(_TWO_FOUR, ((32, 128), (64, 128)), (1, 2)), _EACH),
+    Stage("gradients", ChunkTiles(((0, 2), (0, 4)), ((32, 32), (64, 64)), (1, 2)), (_BOTH,)),
+    Stage("system", ChunkTiles(_TWO_FOUR, ((32, 64), (64, 64)), (1, 2)), _EACH),
+    Stage("system_backward", ChunkTiles(((0, 2), (0, 4)), ((32, 64), (64, 64)), (1, 2)), (_BOTH,)),
 )
 
 STAGES: dict[tuple[str, str], tuple[Stage, ...]] = {

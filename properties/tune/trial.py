@@ -24,7 +24,7 @@ from kernels.bench.timing import time_call
 from kernels.linear.tiles import walks
 from kernels.tiles import Entry
 from properties.aot.architectures import ARCHITECTURES, Architecture
-from properties.aot.cases import Job
+from properties.aot.cases import Compilation
 from properties.aot.checks import check
 from properties.cases.case import Case
 from properties.cases.strategies import WORK, cases
@@ -175,7 +175,7 @@ def _terms(case: Case) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialResult:
     """What came of a candidate.
 
     Args:
@@ -199,7 +199,7 @@ def _quietly() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def compiled(problem: Problem, stage: Stage, entry: Entry, architecture: str) -> Verdict:
+def compiled(problem: Problem, stage: Stage, entry: Entry, architecture: str) -> TrialResult:
     """Compile what is checked and timed, into Triton's disk cache; nothing runs.
 
     Spilled registers are no reason to refuse: they cost time, and the time will tell.
@@ -214,10 +214,10 @@ def compiled(problem: Problem, stage: Stage, entry: Entry, architecture: str) ->
     return _compiled(problem, entry, runs(), architecture, spills=True)
 
 
-def within_the_rules(problem: Problem, entry: Entry, architecture: str) -> Verdict:
+def within_the_rules(problem: Problem, entry: Entry, architecture: str) -> TrialResult:
     """Compile what the tests of all entries ask: with every option, nothing spills."""
-    job = Job(problem.op, problem.mode, problem.dtype, architecture)
-    runs = job.runs(ARCHITECTURES[architecture], thorough=False)
+    compilation = Compilation(problem.op, problem.mode, problem.dtype, architecture)
+    runs = compilation.runs(ARCHITECTURES[architecture], thorough=False)
     return _compiled(problem, entry, runs, architecture, spills=False)
 
 
@@ -228,7 +228,7 @@ def _compiled(
     architecture: str,
     *,
     spills: bool,
-) -> Verdict:
+) -> TrialResult:
     """What is wrong with the launches of `runs`; where `spills`, that registers do is not."""
     _quietly()
     torch.set_num_threads(1)
@@ -236,9 +236,9 @@ def _compiled(
         try:
             faults = check(runs, architecture).faults
         except Exception as error:
-            return Verdict(wrong=_first_line(f"{type(error).__name__}: {error}"))
+            return TrialResult(wrong=_first_line(f"{type(error).__name__}: {error}"))
     wrong = [fault for fault in faults if not (spills and " spills " in fault)]
-    return Verdict(wrong=_first_line(wrong[0]) if wrong else "")
+    return TrialResult(wrong=_first_line(wrong[0]) if wrong else "")
 
 
 def judged(
@@ -249,7 +249,7 @@ def judged(
     milliseconds: int,
     timer: Callable[[Callable[[], object], int], float] | None = None,
     device: str = "cuda",
-) -> Verdict:
+) -> TrialResult:
     """Check a candidate, and time it if it is right.
 
     Args:
@@ -271,14 +271,14 @@ def judged(
                 (timer or _median)(call, milliseconds) for call in _calls(problem, stage, where)
             ]
         except Violation as violation:
-            return Verdict(wrong=_first_line(str(violation)))
+            return TrialResult(wrong=_first_line(str(violation)))
         except Exception as error:
             wrong = _first_line(f"{type(error).__name__}: {error}")
             if where.type == "cuda" and _lost():
                 # Nothing that follows would run in this process.
                 os._exit(1)
-            return Verdict(wrong=wrong)
-    return Verdict(times=tuple(times))
+            return TrialResult(wrong=wrong)
+    return TrialResult(times=tuple(times))
 
 
 def _calls(problem: Problem, stage: Stage, device: torch.device) -> list[Callable[[], object]]:

@@ -51,12 +51,12 @@ def table(device: str) -> str:
     # Imported here, as fla looks for its device when it is imported.
     from properties.targets.fla import operations, target
     from properties.targets.fla.library import release
-    from properties.targets.fla.table import HEADER, row
+    from properties.targets.fla.table import HEADER, support
 
     target(here)
     calls, broken = operations.public()
     progress = track(calls, "operations of fla", console=Console(stderr=True), transient=True)
-    lines = [row(call, here).line() for call in progress]
+    lines = [support(call, here).line() for call in progress]
     lines += [f"| `{name}` | | no | no | no | {why} |" for name, why in broken.items()]
     head = HEAD.format(
         version=".".join(str(part) for part in release()),

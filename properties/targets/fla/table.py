@@ -16,7 +16,7 @@ HEADER = "| operation | mode | forward | backward | packed | why not |\n" + "|--
 
 
 @dataclass(frozen=True)
-class Row:
+class Support:
     """What became of a function: it "runs", fla has "none", or it has one that does not: "no"."""
 
     operation: str
@@ -34,7 +34,7 @@ class Row:
         return f"{self.heading()}{' | '.join(cells)} |"
 
 
-def row(call: Call, device: torch.device) -> Row:
+def support(call: Call, device: torch.device) -> Support:
     """Run a function: on a batch, backward, and packed."""
     packable = inspect.signature(call.load()).parameters.get("cu_seqlens")
     only_packed = packable is not None and packable.default is inspect.Parameter.empty
@@ -49,7 +49,7 @@ def row(call: Call, device: torch.device) -> Row:
             whole = _backward if backward == "runs" else _forward
             packed, *more = whole(call, device, packed=True)
             remarks += [f"packed: {remark}" for remark in more if remark not in remarks]
-    return Row(call.operation, call.mode, forward, backward, packed, tuple(remarks))
+    return Support(call.operation, call.mode, forward, backward, packed, tuple(remarks))
 
 
 def _forward(call: Call, device: torch.device, *, packed: bool) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from properties import simulator
 from properties.device import activate
 from properties.targets.fla import operations, target
 from properties.targets.fla.__main__ import TABLE
-from properties.targets.fla.table import row
+from properties.targets.fla.table import support
 
 RECORDED = TABLE.read_text().splitlines()
 
@@ -31,7 +31,7 @@ def device(pytestconfig: pytest.Config) -> Iterator[torch.device]:
 
 
 def test_an_operation_runs_as_recorded(call: operations.Call, device: torch.device) -> None:
-    found = row(call, device)
+    found = support(call, device)
     if simulator.installed():
         assert found.line() in RECORDED
         return
