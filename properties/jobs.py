@@ -57,10 +57,10 @@ class Job:
         """How many of a profile's examples the job gets, `times` as many as in a run of all jobs.
 
         Twice as many for the law that asks the oracle about everything, all of them for the other
-        law about numbers, half of them for another, and half of that for a reading, whose kernels
+        law about numbers, half of them for another, and half of that for a wrapper, whose kernels
         are another op's. An op of one mode gets three times as many where the oracle judges: others
         have several modes for what may go wrong. But a sixth where another job tries nearly the
-        same: one 16-bit dtype or the other, and one mode of a reading, which is the same lines in
+        same: one 16-bit dtype or the other, and one mode of a wrapper, which is the same lines in
         all modes. In these, laws take turns.
 
         All of this in proportion, where the catalogue has grown past `EXAMPLES_OF_CI`: parts of an
@@ -82,7 +82,7 @@ class Job:
 
     @property
     def _has_kernels(self) -> bool:
-        """Of its own, unlike a reading."""
+        """Of its own, unlike a wrapper."""
         # The interpreter has to be chosen before the kernels are imported.
         from kernels.tiles import TABLE
 
@@ -98,10 +98,10 @@ class Job:
         return self._has_kernels or place == turn % len(modes)
 
     @property
-    def stream(self) -> str:
-        """Jobs of one stream draw the same cases where nothing is left to chance.
+    def seed_key(self) -> str:
+        """Jobs of one seed draw the same cases where nothing is left to chance.
 
-        A law about numbers or cuts has a stream of its own. The others of a mode and dtype share
+        A law about numbers or cuts has a seed of its own. The others of a mode and dtype share
         one: a case says something else to each, and its kernels are compiled once for all.
         """
         return self.name if self.draws_for_itself else f"{self.op}-{self.mode}-{self.dtype}"
@@ -261,8 +261,8 @@ def drawing(job: Job, whose: Target, check: Callable[[list[Case]], None]) -> Cal
     owner = "" if whose.name == "ours" else f"-of-{whose.name}"
     test.__name__ = test.__qualname__ = re.sub(r"\W", "_", job.name + owner)
     # Hypothesis goes by the source, which all jobs share, and by this: by no name.
-    stream = (job.stream + owner).encode()
-    test._hypothesis_internal_add_digest = stream  # type: ignore[attr-defined]
+    seed = (job.seed_key + owner).encode()
+    test._hypothesis_internal_add_digest = seed  # type: ignore[attr-defined]
     op = scope.declared(whose, job.op, job.mode)
     wrapped: Callable[[], None] = given(drawn(job, op, whose))(test)
     return wrapped

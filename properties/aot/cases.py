@@ -16,7 +16,7 @@ from kernels.tiles import TABLE, Entry
 from properties.aot.architectures import ARCHITECTURES, Architecture
 from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
-from properties.cases.tensors import build, cotangents, run
+from properties.cases.tensors import build, cotangents, outputs_and_gradients
 from properties.catalogue import OPS
 from properties.catalogue.op import Mode, Op, Option, Role
 
@@ -64,7 +64,7 @@ CACHES: dict[str, Callable[..., Any]] = {
 
 
 def families() -> list[tuple[str, str]]:
-    """Every (op, mode) of the project that has kernels of its own; a reading runs another op's."""
+    """Every (op, mode) that has kernels of its own; a wrapper runs those of another op."""
     ops = [(op.name, mode.name) for op in OPS.values() for mode in op.modes]
     return [family for family in ops if family in TABLE] + [("cache", mode) for mode in CACHES]
 
@@ -77,7 +77,9 @@ def _update(cache: Callable[..., Any], dtype: torch.dtype, key_dim: int, value_d
 
 def _forward_and_backward(op: Op, case: Case) -> None:
     function = getattr(kernels, op.name)
-    run(op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile)
+    outputs_and_gradients(
+        op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile
+    )
 
 
 def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> Iterator[Case]:

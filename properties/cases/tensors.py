@@ -236,7 +236,7 @@ def _own_copy(x: Tensor) -> Tensor:
     return memory.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(x)
 
 
-def run(
+def outputs_and_gradients(
     op: Op,
     function: Function,
     inputs: Inputs,
@@ -364,7 +364,10 @@ def _turned(x: Tensor) -> Tensor:
 
 
 def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Results) -> Results:
-    """What `run` returns, for functions of PyTorch operations alone; for `torch.func.vmap` too."""
+    """Return what `outputs_and_gradients` returns, in a way that `torch.func.vmap` accepts.
+
+    `function` consists of PyTorch operations only.
+    """
     written = op.arguments[0].name
 
     def call(tensors: Results) -> Results:

@@ -14,7 +14,7 @@ from properties.cases.tensors import (
     Results,
     asked_for,
     largest_logit,
-    run,
+    outputs_and_gradients,
     trained,
     transformable,
     work,
@@ -32,7 +32,7 @@ _INCOMING = "gradient of "
 
 def oracle_results(op: Op, inputs: Inputs, gradients_of: Results | None) -> Results:
     """What the oracle says in float64, on the numbers that the implementation was given."""
-    return run(op, op.oracle, inputs.to(torch.float64), _in_float64(gradients_of))
+    return outputs_and_gradients(op, op.oracle, inputs.to(torch.float64), _in_float64(gradients_of))
 
 
 def compare_with_oracle(

@@ -10,7 +10,7 @@ import torch
 
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING
-from properties.cases.tensors import Inputs, Results, build, cotangents, run
+from properties.cases.tensors import Inputs, Results, build, cotangents, outputs_and_gradients
 from properties.catalogue.op import Function, Op
 from properties.device import claiming
 from properties.laws.signature import Signature, signature
@@ -55,7 +55,7 @@ class Subject:
     ) -> Results:
         """The results of the target on these inputs, in a call as the case says it."""
         with self.claiming(case):
-            return run(
+            return outputs_and_gradients(
                 op,
                 self.function(op),
                 inputs,

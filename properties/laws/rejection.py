@@ -108,7 +108,7 @@ def _expect_no_harm(op: Op, case: Case, subject: Subject, inputs: Inputs) -> Non
     if not _is_harmless(op, case, subject, nothing, inputs):
         return
     for mistake in mistakes(op, case, inputs):
-        if _may_lose_the_device(mistake, subject) or not _has_one_reading(op, mistake, inputs):
+        if _may_lose_the_device(mistake, subject) or not _has_one_meaning(op, mistake, inputs):
             continue
         if not _is_harmless(op, case, subject, mistake, inputs):
             fault = f"{mistake.kind or mistake.what} was not refused"
@@ -139,7 +139,7 @@ def _may_lose_the_device(mistake: Mistake, subject: Subject) -> bool:
     return subject.device.type == "cuda" and mistake.kind in (SIZES, BOUNDARIES)
 
 
-def _has_one_reading(op: Op, mistake: Mistake, inputs: Inputs) -> bool:
+def _has_one_meaning(op: Op, mistake: Mistake, inputs: Inputs) -> bool:
     """Whether what stands for a flag is true where the flag is: numbers suit the flag of a case."""
     flags = {o.name for o in op.options if isinstance(o.default, bool)} & set(mistake.arguments)
     return all(bool(mistake.arguments[name]) == inputs.options[name] for name in flags)
@@ -148,30 +148,30 @@ def _has_one_reading(op: Op, mistake: Mistake, inputs: Inputs) -> bool:
 def _right(
     op: Op, case: Case, subject: Subject, mistake: Mistake, inputs: Inputs, got: Results
 ) -> bool:
-    """Whether results are what the oracle says of a legal reading of a bad argument."""
+    """Whether results are what the oracle says of a legal value for a bad argument."""
     if not all(isinstance(y, Tensor) and y.is_floating_point() for y in got.values()):
         return False
     if _announces_itself(op, mistake, inputs, got):
         return True
-    reading = inputs
+    legal_inputs = inputs
     dtype = case.dtype
     for name, bad in mistake.arguments.items():
         legal = _legal(op, name, bad, inputs)
         if isinstance(legal, Tensor):
-            reading = reading.with_tensors({name: legal})
+            legal_inputs = legal_inputs.with_tensors({name: legal})
         else:
-            kept = {n: x for n, x in reading.tensors.items() if n != name}
-            reading = replace(reading, tensors=kept).with_options(**{name: legal})
+            kept = {n: x for n, x in legal_inputs.tensors.items() if n != name}
+            legal_inputs = replace(legal_inputs, tensors=kept).with_options(**{name: legal})
         if isinstance(bad, Tensor) and bad.dtype == torch.bfloat16:
             dtype = "bfloat16"
     narrow = {n: y.float() if y.dtype == torch.float64 else y for n, y in got.items()}
     strict = replace(subject, ledger=Ledger())
     try:
         compare_with_oracle(
-            "rejection", op, replace(case, dtype=dtype), strict, reading, {}, narrow
+            "rejection", op, replace(case, dtype=dtype), strict, legal_inputs, {}, narrow
         )
     except (Violation, ValueError, TypeError):
-        # The oracle refuses what has no legal reading.
+        # The oracle rejects an argument without a legal value.
         return False
     return True
 

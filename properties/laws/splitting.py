@@ -12,7 +12,7 @@ from torch import Tensor
 
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of, join, separate, spans
-from properties.cases.tensors import Results, boundaries, run, telling
+from properties.cases.tensors import Results, boundaries, outputs_and_gradients, telling
 from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.judge import compare_with_oracle
@@ -29,7 +29,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         return _in_two_calls(op, case, subject, given)
 
     with subject.claiming(case):
-        got = run(op, in_two_calls, inputs, gradients_of)
+        got = outputs_and_gradients(op, in_two_calls, inputs, gradients_of)
     return compare_with_oracle("splitting", op, case, subject, inputs, gradients_of, got)
 
 

@@ -102,7 +102,7 @@ def _triggers(chosen: argparse.Namespace, console: Console) -> int:
         ours = load("ours", device)
         assert isinstance(ours, Ours)
         wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
-        return triggers.run(
+        return triggers.measure_all(
             Selection(*wanted),
             ours,
             device,
@@ -332,7 +332,7 @@ def _together(
     ]
     killed: dict[Mutant, tuple[str, str]] = {}
 
-    def run(unit: Unit) -> dict[Mutant, tuple[str, str]]:
+    def kill_in(unit: Unit) -> dict[Mutant, tuple[str, str]]:
         those = [m for m in mutants if m.package == unit.package and m not in killed]
         found = killed_among(those, suite, fates, unit)
         return {mutant: unit.told(failure) for mutant, failure in found.items()}
@@ -341,7 +341,7 @@ def _together(
         return killed
     with _bar(console) as bar, _pool(workers, suite) as pool:
         task = bar.add_task("all together", total=len(parts), survivors=len(mutants))
-        for found in pool.map(run, parts):
+        for found in pool.map(kill_in, parts):
             killed |= found
             bar.update(task, advance=1, survivors=len(mutants) - len(killed))
     return killed

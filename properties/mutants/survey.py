@@ -10,8 +10,8 @@ from typing import Any
 from properties.cases.case import Case
 from properties.files import write_whole
 from properties.jobs import Job
+from properties.mutants.line_coverage import LineCoverage, meets, packed
 from properties.mutants.mutant import PACKAGES, Mutant
-from properties.mutants.reach import Reach, meets, packed
 from properties.planting.closure import ROOT, forget
 from properties.planting.edit import Edit
 from properties.planting.trial import (
@@ -40,7 +40,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "properties/suite/test_chunk_sums.py",
         "properties/suite/test_linear_sums.py",
         "properties/suite/test_attention_tiles.py",
-        "properties/suite/test_closed_gates.py",
+        "properties/suite/test_gates_of_minus_inf.py",
         "properties/suite/test_triangular.py",
         "properties/suite/test_true_float32.py",
         "properties/suite/test_strides.py",
@@ -97,7 +97,7 @@ def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
     settings.load_profile("survey")
     subject = bench_subject(bench)
     checks: list[Check] = []
-    reach = Reach(["kernels"], folder / "compiled")
+    reach = LineCoverage(["kernels"], folder / "compiled")
     started = 0.0
 
     def announce(case: Case) -> None:
@@ -155,7 +155,7 @@ def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]
     import pytest
 
     _import_anew()
-    recorder = _Recorder(Reach([package], folder / "compiled"))
+    recorder = _Recorder(LineCoverage([package], folder / "compiled"))
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", bench.device]
     options += ["--hypothesis-profile=trial", "--rootdir", str(ROOT), str(ROOT / path)]
     printed = io.StringIO()
@@ -175,7 +175,7 @@ def _import_anew() -> None:
 class _Recorder:
     """A pytest plugin that records what each test runs."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: LineCoverage) -> None:
         self.reach = reach
         self.checks: list[Check] = []
 

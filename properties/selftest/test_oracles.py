@@ -10,7 +10,14 @@ from hypothesis import given, settings
 
 from properties.cases.case import Case
 from properties.cases.strategies import ORDINARY, cases
-from properties.cases.tensors import Results, build, cotangents, run, transformable, work
+from properties.cases.tensors import (
+    Results,
+    build,
+    cotangents,
+    outputs_and_gradients,
+    transformable,
+    work,
+)
 from properties.catalogue import OPS, Mode, Op
 from properties.catalogue.op import Role
 from properties.targets.oracle import Oracle
@@ -26,8 +33,8 @@ def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
     def forms_agree(case: Case) -> None:
         inputs = build(op, case).to(torch.float64)
         incoming = {n: x.double() for n, x in cotangents(op, case).items()}
-        first = run(op, op.oracle, inputs, incoming)
-        second = run(op, op.second_form, inputs, incoming)
+        first = outputs_and_gradients(op, op.oracle, inputs, incoming)
+        second = outputs_and_gradients(op, op.second_form, inputs, incoming)
 
         def form(tensors: Mapping[str, torch.Tensor]) -> Results:
             given = {n: x for n, x in tensors.items() if n in inputs.tensors}

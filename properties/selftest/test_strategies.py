@@ -34,7 +34,7 @@ LOOKS = (20, 40, 60)
 
 TARGET = load("ours", torch.device("cpu"))
 
-# A reading has no tiles of its own whose edges could be drawn.
+# A wrapper has no tiles of its own whose edges could be drawn.
 MODES = [
     pytest.param(op, mode, id=f"{op.name}-{mode.name}")
     for op in OPS.values()
@@ -52,8 +52,8 @@ def _met_within(examples: int) -> float:
 # some dtype, and what one of all laws, at least, should see. Laws that share a stream of cases see
 # the same ones.
 _JOBS = [Job("gla", "chunk", law, dtype) for law in LAWS for dtype in DTYPES]
-_STREAMS = {job.stream for job in _JOBS}
-_DRAWN = [max(job.share(EXAMPLES) for job in _JOBS if job.stream == one) for one in _STREAMS]
+_SEED_KEYS = {job.seed_key for job in _JOBS}
+_DRAWN = [max(job.share(EXAMPLES) for job in _JOBS if job.seed_key == one) for one in _SEED_KEYS]
 OFTEN = _met_within(sum(job.share(EXAMPLES) for job in _JOBS if job.draws_for_itself))
 SELDOM = _met_within(sum(_DRAWN))
 

@@ -55,7 +55,7 @@ def features() -> Outputs:
     n, outputs = 64, {}
 
     def add(name: str, kernel: Any, out: torch.Tensor, *args: Any, **settings: Any) -> None:
-        outputs[name] = kernels.run(kernel, out, *args, **settings)
+        outputs[name] = kernels.launch(kernel, out, *args, **settings)
 
     add("for", kernels.loop_with_own_bound, torch.zeros(7, n, dtype=INTEGERS), N=n, grid=7)
     start = torch.randint(1, 60, (9,), dtype=INTEGERS)
@@ -132,7 +132,7 @@ def small_cases(dtype: str) -> list[Case]:
     from properties.targets import load
 
     target = load("ours", CPU)
-    # A reading runs the kernels of another op, which has a tile table.
+    # A wrapper runs the kernels of another op, which has a tile table.
     modes = [(op, m) for op in OPS.values() for m in op.modes if (op.name, m.name) in TABLE]
     if settings.get_current_profile_name() != "nightly":
         modes = modes[DTYPES.index(dtype) :: len(DTYPES)]
@@ -210,7 +210,7 @@ def seconds() -> Outputs:
         best = float("inf")
         for _ in range(4):
             start = time.process_time()
-            kernels.run(kernels.products, out, a, b, **sizes)
+            kernels.launch(kernels.products, out, a, b, **sizes)
             best = min(best, time.process_time() - start)
         spent[str(programs)] = torch.tensor([best])
     return spent

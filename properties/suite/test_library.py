@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kernels
 from kernels.tiles import TABLE
 from properties.cases.case import Case
-from properties.cases.tensors import run
+from properties.cases.tensors import outputs_and_gradients
 from properties.catalogue import OPS
 from properties.catalogue.op import Mode, Op, Option
 from properties.laws import Subject
@@ -99,7 +99,7 @@ def _registered(op: Op, mode: Mode) -> tuple[str, ...]:
 def _compiled(op: Op, mode: Mode) -> tuple[str, ...]:
     """The cases that are compiled: all in an op's first mode, two by turns in the others.
 
-    Modes of an op differ in the custom ops that they call, not in what is around them. A reading
+    Modes of an op differ in the custom ops that they call, not in what is around them. A wrapper
     calls those of another op, so two cases of it are compiled.
     """
     place = op.modes.index(mode)
@@ -138,7 +138,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for op in OPS.values()
         for mode in op.modes
         for name, case in _cases(op, mode).items()
-        # A reading runs the ops of another, which is here in all its modes.
+        # A wrapper runs the ops of another, which is here in all its modes.
         if ((op.name, mode.name) in TABLE or mode is op.modes[0])
         and name in tried(op, mode)
         and (not ops or op.name in ops)
@@ -172,9 +172,9 @@ def _calls(op: Op, case: Case, subject: Subject) -> tuple[list[_Call], list[_Cal
     """Calls of custom ops in a forward pass, and in the backward pass that belongs to it."""
     function, inputs = getattr(kernels, op.name), subject.inputs(op, case)
     with _Calls() as forward:
-        run(op, function, inputs, mode=case.mode)
+        outputs_and_gradients(op, function, inputs, mode=case.mode)
     with _Calls() as both:
-        run(op, function, inputs, subject.cotangents(op, case), mode=case.mode)
+        outputs_and_gradients(op, function, inputs, subject.cotangents(op, case), mode=case.mode)
     return forward.made, both.made[len(forward.made) :]
 
 
@@ -267,11 +267,11 @@ def test_compiled_equals_eager_bit_for_bit(case: Case, subject: Subject) -> None
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for each in (case, _longer(op, case)):
         inputs, gradients_of = subject.inputs(op, each), subject.cotangents(op, each)
-        want = run(op, function, inputs, gradients_of, mode=each.mode)
+        want = outputs_and_gradients(op, function, inputs, gradients_of, mode=each.mode)
         # What is compiled for any size must serve other lengths too.
         once = dynamic is True and each is not case
         with torch._dynamo.config.patch(error_on_recompile=once):
-            got = run(op, compiled, inputs, gradients_of, mode=each.mode)
+            got = outputs_and_gradients(op, compiled, inputs, gradients_of, mode=each.mode)
         assert got.keys() == want.keys()
         for name, x in want.items():
             assert got[name].dtype == x.dtype, name

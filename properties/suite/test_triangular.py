@@ -51,7 +51,7 @@ def _by_doubling(A_ptr, inverse_ptr, inputs, C: tl.constexpr):
     tl.store(inverse_ptr + cells, inverse)
 
 
-def _systems(kind: str, tokens: int, strength: float, length: float, seed: int) -> Tensor:
+def _systems(kind: str, tokens: int, beta: float, length: float, seed: int) -> Tensor:
     """`A_ij = β k_i · k_j` below the diagonal, `[3, C, C]`, for keys of one kind."""
     generator = torch.Generator().manual_seed(seed)
     keys = torch.randn(3, tokens, 8, generator=generator, dtype=torch.float64)
@@ -62,7 +62,7 @@ def _systems(kind: str, tokens: int, strength: float, length: float, seed: int) 
     elif kind == "in turn":
         keys = keys[:, torch.arange(tokens) % 2]
     keys = length * torch.nn.functional.normalize(keys, dim=-1)
-    return (strength * keys @ keys.mT).tril(-1).float()
+    return (beta * keys @ keys.mT).tril(-1).float()
 
 
 def _inverted(A: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ KINDS = ["independent", "repeated", "nearly parallel", "in turn"]
 @given(
     kind=st.sampled_from(KINDS),
     tokens=st.sampled_from([16, 32, 64]),
-    strength=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    beta=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
     # Unnormalised keys of length 3 leave the stable domain; the inverse is as accurate there.
     length=st.sampled_from([0.1, 1.0, 3.0]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
@@ -106,13 +106,13 @@ KINDS = ["independent", "repeated", "nearly parallel", "in turn"]
 def test_an_inverse_is_as_accurate_as_one_by_substitution(
     kind: str,
     tokens: int,
-    strength: float,
+    beta: float,
     length: float,
     dtype: torch.dtype,
     seed: int,
     subject: Subject,
 ) -> None:
-    A = _systems(kind, tokens, strength, length, seed)
+    A = _systems(kind, tokens, beta, length, seed)
     L, inverse = _inverted(A)
     # Where terms leave the range of float32, products spread what is no number.
     assume((L.abs() @ inverse.abs()).max() < torch.finfo(torch.float32).max)
@@ -132,5 +132,5 @@ def test_what_was_joined_keeps_16_bits(dtype: torch.dtype, subject: Subject) -> 
 
 @pytest.mark.parametrize("kind", ["repeated", "nearly parallel"])
 def test_products_of_powers_break_the_law(kind: str, subject: Subject) -> None:
-    A = _systems(kind, tokens=32, strength=0.9, length=1.0, seed=0)
+    A = _systems(kind, tokens=32, beta=0.9, length=1.0, seed=0)
     assert _excess(_by_doubling, A, subject.device) > 100

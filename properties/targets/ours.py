@@ -13,7 +13,7 @@ from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
 from properties.targets.target import Target
 
-# A reading of another op runs the kernels of that.
+# A wrapper of another op runs the kernels of that.
 MODES_WITH_KERNELS = tuple(
     (op.name, mode.name)
     for op in OPS.values()

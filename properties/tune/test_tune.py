@@ -17,7 +17,7 @@ from kernels.tiles import TABLE, Entry, Tile
 from properties.aot.architectures import ARCHITECTURES
 from properties.aot.launches import record
 from properties.aot.worker import CompilerProcess
-from properties.cases.tensors import build, cotangents, run
+from properties.cases.tensors import build, cotangents, outputs_and_gradients
 from properties.catalogue import OPS
 from properties.device import activate
 from properties.tune import __main__ as command
@@ -268,7 +268,7 @@ def _asked_for(row: tuple[str, str], stage: Stage) -> list[str]:
         function = getattr(kernels, row[0])
         inputs, gradients_of = build(op, case), cotangents(op, case)
         record(
-            lambda: run(op, function, inputs, gradients_of, mode=row[1], tile=0),
+            lambda: outputs_and_gradients(op, function, inputs, gradients_of, mode=row[1], tile=0),
             ARCHITECTURES["sm_90"],
         )
     return asked

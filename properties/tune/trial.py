@@ -28,7 +28,7 @@ from properties.aot.cases import Compilation
 from properties.aot.checks import check
 from properties.cases.case import Case
 from properties.cases.strategies import WORK, cases
-from properties.cases.tensors import Inputs, Results, build, cotangents, run, work
+from properties.cases.tensors import Inputs, Results, build, cotangents, outputs_and_gradients, work
 from properties.catalogue import OPS
 from properties.catalogue.op import Argument, Output, Role
 from properties.laws import Subject, Violation
@@ -288,7 +288,11 @@ def _calls(problem: Problem, stage: Stage, device: torch.device) -> list[Callabl
     for backward in stage.passes:
         wanted = gradients_of if backward else None
         function = getattr(kernels, op.name)
-        calls.append(partial(run, op, function, inputs, wanted, mode=case.mode, tile=case.tile))
+        calls.append(
+            partial(
+                outputs_and_gradients, op, function, inputs, wanted, mode=case.mode, tile=case.tile
+            )
+        )
     return calls
 
 
@@ -320,7 +324,9 @@ def _built(case: Case, device: torch.device) -> tuple[Inputs, Results]:
 def _run(case: Case) -> None:
     op = OPS[case.op]
     function = getattr(kernels, op.name)
-    run(op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile)
+    outputs_and_gradients(
+        op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile
+    )
 
 
 def _median(call: Callable[[], object], milliseconds: int) -> float:

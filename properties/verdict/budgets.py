@@ -114,7 +114,7 @@ class Telescope:
     products: tuple[tuple[str, str, str], ...]
     reverse: bool = False
 
-    def total(self, values: Tensors, errors: Tensors, power: int) -> Tensor:
+    def sum_of_errors(self, values: Tensors, errors: Tensors, power: int) -> Tensor:
         """Sum of `|factor · error|^power` over what telescopes, to the power of 1 / `power`."""
         own = self.dims.split()
         total = torch.zeros((), dtype=torch.float64)
@@ -220,7 +220,7 @@ def budgets(
     """
     applying = rules(precision, multilinear=absolute is not None)
     values = {**tensors, **want}
-    largest = terms * _peak(list(values.values()))
+    largest = terms * _largest_value(list(values.values()))
     bounds: list[dict[str, Tensor]] = []
     spreads: dict[str, Spread] = {}
     if absolute is not None and "magnitude" in applying:
@@ -231,7 +231,7 @@ def budgets(
         bound = {name: factor * Y[name] + largest * precision.underflow for name in want}
         for telescope in telescopes:
             if telescope.gradient in want:
-                bound[telescope.gradient] += telescope.total(values, bound, power=1)
+                bound[telescope.gradient] += telescope.sum_of_errors(values, bound, power=1)
         bounds.append(bound)
     if "sigma" in applying:
         spreads = sigma(
@@ -383,7 +383,7 @@ def _telescoped(telescope: Telescope, values: Tensors, spreads: Mapping[str, Spr
     """The spread of a gradient with that of its telescope; its mean loss is not known then."""
     errors = {name: spread.sigma for name, spread in spreads.items()}
     own = errors[telescope.gradient]
-    return Spread(torch.hypot(own, telescope.total(values, errors, power=2)), math.inf)
+    return Spread(torch.hypot(own, telescope.sum_of_errors(values, errors, power=2)), math.inf)
 
 
 def countable(want: Tensor, dtype: torch.dtype) -> Tensor:
@@ -432,10 +432,10 @@ def _chi_square_quantile(freedom: int, normal_quantile: float = -3.09) -> float:
     return (1 - step + normal_quantile * math.sqrt(step)) ** 3
 
 
-def _peak(tensors: list[Tensor]) -> float:
+def _largest_value(tensors: list[Tensor]) -> float:
     """The largest finite absolute value, at least 1."""
-    peak = 1.0
+    largest = 1.0
     for x in tensors:
         if x.is_floating_point() and x.numel():
-            peak = max(peak, float(x.abs().nan_to_num(posinf=0.0).max()))
-    return peak
+            largest = max(largest, float(x.abs().nan_to_num(posinf=0.0).max()))
+    return largest

@@ -171,12 +171,16 @@ def test_a_telescope_sums_the_errors_of_all_later_tokens() -> None:
     values = {"q": q, "dg": q, "S": torch.full((2, 1, 1, 2), 3.0).double()}
     errors = {"dq": error.expand(2, 3, 1, 1).double(), "dS": torch.ones(2, 1, 1, 2).double()}
     products = (("B T H K", "q", "dq"), ("N H K V", "S", "dS"))
-    forward = Telescope("dg", "B T H K", products).total(values, errors, power=1)
+    forward = Telescope("dg", "B T H K", products).sum_of_errors(values, errors, power=1)
     assert forward[1, :, 0, 0].tolist() == [13.0, 12.0, 10.0]
-    backward = Telescope("dg", "B T H K", products, reverse=True).total(values, errors, power=1)
+    backward = Telescope("dg", "B T H K", products, reverse=True).sum_of_errors(
+        values, errors, power=1
+    )
     assert backward[1, :, 0, 0].tolist() == [7.0, 9.0, 13.0]
     # Of a gradient by channel, where the product is of a head: it counts for every channel.
-    wide = Telescope("dg", "B T H C", (("B T H K", "q", "dq"),)).total(values, errors, power=1)
+    wide = Telescope("dg", "B T H C", (("B T H K", "q", "dq"),)).sum_of_errors(
+        values, errors, power=1
+    )
     assert wide.shape == (2, 3, 1, 1)
     assert wide[1, :, 0, 0].tolist() == [7.0, 6.0, 4.0]
 

@@ -17,7 +17,7 @@ Facts = dict[str, Any]
 
 
 def entries(op: str, mode: str) -> tuple[Entry, ...]:
-    """The tiles of a mode; none of a reading, whose kernels are another op's."""
+    """The tiles of a mode; none of a wrapper, whose kernels are another op's."""
     return TABLE.get((op, mode), ())
 
 

@@ -34,7 +34,7 @@ _SHOWN = 12
 
 
 @dataclass
-class Found:
+class OpReach:
     """What was found of an op.
 
     Args:
@@ -102,7 +102,7 @@ class Found:
         return " & ".join(sorted((self.reach.atoms[i].kind, self.reach.atoms[j].kind)))
 
 
-def find(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0) -> Found:
+def measure(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0) -> OpReach:
     """What the jobs of one op reach: with the profile `ci`, and with as many times its examples.
 
     Of these, those of the laws that ask the oracle at once count, as they notice nearly all.
@@ -130,10 +130,10 @@ def find(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0)
                 # At night all jobs get as many.
                 seen = glance(job, declared(job), subject, max(most, job.share(most)), 1 + night)
                 explore(reach, seen, subject)
-    return Found(reach, ci, len(made), process_time() - started)
+    return OpReach(reach, ci, len(made), process_time() - started)
 
 
-def run(
+def measure_all(
     selection: Selection,
     ours: Ours,
     device: torch.device,
@@ -146,9 +146,9 @@ def run(
     """Measure each op that is wanted; print, list and keep what was found."""
     # The calls that must be refused have no results to judge.
     jobs = [job for job in selection.jobs(Witness(ours)) if job.law != "rejection"]
-    found: dict[str, Found] = {}
+    found: dict[str, OpReach] = {}
     for name in dict.fromkeys(job.op for job in jobs):
-        found[name] = find([job for job in jobs if job.op == name], ours, device, nights)
+        found[name] = measure([job for job in jobs if job.op == name], ours, device, nights)
         _print_missing(found[name], console)
         if listing is not None:
             lists = {
@@ -162,7 +162,7 @@ def run(
     return 0
 
 
-def _print_missing(found: Found, console: Console) -> None:
+def _print_missing(found: OpReach, console: Console) -> None:
     lines = [f"{found.reach.op.name}: not reached (! holds in a call that no law judges by it)"]
     lines += [f"  {kind}: {'; '.join(each)}" for kind, each in found.atoms_missing().items()]
     lines.append("  pairs of what is reached alone, by kinds:")
@@ -170,7 +170,7 @@ def _print_missing(found: Found, console: Console) -> None:
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(found: Mapping[str, Found]) -> Table:
+def _table(found: Mapping[str, OpReach]) -> Table:
     table = Table(title="predicates of calls that are reached")
     names = [
         "op",
@@ -188,7 +188,7 @@ def _table(found: Mapping[str, Found]) -> Table:
     return table
 
 
-def _shares(found: Mapping[str, Found]) -> dict[str, dict[str, int]]:
+def _shares(found: Mapping[str, OpReach]) -> dict[str, dict[str, int]]:
     return {name: one.share() for name, one in found.items()}
 
 

@@ -16,7 +16,7 @@ def context(name: str, device: torch.device) -> AbstractContextManager[object]:
     return contexts.CONTEXTS[name](device.type)
 
 
-def overlaps(x: Tensor) -> bool:
+def is_expanded(x: Tensor) -> bool:
     """Whether elements share their memory, so that none can be written by itself."""
     return any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True))
 

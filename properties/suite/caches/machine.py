@@ -17,7 +17,7 @@ from properties.suite.caches.calls import (
     bits,
     check_refusal,
     context,
-    overlaps,
+    is_expanded,
     packed,
 )
 
@@ -136,7 +136,7 @@ class KVMachine(RuleBasedStateMachine):
 
     def reused(self, name: str, x: Tensor, layout: str) -> Tensor:
         """The same tensor object as in the last such call, with new contents."""
-        if overlaps(x):
+        if is_expanded(x):
             return x
         key = (name, layout, tuple(x.shape), torch.is_inference_mode_enabled())
         buffer = self.buffers.setdefault(key, x)
@@ -232,14 +232,14 @@ class KVMachine(RuleBasedStateMachine):
         """NaN in the tokens that are not real, which nobody may read."""
         with torch.no_grad():
             for x in tensors:
-                for n, count in enumerate(counts if not overlaps(x) else ()):
+                for n, count in enumerate(counts if not is_expanded(x) else ()):
                     x[n, count:] = torch.nan
 
     def use_up(self, *tensors: object) -> None:
         """Write over the caller's own: nobody may look at them again."""
         with torch.no_grad():
             for x in tensors:
-                if isinstance(x, Tensor) and not overlaps(x):
+                if isinstance(x, Tensor) and not is_expanded(x):
                     x.fill_(torch.nan if x.is_floating_point() else -1)
 
     @rule(

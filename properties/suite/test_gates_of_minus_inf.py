@@ -20,12 +20,12 @@ GATES = [
     and {"T", "S"} & {*gate.dims.split()}
     and gate.name not in OPS[name].mode(mode).refuses
 ]
-TOKENS, CLOSED = 7, 2
+TOKENS, RESET = 7, 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "mode", "gate"), GATES)
-def test_a_closed_gate_is_a_very_low_one(
+def test_a_gate_of_minus_inf_equals_a_very_low_gate(
     name: str, mode: str, gate: str, dtype: str, subject: Subject
 ) -> None:
     op = OPS[name]
@@ -35,13 +35,13 @@ def test_a_closed_gate_is_a_very_low_one(
 
     def with_gate(value: float) -> dict[str, torch.Tensor]:
         g = inputs.tensors[gate].clone()
-        g[:, CLOSED] = value
+        g[:, RESET] = value
         return subject.run(op, case, inputs.with_tensors({gate: g}), gradients_of)
 
-    low, closed = with_gate(-1000.0), with_gate(-math.inf)
+    low, minus_inf = with_gate(-1000.0), with_gate(-math.inf)
     # Sums behind a low gate of attention have fewer digits, which a compiler may round otherwise.
     rounded = name == "attention" and subject.device.type == "cuda"
-    for result, x in closed.items():
+    for result, x in minus_inf.items():
         assert x.isfinite().all(), result
         if rounded:
             torch.testing.assert_close(x, low[result])

@@ -19,7 +19,7 @@ Lines = dict[str, set[int]]
 _BELOW = f"{ROOT}/"
 
 
-class Reach:
+class LineCoverage:
     """Records what runs, of the files below some folders of the project.
 
     Args:
