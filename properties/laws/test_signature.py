@@ -1,4 +1,4 @@
-"""Failures that are one bug, and failures that are two."""
+"""Failures of one bug share a signature; failures of two bugs do not."""
 
 import re
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def test_hypothesis_sees_two_bugs_of_one_kernel() -> None:
     found = [one for one in group.value.exceptions if isinstance(one, Violation)]
     assert len(found) == len(group.value.exceptions)
     assert {violation.signature.error for violation in found} == {"ArithmeticError", ""}
-    # Each has been made smaller by itself.
+    # Each was shrunk by itself.
     assert {violation.case.dims["D"] for violation in found} == {2, 7}
 
 
