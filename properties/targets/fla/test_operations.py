@@ -1,4 +1,4 @@
-"""What of `fla.ops` runs is what the table says."""
+"""The table of `fla.ops` says which operations run."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,8 +35,8 @@ def test_an_operation_runs_as_recorded(call: operations.Call, device: torch.devi
     if simulator.installed():
         assert found.line() in RECORDED
         return
-    # The table is the simulator's. It stops at what a GPU lets pass; a GPU at nothing else, but fla
-    # refuses some backward passes on Hopper under releases of Triton that miscompile them.
+    # The table is the simulator's, which is stricter than a GPU. Only backward passes that fla
+    # refuses on Hopper, under Triton releases that miscompile them, run in the simulator alone.
     if any("Hopper" in remark for remark in found.remarks):
         found = replace(found, backward="runs")
     (recorded,) = [line for line in RECORDED if line.startswith(found.heading())]
