@@ -1,4 +1,4 @@
-"""A bucket: all failures that are taken for one bug, with the smallest case of them."""
+"""Buckets: all failures that look like one bug, with the smallest case."""
 
 import hashlib
 from collections import Counter
@@ -15,20 +15,20 @@ from properties.verdict.report import regression_file
 
 @dataclass(eq=False)
 class Bucket:
-    """Failures of one bug.
+    """Failures that look like one bug.
 
-    Two signatures are of one bug if a case shows both: a wrong mask makes results wrong and, where
-    those are zeros, gradients alone. Each keeps its smallest case, so that nothing is hidden if
-    they are two bugs after all.
+    Two signatures belong to one bug if a case shows both: a wrong mask gives wrong results, and if
+    these are zeros, wrong gradients only. Each signature keeps its smallest case, in case they are
+    two bugs after all.
 
     Args:
-        smallest: the failure with the smallest case of each signature, in the order of discovery.
-        linked: signatures that failures showed beside their own.
-        seen: job → how many of its cases failed so.
-        again: where the first failure is seen again, in a line each.
+        smallest: the failure with the smallest case of each signature, in order of discovery.
+        linked: other signatures of the same cases.
+        seen: job → how many of its cases failed this way.
+        again: a line for each engine on which the first failure repeats.
         file: what was written of it, or why nothing was.
-        found: seconds into the night.
-        name: what its files are called; stays when another case becomes the smallest.
+        found: seconds since the start.
+        name: the name of its files, which stays when a smaller case is found.
     """
 
     smallest: list[Failure]
@@ -55,12 +55,12 @@ class Bucket:
 
     @property
     def report(self) -> str:
-        """The report of the first failure, and what is known besides."""
+        """The report of the first failure, with what else is known."""
         return "\n".join([self.first.report, *self.again, *self.others, *filter(None, [self.file])])
 
     @property
     def others(self) -> list[str]:
-        """The other signatures in a line each."""
+        """A line for each other signature."""
         return [f"  also      {one.signature}: {one.case.line()}" for one in self.smallest[1:]]
 
     @property
@@ -85,16 +85,16 @@ class Bucket:
         self.smallest.append(failure)
 
     def absorb(self, other: "Bucket") -> None:
-        """Take over what is another sign of the same bug."""
+        """Merge another bucket of the same bug."""
         for failure in other.smallest:
             self.add(failure)
         self.linked |= other.linked
         self.seen += other.seen
 
     def write(self, folder: Path, target: str) -> None:
-        """Write what is to be added to `regressions/`: a known bug of ours, or a ledger's entry.
+        """Write a file for `regressions/`: a known bug of ours, or a ledger entry.
 
-        A file that cannot be written is told of in the report, which is what counts.
+        If it cannot be written, the report says so.
         """
         failure = self.first
         law, case = failure.law, failure.case
@@ -116,6 +116,6 @@ class Bucket:
 
 
 def _size(case: Case) -> tuple[int, int]:
-    """Numbers that a case has, then how much there is to be said of it."""
+    """The numbers of a case's tensors, then the length of its description."""
     tokens = sum(case.lengths) + sum(case.key_lengths or ())
     return tokens * prod(case.dims.values()), len(case.to_json())

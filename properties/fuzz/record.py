@@ -1,9 +1,9 @@
-"""How near to their budgets errors came, kept over many runs.
+"""The largest error / budget of each op, kept over many runs.
 
     python -m properties.fuzz --record properties/verdict/worst.json
 
-The file has a row for every op, dtype and kind of device. A run adds its examples to those of the
-file, and puts its largest error / budget in the place of a smaller one.
+The file has a row for every op, dtype and device. A run adds its examples and raises the largest
+error / budget.
 """
 
 import json
@@ -18,7 +18,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of one op, dtype and device.
+    """Examples and largest error of one op, dtype and device.
 
     Args:
         device: "simulator", "interpreter" or the name of a GPU.
@@ -41,10 +41,10 @@ class Record:
 
 
 def read(path: Path) -> dict[Key, Record]:
-    """The rows of a file, none if there is no such file.
+    """The records in a file; none if it does not exist.
 
     Raises:
-        ValueError: the file is not one of this kind.
+        ValueError: the file has other contents.
     """
     if not path.exists():
         return {}
@@ -58,10 +58,10 @@ def read(path: Path) -> dict[Key, Record]:
 
 
 def check(path: Path) -> None:
-    """Whether a run could add to a file, before it begins.
+    """Check before a run that the file can be updated.
 
     Raises:
-        ValueError: the file is not one of this kind, or its folder is not there.
+        ValueError: the file has other contents, or its folder does not exist.
     """
     read(path)
     if not path.parent.is_dir():
@@ -69,11 +69,11 @@ def check(path: Path) -> None:
 
 
 def write(path: Path, rows: Mapping[Key, Record]) -> None:
-    """Replace the file by these rows, in order, or leave it as it is."""
+    """Replace the file's contents, in order."""
     text = ",\n".join(json.dumps(asdict(rows[key])) for key in sorted(rows))
     write_whole(path, f"[\n{text}\n]\n")
 
 
 def added(known: Mapping[Key, Record], new: Mapping[Key, Record]) -> dict[Key, Record]:
-    """The rows of both; what is in both is added up."""
+    """Merge two sets of records, adding those with one key."""
     return {**known, **{k: known[k] + row if k in known else row for k, row in new.items()}}

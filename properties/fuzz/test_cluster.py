@@ -82,7 +82,7 @@ def test_a_node_that_is_lost_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path
     fuzz("waiting_once_but_wrong", *_MORE, "--report", "here", "--no-shrink")
     assert _bugs(tmp_path / "beside") == _bugs(tmp_path / "here")
     remote, local = _jobs(tmp_path / "beside"), _jobs(tmp_path / "here")
-    # Rounds that meet the bug are longer or shorter, by who meets it first.
+    # The length of rounds that find the bug depends on which finds it first.
     both = {job for job in remote.keys() & local.keys() if job[1] != "bfloat16"}
     assert len(both) >= 4
     assert {job: remote[job] for job in both} == {job: local[job] for job in both}
@@ -94,7 +94,7 @@ def test_a_node_that_is_lost_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path
 
 
 def _there(process: int) -> bool:
-    """Whether a process has not ended."""
+    """Whether a process still runs."""
     try:
         return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
     except OSError:

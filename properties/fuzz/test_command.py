@@ -1,4 +1,4 @@
-"""The fuzz command: what it refuses, and what it draws."""
+"""The arguments that the fuzz command rejects, and the cases that it draws."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a target or a machine does to a night, and what the night makes of it."""
+"""A night survives faults of its target and of the machine."""
 
 import os
 import re
@@ -114,10 +114,10 @@ def test_a_process_that_grows_is_replaced(
     monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
     code, printed = fuzz("growing")
     assert code == 0
-    # A case is three calls or fewer, and those grow it too much: no process judges a second one.
+    # A case makes at most three calls, which grow it too much: no process judges a second case.
     judged = int(re.findall("no bugs in ([0-9]+) examples", printed)[-1])
     loaded = len({*(tmp_path / "mark").read_text().split()})
-    # The first is the test's own, which loads the target to see what it has.
+    # The test itself loads the target once.
     assert 5 <= judged <= loaded - 1
 
 
@@ -190,7 +190,7 @@ def test_no_more_time_than_granted_is_spent_on_making_cases_smaller(
     monkeypatch.setattr(night, "_SHRINKING", 1.0)
     _, printed = fuzz("raising_slowly")
     assert "1 bug in" in printed
-    # Twenty calls or so, where hundreds could be made.
+    # About twenty calls, though hundreds were possible.
     assert "0 min" in printed
     assert int(re.findall("0 min ([0-9]+) s", printed)[-1]) < 8
 
@@ -200,7 +200,7 @@ def test_two_bugs_in_one_kernel_stay_two(fuzz: Fuzz) -> None:
     assert code == 1
     assert "ArithmeticError: even" in printed
     assert "differs from the oracle" in printed
-    # Wrong results, and gradients alone where results are 0, are signs of one bug.
+    # Wrong results, and wrong gradients where results are 0, are one bug.
     assert "2 bugs in" in printed
     assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 2
 
@@ -219,7 +219,7 @@ def test_a_finding_of_another_target_names_the_entry_that_would_excuse_it(
 def test_a_report_is_printed_where_no_file_can_be_written(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The kernel puts a file where the folder of findings is to be.
+    # The kernel creates a file where the findings folder should be.
     monkeypatch.setenv(planted.MARK, str(tmp_path / "findings"))
     code, printed = fuzz("littering", "--examples", "10")
     assert code == 1
@@ -248,7 +248,7 @@ def test_a_disk_that_fills_up_ends_nothing(tmp_path: Path) -> None:
     run = _Run(tmp_path, "raising_in_the_end", "--no-shrink")
     for process in run.processes():
         _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
-        # As large as a semaphore.
+        # Large enough for a semaphore.
         resource.prlimit(process, resource.RLIMIT_FSIZE, (64, hard))
     lines = []
     for line in run.process.stdout or ():
@@ -274,7 +274,7 @@ def test_cases_that_found_something_are_tried_first_the_next_night(
 
 
 class _Run:
-    """The command in a process of its own, until it is at work, or says that it will be."""
+    """The command in a process of its own, from its start or its first sign of work."""
 
     def __init__(self, folder: Path, target: str, *more: str, at_work: bool = True) -> None:
         self.folder = folder
@@ -302,11 +302,11 @@ class _Run:
         return self.process.communicate(timeout=60)[0]
 
     def processes(self) -> list[int]:
-        """Those of the run that have not ended."""
+        """The run's processes that still run."""
         return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and self._has(p)]
 
     def left(self) -> list[int]:
-        """Processes of the run that are there a moment after its end."""
+        """The run's processes shortly after its end."""
         for _ in range(50):
             found = self.processes()
             if not found:
@@ -315,7 +315,7 @@ class _Run:
         return found
 
     def _has(self, process: Path) -> bool:
-        """Whether a process is of this run and has not ended."""
+        """Whether a process belongs to the run and still runs."""
         try:
             state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -333,7 +333,7 @@ def test_a_signal_ends_a_run_with_all_that_it_knows(
 ) -> None:
     run = _Run(tmp_path, "marking_then_hanging", at_work=at_work)
     for _ in range(times):
-        # As a terminal does, to all processes of the run.
+        # Ctrl-C in a terminal goes to all processes of the run.
         os.killpg(run.process.pid, number) if number == signal.SIGINT else os.kill(
             run.process.pid, number
         )

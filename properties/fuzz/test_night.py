@@ -1,4 +1,4 @@
-"""What a night keeps and shows: buckets, its log, cases for the next night, the display."""
+"""The parts of a night: buckets, log, corpus, display."""
 
 import io
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def failure(signature: Signature, tokens: int = 1, **more: Any) -> Failure:
 
 
 def answer(signature: Signature | None) -> Answer:
-    """What a worker says of a case that fails so, or does not fail."""
+    """A worker's answer for a case with this failure, or without one."""
     if signature is None:
         return Answer()
     doubtful = signature.law if signature.law != "differential" else ""
@@ -83,7 +83,7 @@ KILLED, HANGING = Signature("norm", "ends with SIGKILL"), Signature("norm", HANG
         ([KILLED, None], set(), [KILLED]),
         ([KILLED, Y], {Y}, [KILLED]),
         ([HANGING, None], set(), [HANGING]),
-        # Given the time, it comes to an error: one bug.
+        # With more time it raises: one bug.
         ([HANGING, Y], {Y, HANGING}, []),
         ([HANGING, KILLED, None], set(), [HANGING, KILLED]),
         ([HANGING, KILLED, HANGING], {HANGING}, [KILLED]),
@@ -127,7 +127,7 @@ def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> N
     _Round(whole, cast(Worker, Hanging(whole.origin, whole.limit)), JOB, 0).play()
     tries = [one for one in told if one.startswith("simulator")]
     assert tries == ["simulator begins", "simulator ends"] * 2
-    # Meanwhile.
+    # In parallel.
     again = told.index("simulator ends") + 1
     assert sorted(told[again : again + 2]) == ["interpreter begins", "simulator begins"]
     assert log.buckets[0].again[1] == "  engines   the simulator; the interpreter too"
@@ -138,7 +138,7 @@ def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("one", "other", "rests"),
     [
-        # One hang, with the other try, at a limit of a second.
+        # One hang and its repeat, at a limit of a second.
         (Tally(seconds=4, lost=4), Tally(), True),
         (Tally(seconds=4, lost=4), Tally(seconds=11), True),
         (Tally(seconds=4, lost=4), Tally(seconds=13), False),

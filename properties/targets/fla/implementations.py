@@ -271,9 +271,9 @@ class _Mode:
 def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
     """The mode in releases up to 0.2, which were more limited.
 
-    Head dims are powers of two, gated recurrences pass no gradient through the final state, delta
-    rules take positive scales only, normalized ops return half of their state, and convolutions
-    return none.
+    Head dims are powers of two from 16, gated recurrences pass no gradient through the final state,
+    recurrences of delta rules take positive scales only, a normalized op lacks half of its state,
+    and a convolution returns no state.
     """
     if op == "short_conv" and "initial_state" not in signature(kernel).parameters:
         bounds = {"W a power of two": _power_of_two_window}
