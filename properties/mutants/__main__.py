@@ -1,15 +1,14 @@
-"""Plant mistakes in kernels and oracles, one at a time, and see which the suite notices.
+"""Plant mistakes in kernels and oracles, one at a time, and list those that the suite misses.
 
-Each mutant is an edit made in memory while a fresh process imports the code; no file is touched.
-It is a single edit, or with --semantic a mistake of a few lines that is wrong in some calls only.
-It is tried alone: against what killed others of its function when that was last recorded, the
-oracle's numbers in float32, some cases of other laws and dtypes, and quick tests, or against all
-tests where no law runs it. The first failure kills it. Those that survive are made together and
-tried against everything: what changes nothing alone changes nothing together. Those that nothing
-can kill are listed in equivalents.toml, with the reason; an entry of no mutant fails the run.
+A mutant is a single edit or, with --semantic, a mistake of a few lines that is wrong in some calls
+only. It is made in memory while a fresh process imports the code; no file changes. Each mutant is
+first tried alone: on the checks that killed others of its function, the float32 cases of the
+differential law, some cases of other laws and dtypes, and quick tests; on all tests if no law runs
+it. The first failure kills it. The survivors are then planted together and tried on everything.
+equivalents.toml lists mutants that nothing can kill, with reasons; a stale entry fails the run.
 
-What became of a mutant is kept, and a run goes on where another stopped: what was killed is tried
-again when its function changes, what survived also when the suite does.
+Results are kept, and a run continues where another stopped. A killed mutant is tried again when its
+function changes, a survivor also when the suite changes.
 """
 
 import argparse
@@ -93,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _triggers(chosen: argparse.Namespace, console: Console) -> int:
-    """Measure the reach of the suite in place of planting mistakes."""
+    """Measure which predicates about calls the suite reaches; plant nothing."""
     try:
         if chosen.record is not None:
             _check_folder(chosen.record, chosen, ("mode", "law", "dtype"))
@@ -119,7 +118,7 @@ def _triggers(chosen: argparse.Namespace, console: Console) -> int:
 def _record(
     folder: Path, scoreboard: Scoreboard, every: Sequence[Mutant], *, semantic: bool
 ) -> None:
-    """Keep what was found of the modules of which every mutant was tried."""
+    """Record the results of modules of which every mutant was tried."""
     whole = shares.whole(scoreboard.shares(), every, semantic=semantic)
     path, path_of_killers = _recorded(folder, semantic=semantic)
     shares.write(path, {**shares.read(path), **whole})
@@ -128,14 +127,14 @@ def _record(
 
 
 def _recorded(folder: Path, *, semantic: bool) -> tuple[Path, Path]:
-    """Where --record writes how many were killed, and by what."""
+    """The files of --record: how many mutants were killed, and by what."""
     if semantic:
         return folder / shares.SEMANTIC_PATH.name, folder / killers.SEMANTIC_PATH.name
     return folder / shares.PATH.name, folder / killers.PATH.name
 
 
 def _check_operators(chosen: argparse.Namespace) -> None:
-    """Refuse kinds of mistakes that are not those of the run."""
+    """Reject kinds of mistakes that the run does not have."""
     known = SEMANTIC if chosen.semantic else OPERATORS
     for name in chosen.operator:
         if name not in known:
@@ -144,7 +143,7 @@ def _check_operators(chosen: argparse.Namespace) -> None:
 
 
 def _check_record(chosen: argparse.Namespace) -> None:
-    """Refuse files that are others, and a run that would not tell what the whole suite kills."""
+    """Reject files with other contents, and runs that use only part of the suite."""
     _check_folder(chosen.record, chosen, ("op", "mode", "law", "dtype", "operator"))
     path, path_of_killers = _recorded(chosen.record, semantic=chosen.semantic)
     shares.read(path)
@@ -152,7 +151,7 @@ def _check_record(chosen: argparse.Namespace) -> None:
 
 
 def _check_folder(folder: Path, chosen: argparse.Namespace, parts: Sequence[str]) -> None:
-    """Refuse to keep in a folder what a part of the suite notices."""
+    """Reject a folder for results of only part of the suite."""
     if not folder.is_dir():
         raise ValueError(f"--record: {folder}, expected a folder")
     for name in parts:
@@ -168,7 +167,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name in ("op", "mode"):
-        text = f"only the mutants of this {name}, and its laws (repeatable)"
+        text = f"only the mutants and the laws of this {name} (repeatable)"
         parse.add_argument(f"--{name}", action="append", default=[], help=text)
     for name in ("law", "dtype"):
         text = f"try this {name} only, and no tests (repeatable)"
@@ -188,33 +187,29 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help="only this kind of mistake, of those below (repeatable)",
     )
-    text = (
-        "plant mistakes of a few lines that are wrong in some calls, in the place of single edits"
-    )
+    text = "plant mistakes of a few lines that are wrong in some calls only, not single edits"
     parse.add_argument("--semantic", action="store_true", help=text)
-    text = "measure which predicates about calls the laws reach and judge; nothing is edited"
+    text = "measure which predicates about calls the laws reach; nothing is edited"
     parse.add_argument("--triggers", action="store_true", help=text)
-    text = "with --triggers, as many times the examples of the profile besides, of other seeds"
+    text = "with --triggers, draw N times the profile's examples more, with other seeds"
     parse.add_argument("--night", type=int, default=0, metavar="N", help=text)
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
     parse.add_argument("--jobs", type=count, default=os.cpu_count(), help="default: one per core")
-    text = "write every mutant to FILE; with --triggers all that is not reached"
+    text = "write every mutant to FILE; with --triggers, every predicate that is not reached"
     parse.add_argument("--json", type=Path, metavar="FILE", help=text)
-    text = "write to DIR how many were killed of each module, for the README's table, and by what"
+    text = "write to DIR how many mutants of each module were killed, and by which checks"
     parse.add_argument("--record", type=Path, metavar="DIR", help=text)
-    text = (
-        "try what is listed as equivalent too, with those that survive alone; takes as long again"
-    )
+    text = "try listed equivalents too, together with the survivors; takes twice as long"
     parse.add_argument("--listed", action="store_true", help=text)
-    parse.add_argument("--fresh", action="store_true", help="forget what is known")
-    kept = "where what is known is kept (%(default)s)"
+    parse.add_argument("--fresh", action="store_true", help="ignore kept results")
+    kept = "folder of kept results (%(default)s)"
     parse.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
     parse.add_argument("--equivalents", type=Path, default=equivalents.PATH, help=argparse.SUPPRESS)
     return parse.parse_args(arguments)
 
 
 def _listed(title: str, operators: Mapping[str, Operator]) -> str:
-    """Kinds of mistakes, each with a sentence, for the help."""
+    """The kinds of mistakes for the help."""
     rows = [f"  {operator.name:27}{operator.what}" for operator in operators.values()]
     return "\n".join([f"kinds of mistakes, {title}:", *rows, "", ""])
 
@@ -262,7 +257,7 @@ def _run(
         console.print(table)
     for mutant in scoreboard.survivors:
         console.print(scoreboard.survivor(mutant), markup=False, highlight=False, soft_wrap=True)
-    # What was not asked for cannot be missed.
+    # A narrowed run cannot tell which entries are stale.
     narrowed = chosen.op or chosen.mode or chosen.within or chosen.operator
     problems = [f"listed and killed: {m.where}\n{m.text}" for m in those if m in killed]
     if not narrowed:
@@ -281,7 +276,7 @@ def _run(
 def _try_alone(
     scoreboard: Scoreboard, suite: Suite, fates: Fates, workers: int, console: Console
 ) -> dict[Mutant, Fate]:
-    """Try each mutant alone; those that survive are returned."""
+    """Try each mutant alone; return the survivors."""
     suspects: dict[Mutant, Fate] = {}
     left = scoreboard.open
     if not left:
@@ -306,7 +301,7 @@ def _settle(
     scoreboard: Scoreboard,
     fates: Fates,
 ) -> None:
-    """Say what became of those that were tried together."""
+    """Record the fates of mutants that were tried together."""
     for mutant, fate in suspects.items():
         if mutant in killed:
             fate = replace(fate, caught_by=killed[mutant][0], check=killed[mutant][1])
@@ -323,7 +318,7 @@ def _together(
     workers: int,
     console: Console,
 ) -> dict[Mutant, tuple[str, str]]:
-    """Try mutants on all there is: those that anything kills, what does, and which check of it."""
+    """Try mutants on everything: mutant → what killed it, and which check."""
     parts = [
         unit
         for package in PACKAGES
@@ -349,7 +344,9 @@ def _together(
 
 @contextmanager
 def _pool(workers: int, suite: Suite) -> Iterator[ThreadPoolExecutor]:
-    """Threads that wait for trials: an error ends those at once, as leaving would wait for them."""
+    """Threads that wait for trials; an error ends the trials at once, since leaving would wait for
+    them.
+    """
     with ThreadPoolExecutor(workers) as pool:
         try:
             yield pool

@@ -1,7 +1,7 @@
-"""What became of each mutant, kept on disk so that a run can go on where another stopped.
+"""The fate of each mutant, kept on disk so that a run can continue another.
 
-What has passed with many mutants made together is kept as well: as a fate about the part of the
-suite that was run, whose `tried` are the mutants.
+When many mutants pass a unit of the suite together, that is kept as a fate of the unit, with the
+mutants in `tried`.
 """
 
 import json
@@ -13,15 +13,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a mutant.
+    """Whether a mutant was killed, and by what.
 
     Args:
-        caught_by: the law, the test file, or the type of the error, that killed it; None if it
+        caught_by: the law, the test file, or the type of the error that killed it; None if it
             survived.
-        check: the law and the case, or the test, that did.
-        seconds: of processor time that it took, trials that it survived included.
+        check: the law and case, or the test.
+        seconds: processor time of its trials.
         tried: checks that it survived, by law or test file.
-        suite: a digest of all that could have killed it.
+        suite: a digest of everything that could kill it.
     """
 
     key: str
@@ -33,10 +33,10 @@ class Fate:
 
 
 class Fates:
-    """Fates by the key of the mutant, written as they come.
+    """Fates by the mutant's key, written as they come.
 
-    A mutant that was killed once is dead: it would take an edit of its own function to bring it
-    back. One that survived is tried again as soon as the suite is another.
+    A killed mutant stays killed until its function changes. A survivor is tried again when the
+    suite changes.
     """
 
     def __init__(self, path: Path, fresh: bool) -> None:
@@ -49,11 +49,11 @@ class Fates:
             try:
                 fate = Fate(**json.loads(line))
             except (ValueError, TypeError):
-                continue  # half a line, of a run that was cut off
+                continue  # half a line of a run that was cut off
             self.known[fate.key] = fate
 
     def get(self, key: str, suite: str) -> Fate | None:
-        """The fate about a mutant, if it still stands."""
+        """The fate of a mutant, if it is still valid."""
         fate = self.known.get(key)
         if fate is None or (fate.caught_by is None and fate.suite != suite):
             return None

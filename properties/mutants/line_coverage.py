@@ -1,8 +1,8 @@
-"""Which lines of the project run: of Python code, and of the Triton code of what is launched.
+"""Which lines of the project run, in Python code and in launched Triton kernels.
 
-Triton's frontend reads a kernel line by line with its constants known, and leaves out the branches
-not taken; what it reads is what can run. It reads a kernel once for each set of constants, so that
-is remembered between processes.
+Triton's frontend visits a kernel line by line with its constants known and skips branches not
+taken; the lines that it visits can run. It visits a kernel once per set of constants, so the lines
+are kept between processes.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ _BELOW = f"{ROOT}/"
 
 
 class LineCoverage:
-    """Records what runs, of the files below some folders of the project.
+    """Records the lines that run in some folders of the project.
 
     Args:
         folders: names of packages.
-        remembered: where it is kept which lines of a kernel its constants let through.
+        remembered: folder for the lines of each compiled kernel.
     """
 
     def __init__(self, folders: Iterable[str], remembered: Path) -> None:
@@ -38,7 +38,7 @@ class LineCoverage:
         self._python.set_option("run:disable_warnings", ["no-data-collected"])
 
     def start(self) -> None:
-        """Record from here on."""
+        """Start recording."""
         from triton.runtime.jit import JITFunction
 
         from properties.simulator import compilation
@@ -66,7 +66,7 @@ class LineCoverage:
         self._python.start()
 
     def stop(self) -> Lines:
-        """What ran since the start."""
+        """Return the lines that ran since the start."""
         if self._restore is None:
             return self.lines
         self._python.stop()
@@ -86,7 +86,7 @@ class LineCoverage:
                 self.lines.setdefault(name, set()).update(lines)
 
     def _lines_of(self, source: Any) -> Lines:
-        """The lines of a kernel that its constants let through."""
+        """The lines of a kernel that its constants leave."""
         key = _key(source)
         if key not in self._compiled:
             try:
@@ -124,7 +124,7 @@ def _key(source: Any) -> str:
 def _read(
     compiled: Callable[[Any, dict[str, Any]], str], source: Any, options: dict[str, Any]
 ) -> tuple[str, Lines]:
-    """The text of a kernel, and the lines that Triton's frontend reads, by file below the root."""
+    """The compiled text of a kernel, and the lines that Triton's frontend visits, by file."""
     from triton.compiler.code_generator import CodeGenerator
 
     seen: Lines = {}
@@ -145,7 +145,7 @@ def _read(
 
 
 def packed(lines: Lines) -> dict[str, str]:
-    """Lines by file below the root, as one hexadecimal number per file, for JSON."""
+    """Lines by file, packed into one hexadecimal number each for JSON."""
     return {
         Path(name).relative_to(ROOT).as_posix(): f"{sum(1 << n for n in numbers):x}"
         for name, numbers in sorted(lines.items())
@@ -154,6 +154,6 @@ def packed(lines: Lines) -> dict[str, str]:
 
 
 def meets(packed_lines: Mapping[str, str], path: Path, lines: range) -> bool:
-    """Whether any of the lines of a file is among those recorded."""
+    """Whether any of these lines of a file was recorded."""
     recorded = int(packed_lines.get(path.as_posix(), "0"), 16)
     return bool(recorded >> lines.start & (1 << len(lines)) - 1)

@@ -1,4 +1,4 @@
-"""One mutant: an edit of a module, of one line or of a few, and the kind of mistake that it is."""
+"""A mutant: an edit of one or more places in a module, and the kind of its mistake."""
 
 import ast
 import difflib
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernels", "reference")
 # Modules that measure speed.
 _TOOLS = ("bench", "tune", "autotune")
-# Single edits of the refusal of bad arguments and of the sizes of tiles say little.
+# Single edits of argument checks and tile sizes tell little.
 _SEMANTIC_ALONE = ("arguments", "tiles")
 
 
@@ -30,7 +30,7 @@ class Mutant:
 
     Args:
         function: its name within the module.
-        lines: the lines of the file that run when the changed code does.
+        lines: the lines of the file that run the changed code.
         number: counts the changes of one function that read the same.
     """
 
@@ -61,7 +61,7 @@ class Mutant:
 
     @cached_property
     def text(self) -> str:
-        """The lines that go, marked -, and those that come, marked +; a name among its siblings."""
+        """The removed lines, marked -, and the added ones, marked +; unique within the function."""
         changed = [line for piece in self.change.pieces for line in self._lines_of(piece)]
         number = [f"# {self.number}"] if self.number > 1 else []
         return "\n".join(changed + number)
@@ -77,7 +77,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Where and what it is, and the text of the function that it changes."""
+        """An identity: place, change, and the text of the function."""
         told = "\n".join((self.where, self.operator, self.text, self.digest))
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
@@ -89,7 +89,7 @@ class Mutant:
         return "\n".join(difflib.unified_diff(before, after, name, name, n=2, lineterm=""))
 
     def edit(self) -> Edit:
-        """The change as an edit of a text that is there once: as many lines as that needs."""
+        """The change as an edit of a unique text, with as many lines as that needs."""
         lines = self.source.splitlines(keepends=True)
         starts = [0]
         for line in lines:
@@ -105,7 +105,7 @@ class Mutant:
 
 
 def combined(mutants: Sequence[Mutant]) -> tuple[list[Edit], list[Mutant]]:
-    """One edit for each module, and the mutants left over because another changes the same text."""
+    """One edit per module, and the mutants left over because they overlap with another."""
     chosen: dict[str, list[Mutant]] = {}
     left = []
     for mutant in mutants:
@@ -125,7 +125,7 @@ def combined(mutants: Sequence[Mutant]) -> tuple[list[Edit], list[Mutant]]:
 def modules(
     packages: Sequence[str] = PACKAGES, root: Path = ROOT, *, semantic: bool = False
 ) -> Iterator[tuple[str, Path]]:
-    """The modules that are mutated, by single edits or by semantic ones, by name and file."""
+    """The mutated modules, by name and file."""
     spared = _TOOLS if semantic else (*_TOOLS, *_SEMANTIC_ALONE)
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
@@ -147,8 +147,8 @@ def mutants(
     """Every mutant of the packages, in the order of the files.
 
     Args:
-        operators: names of the kinds of mistakes; all single edits, or all semantic ones, if empty.
-        semantic: mutate the modules that semantic mistakes are made in.
+        operators: names of the kinds of mistakes; if empty, all single edits or all semantic ones.
+        semantic: mutate the modules for semantic mistakes.
     """
     found = modules(packages, root, semantic=semantic)
     sources = {name: (path, Source(path.read_text())) for name, path in found}
@@ -168,7 +168,7 @@ def mutants_of(
     path: Path = Path(),
     numbers: Numbers | None = None,
 ) -> list[Mutant]:
-    """The mutants of one module, of all single edits or of the operators named."""
+    """The mutants of one module, with all single edits or with the named operators."""
     operators = operators or list(OPERATORS)
     numbers = numbers or Numbers(source.functions())
     found: list[Mutant] = []
@@ -189,7 +189,7 @@ def _of(
         for name in operators:
             for change in KINDS[name].find(Place(node, function, numbers, module)):
                 result = change.of(source.text)
-                # A single edit that reads the same is made once, but at every barrier.
+                # Skip a single edit with the same result as another, except for barriers.
                 told = name, *((source.text[p.start : p.stop], p.text) for p in change.pieces)
                 if result in seen or (told in alike and name in OPERATORS and name != "barrier"):
                     continue

@@ -1,4 +1,4 @@
-"""What a run shows: how many mutants were killed, by what and how fast, and which survived."""
+"""The output of a run: how many mutants were killed, by what, how fast, and which survived."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +18,13 @@ from properties.planting.trial import pinned_of
 
 @dataclass
 class Scoreboard:
-    """Mutants and what became of them.
+    """Mutants and their fates.
 
     Args:
         mutants: all that were asked for.
-        listed: those that are listed as equivalent, by key.
+        listed: equivalent ones by key.
         elsewhere: keys of those that only another device can show.
-        fates: those of the others that are known, by key.
+        fates: known fates of the others by key.
     """
 
     mutants: Sequence[Mutant]
@@ -34,7 +34,7 @@ class Scoreboard:
 
     @property
     def open(self) -> list[Mutant]:
-        """Mutants to be tried."""
+        """Mutants to try."""
         return [
             m
             for m in self.mutants
@@ -63,7 +63,7 @@ class Scoreboard:
         return f"{', '.join(parts)}; {seconds:.0f} s of processor time"
 
     def shares(self) -> dict[str, Share]:
-        """What became of the mutants of each module."""
+        """Counts of killed mutants by module."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for mutant in self.mutants:
             found[mutant.module].update(("mutants", self._state(mutant)))
@@ -73,7 +73,7 @@ class Scoreboard:
         }
 
     def killers(self) -> Killers:
-        """What killed mutants of each function, as far as it can be run again."""
+        """Checks that killed mutants of each function and can be run again."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for mutant in self.mutants:
             fate = self.fates.get(mutant.key)
@@ -83,7 +83,7 @@ class Scoreboard:
         return dict(found)
 
     def tables(self) -> list[Table]:
-        """By module, by operator, and by what killed them."""
+        """Tables by module, by operator, and by killer."""
         return [
             self._counts("module", lambda m: m.module),
             self._counts("operator", lambda m: m.operator),
@@ -123,7 +123,7 @@ class Scoreboard:
         return table
 
     def survivor(self, mutant: Mutant) -> str:
-        """A survivor as it is shown: where it is, its diff, and what did not notice it."""
+        """A survivor: its place, its diff, and the checks that missed it."""
         tried = self.fates[mutant.key].tried
         checks = ", ".join(f"{name} {count}" for name, count in tried.items())
         return (
@@ -132,7 +132,7 @@ class Scoreboard:
         )
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Every mutant with what became of it."""
+        """Every mutant and its fate."""
         return [self._row(mutant) for mutant in self.mutants]
 
     def _state(self, mutant: Mutant) -> str:

@@ -1,4 +1,4 @@
-"""The suite as the code stands: what each of its checks runs, and for how long."""
+"""A survey of the suite without mutants: which lines each check runs, and for how long."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +26,9 @@ from properties.planting.trial import (
     plant,
 )
 
-# They start processes, which a trial may not, and test what has no mutants.
+# Tests that start processes, which a trial may not, and test code without mutants.
 OF_TOOLS = frozenset({"bench", "test_tune.py"})
-# What notices an edit of a package, beside the laws.
+# Tests that may notice an edit of a package, besides the laws.
 TESTS: dict[str, tuple[str, ...]] = {
     "kernels": (
         "kernels",
@@ -53,11 +53,11 @@ TESTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """A law about a case, or a test: what it runs, and for how long.
+    """A law on a case, or a test, with what it runs.
 
     Args:
-        seconds: of processor time.
-        lines: see `reach.packed`.
+        seconds: processor time.
+        lines: packed, see `line_coverage.packed`.
     """
 
     pinned: Pinned
@@ -70,7 +70,7 @@ class Check:
         return sum(int(numbers, 16).bit_count() for numbers in self.lines.values())
 
     def runs(self, mutant: Mutant) -> bool:
-        """Whether it runs any of the lines that a mutant changes."""
+        """Whether it runs a line that a mutant changes."""
         return meets(self.lines, mutant.path, mutant.lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -82,11 +82,13 @@ class Check:
 
 
 class SuiteFails(Exception):
-    """A check fails as the code stands: it cannot tell of mutants."""
+    """A check fails without a mutant, so it cannot be used."""
 
 
 def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
-    """The cases that the `ci` profile draws for a job. Runs them, in this process."""
+    """Run the cases that the `ci` profile draws for a job, in this process, and record their
+    lines.
+    """
     from hypothesis import settings
 
     from properties import profiles
@@ -120,7 +122,7 @@ def of_job(job: Job, bench: Bench, folder: Path) -> list[Check]:
 def failing_cases(
     jobs: Sequence[Job], bench: Bench, edits: Sequence[Edit]
 ) -> list[LawAbout | Ended]:
-    """Run jobs with edits made, as the `ci` profile does, and return a failing case of each."""
+    """Run jobs with edits made, as the `ci` profile does; return a failing case of each."""
     plant(edits)
     from hypothesis import Phase, settings
 
@@ -133,7 +135,7 @@ def failing_cases(
     settings.load_profile("unshrunk")
     try:
         subject = bench_subject(bench)
-    except Exception as error:  # of the kernels' own modules
+    except Exception as error:  # from a kernel module's import
         return [Ended(type(error).__name__, str(error))]
     failing: list[LawAbout | Ended] = []
     for job in jobs:
@@ -148,7 +150,7 @@ def failing_cases(
 
 
 def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]:
-    """The tests of a file, and what they run of a package. Runs them, in this process."""
+    """Run the tests of a file in this process, and record their lines in a package."""
     import contextlib
     import io
 
@@ -167,13 +169,14 @@ def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]
 
 
 def _import_anew() -> None:
-    """As a trial does, where some modules are imported anew and others are not: a check that fails
-    of this alone would kill whatever it is tried on."""
+    """Import modules anew as a trial does. A check that fails from that alone would kill every
+    mutant.
+    """
     forget(PACKAGES)
 
 
 class _Recorder:
-    """A pytest plugin that records what each test runs."""
+    """A pytest plugin that records the lines of each test."""
 
     def __init__(self, reach: LineCoverage) -> None:
         self.reach = reach
@@ -191,13 +194,13 @@ class _Recorder:
 
 
 def standing(pinned: Sequence[Pinned], bench: Bench) -> list[Check]:
-    """Those of some checks that pass as the code stands, and for how long they run."""
+    """The checks that pass without a mutant, and their times."""
     _import_anew()
     checks = []
     for one in pinned:
         try:
             outcome = attempt([one], [], bench, [])
-        except ValueError:  # a test that is no more
+        except ValueError:  # a test that no longer exists
             continue
         if outcome.caught_by is None:
             checks.append(Check(one, outcome.seconds, {}))
@@ -205,7 +208,7 @@ def standing(pinned: Sequence[Pinned], bench: Bench) -> list[Check]:
 
 
 def files_of_tests(package: str) -> Iterator[str]:
-    """The test files that notice an edit of a package, below the root."""
+    """Test files that may notice an edit of a package."""
     for place in TESTS.get(package, ()):
         path = ROOT / place
         for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
@@ -214,13 +217,13 @@ def files_of_tests(package: str) -> Iterator[str]:
 
 
 class Surveys:
-    """Surveys, kept on disk until the code that they are of changes."""
+    """Surveys on disk, valid until the code changes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def known(self, name: str, code: str) -> list[Check] | None:
-        """A survey that was kept, or None."""
+        """A kept survey, or None."""
         try:
             told = json.loads(self._path(name).read_text())
             return [Check.from_json(c) for c in told["checks"]] if told["code"] == code else None

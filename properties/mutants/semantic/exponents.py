@@ -1,4 +1,4 @@
-"""Exponentials, logarithms and roots: what is subtracted, clamped, masked or added first."""
+"""Exponentials, logarithms and roots with wrong subtraction, clamping, masking or epsilon."""
 
 import ast
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ def epsilon_moved(at: Place) -> Iterator[Change]:
             yield at.put(f"{source.of(at.node.func)}({bounded})")
 
 
-# Functions whose first argument says to which end of a chunk a decay runs.
+# Functions whose first argument says towards which end of a chunk a decay runs.
 _SIDED = words("head_decay pair_decay chunk_span chunk_span_transposed")
 
 
