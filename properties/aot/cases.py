@@ -1,4 +1,4 @@
-"""What is run to record launches: cases of the catalogue that reach every kernel and tile."""
+"""Cases of the catalogue that launch every kernel with every tile, to record the launches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,13 +36,14 @@ class Compilation:
         return f"{self.op}-{self.mode}-{self.dtype}-{self.architecture}"
 
     def runs(self, architecture: Architecture, thorough: bool) -> Iterator[Callable[[], object]]:
-        """Calls that between them launch every kernel of the compilation.
+        """Calls that together launch every kernel of the mode.
 
-        With each entry of the tile table that is the default of some head dim there; in bfloat16
-        on sm_90 also with those that are no default anywhere, which nothing else would compile.
+        They use each tile-table entry that is the default of some head dim; in bfloat16 on sm_90
+        also entries that are no default on any architecture and would not be compiled otherwise.
 
         Args:
-            thorough: every entry everywhere; also each option alone, each layout, more head dims.
+            thorough: use every entry everywhere, each option alone, each layout, and more head
+                dims.
         """
         if self.op in OPS:
             op = OPS[self.op]
@@ -83,12 +84,12 @@ def _forward_and_backward(op: Op, case: Case) -> None:
 
 
 def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> Iterator[Case]:
-    """Cases in order of how much they ask of a compiler.
+    """Cases, the most demanding for a compiler first.
 
-    For each tile the largest head dims that it admits with all there is switched on, aligned as
-    real models are, so that loads are wide and pipelined: what shared memory and registers have to
-    hold; where kernels with gates or a bias have a tile of their own, also without. And once the
-    opposite: nothing switched on, head dims below the 16 that `tl.dot` needs, ragged.
+    For each tile: the largest head dims that it admits, with all tensors and options, aligned as in
+    real models so that loads are wide and pipelined. That is the most shared memory and registers.
+    If kernels with gates or a bias have their own tile, also without these. And once the opposite:
+    no options, head dims below the 16 that `tl.dot` needs, ragged lengths.
     """
     tiles = _tiles(op, mode, dtype, capability, thorough)
     seen = set()
@@ -154,7 +155,7 @@ def _wanted(
 
 
 def _bare(op: Op, mode: Mode, dtype: str, dim: int, ragged: bool = False) -> Case:
-    """Only what must be given: no option, no optional tensor.
+    """A case with required arguments only.
 
     Sizes of 1 are avoided, because Triton makes constants of them.
     """
@@ -176,7 +177,7 @@ def _bare(op: Op, mode: Mode, dtype: str, dim: int, ragged: bool = False) -> Cas
 
 
 def _loaded(op: Op, mode: Mode, case: Case) -> Case:
-    """With every tensor and every option that the mode knows."""
+    """The case with every tensor and option that the mode takes."""
     case = _packed(case)
     allowed = [a for a in op.arguments if a.name not in mode.refuses]
     return replace(

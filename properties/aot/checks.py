@@ -1,4 +1,4 @@
-"""The questions that tests ask of a worker. Each records launches and answers with plain data."""
+"""Checks that run in a compiler process. Each records launches and returns plain data."""
 
 import pkgutil
 import sys
@@ -17,7 +17,7 @@ from properties.aot.resources import faults
 
 @dataclass(frozen=True)
 class CompileResult:
-    """How many launches were compiled, and what is wrong with them."""
+    """How many launches were compiled, and their faults."""
 
     launches: int
     faults: list[str]
@@ -47,7 +47,7 @@ def _recorded(runs: Iterable[Callable[[], object]], architecture: str) -> list[L
 def never_launched(compilations: Sequence[Compilation]) -> list[str]:
     """Kernels of the project that none of these compilations launches.
 
-    A kernel is a function under `@triton.jit` that no other such function calls.
+    A kernel is a `@triton.jit` function that no other such function calls.
     """
     launched: set[str] = set()
     for compilation in compilations:
@@ -66,7 +66,7 @@ def _jit_functions() -> dict[str, JITFunction]:
     found = {}
     for module in pkgutil.walk_packages(kernels.__path__, "kernels."):
         if module.name.rpartition(".")[2].startswith("test_"):
-            continue  # what tests launch, they launch to see a function alone
+            continue  # tests launch device functions to test them alone
         for value in vars(import_module(module.name)).values():
             if isinstance(value, JITFunction):
                 found[f"{value.module}.{value.fn.__name__}"] = value
