@@ -1,4 +1,4 @@
-"""A change reaches all that was ever seen to notice an edit of it, and nothing far from it."""
+"""A change reaches every check that ever noticed an edit of its files, and little else."""
 
 import os
 import re
@@ -28,14 +28,14 @@ from properties.planting.trial import LawAbout, Pinned, TestAt, pinned_of
 from properties.targets import load
 
 _LAWS = ROOT / "properties" / "suite" / "test_laws.py"
-# Its name stands nowhere in the code of a test, nor here.
+# A file that no test names.
 _UNREAD = next(ROOT.glob("LICEN*")).name
 Git = Callable[..., str]
 
 
 @pytest.fixture
 def git(tmp_path: Path) -> Git:
-    """Git in a new repository with two commits on main, then one on a branch."""
+    """Git in a new repository with two commits on main and one on a branch."""
     environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]
 
@@ -116,7 +116,7 @@ def _file(module: str) -> str:
 
 
 def _reached(file: str, check: Pinned) -> bool:
-    """Whether a change of a file selects the item that makes a check."""
+    """Whether a change of a file selects the item of a check."""
     changed = Changed("", (file,))
     if isinstance(check, LawAbout):
         return changed.reaches(_LAWS, "test_law_holds", [check.case.op, check.law])
@@ -127,7 +127,7 @@ def _reached(file: str, check: Pinned) -> bool:
 
 @cache
 def _seen() -> dict[str, set[str]]:
-    """Module → the checks that were seen to fail of an edit of it."""
+    """Module → the checks that failed from an edit of it."""
     found: dict[str, set[str]] = {}
     known = killers.joined(killers.read(), killers.read(killers.SEMANTIC_PATH))
     for function, checks in known.items():
@@ -152,7 +152,7 @@ def _ops(*files: str) -> set[str]:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_what_an_op_is_made_of_reaches_its_laws(op: Op) -> None:
-    """That the mutants know too, who plant their edits there."""
+    """Mutants plant their edits in the same modules."""
     assert load("ours", torch.device("cpu")).function(op).__module__ in Sources.of(op).kernels
     assert all(op.name in _ops(_file(module)) for module in Sources.of(op).modules)
 
@@ -202,7 +202,7 @@ def test_a_test_is_reached_through_the_names_that_it_refers_to() -> None:
     assert _reaches("properties/planting/nursery.py", kills)
     assert _reaches("properties/mutants/equivalents.py", malformed)
     assert not _reaches("properties/planting/nursery.py", malformed)
-    # Its fixture makes mutants of it, and gives its name as a string.
+    # Its fixture makes mutants of that file and names it in a string.
     assert _reaches("kernels/position/rotary.py", kills)
     assert all(_reaches(file, node) for node in (kills, malformed))
 
@@ -214,7 +214,7 @@ def test_a_test_of_one_op_is_reached_by_what_that_is_made_of() -> None:
     )
     assert _reaches("reference/linear/gla.py", agree, OPS["gla"])
     assert not _reaches("reference/linear/gla.py", agree, OPS["attention"])
-    # Nothing says of which.
+    # Nothing says of which op.
     assert _reaches("reference/linear/gla.py", agree)
     assert not _reaches("kernels/linear/gla.py", agree)
 

@@ -1,8 +1,8 @@
-"""Every kernel compiles for every architecture, within its limits, without a GPU.
+"""Every kernel compiles for every architecture within its limits, without a GPU.
 
-One item per (op, mode, dtype, architecture). `nightly` takes everything. The other profiles take
-bfloat16 on sm_90 and, of every third op and mode, one of `_IN_TURN`; and fewer options, head dims,
-tiles and layouts, see `Compilation.runs`.
+There is an item per (op, mode, dtype, architecture). `nightly` runs all. Other profiles run
+bfloat16 on sm_90 and, for every third op and mode, one of `_IN_TURN`, with fewer options, head
+dims, tiles and layouts; see `Compilation.runs`.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def _nightly() -> bool:
     return settings.get_current_profile_name() == "nightly"
 
 
-# Beside sm_90. Of NVIDIA's, sm_120 has the least shared memory, of which float32 takes most.
+# Besides sm_90. sm_120 has the least shared memory of NVIDIA's, and float32 needs the most.
 _IN_TURN = (
     *(("bfloat16", architecture) for architecture in ARCHITECTURES if architecture != "sm_90"),
     *[("float32", "sm_120")] * 4,

@@ -1,4 +1,4 @@
-"""A gate of -inf forgets all there is, as a very low one does, and makes no NaN of 0 · inf."""
+"""A gate of -inf forgets all earlier tokens, like a very low gate, without NaN from 0 · inf."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,7 @@ from properties.catalogue.op import DTYPES, Role
 from properties.laws import Subject
 from properties.targets.ours import MODES_WITH_KERNELS
 
-# What has no tokens decays alike at all of them.
+# Gates of tokens; gates without a token dim decay the same everywhere.
 GATES = [
     (name, mode, gate.name)
     for name, mode in MODES_WITH_KERNELS
@@ -39,7 +39,8 @@ def test_a_gate_of_minus_inf_equals_a_very_low_gate(
         return subject.run(op, case, inputs.with_tensors({gate: g}), gradients_of)
 
     low, minus_inf = with_gate(-1000.0), with_gate(-math.inf)
-    # Sums behind a low gate of attention have fewer digits, which a compiler may round otherwise.
+    # Attention's sums after a low gate have fewer digits, and a GPU's compiler may round them
+    # otherwise.
     rounded = name == "attention" and subject.device.type == "cuda"
     for result, x in minus_inf.items():
         assert x.isfinite().all(), result

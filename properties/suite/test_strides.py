@@ -1,7 +1,7 @@
-"""Strides that no law has: of inputs whose last two dims are exchanged, as a transposed product
-leaves them, of one input alone, and of boundaries that are a slice of others.
+"""Strides that no law draws: inputs with the last two dims exchanged, as from a transposed product;
+one input alone; and boundaries that are a slice.
 
-A layout of the laws would be too much: how PyTorch adds up a cotangent depends on where it lies.
+A layout in the laws would not do: how PyTorch accumulates a cotangent depends on its strides.
 """
 
 from dataclasses import replace

@@ -1,5 +1,6 @@
-"""A tile is chosen, or refused, by the wider of the head dims of keys and of values, and chosen by
-how many states are carried."""
+"""A tile is chosen, or rejected, by the larger head dim of keys and values, and chosen by the
+number of states.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,7 +43,7 @@ def test_a_tile_that_is_too_narrow_is_refused(op: str, mode: str, wide: str) -> 
 
 
 def _prepared(op: str, mode: str, dtype: str, dims: dict[str, int]) -> Callable[..., Any]:
-    """A call of an op on two tokens, and dims of 2 where they are not given."""
+    """A call of an op on two tokens, with dims of 2 unless given."""
     declared = OPS[op]
     sizes = {letter: dims.get(letter, 2) for letter in declared.dims}
     case = Case(op=op, mode=mode, dtype=dtype, dims=sizes, lengths=(2,))

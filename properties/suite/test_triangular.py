@@ -37,7 +37,7 @@ def _in_blocks(A_ptr, inverse_ptr, inputs, C: tl.constexpr):
 
 @triton.jit
 def _by_doubling(A_ptr, inverse_ptr, inputs, C: tl.constexpr):
-    """`(I - A)(I + A²)(I + A⁴)···`, which the law must not let pass."""
+    """`(I - A)(I + A²)(I + A⁴)···`, which the law must reject."""
     rows = tl.arange(0, C)
     cells = tl.program_id(0) * C * C + rows[:, None] * C + rows[None, :]
     ones = tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)
@@ -84,7 +84,7 @@ def _excess(
     L, want = _inverted(A)
     unit = 2 * tokens * UNIT
     if dtype != torch.float32:
-        # Two products at each size of blocks, whose two operands keep 16 bits.
+        # Two products at each block size, whose two operands keep 16 bits.
         unit += 4 * math.log2(tokens) * 2.0**-17
     bound = unit * want.abs() @ L.abs() @ want.abs()
     excess = (got.cpu().double() - want).abs() / bound.clamp(min=2.0**-126)
@@ -98,7 +98,7 @@ KINDS = ["independent", "repeated", "nearly parallel", "in turn"]
     kind=st.sampled_from(KINDS),
     tokens=st.sampled_from([16, 32, 64]),
     beta=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
-    # Unnormalised keys of length 3 leave the stable domain; the inverse is as accurate there.
+    # Keys of length 3 leave the delta rule's stable domain; the inverse is as accurate there.
     length=st.sampled_from([0.1, 1.0, 3.0]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=st.integers(0, 2**16),
@@ -114,14 +114,14 @@ def test_an_inverse_is_as_accurate_as_one_by_substitution(
 ) -> None:
     A = _systems(kind, tokens, beta, length, seed)
     L, inverse = _inverted(A)
-    # Where terms leave the range of float32, products spread what is no number.
+    # If terms overflow float32, products spread the NaN.
     assume((L.abs() @ inverse.abs()).max() < torch.finfo(torch.float32).max)
     assert _excess(_in_blocks, A, subject.device, dtype) <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_what_was_joined_keeps_16_bits(dtype: torch.dtype, subject: Subject) -> None:
-    """17² = 289, an element of the inverse of the rows below, which meets -288 of those beside."""
+    """17² = 289, an element of the inverse of the rows below, which is added to -288 beside it."""
     A = torch.zeros(1, 16, 16)
     A[0, 5, 4] = A[0, 6, 5] = 17
     A[0, 4, 0], A[0, 6, 0] = 1, -288

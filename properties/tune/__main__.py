@@ -1,4 +1,4 @@
-"""Search for tiles on a GPU: each is checked against the oracle, then timed."""
+"""Search for tiles on a GPU. Each candidate is checked against the oracle, then timed."""
 
 import argparse
 import hashlib
@@ -43,7 +43,7 @@ printed, and written to the file of --json, as they are there.
 """
 DTYPES = ("bfloat16", "float16", "float32")
 DIMS = (64, 128)
-# Compilers for the winners of a stage, beside those of the next one.
+# Processes that compile the winners of a stage, besides those for the next stage.
 _RULES = 4
 
 
@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _cores() -> int:
-    """Of this process, less two for the one that times; a container may claim far more."""
+    """This process's cores, less two for the timing process; a container may report far more."""
     return max(1, min(len(os.sched_getaffinity(0)), 16) - 2)
 
 
@@ -142,10 +142,10 @@ def _file(text: str) -> Path:
 
 
 def problems(chosen: argparse.Namespace) -> list[Problem]:
-    """What the command line asks for.
+    """The problems of the command line.
 
     Raises:
-        ValueError: no op of those asked for has a mode and kernels of those asked for.
+        ValueError: no selected op has a selected mode and kernel.
     """
     batch, tokens, channels = chosen.size
     found = [
@@ -163,14 +163,14 @@ def problems(chosen: argparse.Namespace) -> list[Problem]:
 
 
 class Workers:
-    """Threads with a process each, which is started again when it dies of what it did."""
+    """Threads with a process each, which is restarted when it dies."""
 
     def __init__(self, count: int) -> None:
         self._own = threading.local()
         self.pool = ThreadPoolExecutor(count)
 
     def call(self, function: Callable[..., TrialResult], *given: Any) -> TrialResult:
-        """From one of the threads: `function(*given)` in its process."""
+        """Run `function(*given)` in the process of the calling thread."""
         if not hasattr(self._own, "worker"):
             self._own.worker = CompilerProcess()
         try:
@@ -183,11 +183,11 @@ class Workers:
 
 
 class Record:
-    """All that is known, in a file that is never half written.
+    """All results, in a file that is replaced atomically.
 
     Args:
-        path: the file; what it knows from an earlier run is kept.
-        setting: what results are comparable for.
+        path: the file, which may have results of an earlier run.
+        setting: results are comparable only within one setting.
 
     Raises:
         ValueError: the file has results of another setting.
@@ -208,7 +208,7 @@ class Record:
         self.best = {_identity(plain, "tiles"): plain for plain in earlier["best"]}
 
     def result(self, problem: Problem, stage: Stage, entry: Entry) -> TrialResult | None:
-        """What came of a candidate in an earlier run."""
+        """A candidate's result from an earlier run."""
         known = self.candidates.get(_identity(_plain(problem, stage.name, entry)))
         return None if known is None else TrialResult(known["wrong"], tuple(known["milliseconds"]))
 
@@ -244,7 +244,7 @@ def _identity(plain: dict[str, Any], *without: str) -> str:
 
 
 def _digest() -> str:
-    """Of the kernels: results are of these alone."""
+    """A digest of the kernels: results hold for these only."""
     folder = Path(tiles.__file__).parent
     own = [folder / "bench", folder / "tune"]
     found = hashlib.sha256()
@@ -255,7 +255,7 @@ def _digest() -> str:
 
 
 def in_words(tile: Tile) -> str:
-    """A tile as the table writes it, without what it does not differ in."""
+    """A tile as the table writes it, without defaults."""
     named = {"tokens": tile.tokens, "keys": tile.keys, "features": tile.features}
     if tile.features == Tile.features:
         del named["features"]
@@ -264,7 +264,7 @@ def in_words(tile: Tile) -> str:
 
 
 def as_code(entry: Entry) -> str:
-    """An entry to paste into the table, where it still needs to be said whom it admits."""
+    """An entry to paste into the table; its conditions are still to be added."""
     own = ",\n    ".join(in_words(entry).split(", "))
     kernels = "".join(
         f'        "{name}": Tile({in_words(tile)}),\n' for name, tile in entry.kernels.items()
@@ -274,7 +274,7 @@ def as_code(entry: Entry) -> str:
 
 
 def line(found: Candidate) -> str:
-    """One candidate."""
+    """A line for one candidate."""
     mark = " (today's)" if found.today else ""
     head = f"{found.problem} · {found.kernel}: {in_words(found.tile)}{mark}: "
     if found.result.wrong:
@@ -380,7 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def follow(
     search: Search, wanted: Sequence[Problem], kernels: Sequence[str], record: Record
 ) -> bool:
-    """Print and record what the search finds; whether something was left out."""
+    """Print and record what the search finds; return whether something was left out."""
     candidates: list[Candidate] = []
     last: dict[Problem, Best] = {}
     for found in search.run(wanted, kernels):

@@ -1,4 +1,4 @@
-"""The search: candidates of one stage after another, the next compiled while one is timed."""
+"""The search: candidates of one stage after another; the next stage compiles while one is timed."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +18,13 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate and what came of it.
+    """A candidate and its result.
 
     Args:
         kernel: the stage, by the name of its kernels.
-        tile: what the candidate has for these.
-        today: whether it is the entry that the table has.
-        ratio: its times over those of that entry, the mean over the passes; None without them.
+        tile: the candidate's tile for these.
+        today: whether it is the table's entry.
+        ratio: its times over those of the table's entry, the mean over passes; None without times.
     """
 
     problem: Problem
@@ -38,11 +38,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Best:
-    """The entry that a stage ends with: the fastest that spills nothing.
+    """The best entry of a stage: the fastest without spills.
 
     Args:
-        taken: whether a candidate could be taken; otherwise the entry stays as it was.
-        ratio: as of a candidate.
+        taken: whether a candidate could be taken; otherwise the entry stays.
+        ratio: as for a candidate.
         ruled_out: faster candidates, and why they are not taken.
     """
 
@@ -59,12 +59,12 @@ class Search:
     """Candidates of all stages of some problems.
 
     Args:
-        compiled, ruled: `trial.compiled` and `trial.within_the_rules`, which run in pools: what the
-            next stage compiles must not keep the winners of the last one waiting.
+        compiled, ruled: `trial.compiled` and `trial.within_the_rules`. They run in separate pools,
+            so that the next stage's compilation does not delay the last stage's winners.
         judged: `trial.judged`, one at a time.
         device: what is tuned for.
         until: when to end, by `time.monotonic`.
-        ended: whether it did before all was tried.
+        ended: whether it ended before all was tried.
     """
 
     pool: Executor
@@ -82,12 +82,13 @@ class Search:
     def run(
         self, problems: Sequence[Problem], kernels: Sequence[str] = ()
     ) -> Iterator[Candidate | Best]:
-        """Every candidate as it is there, and at the end of a problem's stage its best entry.
+        """Yield every candidate when it is done, and at the end of a problem's stage the best
+        entry.
 
-        The best comes late: by then the stage of another problem may be under way.
+        The best comes late: by then the stage of another problem may have started.
 
         Args:
-            kernels: names of the stages that are wanted; all if there are none.
+            kernels: names of the stages to run; all if empty.
         """
         work = [
             (problem, stages[turn])
@@ -155,7 +156,7 @@ class Search:
         if problem.chunk is not None:
             faster = [o for o in ranked if o.entry.tokens == problem.chunk]
         else:
-            # Slower ones than what the table has are of no interest.
+            # Candidates slower than the table's entry do not matter.
             faster = ranked[: 1 + next((i for i, o in enumerate(ranked) if o.today), len(ranked))]
         if candidates:
             self._ranked[problem] = stage, faster
@@ -175,7 +176,9 @@ class Search:
         return self._rules[problem, entry]
 
     def _settled(self, problem: Problem) -> Iterator[Best]:
-        """Wait for the rules to be checked of the fastest candidates of the last stage."""
+        """Wait until the fastest candidates of the last stage have been compiled with every
+        option.
+        """
         if problem not in self._ranked:
             return
         stage, ranked = self._ranked.pop(problem)

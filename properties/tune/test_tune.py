@@ -1,4 +1,6 @@
-"""What of the tuner needs no GPU: candidates, how they are checked, the search around a timer."""
+"""The parts of the tuner that need no GPU: candidates, their checks, and the search with a fake
+timer.
+"""
 
 import json
 import threading
@@ -26,14 +28,14 @@ from properties.tune.grids import STAGES, Stage
 from properties.tune.search import Best, Candidate, Search
 from properties.tune.trial import Problem, TrialResult
 
-# A CPU takes what Hopper takes.
+# Tiles are chosen on a CPU as on Hopper.
 HOPPER = torch.device("cpu")
 ATTENTION = Problem("attention", "parallel", 64, "bfloat16", 1, 64, 64, drawn=1)
 LINEAR = Problem("linear_attn", "chunk", 16, "bfloat16", 1, 64, 16, drawn=1)
 
 
 class Inline(Executor):
-    """Runs what is submitted at once."""
+    """Runs tasks at once."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -42,7 +44,7 @@ class Inline(Executor):
 
 
 def _search(**given: Any) -> Search:
-    """One in which everything compiles, and a tile takes as long as it has tokens and keys."""
+    """A search in which everything compiles, and a tile takes as long as it has tokens and keys."""
 
     def judged(problem: Problem, stage: Stage, entry: Entry) -> TrialResult:
         tile = stage.tile(entry)
@@ -255,7 +257,7 @@ def test_a_wrong_candidate_is_reported_with_the_first_line_of_the_law(
 
 
 def _asked_for(row: tuple[str, str], stage: Stage) -> list[str]:
-    """The tiles that the launches of what is timed ask their entry for."""
+    """The tiles that the timed launches ask their entry for."""
     problem = Problem(*row, 64, "bfloat16", 1, 64, 64)
     entry, asked = problem.entry(HOPPER), []
 
