@@ -1,4 +1,4 @@
-"""From a mutant of a kernel to its fate: it is killed by a law that looks, and not by others."""
+"""The hunt: a mutant is killed by laws that look at results, and not by others."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 @pytest.fixture(scope="module")
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """A suite that does not look at results; some of its cases are interleaved, others are not."""
+    """A suite whose law does not look at results; some of its cases are interleaved."""
     suite = _suite("untouched_inputs", tmp_path_factory.mktemp("blind"), "bfloat16")
     yield suite
     suite.close(at_once=True)
@@ -128,9 +128,10 @@ def test_a_mutant_that_ends_its_process_is_found_among_others(
 
 
 class _Told:
-    """A suite of one check, which fails with any of these groups of mutants and notes what it ran.
+    """A suite of one check, which fails with any of these groups of mutants and records what it
+    ran.
 
-    Made with this suite, edits are the mutants themselves.
+    With this suite, edits are the mutants themselves.
     """
 
     check = TestAt("test_it.py::test_it")
@@ -169,7 +170,7 @@ def test_who_fails_with_another_only_is_set_apart_and_survives(
     told = _Told({a, c}, {d})
     assert _among(four, told, fates) == {d}
     assert all(any({m} <= ran and not {a, c} <= ran for ran in told.ran) for m in (a, b, c))
-    # Where nobody is left but those set apart, halves are tried.
+    # If only mutants set apart are left, halves are tried.
     assert _among([a, c], _Told({a, c}), Fates(fates.path, fresh=True)) == set()
 
 
@@ -208,7 +209,7 @@ def test_the_command_tells_kept_and_listed_mutants(
     listed.write_text("")
     sources = {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
     command = ["--op", "rotary_embedding", "--law", "untouched_inputs", "--dtype", "bfloat16"]
-    # Where the suite of the same law has its surveys.
+    # This folder has the surveys of a suite with the same law.
     command += ["--within", _TURNED, "--operator", "sign", "--cache", str(blind.folder)]
     command += ["--jobs", "1", "--equivalents", str(listed), "--json", str(report)]
     assert main(command) == 1
@@ -305,7 +306,7 @@ def _imported_anew(path: str, folder: Path) -> bool:
 
 
 def test_a_survey_runs_tests_beside_a_package_imported_anew(tmp_path: Path) -> None:
-    """As a trial does: what fails of that would kill all it is tried on."""
+    """A trial imports modules anew; a test that fails from that alone would kill every mutant."""
     with Nursery([]) as nursery:
         path = "kernels/test_auto_mode.py"
         assert nursery.submit(_imported_anew, path, tmp_path).result()

@@ -1,4 +1,4 @@
-"""What killed is written down by function, read again, and tried first while it passes."""
+"""Killers are recorded by function, read again, and tried first if they pass without a mutant."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -83,8 +83,9 @@ def sign() -> Mutant:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Iterator[Suite]:
-    """A suite with killers of one function: one that fails without an edit, one that is no more,
-    one that is not asked for, and one that looks."""
+    """A suite with four recorded killers of a function: one fails without a mutant, one no longer
+    exists, one is not selected, and one looks at results.
+    """
     target = load("ours", activate("auto"))
     jobs = Selection(("rotary_embedding",), (), ("differential",), ("float32",)).jobs(target)
     refused = LawAbout("differential", Case(**{**vars(_CASE), "tile": 99}))
@@ -109,7 +110,7 @@ def test_what_killed_before_and_passes_now_is_tried_first(
 def test_cases_and_tests_are_tried_in_one_process(sign: Mutant, suite: Suite) -> None:
     pinned = TestAt(f"reference/norm/test_l2norm.py::{_OF_AN_ORACLE}"), _LAW
     for edits, found in (([], (None, 2)), ([sign.edit()], ("differential", 1))):
-        # Elsewhere, as it has modules imported anew.
+        # In another process, since it imports modules anew.
         future = suite.nursery.submit(attempt, pinned, (60.0, 60.0), suite.bench, edits)
         outcome = future.result()
         assert (outcome.caught_by, outcome.number) == found

@@ -1,4 +1,4 @@
-"""Each operator makes its mistake, and only there."""
+"""Each operator makes its mistake, and only at the right places."""
 
 import ast
 from textwrap import dedent, indent
@@ -12,7 +12,7 @@ from properties.planting.source import Source
 
 
 def _made(body: str, operator: str, *, on_device: bool = True) -> list[str]:
-    """What an operator makes of the body of a function."""
+    """The changes of an operator in a function body."""
     head = "@triton.jit\n" if on_device else ""
     head += "def f(x_ptr, K, V, stride_qb, stride_kb, heads, tokens, FLAG, C):\n"
     text = head + indent(dedent(body).strip(), "    ") + "\n"
@@ -63,7 +63,7 @@ DEVICE = {
         "  S = (S + tl.exp(g)).to(x_ptr.dtype.element_ty).to(tl.float32)"
     ],
     ("barrier", "tl.debug_barrier()"): ["pass"],
-    # Another mistake that reads the same is made once.
+    # A mistake that reads the same as another is made once.
     ("barrier", "tl.debug_barrier()\na = b\ntl.debug_barrier()"): [
         "pass\na = b\ntl.debug_barrier()",
         "tl.debug_barrier()\na = b\npass",

@@ -1,4 +1,4 @@
-"""The shares of mutants killed: counted, kept by module, refused where they would not be whole."""
+"""Shares of killed mutants are counted, kept by module, and refused if incomplete."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_only_modules_of_which_all_is_tried_are_recorded(some: list[Mutant]) -> 
     assert whole({_MODULE: Share(5, 4)}, some)[_MODULE] == Share(5, 4)
     assert _MODULE not in whole({_MODULE: Share(4, 4)}, some)
     assert _MODULE not in whole({}, some)
-    # Declarations alone: there is nothing to mutate.
+    # Only declarations, nothing to mutate.
     assert whole({}, some)["kernels.delta.kda"] == Share(0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Jobs: who draws the same cases."""
+"""Which jobs draw the same cases."""
 
 import subprocess
 import sys

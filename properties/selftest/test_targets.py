@@ -1,4 +1,4 @@
-"""Targets: adapters narrow what is drawn and say so, known failures are told from new ones."""
+"""Adapters narrow what is drawn and say so; ledgers tell known failures from new ones."""
 
 import os
 import re
@@ -148,7 +148,7 @@ BOUNDS = (positive_scale, two_tokens, no_more_keys, with_all_outputs, unnormaliz
 
 
 class Bounded(Adapter):
-    """The oracle of an op within bounds, and how many of its calls were outside of them."""
+    """The oracle of an op within bounds; counts calls outside of them."""
 
     def __init__(self, op: Op) -> None:
         bounds = {bound.__name__: bound for bound in BOUNDS}
@@ -183,7 +183,7 @@ def test_no_law_leaves_the_bounds_of_an_adapter(name: str, law: str) -> None:
         pytest.skip(f"{name} has no such law")
     op, subject = scope.declared(target, name, "some"), Subject(target, CPU, quick=True)
 
-    # What a call asks for is looked at, so its tensors may be small.
+    # Only requests are tested, so tensors may be small.
     @settings(max_examples=24, database=None, deadline=None, phases=[Phase.generate])
     @given(cases(op, op.modes[0], "float32", target, 8, 4, extents=ORDINARY))
     def look(case: Case) -> None:
@@ -191,7 +191,7 @@ def test_no_law_leaves_the_bounds_of_an_adapter(name: str, law: str) -> None:
 
     look()
     assert not target.outside
-    # Splitting attention calls with more keys than queries; it says nothing of this one.
+    # Splitting needs more keys than queries, so it does not apply here.
     assert target.calls or (name, law) == ("attention", "splitting")
 
 
@@ -226,7 +226,7 @@ def with_a_tap(form: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of_all_taps(op: Op) -> Op:
-    """A convolution whose state has a token more, which has no weight."""
+    """A convolution whose state has one more token, with weight 0."""
     forms: dict[str, Any] = {
         n: with_a_tap(getattr(op, n)) for n in ("oracle", "second_form", "quiet_form")
     }
@@ -329,7 +329,7 @@ SQUARE = Case(
 
 
 class Buggy(Target):
-    """Half the output where the scale is 0, and where it is 2; more may be wrong besides."""
+    """Returns half the output if the scale is 0 or 2; more may be wrong too."""
 
     name = "buggy"
 
@@ -356,7 +356,7 @@ RELEASE = f"torch {torch.__version__.partition('+')[0]}"
 
 
 class Library(Target):
-    """Somebody else's attention, which refuses with exceptions of its own."""
+    """Another library's attention, with its own exceptions."""
 
     name = "library"
     documented_errors = False
@@ -388,11 +388,11 @@ def is_tensor(value: Any) -> bool:
 
 
 def nothing(given: Mapping[str, Any]) -> None:
-    """The library accepts nothing that it should not."""
+    """The library accepts no bad argument."""
 
 
 def other_numbers(given: Mapping[str, Any]) -> Any:
-    """Windows and scales that are other kinds of numbers are read as numbers."""
+    """Windows and scales of other numeric types are accepted as numbers."""
     read = {
         name: given[name].item()
         for name in ("scale", "window")
@@ -489,7 +489,7 @@ KNOWN = KnownFailure(
 
 
 def broken(subject: Subject, scale: float = 0.0) -> Exception | None:
-    """What breaks the differential law for the square case, and is not excused."""
+    """The exception from the differential law for the square case, unless excused."""
     subject.ledger.start()
     case = replace(SQUARE, options={"scale": scale, "causal": True})
     op = subject.target.declaration(ATTENTION, "some")
@@ -513,7 +513,7 @@ def with_nan(o: Tensor, q: Tensor) -> Tensor:
 
 
 def with_a_gradient_of_q(o: Tensor, q: Tensor) -> Tensor:
-    """`o`, whose gradient of q is off by ones."""
+    """`o`, with a gradient of q that is off by ones."""
     return o + (q - q.detach()).sum()
 
 

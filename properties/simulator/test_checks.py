@@ -1,4 +1,4 @@
-"""Kernels that are wrong on purpose: each is caught, and named at the right source line."""
+"""Kernels with planted faults: each is caught at the right source line."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
@@ -19,13 +19,13 @@ from properties.simulator import memory
 
 @pytest.fixture(autouse=True, params=[0, 1, 3], ids=["slabs", "one by one", "by three"])
 def simulated(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A fault is found whichever programs run together."""
+    """Each fault is found however many programs run together."""
     with simulator.simulating(slab=request.param):
         yield
 
 
 def line_of(kernel: Any, mark: str) -> int:
-    """Line number of the source line of a kernel that carries a mark."""
+    """The line number of a marked source line."""
     lines, first = inspect.getsourcelines(kernel.fn)
     (index,) = [i for i, line in enumerate(lines) if mark in line]
     return first + index
@@ -203,7 +203,7 @@ def test_a_tile_far_inside_a_large_tensor() -> None:
 
 
 def test_an_int32_index_that_wraps_around() -> None:
-    # Pages that nobody touches take no memory.
+    # Untouched pages take no memory.
     x = torch.from_numpy(np.zeros(33001 * 65536, np.int8))
     out = torch.empty(1, dtype=torch.int8)
     far_row[(1,)](x, out, 32000, 65536)
@@ -618,7 +618,7 @@ def test_memory_that_was_given_back_is_forgotten() -> None:
 
 
 def test_memory_that_was_given_back_may_hold_any_number() -> None:
-    """Also the one that stands for unwritten memory, which a NaN may well be."""
+    """Even the pattern of unwritten memory, which some NaN may equal."""
     for _ in range(20):
         x = torch.empty(1000, dtype=torch.bfloat16)
         assert simulator.unwritten(x).all()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A small kernel for every feature that the simulator claims, against torch or by hand."""
+"""A small kernel for every feature of the simulator, compared with torch or with values by hand."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
@@ -393,7 +393,7 @@ def last_of_each(out, x, lengths, N: tl.constexpr):
 
 
 def test_a_program_that_has_left_the_loop_gathers_nothing() -> None:
-    # Three turns for the last program: the others' indices would be negative by then.
+    # Three iterations for the last program: the others' indices would be negative by then.
     lengths = torch.tensor([0, 5, 16, 40], dtype=torch.int32)
     x = torch.arange(48.0)
     out = launch(last_of_each, torch.full((4,), -1.0), x, lengths, N=16, grid=4)
@@ -1040,7 +1040,7 @@ def test_packages_are_told_of_a_gpu_and_torch_is_not() -> None:
     assert torch.cuda.device_count() == 1
     assert torch.cuda.current_device() == 0
     assert torch.cuda.current_stream().cuda_stream == 0
-    # Part of torch, which would look for a driver if it were told that there is a GPU.
+    # torch itself would look for a driver if it were told that there is a GPU.
     with torch.cuda.device_of(x), torch.cuda.device(0):
         assert torch.equal(x + 1, torch.ones(2))
     assert not torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Each trap of the printed IR as text, and text that must be refused rather than guessed at."""
+"""Difficult printed IR is parsed, and unknown text is rejected."""
 
 from __future__ import annotations
 

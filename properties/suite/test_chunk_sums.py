@@ -42,8 +42,8 @@ def test_gradients_keep_their_bits(op: str, seed: int, subject: Any) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_inverse_of_a_system_keeps_its_bits(op: str, subject: Any) -> None:
-    """k_1 · k_2 = k_2 · k_3 = 17, so the inverse has 17² = 289, which is multiplied by 17 and
-    -17.
+    """k_1 · k_2 = k_2 · k_3 = 17, so the inverse has 17² = 289, which cancels against 17 ·
+    (-17).
     """
     inputs = {name: torch.zeros_like(x) for name, x in _inputs(op, seed=0).items()}
     inputs["beta"] += 1

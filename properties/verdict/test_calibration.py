@@ -1,7 +1,7 @@
-"""Honest kernels pass with something to spare but not too much; wrong ones are caught.
+"""Correct kernels pass with a margin that is not too large; wrong ones are caught.
 
 The kernels are emulated (`emulation`). `python -m properties.verdict.calibrate --runs 160` prints
-the full table; here are as many runs as a test may cost.
+the full table; a test affords fewer runs.
 """
 
 import pytest

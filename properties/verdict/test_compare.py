@@ -1,4 +1,4 @@
-"""The comparison refuses what it must, and nothing else."""
+"""The comparison fails exactly where it must."""
 
 import math
 

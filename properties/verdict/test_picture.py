@@ -1,4 +1,4 @@
-"""Where a picture says that a result is wrong."""
+"""A picture shows where a result is wrong."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def case(*lengths: int, packed: bool = False) -> Case:
 
 
 def comparison(*shape: int, errors: Mapping[Any, float]) -> Comparison:
-    """Of zeros with these errors, of which 1 is allowed."""
+    """A comparison of zeros with these errors, where 1 is allowed."""
     got = torch.zeros(shape)
     for index, error in errors.items():
         got[index] = error

@@ -1,4 +1,4 @@
-"""A report says what a person needs, and its regression file is Python that means the case."""
+"""A report has what a person needs, and its regression file is valid Python for the case."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The grammar says what is promised, and planting tells what is judged from what is not."""
+"""The grammar lists what is promised, and planting finds what laws judge."""
 
 import json
 from pathlib import Path
@@ -114,12 +114,13 @@ def test_a_glance_sees_what_a_law_begins_with(op: str, subject: Subject) -> None
     job = Job(op, OPS[op].modes[0].name, "differential", "float32")
     seen = glance(job, OPS[op], subject, 8, 1)
     assert len(seen) >= 6
-    # Nor does it know that a call before is refused, whose option does not go with the tensors.
+    # The glance does not know that the earlier call was rejected because its option does not suit
+    # the tensors.
     for one in (one for one in seen if not one.case.earlier):
         calls = witness.start()
         with witness.eager():
             job.check(OPS[op], one.case, subject)
-        # It does not know which outputs depend on nothing that is trained, and lets them all.
+        # It does not know which outputs depend on nothing trained, and includes them all.
         assert len(calls) == len(one.calls), one.case.line()
         for call, glanced in zip(calls, one.calls, strict=True):
             other = {name for name, value in call.items() if glanced.get(name) != value}
