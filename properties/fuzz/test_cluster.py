@@ -52,7 +52,7 @@ def _bugs(report: Path) -> list[str]:
     return [bug["signature"] for bug in said["bugs"]]
 
 
-def test_a_node_that_is_lost_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path: Path) -> None:
+def test_losing_a_node_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path: Path) -> None:
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     chosen = on_l2norm("waiting_once_but_wrong", *_MORE, "--report", "beside", "--no-shrink")
     command = [sys.executable, "-m", "properties.fuzz", *chosen]
@@ -101,7 +101,7 @@ def _there(process: int) -> bool:
         return False
 
 
-def test_what_is_no_cluster_is_refused(
+def test_a_wrong_cluster_address_is_rejected(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SystemExit):

@@ -30,7 +30,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("target", ["hanging", "endless"])
-def test_a_case_that_hangs_is_ended_and_is_a_finding(target: str, fuzz: Fuzz) -> None:
+def test_a_case_that_hangs_is_killed_and_reported(target: str, fuzz: Fuzz) -> None:
     code, printed = fuzz(target, "--case-timeout", "0.2")
     assert code == 1
     assert "the process that ran it hangs" in printed
@@ -41,7 +41,7 @@ def test_a_case_that_hangs_is_ended_and_is_a_finding(target: str, fuzz: Fuzz) ->
     assert "not repeated" not in printed
 
 
-def test_a_loop_that_gets_to_the_limit_of_turns_is_a_finding(fuzz: Fuzz) -> None:
+def test_a_loop_that_reaches_the_turn_limit_is_reported(fuzz: Fuzz) -> None:
     _, printed = fuzz("turning", "--no-shrink", "--case-timeout", "0.4")
     assert "turns of while loops" in printed
     assert "while count >= 0:" in printed
@@ -49,7 +49,7 @@ def test_a_loop_that_gets_to_the_limit_of_turns_is_a_finding(fuzz: Fuzz) -> None
     assert "1 bug in" in printed
 
 
-def test_what_hangs_until_it_is_given_more_time_is_one_bug(
+def test_a_case_that_hangs_until_given_more_time_is_one_bug(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
@@ -78,7 +78,7 @@ def test_the_deadline_ends_a_run_whose_target_hangs(
     assert re.search("no bugs in . examples, 0 min [2-9] s", printed)
 
 
-def test_a_process_that_runs_out_of_memory_once_is_no_finding(
+def test_running_out_of_memory_once_is_not_reported(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
@@ -88,7 +88,7 @@ def test_a_process_that_runs_out_of_memory_once_is_no_finding(
     assert "no bugs in" in printed
 
 
-def test_a_process_that_is_killed_from_outside_is_no_finding(
+def test_a_process_killed_from_outside_is_not_reported(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "mark"
@@ -134,21 +134,21 @@ def test_each_process_sees_a_gpu_of_its_own(
 @pytest.mark.parametrize(
     ("target", "error"), [("exiting", "SystemExit: 3"), ("interrupting", "KeyboardInterrupt")]
 )
-def test_what_would_end_python_is_a_finding(target: str, error: str, fuzz: Fuzz) -> None:
+def test_an_exit_of_python_is_reported(target: str, error: str, fuzz: Fuzz) -> None:
     code, printed = fuzz(target)
     assert code == 1
     assert f"differential: {error}" in printed
     assert "1 bug in" in printed
 
 
-def test_an_address_is_one_bug_that_shows_on_both_engines(fuzz: Fuzz) -> None:
+def test_an_illegal_address_is_one_bug_on_both_engines(fuzz: Fuzz) -> None:
     _, printed = fuzz("outside", "--law", "determinism", "--examples", "20")
     assert "return tl.load(x + size + tl.arange(0, 16))" in printed
     assert "again     3 of 3 times in a fresh process" in printed
     assert "1 bug in" in printed
 
 
-def test_what_ops_share_is_one_bug(fuzz: Fuzz) -> None:
+def test_a_bug_in_code_that_ops_share_is_one_bug(fuzz: Fuzz) -> None:
     _, printed = fuzz("sharing", "--op", "short_conv", "--law", "determinism", "--examples", "25")
     assert printed.count("return tl.load(x + size + tl.arange(0, 16))") == 1
     assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 1
@@ -157,7 +157,7 @@ def test_what_ops_share_is_one_bug(fuzz: Fuzz) -> None:
     assert "l2norm-fused" in line
 
 
-def test_a_bug_beside_a_known_one_is_told_of(fuzz: Fuzz, tmp_path: Path) -> None:
+def test_a_new_bug_beside_a_known_one_is_reported(fuzz: Fuzz, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.py"
     ledger.write_text(_LEDGER)
     chosen = "--examples", "60", "--seed", "2", "--ledger", str(ledger)
@@ -205,7 +205,7 @@ def test_two_bugs_in_one_kernel_stay_two(fuzz: Fuzz) -> None:
     assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 2
 
 
-def test_a_finding_of_another_target_names_the_entry_that_would_excuse_it(
+def test_a_finding_of_another_target_prints_a_ledger_entry_that_excuses_it(
     fuzz: Fuzz, tmp_path: Path
 ) -> None:
     _, printed = fuzz("raising", "--no-shrink")
@@ -216,7 +216,7 @@ def test_a_finding_of_another_target_names_the_entry_that_would_excuse_it(
     compile(written.read_text(), str(written), "exec")
 
 
-def test_a_report_is_printed_where_no_file_can_be_written(
+def test_a_report_is_printed_if_no_file_can_be_written(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The kernel creates a file where the findings folder should be.
@@ -228,7 +228,7 @@ def test_a_report_is_printed_where_no_file_can_be_written(
     assert "1 bug in" in printed
 
 
-def test_a_full_disk_ends_nothing(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_end_the_run(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, text: str) -> int:
         raise OSError(28, "No space left on device")
 
@@ -244,7 +244,7 @@ def test_a_full_disk_ends_nothing(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -
     assert "1 bug in" in printed
 
 
-def test_a_disk_that_fills_up_ends_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path) -> None:
     run = _Run(tmp_path, "raising_in_the_end", "--no-shrink")
     for process in run.processes():
         _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
@@ -264,9 +264,7 @@ def test_a_disk_that_fills_up_ends_nothing(tmp_path: Path) -> None:
     assert run.left() == []
 
 
-def test_cases_that_found_something_are_tried_first_the_next_night(
-    fuzz: Fuzz, tmp_path: Path
-) -> None:
+def test_failing_cases_are_tried_first_the_next_night(fuzz: Fuzz, tmp_path: Path) -> None:
     fuzz("twofold", "--examples", "60", "--seed", "2")
     assert (tmp_path / ".hypothesis" / "examples").is_dir()
     _, printed = fuzz("twofold", "--examples", "5", "--no-shrink", "--seed", "5")
@@ -328,7 +326,7 @@ class _Run:
     [(signal.SIGTERM, 1, True), (signal.SIGINT, 10, True), (signal.SIGINT, 2, False)],
     ids=["SIGTERM", "Ctrl-C ten times", "Ctrl-C twice at once"],
 )
-def test_a_signal_ends_a_run_with_all_that_it_knows(
+def test_a_signal_ends_a_run_with_its_full_summary(
     number: signal.Signals, times: int, at_work: bool, tmp_path: Path
 ) -> None:
     run = _Run(tmp_path, "marking_then_hanging", at_work=at_work)
@@ -373,7 +371,7 @@ def test_a_night_goes_on_after_its_process_was_killed(
     assert after.total.examples >= examples + 5
 
 
-def test_pytest_tries_what_the_fuzzer_found_first(fuzz: Fuzz, tmp_path: Path) -> None:
+def test_pytest_tries_the_fuzzers_findings_first(fuzz: Fuzz, tmp_path: Path) -> None:
     fuzz("raising", "--no-shrink")
     job = Job("l2norm", "fused", "differential", "float32")
     subject = Subject(planted.raising(CPU), CPU)
@@ -384,7 +382,7 @@ def test_pytest_tries_what_the_fuzzer_found_first(fuzz: Fuzz, tmp_path: Path) ->
         again(hypothesis_test(job, subject))()
 
 
-def test_a_line_a_minute_is_printed_where_there_is_no_terminal(
+def test_without_a_terminal_a_line_is_printed_every_minute(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("properties.fuzz.__main__._LINE", 0.5)
@@ -394,7 +392,7 @@ def test_a_line_a_minute_is_printed_where_there_is_no_terminal(
     assert len(told) >= 3
 
 
-def test_no_case_is_run_when_the_night_that_is_kept_is_over(tmp_path: Path, fuzz: Fuzz) -> None:
+def test_resuming_a_finished_night_runs_no_case(tmp_path: Path, fuzz: Fuzz) -> None:
     fuzz("raising", "--resume", "kept", "--no-shrink")
     shutil.rmtree(tmp_path / ".hypothesis", ignore_errors=True)
     code, printed = fuzz("raising", "--resume", "kept", "--no-shrink")

@@ -89,7 +89,7 @@ KILLED, HANGING = Signature("norm", "ends with SIGKILL"), Signature("norm", HANG
         ([HANGING, KILLED, HANGING], {HANGING}, [KILLED]),
     ],
 )
-def test_a_case_that_the_machine_may_have_ended_is_tried_until_it_fails_twice_alike(
+def test_a_case_that_the_machine_may_have_killed_is_repeated_until_it_fails_twice_alike(
     shown: list[Signature | None], judged: set[Signature], unrepeated: list[Signature]
 ) -> None:
     answers = [answer(signature) for signature in shown]
@@ -177,7 +177,7 @@ def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read == log
 
 
-def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_log_is_rejected(tmp_path: Path) -> None:
     assert Log.read(tmp_path) is None
     (tmp_path / "night.json").write_text("{}")
     with pytest.raises(ValueError, match=r"night\.json, expected a night"):

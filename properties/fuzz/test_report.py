@@ -71,7 +71,7 @@ def test_a_page_is_one_file_that_shows_bugs_first(tmp_path: Path) -> None:
     assert ">none<" in text
 
 
-def test_what_a_target_says_is_no_markup(tmp_path: Path) -> None:
+def test_a_targets_messages_are_escaped_in_html(tmp_path: Path) -> None:
     found = log()
     found.errors["<script>"] += 1
     found.unrepeated["a\x00b & c"] += 1
@@ -141,7 +141,9 @@ def test_the_report_is_written_while_the_night_runs(
     assert max(examples for _, examples in states[:-1]) > 0
 
 
-def test_a_bug_comes_with_a_picture_and_a_script_that_shows_it(fuzz: Fuzz, tmp_path: Path) -> None:
+def test_a_bug_comes_with_a_picture_and_a_script_that_reproduces_it(
+    fuzz: Fuzz, tmp_path: Path
+) -> None:
     fuzz("twofold", "--examples", "60", "--seed", "2", "--report", "seen")
     said = json.loads((tmp_path / "seen" / "report.json").read_text())
     # One by an error, the other by numbers.

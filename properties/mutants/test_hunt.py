@@ -64,7 +64,7 @@ def fates(tmp_path: Path) -> Fates:
     return Fates(tmp_path / "fates.jsonl", fresh=True)
 
 
-def test_a_wrong_sign_is_killed_by_the_law_that_looks(
+def test_a_wrong_sign_is_killed_by_a_law_that_looks_at_results(
     signs: list[Mutant], telling: Suite, fates: Fates
 ) -> None:
     for mutant in signs:
@@ -87,7 +87,7 @@ def test_a_mutant_of_an_oracle_is_killed_by_the_tests_beside_it(
     assert fate.caught_by == "reference/norm/test_l2norm.py", suite.failing
 
 
-def test_what_nothing_notices_survives_all_that_was_tried(
+def test_an_unnoticed_mutant_survives_every_check(
     signs: list[Mutant], blind: Suite, fates: Fates
 ) -> None:
     fate = fate_of(signs[0], blind, fates)
@@ -163,9 +163,7 @@ def _among(four: list[Mutant], told: Any, fates: Fates) -> set[Mutant]:
     return {*killed_among(four, told, fates, unit)}
 
 
-def test_who_fails_with_another_only_is_set_apart_and_survives(
-    four: list[Mutant], fates: Fates
-) -> None:
+def test_a_mutant_that_fails_only_with_another_survives(four: list[Mutant], fates: Fates) -> None:
     a, b, c, d = four
     told = _Told({a, c}, {d})
     assert _among(four, told, fates) == {d}
@@ -174,7 +172,7 @@ def test_who_fails_with_another_only_is_set_apart_and_survives(
     assert _among([a, c], _Told({a, c}), Fates(fates.path, fresh=True)) == set()
 
 
-def test_what_survived_a_unit_is_not_tried_on_it_again(four: list[Mutant], fates: Fates) -> None:
+def test_survivors_of_a_unit_are_not_tried_on_it_again(four: list[Mutant], fates: Fates) -> None:
     told = _Told({four[1]})
     for _ in range(2):
         assert _among(four[:3], told, fates) == {four[1]}
@@ -229,7 +227,7 @@ def test_the_command_tells_kept_and_listed_mutants(
     assert sources == {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
 
 
-def test_what_is_listed_is_tried_on_demand(
+def test_listed_equivalents_are_tried_on_request(
     signs: list[Mutant], telling: Suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = tmp_path / "equivalents.toml"
@@ -312,7 +310,7 @@ def test_a_survey_runs_tests_beside_a_package_imported_anew(tmp_path: Path) -> N
         assert nursery.submit(_imported_anew, path, tmp_path).result()
 
 
-def test_a_trial_that_ends_or_loops_is_told_from_one_that_answers() -> None:
+def test_a_trial_that_dies_or_loops_raises() -> None:
     with Nursery([]) as nursery:
         assert nursery.submit(divmod, 7, 2).result() == (3, 1)
         with pytest.raises(ZeroDivisionError):
@@ -326,7 +324,7 @@ def test_a_trial_that_ends_or_loops_is_told_from_one_that_answers() -> None:
         assert nursery.submit(divmod, 7, 2).result() == (3, 1)
 
 
-def test_a_nursery_that_is_asked_for_nothing_starts_no_process() -> None:
+def test_an_unused_nursery_starts_no_process() -> None:
     with Nursery(["no.such.module"]):
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
     with Nursery([], workers=2) as nursery:
@@ -335,7 +333,7 @@ def test_a_nursery_that_is_asked_for_nothing_starts_no_process() -> None:
         assert nursery.submit(os.getppid).result() == first
 
 
-def test_nothing_runs_on_when_a_nursery_is_closed_at_once() -> None:
+def test_closing_a_nursery_at_once_ends_its_trials() -> None:
     nursery = Nursery([])
     pid = nursery.submit(os.getppid).result()
     nursery.submit(time.sleep, 600)

@@ -29,13 +29,13 @@ _TEST = TestAt("kernels/position/test_rotary.py::test_it[a b]")
 
 
 @pytest.mark.parametrize("pinned", [_LAW, _TEST])
-def test_a_check_is_told_by_one_line(pinned: LawAbout | TestAt) -> None:
+def test_a_check_prints_as_one_line(pinned: LawAbout | TestAt) -> None:
     assert pinned_of(str(pinned)) == pinned
     assert "\n" not in str(pinned)
 
 
 @pytest.mark.parametrize("text", ["", "gla-chunk", "differential", "differential {}"])
-def test_what_is_no_check_is_refused(text: str) -> None:
+def test_text_that_names_no_check_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="case"):
         pinned_of(text)
 
@@ -97,7 +97,7 @@ def suite(tmp_path: Path) -> Iterator[Suite]:
     suite.close(at_once=True)
 
 
-def test_what_killed_before_and_passes_now_is_tried_first(
+def test_recorded_killers_that_pass_are_tried_first(
     sign: Mutant, suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *_ = suite.waves(sign)
@@ -116,14 +116,14 @@ def test_cases_and_tests_are_tried_in_one_process(sign: Mutant, suite: Suite) ->
         assert (outcome.caught_by, outcome.number) == found
 
 
-def test_a_function_of_which_nothing_is_known_is_tried_like_any(suite: Suite) -> None:
+def test_a_function_without_recorded_killers_is_tried_like_any(suite: Suite) -> None:
     found = [m for m in mutants(["kernels"]) if m.module == "kernels.position.rotary"]
     other = next(m for m in found if m.where != _TURNED)
     waves: list[Wave] = [*suite.waves(other)]
     assert waves[0].name == "numbers"
 
 
-def test_what_killed_is_recorded_in_a_folder_that_exists(
+def test_killers_are_recorded_in_an_existing_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = tmp_path / "missing"

@@ -544,7 +544,7 @@ def test_every_operator_has_an_example(operator: str) -> None:
         ("cache_without_argument", "def f(x: Tensor, n: int) -> Tensor:\n", "return n * x"),
     ],
 )
-def test_what_is_no_mistake_is_not_made(operator: str, head: str, body: str) -> None:
+def test_operators_skip_places_without_a_mistake(operator: str, head: str, body: str) -> None:
     assert not _made(head, body, operator)
 
 
@@ -558,7 +558,7 @@ def test_every_operator_applies_somewhere(operator: str) -> None:
     assert any(mutant.operator == operator for mutant in _every())
 
 
-def test_every_mutant_is_told_apart_and_is_an_edit_of_one_piece() -> None:
+def test_every_mutant_has_its_own_key_and_edits_one_piece() -> None:
     keys = {mutant.key for mutant in _every()}
     assert len(keys) == len(_every())
     for mutant in _every():
@@ -638,7 +638,7 @@ def test_every_mutant_can_be_imported() -> None:
             assert nursery.submit(_import, those).result() == count
 
 
-def test_semantic_mutants_are_made_where_single_edits_are_and_in_what_those_spare() -> None:
+def test_semantic_mutants_cover_more_modules_than_single_edits() -> None:
     single, semantic = ({name for name, _ in modules(semantic=s)} for s in (False, True))
     assert single < semantic
     assert {"kernels.arguments", "kernels.tiles", "kernels.linear.tiles"} <= semantic - single

@@ -79,7 +79,7 @@ def test_an_error_within_the_budget_is_acquitted_by_the_quick_one(counted: list[
     assert counted == [True]
 
 
-def test_the_fraction_of_the_budget_is_told_to_who_does_not_ask_for_a_quick_verdict(
+def test_only_a_quick_verdict_omits_the_fraction_of_the_budget(
     counted: list[bool],
 ) -> None:
     judged(CASE, 0.0, quick=False)

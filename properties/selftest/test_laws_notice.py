@@ -476,7 +476,7 @@ class Claiming(Wrong):
 
 
 @pytest.mark.parametrize("capability", [0, 80])
-def test_a_law_notices_what_is_wrong_on_one_architecture(capability: int) -> None:
+def test_a_law_notices_a_bug_on_one_architecture(capability: int) -> None:
     @altering
     def wrong_there(output: Output, y: Tensor) -> Tensor:
         return 2 * y if tiles.architecture(y.device) == capability else y

@@ -36,7 +36,7 @@ def test_table_of_ops_is_current() -> None:
     )
 
 
-def test_mutants_stand_in_the_table_of_ops_that_were_tried_whole(
+def test_the_table_of_ops_shows_mutants_of_modules_tried_completely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = {name: Share(2, 1) for name, _ in modules()}
@@ -78,7 +78,7 @@ def _blocks(language: str = "") -> list[str]:
     return [text for name, text in found if name == language]
 
 
-def test_the_readmes_numbers_are_what_the_spec_computes() -> None:
+def test_the_spec_computes_the_numbers_in_the_readme() -> None:
     session = next(block for block in _blocks("python") if block.startswith(">>>"))
     example = doctest.DocTestParser().get_doctest(session, {}, "README.md", None, None)
     failed, tried = doctest.DocTestRunner().run(example)

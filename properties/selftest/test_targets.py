@@ -84,7 +84,7 @@ def test_only_what_the_signature_names_is_drawn() -> None:
     look()
 
 
-def test_what_is_missing_is_said() -> None:
+def test_a_target_reports_what_it_lacks() -> None:
     *absent, line = scope.missing(some())
     assert absent == [f"target mine has no {', '.join(n for n in OPS if n != 'attention')}"]
     assert line == (
@@ -208,7 +208,7 @@ def test_bounds_hold_for_the_call_before() -> None:
     assert settled({}) == {}
 
 
-def test_no_option_is_set_that_a_library_lacks() -> None:
+def test_options_that_a_library_lacks_are_never_set() -> None:
     def short_conv(x: Tensor, weight: Tensor) -> Any:
         return OPS["short_conv"].oracle(x, weight)
 
@@ -234,7 +234,7 @@ def of_all_taps(op: Op) -> Op:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_gradient_lost_in_what_the_catalogue_does_not_have_is_seen(lost: bool) -> None:
+def test_a_gradient_lost_in_results_outside_the_catalogue_is_seen(lost: bool) -> None:
     def library(
         x: Tensor,
         weight: Tensor,
@@ -289,7 +289,7 @@ def no_values(q: Tensor, k: Tensor) -> Tensor:
         ),
     ],
 )
-def test_an_adapter_that_does_not_fit_is_refused(ops: Any, message: str) -> None:
+def test_an_adapter_that_does_not_match_the_catalogue_is_rejected(ops: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Adapter(ops)
 
@@ -309,7 +309,7 @@ def test_a_target_that_does_not_exist_is_named(name: str, message: str) -> None:
         load(name, CPU)
 
 
-def test_a_call_with_what_the_target_lacks_is_refused() -> None:
+def test_a_call_with_an_argument_that_the_target_lacks_is_rejected() -> None:
     function = some().function(ATTENTION)
     x = torch.ones(1, 2, 1, 4)
     with pytest.raises(ValueError, match=r"window: given, but target mine has no such argument"):
@@ -469,7 +469,7 @@ def test_a_library_may_not_be_wrong_without_a_word(accepts: Any, mistake: str) -
     assert str(info.value).startswith(f"rejection does not hold: {mistake} was not refused, and")
 
 
-def test_mistakes_say_nothing_of_a_library_that_is_wrong_without_one() -> None:
+def test_rejection_skips_a_library_that_is_wrong_without_a_mistake() -> None:
     wrong = Library(lambda given: zeros(given) if is_tensor(given["v"]) else None)
     assert LAWS["rejection"](ATTENTION, PLAIN, Subject(wrong, CPU)) == 0
 

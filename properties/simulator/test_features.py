@@ -507,7 +507,7 @@ def nan_rules(out, x, y, N: tl.constexpr):
     tl.store(out + 5 * N + i, (a < b).to(tl.float32))
 
 
-def test_maximum_ignores_nan_unless_it_is_told_to_propagate_it() -> None:
+def test_maximum_ignores_nan_unless_it_should_propagate() -> None:
     nan = float("nan")
     a, b = torch.tensor([1.0, nan, 1.0, nan]), torch.tensor([2.0, 2.0, nan, nan])
     out = launch(nan_rules, torch.empty(6, 4), a, b, N=4)
@@ -839,7 +839,7 @@ def atomics(out, x, N: tl.constexpr):
     tl.atomic_xchg(out + 7, 42)
 
 
-def test_atomics_return_what_was_there_before() -> None:
+def test_atomics_return_the_old_value() -> None:
     x = torch.randint(-99, 99, (4 * N,), dtype=torch.int32)
     start = torch.zeros(24, dtype=torch.int32)
     start[2] = -1
@@ -1046,7 +1046,7 @@ def test_packages_are_told_of_a_gpu_and_torch_is_not() -> None:
     assert not torch.cuda.is_available()
 
 
-def test_nobody_is_told_of_a_gpu_once_the_simulator_is_gone() -> None:
+def test_uninstalling_the_simulator_hides_the_gpu() -> None:
     simulator.uninstall()
     try:
         assert not torch.zeros(2).is_cuda
@@ -1075,7 +1075,7 @@ def assembly(out, N: tl.constexpr):
     tl.store(out + i, y)
 
 
-def test_what_cannot_be_executed_is_named_with_its_line() -> None:
+def test_an_unsupported_operation_is_named_with_its_line() -> None:
     with pytest.raises(NotImplementedError, match=r"inline_asm.*test_features\.py:\d+.*mov\.b32"):
         assembly[(1,)](torch.empty(N, dtype=torch.int32), N=N)
 

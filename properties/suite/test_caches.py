@@ -122,7 +122,7 @@ def test_a_gather_of_the_first_tokens_ends_where_the_next_sequence_starts(
     ],
     ids=["contiguous", "sliding", "paged"],
 )
-def test_a_cache_works_where_its_tokens_are(kind: Callable[..., KVCache]) -> None:
+def test_a_cache_works_on_the_device_of_its_tokens(kind: Callable[..., KVCache]) -> None:
     """On the meta device, which like a GPU mixes with no other."""
     cache = kind(device="meta")
     q, k, v = (torch.zeros(2, 3, heads, d, device="meta") for heads, d in ((2, 3), (1, 3), (1, 4)))
@@ -135,13 +135,13 @@ def test_a_cache_works_where_its_tokens_are(kind: Callable[..., KVCache]) -> Non
     assert lse.shape == (2, 2, 3)
 
 
-def test_the_length_of_a_layer_is_where_its_state_is() -> None:
+def test_the_length_of_a_layer_is_on_the_device_of_its_state() -> None:
     cache = RecurrentCache(2)
     cache.update(torch.zeros(2, 1, 3, 4, device="meta"), offset=1)
     assert cache.layer_length(0).device.type == "meta"
 
 
-def test_nothing_new_brings_no_forgotten_token_back(device: torch.device) -> None:
+def test_appending_nothing_does_not_allow_another_crop(device: torch.device) -> None:
     """A window cropped by the one token that it allows cannot be cropped again."""
     cache = SlidingWindowCache(1, 2, 1, 1, 1, device=device)
     x = torch.arange(5.0, device=device).view(1, 5, 1, 1)
@@ -154,7 +154,7 @@ def test_nothing_new_brings_no_forgotten_token_back(device: torch.device) -> Non
 @pytest.mark.parametrize(
     ("counts", "copies"), [([0, 0, 0], 0), ([0, 0, 1], 1), ([0, 1, 1], 2), ([1, 1, 1], 2)], ids=str
 )
-def test_who_writes_to_a_shared_page_needs_a_copy_but_the_last_holder(
+def test_writers_of_a_shared_page_copy_it_except_the_last_holder(
     counts: list[int], copies: int, device: torch.device
 ) -> None:
     """The pool has no more pages than that."""
@@ -198,7 +198,7 @@ def pool(**changes: Any) -> dict[str, Tensor]:
     }
 
 
-def test_a_cache_continues_from_pages_that_exist(device: torch.device) -> None:
+def test_a_cache_continues_from_existing_pages(device: torch.device) -> None:
     given = {name: x.to(device) for name, x in pool().items()}
     given["k_pages"] += torch.arange(3, device=device)[:, None, None, None]
     cache = PagedCache.from_pages(**given)

@@ -20,7 +20,7 @@ Tensors = dict[str, Tensor]
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_overlaps_of_keys_keep_their_bits(op: str, subject: Any) -> None:
+def test_products_of_keys_keep_their_bits(op: str, subject: Any) -> None:
     inputs = _inputs(op, seed=0)
     # k_1 · k_2 = 257 - 256, in two blocks of keys. Gradients of them have more than 8 bits.
     inputs["k"][0, :2, 0] = 0
@@ -61,7 +61,7 @@ def test_the_inverse_of_a_system_keeps_its_bits(op: str, subject: Any) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_what_a_key_reads_of_a_state_keeps_its_bits(op: str, subject: Any) -> None:
+def test_state_reads_by_keys_keep_their_bits(op: str, subject: Any) -> None:
     """Reads 257 from the state, of which 256 is subtracted before writing."""
     inputs = {name: torch.zeros_like(x) for name, x in _inputs(op, seed=0).items()}
     inputs["beta"] += 1
@@ -72,7 +72,7 @@ def test_what_a_key_reads_of_a_state_keeps_its_bits(op: str, subject: Any) -> No
 
 
 @pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
-def test_a_strength_of_16_bits_is_multiplied_in_32(mode: Any, subject: Any) -> None:
+def test_a_16_bit_beta_is_multiplied_in_float32(mode: Any, subject: Any) -> None:
     """1.5 · 2047 has 12 bits before the point and one after; float16 has 11 in all."""
     one = torch.ones(1, 1, 1, 16, dtype=torch.float16, device=subject.device)
     k = one * (torch.arange(16, device=subject.device) == 0)

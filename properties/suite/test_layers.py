@@ -90,7 +90,7 @@ def test_prefill_then_decode_is_one_full_pass(
     decodes()
 
 
-def test_the_mode_of_a_layer_is_the_one_that_runs(subject: Subject) -> None:
+def test_a_layer_runs_the_kernels_of_its_mode(subject: Subject) -> None:
     """The modes' results agree, so only the launched kernels tell them apart."""
     from kernels import gla
 

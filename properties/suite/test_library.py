@@ -130,7 +130,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ops, modes, dtypes = (option(name) for name in ("op", "mode", "dtype"))
     tried = {
         test_registrations_are_sound: _registered,
-        test_what_leaves_the_first_output_out_has_gradients: _of_several_outputs,
+        test_a_loss_without_the_first_output_has_gradients: _of_several_outputs,
         test_compiled_equals_eager_bit_for_bit: _compiled,
     }[metafunc.function]
     cases = {
@@ -222,7 +222,7 @@ def test_every_op_of_the_catalogue_is_called_by_some_case(subject: Subject) -> N
     assert called == registered
 
 
-def test_what_leaves_the_first_output_out_has_gradients(case: Case, subject: Subject) -> None:
+def test_a_loss_without_the_first_output_has_gradients(case: Case, subject: Subject) -> None:
     """A loss of the final state only gives the gradients of a zero cotangent for the first
     output.
     """

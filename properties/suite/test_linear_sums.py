@@ -70,7 +70,7 @@ def test_sums_over_channels_and_tokens_keep_their_bits(
 
 
 @pytest.mark.parametrize("op", [op for op, mode in MODES if mode == "parallel"])
-def test_what_a_query_reads_of_a_state_keeps_its_bits(op: str, subject: Any) -> None:
+def test_state_reads_by_queries_keep_their_bits(op: str, subject: Any) -> None:
     """257 less 256. In chunks, states are rounded where they are read."""
     zeros = torch.zeros(1, 3, 1, 16, dtype=torch.bfloat16, device=subject.device)
     q = zeros.clone()
@@ -82,7 +82,7 @@ def test_what_a_query_reads_of_a_state_keeps_its_bits(op: str, subject: Any) -> 
 
 
 @pytest.mark.parametrize("count", [15, 17])
-def test_parts_that_there_are_not_are_not_added(count: int, subject: Any) -> None:
+def test_missing_parts_are_not_added(count: int, subject: Any) -> None:
     if subject.device.type != "cpu":
         pytest.skip("only the simulator can be told what a load leaves undefined")
     parts = torch.randint(-9, 10, (count, 3, 5)).float()
@@ -91,7 +91,7 @@ def test_parts_that_there_are_not_are_not_added(count: int, subject: Any) -> Non
 
 
 @pytest.mark.parametrize("op", [op for op, mode in MODES if mode == "parallel"])
-def test_what_earlier_chunks_add_to_outputs_keeps_its_bits(op: str, subject: Any) -> None:
+def test_outputs_from_earlier_chunks_keep_their_bits(op: str, subject: Any) -> None:
     """-256, 1 and 256 come from three chunks to a query of the fourth, and go back as gradients."""
     apart = 64
     first = (torch.arange(4 * apart) % apart == 0).double()[None, :, None, None]
@@ -135,7 +135,7 @@ def test_sums_over_tokens_of_a_recurrence_keep_their_bits(
 
 
 @pytest.mark.parametrize("op", ["gla", "kda"])
-def test_what_goes_decayed_into_a_state_keeps_16_bits(op: str, subject: Any) -> None:
+def test_decayed_keys_and_queries_keep_16_bits(op: str, subject: Any) -> None:
     """Keys that enter the state, and queries that enter its gradient. The state is rounded where it
     is read, and so is its reader; a third rounding is not allowed.
     """

@@ -152,7 +152,7 @@ def _switched(option: Option, case: Case) -> object:
     )
 
 
-def test_what_grows_with_a_tensor_is_64_bits_wide(
+def test_offsets_into_tensors_are_64_bits_wide(
     op: Op, mode: str, extent: str, subject: Subject
 ) -> None:
     case = _case(op, mode, extent)
@@ -194,7 +194,7 @@ def test_the_place_of_every_token_row_and_state_is_beyond_an_index(name: str, mo
 
 @pytest.mark.parametrize("letters", ["BN", "TSR", "HG", "KVDPWZM"])
 @pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
-def test_what_grows_with_a_stride_is_64_bits_wide(
+def test_offsets_from_strides_are_64_bits_wide(
     name: str, mode: str, letters: str, subject: Subject
 ) -> None:
     """Three of everything, with the largest allowed stride along one dim."""
@@ -228,7 +228,7 @@ def _compare_stretched(op: Op, case: Case, letters: str, subject: Subject) -> No
 
 
 @pytest.mark.parametrize("axis", range(4), ids=["sequences-pages", "tokens-rows", "heads", "dims"])
-def test_what_grows_with_a_cache_is_64_bits_wide(axis: int) -> None:
+def test_offsets_into_a_cache_are_64_bits_wide(axis: int) -> None:
     """Three of everything, one of them with the largest allowed stride."""
     stride = 2 ** (BITS - 1) - 1
 

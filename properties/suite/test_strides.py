@@ -22,7 +22,7 @@ _SIZES = {"B": 2, "H": 3, "G": 1, "R": 3, "K": 16, "V": 16, "D": 16, "W": 4, "P"
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
-def test_where_rows_lie_changes_nothing(name: str, mode: str, subject: Subject) -> None:
+def test_the_layout_of_rows_changes_nothing(name: str, mode: str, subject: Subject) -> None:
     op, case = OPS[name], _case(name, mode, (5,))
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     want = subject.run(op, case, inputs, gradients_of)
@@ -60,7 +60,7 @@ def test_strides_of_one_do_not_stand_for_those_of_another(
 
 
 @pytest.mark.parametrize(("name", "mode"), PACKED)
-def test_where_boundaries_lie_changes_nothing(name: str, mode: str, subject: Subject) -> None:
+def test_the_layout_of_boundaries_changes_nothing(name: str, mode: str, subject: Subject) -> None:
     op, case = OPS[name], _case(name, mode, (2, 3), packed=True)
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     want = subject.run(op, case, inputs, gradients_of)

@@ -51,7 +51,7 @@ def _prepared(op: str, mode: str, dtype: str, dims: dict[str, int]) -> Callable[
 
 
 @pytest.mark.parametrize(("op", "mode"), MODES_WITH_KERNELS)
-def test_a_call_takes_the_first_tile_of_the_architecture_that_is_claimed(
+def test_a_call_takes_the_first_tile_of_the_claimed_architecture(
     op: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = ours.target(torch.device("cpu"))
@@ -121,7 +121,7 @@ _FEW = [
 
 
 @pytest.mark.parametrize(("op", "mode", "index"), _FEW)
-def test_a_tile_for_few_states_is_taken_where_there_are_few(op: str, mode: str, index: int) -> None:
+def test_a_tile_for_few_states_is_chosen_for_few_states(op: str, mode: str, index: int) -> None:
     entry = TABLE[op, mode][index]
 
     def chosen(walks: int, tile: int | None = None) -> int:

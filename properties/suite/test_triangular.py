@@ -120,7 +120,7 @@ def test_an_inverse_is_as_accurate_as_one_by_substitution(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_what_was_joined_keeps_16_bits(dtype: torch.dtype, subject: Subject) -> None:
+def test_joined_blocks_of_an_inverse_keep_16_bits(dtype: torch.dtype, subject: Subject) -> None:
     """17² = 289, an element of the inverse of the rows below, which is added to -288 beside it."""
     A = torch.zeros(1, 16, 16)
     A[0, 5, 4] = A[0, 6, 5] = 17

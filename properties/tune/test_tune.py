@@ -69,7 +69,7 @@ def test_an_op_and_mode_has_at_most_60_candidates(row: tuple[str, str], dim: int
     assert sum(counts) <= 60
 
 
-def test_what_was_measured_fastest_is_among_the_candidates() -> None:
+def test_the_fastest_measured_tiles_are_among_the_candidates() -> None:
     forward, dq, dkv, *_ = STAGES["attention", "parallel"]
     assert Tile(64, 64, num_stages=3) in forward.grid(64)
     assert Tile(64, 32, num_stages=3) in forward.grid(128)
@@ -113,7 +113,7 @@ def test_the_search_finds_the_fastest_and_tells_it_beside_todays() -> None:
     assert second.entry.of("dq").keys == 32
 
 
-def test_what_is_wrong_is_told_and_does_not_stop_the_search() -> None:
+def test_wrong_candidates_are_reported_and_do_not_stop_the_search() -> None:
     def compiled(problem: Problem, stage: Stage, entry: Entry) -> TrialResult:
         return TrialResult(wrong="too much shared memory" if entry.num_stages == 4 else "")
 
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_told_and_does_not_stop_the_search() -> None:
     assert "it spills" in text
 
 
-def test_where_no_candidate_keeps_the_rules_the_entry_stays() -> None:
+def test_the_entry_stays_if_every_candidate_spills() -> None:
     found = list(_search(ruled=lambda *_: TrialResult(wrong="it spills")).run([ATTENTION], ["dq"]))
     best = found[-1]
     assert isinstance(best, Best)
@@ -165,7 +165,7 @@ def test_a_search_of_one_chunk_length_ends_with_it_though_it_is_slower() -> None
     assert {tile.tokens for tile in best.entry.kernels.values()} == {16}
 
 
-def test_what_is_compiled_is_judged_while_others_compile() -> None:
+def test_compiled_candidates_are_judged_while_others_compile() -> None:
     judged = threading.Event()
     today = ATTENTION.entry(HOPPER)
 
@@ -276,7 +276,7 @@ def _asked_for(row: tuple[str, str], stage: Stage) -> list[str]:
     return asked
 
 
-def test_each_stage_is_of_kernels_that_are_launched() -> None:
+def test_each_stage_tunes_kernels_that_are_launched() -> None:
     worker = CompilerProcess()
     try:
         for row, stages in STAGES.items():

@@ -158,7 +158,7 @@ def test_a_decay_that_is_an_ulp_off_at_each_token_stays_within_the_factor() -> N
 
 
 @pytest.mark.parametrize("terms", [1, 16, 200])
-def test_equal_terms_that_are_rounded_alike_stay_within_the_deviations(terms: int) -> None:
+def test_equal_terms_that_round_alike_stay_within_the_allowed_deviations(terms: int) -> None:
     # A sum of n numbers x, each perturbed by its own u, scatters by sqrt(n)·u·x. If all round alike
     # it is off by n·u·x, which exceeds 6 times that from n = 37.
     off = math.sqrt(terms)

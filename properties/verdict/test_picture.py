@@ -80,7 +80,7 @@ def test_a_state_has_no_tokens_and_a_scalar_no_dims() -> None:
     assert scalar.strips == (Strip("", ("1",)),)
 
 
-def test_there_is_no_picture_where_no_element_is_wrong() -> None:
+def test_a_correct_result_has_no_picture() -> None:
     assert picture(comparison(1, 2, errors={}), case(2), ("B", "T")) is None
     assert picture(comparison(1, 0, errors={}), case(0), ("B", "T")) is None
     shapes = compare("y", torch.zeros(2), torch.zeros(3), None)
