@@ -212,7 +212,6 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
 
 
 def raised(law: str, case: Case, subject: Subject, error: BaseException) -> Violation:
-    """Turn an error of a target into a violation."""
     frames = own_frames(error)
     text = error_report(law, case, error, frames, subject.device, subject.target.name)
     return Violation(law, case, text, error).of_its_own_type()

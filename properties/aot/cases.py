@@ -177,7 +177,6 @@ def _bare(op: Op, mode: Mode, dtype: str, dim: int, ragged: bool = False) -> Cas
 
 
 def _loaded(op: Op, mode: Mode, case: Case) -> Case:
-    """The case with every tensor and option that the mode takes."""
     case = _packed(case)
     allowed = [a for a in op.arguments if a.name not in mode.refuses]
     return replace(
@@ -201,7 +200,6 @@ def _options(op: Op, mode: Mode) -> list[Option]:
 
 
 def _switched(option: Option, case: Case) -> Any:
-    """The simplest value that is not the default."""
     return find(
         option.draw(case),
         lambda value: value != option.default,

@@ -24,7 +24,6 @@ class CompileResult:
 
 
 def check_compilation(compilation: Compilation, thorough: bool) -> CompileResult:
-    """Compile every launch of a compilation."""
     architecture = ARCHITECTURES[compilation.architecture]
     return check(compilation.runs(architecture, thorough), compilation.architecture)
 

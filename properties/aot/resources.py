@@ -36,7 +36,6 @@ class Resources:
 
 
 def resources(kernel: CompiledKernel) -> Resources:
-    """Read them from the compiled kernel."""
     shared = kernel.metadata.shared
     if "cubin" in kernel.asm:
         # A kernel's stack holds spilled registers only: Triton inlines every call and has no

@@ -74,7 +74,6 @@ class Case:
 
     @property
     def called_mode(self) -> str:
-        """The mode that the call names."""
         return "auto" if self.auto else self.mode
 
     @property
@@ -83,7 +82,6 @@ class Case:
         return len(self.lengths) if self.packed else self.dims["B"]
 
     def layout_of(self, name: str) -> str:
-        """The layout of the tensor of this name."""
         return self.layouts.get(name, self.layout)
 
     def _said(self) -> dict[str, Any]:

@@ -339,7 +339,6 @@ def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact
 
 
 def _has_keys_of_its_own(op: Op, case: Case) -> bool:
-    """Whether the number of keys is free."""
     return op.keys and (not case.packed or len(op.packed_by) > 1)
 
 

@@ -181,7 +181,6 @@ def _thinned(gradient: Tensor) -> Tensor:
 
 
 def _number(case: Case, value: Any) -> Any:
-    """Return an option as the case passes it."""
     return numpy.float64(value) if case.numbers == "numpy" and type(value) is float else value
 
 
@@ -388,6 +387,5 @@ def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Resu
 
 
 def _named(op: Op, returned: Any) -> Results:
-    """Return the outputs by name, without those that are None."""
     outputs = returned if isinstance(returned, tuple) else (returned,)
     return {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}

@@ -81,18 +81,15 @@ class Changed:
         return found
 
     def _tests(self, file: str) -> Iterator[Path]:
-        """The test files that a file can reach."""
         for path in _files_of_tests():
             if any(self._is_of(file, path, test, frozenset()) for test in names_of_tests(path)):
                 yield path
 
     def _ops(self, file: str) -> list[str]:
-        """The ops whose laws a file can reach."""
         laws = ROOT / "properties" / "suite" / "test_laws.py"
         return [op for op in OPS if self._reaches(file, laws, "test_law_holds", frozenset([op]))]
 
     def told(self) -> list[str]:
-        """A line for each file, with what it can reach."""
         lines = [f"changed since {self.since}: {_count(len(self.files), 'file')}"]
         return lines + [f"  {file} -> {self._reached(file)}" for file in self.files]
 
@@ -196,7 +193,6 @@ def _without_oracles(module: str) -> frozenset[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """The strings in a test's parameter, and the names of ops."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Op):

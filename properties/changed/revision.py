@@ -48,7 +48,6 @@ def _commit(revision: str, root: Path) -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Git's output, or None if it fails."""
     try:
         ran = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
     except FileNotFoundError:

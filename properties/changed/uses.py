@@ -78,7 +78,6 @@ def _scope(path: Path) -> _Scope:
 
 @cache
 def names_of_tests(path: Path) -> tuple[str, ...]:
-    """The names of a file's test functions and classes."""
     return tuple(n for n in _scope(path).definitions if n.startswith(("test", "Test")))
 
 
@@ -124,7 +123,6 @@ def uses(path: Path, test: str) -> Uses:
 
 
 def _code(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement, without docstrings."""
     left: list[ast.AST] = [statement]
     while left:
         node = left.pop()
@@ -145,7 +143,6 @@ def _fixtures(node: ast.AST) -> Iterator[str]:
 
 @cache
 def words_of(path: Path) -> frozenset[str]:
-    """The strings in a file's code."""
     tree = ast.parse(path.read_text())
     constants = [n for s in tree.body for n in _code(s) if isinstance(n, ast.Constant)]
     return frozenset(node.value for node in constants if isinstance(node.value, str))

@@ -209,7 +209,6 @@ def _crew(origin: Origin, chosen: argparse.Namespace) -> Sequence[Judge]:
 
 
 def replay(case: Case, laws: Sequence[str], worker: Worker, console: Console) -> int:
-    """Run one case under some laws."""
     broken = 0
     prepare()
     try:

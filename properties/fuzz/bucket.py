@@ -60,12 +60,10 @@ class Bucket:
 
     @property
     def others(self) -> list[str]:
-        """A line for each other signature."""
         return [f"  also      {one.signature}: {one.case.line()}" for one in self.smallest[1:]]
 
     @property
     def line(self) -> str:
-        """The bucket in one line."""
         jobs = ", ".join(f"{job} {count}" for job, count in self.seen.most_common(3))
         more = f" and {len(self.seen) - 3} more jobs" if len(self.seen) > 3 else ""
         return f"{self.first.signature}: {jobs}{more}"

@@ -69,7 +69,6 @@ class Remote:
         return ended(self.origin, law, case, "is lost with its node")
 
     def restart(self) -> None:
-        """Continue in a fresh process."""
         try:
             ray.get(self.seat.restart.remote())
         except RayActorError:
@@ -168,7 +167,6 @@ def _release() -> str:
 
 
 def _packages() -> Iterator[Path]:
-    """The folders of the suite's own packages."""
     root = Path(__file__).parents[2]
     for name in ("reference", "kernels", "properties", "regressions"):
         if (root / name).is_dir():

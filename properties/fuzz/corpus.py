@@ -45,7 +45,6 @@ class Corpus:
             self.least[job] = passing[_MOST - 1][0]
 
     def drop(self, job: Job, case: Case) -> None:
-        """Forget a case."""
         for _, kept, entry in self._entries(job):
             if kept == case:
                 self.database.delete(self._key(job), entry)

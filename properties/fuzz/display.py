@@ -28,7 +28,6 @@ class Display:
         )
 
     def status(self) -> str:
-        """The night so far in one line."""
         parts = [self.summary(), f"worst {self.log.total.worst:.2f} of its budget"]
         if self.night.left is not None:
             parts.append(f"{duration(self.night.left)} left")
@@ -101,7 +100,6 @@ def _cells(tally: Tally) -> tuple[str, ...]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

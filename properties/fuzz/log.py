@@ -125,7 +125,6 @@ class Log:
         self.history.add(seconds, job.op, tally)
 
     def rows(self) -> dict[tuple[str, str], Tally]:
-        """Tallies by op and law."""
         return self._summed((job.op, job.law) for job in self.tallies)
 
     def record(self, device: str) -> dict[Key, Record]:
@@ -145,7 +144,6 @@ class Log:
         return summed
 
     def write(self, folder: Path) -> None:
-        """Write the log to a folder, for `read`."""
         said = {
             "target": self.target,
             "seed": self.seed,

@@ -240,7 +240,6 @@ class _Round:
                 raise type_of(failure.signature)
 
     def _judge(self, case: Case) -> Failure | None:
-        """Judge a case and update the log."""
         shrinking = self.until < float("inf")
         if monotonic() > self.until or self.night.rests(self.job):
             raise Enough
@@ -366,7 +365,6 @@ class _Elsewhere:
         self.asked: Future[Answer] = self.thread.submit(self.worker.ask, law, case)
 
     def close(self) -> None:
-        """Stop waiting for the answer."""
         self.worker.stop()
         self.thread.shutdown()
         self.worker.close()

@@ -44,7 +44,6 @@ def write(night: Night, state: str, folder: Path) -> None:
 
 
 def data(night: Night, state: str) -> dict[str, Any]:
-    """The page's contents as plain data."""
     log, device = night.log, resolve(night.origin.device)
     jobs = [
         asdict(job) | _numbers(tally) | {"rests": night.rests(job)}

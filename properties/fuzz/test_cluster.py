@@ -94,7 +94,6 @@ def test_losing_a_node_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path: Path
 
 
 def _there(process: int) -> bool:
-    """Whether a process still runs."""
     try:
         return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
     except OSError:

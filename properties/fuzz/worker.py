@@ -176,7 +176,6 @@ class Worker:
         )
 
     def restart(self) -> None:
-        """Continue in a fresh process."""
         self._end()
         self.start()
 
@@ -421,7 +420,6 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
 
 
 def _picture(found: Violation, subject: Subject) -> Picture | None:
-    """The picture of a result that differs."""
     if not isinstance(found.fault, Comparison):
         return None
     op = scope.declared(subject.target, found.case.op, found.case.mode)
@@ -446,5 +444,4 @@ def _device_is_lost() -> bool:
 
 
 def _resident() -> int:
-    """This process's resident memory in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -80,7 +80,6 @@ def _allowed(
     *,
     quick: bool,
 ) -> dict[str, Budget]:
-    """The error budget of each result."""
     incoming = _in_float64(gradients_of) or {}
     telescopes = tuple(t for t in op.telescopes(case) if t.gradient in want)
     if telescopes:

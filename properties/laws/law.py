@@ -174,7 +174,6 @@ def summed_in_range(op: Op, case: Case) -> Case:
 
 
 def with_a_row(op: Op, case: Case) -> Case:
-    """The case with at least one batch row."""
     return case if case.dims["B"] else op.settle(replace(case, dims={**case.dims, "B": 1}))
 
 

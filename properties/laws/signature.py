@@ -62,7 +62,6 @@ def family(op: str) -> str:
 
 
 def signature(op: str, law: str, fault: Fault) -> Signature:
-    """The signature of a violation."""
     if isinstance(fault, Comparison):
         return Signature(family(op), law, fault.name)
     if isinstance(fault, str):

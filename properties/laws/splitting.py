@@ -94,7 +94,6 @@ def _half(op: Op, case: Case, early: bool) -> Case:
 
 
 def _tokens(op: Op, case: Case, piece: Results, cut: int, n: int, early: bool) -> Results:
-    """The tokens of one sequence before the cut, or those after it."""
     part = {}
     (start, stop), (first, last) = spans(case, "T")[n], spans(case, "S")[n]
     for name, x in piece.items():

@@ -209,7 +209,6 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _listed(title: str, operators: Mapping[str, Operator]) -> str:
-    """The kinds of mistakes for the help."""
     rows = [f"  {operator.name:27}{operator.what}" for operator in operators.values()]
     return "\n".join([f"kinds of mistakes, {title}:", *rows, "", ""])
 
@@ -276,7 +275,6 @@ def _run(
 def _try_alone(
     scoreboard: Scoreboard, suite: Suite, fates: Fates, workers: int, console: Console
 ) -> dict[Mutant, Fate]:
-    """Try each mutant alone; return the survivors."""
     suspects: dict[Mutant, Fate] = {}
     left = scoreboard.open
     if not left:

@@ -53,7 +53,6 @@ class Fates:
             self.known[fate.key] = fate
 
     def get(self, key: str, suite: str) -> Fate | None:
-        """The fate of a mutant, if it is still valid."""
         fate = self.known.get(key)
         if fate is None or (fate.caught_by is None and fate.suite != suite):
             return None

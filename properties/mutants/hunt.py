@@ -131,7 +131,6 @@ class Suite:
         return sorted(about, key=lambda file: (-_shared(file, mutant.path), len(sizes[file])))
 
     def jobs_about(self, mutant: Mutant) -> list[Job]:
-        """The jobs that may run the module of a mutant."""
         return [j for j in self.jobs if mutant.module in self.sources[j.op].kernels]
 
     def waves(self, mutant: Mutant) -> "Iterator[Wave]":
@@ -303,7 +302,6 @@ class Suite:
             return True
 
     def attempt(self, checks: Sequence[Check], mutant: Mutant) -> Outcome:
-        """Try a mutant on checks in a process of its own."""
         pinned = [check.pinned for check in checks]
         limits = [_COMPILING + _LONGER * check.seconds for check in checks]
         seconds = round(_AT_LEAST + _LONGER * sum(check.seconds for check in checks))
@@ -336,7 +334,6 @@ def _module(file: str) -> str:
 
 
 def _shared(file: str, path: Path) -> int:
-    """The number of common folders."""
     return len({*Path(file).parents} & {*path.parents})
 
 
@@ -390,7 +387,6 @@ def fate_of(mutant: Mutant, suite: Suite, fates: Fates) -> Fate:
 
 
 def _fate_alone(mutant: Mutant, checks: Sequence[Check], suite: Suite) -> Fate:
-    """The fate of a mutant on these checks."""
     if not checks:
         return Fate(mutant.key, None)
     outcome = suite.attempt(checks, mutant)

@@ -53,7 +53,6 @@ def write(path: Path, killers: Killers) -> None:
 
 
 def joined(*several: Killers) -> Killers:
-    """Merge the records of several files."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for recorded in several:
         for function, checks in recorded.items():

@@ -38,7 +38,6 @@ class LineCoverage:
         self._python.set_option("run:disable_warnings", ["no-data-collected"])
 
     def start(self) -> None:
-        """Start recording."""
         from triton.runtime.jit import JITFunction
 
         from properties.simulator import compilation

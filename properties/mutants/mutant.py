@@ -46,17 +46,14 @@ class Mutant:
 
     @property
     def line(self) -> int:
-        """Where it is in the file."""
         return self.source.count("\n", 0, self.change.pieces[0].start) + 1
 
     @property
     def package(self) -> str:
-        """The package that it is in."""
         return self.module.partition(".")[0]
 
     @property
     def where(self) -> str:
-        """The full name of the function."""
         return f"{self.module}.{self.function}"
 
     @cached_property
@@ -83,7 +80,6 @@ class Mutant:
 
     @property
     def diff(self) -> str:
-        """The change as a unified diff."""
         before, after = self.source.splitlines(), self.change.of(self.source).splitlines()
         name = self.path.as_posix()
         return "\n".join(difflib.unified_diff(before, after, name, name, n=2, lineterm=""))

@@ -44,7 +44,6 @@ class Place:
         return self.put(self.function.source.of(node))
 
     def drop(self) -> Change:
-        """Remove a statement."""
         return Change(*self.function.source.span(self.node), "pass")
 
     @property

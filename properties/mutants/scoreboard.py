@@ -34,7 +34,6 @@ class Scoreboard:
 
     @property
     def open(self) -> list[Mutant]:
-        """Mutants to try."""
         return [
             m
             for m in self.mutants
@@ -52,7 +51,6 @@ class Scoreboard:
         return [v for v in self.fates.values() if v.caught_by is not None]
 
     def summary(self) -> str:
-        """One line."""
         parts = [f"{len(self.killed)} of {len(self.mutants)} mutants killed"]
         if self.listed:
             parts.append(f"{len(self.listed)} equivalent")
@@ -132,7 +130,6 @@ class Scoreboard:
         )
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Every mutant and its fate."""
         return [self._row(mutant) for mutant in self.mutants]
 
     def _state(self, mutant: Mutant) -> str:

@@ -34,7 +34,6 @@ class Share:
 
     @property
     def killable(self) -> int:
-        """Mutants that the suite should kill."""
         return self.mutants - self.equivalent - self.elsewhere
 
     def __add__(self, other: "Share") -> "Share":

@@ -66,11 +66,9 @@ class Check:
 
     @property
     def breadth(self) -> int:
-        """How many lines it runs."""
         return sum(int(numbers, 16).bit_count() for numbers in self.lines.values())
 
     def runs(self, mutant: Mutant) -> bool:
-        """Whether it runs a line that a mutant changes."""
         return meets(self.lines, mutant.path, mutant.lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -208,7 +206,6 @@ def standing(pinned: Sequence[Pinned], bench: Bench) -> list[Check]:
 
 
 def files_of_tests(package: str) -> Iterator[str]:
-    """Test files that may notice an edit of a package."""
     for place in TESTS.get(package, ()):
         path = ROOT / place
         for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
@@ -223,7 +220,6 @@ class Surveys:
         self.folder = folder
 
     def known(self, name: str, code: str) -> list[Check] | None:
-        """A kept survey, or None."""
         try:
             told = json.loads(self._path(name).read_text())
             return [Check.from_json(c) for c in told["checks"]] if told["code"] == code else None

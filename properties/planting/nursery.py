@@ -190,5 +190,4 @@ def _work(task: bytes) -> bytes:
 
 
 def _die_with_parent() -> None:
-    """Make the kernel end this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -42,7 +42,6 @@ class Change:
         return Change(self.start + by, self.stop + by, self.text, also)
 
     def of(self, source: str) -> str:
-        """The source with the change made."""
         for piece in reversed(self.pieces):
             source = source[: piece.start] + piece.text + source[piece.stop :]
         return source
@@ -78,7 +77,6 @@ class Source:
         return offset + len(content[:column].decode())
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """First and one-past-last character of a node."""
         assert isinstance(node, (ast.expr, ast.stmt, ast.keyword))
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
@@ -88,7 +86,6 @@ class Source:
         )
 
     def of(self, node: ast.AST) -> str:
-        """The text of a node."""
         start, stop = self.span(node)
         return self.text[start:stop]
 
@@ -108,7 +105,6 @@ class Source:
         return Change(start, stop, text if same else f"({text})")
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The statement that contains a node."""
         while not isinstance(node, ast.stmt):
             node = self.parents[node]
         return node
@@ -137,7 +133,6 @@ class Function:
 
     @cached_property
     def name(self) -> str:
-        """Its qualified name."""
         names, node = [self.node.name], self.source.parents.get(self.node)
         while node is not None:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -147,7 +142,6 @@ class Function:
 
     @cached_property
     def on_device(self) -> bool:
-        """Whether it is Triton code."""
         return any("triton.jit" in ast.unparse(d) for d in self.node.decorator_list)
 
     @cached_property
@@ -164,12 +158,10 @@ class Function:
 
     @cached_property
     def body(self) -> list[ast.stmt]:
-        """Its statements, without the docstring."""
         return self.node.body[1:] if ast.get_docstring(self.node) else self.node.body
 
     @cached_property
     def calls(self) -> frozenset[str]:
-        """The names of the functions that it calls."""
         return frozenset(called(node) for node in ast.walk(self.node))
 
     @cached_property
@@ -179,7 +171,6 @@ class Function:
 
     @cached_property
     def launches(self) -> bool:
-        """Whether it launches a kernel."""
         return any(is_launch(node) for node in ast.walk(self.node))
 
     @cached_property

@@ -272,7 +272,6 @@ class Laboratory:
 
     @property
     def device(self) -> str:
-        """Where trials run."""
         return self.bench.device
 
     def submit(self, pinned: Pinned, edit: Edit | None = None) -> "Future[Outcome]":

@@ -73,7 +73,6 @@ def _anchor(heading: str) -> str:
 
 
 def _blocks(language: str = "") -> list[str]:
-    """The README's fenced blocks in this language."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
     return [text for name, text in found if name == language]
 

@@ -276,7 +276,6 @@ def _tile(case: Case) -> int:
 
 
 def _taken(case: Case) -> int:
-    """The entry that the case takes."""
     return next(iter(TARGET.tiles(case))) if case.tile is None else case.tile
 
 

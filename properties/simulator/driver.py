@@ -27,7 +27,6 @@ WARP = 32
 
 
 def capability(device: Any = None) -> tuple[int, int]:
-    """Compute capability of the GPU, major and minor."""
     return divmod(compilation.CAPABILITY, 10)
 
 
@@ -99,7 +98,6 @@ class Stream(nullcontext[None]):
 
 
 def properties(device: Any = None) -> SimpleNamespace:
-    """`torch.cuda.get_device_properties`."""
     major, minor = capability()
     return SimpleNamespace(
         name=NAME,

@@ -69,7 +69,6 @@ class Kernel:
         self.shown = False
 
     def launch_metadata(self, grid: Any, stream: Any, *arguments: Any) -> Any:
-        """The metadata for launch hooks."""
         return compiler.LazyDict({"name": self.name, "function": None, "stream": stream})
 
     def _init_handles(self) -> None:
@@ -165,7 +164,6 @@ def slabs(count: int, size: int, options: Options) -> Iterator[Array]:
 
 
 def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-    """Run every program of a launch."""
     options, program = SESSION.options, kernel.program
     if options.dump and not kernel.shown:
         kernel.shown = True

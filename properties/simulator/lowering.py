@@ -83,7 +83,6 @@ def division(template: str, signed: bool) -> Lowering:
 
 
 def poison(w: Writer, i: Instruction) -> None:
-    """A poison value, which must not be used."""
     text = f"np.zeros({(1,) * (i.type.rank + 1)}, {value_dtype(i.type.element)})"
     w.names[i.results[0]] = w.module.constant(i.results[0], text)
 

@@ -188,7 +188,6 @@ class Buffer:
         return allowed + (", though its storage goes on there" if inside else "")
 
     def describe(self) -> str:
-        """The argument's description for a message."""
         shape, strides = tuple(self.tensor.shape), self.tensor.stride()
         gaps = "" if self.tensor.is_contiguous() else f" and strides {strides}"
         return f"argument `{self.name}` of shape {shape}{gaps}"

@@ -43,7 +43,6 @@ _IN_TURN = (
 
 
 def _always(family: int, dtype: str, architecture: str) -> bool:
-    """Whether every profile compiles it."""
     third, rest = divmod(family, 3)
     beside = [_IN_TURN[third % len(_IN_TURN)]] if rest == 1 else []
     return (dtype, architecture) in [("bfloat16", "sm_90"), *beside]

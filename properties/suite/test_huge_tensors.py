@@ -64,7 +64,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _case(op: Op, mode: str, what: str) -> Case:
-    """A case with every tensor of the mode."""
     packed = what == "packed"
     known = {**_SIZES, **(_VECTORS if what == "vectors" else _LESS.get((op.name, mode), {}))}
     dims = {d: known.get(d, _OTHER_SIZE) for d in op.dims} | {"B": SEQUENCES}

@@ -144,7 +144,6 @@ def _with_everything(op: Op, case: Case) -> Case:
 
 
 def _switched(option: Option, case: Case) -> object:
-    """The simplest value that is not the default."""
     return find(
         option.draw(case),
         lambda value: value != option.default,

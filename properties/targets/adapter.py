@@ -53,7 +53,6 @@ class Implementation:
     telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()
 
     def has(self, name: str) -> bool:
-        """Whether the function takes an argument of this name."""
         return name in self._parameters() or self._takes_all()
 
     def _takes_all(self) -> bool:

@@ -176,7 +176,6 @@ class KnownFailure:
 
     @property
     def installed(self) -> bool:
-        """Whether an affected release is installed."""
         return any(_installed(release) for release in self.releases)
 
 

@@ -31,7 +31,6 @@ class Oracle(Target):
 
 
 def compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...]:
-    """The oracle's results for a valid call."""
     with _without_autocast(given):
         return _compute(op, given)
 

@@ -40,7 +40,6 @@ def unstated(target: Target, op: str, mode: str) -> dict[str, str]:
 
 
 def laws(target: Target, op: str, mode: str) -> tuple[str, ...]:
-    """Laws that apply to the target."""
     without = unstated(target, op, mode)
     return tuple(law for law in declared(target, op, mode).laws if law not in without)
 

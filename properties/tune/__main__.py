@@ -208,7 +208,6 @@ class Record:
         self.best = {_identity(plain, "tiles"): plain for plain in earlier["best"]}
 
     def result(self, problem: Problem, stage: Stage, entry: Entry) -> TrialResult | None:
-        """A candidate's result from an earlier run."""
         known = self.candidates.get(_identity(_plain(problem, stage.name, entry)))
         return None if known is None else TrialResult(known["wrong"], tuple(known["milliseconds"]))
 
@@ -274,7 +273,6 @@ def as_code(entry: Entry) -> str:
 
 
 def line(found: Candidate) -> str:
-    """A line for one candidate."""
     mark = " (today's)" if found.today else ""
     head = f"{found.problem} · {found.kernel}: {in_words(found.tile)}{mark}: "
     if found.result.wrong:

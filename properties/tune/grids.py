@@ -37,7 +37,6 @@ class Stage:
         return self.kernel or "entry"
 
     def tile(self, entry: Entry) -> Tile:
-        """The entry's tile for these kernels."""
         own = entry if self.kernel is None else entry.of(self.kernel)
         return Tile(own.tokens, own.keys, own.features, own.num_warps, own.num_stages)
 

@@ -105,7 +105,6 @@ def picture(comparison: Comparison, case: Case, dims: Sequence[str]) -> Picture 
 
 
 def _levels(c: Comparison) -> Tensor:
-    """The level of each element."""
     times = (c.got.double() - c.want).abs() / c.allowed
     size = 1 + (times > 10).int() + (times > 1000).int()
     return torch.where(c.wrong, torch.where(c.got.isfinite(), size, 4), 0)

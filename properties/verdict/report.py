@@ -123,7 +123,6 @@ def _context(law: str, case: Case, device: torch.device, target: str) -> list[st
 
 
 def repro(law: str, case: Case, device: torch.device, target: str) -> str:
-    """The command that reproduces a failure."""
     command = f"python -m properties.fuzz --law {law} --case {shlex.quote(case.to_json())}"
     if target != "ours":
         command += f" --target {target}"

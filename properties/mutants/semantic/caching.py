@@ -74,7 +74,6 @@ def _tuple(parts: list[str]) -> str:
 
 
 def _reads_numbers(function: Function, name: str) -> bool:
-    """Whether a function reads more of a tensor than its metadata."""
     source = function.source
     for node in ast.walk(function.node):
         if not (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)):
@@ -115,7 +114,6 @@ def _by_metadata(function: Function, name: str) -> str:
 
 
 def _readers(at: Place) -> list[str]:
-    """The tensors whose numbers a helper reads."""
     if not _is_a_helper(at):
         return []
     return [name for name in at.function.tensors if _reads_numbers(at.function, name)]

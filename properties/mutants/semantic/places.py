@@ -94,12 +94,10 @@ def least(at: Place) -> str:
 
 
 def uses(node: ast.AST) -> set[str]:
-    """The names that some code reads."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
 def sets(node: ast.AST) -> set[str]:
-    """The names that some code gives a value."""
     return {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     }

@@ -279,10 +279,8 @@ TYPES = {
 
 
 def choices(option: Option) -> tuple[str, ...]:
-    """The kinds of values that an option accepts."""
     return _CHOICES[option.name][1] if option.name in _CHOICES else ("False", "True")
 
 
 def choice(option: Option, value: Any, known: Facts) -> str:
-    """The kind of an option's value."""
     return _CHOICES[option.name][0](value, known) if option.name in _CHOICES else str(value)

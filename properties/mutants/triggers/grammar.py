@@ -87,7 +87,6 @@ class Atom:
 
 
 def atoms(op: Op, target: Ours) -> list[Atom]:
-    """Every atom of an op."""
     return [
         *_sizes(op),
         *_tokens(op),

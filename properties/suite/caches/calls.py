@@ -12,7 +12,6 @@ CONTEXTS = tuple(name for name in contexts.CONTEXTS if name != "compiled")
 
 
 def context(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of that name, in which a call may run."""
     return contexts.CONTEXTS[name](device.type)
 
 

@@ -66,7 +66,6 @@ class KVMachine(RuleBasedStateMachine):
         raise NotImplementedError
 
     def fits(self, counts: list[int]) -> bool:
-        """Whether there is room for these new tokens."""
         raise NotImplementedError
 
     @initialize(

@@ -71,7 +71,6 @@ def with_dense_gradient(o: Tensor) -> Tensor:
 
 
 def visible(p: Tensor, j: Tensor, causal: bool, window: int | None) -> Tensor:
-    """Whether a query at position p sees key j."""
     seen = j <= p if causal else j == j
     return seen if window is None else seen & ((p - j).abs() < window)
 

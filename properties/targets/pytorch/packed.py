@@ -79,7 +79,6 @@ def _varlen(
 
 
 def _bounds(x: Tensor) -> Tensor:
-    """Boundaries of the rows of a batch."""
     return x.shape[1] * torch.arange(x.shape[0] + 1, device=x.device)
 
 
