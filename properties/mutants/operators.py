@@ -121,7 +121,7 @@ _SHIFTED: dict[type[ast.cmpop], tuple[str, str]] = {
 }
 
 
-@_operator("a bound that is off by one")
+@_operator("a bound is off by one")
 def boundary(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Compare(left=left, ops=[order], comparators=[right]) if type(
@@ -132,7 +132,7 @@ def boundary(at: Place) -> Iterator[Change]:
             yield at.put(f"{at.text(right)} {step} 1", right)
 
 
-@_operator("a mask that is not passed, or misses a condition")
+@_operator("a mask is left out, or misses a condition")
 def mask(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Call(keywords=keywords) if called(at.node) in ("load", "store"):
@@ -147,7 +147,7 @@ def mask(at: Place) -> Iterator[Change]:
             yield at.become(masked)
 
 
-@_operator("what a masked load holds elsewhere is left out")
+@_operator("a masked load lacks its `other` value")
 def other(at: Place) -> Iterator[Change]:
     if isinstance(at.node, ast.Call) and any(k.arg == "other" for k in at.node.keywords):
         yield _without(at, "other")
@@ -166,7 +166,7 @@ _SIBLINGS = ("q k v o do x y g gv c r", "b t h", "key value", "heads tokens", "K
 _SIZES = words("stride dim dims length start num shape low high PAD FULL B in cu")
 
 
-@_operator("the stride, dim or length of a sibling")
+@_operator("a stride, dim or length of another tensor or dim is used")
 def sibling(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Name(id=name, ctx=ast.Load()) if at.function.on_device:
@@ -209,7 +209,7 @@ def _beside(at: Place, index: ast.expr) -> Iterator[Change]:
         yield at.put(str(1 if axis == 0 else axis - 1), index)
 
 
-@_operator("the offset of one block")
+@_operator("the offset of a block is dropped")
 def block(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=count, op=ast.Mult(), right=ast.Name(id=size)) if (
@@ -224,7 +224,7 @@ def is_range(call: ast.Call) -> bool:
     return called(call) in ("range", "static_range")
 
 
-@_operator("the first turn of a loop alone, or all but the last")
+@_operator("a loop runs only its first iteration, or skips its last")
 def loop(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.For() if any(_grows_a_tuple(n) for n in ast.walk(at.node)):
@@ -241,7 +241,7 @@ def loop(at: Place) -> Iterator[Change]:
             yield at.put(f"{at.text(stop)} - {at.text(step)}", stop)
 
 
-@_operator("a state that is not carried on, or carried twice")
+@_operator("a state is not carried on, or carried twice")
 def carry(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.AugAssign(op=step) if _sums(at):
@@ -285,7 +285,7 @@ def reads(node: ast.AST, name: str) -> bool:
     return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
 
 
-@_operator("= for +=, or a product that does not add to its accumulator")
+@_operator("= for +=, or a dot without its accumulator")
 def accumulate(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.AugAssign(target=target, value=value) if _sums(at):
@@ -298,7 +298,7 @@ def accumulate(at: Place) -> Iterator[Change]:
             yield Change(comma, stop, "")
 
 
-@_operator("a term that is left out")
+@_operator("a term is left out")
 def term(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=left, op=ast.Add(), right=right) if at.floating():
@@ -320,7 +320,7 @@ def _is_a_place(node: ast.AST) -> bool:
     return isinstance(node, (ast.Name, ast.Constant))
 
 
-@_operator("a factor that is left out, or of the wrong sign")
+@_operator("a factor is left out, or has the wrong sign")
 def scale(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=left, op=ast.Mult(), right=right) if at.floating():
@@ -342,7 +342,7 @@ def sign(at: Place) -> Iterator[Change]:
             yield at.become(operand)
 
 
-@_operator("an option or a case of its own that is ignored")
+@_operator("a branch for an option or special case is ignored")
 def branch(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.If(test=test, body=body):
@@ -362,7 +362,7 @@ def branch(at: Place) -> Iterator[Change]:
             yield at.put(str(not flag), given)
 
 
-@_operator("one side of a choice, whatever the condition")
+@_operator("a choice always takes the same side")
 def choice(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.IfExp(test=ast.Compare(ops=[ast.Is()]), body=missing):
@@ -391,7 +391,7 @@ _FUNCTIONS = words(
 _METHODS = words("exp log sqrt tanh abs square reciprocal")
 
 
-@_operator("an exponential, logarithm or the like left out")
+@_operator("an exponential, logarithm or the like is left out")
 def exponential(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Call(args=[value]) if called(at.node) in _FUNCTIONS:
@@ -400,7 +400,7 @@ def exponential(at: Place) -> Iterator[Change]:
             yield at.become(value)
 
 
-@_operator("modulo for division, or a last block that is not full left out")
+@_operator("modulo for division, or a partial last block is left out")
 def division(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
@@ -412,7 +412,7 @@ def division(at: Place) -> Iterator[Change]:
 _CASTS = ("to", "long", "float", "double", "contiguous", "flip", "clone")
 
 
-@_operator("a cast or a copy left out, as of an index to 64 bits")
+@_operator("a cast (of an index to 64 bits, say) or a copy is left out")
 def cast(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Call(func=ast.Attribute(value=value)) if called(at.node) in _CASTS:
@@ -433,7 +433,7 @@ def cast(at: Place) -> Iterator[Change]:
                     yield at.put(f"({', '.join(filter(None, (before, text, after)))})")
 
 
-@_operator("a sum in the dtype of the inputs")
+@_operator("a sum is kept in the dtype of the inputs")
 def precision(at: Place) -> Iterator[Change]:
     dtype = at.function.dtype_of_inputs
     source = at.function.source
@@ -448,7 +448,7 @@ def precision(at: Place) -> Iterator[Change]:
             yield at.put(f"{source.of(at.node)}.to({dtype}).to(tl.float32)")
 
 
-@_operator("a barrier or an atomic left out", only_on="cuda")
+@_operator("a barrier or an atomic is left out", only_on="cuda")
 def barrier(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Expr() as statement if _is_barrier(statement):
@@ -457,7 +457,7 @@ def barrier(at: Place) -> Iterator[Change]:
             yield at.put(f"{at.function.source.of(module)}.store", at.node.func)
 
 
-@_operator("a slice that is off by one")
+@_operator("a slice is off by one")
 def cut(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Slice(lower=lower, upper=upper) if not at.function.on_device:
@@ -467,7 +467,7 @@ def cut(at: Place) -> Iterator[Change]:
                 yield at.put(f"{at.text(upper)} - 1", upper)
 
 
-@_operator("two steps in the other order")
+@_operator("two steps are exchanged")
 def order(at: Place) -> Iterator[Change]:
     parent = at.function.source.parents.get(at.node)
     for body in (getattr(parent, "body", []), getattr(parent, "orelse", [])):

@@ -27,19 +27,18 @@ from properties.tune.search import Best, Candidate, Search
 from properties.tune.trial import Problem, TrialResult
 
 ABOUT = """\
-A candidate is an entry of the tile table with another tile for some of its kernels. It is compiled
-first, in processes that share Triton's disk cache; then it has to keep the differential law,
-forward and all gradients, on one larger shape and on a few drawn cases; then it is timed: the
-median of CUDA events after warm-up, for the forward pass, or for forward and backward together.
-"of today's" is the time over that of the entry that the table has now, in the same run; below 1 is
-faster.
+A candidate is an entry of the tile table with another tile for some of its kernels. It is first
+compiled, in processes that share Triton's disk cache. It must then obey the differential law,
+forward and all gradients, on one larger case and a few drawn ones. Last it is timed: the median of
+CUDA events after warm-up, for the forward pass, or for forward and backward together. "of today's"
+is its time over that of the table's current entry in the same run; below 1 is faster.
 
 Kernels are searched one after another, the entry's own tile first, each with the best of those
 before. The best is the fastest that also compiles with every option and without spilled registers,
-which is what the tests ask of an entry.
+as the tests of entries require.
 
-Candidates that do not compile, do not fit, or break the law are listed with the reason. Results are
-printed, and written to the file of --json, as they are there.
+Rejected candidates are listed with the reason: they do not compile, do not fit, or break the law.
+Results are printed, and written to the file of --json, as they come.
 """
 DTYPES = ("bfloat16", "float16", "float32")
 DIMS = (64, 128)
@@ -83,16 +82,16 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parse.add_argument(
         "--chunk", type=_positive, metavar="TOKENS",
-        help="search from the best entry with this chunk length on, or with so many queries of a "
-        "program, even where it is slower than today's",
+        help="search only entries with this chunk length, or this many queries a program, even if "
+        "they are slower than today's",
     )  # fmt: skip
     parse.add_argument(
         "--cases", type=_number, default=2, metavar="N",
-        help="drawn cases to check a candidate on, each compiled apart (default: %(default)s)",
+        help="drawn cases to check a candidate on, each compiled separately (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
         "--rep", type=_positive, default=100, metavar="MS",
-        help="repeat each call for about so many milliseconds (default: %(default)s)",
+        help="repeat each call for about this many milliseconds (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
         "--jobs", type=_positive, default=_cores(), metavar="N",
@@ -100,12 +99,12 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parse.add_argument(
         "--budget", type=_positive, metavar="SECONDS",
-        help="begin no candidate after so many seconds; the winners so far are then compiled with "
+        help="start no candidate after this many seconds; the winners so far then compile with "
         "every option, which takes up to a minute more",
     )  # fmt: skip
     parse.add_argument(
         "--json", type=_file, metavar="FILE",
-        help="write all results to FILE, and take those that it has instead of measuring again",
+        help="write all results to FILE, and reuse those that it has",
     )  # fmt: skip
     return parse
 
