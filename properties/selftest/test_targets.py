@@ -189,10 +189,15 @@ def test_no_law_leaves_the_bounds_of_an_adapter(name: str, law: str) -> None:
     def look(case: Case) -> None:
         judge(law, case, subject)
 
-    look()
-    assert not target.outside
-    # Splitting needs more keys than queries, so it does not apply here.
-    assert target.calls or (name, law) == ("attention", "splitting")
+    # Splitting attention needs more keys than queries, so it does not apply here. For gla, few
+    # cases have both parts within the bounds.
+    nothing = (name, law) == ("attention", "splitting")
+    for _ in range(1 if nothing else 10):
+        look()
+        assert not target.outside
+        if target.calls:
+            return
+    assert nothing
 
 
 def test_bounds_hold_for_the_call_before() -> None:
