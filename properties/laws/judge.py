@@ -28,8 +28,8 @@ from properties.verdict.precision import ACCUMULATOR, unit_roundoff
 from properties.verdict.report import report, repro
 
 _INCOMING = "gradient of "
-# Numbers, each in some tens of tensors at once: past that the form over all pairs of tokens, of
-# which the budgets are sharper, may not fit into memory.
+# Beyond this many numbers, in some tens of tensors at once, the form over all pairs of tokens, whose
+# budgets are sharper, may not fit into memory.
 _MOST_WORK = 1e7
 
 

@@ -2,9 +2,9 @@
 
 16- and 8-bit floats are float32 arrays that hold only representable values: every operation that
 yields such a type rounds its float32 result to nearest even. float32 has more than twice the bits
-of each, so add, subtract, multiply, divide and square root are rounded only once in effect. So
-`tl.dot` on 16-bit operands has exact products and accumulates in float32; float32 operands multiply
-in float32 unless tf32 is requested.
+of each, so add, subtract, multiply, divide and square root are rounded only once in effect.
+`tl.dot` computes in float64 and rounds once; float32 operands are first rounded to tf32 if
+requested.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ def stretch(x: Array, axis: int, length: int) -> Array:
 def dot(a: Array, b: Array, c: Array | None, inner: int) -> Array:
     """`a @ b + c` per program; `inner` is the length of the contraction.
 
-    In float64, rounded once: as on a GPU, the bits of an element do not depend on the width of the
-    tile that it is computed in, which in float32 they do with NumPy's BLAS.
+    In float64, rounded once: as on a GPU, an element's bits do not depend on the width of its tile,
+    which they do with NumPy's BLAS in float32.
     """
     a, b = stretch(a, a.ndim - 1, inner), stretch(b, b.ndim - 2, inner)
     product = np.matmul(a.astype(np.float64), b.astype(np.float64))
