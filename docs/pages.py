@@ -174,9 +174,10 @@ def _kernels(op: Op) -> str:
         for mode in op.modes
         if mode.refuses
     ]
-    parts += [text for text in ours.paragraphs() if text not in theirs.paragraphs()]
-    said = ours.entries("Args")
-    own = {name: said[name] for name in _OWN if name in said}
+    said = [text for text in ours.paragraphs() if not text.startswith("`help(")]
+    parts += [text for text in said if text not in theirs.paragraphs()]
+    arguments = ours.entries("Args")
+    own = {name: arguments[name] for name in _OWN if name in arguments}
     parts.append(_table(("argument", "meaning"), _named(own)))
     return "\n\n".join(parts)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from kernels.arguments import describe
 
@@ -524,6 +525,12 @@ def next_power_of_2(dim: int) -> int:
 def aligned(*dims: int) -> bool:
     """Whether rows so long are loaded many elements at a time: Triton learns of multiples of 16."""
     return all(dim % 16 == 0 for dim in dims)
+
+
+def walks(sequences: int, heads: int, value_dim: int, cu_seqlens: Tensor | None) -> int:
+    """How many states of up to 128 values are carried through tokens for most of the time: of
+    ragged sequences half of them, as the longest are waited for."""
+    return sequences * heads * cdiv(value_dim, 128) // (1 if cu_seqlens is None else 2)
 
 
 # The compute capability that the simulator and the interpreter are tiled for, times ten. Nothing

@@ -49,6 +49,10 @@ class Op(Protocol[P, R_co]):
     def second_form(self) -> Callable[P, R_co]:
         """The same function, computed by the second form."""
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of its results."""
+
 
 def op(
     first: Form,
@@ -97,7 +101,7 @@ def op(
         other.__name__ = f"{page.__name__}_{second.__name__}"
         other.__qualname__ = f"{page.__qualname__}.second_form"
         other.__doc__ = _with_arguments_of(page.__name__, second)
-        main.second_form = other
+        main.second_form, main.outputs = other, tuple(outputs)
         return main  # type: ignore[no-any-return]
 
     return decorate

@@ -1,13 +1,13 @@
 """What holds of every recurrence over tokens, whatever it computes.
 
-Values worked out by hand stand beside each page. `linear_attn` and `gla` have tests of their own.
+Values worked out by hand stand beside each page. Ops that normalise have tests of their own.
 """
 
 import inspect
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,15 +16,23 @@ from torch import Tensor
 
 import reference
 from reference.arguments import same_dtype
+from reference.op import axes
 
 Op = Callable[..., Any]
 
 
+# Options that have no default, and others than the default.
+REQUIRED = {"layer_idx": 1, "num_layers": 3}
+CHOICES = {"reverse": True, "use_qk_l2norm_in_kernel": True, "activation": "silu"}
+
+
 @dataclass(frozen=True)
 class Recurrence:
-    """An op, the dims of its tensors and of its state (without N).
+    """What the signature of an op says of it.
 
     Args:
+        tensors: the letters of the dims of each.
+        state: those of its state, without N.
         options: what every call is given.
         choices: what a call may be given besides.
         neutral: the values for which an optional tensor stands when it is left out.
@@ -33,11 +41,28 @@ class Recurrence:
 
     op: Any
     tensors: dict[str, str]
-    state: str = "HKV"
-    options: dict[str, Any] = field(default_factory=dict)
-    choices: tuple[dict[str, Any], ...] = ({},)
-    neutral: dict[str, float] = field(default_factory=dict)
-    exact: bool = True
+    state: str
+    options: dict[str, Any]
+    choices: tuple[dict[str, Any], ...]
+    neutral: dict[str, float]
+    exact: bool
+
+    @classmethod
+    def of(cls, op: Any) -> "Recurrence":
+        parameters = inspect.signature(op).parameters
+        letters = {name: _letters(p.annotation) for name, p in parameters.items()}
+        state, _ = letters.pop("initial_state"), letters.pop("cu_seqlens")
+        tensors = {name: dims for name, dims in letters.items() if dims}
+        optional = [name for name in tensors if parameters[name].default is None]
+        return cls(
+            op,
+            tensors,
+            state[1:],
+            options={name: value for name, value in REQUIRED.items() if name in parameters},
+            choices=({}, *({name: x} for name, x in CHOICES.items() if name in parameters)),
+            neutral={name: 1.0 if name == "beta" else 0.0 for name in optional},
+            exact=not op.__module__.endswith("constant_decay"),
+        )
 
     @property
     def forms(self) -> tuple[Op, Op]:
@@ -48,65 +73,19 @@ class Recurrence:
         return str(self.op.__name__)
 
 
-QKV = {"q": "BTHK", "k": "BTHK", "v": "BTHV"}
-GROUPED = {"q": "BTGK", "k": "BTGK", "v": "BTHV"}
-BACKWARDS: tuple[dict[str, Any], ...] = ({}, {"reverse": True})
-NORMALISED: tuple[dict[str, Any], ...] = ({}, {"use_qk_l2norm_in_kernel": True})
-RECURRENCES = [
-    Recurrence(
-        reference.simple_gla,
-        {**QKV, "g": "BTH"},
-        choices=BACKWARDS,
-        neutral={"g": 0.0},
-    ),
-    Recurrence(reference.retention, QKV, choices=BACKWARDS, exact=False),
-    Recurrence(
-        reference.lightning_attn,
-        QKV,
-        options={"layer_idx": 1, "num_layers": 3},
-        choices=BACKWARDS,
-        exact=False,
-    ),
-    Recurrence(
-        reference.mamba2,
-        {"x": "BTHV", "dt": "BTH", "A": "H", "B": "BTGK", "C": "BTGK", "D": "H"},
-        neutral={"D": 0.0},
-    ),
-    Recurrence(
-        reference.delta_rule,
-        {**QKV, "beta": "BTH"},
-        choices=NORMALISED,
-        neutral={"beta": 1.0},
-    ),
-    Recurrence(
-        reference.gated_delta_rule,
-        {**GROUPED, "g": "BTH", "beta": "BTH"},
-        choices=NORMALISED,
-        neutral={"g": 0.0, "beta": 1.0},
-    ),
-    Recurrence(
-        reference.kda,
-        {**GROUPED, "g": "BTHK", "beta": "BTH"},
-        choices=NORMALISED,
-        neutral={"g": 0.0, "beta": 1.0},
-    ),
-    Recurrence(
-        reference.dplr,
-        {**QKV, "a": "BTHK", "b": "BTHK", "gk": "BTHK"},
-        neutral={"gk": 0.0},
-    ),
-    Recurrence(
-        reference.rwkv7,
-        {"r": "BTHK", "w": "BTHK", "k": "BTHK", "v": "BTHV", "kk": "BTHK", "a": "BTHK"},
-    ),
-    Recurrence(
-        reference.short_conv,
-        {"x": "BTD", "weight": "DW", "bias": "D"},
-        state="MD",
-        choices=({}, {"activation": "silu"}),
-        neutral={"bias": 0.0},
-    ),
-]
+def _letters(annotation: Any) -> str:
+    return "".join(axes(annotation)).replace("W-1", "M")
+
+
+def _recurrences() -> Iterator[Recurrence]:
+    for name in reference.__all__:
+        op = getattr(reference, name)
+        names = inspect.signature(op).parameters.keys() if hasattr(op, "second_form") else set()
+        if "initial_state" in names and "normalize" not in names:
+            yield Recurrence.of(op)
+
+
+RECURRENCES = list(_recurrences())
 SIZES = {"B": 2, "T": 7, "G": 2, "H": 4, "K": 5, "V": 3, "D": 6, "W": 4, "M": 3}
 SMALL = {"B": 2, "T": 3, "G": 1, "H": 2, "K": 2, "V": 3, "D": 2, "W": 3, "M": 2}
 
@@ -157,9 +136,9 @@ def draw(
             tensors[name] = 2 * torch.sigmoid(x)
         elif name == "kk" or (name == "k" and "beta" in tensors):
             tensors[name] = unit(x, dim=-1)
-    if op.name == "rwkv7":  # one rate for all channels
+    if "kk" in tensors:  # one rate for all channels
         tensors["a"] = torch.sigmoid(tensors["a"][..., :1]).expand_as(tensors["a"]).clone()
-    if op.name == "dplr":  # the transition of kda
+    if "gk" in tensors:  # the transition of a delta rule
         direction = unit(tensors["a"], dim=-1)
         tensors["a"] = torch.exp(tensors["gk"]) * direction
         tensors["b"] = -2 * torch.sigmoid(tensors["b"][..., :1]) * direction

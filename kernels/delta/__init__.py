@@ -1,8 +1,8 @@
 """Delta rules: linear recurrences whose state is corrected where it is read.
 
 `delta_rule.py`, `gated_delta_rule.py`, `kda.py`, `dplr.py` and `rwkv7.py` are what users call.
-`rule.py` checks their arguments and makes `forward` and `backward` of `chunk.py` and
-`fused_recurrent.py` a differentiable `torch.library` op per public op and mode.
+`kernels.recurrence` makes a `torch.library` op of each and of `forward` and `backward` in
+`chunk.py` and `fused_recurrent.py`; `keys.py` normalises keys within it.
 """
 
 from kernels.delta.delta_rule import delta_rule

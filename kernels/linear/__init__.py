@@ -3,9 +3,8 @@
     S_t = diag(exp g_t) S_{t-1} diag(exp gv_t) + k_t v_tᵀ,    o_t = scale · S_tᵀ q_t
 
 `linear_attn.py`, `gla.py`, `simple_gla.py`, `constant_decay.py` and `mamba2.py` are what users
-call. `recurrence.py` makes a pair of functions, `forward` and `backward`, a differentiable
-`torch.library` op per public op and mode. The pairs live in `chunk.py`, `fused_chunk.py`,
-`fused_recurrent.py` and `parallel.py`:
+call. `kernels.recurrence` makes a `torch.library` op of each and of `forward` and `backward` in
+`chunk.py`, `fused_chunk.py`, `fused_recurrent.py` and `parallel.py`:
 
     forward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, output_final_state, out_dtype)
         -> (o, final_state | None)

@@ -6,11 +6,12 @@ from torch import Tensor
 
 import kernels
 from kernels import gla, simple_gla, tiles
-from kernels.linear.recurrence import _OPS
+from kernels.recurrence import REGISTERED
 from kernels.tiles import TABLE
 
 B, T, H, K, V = 2, 5, 3, 7, 11
-GLA_MODES = [mode for op, mode in _OPS if op == "gla"]
+LINEAR = [each for each in REGISTERED if each[0] in ("linear_attn", "gla", "simple_gla")]
+GLA_MODES = [mode for op, mode in LINEAR if op == "gla"]
 
 
 def _inputs(device: torch.device, tokens: int = T, batch: int = B) -> dict[str, Tensor]:
@@ -30,7 +31,7 @@ def _inputs(device: torch.device, tokens: int = T, batch: int = B) -> dict[str, 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize(("op", "mode"), _OPS)
+@pytest.mark.parametrize(("op", "mode"), LINEAR)
 def test_every_op_passes_opcheck(
     op: str, mode: str, with_state: bool, packed: bool, device: torch.device
 ) -> None:
@@ -38,22 +39,19 @@ def test_every_op_passes_opcheck(
     cu_seqlens = torch.tensor([0, 3, 3, T], device=device) if packed else None
     sequences = 3 if packed else B
     state = torch.randn(sequences, H, K, V, device=device, requires_grad=True)
-    recurrent = mode == "fused_recurrent"
-    arguments = (
-        inputs["q"],
-        inputs["k"],
-        inputs["v"],
-        inputs["g"] if op == "gla" else None,
-        inputs["gv"] if op == "gla" and recurrent else None,
-        state if with_state else None,
-        cu_seqlens,
-        0.5,
-        recurrent,
-        with_state,
-        torch.float32,
-        len(TABLE[op, mode]) - 1,
-    )
-    torch.library.opcheck(_OPS[op, mode], arguments)
+    registered = REGISTERED[op, mode]
+    given = {
+        **inputs,
+        "g": inputs["g"] if op == "gla" else None,
+        "initial_state": state if with_state else None,
+        "cu_seqlens": cu_seqlens,
+        "scale": 0.5,
+        "reverse": True,
+        "output_final_state": with_state,
+        "out_dtype": torch.float32,
+        "tile": len(TABLE[op, mode]) - 1,
+    }
+    torch.library.opcheck(registered.op, tuple(given[name] for name in registered.names))
 
 
 @pytest.mark.parametrize("mode", GLA_MODES)
@@ -73,7 +71,7 @@ def test_a_whole_graph_compiles_with_its_gradients_whatever_the_length(
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("op", "mode"), _OPS)
+@pytest.mark.parametrize(("op", "mode"), LINEAR)
 def test_gradients_of_gradients_are_refused(op: str, mode: str, device: torch.device) -> None:
     q, k, v = (_inputs(device)[name] for name in "qkv")
     o, _ = getattr(kernels, op)(q, k, v, mode=mode)
@@ -124,7 +122,7 @@ def test_the_gradient_of_a_closing_gate_keeps_its_digits(mode: str, device: torc
     assert relative.max() <= 109 * 2**-24
 
 
-@pytest.mark.parametrize(("op", "mode"), [each for each in _OPS if each[0] != "linear_attn"])
+@pytest.mark.parametrize(("op", "mode"), [each for each in LINEAR if each[0] != "linear_attn"])
 def test_small_gates_behind_large_ones_keep_their_digits(
     op: str, mode: str, device: torch.device
 ) -> None:
@@ -169,7 +167,7 @@ def test_decays_that_are_the_same_at_every_token_do_not_add_up_their_errors(
     assert (state.cpu().double() / want - 1).abs().max() <= 1.5 * tokens * 2**-24
 
 
-@pytest.mark.parametrize(("op", "mode"), [each for each in _OPS if each[1] != "fused_recurrent"])
+@pytest.mark.parametrize(("op", "mode"), [each for each in LINEAR if each[1] != "fused_recurrent"])
 def test_a_cotangent_in_float32_keeps_its_bits(op: str, mode: str, device: torch.device) -> None:
     """Of a normalised op in 16 bits the output is float32 before it is divided, and so is what
     comes back: sums over channels and over queries are 257 - 256."""
@@ -184,15 +182,16 @@ def test_a_cotangent_in_float32_keeps_its_bits(op: str, mode: str, device: torch
     if op != "linear_attn":
         g = torch.zeros_like(one if op == "gla" else one[..., 0])
     chosen = tiles.choose(op, mode, dim=16, dtype=one.dtype, device=one.device, tile=None)
-    settings = 1.0, False, True, torch.float32, chosen
-    o, _ = _OPS[op, mode](*leaves, g, None, None, None, *settings)
+    given = dict(zip("qkv", leaves, strict=True)) | {"g": g, "initial_state": None}
+    settings = {"scale": 1.0, "output_final_state": True, "out_dtype": torch.float32}
+    o, _ = REGISTERED[op, mode](**given, cu_seqlens=None, **settings, tile=chosen)
     dq, dk, dv = torch.autograd.grad(o, leaves, do)
     assert torch.equal(dq, q)
     assert torch.equal(dk, k + q)
     assert torch.equal(dv[:, 0], v[:, 0])
 
 
-@pytest.mark.parametrize(("op", "mode"), [each for each in _OPS if each[0] != "simple_gla"])
+@pytest.mark.parametrize(("op", "mode"), [each for each in LINEAR if each[0] != "simple_gla"])
 def test_a_normalised_output_is_rounded_once(op: str, mode: str, device: torch.device) -> None:
     """256 / 257, of which neither part is rounded; and 0 where weights cancel."""
     q = torch.zeros(1, 4, 1, 16, dtype=torch.bfloat16, device=device)

@@ -1,9 +1,8 @@
 """How large the tiles of the chunked forms are: what is fast and fits a GPU."""
 
 import torch
-from torch import Tensor
 
-from kernels.tiles import Entry, Tile, aligned, cdiv, next_power_of_2
+from kernels.tiles import Entry, Tile, aligned, next_power_of_2
 
 # Keys in one of the tiles in which a delta rule's program holds its state, by element size: in a
 # float32 product a thread holds whole rows of its operands.
@@ -22,12 +21,6 @@ def tile_of(kernel: str, tile: Entry, key_dim: int, value_dim: int) -> Tile:
     """The tile of a kernel for rows so long."""
     whole = aligned(key_dim, value_dim) or "unaligned" not in tile.kernels
     return tile.of(kernel if whole else "unaligned")
-
-
-def walks(sequences: int, heads: int, value_dim: int, cu_seqlens: Tensor | None) -> int:
-    """How many states of up to 128 values are carried through tokens for most of the time: of
-    ragged sequences half of them, as the longest are waited for."""
-    return sequences * heads * cdiv(value_dim, 128) // (1 if cu_seqlens is None else 2)
 
 
 def _width(dim: int, widest: int) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import bind_dims, check_one_dtype, check_range, describe
 from kernels.differentiable import differentiable
+from kernels.op import op
 from kernels.primitives.layout import contiguous
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import cdiv, next_power_of_2
@@ -82,39 +83,7 @@ _l2norm = differentiable(
 )
 
 
-def l2norm(
-    x: Float[Tensor, "B T H D"],
-    *,
-    eps: float = EPS,
-    mode: Literal["auto", "fused"] = "auto",
-    tile: int | None = None,
-) -> Float[Tensor, "B T H D"]:
-    """Divide every vector by its length, softened near zero.
-
-        y = x / sqrt(Σ_d x_d² + ε)
-
-    ε stands under the root and is added to the sum, not to the mean. Differentiable once; sums are
-    float32.
-
-    Args:
-        x: vectors `[B, T, H, D]`, float32, bfloat16 or float16; D is 1 to 256. Any strides.
-        eps: ε, positive and finite, in units of x².
-        mode: `fused`, in one kernel.
-        tile: index into `kernels.tiles.TABLE["l2norm", "fused"]`; None chooses by head dim, dtype
-            and device.
-
-    Returns:
-        y: `[B, T, H, D]`, in the dtype of x, contiguous.
-
-    Raises:
-        TypeError: an argument of a wrong type or dtype.
-        ValueError: x of another rank; D above 256; an eps that is not positive and finite; an
-            unknown mode or tile.
-        NotImplementedError: a gradient of a gradient.
-
-    Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXiv 2406.06484,
-        section 3.3 (of the keys and queries of the delta rule).
-    """
+def compute(*, x: Tensor, eps: float, mode: str, tile: int | None) -> Tensor:
     dim = bind_dims(x=(x, "B T H D"))["D"]
     dtype = check_one_dtype(x=x)
     check_range("D (the last dim of x)", dim, 1, 256)
@@ -126,3 +95,20 @@ def l2norm(
         raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
     tile = tiles.choose("l2norm", "fused", dim=dim, dtype=dtype, device=x.device, tile=tile)
     return _l2norm(x, float(eps), tile)
+
+
+@op(
+    compute,
+    outputs=("y",),
+    about="Differentiable once. Sums are float32. D is 1 to 256.",
+    texts={"y": "in the dtype of x, contiguous."},
+    raises=["D above 256", "an eps that is not positive and finite"],
+)
+def l2norm(
+    x: Float[Tensor, "B T H D"],
+    *,
+    eps: float = EPS,
+    mode: Literal["auto", "fused"] = "auto",
+    tile: int | None = None,
+) -> Float[Tensor, "B T H D"]:
+    """Divide every vector by its length, `reference.l2norm`."""

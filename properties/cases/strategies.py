@@ -16,7 +16,6 @@ from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
 from properties.cases.tensors import (
     asked_for,
-    is_delta,
     on_integers,
     present,
     sizes,
@@ -24,6 +23,7 @@ from properties.cases.tensors import (
     work,
 )
 from properties.cases.values import OF_GATES
+from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import ANY_NUMBERS, Mode, Op, Option, Role
 from properties.targets import Target
 

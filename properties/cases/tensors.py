@@ -14,6 +14,7 @@ from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS, compiled
 from properties.cases.layouts import relaid
 from properties.cases.values import RECIPES, Blank
+from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import Argument, Function, Op, Output, Role
 
 Results = dict[str, Tensor]
@@ -146,28 +147,17 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
     return Inputs(tensors, options, case.same, trained(op, case))
 
 
-# Powers of two, without the sentinel -1.
-_EXACT_SCALES = (0.5, -0.5, 2.0, -2.0, 1.0)
-
-
 def on_integers(op: Op, case: Case) -> Case:
     """Return the case with small integers for values, so that no sum or product rounds.
 
-    The scale becomes a power of two. There is no normalizer, as a quotient is never exact, and no
-    repeated token, as its sums grow with the length.
+    Options are exact. No token is repeated, as its sums grow with the length.
     """
-    scale = _EXACT_SCALES[case.seed % len(_EXACT_SCALES)]
-    exact = {"scale": scale, "normalize": False, "activation": None}
+    exact = {o.name: o.exact[case.seed % len(o.exact)] for o in op.options if o.exact}
     options = {**case.options, **{n: v for n, v in exact.items() if n in case.options}}
     layout = "contiguous" if case.layout == "repeated" else case.layout
     layouts = {n: one for n, one in case.layouts.items() if one != "repeated"}
     exact_case = replace(case, values="integers", options=options, layout=layout, layouts=layouts)
     return op.settle(exact_case)
-
-
-def is_delta(op: Op) -> bool:
-    """Whether the op is a delta rule, which reads its state before it writes."""
-    return any(argument.role in (Role.UNIT_KEY, Role.LOW_RANK) for argument in op.arguments)
 
 
 def _thinned(gradient: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from hypothesis import find, settings
+from hypothesis.errors import NoSuchExample, Unsatisfiable
 from hypothesis.strategies import SearchStrategy, just
 from torch import Tensor
 
@@ -66,6 +68,9 @@ class Option:
         draw: given the case so far, a strategy of JSON values.
         bad: values that must be refused.
         auxiliary: it asks for one more output and may not change the others.
+        exact: values with which the results of small integers are not rounded; every case of
+            integers has the value, if there is one alone. Empty for any value.
+        switch: given a case, a value that is not the default; None for some value that is drawn.
     """
 
     name: str
@@ -73,6 +78,20 @@ class Option:
     draw: Callable[[Case], SearchStrategy[Any]]
     bad: tuple[Any, ...] = ()
     auxiliary: bool = False
+    exact: tuple[Any, ...] = ()
+    switch: Callable[[Case], Any] | None = None
+
+    def switched(self, case: Case) -> Any:
+        """A value that is not the default, the same each time; the default if there is no other."""
+        if self.default is False:
+            return True
+        if self.switch is not None:
+            return self.switch(case)
+        others = self.draw(case).filter(lambda value: value != self.default)
+        try:
+            return find(others, lambda _: True, settings=settings(derandomize=True, database=None))
+        except (NoSuchExample, Unsatisfiable):
+            return self.default
 
 
 @dataclass(frozen=True)
@@ -150,9 +169,10 @@ class Op:
             nobody's error is small.
         telescopes: gradients that the kernel forms as a difference of large sums.
         continues_by: how a second call goes on where a first one ended: with its "initial_state",
-            with all "keys" so far, or with "seqlen_offsets".
+            with all "keys" so far, or with "seqlen_offsets"; empty if it cannot.
         mistakes: further calls that must be refused: what, the bad arguments, the one to be named.
         laws: names of the laws that hold, in `properties.laws.LAWS`.
+        wraps: the name of the op whose kernels it calls; None for an op that has its own.
     """
 
     name: str
@@ -181,6 +201,7 @@ class Op:
     float32_logits: bool = False
     nonnegative: Callable[[Case], bool] = _never
     telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()
+    wraps: str | None = None
 
     def __repr__(self) -> str:
         # Hypothesis shows each strategy once, drawn or not, and the whole takes milliseconds.

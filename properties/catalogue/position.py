@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 import reference
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING
-from properties.catalogue.draws import BAD_FLAGS, NO_COUNTS, head_dims
-from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
+from properties.catalogue.declare import declare
+from properties.catalogue.draws import NO_COUNTS
+from properties.catalogue.op import Mode, Option, Role
 
 if TYPE_CHECKING:
     from properties.cases.tensors import Inputs
@@ -25,6 +26,10 @@ def _offsets(case: Case) -> st.SearchStrategy[int | list[int]]:
     return st.one_of(
         st.just(0), some, st.lists(some, min_size=case.sequences, max_size=case.sequences)
     )
+
+
+def _two_or_more(case: Case) -> int | list[int]:
+    return list(range(2, 2 + case.sequences)) if case.packed else 2
 
 
 def _settle(case: Case) -> Case:
@@ -66,51 +71,17 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
             yield f"an offset each, {where} the tables", all_of_them, "seqlen_offsets"
 
 
-ROTARY_EMBEDDING = Op(
-    name="rotary_embedding",
-    oracle=reference.rotary_embedding,
-    second_form=reference.rotary_embedding.second_form,
-    quiet_form=reference.rotary_embedding.second_form,
+ROTARY_EMBEDDING = declare(
+    reference.rotary_embedding,
     modes=(Mode("fused"),),
-    arguments=(
-        Argument("x", "B T H D", Role.VALUE),
-        Argument("cos", "R P", Role.COSINE, differentiable=False, dtype="either"),
-        Argument("sin", "R P", Role.SINE, differentiable=False, dtype="either"),
-    ),
-    options=(
-        Option("interleaved", False, lambda case: st.booleans(), bad=BAD_FLAGS),
-        Option("seqlen_offsets", 0, _offsets, bad=NO_COUNTS),
-        Option("conjugate", False, lambda case: st.booleans(), bad=BAD_FLAGS),
-        Option("inplace", False, lambda case: st.booleans(), bad=BAD_FLAGS),
-    ),
-    outputs=(Output("y", "B T H D"),),
-    dims={
-        "B": st.integers(1, 3),
-        "H": st.integers(1, 3),
-        "D": head_dims(),
-        "P": st.one_of(st.integers(0, 4), st.integers(0, 128)),
-    },
+    roles={"cos": Role.COSINE, "sin": Role.SINE},
+    constants=("cos", "sin"),
+    options=(Option("seqlen_offsets", 0, _offsets, bad=NO_COUNTS, switch=_two_or_more),),
+    dims={"P": st.one_of(st.integers(0, 4), st.integers(0, 128))},
     sizes=_table_rows,
+    computed=("R",),
     work=lambda n: n["T"] * n["H"] * n["D"],
     settle=_settle,
-    linear_in=("x",),
-    continues_by="seqlen_offsets",
     mistakes=_mistakes,
     recipes=("gaussian", "integers", "zeros", "uneven"),
-    laws=(
-        "differential",
-        "exactness",
-        "causality",
-        "splitting",
-        "packing",
-        "permutation",
-        "linearity",
-        "layout_invariance",
-        "context_invariance",
-        "determinism",
-        "plumbing",
-        "untouched_inputs",
-        "written_outputs",
-        "rejection",
-    ),
 )

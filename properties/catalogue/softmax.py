@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 
 import reference
 from properties.cases.case import Case
-from properties.catalogue.draws import (
-    BAD_FLAGS,
-    BAD_SCALES,
-    NO_COUNTS,
-    NO_NUMBERS,
-    asked,
-    head_dims,
-    scales,
-)
-from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role
+from properties.catalogue.declare import declare
+from properties.catalogue.draws import NO_COUNTS, NO_NUMBERS
+from properties.catalogue.op import Mode, Option, Role
 
 if TYPE_CHECKING:
     from properties.cases.tensors import Inputs
@@ -56,58 +49,26 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
         yield "another number of sequences of keys", {"cu_seqlens_k": another}, "cu_seqlens_k"
 
 
-ATTENTION = Op(
-    name="attention",
-    oracle=reference.attention,
-    second_form=reference.attention.second_form,
+ATTENTION = declare(
+    reference.attention,
     quiet_form=reference.attention,
     modes=(Mode("parallel"),),
-    arguments=(
-        Argument("q", "B T H K", Role.QUERY),
-        Argument("k", "B S G K", Role.KEY),
-        Argument("v", "B S G V", Role.VALUE),
-        Argument("sink", "H", Role.LOGIT, optional=True, dtype="either"),
-        Argument(
-            "alibi_slopes",
-            "H",
-            Role.SLOPE,
-            optional=True,
-            differentiable=False,
-            dtype="either",
-        ),
-        Argument("g", "B S H", Role.LOG_DECAY, optional=True, dtype="either"),
-    ),
+    roles={"sink": Role.LOGIT, "alibi_slopes": Role.SLOPE},
+    constants=("alibi_slopes",),
+    nonlinear=("lse",),
     options=(
-        Option("scale", None, lambda case: scales(), bad=BAD_SCALES),
-        Option("causal", False, lambda case: st.booleans(), bad=BAD_FLAGS),
-        Option("window", None, _windows, bad=(0, -1, *NO_COUNTS)),
+        Option("window", None, _windows, bad=(0, -1, *NO_COUNTS), switch=lambda case: 3),
         Option(
             "softcap",
             None,
             lambda case: st.sampled_from([None, 0.5, 2, 2.0, 30.0]),
             bad=(0.0, -1.0, float("nan"), float("inf"), *NO_NUMBERS),
+            switch=lambda case: 2.0,
         ),
-        Option("return_lse", False, asked, bad=BAD_FLAGS, auxiliary=True),
     ),
-    outputs=(
-        Output("o", "B T H V"),
-        Output("lse", "B H T", asked_by="return_lse", dtype="float32", linear=False),
-    ),
-    dims={
-        "B": st.integers(1, 3),
-        "G": st.integers(1, 3),
-        "R": st.integers(1, 4),
-        "K": head_dims(),
-        "V": head_dims(),
-    },
-    sizes=lambda case: {"H": case.dims["G"] * case.dims["R"]},
     work=lambda n: n["H"] * n["T"] * n["S"],
     settle=_settle,
     mistakes=_mistakes,
-    packed_by=("cu_seqlens", "cu_seqlens_k"),
-    keys=True,
-    continues_by="keys",
-    linear_in=("v",),
     float32_logits=True,
     recipes=(
         "gaussian",
@@ -123,22 +84,5 @@ ATTENTION = Op(
         "one_hot_values",
         "zeros",
         "cancelling",
-    ),
-    laws=(
-        "differential",
-        "causality",
-        "splitting",
-        "packing",
-        "permutation",
-        "linearity",
-        "scale_equivariance",
-        "layout_invariance",
-        "context_invariance",
-        "request_invariance",
-        "determinism",
-        "plumbing",
-        "untouched_inputs",
-        "written_outputs",
-        "rejection",
     ),
 )

@@ -240,7 +240,7 @@ def test_a_pinned_bug_is_reached_by_its_case_its_test_and_what_it_edits() -> Non
         "properties/laws/splitting.py": [False, False],
         "kernels/norm/l2norm.py": [True, False],
         "kernels/softmax/logits.py": [False, True],
-        "kernels/delta/rule.py": [False, False],
+        "kernels/delta/kda.py": [False, False],
     }
     assert each == {file: [_reaches(file, node, bug) for bug in bugs] for file in each}
 

@@ -8,7 +8,8 @@ rounded once.
 from dataclasses import replace
 
 from properties.cases.case import Case
-from properties.cases.tensors import is_delta, on_integers
+from properties.cases.tensors import on_integers
+from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import Argument, Op, Role
 from properties.laws.judge import expect_identical, oracle_results
 from properties.laws.law import Law, Subject

@@ -28,7 +28,7 @@ from properties.verdict.precision import ACCUMULATOR, unit_roundoff
 from properties.verdict.report import report, repro
 
 _INCOMING = "gradient of "
-# Beyond this many numbers, in some tens of tensors at once, the form over all pairs of tokens, whose
+# Beyond this many numbers, in some tens of tensors each, the form over all pairs of tokens, whose
 # budgets are sharper, may not fit into memory.
 _MOST_WORK = 1e7
 

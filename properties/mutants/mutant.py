@@ -18,8 +18,8 @@ from properties.planting.source import Change, Function, Source
 KINDS = {**OPERATORS, **SEMANTIC}
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernels", "reference")
-# Modules that measure speed.
-_TOOLS = ("bench", "tune", "autotune")
+# Modules that measure speed, and modules that tests share.
+_TOOLS = ("bench", "tune", "autotune", "testing")
 # Single edits of argument checks and tile sizes tell little.
 _SEMANTIC_ALONE = ("arguments", "tiles")
 

@@ -235,7 +235,7 @@ def of_all_taps(op: Op) -> Op:
     forms: dict[str, Any] = {
         n: with_a_tap(getattr(op, n)) for n in ("oracle", "second_form", "quiet_form")
     }
-    return replace(op, **forms, sizes=lambda case: {"M": case.dims["W"]})
+    return replace(op, **forms, sizes=lambda case: {"W-1": case.dims["W"]})
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -126,14 +126,12 @@ def small_cases(dtype: str) -> list[Case]:
 
     Each mode appears in one dtype, in the profile nightly in all.
     """
-    from kernels.tiles import TABLE
     from properties.cases.strategies import ORDINARY, cases
     from properties.catalogue import OPS
     from properties.targets import load
 
     target = load("ours", CPU)
-    # A wrapper runs the kernels of another op, which has a tile table.
-    modes = [(op, m) for op in OPS.values() for m in op.modes if (op.name, m.name) in TABLE]
+    modes = [(op, mode) for op in OPS.values() for mode in op.modes if op.wraps is None]
     if settings.get_current_profile_name() != "nightly":
         modes = modes[DTYPES.index(dtype) :: len(DTYPES)]
     return [

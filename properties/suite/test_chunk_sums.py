@@ -13,13 +13,16 @@ from torch import Tensor
 
 import kernels
 import reference
+from properties.catalogue import OPS
+from properties.catalogue.kinds import gates, groups_heads, has
+from properties.catalogue.op import Role
 
-OPS = ("delta_rule", "gated_delta_rule", "kda")
+DELTA_RULES = [op.name for op in OPS.values() if op.wraps is None and has(op, Role.STRENGTH)]
 T, K, V = 4, 128, 64
 Tensors = dict[str, Tensor]
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", DELTA_RULES)
 def test_products_of_keys_keep_their_bits(op: str, subject: Any) -> None:
     inputs = _inputs(op, seed=0)
     # k_1 · k_2 = 257 - 256, in two blocks of keys. Gradients of them have more than 8 bits.
@@ -33,14 +36,14 @@ def test_products_of_keys_keep_their_bits(op: str, subject: Any) -> None:
 
 # Seeds whose operands fit into 8 bits.
 @pytest.mark.parametrize("seed", [2, 13, 22])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", DELTA_RULES)
 def test_gradients_keep_their_bits(op: str, seed: int, subject: Any) -> None:
     got, want = _results(op, _inputs(op, seed), subject.device)
     for name, x in got.items():
         assert torch.equal(x, want[name].to(x.dtype)), name
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", DELTA_RULES)
 def test_the_inverse_of_a_system_keeps_its_bits(op: str, subject: Any) -> None:
     """k_1 · k_2 = k_2 · k_3 = 17, so the inverse has 17² = 289, which cancels against 17 ·
     (-17).
@@ -60,7 +63,7 @@ def test_the_inverse_of_a_system_keeps_its_bits(op: str, subject: Any) -> None:
         assert torch.equal(got[name], want[name].to(got[name].dtype)), name
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", DELTA_RULES)
 def test_state_reads_by_keys_keep_their_bits(op: str, subject: Any) -> None:
     """Reads 257 from the state, of which 256 is subtracted before writing."""
     inputs = {name: torch.zeros_like(x) for name, x in _inputs(op, seed=0).items()}
@@ -93,7 +96,7 @@ def _inputs(op: str, seed: int) -> Tensors:
     owner = torch.arange(K) % (2 * T)
     k = integers(3, 1, T, 1, K) * (owner == torch.arange(T)[:, None, None])
     # Two heads may share a key, whose gradient is rounded after they are summed.
-    H = 1 if op == "delta_rule" else 2
+    H = 2 if groups_heads(OPS[op]) else 1
     inputs = {
         "q": integers(2, 1, T, 1, K) * (torch.rand(K, generator=generator) < 0.3),
         "k": k,
@@ -101,9 +104,9 @@ def _inputs(op: str, seed: int) -> Tensors:
         "beta": 1 + integers(1, 1, T, H).abs(),
         "initial_state": integers(2, 1, H, K, V) * (torch.rand(K, V, generator=generator) < 0.1),
     }
-    if op != "delta_rule":
-        inputs["g"] = torch.zeros((1, T, H, K) if op == "kda" else (1, T, H)).double()
-    return inputs
+    sizes = {"B": 1, "T": T, "H": H, "K": K}
+    opened = {g.name: torch.zeros([sizes[d] for d in g.dims.split()]) for g in gates(OPS[op])}
+    return inputs | {name: x.double() for name, x in opened.items()}
 
 
 def _results(

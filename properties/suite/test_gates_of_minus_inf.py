@@ -7,18 +7,16 @@ import pytest
 import torch
 
 from properties.catalogue import OPS
-from properties.catalogue.op import DTYPES, Role
+from properties.catalogue.kinds import gates
+from properties.catalogue.op import DTYPES
 from properties.laws import Subject
 from properties.targets.ours import MODES_WITH_KERNELS
 
-# Gates of tokens; gates without a token dim decay the same everywhere.
 GATES = [
     (name, mode, gate.name)
     for name, mode in MODES_WITH_KERNELS
-    for gate in OPS[name].arguments
-    if gate.role is Role.LOG_DECAY
-    and {"T", "S"} & {*gate.dims.split()}
-    and gate.name not in OPS[name].mode(mode).refuses
+    for gate in gates(OPS[name])
+    if gate.name not in OPS[name].mode(mode).refuses
 ]
 TOKENS, RESET = 7, 2
 
@@ -41,7 +39,7 @@ def test_a_gate_of_minus_inf_equals_a_very_low_gate(
     low, minus_inf = with_gate(-1000.0), with_gate(-math.inf)
     # Attention's sums after a low gate have fewer digits, and a GPU's compiler may round them
     # otherwise.
-    rounded = name == "attention" and subject.device.type == "cuda"
+    rounded = op.float32_logits and subject.device.type == "cuda"
     for result, x in minus_inf.items():
         assert x.isfinite().all(), result
         if rounded:

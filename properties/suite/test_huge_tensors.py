@@ -14,7 +14,8 @@ from properties.cases.case import Case
 from properties.cases.sequences import join, separate, shared_gradients, tensors_of
 from properties.cases.tensors import Inputs, Results, boundaries
 from properties.catalogue import OPS
-from properties.catalogue.op import Op
+from properties.catalogue.kinds import groups_heads, is_delta
+from properties.catalogue.op import Op, Role
 from properties.laws import Subject
 
 ELEMENTS = 2**31
@@ -29,19 +30,6 @@ _OTHER_SIZE = 4
 _NARROW = {"H": 32, "G": 32, "R": 1, "K": 16, "V": 16}
 _UNGROUPED = {"G": 8, "R": 1}
 _WIDE_VALUES = {"K": 16, "V": 128}
-_LESS = {
-    **{(op.name, "fused_recurrent"): _NARROW for op in OPS.values()},
-    ("gated_delta_rule", "chunk"): _UNGROUPED,
-    ("kda", "chunk"): _UNGROUPED,
-    ("dplr", "chunk"): _WIDE_VALUES,
-    ("rwkv7", "chunk"): _WIDE_VALUES,
-}
-# The tensor that is this large, if not the first. Attention has fewer key heads.
-_LARGE = {
-    ("attention", "parallel"): "k",
-    ("dplr", "chunk"): "v",
-    ("rwkv7", "chunk"): "v",
-}
 # An op on single vectors counts those: 2^31 of two numbers each.
 _VECTORS = {"H": 1024, "D": 2, "P": 1}
 
@@ -65,10 +53,33 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _case(op: Op, mode: str, what: str) -> Case:
     packed = what == "packed"
-    known = {**_SIZES, **(_VECTORS if what == "vectors" else _LESS.get((op.name, mode), {}))}
+    known = {**_SIZES, **(_VECTORS if what == "vectors" else _less(op, mode))}
     dims = {d: known.get(d, _OTHER_SIZE) for d in op.dims} | {"B": SEQUENCES}
     lengths = tuple(TOKENS - 9 * n for n in range(SEQUENCES)) if packed else (TOKENS,)
     return op.full(mode, dims, lengths, packed=packed)
+
+
+def _less(op: Op, mode: str) -> dict[str, int]:
+    """Sizes in the place of others that do not fit."""
+    if mode == "fused_recurrent":
+        return _NARROW
+    if _has_many_keys(op):
+        return _WIDE_VALUES
+    return _UNGROUPED if is_delta(op) and groups_heads(op) else {}
+
+
+def _large(op: Op, mode: str) -> str:
+    """The tensor that is so large: the first, but attention has fewer heads of keys."""
+    role = op.arguments[0].role
+    if op.keys:
+        role = Role.KEY
+    elif _has_many_keys(op) and mode == "chunk":
+        role = Role.VALUE
+    return next(x.name for x in op.arguments if x.role is role)
+
+
+def _has_many_keys(op: Op) -> bool:
+    return sum(x.dims == "B T H K" for x in op.arguments) >= 5
 
 
 def _over_and_over(op: Op, case: Case, tensors: Results, times: int) -> Results:
@@ -97,7 +108,7 @@ def test_sequences_are_computed_alike_wherever_they_lie(
     op = OPS[case.op]
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     want = subject.run(op, case, inputs, gradients_of)
-    large = inputs.tensors[_LARGE.get((op.name, case.mode), op.arguments[0].name)]
+    large = inputs.tensors[_large(op, case.mode)]
     counted = large[..., 0] if case.dims.get("D") == _VECTORS["D"] else large
     times = 1 + ELEMENTS // counted.numel()
     dims = case.dims if case.packed else {**case.dims, "B": case.dims["B"] * times}

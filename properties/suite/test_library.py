@@ -4,7 +4,6 @@ For each op and mode of the catalogue there is a bare case, and cases with every
 of the mode.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from inspect import Parameter, signature
 from typing import Any
@@ -15,11 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
-from kernels.tiles import TABLE
 from properties.cases.case import Case
 from properties.cases.tensors import outputs_and_gradients
 from properties.catalogue import OPS
-from properties.catalogue.op import Mode, Op, Option
+from properties.catalogue.op import Mode, Op
 from properties.laws import Subject
 
 _Call = tuple[Any, tuple[Any, ...]]
@@ -27,21 +25,12 @@ _NAMESPACE = "attention_oracles"
 # No size is 0 or 1, which compilers specialise, nor equal to a number of tokens or table rows here,
 # which they would take for the same number; that includes a row of a slice, 3 H + 1.
 _SIZES = {"B": 2, "H": 8, "G": 2, "R": 3, "K": 5, "V": 7, "D": 17, "P": 6, "W": 4}
-# The value that each option is switched to; a flag to True.
-_VALUES: dict[str, Callable[[Case], Any]] = {
-    "scale": lambda case: -0.5,
-    "window": lambda case: 3,
-    "softcap": lambda case: 2.0,
-    "layer_idx": lambda case: 1,
-    "num_layers": lambda case: 3,
-    "eps": lambda case: 1e-3,
-    "activation": lambda case: "silu",
-    "seqlen_offsets": lambda case: list(range(2, 2 + case.sequences)) if case.packed else 2,
-}
+_OTHER_SIZES = (9, 11, 13, 14, 15)
 
 
-def _switched(option: Option, case: Case) -> Any:
-    return True if option.default is False else _VALUES[option.name](case)
+def _sizes(op: Op) -> dict[str, int]:
+    others = iter(_OTHER_SIZES)
+    return {letter: _SIZES[letter] if letter in _SIZES else next(others) for letter in op.dims}
 
 
 def _required(op: Op) -> dict[str, Any]:
@@ -55,7 +44,7 @@ def _loaded(op: Op, mode: Mode, bare: Case) -> Case:
     return replace(
         bare,
         given=tuple(a.name for a in op.arguments if a.optional and a.name not in mode.refuses),
-        options={o.name: _switched(o, bare) for o in op.options if o.name not in mode.refuses},
+        options={o.name: o.switched(bare) for o in op.options if o.name not in mode.refuses},
     )
 
 
@@ -65,7 +54,7 @@ def _cases(op: Op, mode: Mode) -> dict[str, Case]:
         op=op.name,
         mode=mode.name,
         dtype="bfloat16",
-        dims={letter: _SIZES[letter] for letter in op.dims},
+        dims=_sizes(op),
         lengths=(10,),
         key_lengths=(12,) if op.keys else None,
         options=_required(op),
@@ -103,7 +92,7 @@ def _compiled(op: Op, mode: Mode) -> tuple[str, ...]:
     op, so two of its cases are compiled.
     """
     place = op.modes.index(mode)
-    if place == 0 and (op.name, mode.name) not in TABLE:
+    if place == 0 and op.wraps is not None:
         return _LEAST_AND_MOST
     if place == 0:
         return (*_LEAST_AND_MOST, *_BETWEEN)
@@ -139,7 +128,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for mode in op.modes
         for name, case in _cases(op, mode).items()
         # A wrapper runs another op's custom ops, which are tested in all its modes.
-        if ((op.name, mode.name) in TABLE or mode is op.modes[0])
+        if (op.wraps is None or mode is op.modes[0])
         and name in tried(op, mode)
         and (not ops or op.name in ops)
         and (not modes or mode.name in modes)

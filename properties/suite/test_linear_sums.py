@@ -16,11 +16,12 @@ import kernels
 import properties.simulator as simulator
 import reference
 from kernels.primitives.parts import add_parts
-from kernels.tiles import TABLE
+from properties.catalogue import OPS
+from properties.catalogue.kinds import carries_states, gates, gates_of_keys, has, is_delta
+from properties.catalogue.op import Role
 
-OPS = ("linear_attn", "simple_gla", "gla")
-MODES = [(op, mode) for op, mode in TABLE if op in OPS]
-DELTA = ("delta_rule", "gated_delta_rule", "kda", "dplr")
+RECURRENCES = [op for op in OPS.values() if op.wraps is None and carries_states(op)]
+MODES = [(op.name, mode.name) for op in RECURRENCES if not is_delta(op) for mode in op.modes]
 K, V = 256, 256
 Tensors = dict[str, Tensor]
 
@@ -62,8 +63,7 @@ def test_sums_over_channels_and_tokens_keep_their_bits(
     }
     inputs = {name: x[None, :, None] for name, x in inputs.items()}
     inputs["initial_state"] = torch.outer(right_k, left_v)[None, None]
-    if op != "linear_attn":
-        inputs["g"] = torch.zeros((1, T, 1, K) if op == "gla" else (1, T, 1)).double()
+    inputs |= _open_gates(op, {"B": 1, "T": T, "H": 1, "K": K})
     do = (right_v * all_one)[None, :, None]
     dstate = torch.outer(left_k, right_v)[None, None]
     _hold(op, mode, inputs, do, dstate, subject.device)
@@ -104,7 +104,7 @@ def test_outputs_from_earlier_chunks_keep_their_bits(op: str, subject: Any) -> N
 
 
 @pytest.mark.parametrize("large", ["v", "do"])
-@pytest.mark.parametrize("op", [*OPS, *DELTA])
+@pytest.mark.parametrize("op", [op.name for op in RECURRENCES])
 def test_sums_over_tokens_of_a_recurrence_keep_their_bits(
     op: str, large: str, subject: Any
 ) -> None:
@@ -121,20 +121,19 @@ def test_sums_over_tokens_of_a_recurrence_keep_their_bits(
         "v": integers(200 if large == "v" else 1, 1, tokens, 1, value_dim),
         "initial_state": integers(1, 1, 1, key_dim, value_dim),
     }
-    if op in ("simple_gla", "gated_delta_rule"):
-        inputs["g"] = torch.zeros(1, tokens, 1).double()
-    elif op in ("gla", "kda"):
-        inputs["g"] = torch.zeros(1, tokens, 1, key_dim).double()
-    if op == "dplr":
+    inputs |= _open_gates(op, {"B": 1, "T": tokens, "H": 1, "K": key_dim})
+    if has(OPS[op], Role.LOW_RANK):
         inputs |= {name: inputs["k"] * sign for name, sign in (("a", -1), ("b", 1))}
-    elif op in DELTA:
+    if has(OPS[op], Role.STRENGTH):
         inputs["beta"] = torch.ones(1, tokens, 1).double()
     do = integers(200 if large == "do" else 1, 1, tokens, 1, value_dim)
     dstate = integers(1, 1, 1, key_dim, value_dim)
     _hold(op, "fused_recurrent", inputs, do, dstate, subject.device)
 
 
-@pytest.mark.parametrize("op", ["gla", "kda"])
+@pytest.mark.parametrize(
+    "op", [op.name for op in RECURRENCES if gates_of_keys(op) and not has(op, Role.LOW_RANK)]
+)
 def test_decayed_keys_and_queries_keep_16_bits(op: str, subject: Any) -> None:
     """Keys that enter the state, and queries that enter its gradient. The state is rounded where it
     is read, and so is its reader; a third rounding is not allowed.
@@ -150,7 +149,7 @@ def test_decayed_keys_and_queries_keep_16_bits(op: str, subject: Any) -> None:
         "g": -torch.rand(1, tokens, 1, key_dim, generator=generator).double(),
         "initial_state": torch.zeros(1, 1, key_dim, value_dim).double(),
     }
-    if op == "kda":
+    if has(OPS[op], Role.STRENGTH):
         inputs["beta"] = torch.ones(1, tokens, 1).double()
     do, dstate = inputs["v"].flip(1), torch.zeros(1, 1, key_dim, value_dim)
     got, want = _both(op, "chunk", inputs, do, dstate, subject.device)
@@ -222,6 +221,15 @@ def test_the_gradient_of_a_gate_is_rounded_once_it_is_whole(subject: Any) -> Non
     assert final is not None
     (dg,) = torch.autograd.grad(final, g, state)
     assert dg == 1
+
+
+def _open_gates(op: str, sizes: dict[str, int]) -> Tensors:
+    """Gates of 0, of heads or of the channels of keys."""
+    return {
+        gate.name: torch.zeros([sizes[d] for d in gate.dims.split()]).double()
+        for gate in gates(OPS[op])
+        if {*gate.dims.split()} <= sizes.keys()
+    }
 
 
 def _hold(

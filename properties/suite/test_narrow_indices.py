@@ -20,7 +20,8 @@ from properties.cases.case import Case
 from properties.cases.sequences import dims_of, tensors_of
 from properties.cases.tensors import asked_for, present, sizes
 from properties.catalogue import OPS
-from properties.catalogue.op import Op, Option
+from properties.catalogue.kinds import carries_states, has, is_delta
+from properties.catalogue.op import Op, Option, Role
 from properties.laws import Subject
 from properties.targets.ours import MODES_WITH_KERNELS
 
@@ -34,8 +35,6 @@ _SIZES = {"H": 2, "G": 1, "R": 2, "K": 3, "V": 4, "D": 8, "P": 3}
 # simulator runs its heads at once: so there are many heads and few tokens.
 _RECURRENT_BITS, _RECURRENT_TOKENS, _RECURRENT_SEQUENCES = 14, 375, 50
 _RECURRENT_SIZES = {"H": 24, "G": 12, "R": 2, "K": 3, "V": 5}
-# DPLR has this many rows for a token.
-_ROWS = {"dplr": 2}
 _OTHER_SIZE = 4
 
 
@@ -97,7 +96,7 @@ def _has(op: Op, mode: str, extent: str) -> bool:
             return "H" in {*op.dims, *op.sizes(_case(op, mode, "tokens"))}
         case "keys":
             # A program of a delta rule holds all keys.
-            return op.name in ("linear_attn", "simple_gla", "gla") and mode != "parallel"
+            return carries_states(op) and not is_delta(op) and mode != "parallel"
         case "values":
             return mode in ("fused_recurrent", "fused_chunk")
     return bool(op.packed_by) or not EXTENTS[extent].packed
@@ -124,7 +123,9 @@ def _case(op: Op, mode: str, name: str) -> Case:
     extent = _extent(mode, name)
     known = {**_SIZES, **extent.sizes} | {"B": 1 if extent.packed else extent.batch}
     dims = {d: known.get(d, _OTHER_SIZE) for d in op.dims}
-    tokens = extent.tokens // _ROWS.get(op.name, 1) if name == "tokens" else extent.tokens
+    # DPLR has two rows for a token.
+    rows = 2 if has(op, Role.LOW_RANK) else 1
+    tokens = extent.tokens // rows if name == "tokens" else extent.tokens
     lengths = (tokens,) * (extent.batch if extent.packed else 1)
     case = op.full(mode, dims, lengths, packed=extent.packed)
     if extent.asks == "nothing":

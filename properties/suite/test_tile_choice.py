@@ -13,12 +13,12 @@ from triton.runtime.jit import JITFunction
 
 import kernels
 from kernels import tiles
-from kernels.linear import tiles as linear
 from kernels.tiles import TABLE, choose
 from properties.aot.architectures import ARCHITECTURES
 from properties.cases.case import Case
 from properties.cases.tensors import build
 from properties.catalogue import OPS
+from properties.catalogue.kinds import carries_states
 from properties.device import claiming
 from properties.laws import Subject
 from properties.targets import ours
@@ -142,12 +142,14 @@ def test_a_tile_for_few_states_is_chosen_for_few_states(op: str, mode: str, inde
 
 
 def test_states_of_ragged_sequences_count_half() -> None:
-    assert linear.walks(3, 5, 128, None) == 15
-    assert linear.walks(3, 5, 129, None) == 30
-    assert linear.walks(3, 5, 128, torch.tensor([0, 1, 2, 3])) == 7
+    assert tiles.walks(3, 5, 128, None) == 15
+    assert tiles.walks(3, 5, 129, None) == 30
+    assert tiles.walks(3, 5, 128, torch.tensor([0, 1, 2, 3])) == 7
 
 
-@pytest.mark.parametrize("op", ["gla", "kda"])
+@pytest.mark.parametrize(
+    "op", [op.name for op in OPS.values() if op.wraps is None and carries_states(op)]
+)
 def test_an_op_counts_the_states_it_carries(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
 

@@ -13,12 +13,9 @@ from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
 from properties.targets.target import Target
 
-# A wrapper of another op runs the kernels of that.
+# A wrapper runs the kernels of another op.
 MODES_WITH_KERNELS = tuple(
-    (op.name, mode.name)
-    for op in OPS.values()
-    for mode in op.modes
-    if (op.name, mode.name) in tiles.TABLE
+    (op.name, mode.name) for op in OPS.values() for mode in op.modes if op.wraps is None
 )
 
 

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 import kernels
 from kernels import tiles
 from kernels.bench.timing import time_call
-from kernels.linear.tiles import walks
 from kernels.tiles import Entry
 from properties.aot.architectures import ARCHITECTURES, Architecture
 from properties.aot.cases import Compilation
@@ -86,7 +85,7 @@ class Problem:
         """
         index = tiles.choose(
             *self.row, dim=self.dim, dtype=getattr(torch, self.dtype), device=device, tile=None,
-            walks=walks(self.batch, self.heads, self.dim, None),
+            walks=tiles.walks(self.batch, self.heads, self.dim, None),
         )  # fmt: skip
         return replace(tiles.TABLE[self.row][index], max_dim=max(self.dim, _SMALLEST))
 
@@ -98,7 +97,7 @@ class Problem:
         op = OPS[self.op]
         refused = op.mode(self.mode).refuses
         options = {o.name: o.default for o in op.options if o.name not in refused}
-        if self.op == "attention":
+        if op.float32_logits:
             terms: dict[str, tuple[str, ...]] = {"biased": ("alibi_slopes",), "gated": ("g",)}
             extra = terms.get(stage.terms, ())
             options |= {"causal": True, "softcap": 30.0 if stage.terms == "biased" else None}
@@ -141,7 +140,7 @@ def _drawn(problem: Problem, stage: Stage, capability: int, edge: int) -> list[C
     fixed = replace(
         op,
         dims={**op.dims, "K": st.just(dim), "V": st.just(dim)},
-        arguments=tuple(a for a in op.arguments if op.name != "attention" or a.name not in absent),
+        arguments=tuple(x for x in op.arguments if not op.float32_logits or x.name not in absent),
     )
     found: list[Case] = []
 
@@ -166,7 +165,7 @@ def _drawn(problem: Problem, stage: Stage, capability: int, edge: int) -> list[C
 
 def _terms(case: Case) -> str:
     """Which backward kernels of attention run: see `Stage.terms`."""
-    if case.op != "attention":
+    if not OPS[case.op].float32_logits:
         return ""
     if "g" in case.given:
         return "gated"

@@ -25,7 +25,7 @@ NAMES = {
     "G": "kv head",
     "K": "key dim",
     "V": "value dim",
-    "VZ": "value dim",
+    "V+normalize": "value dim",
     "D": "dim",
 }
 _TILES = (16, 32, 64, 128)

@@ -1,32 +1,20 @@
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import reference
+from reference.testing import Form, both_forms_of, draw, rows
 
-Op = Callable[..., Any]
-FORMS: list[Op] = [reference.short_conv, reference.short_conv.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-
-
-def rows(*values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def draw(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+both_forms = both_forms_of(reference.short_conv)
 
 
 WEIGHT = rows([1, 10, 100], [1, 0, -1])
 
 
 @both_forms
-def test_three_tokens_of_two_channels_by_hand_the_last_tap_is_the_token_itself(form: Op) -> None:
+def test_three_tokens_of_two_channels_by_hand_the_last_tap_is_the_token_itself(form: Form) -> None:
     x, bias = rows([1, 5], [2, 6], [3, 7])[None], rows(0.5, 0)
     y, state = form(x, WEIGHT, bias, output_final_state=True)
     # Channel 0: 100, 10 + 200, 1 + 20 + 300; channel 1: the token two before, less the token.
@@ -35,7 +23,7 @@ def test_three_tokens_of_two_channels_by_hand_the_last_tap_is_the_token_itself(f
 
 
 @both_forms
-def test_the_state_is_the_tokens_before_oldest_first(form: Op) -> None:
+def test_the_state_is_the_tokens_before_oldest_first(form: Form) -> None:
     x, S = rows([1, 5])[None], rows([7, 3], [8, 4])[None]
     y, state = form(x, WEIGHT, initial_state=S, output_final_state=True)
     # 7 + 80 + 100, and 3 - 5. One token moves the state on by one.
@@ -44,7 +32,7 @@ def test_the_state_is_the_tokens_before_oldest_first(form: Op) -> None:
 
 
 @both_forms
-def test_packed_sequences_by_hand(form: Op) -> None:
+def test_packed_sequences_by_hand(form: Form) -> None:
     x = rows([1, 5], [2, 6], [3, 7])[None]
     S = rows([[7, 3], [8, 4]], [[9, 9], [9, 9]], [[0, 0], [1, 1]])
     cu_seqlens = torch.tensor([0, 1, 1, 3])
@@ -55,7 +43,7 @@ def test_packed_sequences_by_hand(form: Op) -> None:
 
 
 @both_forms
-def test_silu_by_hand(form: Op) -> None:
+def test_silu_by_hand(form: Form) -> None:
     """silu(log 3) = 3/4 log 3, and silu(-log 3) = -1/4 log 3; it comes after the bias."""
     x, weight = rows([0, 1, -1])[None], rows([math.log(3)] * 3).T
     y, _ = form(x, weight, rows(0, 0, 0), activation="silu")
@@ -67,7 +55,7 @@ def test_silu_by_hand(form: Op) -> None:
 
 @both_forms
 @pytest.mark.parametrize("taps", [1, 2, 4, 9])
-def test_it_is_the_convolution_of_torch(form: Op, taps: int) -> None:
+def test_it_is_the_convolution_of_torch(form: Form, taps: int) -> None:
     x, weight, bias = draw(0, 2, 7, 5), draw(1, 5, taps), draw(2, 5)
     y, state = form(x, weight, bias, activation="silu", output_final_state=True)
     padded = torch.nn.functional.pad(x.mT, (taps - 1, 0))
@@ -78,7 +66,7 @@ def test_it_is_the_convolution_of_torch(form: Op, taps: int) -> None:
 
 
 @both_forms
-def test_one_tap_has_no_state(form: Op) -> None:
+def test_one_tap_has_no_state(form: Form) -> None:
     x, weight = draw(0, 2, 7, 5), draw(1, 5, 1)
     S = torch.zeros(2, 0, 5, dtype=torch.float64)
     y, state = form(x, weight, initial_state=S, output_final_state=True)
@@ -105,7 +93,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 @both_forms
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
 def test_a_bad_argument_is_named(
-    form: Op, arguments: dict[str, Any], error: type[Exception], message: str
+    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as caught:
         form(**{"x": x, "weight": weight, "bias": bias, **arguments})

@@ -1,28 +1,21 @@
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import reference
+from reference.testing import Form, draw
 
-Op = Callable[..., Any]
-RETENTION: list[Op] = [reference.retention, reference.retention.second_form]
-LIGHTNING: list[Op] = [reference.lightning_attn, reference.lightning_attn.second_form]
+RETENTION: list[Form] = [reference.retention, reference.retention.second_form]
+LIGHTNING: list[Form] = [reference.lightning_attn, reference.lightning_attn.second_form]
 both_forms_of_retention = pytest.mark.parametrize("form", RETENTION, ids=lambda f: f.__name__)
 both_forms_of_lightning = pytest.mark.parametrize("form", LIGHTNING, ids=lambda f: f.__name__)
 ONES = torch.ones(1, 3, 4, 1, dtype=torch.float64)
 
 
-def draw(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
 @both_forms_of_retention
-def test_three_tokens_of_retention_by_hand(form: Op) -> None:
+def test_three_tokens_of_retention_by_hand(form: Form) -> None:
     """With q = k = v = 1 and a state of 2, o_t = 1 + γ + ... + γ ** (t - 1) + 2 γ ** t."""
     S = torch.full((1, 4, 1, 1), 2.0, dtype=torch.float64)
     o, final_state = form(ONES, ONES, ONES, initial_state=S, output_final_state=True)
@@ -34,7 +27,7 @@ def test_three_tokens_of_retention_by_hand(form: Op) -> None:
 
 
 @both_forms_of_lightning
-def test_two_tokens_of_lightning_attention_by_hand(form: Op) -> None:
+def test_two_tokens_of_lightning_attention_by_hand(form: Form) -> None:
     """Layer 1 of 2 with 4 heads decays by exp(-8 h / 4 · 1/2) = exp(-h)."""
     o, _ = form(ONES, ONES, ONES, 1, 2)
     for h in range(4):
@@ -45,7 +38,7 @@ def test_two_tokens_of_lightning_attention_by_hand(form: Op) -> None:
 
 @both_forms_of_retention
 @pytest.mark.parametrize("reverse", [False, True])
-def test_retention_is_simple_gla_with_a_constant_decay(form: Op, reverse: bool) -> None:
+def test_retention_is_simple_gla_with_a_constant_decay(form: Form, reverse: bool) -> None:
     q, k, v = draw(0, 2, 7, 4, 5), draw(1, 2, 7, 4, 5), draw(2, 2, 7, 4, 3)
     options: dict[str, Any] = {
         "initial_state": draw(3, 2, 4, 5, 3),
@@ -62,7 +55,7 @@ def test_retention_is_simple_gla_with_a_constant_decay(form: Op, reverse: bool) 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("layer", [0, 2, 5])
 def test_lightning_attention_is_simple_gla_with_a_constant_decay(
-    form: Op, layer: int, reverse: bool
+    form: Form, layer: int, reverse: bool
 ) -> None:
     q, k, v = draw(0, 2, 7, 4, 5), draw(1, 2, 7, 4, 5), draw(2, 2, 7, 4, 3)
     options: dict[str, Any] = {
@@ -86,7 +79,7 @@ def test_lightning_attention_is_simple_gla_with_a_constant_decay(
     ],
 )
 def test_a_layer_that_is_not_there_is_refused(
-    form: Op, layer: int, layers: int, message: str
+    form: Form, layer: int, layers: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         form(ONES, ONES, ONES, layer, layers)

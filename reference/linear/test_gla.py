@@ -9,7 +9,6 @@ where d is exp(g), and e = exp(gv) is e1 = (1/2, 1, 1, 1, 1), e2 = (1/2, 1, 1, 1
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,14 +16,10 @@ import torch
 from torch import Tensor
 
 import reference
+from reference.testing import Form, both_forms_of, draw, rows
 
-Op = Callable[..., Any]
-FORMS: list[Op] = [reference.gla, reference.gla.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-
-
-def rows(*values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+FORMS: list[Form] = [reference.gla, reference.gla.second_form]
+both_forms = both_forms_of(reference.gla)
 
 
 Q = rows([1, 2, 3], [2, 1, -1])[None, :, None]
@@ -33,11 +28,6 @@ V = rows([1, 2, 3, 4, 5], [1, 0, -1, 0, 2])[None, :, None]
 G = rows([1 / 4, 1 / 2, 1 / 2], [1 / 2, 1 / 4, 1])[None, :, None].log()
 GV = rows([1 / 2, 1, 1, 1, 1], [1 / 2, 1, 1, 1, 1 / 4])[None, :, None].log()
 S0 = (rows(1, 1, 1)[:, None] * rows(4, 0, 0, 0, 0))[None, None]
-
-
-def draw(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
 def inputs(
@@ -57,7 +47,7 @@ def assert_close(got: Tensor, expected: Tensor) -> None:
 
 
 @both_forms
-def test_two_tokens_by_hand_with_gates_in_natural_log_space(form: Op) -> None:
+def test_two_tokens_by_hand_with_gates_in_natural_log_space(form: Form) -> None:
     o, final_state = form(Q, K, V, G, gv=GV, scale=1.0, initial_state=S0, output_final_state=True)
     # Token 1 finds the state (1/4, 1/2, 1/2) (2, 0, 0, 0, 0)ᵀ: o1 = 7 v1 + (5.5, 0, 0, 0, 0).
     # Token 2 finds it as (1/8, 1/8, 1/2) (1, 0, 0, 0, 0)ᵀ, k1 as (1/2, 0, 2) and v1 as
@@ -69,7 +59,7 @@ def test_two_tokens_by_hand_with_gates_in_natural_log_space(form: Op) -> None:
 
 
 @both_forms
-def test_two_tokens_in_reverse_by_hand(form: Op) -> None:
+def test_two_tokens_in_reverse_by_hand(form: Form) -> None:
     o, final_state = form(
         Q, K, V, G, scale=1.0, initial_state=S0, output_final_state=True, reverse=True
     )
@@ -83,7 +73,7 @@ def test_two_tokens_in_reverse_by_hand(form: Op) -> None:
 
 
 @both_forms
-def test_the_normaliser_is_decayed_by_g_and_not_by_gv(form: Op) -> None:
+def test_the_normaliser_is_decayed_by_g_and_not_by_gv(form: Form) -> None:
     q = Q.abs()
     o, final_state = form(q, K, V, G, gv=GV, normalize=True, output_final_state=True)
     # z1 = k1, z2 = (1/2, 0, 2) + k2 = (5/2, 1, 2);  |q2|·z2 = 8, |q2|·(1/2, 0, 2) = 3
@@ -94,7 +84,7 @@ def test_the_normaliser_is_decayed_by_g_and_not_by_gv(form: Op) -> None:
 
 
 @both_forms
-def test_without_gates_it_is_linear_attention(form: Op) -> None:
+def test_without_gates_it_is_linear_attention(form: Form) -> None:
     q, k, v, _, _, S = inputs()
     options = {"initial_state": S, "output_final_state": True}
     expected = reference.linear_attn(q, k, v, **options)
@@ -106,7 +96,7 @@ def test_without_gates_it_is_linear_attention(form: Op) -> None:
 @pytest.mark.parametrize("closed", [-math.inf, -1e4])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
-    form: Op, closed: float, reverse: bool
+    form: Form, closed: float, reverse: bool
 ) -> None:
     """Token 3 forgets, in the order in which tokens are run, so it starts a sequence anew."""
     q, k, v, g, gv, _ = inputs(B=1, N=1)
@@ -128,7 +118,7 @@ def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
 
 
 @both_forms
-def test_small_gates_behind_a_large_one_keep_their_digits(form: Op) -> None:
+def test_small_gates_behind_a_large_one_keep_their_digits(form: Form) -> None:
     """A difference of prefix sums would round the small gates to multiples of 2^-40."""
     q, k, v = torch.ones(3, 1, 3, 1, 1, dtype=torch.float64)
     v = rows(0, 1, 0)[None, :, None, None]
@@ -138,7 +128,7 @@ def test_small_gates_behind_a_large_one_keep_their_digits(form: Op) -> None:
 
 
 @both_forms
-def test_a_row_without_weight_is_zero_and_has_zero_gradients(form: Op) -> None:
+def test_a_row_without_weight_is_zero_and_has_zero_gradients(form: Form) -> None:
     q, k, v, g, gv, S = inputs(normalize=True)
     q[:, 3] = 0
     leaves = [x.requires_grad_() for x in (q, k, v, g, gv, S)]
@@ -188,7 +178,7 @@ def test_both_forms_agree(
     ("normalize", "reverse", "packed"), list(itertools.product([False, True], repeat=3))
 )
 def test_gradients_through_output_and_final_state(
-    form: Op, normalize: bool, reverse: bool, packed: bool
+    form: Form, normalize: bool, reverse: bool, packed: bool
 ) -> None:
     N, B = (3, 1) if packed else (2, 2)
     leaves = inputs(N=N, B=B, T=3, H=1, K=2, V=3, normalize=normalize)
@@ -214,7 +204,7 @@ def test_gradients_through_output_and_final_state(
 
 
 @both_forms
-def test_the_state_of_an_empty_sequence_passes_through(form: Op) -> None:
+def test_the_state_of_an_empty_sequence_passes_through(form: Form) -> None:
     q, k, v, g, gv, S = inputs(N=4, B=1)
     _, final_state = form(
         q,
@@ -232,7 +222,7 @@ def test_the_state_of_an_empty_sequence_passes_through(form: Op) -> None:
 
 
 @both_forms
-def test_two_calls_that_hand_on_the_state_are_one_call(form: Op) -> None:
+def test_two_calls_that_hand_on_the_state_are_one_call(form: Form) -> None:
     q, k, v, g, gv, S = inputs()
     whole, final_state = form(q, k, v, g, gv=gv, initial_state=S, output_final_state=True)
     head, tail = ([x[:, cut] for x in (q, k, v, g, gv)] for cut in (slice(0, 3), slice(3, 7)))
@@ -243,7 +233,7 @@ def test_two_calls_that_hand_on_the_state_are_one_call(form: Op) -> None:
 
 
 @both_forms
-def test_no_dtype_is_forced(form: Op) -> None:
+def test_no_dtype_is_forced(form: Form) -> None:
     q, k, v, g, gv, _ = (x.bfloat16() for x in inputs())
     o, final_state = form(q, k, v, g, gv=gv, output_final_state=True)
     assert (o.dtype, final_state.dtype) == (torch.bfloat16, torch.bfloat16)
@@ -288,7 +278,7 @@ BAD |= {
 @both_forms
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
 def test_a_bad_argument_is_named(
-    form: Op, arguments: dict[str, Any], error: type[Exception], message: str
+    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as caught:
         form(**{"q": q, "k": k, "v": v, **arguments})

@@ -8,7 +8,6 @@ q1·k1 = 7    q2·k1 = -2    q2·k2 = 1    q1·k2 = 4
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,23 +15,14 @@ import torch
 from torch import Tensor
 
 import reference
+from reference.testing import Form, both_forms_of, draw, rows
 
-Op = Callable[..., Any]
-FORMS: list[Op] = [reference.linear_attn, reference.linear_attn.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+FORMS: list[Form] = [reference.linear_attn, reference.linear_attn.second_form]
+both_forms = both_forms_of(reference.linear_attn)
 
 Q = torch.tensor([[1, 2, 3], [0, 1, -1]], dtype=torch.float64)[None, :, None]
 K = torch.tensor([[1, 0, 2], [2, 1, 0]], dtype=torch.float64)[None, :, None]
 V = torch.tensor([[1, 2, 3, 4, 5], [1, 0, -1, 0, 2]], dtype=torch.float64)[None, :, None]
-
-
-def rows(*values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def draw(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
 def inputs(
@@ -54,7 +44,7 @@ def inputs(
 
 
 @both_forms
-def test_two_tokens_by_hand(form: Op) -> None:
+def test_two_tokens_by_hand(form: Form) -> None:
     o, final_state = form(Q, K, V, scale=2.0, output_final_state=True)
     # o1 = 2 · 7 v1,  o2 = 2 (-2 v1 + 1 v2)
     assert torch.equal(o[0, :, 0], rows([14, 28, 42, 56, 70], [-2, -8, -14, -16, -16]))
@@ -64,7 +54,7 @@ def test_two_tokens_by_hand(form: Op) -> None:
 
 
 @both_forms
-def test_two_tokens_in_reverse_by_hand(form: Op) -> None:
+def test_two_tokens_in_reverse_by_hand(form: Form) -> None:
     S = torch.ones(1, 1, 3, 5, dtype=torch.float64)
     o, final_state = form(
         Q, K, V, scale=2.0, initial_state=S, output_final_state=True, reverse=True
@@ -76,7 +66,7 @@ def test_two_tokens_in_reverse_by_hand(form: Op) -> None:
 
 
 @both_forms
-def test_two_tokens_normalised_by_hand(form: Op) -> None:
+def test_two_tokens_normalised_by_hand(form: Form) -> None:
     o, final_state = form(Q.abs(), K, V, normalize=True, output_final_state=True)
     # o1 = 7 v1 / 7;  |q2| = (0, 1, 1) weighs v1 by 2 and v2 by 1: o2 = (2 v1 + v2) / 3
     expected = rows([1, 2, 3, 4, 5], [3 / 3, 4 / 3, 5 / 3, 8 / 3, 12 / 3])
@@ -87,7 +77,7 @@ def test_two_tokens_normalised_by_hand(form: Op) -> None:
 
 
 @both_forms
-def test_packed_sequences_by_hand_and_the_state_of_an_empty_one_passes_through(form: Op) -> None:
+def test_packed_sequences_by_hand_and_the_state_of_an_empty_one_passes_through(form: Form) -> None:
     S = torch.arange(45, dtype=torch.float64).view(3, 1, 3, 5)
     o, final_state = form(
         Q,
@@ -107,14 +97,14 @@ def test_packed_sequences_by_hand_and_the_state_of_an_empty_one_passes_through(f
 
 
 @both_forms
-def test_the_default_scale_is_the_inverse_root_of_the_key_dim(form: Op) -> None:
+def test_the_default_scale_is_the_inverse_root_of_the_key_dim(form: Form) -> None:
     for scale in (None, -1):
         assert torch.equal(form(Q, K, V, scale=scale)[0], form(Q, K, V, scale=3**-0.5)[0])
     assert torch.equal(form(Q, K, V, scale=-2.0)[0], -2 * form(Q, K, V, scale=1.0)[0])
 
 
 @both_forms
-def test_a_normalised_row_does_not_depend_on_the_scale_unless_it_is_zero(form: Op) -> None:
+def test_a_normalised_row_does_not_depend_on_the_scale_unless_it_is_zero(form: Form) -> None:
     q, k, v, S = inputs(normalize=True)
     o, _ = form(q, k, v, normalize=True, initial_state=S)
     for scale in (-1, 3.0, -0.5, 1e-300):
@@ -124,7 +114,7 @@ def test_a_normalised_row_does_not_depend_on_the_scale_unless_it_is_zero(form: O
 
 
 @both_forms
-def test_a_row_without_weight_is_zero_and_has_zero_gradients(form: Op) -> None:
+def test_a_row_without_weight_is_zero_and_has_zero_gradients(form: Form) -> None:
     q, k, v, S = inputs(normalize=True)
     q[:, 3] = 0
     leaves = [x.requires_grad_() for x in (q, k, v, S)]
@@ -170,7 +160,7 @@ def test_both_forms_agree(
     ("normalize", "reverse", "packed"), list(itertools.product([False, True], repeat=3))
 )
 def test_gradients_through_output_and_final_state(
-    form: Op, normalize: bool, reverse: bool, packed: bool
+    form: Form, normalize: bool, reverse: bool, packed: bool
 ) -> None:
     N, B = (3, 1) if packed else (2, 2)
     leaves = inputs(N=N, B=B, T=3, H=1, K=2, V=3, normalize=normalize, requires_grad=True)
@@ -194,7 +184,7 @@ def test_gradients_through_output_and_final_state(
 
 @both_forms
 def test_the_layout_is_sequence_first_and_the_state_is_returned_only_when_asked_for(
-    form: Op,
+    form: Form,
 ) -> None:
     q, k, v, S = inputs()
     o, final_state = form(q, k, v, initial_state=S)
@@ -206,7 +196,7 @@ def test_the_layout_is_sequence_first_and_the_state_is_returned_only_when_asked_
 
 @both_forms
 @pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 0, 0])])
-def test_without_tokens_the_state_passes_through(form: Op, cu_seqlens: Tensor | None) -> None:
+def test_without_tokens_the_state_passes_through(form: Form, cu_seqlens: Tensor | None) -> None:
     q, k, v, S = inputs(B=2 if cu_seqlens is None else 1, T=0)
     for normalize in (False, True):
         state = torch.nn.functional.pad(S, (0, int(normalize)), value=3.0)
@@ -224,7 +214,7 @@ def test_without_tokens_the_state_passes_through(form: Op, cu_seqlens: Tensor | 
 
 
 @both_forms
-def test_no_dtype_is_forced(form: Op) -> None:
+def test_no_dtype_is_forced(form: Form) -> None:
     q, k, v, S = (x.bfloat16() for x in inputs())
     o, final_state = form(q, k, v, output_final_state=True)
     assert (o.dtype, final_state.dtype) == (torch.bfloat16, torch.bfloat16)
@@ -276,7 +266,7 @@ BAD |= {
 @both_forms
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
 def test_a_bad_argument_is_named(
-    form: Op, arguments: dict[str, Any], error: type[Exception], message: str
+    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as caught:
         form(**{"q": q, "k": k, "v": v, **arguments})

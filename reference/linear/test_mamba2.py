@@ -4,7 +4,6 @@ x1 = (2, 4)    B1 = (1, 2)    C1 = (1, 1)    dt1 = 1/2     A = log 1/4     D = 1
 x2 = (3, 1)    B2 = (0, 1)    C2 = (2, 1)    dt2 = 1
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,23 +11,13 @@ import torch
 from torch import Tensor
 
 import reference
+from reference.testing import Form, both_forms_of, draw, rows
 
-Op = Callable[..., Any]
-FORMS: list[Op] = [reference.mamba2, reference.mamba2.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-
-
-def rows(*values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def draw(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+both_forms = both_forms_of(reference.mamba2)
 
 
 @both_forms
-def test_two_tokens_by_hand(form: Op) -> None:
+def test_two_tokens_by_hand(form: Form) -> None:
     y, final_state = form(
         rows([2, 4], [3, 1])[None, :, None],
         rows(1 / 2, 1)[None, :, None],
@@ -50,7 +39,7 @@ def test_two_tokens_by_hand(form: Op) -> None:
 
 @both_forms
 @pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 3, 3, 7])], ids=["dense", "packed"])
-def test_it_is_simple_gla_of_b_and_c_with_a_skip(form: Op, cu_seqlens: Tensor | None) -> None:
+def test_it_is_simple_gla_of_b_and_c_with_a_skip(form: Form, cu_seqlens: Tensor | None) -> None:
     N, batch = (2, 2) if cu_seqlens is None else (3, 1)
     x, dt = draw(0, batch, 7, 4, 3), torch.nn.functional.softplus(draw(1, batch, 7, 4))
     B, C = draw(2, batch, 7, 2, 5), draw(3, batch, 7, 2, 5)
@@ -68,7 +57,7 @@ def test_it_is_simple_gla_of_b_and_c_with_a_skip(form: Op, cu_seqlens: Tensor | 
 
 
 @both_forms
-def test_a_step_of_zero_changes_nothing(form: Op) -> None:
+def test_a_step_of_zero_changes_nothing(form: Form) -> None:
     x, B, C = draw(0, 1, 3, 2, 3), draw(1, 1, 3, 1, 5), draw(2, 1, 3, 1, 5)
     S, dt = draw(3, 1, 2, 5, 3), torch.zeros(1, 3, 2, dtype=torch.float64)
     y, state = form(x, dt, -torch.ones(2), B, C, initial_state=S, output_final_state=True)
@@ -77,7 +66,7 @@ def test_a_step_of_zero_changes_nothing(form: Op) -> None:
 
 
 @both_forms
-def test_one_rate_per_head_is_expected(form: Op) -> None:
+def test_one_rate_per_head_is_expected(form: Form) -> None:
     x, B = draw(0, 1, 3, 2, 3), draw(1, 1, 3, 1, 5)
     with pytest.raises(ValueError, match=r"^A: float64\[3\], expected \[H\] with H=2"):
         form(x, draw(2, 1, 3, 2).abs(), -draw(3, 3).abs(), B, B)

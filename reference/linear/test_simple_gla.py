@@ -8,7 +8,6 @@ q1·k1 = 7    q1·k2 = 4    q1·a = 6    q2·k1 = 4    q2·k2 = 5    q2·a = 4
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,14 +15,9 @@ import torch
 from torch import Tensor
 
 import reference
+from reference.testing import Form, both_forms_of, draw, rows
 
-Op = Callable[..., Any]
-FORMS: list[Op] = [reference.simple_gla, reference.simple_gla.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-
-
-def rows(*values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+both_forms = both_forms_of(reference.simple_gla)
 
 
 Q = rows([1, 2, 3], [2, 1, 1])[None, :, None]
@@ -33,17 +27,12 @@ G = rows(1 / 2, 1 / 4)[None, :, None].log()
 S0 = (rows(1, 1, 1)[:, None] * rows(4, 0, 0, 0, 0))[None, None]
 
 
-def draw(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
 def assert_close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=4e-16, atol=4e-16)
 
 
 @both_forms
-def test_two_tokens_by_hand_with_gates_in_natural_log_space(form: Op) -> None:
+def test_two_tokens_by_hand_with_gates_in_natural_log_space(form: Form) -> None:
     o, final_state = form(Q, K, V, G, scale=1.0, initial_state=S0, output_final_state=True)
     # Token 1 finds the state a bᵀ / 2: o1 = 7 v1 + 6 b / 2.
     # Token 2 finds it as a bᵀ / 8, and k1 as k1 / 4: o2 = 5 v2 + 4 v1 / 4 + 4 b / 8.
@@ -54,7 +43,7 @@ def test_two_tokens_by_hand_with_gates_in_natural_log_space(form: Op) -> None:
 
 
 @both_forms
-def test_two_tokens_in_reverse_by_hand(form: Op) -> None:
+def test_two_tokens_in_reverse_by_hand(form: Form) -> None:
     o, final_state = form(
         Q, K, V, G, scale=1.0, initial_state=S0, output_final_state=True, reverse=True
     )
@@ -68,7 +57,7 @@ def test_two_tokens_in_reverse_by_hand(form: Op) -> None:
 
 @both_forms
 @pytest.mark.parametrize("reverse", [False, True])
-def test_it_is_gla_with_the_same_decay_in_every_key_channel(form: Op, reverse: bool) -> None:
+def test_it_is_gla_with_the_same_decay_in_every_key_channel(form: Form, reverse: bool) -> None:
     q, k, v, S = draw(0, 2, 7, 3, 5), draw(1, 2, 7, 3, 5), draw(2, 2, 7, 3, 2), draw(3, 2, 3, 5, 2)
     g = -draw(4, 2, 7, 3).abs()
     options: dict[str, Any] = {
@@ -84,7 +73,7 @@ def test_it_is_gla_with_the_same_decay_in_every_key_channel(form: Op, reverse: b
 @both_forms
 @pytest.mark.parametrize("closed", [-math.inf, -1e4])
 def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
-    form: Op, closed: float
+    form: Form, closed: float
 ) -> None:
     q, k, v = draw(0, 1, 7, 3, 5), draw(1, 1, 7, 3, 5), draw(2, 1, 7, 3, 2)
     g = -draw(4, 1, 7, 3).abs()
@@ -103,7 +92,7 @@ def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
 
 
 @both_forms
-def test_small_gates_behind_a_large_one_keep_their_digits(form: Op) -> None:
+def test_small_gates_behind_a_large_one_keep_their_digits(form: Form) -> None:
     """A difference of prefix sums would round the small gates to multiples of 2^-40."""
     q, k = torch.ones(2, 1, 3, 1, 1, dtype=torch.float64)
     v = rows(0, 1, 0)[None, :, None, None]
@@ -112,6 +101,6 @@ def test_small_gates_behind_a_large_one_keep_their_digits(form: Op) -> None:
 
 
 @both_forms
-def test_a_gate_per_channel_is_refused(form: Op) -> None:
+def test_a_gate_per_channel_is_refused(form: Form) -> None:
     with pytest.raises(ValueError, match=r"^g: float64\[1, 2, 1, 3\], expected \[B, T, H\]"):
         form(Q, K, V, torch.zeros_like(K))

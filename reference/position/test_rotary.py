@@ -5,7 +5,6 @@ row 1: pair 0 by the angle of the 3-4-5 triangle (cos 3/5, sin 4/5), pair 1 by a
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +12,10 @@ import torch
 from torch import Tensor
 
 import reference
+from reference.testing import Form, both_forms_of, draw, rows
 
-Op = Callable[..., Any]
-FORMS: list[Op] = [reference.rotary_embedding, reference.rotary_embedding.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-
-
-def rows(*values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+FORMS: list[Form] = [reference.rotary_embedding, reference.rotary_embedding.second_form]
+both_forms = both_forms_of(reference.rotary_embedding)
 
 
 COS = rows([1, 1], [3 / 5, 0])
@@ -28,31 +23,26 @@ SIN = rows([0, 0], [4 / 5, 1])
 X = rows([1, 2, 3, 4, 7], [1, 2, 3, 4, 7])[None, :, None]
 
 
-def draw(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
 def assert_close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=4e-16, atol=4e-16)
 
 
 @both_forms
-def test_halves_are_the_default_by_hand(form: Op) -> None:
+def test_halves_are_the_default_by_hand(form: Form) -> None:
     # Pairs (1, 3) and (2, 4): (0.6 - 2.4, 0.8 + 1.8) = (-1.8, 2.6) and (-4, 2)
     y = form(X, COS, SIN)
     assert_close(y[0, :, 0], rows([1, 2, 3, 4, 7], [-1.8, -4, 2.6, 2, 7]))
 
 
 @both_forms
-def test_interleaved_pairs_are_neighbours_by_hand(form: Op) -> None:
+def test_interleaved_pairs_are_neighbours_by_hand(form: Form) -> None:
     # Pairs (1, 2) and (3, 4): (0.6 - 1.6, 0.8 + 1.2) = (-1, 2) and (-4, 3)
     y = form(X, COS, SIN, interleaved=True)
     assert_close(y[0, :, 0], rows([1, 2, 3, 4, 7], [-1, 2, -4, 3, 7]))
 
 
 @both_forms
-def test_conjugate_rotates_backwards_by_hand(form: Op) -> None:
+def test_conjugate_rotates_backwards_by_hand(form: Form) -> None:
     # Pairs (1, 3) and (2, 4): (0.6 + 2.4, -0.8 + 1.8) = (3, 1) and (4, -2)
     y = form(X, COS, SIN, conjugate=True)
     assert_close(y[0, :, 0], rows([1, 2, 3, 4, 7], [3, 4, 1, -2, 7]))
@@ -60,7 +50,7 @@ def test_conjugate_rotates_backwards_by_hand(form: Op) -> None:
 
 @both_forms
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_conjugate_undoes_a_rotation(form: Op, interleaved: bool) -> None:
+def test_conjugate_undoes_a_rotation(form: Form, interleaved: bool) -> None:
     cos, sin = reference.rotary_tables(11, 4, dtype=torch.float64)
     x = draw(0, 2, 7, 3, 5)
     options = {"interleaved": interleaved, "seqlen_offsets": 4}
@@ -101,7 +91,7 @@ def test_the_tables_are_computed_in_float64_and_cast_last() -> None:
 @both_forms
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_a_product_of_query_and_key_depends_on_their_distance_alone(
-    form: Op, interleaved: bool
+    form: Form, interleaved: bool
 ) -> None:
     cos, sin = reference.rotary_tables(40, 6, dtype=torch.float64)
     q, k = draw(0, 1, 1, 3, 7), draw(1, 1, 1, 3, 7)
@@ -118,7 +108,7 @@ def test_a_product_of_query_and_key_depends_on_their_distance_alone(
 
 
 @both_forms
-def test_each_sequence_has_its_own_offset(form: Op) -> None:
+def test_each_sequence_has_its_own_offset(form: Form) -> None:
     cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
     x = draw(0, 2, 7, 3, 5)
     y = form(x, cos, sin, seqlen_offsets=torch.tensor([3, 11], dtype=torch.int32))
@@ -127,7 +117,7 @@ def test_each_sequence_has_its_own_offset(form: Op) -> None:
 
 
 @both_forms
-def test_positions_start_anew_in_each_packed_sequence(form: Op) -> None:
+def test_positions_start_anew_in_each_packed_sequence(form: Form) -> None:
     cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
     x = draw(0, 1, 7, 3, 5)
     cu_seqlens = torch.tensor([0, 3, 3, 7])
@@ -141,7 +131,7 @@ def test_positions_start_anew_in_each_packed_sequence(form: Op) -> None:
 
 
 @both_forms
-def test_in_place_writes_the_argument_and_returns_it(form: Op) -> None:
+def test_in_place_writes_the_argument_and_returns_it(form: Form) -> None:
     cos, sin = reference.rotary_tables(7, 4, dtype=torch.float64)
     x = draw(0, 2, 7, 3, 5)
     untouched = x.clone()
@@ -172,7 +162,7 @@ def test_both_forms_agree(offsets: int | list[int], conjugate: bool, interleaved
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("conjugate", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_gradients(form: Op, interleaved: bool, conjugate: bool, inplace: bool) -> None:
+def test_gradients(form: Form, interleaved: bool, conjugate: bool, inplace: bool) -> None:
     cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
     x = draw(0, 1, 5, 2, 7).requires_grad_()
 
@@ -192,14 +182,14 @@ def test_gradients(form: Op, interleaved: bool, conjugate: bool, inplace: bool) 
 
 
 @both_forms
-def test_the_tables_are_constants(form: Op) -> None:
+def test_the_tables_are_constants(form: Form) -> None:
     cos, sin = (table.requires_grad_() for table in reference.rotary_tables(7, 4))
     assert not form(torch.ones(1, 7, 3, 5), cos, sin).requires_grad
 
 
 @both_forms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_output_has_the_dtype_of_the_input(form: Op, dtype: torch.dtype) -> None:
+def test_the_output_has_the_dtype_of_the_input(form: Form, dtype: torch.dtype) -> None:
     x = torch.ones(1, 7, 3, 5, dtype=dtype)
     assert form(x, *reference.rotary_tables(7, 4)).dtype == dtype
     assert form(x, *reference.rotary_tables(7, 4, dtype=dtype)).dtype == dtype
@@ -258,7 +248,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 @both_forms
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
 def test_a_bad_argument_is_named(
-    form: Op, arguments: dict[str, Any], error: type[Exception], message: str
+    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as caught:
         form(**{"x": x, "cos": cos, "sin": sin, **arguments})

@@ -9,7 +9,7 @@ are a / Σ a for query 1 and b / Σ b for query 2. The positions among the keys 
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,26 +17,17 @@ import torch
 from torch import Tensor
 
 import reference
+from reference.testing import Form, both_forms_of, draw, rows
 
-Op = Callable[..., Any]
 Setting = tuple[dict[str, Any], tuple[str, ...]]
-FORMS: list[Op] = [reference.attention, reference.attention.second_form]
-both_forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-
-
-def rows(*values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+FORMS: list[Form] = [reference.attention, reference.attention.second_form]
+both_forms = both_forms_of(reference.attention)
 
 
 Q = torch.eye(5, dtype=torch.float64)[None, :2, None]
 K = torch.cat([rows([1, 2, 5], [3, 1, 4]).log().T, torch.zeros(3, 3)], dim=1)[None, :, None]
 V = torch.eye(7, dtype=torch.float64)[None, :3, None]
 LOG2 = rows(math.log(2))
-
-
-def draw(seed: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
 def inputs(
@@ -52,7 +43,7 @@ def inputs(
     return q, k, v, options
 
 
-def assert_weights(form: Op, options: dict[str, Any], first: Any, second: Any) -> None:
+def assert_weights(form: Form, options: dict[str, Any], first: Any, second: Any) -> None:
     """The weights are `first` and `second`, up to a factor, of a sum that is exp(lse)."""
     o, lse = form(Q, K, V, **{"scale": 1.0, "return_lse": True, **options})
     for i, weights in enumerate((first, second)):
@@ -63,12 +54,12 @@ def assert_weights(form: Op, options: dict[str, Any], first: Any, second: Any) -
 
 
 @both_forms
-def test_full_attention_by_hand_and_the_lse_is_a_natural_logarithm(form: Op) -> None:
+def test_full_attention_by_hand_and_the_lse_is_a_natural_logarithm(form: Form) -> None:
     assert_weights(form, {}, (1, 2, 5), (3, 1, 4))
 
 
 @both_forms
-def test_the_scale_multiplies_the_logits_by_hand(form: Op) -> None:
+def test_the_scale_multiplies_the_logits_by_hand(form: Form) -> None:
     assert_weights(form, {"scale": 2.0}, (1, 4, 25), (9, 1, 16))
     assert_weights(
         form,
@@ -82,25 +73,25 @@ def test_the_scale_multiplies_the_logits_by_hand(form: Op) -> None:
 
 
 @both_forms
-def test_causal_is_aligned_at_the_bottom_right_by_hand(form: Op) -> None:
+def test_causal_is_aligned_at_the_bottom_right_by_hand(form: Form) -> None:
     assert_weights(form, {"causal": True}, (1, 2, 0), (3, 1, 4))
 
 
 @both_forms
-def test_a_window_counts_the_querys_own_key_by_hand(form: Op) -> None:
+def test_a_window_counts_the_querys_own_key_by_hand(form: Form) -> None:
     assert_weights(form, {"causal": True, "window": 1}, (0, 2, 0), (0, 0, 4))
     assert_weights(form, {"causal": True, "window": 2}, (1, 2, 0), (0, 1, 4))
     assert_weights(form, {"causal": True, "window": 3}, (1, 2, 0), (3, 1, 4))
 
 
 @both_forms
-def test_a_window_without_causal_has_two_sides_by_hand(form: Op) -> None:
+def test_a_window_without_causal_has_two_sides_by_hand(form: Form) -> None:
     assert_weights(form, {"window": 1}, (0, 2, 0), (0, 0, 4))
     assert_weights(form, {"window": 2}, (1, 2, 5), (0, 1, 4))
 
 
 @both_forms
-def test_a_softcap_squashes_the_scaled_logits_by_hand(form: Op) -> None:
+def test_a_softcap_squashes_the_scaled_logits_by_hand(form: Form) -> None:
     """tanh(log x) = (x² - 1) / (x² + 1)."""
 
     def weights(row: Any, scale: float, cap: float) -> list[float]:
@@ -113,13 +104,13 @@ def test_a_softcap_squashes_the_scaled_logits_by_hand(form: Op) -> None:
 
 
 @both_forms
-def test_alibi_halves_a_weight_per_token_of_distance_by_hand(form: Op) -> None:
+def test_alibi_halves_a_weight_per_token_of_distance_by_hand(form: Form) -> None:
     # Distances from p = 1: 1, 0, 1; from p = 2: 2, 1, 0
     assert_weights(form, {"alibi_slopes": LOG2}, (1 / 2, 2, 5 / 2), (3 / 4, 1 / 2, 4))
 
 
 @both_forms
-def test_a_forgetting_gate_decays_every_earlier_key_by_hand(form: Op) -> None:
+def test_a_forgetting_gate_decays_every_earlier_key_by_hand(form: Form) -> None:
     # The gates of tokens j + 1 to p multiply: key 0 is seen by query 1 through 1/2, by query 2
     # through 1/2 · 1/5, and key 1 by query 2 through 1/5. The first gate decays nothing.
     g = rows(1 / 7, 1 / 2, 1 / 5).log()[None, :, None]
@@ -127,12 +118,12 @@ def test_a_forgetting_gate_decays_every_earlier_key_by_hand(form: Op) -> None:
 
 
 @both_forms
-def test_a_sink_is_one_more_logit_by_hand(form: Op) -> None:
+def test_a_sink_is_one_more_logit_by_hand(form: Form) -> None:
     assert_weights(form, {"sink": rows(math.log(8))}, (1, 2, 5, 8), (3, 1, 4, 8))
 
 
 @both_forms
-def test_the_order_is_scale_softcap_bias_mask_sink_by_hand(form: Op) -> None:
+def test_the_order_is_scale_softcap_bias_mask_sink_by_hand(form: Form) -> None:
     """A sink, a bias or a gate that were scaled or squashed would move the weights."""
     cap = [math.exp((x**4 - 1) / (x**4 + 1)) for x in (1, 2, 5, 3, 1, 4)]
     options = {
@@ -150,7 +141,7 @@ def test_the_order_is_scale_softcap_bias_mask_sink_by_hand(form: Op) -> None:
 
 
 @both_forms
-def test_query_heads_read_key_heads_in_consecutive_groups(form: Op) -> None:
+def test_query_heads_read_key_heads_in_consecutive_groups(form: Form) -> None:
     q, k, v, options = inputs()
     o, lse = form(q, k, v, causal=True, return_lse=True, **options)
     for head, kv_head in enumerate([0, 0, 0, 1, 1, 1]):
@@ -173,7 +164,7 @@ def test_query_heads_read_key_heads_in_consecutive_groups(form: Op) -> None:
 @pytest.mark.parametrize("with_sink", [False, True])
 @pytest.mark.parametrize("T_k", [0, 2])
 def test_a_row_that_sees_no_key_is_zero_with_the_sink_as_its_lse_and_no_gradient(
-    form: Op, T_k: int, with_sink: bool
+    form: Form, T_k: int, with_sink: bool
 ) -> None:
     q, k, v, options = inputs(T_q=5, T_k=T_k)
     leaves = [x.requires_grad_() for x in (q, k, v, options["sink"], options["g"])]
@@ -210,7 +201,7 @@ def test_a_row_that_sees_no_key_is_zero_with_the_sink_as_its_lse_and_no_gradient
 @both_forms
 @pytest.mark.parametrize("closed", [-math.inf, -1e4, -1e30])
 def test_a_closed_gate_starts_a_sequence_anew_and_leaves_finite_gradients(
-    form: Op, closed: float
+    form: Form, closed: float
 ) -> None:
     q, k, v, options = inputs(B=1, T_q=7)
     g = options["g"].clone()
@@ -228,7 +219,7 @@ def test_a_closed_gate_starts_a_sequence_anew_and_leaves_finite_gradients(
 
 
 @both_forms
-def test_small_gates_behind_a_large_one_keep_their_digits(form: Op) -> None:
+def test_small_gates_behind_a_large_one_keep_their_digits(form: Form) -> None:
     """A difference of prefix sums would round the last gate to a multiple of 2^-40."""
     q = torch.zeros(1, 3, 1, 1, dtype=torch.float64)
     v = rows(0, 1, 0)[None, :, None, None]
@@ -239,7 +230,7 @@ def test_small_gates_behind_a_large_one_keep_their_digits(form: Op) -> None:
 
 @both_forms
 @pytest.mark.parametrize("with_sink", [False, True])
-def test_large_logits_choose_one_key_and_have_finite_gradients(form: Op, with_sink: bool) -> None:
+def test_large_logits_choose_one_key_and_have_finite_gradients(form: Form, with_sink: bool) -> None:
     q, k, v, options = inputs()
     leaves = [x.requires_grad_() for x in (q, k, v, options["sink"])]
     sink = options["sink"] if with_sink else None
@@ -256,7 +247,7 @@ def test_large_logits_choose_one_key_and_have_finite_gradients(form: Op, with_si
 
 
 @both_forms
-def test_a_sink_of_minus_infinity_is_no_sink_and_gets_no_gradient(form: Op) -> None:
+def test_a_sink_of_minus_infinity_is_no_sink_and_gets_no_gradient(form: Form) -> None:
     q, k, v, _ = inputs(T_k=2)
     sink = torch.full((6,), -math.inf, dtype=torch.float64, requires_grad=True)
     o, lse = form(q, k, v, causal=True, sink=sink, return_lse=True)
@@ -268,7 +259,7 @@ def test_a_sink_of_minus_infinity_is_no_sink_and_gets_no_gradient(form: Op) -> N
 
 
 @both_forms
-def test_packed_sequences_are_separate_ones(form: Op) -> None:
+def test_packed_sequences_are_separate_ones(form: Form) -> None:
     q, k, v, options = inputs(B=1, T_q=6, T_k=7)
     boundaries = [0, 1, 1, 4, 6], [0, 3, 5, 5, 7]
     cu_seqlens, cu_seqlens_k = (torch.tensor(x, dtype=torch.int32) for x in boundaries)
@@ -337,7 +328,7 @@ def test_both_forms_agree(setting: Setting, T_q: int) -> None:
 @both_forms
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("setting", list(settings(small=True)), ids=label)
-def test_gradients_through_output_and_lse(form: Op, setting: Setting, packed: bool) -> None:
+def test_gradients_through_output_and_lse(form: Form, setting: Setting, packed: bool) -> None:
     options, names = setting
     q, k, v, tensors = inputs(B=1, T_q=4, T_k=3, H=2, G=1, K=2, V=3)
     if packed:
@@ -361,14 +352,14 @@ def test_gradients_through_output_and_lse(form: Op, setting: Setting, packed: bo
 
 
 @both_forms
-def test_the_slopes_are_constants(form: Op) -> None:
+def test_the_slopes_are_constants(form: Form) -> None:
     q, k, v, options = inputs()
     slopes = options["alibi_slopes"].requires_grad_()
     assert not form(q, k, v, alibi_slopes=slopes)[0].requires_grad
 
 
 @both_forms
-def test_the_lse_is_returned_only_when_asked_for_and_changes_nothing(form: Op) -> None:
+def test_the_lse_is_returned_only_when_asked_for_and_changes_nothing(form: Form) -> None:
     q, k, v, _ = inputs()
     o, lse = form(q, k, v)
     assert lse is None
@@ -379,7 +370,7 @@ def test_the_lse_is_returned_only_when_asked_for_and_changes_nothing(form: Op) -
 
 
 @both_forms
-def test_no_dtype_is_forced(form: Op) -> None:
+def test_no_dtype_is_forced(form: Form) -> None:
     q, k, v, options = inputs()
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         narrow = [x.to(dtype) for x in (q, k, v)]
@@ -461,7 +452,7 @@ BAD |= {
 @both_forms
 @pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
 def test_a_bad_argument_is_named(
-    form: Op, arguments: dict[str, Any], error: type[Exception], message: str
+    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as caught:
         form(**{"q": q, "k": k, "v": v, **arguments})

@@ -23,8 +23,8 @@ BUG = KnownBug(
         ),
     ),
     planted=Edit(
-        module="kernels.delta.rule",
-        before="(normalized(q), normalized(k)) if normalize",
-        after="(normalized(q), k) if normalize",
+        module="kernels.delta.keys",
+        before="(normalized(q), normalized(k)) if use",
+        after="(normalized(q), k) if use",
     ),
 )

@@ -24,7 +24,7 @@ BUG = KnownBug(
         ),
     ),
     planted=Edit(
-        module="kernels.linear.recurrence",
+        module="kernels.recurrence",
         before='tokens=sizes["B"] * sizes["T"],\n        sequences=sequences,',
         after='tokens=sizes["B"] * sizes["T"] // sequences,\n        sequences=1,',
     ),

@@ -28,7 +28,7 @@ BUG = KnownBug(
         ),
     ),
     planted=Edit(
-        module="kernels.linear.recurrence",
+        module="kernels.linear.normalize",
         before="torch.where(empty, 1.0, weights)",
         after="weights",
     ),

@@ -66,12 +66,32 @@ def under_autocast(at: Place) -> Iterator[Change]:
             called(check) == "check_one_dtype" and given
         ):
             names = [keyword.arg for keyword in given if keyword.arg]
-            device = f"{names[0]}.device.type"
+            device = f"{names[0]}.device.type" if names else ""
             casts = [
                 f"    {n} = None if {n} is None else {n}.to(torch.get_autocast_dtype({device}))"
                 for n in names
             ]
+            if named := _of_a_dict(given):
+                tensors, each = map(at.function.source.of, named)
+                device = f"{tensors}[{each}[0]].device.type"
+                cast = f"{tensors}[n].to(torch.get_autocast_dtype({device}))"
+                casts = [f"    {tensors} |= {{n: {cast} for n in {each}}}"]
             yield after(at, at.node, f"if torch.is_autocast_enabled({device}):", *casts)
+
+
+def _of_a_dict(given: list[ast.keyword]) -> tuple[ast.expr, ast.expr] | None:
+    """The tensors and their names in `**{name: tensors[name] for name in names}`."""
+    match given:
+        case [
+            ast.keyword(
+                arg=None,
+                value=ast.DictComp(
+                    value=ast.Subscript(value=tensors), generators=[ast.comprehension(iter=names)]
+                ),
+            )
+        ]:
+            return tensors, names
+    return None
 
 
 @kind("memory that outlives a call is made in inference mode if the call is")

@@ -181,6 +181,7 @@ _UNIT: dict[str, Test] = {
 USUAL = ("0 in some", "never negative", "of both signs")
 # What can be true of an argument's numbers: description → test.
 VALUES: dict[Role, dict[str, Test]] = {
+    **dict.fromkeys(Role, _ZEROS),
     **dict.fromkeys((*ANY_NUMBERS, Role.STATE), _ANY),
     Role.UNIT_KEY: {**_UNIT, "longer than 1": _some(lambda x: x.norm(dim=-1) > 1.1)},
     Role.LOW_RANK: _UNIT,
@@ -205,7 +206,6 @@ VALUES: dict[Role, dict[str, Test]] = {
     },
     Role.SLOPE: {**_ZEROS, "at least 1": _some(lambda x: x >= 1)},
     Role.COSINE: {"1 in all": _all(lambda x: x == 1), **_ZEROS},
-    Role.SINE: _ZEROS,
 }
 
 

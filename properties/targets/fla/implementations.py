@@ -107,7 +107,7 @@ def _of_all_taps(op: Op) -> Op:
         oracle=with_a_tap(op.oracle),
         second_form=with_a_tap(op.second_form),
         quiet_form=with_a_tap(op.quiet_form),
-        sizes=lambda case: {"M": case.dims["W"]},
+        sizes=lambda case: {"W-1": case.dims["W"]},
     )
 
 

@@ -1,0 +1,27 @@
+"""Keys of delta rules, which an option makes unit vectors."""
+
+from typing import Any
+
+from torch import Tensor
+
+from kernels.norm.l2norm import normalized, normalized_backward
+from kernels.recurrence import Form, Gradients
+
+
+def normalized_keys(form: Form) -> Form:
+    """Divide q and k by their lengths, if `use_qk_l2norm_in_kernel` says so."""
+
+    def forward(
+        *, q: Tensor, k: Tensor, use_qk_l2norm_in_kernel: bool, **given: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k = (normalized(q), normalized(k)) if use_qk_l2norm_in_kernel else (q, k)
+        return form.forward(q=q, k=k, **given)
+
+    def backward(*, q: Tensor, k: Tensor, use_qk_l2norm_in_kernel: bool, **given: Any) -> Gradients:
+        if not use_qk_l2norm_in_kernel:
+            return form.backward(q=q, k=k, **given)
+        gradients = form.backward(q=normalized(q), k=normalized(k), **given)
+        dq, dk = (normalized_backward(x, gradients[name]) for name, x in (("q", q), ("k", k)))
+        return gradients | {"q": dq, "k": dk}
+
+    return Form(form.takes | {"use_qk_l2norm_in_kernel"}, forward, backward)

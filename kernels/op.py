@@ -1,0 +1,140 @@
+"""The public function of a page: its arguments by name, and a docstring of shapes and limits.
+
+A page has the signature of its namesake in `reference`, with `mode` and `tile`, and no body. Its
+docstring names the spec and says what is special; the decorator adds what the annotations and the
+family say. The spec has the equation and the meaning of each argument.
+"""
+
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
+
+from jaxtyping import AbstractArray
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_WIDTH = 92
+
+
+def op(
+    run: Callable[..., Any],
+    *,
+    outputs: Sequence[str],
+    about: str = "",
+    same_dtype: Sequence[str] = (),
+    texts: Mapping[str, str] = MappingProxyType({}),
+    raises: Sequence[str] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a public function of the signature below.
+
+    Args:
+        run: takes every argument of the signature by its name, and returns the results.
+        outputs: the names of the results.
+        about: what the docstring says of the family.
+        same_dtype: tensors that have one dtype, the first of them setting it; none for the first
+            argument alone.
+        texts: what the docstring says of single arguments and results.
+        raises: reasons for a ValueError besides shapes, devices, modes and tiles.
+
+    Returns:
+        A decorator of a signature without a body.
+    """
+
+    def decorate(page: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(page).parameters
+        names = tuple(parameters)
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+
+        @functools.wraps(page)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            page(*args, **kwargs)  # Python refuses a call that does not fit the signature.
+            result: R = run(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+            return result
+
+        # torch's compiler counts its recompilations by code object: each op needs its own.
+        call.__code__ = call.__code__.replace(co_name=page.__name__)
+        call.__doc__ = _completed(page, outputs, about, same_dtype, texts, raises)
+        return call
+
+    return decorate
+
+
+def axes(annotation: Any) -> list[str]:
+    """Return the dims of the tensor that an annotation describes, none if it describes none."""
+    kinds = get_args(annotation) or (annotation,)
+    arrays = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, AbstractArray)]
+    return arrays[0].dim_str.split() if arrays else []
+
+
+def _completed(
+    page: Callable[..., Any],
+    outputs: Sequence[str],
+    about: str,
+    same_dtype: Sequence[str],
+    texts: Mapping[str, str],
+    raises: Sequence[str],
+) -> str:
+    """Return the docstring of a page with what its signature and its family say."""
+    signature = inspect.signature(page)
+    modes = [f"`{mode}`" for mode in get_args(signature.parameters["mode"].annotation)[1:]]
+    texts = {
+        "mode": f"{' or '.join(modes)}, or `auto` for a choice.",
+        "tile": f'Index into `kernels.tiles.TABLE["{page.__name__}", mode]`; None chooses by head '
+        "dim, dtype and device.",
+        **texts,
+    }
+    same_dtype = same_dtype or [next(iter(signature.parameters))]
+    spec = f"`help(reference.{page.__name__})` has the equation and explains the arguments."
+    head = inspect.cleandoc(page.__doc__ or "")
+    lines = [head, "", spec, "", *textwrap.wrap(about, _WIDTH), "", "Args:"]
+    options = []
+    for name, parameter in signature.parameters.items():
+        if shape := _shape(parameter.annotation):
+            text = texts.get(name, _dtype(name, same_dtype))
+            lines.append(_entry(name, f"{shape}, {text}"))
+        elif name not in texts:
+            options.append(name)
+    if options:
+        lines.append(_entry(", ".join(options), f"As in `reference.{page.__name__}`."))
+    lines += [_entry(name, texts[name]) for name in ("mode", "tile")]
+    lines += ["", "Returns:"]
+    returned = signature.return_annotation
+    each = get_args(returned) if get_origin(returned) is tuple else (returned,)
+    for name, annotation in zip(outputs, each, strict=True):
+        text = texts.get(name, f"in the dtype of {same_dtype[0]}.")
+        lines.append(_entry(name, f"{_shape(annotation)}, {text}"))
+    kinds = ["an argument of a wrong type or dtype"]
+    if len(same_dtype) > 1:
+        kinds.append(f"{', '.join(same_dtype)} not of one dtype")
+    values = ["shapes or devices that do not match", *raises, "an unknown mode or tile"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Raises:",
+            _entry("TypeError", f"{'; '.join(kinds)}."),
+            _entry("ValueError", f"{'; '.join(values)}."),
+            _entry("NotImplementedError", "a gradient of a gradient."),
+        ]
+    )
+
+
+def _dtype(name: str, same_dtype: Sequence[str]) -> str:
+    first, *others = same_dtype
+    if name == first:
+        return "float32, bfloat16 or float16. Any strides."
+    return f"in the dtype of {first}{'' if name in others else ' or float32'}."
+
+
+def _shape(annotation: Any) -> str:
+    return f"`[{', '.join(axes(annotation))}]`" if axes(annotation) else ""
+
+
+def _entry(name: str, text: str) -> str:
+    return textwrap.fill(
+        f"{name}: {text}", _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8
+    )

@@ -1,0 +1,369 @@
+"""One registration for all recurrences over tokens: a signature, and the kernels of each mode.
+
+A mode is a module with two functions, `forward` and `backward` (see `kernels.linear`). An argument
+that `forward` does not take is one that the mode does not have.
+
+Where a recurrence is not stable and overflows, the rows before the overflow in the same chunk may
+be NaN too: a product with the triangle of a chunk multiplies what is not seen by 0.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any, ParamSpec, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from kernels import tiles
+from kernels.arguments import (
+    bind_dims,
+    check_boundaries,
+    check_cu_seqlens,
+    check_dtype,
+    check_flags,
+    check_one_dtype,
+    check_range,
+    count_sequences,
+    describe,
+)
+from kernels.differentiable import differentiable
+from kernels.modes import choose_mode
+from kernels.op import axes, op
+from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
+from kernels.primitives.states import output_and_states
+from kernels.scale import resolve_scale
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Results = tuple[Tensor, Tensor]
+Gradients = dict[str, Tensor | None]
+
+_ABOUT = "Differentiable once, through both returns. All sums are float32. K and V are 1 to 256."
+_ABOUT_MODES = {
+    "chunk": "computes all chunks of tokens at once and carries the state from chunk to chunk",
+    "fused_chunk": "carries the state through the chunks in one kernel",
+    "fused_recurrent": "walks token by token in one kernel, for decoding and short sequences",
+    "parallel": "takes all pairs of tokens",
+}
+_BAD_BOUNDARIES = (
+    "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a mode computes an op.
+
+    Args:
+        takes: the names of the arguments of `forward`.
+        forward: from its arguments by name to the output and the final state, or None.
+        backward: from the same and the cotangents `do` and `dfinal_state` to gradients by name.
+    """
+
+    takes: frozenset[str]
+    forward: Callable[..., tuple[Tensor, Tensor | None]]
+    backward: Callable[..., Gradients]
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A registered mode: a `torch.library` op and the names of its arguments, in their order."""
+
+    op: Callable[..., Results]
+    names: tuple[str, ...]
+
+    def __call__(self, **given: Any) -> Results:
+        return self.op(*(given[name] for name in self.names))
+
+
+Within = Callable[[Form], Form]
+Around = Callable[..., Results]
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What a signature says, and what its decorator adds.
+
+    Args:
+        dims: float tensor → the names of its dims.
+        flags: the options that are true or false.
+        recurrent_only: arguments that the mode chunk does not have.
+        either_dtype: the tensors that may be float32 as well.
+    """
+
+    dims: Mapping[str, str]
+    flags: tuple[str, ...]
+    modes: tuple[str, ...]
+    recurrent_only: tuple[str, ...]
+    same_dtype: tuple[str, ...]
+    either_dtype: tuple[str, ...]
+    neutral: Mapping[str, float]
+    around: Around | None
+
+
+# (op, mode) → what `compute` calls.
+REGISTERED: dict[tuple[str, str], Registered] = {}
+_PAGES: dict[str, _Page] = {}
+
+
+def recurrence(
+    *modules: ModuleType,
+    around: Around | None = None,
+    within: Within | None = None,
+    same_dtype: Sequence[str] = ("q", "k", "v"),
+    neutral: Mapping[str, float] = MappingProxyType({}),
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make an op of a signature: a `torch.library` op for each mode, and what users call.
+
+    Args:
+        modules: one for each mode, which has its name.
+        around: `(call, **arguments) -> (o, S)`: it calls the mode with arguments of its own choice,
+            and may change what that returns.
+        within: changes what a mode computes, its gradients too.
+        same_dtype: tensors that must have one dtype, the first of them setting it. Other inputs
+            may be float32 instead, and states are.
+        neutral: the values of tensors that are left out; others reach the kernels as None.
+        names: what the kernels call an argument, where the op calls it otherwise.
+
+    Returns:
+        A decorator of a signature without a body.
+    """
+
+    def decorate(page: Callable[P, R]) -> Callable[P, R]:
+        name, parameters = page.__name__, inspect.signature(page).parameters
+        modes = {module.__name__.rpartition(".")[2]: module for module in modules}
+        declared = get_args(parameters["mode"].annotation)
+        if declared != ("auto", *modes):
+            raise ValueError(f"{name}: modes {declared}, expected 'auto', {[*modes]}")
+        forms = {mode: _of_heads(module) for mode, module in modes.items()}
+        if within is not None:
+            forms = {mode: within(form) for mode, form in forms.items()}
+        dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
+        for mode, form in forms.items():
+            REGISTERED[name, mode] = _register(name, mode, form, parameters, names)
+        everything = frozenset().union(*(form.takes for form in forms.values()))
+        only = everything - forms["chunk"].takes
+        dims = {n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"}
+        _PAGES[name] = _Page(
+            dims=dims,
+            flags=tuple(n for n, p in parameters.items() if isinstance(p.default, bool)),
+            modes=tuple(modes),
+            recurrent_only=tuple(n for n in parameters if n in only),
+            same_dtype=tuple(same_dtype),
+            either_dtype=tuple(n for n in dims if n not in (*same_dtype, "initial_state")),
+            neutral=neutral,
+            around=around,
+        )
+        which = "; ".join(f"`{mode}` {_ABOUT_MODES[mode]}" for mode in modes)
+        lacking = [
+            f"`{n}` with mode {' or '.join(repr(m) for m, f in forms.items() if n not in f.takes)}"
+            for n in parameters
+            if n in only
+        ]
+        return documented(
+            functools.partial(compute, name),
+            mode=f"{which}; `auto` chooses by the length.",
+            tile=f'Index into `kernels.tiles.TABLE["{name}", mode]`; None chooses by head '
+            "dim, dtype, device and how many sequences and heads there are.",
+            same_dtype=same_dtype,
+            raises=lacking,
+        )(page)
+
+    return decorate
+
+
+def documented(
+    run: Callable[..., Any],
+    *,
+    mode: str,
+    tile: str,
+    same_dtype: Sequence[str] = ("q", "k", "v"),
+    outputs: Sequence[str] = ("o", "final_state"),
+    raises: Sequence[str] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make the public function of a recurrence, or of an op that calls one.
+
+    Args:
+        run: takes every argument by its name.
+        mode, tile: what the docstring says of these arguments.
+        same_dtype, outputs: the names of the tensors of one dtype, and of the results.
+        raises: reasons for a ValueError that no other recurrence has.
+    """
+
+    def decorate(page: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(page).parameters
+        values = ["K or V above 256"]
+        if any("G" in axes(parameter.annotation) for parameter in parameters.values()):
+            values.append("H not a multiple of G")
+        if "scale" in parameters:
+            values.append("a scale that is NaN or infinite")
+        return op(
+            run,
+            outputs=outputs,
+            about=_ABOUT,
+            same_dtype=same_dtype,
+            texts={
+                "cu_seqlens": "int32 or int64.",
+                "initial_state": "float32.",
+                "mode": mode,
+                "tile": tile,
+                "final_state": "float32; None unless `output_final_state`.",
+            },
+            raises=[*values, _BAD_BOUNDARIES, *raises],
+        )(page)
+
+    return decorate
+
+
+def wrapper(
+    run: Callable[..., Any],
+    wraps: str,
+    *,
+    same_dtype: Sequence[str] = ("q", "k", "v"),
+    outputs: Sequence[str] = ("o", "final_state"),
+    raises: Sequence[str] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make the public function of an op that calls the recurrence `wraps`: see `documented`."""
+    return documented(
+        run,
+        mode=f"That of `{wraps}`.",
+        tile=f"That of `{wraps}`.",
+        same_dtype=same_dtype,
+        outputs=outputs,
+        raises=raises,
+    )
+
+
+def _of_heads(module: ModuleType) -> Form:
+    """Give each head the q and k of its group, and add their gradients up again."""
+    forward_takes = tuple(inspect.signature(module.forward).parameters)
+    backward_takes = tuple(inspect.signature(module.backward).parameters)
+    inputs = forward_takes[: forward_takes.index("scale")]
+
+    def spread(given: dict[str, Any]) -> dict[str, Any]:
+        heads = given["v"].shape[2]
+        return given | {name: of_each_head(given[name], heads) for name in ("q", "k")}
+
+    def forward(**given: Any) -> tuple[Tensor, Tensor | None]:
+        given = spread(given)
+        o, final_state = module.forward(**{name: given.get(name) for name in forward_takes})
+        return o, final_state
+
+    def backward(**given: Any) -> Gradients:
+        q, heads = given["q"], given["v"].shape[2]
+        given = spread(given) | {"keys_dtype": keys_gradient_dtype(q, heads)}
+        found = module.backward(**{name: given.get(name) for name in backward_takes})
+        gradients = dict(zip((*inputs, "initial_state"), found, strict=True))
+        return gradients | {n: of_each_group(gradients[n], q.shape[2]) for n in ("q", "k")}
+
+    return Form(frozenset(forward_takes), forward, backward)
+
+
+def _register(
+    name: str,
+    mode: str,
+    form: Form,
+    parameters: Mapping[str, inspect.Parameter],
+    names: Mapping[str, str],
+) -> Registered:
+    """Make the two functions of a mode the `torch.library` op `attention_oracles::name_mode`."""
+    taken = {n: p for n, p in parameters.items() if names.get(n, n) in form.takes}
+    tensors = {n: n + "?" * (p.default is None) for n, p in taken.items() if axes(p.annotation)}
+    settings = {n: "bool" for n, p in taken.items() if isinstance(p.default, bool)}
+    if "out_dtype" in form.takes:
+        settings["out_dtype"] = "ScalarType"
+
+    def named(given: Mapping[str, Any], tile: int) -> dict[str, Any]:
+        own = {names.get(each, each): value for each, value in given.items()}
+        return own | {"tile": tiles.TABLE[name, mode][tile]}
+
+    def forward(*, tile: int, **given: Any) -> tuple[Tensor, Tensor | None]:
+        check_boundaries("cu_seqlens", given["cu_seqlens"], given["q"].shape[1])
+        return form.forward(**named(given, tile))
+
+    def backward(*, tile: int, d0: Tensor, d1: Tensor | None, **given: Any) -> list[Tensor | None]:
+        gradients = form.backward(do=d0, dfinal_state=d1, **named(given, tile))
+        gradients |= {each: gradients[each].to(given[each].dtype) for each in ("q", "k")}
+        return [gradients.get(names.get(each, each)) for each in tensors]
+
+    def shapes(given: Mapping[str, Any]) -> Any:
+        return output_and_states(given, given.get("out_dtype", given["v"].dtype))
+
+    settings = {"scale": "float", **settings, "tile": "int"}
+    registered = differentiable(
+        f"{name}_{mode}",
+        tensors=tuple(tensors.values()),
+        settings=settings,
+        outputs=2,
+        forward=forward,
+        backward=backward,
+        shapes=shapes,
+    )
+    return Registered(registered, (*tensors, *settings))
+
+
+def compute(op: str, *, grouped: Sequence[str] = (), **given: Any) -> tuple[Tensor, Tensor | None]:
+    """Check the arguments of an op, settle its options, and call its mode.
+
+    Args:
+        grouped: tensors that have G heads, H a multiple, where the signature has H, and of which
+            head h reads head h // (H / G). The caller has checked the multiple.
+    """
+    page = _PAGES[op]
+    check_flags(**{name: given[name] for name in page.flags})
+    dims, state = page.dims, given["initial_state"]
+    if grouped:
+        dims = {n: spec.replace("H", "G") if n in grouped else spec for n, spec in dims.items()}
+    columns = 1 if given.get("normalize") else 0
+    if "normalize" in given:
+        dims = {**dims, "initial_state": "N H K V+1" if columns else "N H K V"}
+    sizes = bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
+    dtype = check_one_dtype(**{name: given[name] for name in page.same_dtype})
+    for name in page.either_dtype:
+        check_dtype(name, given[name], torch.float32, dtype)
+    check_dtype("initial_state", state, torch.float32)
+    check_range("K (the last dim of q)", sizes["K"], 1, 256)
+    check_range("V (the last dim of v)", sizes["V"], 1, 256)
+    v = given["v"]
+    if "G" in sizes and (sizes["G"] == 0 or sizes["H"] % sizes["G"]):
+        raise ValueError(
+            f"v: {describe(v)}, expected a multiple of the {sizes['G']} heads of q and k"
+        )
+    cu_seqlens = check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], v.device)
+    sequences = count_sequences(sizes["B"], cu_seqlens)
+    if state is not None and (
+        state.shape[0] != sequences or state.shape[3] != sizes["V"] + columns
+    ):
+        raise ValueError(
+            f"initial_state: {describe(state)}, expected "
+            f"[{', '.join(dims['initial_state'].split())}] with N={sequences}, V={sizes['V']}"
+        )
+    scale = resolve_scale(given["scale"], sizes["K"])
+    mode = choose_mode(
+        given["mode"],
+        page.modes,
+        tokens=sizes["B"] * sizes["T"],
+        sequences=sequences,
+        recurrent_only={
+            name: given[name] is not None and given[name] is not False
+            for name in page.recurrent_only
+        },
+    )
+    tile = tiles.choose(
+        op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=v.device,
+        tile=given["tile"], walks=tiles.walks(sequences, sizes["H"], sizes["V"], cu_seqlens),
+    )  # fmt: skip
+
+    for name, value in page.neutral.items():
+        if given[name] is None:
+            shape = [sizes[dim] for dim in dims[name].split()]
+            given[name] = torch.full(shape, value, dtype=torch.float32, device=v.device)
+    given |= {"scale": scale, "cu_seqlens": cu_seqlens, "tile": tile, "out_dtype": dtype}
+    call = REGISTERED[op, mode]
+    o, final_state = call(**given) if page.around is None else page.around(call, **given)
+    return o, final_state if given["output_final_state"] else None

@@ -1,0 +1,110 @@
+"""What `help` says of an op, and how an op may be called."""
+
+import inspect
+from typing import Any, Literal
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import kernels
+from kernels.linear import chunk, fused_recurrent
+from kernels.op import op
+from kernels.recurrence import REGISTERED, recurrence
+
+
+def double(
+    x: Float[Tensor, "B T"],
+    y: Float[Tensor, "B T"] | None = None,
+    *,
+    times: int = 2,
+    mode: Literal["auto", "fused"] = "auto",
+    tile: int | None = None,
+) -> Float[Tensor, "B T"]:
+    """Two times x, `reference.double`."""
+
+
+HELP = """\
+Two times x, `reference.double`.
+
+`help(reference.double)` has the equation and explains the arguments.
+
+Any sizes.
+
+Args:
+    x: `[B, T]`, float32, bfloat16 or float16. Any strides.
+    y: `[B, T]`, in the dtype of x or float32.
+    times: As in `reference.double`.
+    mode: `fused`, or `auto` for a choice.
+    tile: No other.
+
+Returns:
+    z: `[B, T]`, in the dtype of x.
+
+Raises:
+    TypeError: an argument of a wrong type or dtype.
+    ValueError: shapes or devices that do not match; a bad number; an unknown mode or tile.
+    NotImplementedError: a gradient of a gradient."""
+
+
+def _decorated(**changed: Any) -> Any:
+    return op(
+        lambda **given: given,
+        outputs=("z",),
+        about="Any sizes.",
+        same_dtype=changed.get("same_dtype", ()),
+        texts={"tile": "No other."},
+        raises=["a bad number"],
+    )(double)
+
+
+def test_help_has_the_shapes_and_limits() -> None:
+    assert _decorated().__doc__ == HELP
+    together = _decorated(same_dtype=("x", "y")).__doc__
+    assert "    y: `[B, T]`, in the dtype of x.\n" in together
+    assert "wrong type or dtype; x, y not of one dtype." in together
+
+
+def test_a_call_has_every_argument_by_its_name() -> None:
+    defaults = {"y": None, "times": 2, "mode": "auto", "tile": None}
+    assert _decorated()(1, times=3) == defaults | {"x": 1, "times": 3}
+    assert _decorated()(1, 2, tile=0) == defaults | {"x": 1, "y": 2, "tile": 0}
+
+
+def test_a_call_that_does_not_fit_the_signature_is_refused() -> None:
+    for args, kwargs in (((), {}), ((1, 2, 3), {}), ((1,), {"z": 1}), ((1,), {"x": 1})):
+        with pytest.raises(TypeError, match=r"double\(\)"):
+            _decorated()(*args, **kwargs)
+
+
+def test_the_signature_is_that_of_the_page_and_the_code_is_its_own() -> None:
+    function = _decorated()
+    assert inspect.signature(function) == inspect.signature(double)
+    assert function.__code__.co_name == "double"
+    assert function.__code__ is not _decorated().__code__
+
+
+def test_help_says_what_a_mode_does_and_lacks() -> None:
+    said = " ".join(inspect.getdoc(kernels.gla).split())
+    assert "`chunk` computes all chunks" in said
+    assert "`gv` with mode 'chunk'; `reverse` with mode 'chunk'; an unknown" in said
+    assert 'TABLE["gla", mode]' in said
+    assert "cu_seqlens: `[N+1]`, int32 or int64." in said
+    assert "H not a multiple of G" not in said
+    assert "H not a multiple of G" in " ".join(inspect.getdoc(kernels.kda).split())
+    assert "NaN" not in inspect.getdoc(kernels.mamba2)
+
+
+def test_the_modes_of_a_signature_are_those_of_its_kernels() -> None:
+    def page(mode: Literal["auto", "chunk"] = "auto") -> None: ...
+
+    with pytest.raises(ValueError, match=r"page: modes .*expected 'auto', \['chunk', 'fused_rec"):
+        recurrence(chunk, fused_recurrent)(page)
+    assert not [op for op, _ in REGISTERED if op == "page"]
+
+
+def test_left_out_strengths_are_1(subject: Any) -> None:
+    x = torch.randn(1, 3, 2, 4, device=subject.device)
+    ones = torch.ones(1, 3, 2, device=subject.device)
+    assert torch.equal(kernels.delta_rule(x, x, x)[0], kernels.delta_rule(x, x, x, ones)[0])

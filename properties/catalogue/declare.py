@@ -1,0 +1,302 @@
+"""A declaration from the oracle's signature, and from what is special about the op.
+
+The signature says names, dims, dtypes and defaults. Names that ops share have one meaning here,
+and laws follow from what an op has. An entry of the catalogue states the exceptions.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from inspect import Parameter, Signature
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from properties.cases.case import Case
+from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, asked, head_dims, scales
+from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, always
+from reference.arguments import arrays, same_dtype
+from reference.op import Op as Oracle
+from reference.op import axes
+
+if TYPE_CHECKING:
+    from properties.cases.tensors import Inputs
+
+# Tensors of other names hold values.
+_ROLES = {
+    "q": Role.QUERY,
+    "k": Role.KEY,
+    "g": Role.LOG_DECAY,
+    "gv": Role.LOG_DECAY,
+    "gk": Role.LOG_DECAY,
+    "beta": Role.STRENGTH,
+    "initial_state": Role.STATE,
+}
+_SCALE = Option(
+    "scale",
+    None,
+    lambda case: scales(),
+    bad=BAD_SCALES,
+    # Powers of two, none of them the sentinel -1.
+    exact=(0.5, -0.5, 2.0, -2.0, 1.0),
+    switch=lambda case: -0.5,
+)
+# In the order in which they are drawn. H is G times R where there are groups.
+_DIMS: Mapping[str, SearchStrategy[int]] = {
+    "B": st.integers(1, 3),
+    "G": st.integers(1, 3),
+    "R": st.integers(1, 4),
+    "H": st.integers(1, 3),
+    "K": head_dims(),
+    "V": head_dims(),
+    "D": head_dims(),
+}
+_TOKENS = {"T_q": "T", "T_k": "S"}
+_TERM = re.compile(r"([+-]?)(\w+)")
+
+GATES = ("extreme_gates", "strong_gates", "closed_gates")
+# A wrapper is a few lines before the kernels of another op: what these lines may break.
+_LAWS_OF_A_WRAPPER = (
+    "differential",
+    "splitting",
+    "packing",
+    "context_invariance",
+    "request_invariance",
+    "plumbing",
+    "rejection",
+)
+
+
+def declare(
+    oracle: Oracle[..., Any],
+    *,
+    recipes: Sequence[str],
+    modes: Sequence[Mode] = (),
+    work: Callable[[Mapping[str, int]], float] | None = None,
+    wraps: Op | None = None,
+    roles: Mapping[str, Role] = MappingProxyType({}),
+    constants: Sequence[str] = (),
+    nonlinear: Sequence[str] = (),
+    options: Sequence[Option] = (),
+    dims: Mapping[str, SearchStrategy[int]] = MappingProxyType({}),
+    sizes: Callable[[Case], dict[str, int]] = lambda case: {},
+    computed: Sequence[str] = (),
+    settle: Callable[[Case], Case] = lambda case: case,
+    **special: Any,
+) -> Op:
+    """Declare an op: what its signature says, and what is stated here.
+
+    Args:
+        recipes: as of `Op`. The recipes of gates are added where there are gates, unless some of
+            them are stated.
+        modes, work: as of `Op`; a wrapper has those of the op that it wraps.
+        roles: of tensors whose names do not say what they mean.
+        constants: tensors that get no gradient.
+        nonlinear: outputs that are not linear in what the others are linear in.
+        options: those that are neither flags nor common. One that is not stated is never drawn.
+        dims: letters that other ops do not have.
+        sizes, computed: as of `Op`, besides the heads of groups; and the letters that it computes.
+        settle: as of `Op`, after options are exact where integers are drawn.
+        special: further fields of `Op`, in the place of what follows from the signature.
+    """
+    signature = inspect.signature(oracle)
+    arguments = tuple(_arguments(oracle, signature, roles, constants))
+    outputs = tuple(_outputs(oracle, signature, nonlinear))
+    of_call = tuple(_options(signature, {option.name: option for option in options}, outputs))
+    names = {*(x.name for x in arguments), *(option.name for option in of_call)}
+    tensors: tuple[Argument | Output, ...] = (*arguments, *outputs)
+    every = {dim for x in tensors for dim in x.dims.split()}
+    used = {letter for dim in every for letter in re.findall(r"\b[A-Z]\b", dim)}
+    if grouped := {"G", "H"} <= used:
+        used = used - {"H"} | {"R"}
+    drawn = {**_DIMS, **dict.fromkeys(sorted(used - {*_DIMS}), st.integers(1, 4)), **dims}
+    used -= {"T", "S", "N", *computed}
+    defaults = {option.name: option.default for option in of_call}
+
+    sums = {dim: terms for dim in every if len(terms := _TERM.findall(dim)) > 1}
+
+    def all_sizes(case: Case) -> dict[str, int]:
+        known = {"H": case.dims["G"] * case.dims["R"]} if grouped else {}
+        if sums:
+            of_terms = {**defaults, **case.options, **case.dims}
+            known |= {dim: _sum(terms, of_terms) for dim, terms in sums.items()}
+        return known | sizes(case)
+
+    def settled(case: Case) -> Case:
+        exact = {o.name: o.exact[0] for o in of_call if len(o.exact) == 1}
+        if case.values == "integers" and not exact.keys().isdisjoint(case.options):
+            changed = {name: value for name, value in exact.items() if name in case.options}
+            case = replace(case, options={**case.options, **changed})
+        return settle(case)
+
+    if wraps is not None:
+        modes = [Mode(mode.name, mode.refuses & names) for mode in wraps.modes]
+        work = wraps.work
+        special["wraps"] = wraps.name
+    if any(x.role is Role.LOG_DECAY for x in arguments) and not {*GATES} & {*recipes}:
+        recipes = (*recipes, *GATES)
+    if work is None:
+        raise ValueError(f"{oracle.__name__}: no work, expected some, or an op that it wraps")
+    fields: dict[str, Any] = {
+        "name": oracle.__name__,
+        "oracle": oracle,
+        "second_form": oracle.second_form,
+        "quiet_form": oracle.second_form,
+        "modes": tuple(modes),
+        "arguments": arguments,
+        "options": of_call,
+        "outputs": outputs,
+        "dims": {letter: size for letter, size in drawn.items() if letter in used},
+        "work": work,
+        "recipes": tuple(recipes),
+        "sizes": all_sizes,
+        "settle": settled,
+        "packed_by": tuple(filter(_packs, signature.parameters)),
+        "keys": "S" in every,
+        "linear_in": tuple(x.name for x in arguments if x.role in (Role.VALUE, Role.STATE)),
+        "continues_by": _continuation(names, every),
+        "mistakes": more_states if "initial_state" in names else _none,
+        **special,
+    }
+    return Op(**{"laws": tuple(_laws(fields)), **fields})
+
+
+def flag(name: str, *, exact: bool) -> Option:
+    """An option that is true or false, and with which results are not rounded as it is `exact`."""
+    return Option(name, False, lambda case: st.booleans(), bad=BAD_FLAGS, exact=(exact,))
+
+
+def more_states(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
+    """States of another width, or of more sequences."""
+    state = inputs.tensors.get("initial_state")
+    if state is not None:
+        wide = torch.cat([state, state[..., :1]], -1)
+        yield "a state that is too wide", {"initial_state": wide}, "initial_state"
+        yield "a state too many", {"initial_state": torch.cat([state, state[:1]])}, "initial_state"
+
+
+def _none(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
+    yield from ()
+
+
+def _packs(name: str) -> bool:
+    return name.startswith("cu_seqlens")
+
+
+def _is_tensor(parameter: Parameter) -> bool:
+    """Whether it is a tensor of numbers, not of boundaries or offsets."""
+    kinds = [kind.dtype.__name__ for kind in arrays(parameter.annotation)]
+    return kinds == ["Float"]
+
+
+def _dims(annotation: Any) -> str:
+    return " ".join(_TOKENS.get(dim, dim) for dim in axes(annotation))
+
+
+def _arguments(
+    oracle: Oracle[..., Any],
+    signature: Signature,
+    roles: Mapping[str, Role],
+    constants: Sequence[str],
+) -> Iterator[Argument]:
+    first = next(iter(signature.parameters))
+    alike = {first, *same_dtype(oracle)} if first in same_dtype(oracle) else {first}
+    for name, parameter in signature.parameters.items():
+        if _is_tensor(parameter):
+            role = roles.get(name, _ROLES.get(name, Role.VALUE))
+            dtype = "case" if name in alike else "either"
+            yield Argument(
+                name,
+                _dims(parameter.annotation),
+                role,
+                optional=parameter.default is None,
+                differentiable=name not in constants,
+                dtype="float32" if name == "initial_state" else dtype,
+            )
+
+
+def _outputs(
+    oracle: Oracle[..., Any], signature: Signature, nonlinear: Sequence[str]
+) -> Iterator[Output]:
+    returned = signature.return_annotation
+    each = get_args(returned) if get_origin(returned) is tuple else (returned,)
+    for name, annotation in zip(oracle.outputs, each, strict=True):
+        asking = {f"output_{name}", f"return_{name}"} & signature.parameters.keys()
+        yield Output(
+            name,
+            _dims(annotation),
+            asked_by=next(iter(asking), None),
+            dtype="float32" if asking else "case",
+            linear=name not in nonlinear,
+        )
+
+
+def _options(
+    signature: Signature, stated: Mapping[str, Option], outputs: Sequence[Output]
+) -> Iterator[Option]:
+    """The options in their order, those that are stated in theirs, and auxiliary ones last."""
+    others = {n: p for n, p in signature.parameters.items() if not _is_tensor(p) and not _packs(n)}
+    auxiliary = [output.asked_by for output in outputs if output.asked_by is not None]
+    in_order = iter(stated.values())
+    for name, parameter in others.items():
+        default = None if parameter.default is parameter.empty else parameter.default
+        if name in stated:
+            option = next(in_order)
+            default = others[option.name].default
+            yield option if default is parameter.empty else replace(option, default=default)
+        elif name == "scale":
+            yield replace(_SCALE, default=default)
+        elif name in auxiliary:
+            continue
+        elif isinstance(default, bool):
+            yield Option(name, default, lambda case: st.booleans(), bad=BAD_FLAGS)
+        else:
+            yield Option(name, default, always(default))
+    for name in auxiliary:
+        yield Option(name, False, asked, bad=BAD_FLAGS, auxiliary=True)
+
+
+def _continuation(names: set[str], dims: set[str]) -> str:
+    if "initial_state" in names:
+        return "initial_state"
+    return "keys" if "S" in dims else "seqlen_offsets" if "seqlen_offsets" in names else ""
+
+
+def _laws(op: Mapping[str, Any]) -> Iterator[str]:
+    """The laws that hold of an op that has these fields."""
+    if "wraps" in op:
+        yield from _LAWS_OF_A_WRAPPER
+        return
+    options = {option.name for option in op["options"]}
+    trained = [argument for argument in op["arguments"] if argument.differentiable]
+    if_any = {
+        "differential": True,
+        "exactness": "integers" in op["recipes"],
+        "causality": True,
+        "splitting": op["continues_by"],
+        "packing": op["packed_by"],
+        "permutation": {"G", "H"} & op["dims"].keys(),
+        "linearity": op["linear_in"],
+        "scale_equivariance": "scale" in options,
+        "layout_invariance": True,
+        "context_invariance": True,
+        "request_invariance": len(trained) > 1 or len(op["outputs"]) > 1,
+        "determinism": True,
+        "plumbing": options,
+        "untouched_inputs": True,
+        "written_outputs": True,
+        "rejection": True,
+    }
+    yield from (law for law, holds in if_any.items() if holds)
+
+
+def _sum(terms: Sequence[tuple[str, str]], known: Mapping[str, Any]) -> int:
+    """The size of a dim such as `V+normalize`, which is the sum of V and of 1 or 0."""
+    return sum(
+        (-1 if sign == "-" else 1) * int(term if term.isdecimal() else known[term])
+        for sign, term in terms
+    )
