@@ -1,10 +1,10 @@
-"""Numbers on command lines."""
+"""Types for command-line arguments."""
 
 from argparse import ArgumentTypeError
 
 
 def count(text: str) -> int:
-    """How many of something there are to be, at least one."""
+    """Parse a count of at least one."""
     number = int(text)
     if number < 1:
         raise ArgumentTypeError(f"{number}, expected 1 or more")
@@ -12,7 +12,7 @@ def count(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """A time, in whatever unit."""
+    """Parse a duration in any unit."""
     number = float(text)
     if not number > 0:
         raise ArgumentTypeError(f"{number}, expected more than 0")

@@ -1,4 +1,4 @@
-"""Where kernels run: a GPU, the simulator, or Triton's interpreter."""
+"""Where kernels run: on a GPU, on the simulator, or on Triton's interpreter."""
 
 import os
 import sys
@@ -15,33 +15,32 @@ DEVICES = ("auto", "cuda", "simulator", "interpreter")
 
 
 def resolve(name: str) -> str:
-    """The device that "auto" stands for here: the GPU where there is one, else the simulator."""
+    """Resolve "auto": the GPU if there is one, else the simulator."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "simulator"
     return name
 
 
 def gpus(name: str = "auto") -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
-
-    None where kernels run on no GPU.
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; empty without a
+    GPU.
     """
     if resolve(name) != "cuda":
         return []
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
-    # What follows a name that is none, as -1 is, is not seen.
+    # CUDA ignores all names after an invalid one such as -1.
     return [str(place) for place in range(count)] if chosen is None else chosen.split(",")[:count]
 
 
 def activate(name: str = "auto") -> torch.device:
-    """Make Triton run on `name` in this process, and say where tensors have to live.
+    """Make Triton run on `name` in this process; return the device of the tensors.
 
-    "auto" is the GPU where there is one and the simulator elsewhere. The interpreter replaces
-    Triton's decorators, so it has to be chosen before the kernels are imported.
+    "auto" is the GPU if there is one, else the simulator. The interpreter replaces Triton's
+    decorators, so call this before importing the kernels.
 
     Raises:
-        ValueError: an unknown device, or one that this machine or process cannot give.
+        ValueError: the device is unknown, or this machine or process does not have it.
     """
     if name not in DEVICES:
         raise ValueError(f"device: {name!r}, expected one of {', '.join(DEVICES)}")
@@ -65,7 +64,7 @@ def activate(name: str = "auto") -> torch.device:
 
 
 def describe(name: str) -> str:
-    """The device and the versions that decide what a kernel computes, on one line."""
+    """Return the device and the versions that determine what a kernel computes, on one line."""
     import triton
 
     name = resolve(name)
@@ -75,14 +74,14 @@ def describe(name: str) -> str:
 
 @contextmanager
 def claiming(architecture: str | None, device: torch.device) -> Iterator[None]:
-    """Have our kernels tile tensors in the CPU's memory as they do on another architecture.
+    """Make our kernels choose tiles as on another architecture, for tensors in the CPU's memory.
 
     Args:
-        architecture: one of `properties.aot.architectures`; None leaves things as they are.
+        architecture: one of `properties.aot.architectures`; None changes nothing.
         device: where the tensors live.
 
     Raises:
-        ValueError: there is no such architecture, or the device is a GPU, which has its own.
+        ValueError: the architecture is unknown, or the device is a GPU, which has its own.
     """
     if architecture is None:
         yield
@@ -101,7 +100,7 @@ def claiming(architecture: str | None, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def recorded_launches() -> Iterator[list[str]]:
-    """The names of the Triton kernels that are launched meanwhile, on whatever device."""
+    """Collect the names of the Triton kernels launched inside this context, on any device."""
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 

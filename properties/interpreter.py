@@ -62,10 +62,10 @@ _installed = False
 
 
 def install() -> None:
-    """Repair the interpreter in this process; calling it again does nothing.
+    """Repair the interpreter in this process; a second call does nothing.
 
-    Call it before the first launch. It is harmless when ``TRITON_INTERPRET`` is not set: compiled
-    kernels do not pass through the code that it replaces.
+    Call it before the first launch. Compiled kernels do not use the replaced code, so it is
+    harmless without `TRITON_INTERPRET`.
     """
     global _installed
     if _installed:
@@ -168,7 +168,7 @@ def _repair_bfloat16_arithmetic() -> None:
             if not any(map(_is_bfloat16, operands)):
                 return method(self, *args)
             result = method(self, *map(_decode, args))
-            # The last operand has the type of the result; for tl.dot it is the accumulator.
+            # The last operand has the result's type; for tl.dot it is the accumulator.
             return _encode(result) if _is_bfloat16(operands[-1]) else result
 
         return repaired
@@ -194,7 +194,7 @@ def _repair_bfloat16_arithmetic() -> None:
     def apply_without_shortcut(self: Any, values: Any) -> Any:
         blocks = values if isinstance(values, tuple) else (values,)
         if any(block.dtype == tl.bfloat16 for block in blocks):
-            # A function unknown to the shortcuts (np.sum, ...) runs through the builder instead.
+            # Functions without a shortcut (np.sum, ...) run through the builder.
             self.combine_fn = SimpleNamespace(fn=self.combine_fn.fn)
         return apply(self, values)
 

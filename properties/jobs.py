@@ -1,4 +1,6 @@
-"""A job is one law about one mode of one op in one dtype: a pytest item, or a fuzzer's lane."""
+"""Jobs: one law about one mode of one op in one dtype. A job is a pytest item and a fuzzer's
+task.
+"""
 
 import math
 import re
@@ -21,19 +23,18 @@ from properties.profiles import EXAMPLES
 from properties.targets import Target, scope
 from properties.verdict.report import error_report
 
-# Laws about numbers. The others compare an implementation with itself, where one case says more of
-# the next; but where a sequence is cut says as much as its numbers, so that splitting has cases of
-# its own.
+# Laws about numbers. The other laws compare an implementation with itself, and one case serves
+# several of them. For splitting, the position of the cut matters as much as the numbers, so it
+# draws cases of its own.
 _OF_NUMBERS = ("differential", "exactness")
 _OF_THEIR_OWN = (*_OF_NUMBERS, "splitting")
 _HALVES = ("bfloat16", "float16")
-# How many examples, which are bundles of cases, all jobs of the catalogue get together in the
-# profile `ci`. An op, a mode or a law more takes its examples from the others, so that the suite
-# does not grow with them. Each job has one at least, so that it does grow once there are more than
-# twice as many jobs.
+# Examples (bundles of cases) that all jobs get together in the profile `ci`. A new op, mode or law
+# takes its examples from the others, so the suite does not grow with the catalogue until there are
+# more than twice as many jobs: each job has at least one.
 EXAMPLES_OF_CI = 3988
-# A run of few jobs, as after a change of one op, draws more for each: up to so many times, while
-# all together have no more than this part of what a run of all jobs draws.
+# A run of few jobs draws up to `_MOST_TIMES` as many examples for each, while all together stay
+# below `_PART_FOR_FEW` of a run of all jobs.
 _MOST_TIMES, _PART_FOR_FEW = 4.0, 1 / 5
 
 
@@ -54,24 +55,23 @@ class Job:
         return self.law in _OF_THEIR_OWN
 
     def share(self, examples: int, times: float = 1.0) -> int:
-        """How many of a profile's examples the job gets, `times` as many as in a run of all jobs.
+        """The number of a profile's examples for this job, `times` as many as in a run of all jobs.
 
-        Twice as many for the law that asks the oracle about everything, all of them for the other
-        law about numbers, half of them for another, and half of that for a wrapper, whose kernels
-        are another op's. An op of one mode gets three times as many where the oracle judges: others
-        have several modes for what may go wrong. But a sixth where another job tries nearly the
-        same: one 16-bit dtype or the other, and one mode of a wrapper, which is the same lines in
-        all modes. In these, laws take turns.
+        Weights: 2 for differential, 1 for the other law about numbers, 1/2 for other laws, half of
+        that for a wrapper, whose kernels belong to another op. An op with one mode gets 3 times as
+        many for laws that draw for themselves, since several modes share that work elsewhere. The
+        weight is 1/6 if another job tries nearly the same: the other 16-bit dtype, or another mode
+        of a wrapper, which runs the same lines in every mode. Laws take turns there.
 
-        All of this in proportion, where the catalogue has grown past `EXAMPLES_OF_CI`: parts of an
-        example are rounded up in some jobs and down in others.
+        Once the catalogue outgrows `EXAMPLES_OF_CI`, all are scaled down; a hash of the job's name
+        decides how its fraction is rounded.
         """
         part = self._wanted(examples) * _proportion(tuple(OPS)) * Fraction(times)
         return max(1, math.floor(part + Fraction(crc32(self.name.encode()), 2**32)))
 
     def _wanted(self, examples: int) -> int:
-        """Its share in a catalogue that has not grown."""
-        # Each is a bundle, of two cases or so.
+        """The share before scaling."""
+        # An example is a bundle of about two cases.
         examples = -(-examples // 2)
         if not self._has_its_turn:
             return max(2, examples // 6)
@@ -82,8 +82,8 @@ class Job:
 
     @property
     def _has_kernels(self) -> bool:
-        """Of its own, unlike a wrapper."""
-        # The interpreter has to be chosen before the kernels are imported.
+        """Whether the mode has kernels of its own, unlike a wrapper."""
+        # The device must be chosen before the kernels are imported.
         from kernels.tiles import TABLE
 
         return (self.op, self.mode) in TABLE
@@ -98,11 +98,11 @@ class Job:
         return self._has_kernels or place == turn % len(modes)
 
     @property
-    def stream(self) -> str:
-        """Jobs of one stream draw the same cases where nothing is left to chance.
+    def seed_key(self) -> str:
+        """The key of Hypothesis' seed: derandomized jobs with one key draw the same cases.
 
-        A law about numbers or cuts has a stream of its own. The others of a mode and dtype share
-        one: a case says something else to each, and its kernels are compiled once for all.
+        Laws about numbers and splitting have a key each. All other laws of a mode and dtype share
+        one, so that a kernel is compiled once for all of them.
         """
         return self.name if self.draws_for_itself else f"{self.op}-{self.mode}-{self.dtype}"
 
@@ -112,7 +112,7 @@ class Job:
 
 
 def times(jobs: Iterable[Job], examples: int) -> float:
-    """How many times its share of a profile's examples each job of a run of these gets."""
+    """How many times its share of examples each of these jobs gets."""
     drawn = sum(job.share(examples) for job in jobs)
     return min(_MOST_TIMES, max(1.0, _PART_FOR_FEW * EXAMPLES_OF_CI / max(drawn, 1)))
 
@@ -127,7 +127,7 @@ def examples(job: Job, target: Target, most: int, times: float = 1.0) -> int:
 
 @cache
 def _proportion(ops: tuple[str, ...]) -> Fraction:
-    """The part of the examples that jobs want which they get."""
+    """The factor that scales the jobs' shares down to `EXAMPLES_OF_CI`."""
     wanted = sum(
         Job(op.name, mode.name, law, dtype)._wanted(EXAMPLES)
         for op in map(OPS.__getitem__, ops)
@@ -140,7 +140,7 @@ def _proportion(ops: tuple[str, ...]) -> Fraction:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which jobs are wanted; an empty tuple means all."""
+    """Which jobs to run; an empty tuple means all."""
 
     ops: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
@@ -148,10 +148,10 @@ class Selection:
     dtypes: tuple[str, ...] = ()
 
     def jobs(self, target: Target) -> list[Job]:
-        """The jobs that the target has and that are wanted, in the order of the catalogue.
+        """The selected jobs that the target has, in the order of the catalogue.
 
         Raises:
-            ValueError: a name that is unknown, or names that no job has together.
+            ValueError: a name is unknown, or no job has all of the names.
         """
         modes = {op.name: target.modes(op) for op in OPS.values()}
         known = {
@@ -196,17 +196,17 @@ def _ignore(*_: object) -> None:
 
 
 def judge(law: str, case: Case, subject: Subject) -> float | None:
-    """Judge a case by a law: the worst error as a fraction of its budget.
+    """Judge a case by a law: return the worst error as a fraction of its budget.
 
     Returns:
-        None where the case fails as the target is known to.
+        None if the case fails as the target's ledger expects.
 
     Raises:
-        Violation: the law does not hold, or its calls raise another error than they may.
+        Violation: the law does not hold, or a call raises an unexpected error.
     """
     subject.ledger.start()
     op = scope.declared(subject.target, case.op, case.mode)
-    # A report has the case as the law has it.
+    # The report shows the case as the law adapted it.
     case = LAWS[law].adapt(op, case)
     try:
         ratio = LAWS[law].check(op, case, subject)
@@ -220,7 +220,6 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
 
 
 def raised(law: str, case: Case, subject: Subject, error: BaseException) -> Violation:
-    """The violation that an error of a target is."""
     frames = own_frames(error)
     text = error_report(law, case, error, frames, subject.device, subject.target.name)
     return Violation(law, case, text, error).of_its_own_type()
@@ -235,8 +234,8 @@ def hypothesis_test(
     """The job as a Hypothesis test.
 
     Args:
-        observe: told each case that passed, and its worst error as a fraction of the budget.
-        announce: told each case before it runs.
+        observe: called with each case that passed and its worst error as a fraction of the budget.
+        announce: called with each case before it runs.
     """
 
     def judged(case: Case) -> float:
@@ -258,27 +257,28 @@ def hypothesis_test(
 def drawing(job: Job, whose: Target, check: Callable[[list[Case]], None]) -> Callable[[], None]:
     """A Hypothesis test that calls `check` with each bundle of the job's cases.
 
-    pytest and the fuzzer run the same function under the same name, so what one of them finds lies
-    in Hypothesis' database for the other.
+    pytest and the fuzzer run this function under the same name, so they share examples in
+    Hypothesis' database.
     """
 
     def test(bundle: list[Case]) -> None:
         check(bundle)
 
-    # The database tells tests apart by name, and other targets draw otherwise.
+    # The database finds tests by name, and other targets draw other cases.
     owner = "" if whose.name == "ours" else f"-of-{whose.name}"
     test.__name__ = test.__qualname__ = re.sub(r"\W", "_", job.name + owner)
-    # Hypothesis goes by the source, which all jobs share, and by this: by no name.
-    stream = (job.stream + owner).encode()
-    test._hypothesis_internal_add_digest = stream  # type: ignore[attr-defined]
+    # Hypothesis seeds from the source, which all jobs share, and from this digest; not from the
+    # name.
+    seed = (job.seed_key + owner).encode()
+    test._hypothesis_internal_add_digest = seed  # type: ignore[attr-defined]
     op = scope.declared(whose, job.op, job.mode)
     wrapped: Callable[[], None] = given(drawn(job, op, whose))(test)
     return wrapped
 
 
 def drawn(job: Job, op: Op, target: Target) -> SearchStrategy[list[Case]]:
-    """The cases of a job in bundles, before its law adapts them."""
-    # Of a law that compares an implementation with itself, by several calls, each case costs more.
-    # Thousands of tokens are for laws that call once: of others each call would take as long.
+    """The job's cases in bundles, before its law adapts them."""
+    # Laws that compare an implementation with itself make several calls a case, so their bundles
+    # are smaller and have no cases of thousands of tokens.
     extents, most = (EXTENTS, 4) if job.draws_for_itself else (FEW_TOKENS, 2)
     return bundles(op, op.mode(job.mode), job.dtype, target, extents=extents, most=most)

@@ -1,11 +1,11 @@
-"""Hypothesis profiles: how much is drawn, and what a run may depend on."""
+"""Hypothesis profiles: how much is drawn, and whether runs repeat."""
 
 import os
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 
-# Cases are cheap to draw and dear to run, and a first run compiles kernels: time says nothing here.
+# Drawing is cheap, running is not, and first runs compile kernels, so time limits mean nothing.
 _COMMON: dict[str, Any] = {
     "deadline": None,
     "suppress_health_check": [
@@ -15,19 +15,19 @@ _COMMON: dict[str, Any] = {
     ],
     "print_blob": False,
 }
-# Of a job of the profiles `dev` and `ci`, before `Job.share`.
+# Examples of a job in the profiles `dev` and `ci`, before `Job.share`.
 EXAMPLES = 12
-# Phase.target makes near-copies of the case with the largest error. Of a few examples they would be
-# a third.
+# Phase.target makes near-copies of the case with the largest error, a third of a few examples.
 _FEW = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 
 
 def register() -> None:
-    """Make the profiles known, and load `ci` where the environment says CI, else `dev`.
+    """Register the profiles; load `ci` if the environment variable CI is set, else `dev`.
 
-    dev: random cases, other ones on every run. ci: as many, and the same ones on every run, so that
-    a red run is about the change. nightly: many, and never the same ones twice. trial: those of ci,
-    for tests of code with a planted bug, where nobody waits for a small example.
+    - dev: random cases, new ones on every run.
+    - ci: as many, but the same on every run, so that a red run is about the change.
+    - nightly: many, and new ones every time.
+    - trial: those of ci without shrinking, for code with a planted bug.
     """
     settings.register_profile("dev", max_examples=EXAMPLES, phases=_FEW, **_COMMON)
     settings.register_profile("ci", max_examples=EXAMPLES, phases=_FEW, derandomize=True, **_COMMON)

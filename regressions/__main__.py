@@ -67,15 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parse.error(f"NAME: {' '.join(wanted)}, expected the start of a known bug's name")
     started = monotonic()
     try:
-        verdicts = run(bugs, chosen.device, chosen.jobs, chosen.target)
+        results = run_both_ways(bugs, chosen.device, chosen.jobs, chosen.target)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped by Ctrl-C", highlight=False)
         return 130
-    return report(bugs, verdicts, monotonic() - started)
+    return report(bugs, results, monotonic() - started)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BothRuns:
     """What came of both runs of a bug; `trouble` is empty if that is as it should be."""
 
     seconds: float = 0.0
@@ -84,9 +84,9 @@ class Verdict:
     report: str = ""
 
 
-def run(
+def run_both_ways(
     bugs: Mapping[str, KnownBug], device: str, jobs: int, target: str = "ours"
-) -> dict[str, Verdict]:
+) -> dict[str, BothRuns]:
     """Run bugs both ways, in as many processes as there are jobs."""
     with Laboratory(target, device, jobs) as laboratory:
         # What pins several bugs runs once as the code stands.
@@ -99,7 +99,7 @@ def run(
             for name, bug in bugs.items()
         }
         _wait({future for pair in trials.values() for future in pair if future is not None})
-        return {name: _verdict(*pair) for name, pair in trials.items()}
+        return {name: _both_runs(*pair) for name, pair in trials.items()}
 
 
 def _wait(futures: Iterable[Future[Outcome]]) -> None:
@@ -114,25 +114,25 @@ def _wait(futures: Iterable[Future[Outcome]]) -> None:
             pass
 
 
-def _verdict(today: Future[Outcome], planted: Future[Outcome] | None) -> Verdict:
+def _both_runs(today: Future[Outcome], planted: Future[Outcome] | None) -> BothRuns:
     try:
         now = today.result()
         then = planted.result() if planted else None
     except Exception as error:
         # Not the law's: the edit does not apply, the test was skipped, the process ended.
-        return Verdict(trouble=f"could not be tried: {error}")
+        return BothRuns(trouble=f"could not be tried: {error}")
     seconds = now.seconds + (then.seconds if then else 0.0)
     if now.caught_by is not None:
-        return Verdict(seconds, trouble="does not hold as the code stands", report=now.report)
+        return BothRuns(seconds, trouble="does not hold as the code stands", report=now.report)
     if then is None:
-        return Verdict(seconds)
+        return BothRuns(seconds)
     missed = "" if then.caught_by else "is not caught when it is planted"
-    return Verdict(seconds, then.caught_by, missed)
+    return BothRuns(seconds, then.caught_by, missed)
 
 
-def report(bugs: Mapping[str, KnownBug], verdicts: Mapping[str, Verdict], seconds: float) -> int:
+def report(bugs: Mapping[str, KnownBug], results: Mapping[str, BothRuns], seconds: float) -> int:
     """Print what came of all bugs, and return the exit code."""
-    troubles = {name: verdict for name, verdict in verdicts.items() if verdict.trouble}
+    troubles = {name: result for name, result in results.items() if result.trouble}
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(
         f"{len(bugs) - len(troubles)} of {len(bugs)} known bugs hold as the code stands and are "
@@ -140,14 +140,14 @@ def report(bugs: Mapping[str, KnownBug], verdicts: Mapping[str, Verdict], second
         highlight=False,
         soft_wrap=True,
     )
-    console.print(_table(bugs, verdicts))
-    for name, verdict in troubles.items():
-        text = f"\n{name} {verdict.trouble}\n{verdict.report}"
+    console.print(_table(bugs, results))
+    for name, result in troubles.items():
+        text = f"\n{name} {result.trouble}\n{result.report}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     return 1 if troubles else 0
 
 
-def _table(bugs: Mapping[str, KnownBug], verdicts: Mapping[str, Verdict]) -> Table:
+def _table(bugs: Mapping[str, KnownBug], results: Mapping[str, BothRuns]) -> Table:
     table = Table()
     table.add_column("family", no_wrap=True)
     for column in ("bug", "source", "law"):
@@ -157,14 +157,14 @@ def _table(bugs: Mapping[str, KnownBug], verdicts: Mapping[str, Verdict]) -> Tab
         table.add_section()
         shown = family
         for name in names:
-            bug, verdict = bugs[name], verdicts[name]
+            bug, result = bugs[name], results[name]
             table.add_row(
                 shown,
                 name.partition(".")[2].replace("_", " "),
                 bug.source,
-                _law(bug, verdict.caught_by),
-                f"{verdict.seconds:.1f}",
-                style="bold red" if verdict.trouble else "",
+                _law(bug, result.caught_by),
+                f"{result.seconds:.1f}",
+                style="bold red" if result.trouble else "",
             )
             shown = ""
     return table

@@ -1,6 +1,6 @@
-"""Ahead-of-time compilation: every kernel for every architecture, on a machine without a GPU.
+"""Ahead-of-time compilation: every kernel for every architecture, without a GPU.
 
-Nothing lists kernels. An op runs as usual, forward and backward, on CPU tensors, but each of its
-launches is recorded instead of compiled and executed; what was recorded is then compiled for the
-architecture and held against its limits. This belongs into a process of its own, see `worker`.
+Nothing lists kernels. An op runs forward and backward on CPU tensors; its launches are recorded
+instead of executed, then compiled for the architecture and checked against its limits. This needs a
+process of its own, see `worker`.
 """

@@ -1,4 +1,4 @@
-"""What is compiled for, and what a program may use there."""
+"""The architectures to compile for, and their limits."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ class Architecture:
     """A kind of GPU.
 
     Args:
-        gpu: what Triton calls it.
-        capability: compute capability times ten as `kernels.tiles` has it; 0 for AMD.
+        gpu: Triton's name of it.
+        capability: compute capability times ten, as in `kernels.tiles`; 0 for AMD.
         shared_memory: the most that one program can have, in bytes.
         source: where that number is from.
     """

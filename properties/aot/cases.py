@@ -1,4 +1,4 @@
-"""What is run to record launches: cases of the catalogue that reach every kernel and tile."""
+"""Cases of the catalogue that launch every kernel with every tile, to record the launches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from kernels.tiles import TABLE, Entry
 from properties.aot.architectures import ARCHITECTURES, Architecture
 from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
-from properties.cases.tensors import build, cotangents, run
+from properties.cases.tensors import build, cotangents, outputs_and_gradients
 from properties.catalogue import OPS
 from properties.catalogue.op import Mode, Op, Option, Role
 
@@ -24,7 +24,7 @@ _HEAD_DIMS = ("K", "V", "D")
 
 
 @dataclass(frozen=True)
-class Job:
+class Compilation:
     """One op, mode and dtype on one architecture."""
 
     op: str
@@ -36,13 +36,14 @@ class Job:
         return f"{self.op}-{self.mode}-{self.dtype}-{self.architecture}"
 
     def runs(self, architecture: Architecture, thorough: bool) -> Iterator[Callable[[], object]]:
-        """Calls that between them launch every kernel of the job.
+        """Calls that together launch every kernel of the mode.
 
-        With each entry of the tile table that is the default of some head dim there; in bfloat16
-        on sm_90 also with those that are no default anywhere, which nothing else would compile.
+        They use each tile-table entry that is the default of some head dim; in bfloat16 on sm_90
+        also entries that are no default on any architecture and would not be compiled otherwise.
 
         Args:
-            thorough: every entry everywhere; also each option alone, each layout, more head dims.
+            thorough: use every entry everywhere, each option alone, each layout, and more head
+                dims.
         """
         if self.op in OPS:
             op = OPS[self.op]
@@ -64,7 +65,7 @@ CACHES: dict[str, Callable[..., Any]] = {
 
 
 def families() -> list[tuple[str, str]]:
-    """Every (op, mode) of the project that has kernels of its own; a reading runs another op's."""
+    """Every (op, mode) that has kernels of its own; a wrapper runs those of another op."""
     ops = [(op.name, mode.name) for op in OPS.values() for mode in op.modes]
     return [family for family in ops if family in TABLE] + [("cache", mode) for mode in CACHES]
 
@@ -77,16 +78,18 @@ def _update(cache: Callable[..., Any], dtype: torch.dtype, key_dim: int, value_d
 
 def _forward_and_backward(op: Op, case: Case) -> None:
     function = getattr(kernels, op.name)
-    run(op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile)
+    outputs_and_gradients(
+        op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile
+    )
 
 
 def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> Iterator[Case]:
-    """Cases in order of how much they ask of a compiler.
+    """Cases, the most demanding for a compiler first.
 
-    For each tile the largest head dims that it admits with all there is switched on, aligned as
-    real models are, so that loads are wide and pipelined: what shared memory and registers have to
-    hold; where kernels with gates or a bias have a tile of their own, also without. And once the
-    opposite: nothing switched on, head dims below the 16 that `tl.dot` needs, ragged.
+    For each tile: the largest head dims that it admits, with all tensors and options, aligned as in
+    real models so that loads are wide and pipelined. That is the most shared memory and registers.
+    If kernels with gates or a bias have their own tile, also without these. And once the opposite:
+    no options, head dims below the 16 that `tl.dot` needs, ragged lengths.
     """
     tiles = _tiles(op, mode, dtype, capability, thorough)
     seen = set()
@@ -97,7 +100,7 @@ def _cases(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> I
 
 
 def _tiles(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> dict[int, Entry]:
-    """The entries of the tile table by index: every one that is admitted, or as `Job.runs` says."""
+    """The tile-table entries by index: all that are admitted, or as `Compilation.runs` says."""
     entries, of = TABLE[op.name, mode.name], getattr(torch, dtype)
     admitted = {index for index, entry in enumerate(entries) if entry.admits(1, of, capability)}
     found = admitted if thorough else _defaults(entries, of, capability)
@@ -152,7 +155,7 @@ def _wanted(
 
 
 def _bare(op: Op, mode: Mode, dtype: str, dim: int, ragged: bool = False) -> Case:
-    """Only what must be given: no option, no optional tensor.
+    """A case with required arguments only.
 
     Sizes of 1 are avoided, because Triton makes constants of them.
     """
@@ -174,7 +177,6 @@ def _bare(op: Op, mode: Mode, dtype: str, dim: int, ragged: bool = False) -> Cas
 
 
 def _loaded(op: Op, mode: Mode, case: Case) -> Case:
-    """With every tensor and every option that the mode knows."""
     case = _packed(case)
     allowed = [a for a in op.arguments if a.name not in mode.refuses]
     return replace(
@@ -198,7 +200,6 @@ def _options(op: Op, mode: Mode) -> list[Option]:
 
 
 def _switched(option: Option, case: Case) -> Any:
-    """The simplest value that is not the default."""
     return find(
         option.draw(case),
         lambda value: value != option.default,

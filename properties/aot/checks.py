@@ -1,4 +1,4 @@
-"""The questions that tests ask of a worker. Each records launches and answers with plain data."""
+"""Checks that run in a compiler process. Each records launches and returns plain data."""
 
 import pkgutil
 import sys
@@ -10,26 +10,25 @@ from triton.runtime.jit import JITFunction
 
 import kernels
 from properties.aot.architectures import ARCHITECTURES
-from properties.aot.cases import Job
+from properties.aot.cases import Compilation
 from properties.aot.launches import Launch, record
 from properties.aot.resources import faults
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How many launches were compiled, and what is wrong with them."""
+class CompileResult:
+    """How many launches were compiled, and their faults."""
 
     launches: int
     faults: list[str]
 
 
-def check_job(job: Job, thorough: bool) -> Answer:
-    """Compile every launch of a job."""
-    architecture = ARCHITECTURES[job.architecture]
-    return check(job.runs(architecture, thorough), job.architecture)
+def check_compilation(compilation: Compilation, thorough: bool) -> CompileResult:
+    architecture = ARCHITECTURES[compilation.architecture]
+    return check(compilation.runs(architecture, thorough), compilation.architecture)
 
 
-def check(runs: Iterable[Callable[[], object]], architecture: str) -> Answer:
+def check(runs: Iterable[Callable[[], object]], architecture: str) -> CompileResult:
     """Compile every launch of `runs`, each once."""
     known = ARCHITECTURES[architecture]
     launches = _recorded(runs, architecture)
@@ -37,22 +36,22 @@ def check(runs: Iterable[Callable[[], object]], architecture: str) -> Answer:
     for launch in launches:
         print(f"compiling {launch} for {architecture}", file=sys.stderr, flush=True)
         found += faults(launch, known)
-    return Answer(len(launches), found)
+    return CompileResult(len(launches), found)
 
 
 def _recorded(runs: Iterable[Callable[[], object]], architecture: str) -> list[Launch]:
     return record(lambda: [run() for run in runs], ARCHITECTURES[architecture])
 
 
-def never_launched(jobs: Sequence[Job]) -> list[str]:
-    """Kernels of the project that none of these jobs launches.
+def never_launched(compilations: Sequence[Compilation]) -> list[str]:
+    """Kernels of the project that none of these compilations launches.
 
-    A kernel is a function under `@triton.jit` that no other such function calls.
+    A kernel is a `@triton.jit` function that no other such function calls.
     """
     launched: set[str] = set()
-    for job in jobs:
-        runs = job.runs(ARCHITECTURES[job.architecture], thorough=False)
-        launched.update(launch.name for launch in _recorded(runs, job.architecture))
+    for compilation in compilations:
+        runs = compilation.runs(ARCHITECTURES[compilation.architecture], thorough=False)
+        launched.update(launch.name for launch in _recorded(runs, compilation.architecture))
     functions = _jit_functions()
     called = {name for function in functions.values() for name in function.fn.__code__.co_names}
     return sorted(
@@ -66,7 +65,7 @@ def _jit_functions() -> dict[str, JITFunction]:
     found = {}
     for module in pkgutil.walk_packages(kernels.__path__, "kernels."):
         if module.name.rpartition(".")[2].startswith("test_"):
-            continue  # what tests launch, they launch to see a function alone
+            continue  # tests launch device functions to test them alone
         for value in vars(import_module(module.name)).values():
             if isinstance(value, JITFunction):
                 found[f"{value.module}.{value.fn.__name__}"] = value

@@ -1,4 +1,4 @@
-"""Record the launches that a function makes, without compiling or executing them."""
+"""Record the launches of a function without compiling or executing them."""
 
 import json
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from properties.device import claiming
 
 @dataclass(frozen=True)
 class Launch:
-    """One specialisation of a kernel, as Triton's launcher hands it to the compiler.
+    """One specialisation of a kernel, as Triton's launcher passes it to the compiler.
 
     Args:
-        kernel: the function under `@triton.jit`.
-        signature: type of each parameter, "constexpr" among them.
-        constants: values of the constexpr parameters and of those specialised to 1 or None.
-        attributes: what is known of the others: divisibility by 16.
+        kernel: the `@triton.jit` function.
+        signature: type of each parameter, including "constexpr".
+        constants: values of constexpr parameters and of those specialised to 1 or None.
+        attributes: known divisibility by 16 of the others.
         options: num_warps, num_stages and so on.
     """
 
@@ -53,7 +53,7 @@ class Launch:
 
 
 class _Absent:
-    """A driver of a GPU that is not there: enough of one for Triton's launcher to specialise."""
+    """A driver without a GPU, sufficient for Triton's launcher to specialise."""
 
     def __init__(self, gpu: GPUTarget) -> None:
         self._gpu = gpu
@@ -62,7 +62,7 @@ class _Absent:
         return self._gpu
 
     def get_current_device(self) -> GPUTarget:
-        """Triton keeps what it knows of a target by device, so each target is its own."""
+        """Triton caches by device, so each target counts as a device."""
         return self._gpu
 
     def get_current_stream(self, device: GPUTarget) -> int:
@@ -73,10 +73,10 @@ class _Absent:
 
 
 def record(run: Callable[[], object], architecture: Architecture) -> list[Launch]:
-    """The different launches of `run`, in order, on `architecture`.
+    """Return the distinct launches of `run`, in order, on `architecture`.
 
-    Kernels are not executed: what `run` computes is whatever memory holds, and it must not decide
-    by it. The process is left without a usable GPU driver.
+    Kernels are not executed: results are whatever memory holds, so `run` must not branch on them.
+    Afterwards the process has no usable GPU driver.
 
     Raises:
         RuntimeError: the kernels were imported under TRITON_INTERPRET, which compiles nothing.
@@ -88,7 +88,7 @@ def record(run: Callable[[], object], architecture: Architecture) -> list[Launch
 
     def keep(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         data = compile["specialization_data"]
-        # Triton's own way of taking its options from these data, see JITFunction.preload.
+        # As in Triton's JITFunction.preload.
         options = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in json.loads(data)["options"].items()
@@ -100,7 +100,7 @@ def record(run: Callable[[], object], architecture: Architecture) -> list[Launch
             compile["configs"][0],
             backend.parse_options(options).__dict__,
         )
-        return True  # Nothing is left to do for the launcher.
+        return True  # Makes the launcher stop here.
 
     driver.set_active(_Absent(architecture.gpu))
     with (

@@ -1,4 +1,4 @@
-"""Launches that must be found faulty, and one that must not."""
+"""Launches with a known fault, and one without."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -27,7 +27,7 @@ def _transpose(x, y, SIDE: tl.constexpr):
 
 @triton.jit
 def _below_maximum(x, y, SIZE: tl.constexpr):
-    """Every value waits in a register for the maximum."""
+    """Every value stays in a register until the maximum is known."""
     at = tl.arange(0, SIZE)
     values = tl.load(x + at)
     tl.store(y + at, values - tl.max(values))
@@ -39,17 +39,17 @@ def _multiply(inner: int) -> None:
 
 
 def multiply() -> None:
-    """Sound everywhere."""
+    """No fault on any architecture."""
     _multiply(16)
 
 
 def multiply_8_wide() -> None:
-    """expand_k = 0.5 of a head of 16: an inner dim below what tensor cores take."""
+    """An inner dim below what tensor cores take: expand_k = 0.5 with a head of 16."""
     _multiply(8)
 
 
 def transpose_too_much() -> None:
-    """256 KiB that threads exchange."""
+    """256 KiB of shared memory, to exchange between threads."""
     x = torch.zeros(256, 256)
     _transpose[(1,)](x, x, SIDE=256, num_warps=16)
 
@@ -61,5 +61,5 @@ def keep_too_many_registers() -> None:
 
 
 def crash() -> None:
-    """What LLVM does where it does not know on."""
+    """Abort, as LLVM does on an internal error."""
     os.abort()

@@ -1,4 +1,4 @@
-"""What a compiled kernel needs, and whether its architecture has that."""
+"""The resources that a compiled kernel needs, and whether its architecture has them."""
 
 import re
 import subprocess
@@ -12,11 +12,11 @@ from properties.aot.architectures import Architecture
 from properties.aot.launches import Launch
 
 TOLERATED = 32
-"""Bytes of a thread's registers that may spill, that is eight registers.
+"""Bytes of a thread's registers that may spill: eight registers.
 
-ptxas parts with a few for more threads, or for an instruction order that it likes better: seen of
-version 13 are 4 to 28 bytes at 96, 128 and 168 registers of 255. Which kernels it does this to
-changes with its version, and no kernel is slow for it.
+ptxas spills a few to run more threads or to get an instruction order that it prefers: version 13
+spills 4 to 28 bytes at 96, 128 and 168 registers of 255. The affected kernels change with its
+version, and none is slow.
 """
 
 
@@ -27,7 +27,7 @@ class Resources:
     Args:
         shared_memory: in bytes.
         registers: of a thread.
-        spilled: bytes of a thread's registers that live in memory, its stack.
+        spilled: bytes of spilled registers of a thread, its stack.
     """
 
     shared_memory: int
@@ -36,14 +36,13 @@ class Resources:
 
 
 def resources(kernel: CompiledKernel) -> Resources:
-    """Read them from the compiled kernel."""
     shared = kernel.metadata.shared
     if "cubin" in kernel.asm:
-        # A kernel has a stack for nothing but spilled registers: Triton inlines every call, and has
-        # no arrays that a thread indexes.
+        # A kernel's stack holds spilled registers only: Triton inlines every call and has no
+        # indexed arrays.
         usage = _cuobjdump(kernel.asm["cubin"])
         return Resources(shared, usage["REG"], usage["STACK"] + usage["LOCAL"])
-    # The count includes accumulation registers; they are one file since CDNA2.
+    # The count includes accumulation registers; since CDNA2 they are one register file.
     text = kernel.asm["amdgcn"]
     registers, stack, spills = (
         int(re.search(rf"\.{field}:\s+(\d+)", text)[1])  # type: ignore[index]
@@ -66,10 +65,10 @@ def _cuobjdump(cubin: bytes) -> dict[str, int]:
 
 
 def faults(launch: Launch, architecture: Architecture) -> list[str]:
-    """Why this launch cannot run, or not run well, on this architecture; nothing if it can."""
+    """Why this launch cannot run, or runs badly, on this architecture; empty if it is fine."""
     try:
         need = resources(launch.compile(architecture.gpu))
-    except Exception as error:  # A compiler fails in every way there is.
+    except Exception as error:  # compilers raise every kind of error
         return [f"{launch} does not compile for {architecture.name}: {_innermost(error)}"]
     found = []
     if need.shared_memory > architecture.shared_memory:
@@ -86,7 +85,7 @@ def faults(launch: Launch, architecture: Architecture) -> list[str]:
 
 
 def _innermost(error: BaseException) -> str:
-    """The message of each error on the way to the one that started it."""
+    """The messages of an error and its causes, outermost first."""
     messages = [f"{type(error).__name__}: {error}"]
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause

@@ -1,7 +1,7 @@
-"""A process to compile in: Triton's launcher patched, its driver replaced, a crash survived.
+"""A process for compilation, with Triton's launcher patched and its driver replaced.
 
-Triton and the kernels are imported in that process alone, which therefore compiles also where the
-tests run under TRITON_INTERPRET.
+Only this process imports Triton and the kernels, so it can compile while tests run under
+TRITON_INTERPRET, and tests survive its crash.
 """
 
 import multiprocessing
@@ -15,17 +15,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Worker:
+class CompilerProcess:
     """One process, started on first use and again after a crash."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """`function(*args)` over there. It is a function of a module, and its arguments pickle.
+        """Call `function(*args)` in the process. Function and arguments must pickle.
 
         Raises:
-            RuntimeError: the process ended, as it does when a compiler calls abort.
+            RuntimeError: the process ended, as when a compiler aborts.
         """
         if self._pool is None:
             spawn = multiprocessing.get_context("spawn")

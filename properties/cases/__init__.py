@@ -1,1 +1,1 @@
-"""What is drawn: a case as data, how cases are drawn, and the tensors that they stand for."""
+"""Cases as plain data, the strategies that draw them, and the tensors built from them."""

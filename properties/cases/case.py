@@ -1,4 +1,4 @@
-"""A case: everything that decides one run of an op, as plain data."""
+"""A case: everything that determines one call of an op, as plain data."""
 
 import json
 from collections.abc import Mapping
@@ -13,32 +13,32 @@ _TUPLES = ("lengths", "key_lengths", "given", "float32", "frozen", "silent")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run of an op. Tensors are built from it and never drawn themselves.
+    """One call of an op. Tensors are built from it and never drawn.
 
     Args:
         op, mode: the entry of the catalogue and the kernel's mode.
-        auto: the call leaves the mode to the op, which may take another.
+        auto: the call leaves the mode to the op, which may choose another one.
         dtype: of the activations: "float32", "bfloat16", "float16".
         dims: sizes by the letters of the catalogue entry, for example `{"B": 2, "H": 3, "K": 5}`.
-        lengths: query tokens of each sequence; dense cases have one length for all of the batch.
-        key_lengths: key tokens of each sequence; None where keys and queries are the same tokens.
+        lengths: query tokens of each sequence; one number for the whole batch in a dense case.
+        key_lengths: key tokens of each sequence; None if queries and keys are the same tokens.
         packed: sequences are concatenated behind `cu_seqlens`, and `B` is 1.
-        given: names of the optional tensors that are passed.
-        float32: names of tensors that are float32 whatever `dtype` says.
+        given: names of the optional tensors that the call passes.
+        float32: names of the tensors that are float32 in every `dtype`.
         options: the other arguments of the op.
         tile: entry of the tile table; None lets the op choose.
-        architecture: what the simulator claims to be, a name of `properties.aot.architectures`;
-            None is Hopper there, and the only choice on a GPU.
-        values: name of the recipe that fills the tensors.
-        layout: name of the memory layout of the inputs.
-        layouts: layouts of single tensors instead, by name; "do" is the cotangent of the output o.
-        same: argument → the argument whose tensor is passed for it as well.
+        architecture: the GPU that the simulator reports, a name of `properties.aot.architectures`;
+            None is Hopper there and the only choice on a GPU.
+        values: the recipe that fills the tensors.
+        layout: the memory layout of the inputs.
+        layouts: exceptions to `layout` by tensor; "do" is the cotangent of the output o.
+        same: argument → another argument whose tensor is passed for it too.
         frozen: differentiable tensors that need no gradient in this call.
-        silent: outputs that are asked for and get no cotangent.
-        context: the name of what the call runs in, see `properties.cases.contexts`.
-        earlier: options of a call just before this one, on the same tensor objects while they held
-            other numbers; options that it does not name are as in this call. None for no such call.
-        numbers: "python", or "numpy" for options that are float64 scalars of NumPy.
+        silent: requested outputs that get no cotangent.
+        context: the context of the call, a name of `properties.cases.contexts`.
+        earlier: options of a call just before this one, on the same tensor objects with other
+            numbers in them; options not named are as in this call. None for no such call.
+        numbers: "python", or "numpy" for options that are NumPy float64 scalars.
         seed: of the generator behind the recipe.
     """
 
@@ -74,20 +74,18 @@ class Case:
 
     @property
     def called_mode(self) -> str:
-        """The mode that the call names."""
         return "auto" if self.auto else self.mode
 
     @property
     def sequences(self) -> int:
-        """How many sequences the case holds, packed or as rows of a batch."""
+        """The number of sequences, packed or rows of a batch."""
         return len(self.lengths) if self.packed else self.dims["B"]
 
     def layout_of(self, name: str) -> str:
-        """The layout of the tensor of this name."""
         return self.layouts.get(name, self.layout)
 
     def _said(self) -> dict[str, Any]:
-        """The fields that are not their defaults."""
+        """The fields that differ from their defaults."""
         return {
             f.name: getattr(self, f.name)
             for f in fields(self)
@@ -95,12 +93,12 @@ class Case:
         }
 
     def to_json(self) -> str:
-        """One line of JSON that `from_json` turns into an equal case; defaults are left out."""
+        """Return one line of JSON for `from_json`, without defaults."""
         return json.dumps({**self._said(), "dims": dict(self.dims)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Case":
-        """The case that `to_json` wrote.
+        """Read a case that `to_json` wrote.
 
         Raises:
             ValueError: the text is not JSON, or not the fields of a case.
@@ -115,7 +113,7 @@ class Case:
             raise ValueError(f"case: {text!r}, expected the JSON object of a case") from error
 
     def line(self) -> str:
-        """The case as one line of Python that can be pasted."""
+        """Return the case as one line of Python to paste."""
         shown = [f"{name}={value!r}" for name, value in self._said().items()]
         return f"Case({', '.join(shown)})"
 

@@ -1,4 +1,6 @@
-"""What a call may run in: with gradients, without, in inference mode, under autocast, compiled."""
+"""The contexts a call runs in: with gradients, without, in inference mode, under autocast,
+compiled.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,7 +13,9 @@ Context = Callable[[str], AbstractContextManager[Any]]
 
 @contextmanager
 def _bfloat16_by_default() -> Iterator[None]:
-    """As where a model is built: tensors that are made without a dtype have few digits."""
+    """Make bfloat16 the default dtype, as model code does, so that tensors made without a dtype
+    round.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -20,7 +24,7 @@ def _bfloat16_by_default() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-# By name: from the type of the device to the context manager around the call.
+# Name → function of the device type that returns a context manager for the call.
 CONTEXTS: dict[str, Context] = {
     "grad": lambda device: nullcontext(),
     "no_grad": lambda device: torch.no_grad(),
@@ -33,6 +37,6 @@ WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as `torch.compile` traces it, in one graph; what it traced before is forgotten."""
+    """Compile `function` with `torch.compile` in one graph, after clearing earlier traces."""
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend="aot_eager")

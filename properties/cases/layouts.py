@@ -1,4 +1,4 @@
-"""Memory layouts: the same values at other addresses. Memory that no view covers holds NaN."""
+"""Memory layouts: the same values at other addresses. Memory outside the view holds NaN."""
 
 from collections.abc import Callable
 
@@ -37,14 +37,14 @@ def misaligned(x: Tensor) -> Tensor:
 
 
 def expanded(x: Tensor) -> Tensor:
-    """One batch row and one head, repeated with stride 0. The values are those of the first."""
+    """One batch row and one head, expanded with stride 0: all have the values of the first."""
     if x.dim() < 3 or 0 in x.shape:
         return x.contiguous()
     return x[:1, :, :1].contiguous().expand(x.shape)
 
 
 def repeated(x: Tensor) -> Tensor:
-    """One token, repeated with stride 0. The values are those of the first."""
+    """One token, expanded with stride 0: all have the values of the first."""
     if x.dim() < 3 or 0 in x.shape:
         return x.contiguous()
     return x[:, :1].contiguous().expand(x.shape)
@@ -54,11 +54,11 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     layout.__name__: layout
     for layout in (contiguous, heads_first, sliced, strided, misaligned, expanded, repeated)
 }
-# Layouts in which several elements share one address.
+# Layouts in which several elements share an address.
 SHARING = ("expanded", "repeated")
 
 
 def relaid(x: Tensor, layout: str) -> Tensor:
-    """`x` in another layout, without autograd history."""
+    """Return `x` in another layout, without autograd history."""
     with torch.no_grad():
         return LAYOUTS[layout](x)

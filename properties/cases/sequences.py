@@ -1,4 +1,4 @@
-"""Take the inputs or results of a case apart into its sequences, and put them together again."""
+"""Split the inputs or results of a case into its sequences, and join them again."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -14,13 +14,13 @@ Spans = Sequence[tuple[int, int]]
 
 
 def dims_of(op: Op, name: str) -> tuple[str, ...]:
-    """The dims of an argument, an output, or the gradient "dx" of the argument x."""
+    """Return the dims of an argument, an output, or the gradient "dx" of the argument x."""
     tensors: tuple[Argument | Output, ...] = (*op.arguments, *op.outputs)
     return next(tuple(x.dims.split()) for x in tensors if name in (x.name, f"d{x.name}"))
 
 
 def spans(case: Case, dim: str = "T") -> list[tuple[int, int]]:
-    """First and one-past-last token of each sequence on the axis `dim`, "T" or "S"."""
+    """Return the first and one-past-last token of each sequence on the axis `dim`, "T" or "S"."""
     lengths = case.key_lengths if dim == "S" and case.key_lengths is not None else case.lengths
     if case.packed:
         return list(pairwise(boundaries(lengths)))
@@ -28,7 +28,7 @@ def spans(case: Case, dim: str = "T") -> list[tuple[int, int]]:
 
 
 def separate(op: Op, case: Case, tensors: Mapping[str, Tensor]) -> list[Results]:
-    """The tensors of each sequence alone, as a dense batch of one."""
+    """Return the tensors of each sequence as a dense batch of one."""
     return [
         {name: _of_sequence(x, dims_of(op, name), case, n) for name, x in tensors.items()}
         for n in range(case.sequences)
@@ -46,7 +46,7 @@ def _of_sequence(x: Tensor, dims: tuple[str, ...], case: Case, n: int) -> Tensor
 
 
 def join(op: Op, packed: bool, pieces: Sequence[Mapping[str, Tensor]]) -> Results:
-    """The inverse of `separate`: packed along the tokens, or stacked along the batch."""
+    """Undo `separate`: concatenate along the tokens if packed, else stack along the batch."""
     return {
         name: _joined([piece[name] for piece in pieces], dims_of(op, name), packed)
         for name in pieces[0]
@@ -62,11 +62,11 @@ def _joined(parts: list[Tensor], dims: tuple[str, ...], packed: bool) -> Tensor:
 
 
 def shared_gradients(op: Op) -> set[str]:
-    """The gradients that sum over all sequences: of arguments that no sequence owns."""
+    """Return the gradients that sum over sequences: those of arguments shared by all sequences."""
     return {f"d{a.name}" for a in op.arguments if not {"B", "N"} & set(a.dims.split())}
 
 
 def tensors_of(op: Op, inputs: Inputs) -> Results:
-    """The tensors that the declaration names: without `cu_seqlens` and offsets."""
+    """Return the tensors that the declaration names: no `cu_seqlens` and offsets."""
     names = {argument.name for argument in op.arguments}
     return {name: x for name, x in inputs.tensors.items() if name in names}

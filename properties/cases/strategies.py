@@ -1,4 +1,4 @@
-"""What is drawn: small, ragged cases around the edges of the tiles."""
+"""Strategies for cases: small and ragged, with lengths around the edges of the tiles."""
 
 import math
 from bisect import bisect_right
@@ -27,15 +27,15 @@ from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import ANY_NUMBERS, Mode, Op, Option, Role
 from properties.targets import Target
 
-# Numbers that the oracle's forms may hold at once. The float64 oracle and its twelve disturbed runs
-# for the budgets then take a second or so at most on one core, and a quarter on average; kernels of
-# this size take less on the simulator. Wide heads, long sequences and many heads are all drawn, but
-# not all at once: what a kernel does with one of them it does per head and per tile.
+# The most numbers that a form of the oracle may hold at once. The float64 oracle and its twelve
+# perturbed runs for the budgets then take at most a second or so on one core, and a quarter on
+# average; the simulator is faster. Wide heads, long sequences and many heads are drawn, but not all
+# in one case: a kernel treats each head and tile by itself.
 WORK = 300_000
 
 
-# Now and then a case is large along one dim or two, and small along all others: what goes wrong
-# past some number of tokens, rows, heads, sequences or channels is met by no other.
+# A few cases are large along one dim or two and small along all others: some bugs appear only past
+# some number of tokens, rows, heads, sequences or channels.
 Extent = frozenset[str]
 ORDINARY: list[Extent] = [frozenset()]
 _ONE = ("wide", "wide", "rows", "heads", "groups", "sequences")
@@ -48,10 +48,10 @@ _LONG = [frozenset({"tokens", other}) for other in ("tokens", "tokens", *dict.fr
 EXTENTS = FEW_TOKENS + _LONG
 
 
-# Made once for the same arguments: to make and check a strategy takes longer than to draw from it.
+# Cached, because building and validating a strategy takes longer than drawing from it.
 @lru_cache(maxsize=2048)
 def lengths(edge: int, longest: int, *, empty: bool) -> SearchStrategy[int]:
-    """Token counts: a few, next to multiples of `edge`, anything up to `longest`, or none."""
+    """Token counts: 1 to 8, next to multiples of `edge`, anything up to `longest`, or 0."""
     few = st.sampled_from([n for n in (1, 1, 2, 3, 4, 5, 7, 8) if n <= longest])
     around = [edge - 1, edge, edge + 1, 2 * edge - 1, 2 * edge, *[2 * edge + 1] * 2, 3 * edge - 1]
     edges = sorted(n for n in around if 1 <= n <= longest)
@@ -73,11 +73,11 @@ def cases(
     """Cases of one op, mode and dtype that the op accepts.
 
     Args:
-        target: whose tile table is drawn from.
-        longest: tokens of a sequence, at most, or those of a tile and a few more; fewer where the
-            other dims are large, see `WORK`.
-        widest: of any other dim, at most.
-        extents: what some cases are large in, see `EXTENTS`.
+        target: its tile table is drawn from.
+        longest: the most tokens of a sequence, unless a tile has more; fewer if the other dims are
+            large, see `WORK`.
+        widest: the largest of any other dim.
+        extents: the dims along which some cases are large, see `EXTENTS`.
     """
     one = bundles(op, mode, dtype, target, longest, widest, extents=extents, most=1)
     return one.map(itemgetter(0))
@@ -94,17 +94,17 @@ def bundles(
     extents: Sequence[Extent] = EXTENTS,
     most: int = 4,
 ) -> SearchStrategy[list[Case]]:
-    """Up to `most` cases of which nearly all run the same compiled programs.
+    """Up to `most` cases, nearly all of which run the same compiled programs.
 
-    To compile kernels is two thirds of what a case costs. So the cases of a bundle share what
-    programs are made for, the dims of a head, the tile, which arguments are given, and flags, and
-    differ in the rest: rows, lengths, numbers, layouts, who needs a gradient, and where they run.
+    Compiling is two thirds of the cost of a case. So the cases of a bundle share what a program is
+    specialised on (head dims, tile, given arguments, flags) and differ in the rest: rows, lengths,
+    numbers, layouts, gradients, context.
 
-    Args: as of `cases`.
+    Args: as for `cases`.
     """
-    # From the eleventh example of a run on, Hypothesis varies each five times by copying one part
-    # of it over another of the same kind: K = V, equal lengths, T = 1. That is what a case should
-    # not be, and it leaves few that are new. Elements of a unique collection are not copied over.
+    # From the eleventh example on, Hypothesis mutates each example five times by copying one part
+    # over another of the same kind: K = V, equal lengths, T = 1. Cases should not be like that, and
+    # few of these are new. It does not copy elements of a unique collection.
     bundle = _bundles(op, mode, dtype, target, longest, widest, extents, most)
     one = st.lists(bundle, min_size=1, max_size=1, unique_by=tuple)
     return one.map(itemgetter(0))
@@ -122,13 +122,13 @@ def _bundles(
     extents: Sequence[Extent],
     most: int,
 ) -> list[Case]:
-    # Not what Hypothesis begins each run with, where the first number is 0: all jobs have the same.
+    # Discard Hypothesis' first example, whose first number is 0: it is the same in all jobs.
     assume(draw(st.integers(0, 2**16)))
     extent = draw(st.sampled_from(extents))
-    # Small heads leave work for sequences of several tiles, and most tiles are for small heads.
+    # Small heads leave room for sequences of several tiles, and most tiles are for small heads.
     widest = min(widest, draw(st.sampled_from([256, 256, 64, 64, 40])))
     dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
-    # One tensor may be passed as two arguments, which then have one shape.
+    # If one tensor is passed as two arguments, they have one shape.
     twin = draw(st.sampled_from([False] * 11 + [True]))
     dims |= {letter: n for letter, n in _large(draw, extent).items() if letter in dims}
     if twin:
@@ -138,7 +138,7 @@ def _bundles(
     if others := target.architectures(case):
         case = replace(case, architecture=draw(_architectures(others)))
     tiles = target.tiles(case)
-    # The smaller the heads that a tile is for, the more often it is drawn where it can be.
+    # Tiles for small heads are drawn more often where they apply.
     wider = [target.tiles(replace(case, dims=dict.fromkeys(dims, n))) for n in (64, 128, 256)]
     small = [index for known in wider for index in tiles if index not in known]
     tile = draw(st.sampled_from([None, *tiles, *small])) if tiles else None
@@ -146,7 +146,7 @@ def _bundles(
         edge = tiles[tile if tile is not None else next(iter(tiles))]
     else:
         edge = target.tokens(op.name, mode.name)
-        # Sequences reach past a tile that the target says it has.
+        # Sequences extend past the target's own tile.
         longest = longest if edge == 16 else max(longest, edge + 16)
     case, numbers = _with_arguments(draw, op, mode, replace(case, tile=tile))
     member = _members(op, mode, case, numbers, target, edge, longest, widest, extent, twin)
@@ -167,12 +167,12 @@ def _members(
     extent: Extent,
     twin: bool,
 ) -> Case:
-    """Cases with all that no program is made for: rows, lengths, numbers, layouts, the call."""
+    """Draw what no program is specialised on: rows, lengths, numbers, layouts, the call."""
     case = replace(case, dims={**case.dims, "B": _rows(draw, op, case, widest, extent)})
     exact = False
     if "tokens" in extent:
-        # Exact integers need no budget: of them thousands of tokens are cheap, of others hundreds.
-        # What a delta rule reads from its state grows with the tokens, past the 8 bits of bfloat16.
+        # Exact integers need no budget: thousands of tokens are cheap for them, hundreds for
+        # others. Reads of a delta rule's state outgrow the 8 bits of bfloat16.
         exact = "exactness" in op.laws and (case.dtype == "float32" or not is_delta(op))
         exact = exact and draw(st.sampled_from([True, True, True, False]))
         case = _with_many_tokens(draw, op, case, extent, exact=exact)
@@ -196,7 +196,7 @@ def _rows(draw: DrawFn, op: Op, case: Case, widest: int, extent: Extent) -> int:
 
 
 def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
-    """Those of gates where there are gates, most often where there are many to be added up."""
+    """Add gate recipes if there are gates, with more weight on long sequences."""
     if not any(a.role is Role.LOG_DECAY for a in present(op, case)):
         return [name for name in op.recipes if name not in OF_GATES]
     gates = [name for name in op.recipes if name in OF_GATES]
@@ -205,11 +205,11 @@ def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
 
 @lru_cache
 def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
-    """Mostly the device's own."""
+    """Mostly the device's own architecture."""
     return st.sampled_from([None] * 6 + [*others])
 
 
-# Of what is thin, one head or two, a few channels or as many as a product takes.
+# Small dims: one head or two; a few channels, or the 16 to 20 around what a dot needs.
 _THIN = {
     **dict.fromkeys("KVD", st.one_of(st.integers(1, 4), st.integers(1, 4), st.integers(16, 20))),
     **dict.fromkeys("PHR", st.integers(1, 2)),
@@ -225,14 +225,16 @@ def _many(extent: Extent) -> SearchStrategy[int]:
 
 
 def _large(draw: DrawFn, extent: Extent) -> dict[str, int]:
-    """Sizes of a case that is large in something; none where the other sizes need not be small."""
+    """Draw the sizes of a case that is large in some dim; none if the other sizes may stay as they
+    are.
+    """
     if not extent:
         return {}
     dims: dict[str, int] = {}
     if extent != {"wide"}:
         dims = {letter: draw(size) for letter, size in _THIN.items()}
     if "wide" in extent:
-        # Two widths beyond 128 are different, as equal ones are drawn anyway.
+        # Two widths beyond 128 differ, as equal ones are drawn anyway.
         wide = draw(st.lists(_WIDE, min_size=2, max_size=2, unique=True))
         both = "tokens" not in extent and draw(st.booleans())
         which = "KVD" if both or extent == {"wide"} else draw(st.sampled_from(["KD", "VD"]))
@@ -247,13 +249,15 @@ def _large(draw: DrawFn, extent: Extent) -> dict[str, int]:
 
 
 def _alike(dims: Mapping[str, int]) -> dict[str, int]:
-    """Sizes with which a query, a key and a value have one shape."""
+    """Sizes with which query, key and value have one shape."""
     alike = {"R": 1} | ({"V": dims["K"]} if "K" in dims else {})
     return {letter: alike.get(letter, size) for letter, size in dims.items()}
 
 
 def _folded(size: int, largest: int) -> int:
-    """A size from 1 to `largest`, or 0; folding keeps sizes different where a clamp would not."""
+    """Fold a size into 1 to `largest` (0 stays 0), which keeps sizes different where clamping would
+    not.
+    """
     return (size - 1) % largest + 1 if size > largest else size
 
 
@@ -264,7 +268,7 @@ def _with_lengths(
     count = draw(st.sampled_from([1, 2, 3, 3, 3, 4, 4])) if packed else 1
     if packed and "sequences" in extent:
         count = draw(_many(extent))
-    # One sequence may take all the work, so that packing does not make all of them short.
+    # Give one sequence all the work, or packing would make every sequence short.
     long = draw(st.integers(0, count - 1))
     shares = [WORK if n == long else WORK / count for n in range(count)]
     if count > 4:
@@ -290,7 +294,7 @@ _KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cache
 
 
 def _decoded(draw: DrawFn, count: int) -> tuple[int, ...]:
-    """One token of each sequence, or as many in all: more of one and none of another."""
+    """Draw one token per sequence, perhaps with one more of one and none of another."""
     tokens = [1] * count
     if count > 1 and draw(st.sampled_from([True, True, True, False])):
         more, fewer = draw(st.permutations(range(count)))[:2]
@@ -305,20 +309,20 @@ def _packed(draw: DrawFn, op: Op, extent: Extent) -> bool:
     return "sequences" in extent or draw(st.booleans())
 
 
-# Numbers that a case of many tokens may need.
+# The most numbers that a case with many tokens may hold.
 MUCH_WORK = 3 * WORK
 MOST_TOKENS = 4096
 
 
 def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact: bool) -> Case:
-    """One sequence of hundreds or thousands of tokens, alone or among short ones."""
+    """Draw one sequence of hundreds or thousands of tokens, alone or among short ones."""
     if case.packed:
         count = draw(_MANY_OF_TWO if "sequences" in extent else st.integers(1, 4))
         case = replace(case, lengths=(1,) * count)
     share = MUCH_WORK / len(case.lengths)
     most = _affordable(op, case, share, MOST_TOKENS)
     if exact:
-        # One run of the recurrence, and no disturbed ones.
+        # Exact cases run the recurrence once, without perturbed runs.
         most = max(most, min(MOST_TOKENS, int(share / math.prod(case.dims.values()))))
     many = st.integers(min(201, most), most)
     if edges := [n for n in (256, 257, 512, 513, 1024, 1025, 2048, 4096) if n <= most]:
@@ -332,7 +336,7 @@ def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact
 
     case = replace(case, lengths=among(draw(many)))
     if _has_keys_of_its_own(op, case) and draw(st.sampled_from([True, True, False])):
-        # Few queries of many keys, or the other way about.
+        # Few queries and many keys, or the reverse.
         short = draw(st.integers(1, 40))
         most = _affordable(op, case, share, MOST_TOKENS, short)
         edges = [n for n in (512, 513, 1024, 1025, 2048, 4096) if n <= most]
@@ -344,12 +348,11 @@ def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact
 
 
 def _has_keys_of_its_own(op: Op, case: Case) -> bool:
-    """Whether there may be as many keys as one likes."""
     return op.keys and (not case.packed or len(op.packed_by) > 1)
 
 
 def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
-    """A dense case, now and then without rows, without tokens, or without keys."""
+    """A dense case, now and then without rows, tokens or keys."""
     match draw(st.sampled_from([*[None] * 7, *["rows", "keys"] * 2, "tokens"])):
         case "rows":
             return replace(case, dims={**case.dims, "B": 0})
@@ -361,11 +364,10 @@ def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
 
 
 def _affordable(op: Op, case: Case, most: float, longest: int, others: int | None = None) -> int:
-    """The most tokens that a sequence may have for this much work; 1 is always allowed.
+    """The most tokens of a sequence within this much work, at least 1.
 
     Args:
-        others: of the keys where it is the queries that are asked about, or the other way about;
-            None for as many.
+        others: the number of keys if `longest` is about queries, or the reverse; None for as many.
     """
     keys = None if others is None else (others,)
 
@@ -376,7 +378,7 @@ def _affordable(op: Op, case: Case, most: float, longest: int, others: int | Non
 
 
 def _with_arguments(draw: DrawFn, op: Op, mode: Mode, case: Case) -> tuple[Case, list[Option]]:
-    """Which arguments and options are given; and the options that are to be given a number."""
+    """Draw which arguments and options are given; return the options without a number yet."""
     allowed = [a for a in op.arguments if a.name not in mode.refuses]
     given = tuple(a.name for a in allowed if a.optional and draw(st.booleans()))
     present = [a for a in allowed if not a.optional or a.name in given]
@@ -401,9 +403,9 @@ def _with_numbers(draw: DrawFn, numbers: Sequence[Option], case: Case) -> Case:
 
 
 def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
-    """One layout for all tensors, or one for each input and each cotangent.
+    """Draw one layout for all tensors, or one for each input and cotangent.
 
-    Few cases have equal tokens: the budgets are blunt there, as rounding errors are equal, too.
+    Few cases repeat one token: its rounding errors repeat too, so budgets are wide there.
     """
     layouts = st.sampled_from(sorted(LAYOUTS))
     if draw(st.booleans()):
@@ -416,7 +418,7 @@ def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
 
 
 def _with_a_tensor_twice(draw: DrawFn, op: Op, case: Case) -> Case:
-    """One tensor is two arguments: queries that are keys, keys that are values."""
+    """Pass one tensor as two arguments: queries as keys, or keys as values."""
     known = sizes(op, case)
     shapes = {a.name: tuple(known[d] for d in a.dims.split()) for a in present(op, case)}
     pairs = [
@@ -430,13 +432,15 @@ def _with_a_tensor_twice(draw: DrawFn, op: Op, case: Case) -> Case:
         return case
     name, other = draw(st.sampled_from(pairs))
     layouts = {n: x for n, x in case.layouts.items() if n != name}
-    # Large keys go with small queries, or float16 has no room for their products.
+    # "large_states" pairs large keys with small queries; twice the large ones overflow float16.
     values = "gaussian" if case.values == "large_states" else case.values
     return replace(case, same={name: other}, layouts=layouts, values=values)
 
 
 def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -> Case:
-    """What needs a gradient, what gets a cotangent, where the call runs and what ran before it."""
+    """Draw which inputs need a gradient, which outputs get a cotangent, the context, the earlier
+    call.
+    """
     names = trained(op, case)
     kind = draw(st.sampled_from(["all"] * 4 + ["one", "all but one", "some", "none"]))
     frozen: tuple[str, ...] = ()
@@ -459,7 +463,7 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
     numbers = draw(st.sampled_from(["python"] * 7 + ["numpy"]))
     context = draw(_contexts(target.contexts))
     if context == "compiled":
-        # Dynamo takes a scalar of NumPy for an array.
+        # Dynamo takes a NumPy scalar for an array.
         numbers = "python"
     case = replace(case, frozen=frozen, silent=silent, numbers=numbers, context=context)
     return replace(case, earlier=_earlier(draw, op, mode, case))
@@ -480,7 +484,7 @@ def _contexts(known: tuple[str, ...]) -> SearchStrategy[str]:
 
 
 def _earlier(draw: DrawFn, op: Op, mode: Mode, case: Case) -> dict[str, Any] | None:
-    """No call before this one, one that differs in its numbers alone, or in an option as well."""
+    """No earlier call, one with other numbers only, or one with another option too."""
     kind = draw(st.sampled_from([None, None, None, None, "numbers", "option"]))
     if kind is None:
         return None

@@ -1,4 +1,4 @@
-"""From a case to tensors, and from tensors to the results of one run."""
+"""Build the tensors of a case, and compute the outputs and gradients of a call."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def boundaries(lengths: Sequence[int]) -> list[int]:
 
 
 def sizes(op: Op, case: Case) -> dict[str, int]:
-    """The size of every letter that the declaration of `op` uses."""
+    """Return the size of every letter in the declaration of `op`."""
     known = dict(case.dims)
     known["T"] = sum(case.lengths) if case.packed else case.lengths[0]
     keys = case.lengths if case.key_lengths is None else case.key_lengths
@@ -36,14 +36,14 @@ def sizes(op: Op, case: Case) -> dict[str, int]:
 
 
 def work(op: Op, case: Case) -> float:
-    """Numbers that a form of the oracle may hold at once: those of the longest sequence."""
+    """Return how many numbers a form of the oracle may hold at once, for the longest sequence."""
     known = sizes(op, case)
     pairs = zip(case.lengths, case.key_lengths or case.lengths, strict=True)
     return case.dims["B"] * max(op.work(known | {"T": t, "S": s}) for t, s in pairs)
 
 
 def largest_logit(op: Op, tensors: Mapping[str, Tensor], scale: float | None) -> float | None:
-    """`max |scale · q kᵀ|` over all pairs of tokens; None without any."""
+    """Return `max |scale · q kᵀ|` over all pairs of tokens; None if there are none."""
     q, k = (
         next(tensors[a.name] for a in op.arguments if a.role is role).detach().double()
         for role in (Role.QUERY, Role.KEY)
@@ -57,12 +57,12 @@ def largest_logit(op: Op, tensors: Mapping[str, Tensor], scale: float | None) ->
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an op is called with.
+    """The arguments of a call.
 
     Args:
-        tensors: by name; one that is passed as two arguments is here once.
-        options: everything else.
-        same: argument → the argument whose tensor is passed for it as well.
+        tensors: by name; a tensor passed as two arguments is here once.
+        options: the other arguments.
+        same: argument → another argument whose tensor is passed for it too.
         trained: the tensors that need a gradient.
     """
 
@@ -72,7 +72,7 @@ class Inputs:
     trained: tuple[str, ...] = ()
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Inputs":
-        """The same numbers in another float dtype, contiguous, on another device."""
+        """Convert to another float dtype and device, contiguous."""
         return self.with_tensors(
             {
                 n: x.to(device, dtype if x.is_floating_point() else x.dtype).contiguous()
@@ -87,13 +87,13 @@ class Inputs:
         return replace(self, options={**self.options, **options})
 
     def given(self, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-        """Every argument by name, of these tensors or of others in their place."""
+        """Return every argument by name, with these tensors or with others in their place."""
         own = self.tensors if tensors is None else tensors
         return {**own, **{name: own[other] for name, other in self.same.items()}, **self.options}
 
 
 def present(op: Op, case: Case) -> list[Argument]:
-    """The arguments that a case passes tensors of their own for."""
+    """Return the arguments for which a case has a tensor of its own."""
     return [
         a
         for a in op.arguments
@@ -102,14 +102,14 @@ def present(op: Op, case: Case) -> list[Argument]:
 
 
 def trained(op: Op, case: Case) -> tuple[str, ...]:
-    """The tensors that need a gradient in a case."""
+    """Return the tensors that need a gradient in a case."""
     return tuple(
         a.name for a in present(op, case) if a.differentiable and a.name not in case.frozen
     )
 
 
 def asked_for(op: Op, case: Case) -> list[Output]:
-    """The outputs that a case asks for and gradients flow through."""
+    """Return the requested outputs that gradients flow through."""
     return [
         output
         for output in op.outputs
@@ -118,7 +118,7 @@ def asked_for(op: Op, case: Case) -> list[Output]:
 
 
 def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
-    """The tensors and options of a case, bit for bit the same wherever they are built."""
+    """Build the tensors and options of a case, bit for bit the same on every machine."""
     generator = torch.Generator().manual_seed(case.seed)
     known = sizes(op, case)
     tensors = {}
@@ -133,14 +133,14 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
         tensors[argument.name] = relaid(x.to(dtype).to(device), case.layout_of(argument.name))
     tensors = {name: x for name, x in tensors.items() if name not in case.same}
     options = {name: _number(case, value) for name, value in case.options.items()}
-    # Either width is allowed: the seed decides, as it does of all that is in tensors.
+    # Either integer width is allowed; the seed decides.
     width = torch.int32 if case.seed >> 8 & 1 else torch.int64
     for name, value in case.options.items():
         if isinstance(value, (list, tuple)):
             tensors[name] = torch.tensor(value, dtype=width, device=device)
     options = {n: v for n, v in options.items() if n not in tensors}
     if case.packed:
-        # Keys without lengths of their own have no boundaries of their own.
+        # Without lengths of their own, keys have no boundaries of their own.
         for name, each in zip(op.packed_by, (case.lengths, case.key_lengths), strict=False):
             if each is not None:
                 tensors[name] = torch.tensor(boundaries(each), dtype=width, device=device)
@@ -148,7 +148,7 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
 
 
 def on_integers(op: Op, case: Case) -> Case:
-    """The case with small integers for values, of which no sum or product is rounded.
+    """Return the case with small integers for values, so that no sum or product rounds.
 
     Options are exact. No token is repeated, as its sums grow with the length.
     """
@@ -161,17 +161,16 @@ def on_integers(op: Op, case: Case) -> Case:
 
 
 def _thinned(gradient: Tensor) -> Tensor:
-    """With 0 for all but 16 value dims or fewer.
+    """Keep at most 16 value dims of a cotangent and set the others to 0.
 
-    The gradient of an overlap of two keys is a sum over tokens, and then over value dims: 337 was
-    met for 128 dims, which 8 bits do not hold, and a product of 16 bits may round.
+    The gradient of k_i · k_j sums over tokens and value dims. With 128 dims it reached 337, which
+    does not fit into the 8 bits of bfloat16's mantissa, and a 16-bit product may round.
     """
     dims = torch.arange(gradient.shape[-1], device=gradient.device)
     return gradient * (dims % -(-max(len(dims), 1) // 16) == 0)
 
 
 def _number(case: Case, value: Any) -> Any:
-    """An option as the case passes it."""
     return numpy.float64(value) if case.numbers == "numpy" and type(value) is float else value
 
 
@@ -195,9 +194,9 @@ def _filled(
 
 
 def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Results:
-    """A gradient for every output that gets one in this case, by the output's name.
+    """Return a cotangent for each output that gets one, by the output's name.
 
-    None where the call is without gradients, or no tensor needs one.
+    Empty if the call is without gradients or no tensor needs one.
     """
     generator = torch.Generator().manual_seed(case.seed + 1)
     known = sizes(op, case)
@@ -221,12 +220,14 @@ def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Result
 
 
 def _own_copy(x: Tensor) -> Tensor:
-    """`x` in memory of its own, with the strides it has and its history: one may write to it."""
+    """Copy `x` into memory of its own with the same strides and history, so that it can be written
+    to.
+    """
     memory = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage().clone())
     return memory.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(x)
 
 
-def run(
+def outputs_and_gradients(
     op: Op,
     function: Function,
     inputs: Inputs,
@@ -236,14 +237,14 @@ def run(
     earlier: Mapping[str, Any] | None = None,
     **extra: Any,
 ) -> Results:
-    """Call `function` and return its outputs by name, and the gradient of x as "dx".
+    """Call `function`; return its outputs by name, and the gradient of x as "dx".
 
     Args:
-        gradients_of: cotangents by output; without any only the forward runs.
-        context: what the forward runs in, see `properties.cases.contexts`.
-        earlier: options of a call before this one on the same tensor objects, which hold other
-            numbers meanwhile; None for no such call.
-        extra: arguments of this implementation alone, `mode` and `tile`.
+        gradients_of: cotangents by output; if empty, only the forward pass runs.
+        context: the context of the forward pass, see `properties.cases.contexts`.
+        earlier: options of a call before this one on the same tensor objects, which then hold other
+            numbers; None for no such call.
+        extra: arguments of this implementation alone: `mode` and `tile`.
     """
     tensors = dict(inputs.tensors)
     names = [name for name in inputs.trained if name in tensors]
@@ -262,7 +263,7 @@ def run(
         named = _named(op, function(**given, **extra))
     if not gradients_of:
         return {name: y.detach() for name, y in named.items()}
-    # An output without history has no gradient to give: its inputs' gradients count as zero.
+    # An output without history contributes no gradient: its inputs' gradients count as zero.
     wanted = [n for n in named if n in gradients_of and named[n].requires_grad]
     gradients: Sequence[Tensor | None] = [None] * len(names)
     if wanted:
@@ -275,16 +276,16 @@ def run(
             )
     results = {name: y.detach() for name, y in named.items()}
     for name, gradient in zip(names, gradients, strict=True):
-        # A gradient that is None and one that is zero say the same.
+        # A gradient of None counts as zero.
         results[f"d{name}"] = torch.zeros_like(tensors[name]) if gradient is None else gradient
     return results
 
 
 @contextmanager
 def telling(op: Op, given: Mapping[str, Any], way: str = "") -> Iterator[None]:
-    """Have an error say with what the op was called: a law may call with other than its case.
+    """Add the arguments of the call to an error, since a law may change those of its case.
 
-    Of calls within calls the innermost is told of.
+    For nested calls the note describes the innermost.
     """
     try:
         yield
@@ -314,9 +315,9 @@ def _call_before(
     context: str,
     extra: Mapping[str, Any],
 ) -> None:
-    """Call the function while its tensors hold other numbers and its options other values.
+    """Call the function with other numbers in its tensors and other option values.
 
-    A call that is refused is a call as well: the options may not go with the tensors.
+    The function may reject this call, since the options need not suit the tensors.
     """
     tensors = {id(x): x for x in given.values() if isinstance(x, Tensor) and _has_own_elements(x)}
     before = {key: x.detach().clone() for key, x in tensors.items()}
@@ -346,7 +347,7 @@ def _has_own_elements(x: Tensor) -> bool:
 
 
 def _turned(x: Tensor) -> Tensor:
-    """Other numbers of the same kind: rows in the opposite order, sequences of a pack too."""
+    """Permute the numbers: rows in reverse order, sequence lengths too."""
     if x.is_floating_point() or not len(x):
         return x.flip(tuple(range(max(x.dim() - 1, 1))))
     bounds = x.dim() == 1 and bool(x[0] == 0) and bool((x.diff() >= 0).all())
@@ -354,7 +355,10 @@ def _turned(x: Tensor) -> Tensor:
 
 
 def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Results) -> Results:
-    """What `run` returns, for functions of PyTorch operations alone; for `torch.func.vmap` too."""
+    """Do what `outputs_and_gradients` does in a way that `torch.func.vmap` accepts.
+
+    `function` must consist of PyTorch operations only.
+    """
     written = op.arguments[0].name
 
     def call(tensors: Results) -> Results:
@@ -373,6 +377,5 @@ def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Resu
 
 
 def _named(op: Op, returned: Any) -> Results:
-    """The outputs by name, without those that are None."""
     outputs = returned if isinstance(returned, tuple) else (returned,)
     return {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}

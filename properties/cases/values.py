@@ -1,7 +1,7 @@
-"""Recipes: what the tensors of a case are filled with.
+"""Recipes: how the tensors of a case are filled.
 
-A recipe is a function of an argument's role and shape; it fills in float64 and knows nothing of
-ops. Each exists because it shows bugs that plain gaussians hide.
+A recipe is a function of an argument's role and shape. It fills in float64 and knows no ops. Each
+recipe is here because it reveals bugs that gaussians hide.
 """
 
 import math
@@ -16,10 +16,10 @@ from properties.catalogue.op import Role
 
 @dataclass(frozen=True)
 class Blank:
-    """A tensor to be filled.
+    """A tensor to fill.
 
     Args:
-        token_axis: the axis that holds tokens, or None.
+        token_axis: the axis of the tokens, or None.
         spans: first and one-past-last token of each sequence on that axis.
     """
 
@@ -46,9 +46,9 @@ def _choice(blank: Blank, generator: torch.Generator, values: Sequence[float]) -
 
 
 def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Unit gaussians; gates from a log-sigmoid, so half of them lie above -0.7.
+    """Unit gaussians; log decays from a log-sigmoid, half of them above -0.7.
 
-    Strengths and rates are anywhere in their range, a quarter of them at its ends or middle.
+    Betas and rates are uniform in their range, a quarter of them at its ends or middle.
     """
     match blank.role:
         case Role.UNIT_KEY | Role.LOW_RANK:
@@ -74,12 +74,12 @@ def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def integers(blank: Blank, generator: torch.Generator) -> Tensor:
-    """-1, 0 and 1, and gates open or shut: partial sums are exact, so results must be bit-equal.
+    """-1, 0 and 1, and decays of 1 or 0: partial sums are exact, so results must be bit-equal.
 
-    In half of the tensors one gate in sixteen is shut: -2^13, of which sums are exact as well. Unit
-    keys are those of the axes, and strengths 0 and 1, so that a write replaces one row of the state
-    by a value. What is added to a decay is 0 but for one token in 64, lest the state doubles at
-    each.
+    In half of the tensors one log decay in sixteen is -2^13, whose sums are exact as well. Unit
+    keys are basis vectors and beta is 0 or 1, so that a write replaces one row of the state by a
+    value. Low-rank additions to a decay are 0 except at one token in 64, so that the state does not
+    double at every token.
     """
     match blank.role:
         case Role.UNIT_KEY | Role.LOW_RANK:
@@ -102,7 +102,7 @@ def integers(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def large_logits(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Queries and keys six times too large, sinks a hundred: softmax saturates, exp overflows."""
+    """Queries and keys times 6, sinks times 100: the softmax saturates and exp overflows."""
     x = gaussian(blank, generator)
     match blank.role:
         case Role.QUERY | Role.KEY:
@@ -114,9 +114,9 @@ def large_logits(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def large_states(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Keys and values 256 times larger, queries as much smaller: float16 has no room for a state.
+    """Keys and values times 256, queries divided by 256: a state overflows float16.
 
-    It has for the outputs, and for all gradients but those of the queries.
+    Outputs fit into float16, and so do all gradients but those of the queries.
     """
     x = gaussian(blank, generator)
     match blank.role:
@@ -129,7 +129,7 @@ def large_states(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def late_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
-    """The last three keys of each sequence are four times larger: the running maximum must move."""
+    """Scale the last three keys of each sequence by 4, so that the row maximum must move late."""
     x = gaussian(blank, generator)
     if blank.role is Role.KEY and blank.token_axis is not None:
         for start, stop in blank.spans:
@@ -139,8 +139,8 @@ def late_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def early_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
-    """All queries lean to one side, where the first three keys of each sequence are: logits of 64
-    and more outweigh the distance and gates that seem to close, of which each token may have 5.
+    """Shift all queries towards the first three keys of each sequence: logits of 64 and more
+    outweigh distance biases and log decays, which may reach 5 a token.
     """
     if blank.role is Role.LOG_DECAY:
         return _choice(blank, generator, (0.0, 0.0, 0.0, -5.0))
@@ -156,28 +156,28 @@ def early_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def extreme_gates(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Gates from wide open to shut at once, mixed token by token and channel by channel."""
+    """Log decays from 0 to very negative, mixed token by token and channel by channel."""
     if blank.role is Role.LOG_DECAY:
         return _choice(blank, generator, (0.0, -1e-3, -0.3, -5.0, -40.0, -1e4))
     return gaussian(blank, generator)
 
 
 def strong_gates(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Gates of 0 and -30, of which sums lose no digits: 1 / decay overflows within four of them."""
+    """Log decays of 0 and -30, whose sums are exact: 1 / decay overflows within four of them."""
     if blank.role is Role.LOG_DECAY:
         return _choice(blank, generator, (0.0, 0.0, 0.0, -30.0))
     return gaussian(blank, generator)
 
 
 def closed_gates(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Gates of -inf among ordinary ones: what comes before them is forgotten, and leaves no NaN."""
+    """Some log decays of -inf: earlier tokens are forgotten and leave no NaN."""
     if blank.role is Role.LOG_DECAY:
         return _choice(blank, generator, (0.0, -0.3, -0.3, -math.inf))
     return gaussian(blank, generator)
 
 
 def lowest_gates(blank: Blank, generator: torch.Generator) -> Tensor:
-    """As `closed_gates`, with numbers that stand for -inf: -2^20 and the lowest float32."""
+    """As `closed_gates`, with finite stand-ins for -inf: -2^20 and the lowest float32."""
     if blank.role is Role.LOG_DECAY:
         lowest = torch.finfo(torch.float32).min
         return _choice(blank, generator, (0.0, -0.3, -0.3, -(2.0**20), lowest))
@@ -185,15 +185,15 @@ def lowest_gates(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def large_values(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Values of one sign around 2000: their sum leaves float16 before a quotient brings it back."""
+    """Values of one sign around 2000: their sum overflows float16 before it is divided."""
     x = gaussian(blank, generator)
     return 1024 * (1 + x.abs()) if blank.role is Role.VALUE else x
 
 
 def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Each tensor in a size of its own: usual, around 2^-12, or states and values around 2^8.
+    """Draw a magnitude for each tensor: usual, around 2^-12, or for states and values around 2^8.
 
-    Squares of the small ones are next to an epsilon of 1e-6.
+    Squares of the small ones are close to an epsilon of 1e-6.
     """
     x = gaussian(blank, generator)
     size = [1.0, 2.0**-12, 2.0**8][int(torch.randint(3, (), generator=generator))]
@@ -207,7 +207,7 @@ def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def faint(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Queries, keys and states around 2^-12: the divisor of a normaliser is next to 0, not 0."""
+    """Queries, keys and states around 2^-12: the normalizer's divisor is close to 0."""
     x = gaussian(blank, generator)
     return 2.0**-12 * x if blank.role in (Role.QUERY, Role.KEY, Role.STATE) else x
 
@@ -224,14 +224,14 @@ def one_hot_values(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def zeros(blank: Blank, generator: torch.Generator) -> Tensor:
-    """A third of the tensors are zeros, a third have some."""
+    """A third of the tensors are all zeros, a third have some zeros."""
     x = gaussian(blank, generator)
     share = (1.0, 0.5, 0.0)[int(torch.randint(3, (), generator=generator))]
     return torch.where(torch.rand(x.shape, generator=generator) < share, 0.0, x)
 
 
 def cancelling(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Tokens in pairs with the same key and almost opposite values: what is left is small."""
+    """Pairs of tokens with one key and almost opposite values, so that the result is small."""
     x = gaussian(blank, generator)
     if blank.token_axis is None or blank.role not in (Role.KEY, Role.UNIT_KEY, Role.VALUE):
         return x
@@ -243,7 +243,7 @@ def cancelling(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def parallel_keys(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Unit keys near one direction, every second on it: what one writes the next corrects."""
+    """Unit keys near one direction, every second one on it: each write corrects the one before."""
     x = gaussian(blank, generator)
     if blank.role is not Role.UNIT_KEY or blank.token_axis is None:
         return x
@@ -254,9 +254,10 @@ def parallel_keys(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def long_keys(blank: Blank, generator: torch.Generator) -> Tensor:
-    """The last five unit keys of each sequence are 3 long: a delta rule grows by up to 17 each.
+    """The last five unit keys of each sequence have length 3: a delta rule grows by up to 17 at
+    each.
 
-    The very first is not: a layout may repeat it at every token.
+    The first key has length 1, since a layout may repeat it at every token.
     """
     x = gaussian(blank, generator)
     if blank.role is Role.UNIT_KEY and blank.token_axis is not None:
@@ -290,5 +291,5 @@ RECIPES: dict[str, Recipe] = {
     )
 }
 
-# Those that differ from `gaussian` in gates alone.
+# Recipes that differ from `gaussian` in gates only.
 OF_GATES = frozenset({"extreme_gates", "strong_gates", "closed_gates", "lowest_gates"})

@@ -1,4 +1,4 @@
-"""What a change of the project can reach: `pytest --changed`."""
+"""The tests that a change can reach: `pytest --changed`."""
 
 from properties.changed.reach import Changed
 from properties.changed.revision import files_since

@@ -1,8 +1,8 @@
-"""Which tests a change can reach.
+"""Find the tests that a change can reach.
 
-A test is made of what it uses (`uses`), of what that imports, and so on (`closure`). A list of all
-ops stands for those that the test is about, where its parameters name any, and so does a list of
-laws or targets. A file that is not a module is read by the modules and tests that name it.
+A test depends on what it uses (`uses`), on what that imports, and so on (`closure`). If its
+parameters name ops, laws or targets, a package that imports all of them counts only as those. A
+file that is no module is reached through the modules and tests that name it.
 """
 
 import re
@@ -21,7 +21,7 @@ from properties.planting.closure import KERNELS, LISTS, REFERENCE, closure, impo
 from properties.planting.sources import Sources
 from properties.targets import NAMES
 
-# They decide on every test: its options, and the releases of what it runs on.
+# Files that affect every test: its options and the releases that it runs on.
 _OF_ALL = frozenset({"conftest.py", "pyproject.toml", "constraints.txt"})
 _MODULE = re.compile(rf"\b{re.escape(HOME)}(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 _FILE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:/\w+)+\.py\b")
@@ -30,11 +30,11 @@ _NODE = re.compile(r"([\w/]+\.py)::(\w+)(.*)")
 
 @dataclass(frozen=True)
 class Changed:
-    """Files that changed, and what they can reach.
+    """Changed files, and what they can reach.
 
     Args:
         since: the commit that they differ from, in a few words.
-        files: their names below the root.
+        files: paths below the root.
         target: whose kernels are under test.
     """
 
@@ -47,7 +47,7 @@ class Changed:
 
         Args:
             path: the file of the test.
-            test: the name of a function of it, or of a class.
+            test: the name of a test function or class in it.
             parameters: the values of this item of the test.
         """
         named = _relevant(_strings([*parameters]))
@@ -69,8 +69,9 @@ class Changed:
 
     @cached_property
     def _unnamed(self) -> dict[str, frozenset[Path]]:
-        """Files that nothing names, as those that are found by looking into folders and those that
-        are no more: they count as read by the tests of the nearest folder that has any."""
+        """Files that no code names: deleted ones, and those found by listing a folder. They count
+        as read by the tests of the nearest folder that has tests.
+        """
         found = {}
         for file in self.files:
             inside = file.partition("/")[0] in PACKAGES and not file.endswith(".md")
@@ -81,18 +82,15 @@ class Changed:
         return found
 
     def _tests(self, file: str) -> Iterator[Path]:
-        """The files with a test that one can reach."""
         for path in _files_of_tests():
             if any(self._is_of(file, path, test, frozenset()) for test in names_of_tests(path)):
                 yield path
 
     def _ops(self, file: str) -> list[str]:
-        """The ops whose laws a file can reach."""
         laws = ROOT / "properties" / "suite" / "test_laws.py"
         return [op for op in OPS if self._reaches(file, laws, "test_law_holds", frozenset([op]))]
 
     def told(self) -> list[str]:
-        """What changed, and what each file can reach."""
         lines = [f"changed since {self.since}: {_count(len(self.files), 'file')}"]
         return lines + [f"  {file} -> {self._reached(file)}" for file in self.files]
 
@@ -123,7 +121,9 @@ def _module(file: str) -> str:
 
 
 def _runs(module: str, made_of: frozenset[str]) -> bool:
-    """Whether what is made of these modules runs one: a package runs where one of its does."""
+    """Whether a dependency on these modules runs `module`; a package runs if one of its modules
+    does.
+    """
     path = path_of(module)
     package = path is not None and path.name == "__init__.py"
     return module in made_of or (package and any(m.startswith(f"{module}.") for m in made_of))
@@ -138,7 +138,7 @@ def _files_of_tests() -> tuple[Path, ...]:
 
 @cache
 def _made_of(path: Path, test: str, named: frozenset[str], target: str) -> frozenset[str]:
-    """The modules that a test is made of, where its parameters name these ops, laws and modules."""
+    """The modules that a test depends on, with these names in its parameters."""
     used = uses(path, test)
     ops = [op for op in OPS if op in named]
     if ops or not used.all_ops:
@@ -148,7 +148,7 @@ def _made_of(path: Path, test: str, named: frozenset[str], target: str) -> froze
     targets = {NAMES.get(target, target), *(NAMES[name] for name in NAMES if name in words)}
     own = HOME + ".".join(path.relative_to(ROOT).with_suffix("").parts)
     instead: dict[str, Iterable[str]] = {
-        # Its tests import what they use, and no more.
+        # Its tests import what they use.
         own: frozenset[str](),
         "properties.targets": frozenset(known for name in targets if (known := _of_target(name))),
         **_in_place_of_ops(tuple(ops)),
@@ -158,7 +158,7 @@ def _made_of(path: Path, test: str, named: frozenset[str], target: str) -> froze
     nodes = [] if ops else [node for node in map(_NODE.fullmatch, named) if node]
     if not nodes:
         return closure(modules, instead=instead)
-    # It runs other tests, and what they are made of.
+    # It runs other tests, and what those depend on.
     instead |= dict.fromkeys(LISTS, ())
     return closure(modules, instead=instead).union(
         *(_made_of(ROOT / n[1], n[2], _relevant(named_in(n[3])), target) for n in nodes)
@@ -172,7 +172,7 @@ def _of_target(name: str) -> str:
 
 @cache
 def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
-    """What the lists of all ops stand for where these are meant."""
+    """What the packages that import all ops count as, for a test of these ops."""
     if not ops:
         return {}
     sources = [Sources.of(OPS[op]) for op in ops]
@@ -183,7 +183,7 @@ def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
         KERNELS: frozenset[str]().union(*(s.kernels for s in sources)),
         REFERENCE: reference,
         "properties.catalogue": reference | declaring,
-        # One file declares the ops of a family, and others take from it what they share.
+        # One file declares a family's ops, and other files import shared parts from it.
         **beside,
         **{name: beside[name] | reference for name in declaring},
     }
@@ -194,7 +194,6 @@ def _without_oracles(module: str) -> frozenset[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """The strings in a parameter of a test, and the names of ops."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Op):
@@ -210,18 +209,18 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _relevant(words: Iterable[str]) -> frozenset[str]:
-    """Those strings that say what a test is about."""
+    """The strings that say what a test is about."""
     known = {*OPS, *LAWS, *NAMES}
     return frozenset(w for w in words if w in known or _MODULE.fullmatch(w) or _FILE.match(w))
 
 
 def named_in(values: str) -> list[str]:
-    """The names that may stand for the parameters of a test in its id, "[gla-chunk]"."""
+    """The names that may be parameters in a test's id, "[gla-chunk]"."""
     return re.split("[][-]", values)
 
 
 def _mentioned(words: Iterable[str]) -> Iterator[str]:
-    """The modules that strings name: to be run by another process, or to be edited."""
+    """Modules named by strings, which run in another process or are edited."""
     for word in words:
         for name in _MODULE.findall(word):
             while path_of(name) is None and "." in name:
@@ -235,7 +234,7 @@ def _mentioned(words: Iterable[str]) -> Iterator[str]:
 
 @cache
 def _readers(file: str) -> frozenset[str]:
-    """The modules that name a file which is not a module, or have its name but for the suffix."""
+    """Modules that name a non-module file, or share its stem."""
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     stem = (ROOT / file).with_suffix(".py")
     return frozenset(

@@ -1,4 +1,4 @@
-"""Which files differ from a commit, as git says."""
+"""Files that differ from a commit, by git."""
 
 import subprocess
 from pathlib import Path
@@ -8,11 +8,11 @@ _MAIN = ("main", "origin/main")
 
 
 def files_since(revision: str, root: Path) -> tuple[str, tuple[str, ...]]:
-    """The commit, in a few words, and the files below `root` that differ from it: committed since,
-    uncommitted and untracked ones, and those that are no more.
+    """The commit in a few words, and the files below `root` that differ from it: committed,
+    uncommitted, untracked and deleted ones.
 
     Args:
-        revision: a commit as git names it; "" for the one where the branch left main.
+        revision: a commit as git names it; "" for the merge base with main.
 
     Raises:
         ValueError: git knows no such commit, or the project is in no repository.
@@ -48,7 +48,6 @@ def _commit(revision: str, root: Path) -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git says, or None where it fails."""
     try:
         ran = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A change reaches all that was ever seen to notice an edit of it, and nothing far from it."""
+"""A change reaches every check that ever noticed an edit of its files, and little else."""
 
 import os
 import re
@@ -29,14 +29,14 @@ from properties.planting.trial import LawAbout, Pinned, TestAt, pinned_of
 from properties.targets import load
 
 _LAWS = ROOT / "properties" / "suite" / "test_laws.py"
-# Its name stands nowhere in the code of a test, nor here.
+# A file that no test names.
 _UNREAD = next(ROOT.glob("LICEN*")).name
 Git = Callable[..., str]
 
 
 @pytest.fixture
 def git(tmp_path: Path) -> Git:
-    """Git in a new repository with two commits on main, then one on a branch."""
+    """Git in a new repository with two commits on main and one on a branch."""
     environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]
 
@@ -75,7 +75,7 @@ def test_committed_uncommitted_untracked_and_deleted_files_count(git: Git, tmp_p
     assert "second" in files_since("main~1", tmp_path)[1]
 
 
-def test_what_main_has_got_since_is_no_change(git: Git, tmp_path: Path) -> None:
+def test_later_commits_on_main_are_no_change(git: Git, tmp_path: Path) -> None:
     git("checkout", "--quiet", "main")
     (tmp_path / "third").write_text("")
     git("add", "-A")
@@ -94,7 +94,7 @@ def test_a_project_may_lie_below_its_repository(git: Git, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("revision", ["nosuch", "kernels", "--all", "main..branch"])
-def test_what_is_no_commit_is_refused(revision: str, git: Git, tmp_path: Path) -> None:
+def test_an_unknown_commit_is_rejected(revision: str, git: Git, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^--changed: '{revision}', expected a commit"):
         files_since(revision, tmp_path)
 
@@ -117,7 +117,7 @@ def _file(module: str) -> str:
 
 
 def _reached(file: str, check: Pinned) -> bool:
-    """Whether a change of a file selects the item that makes a check."""
+    """Whether a change of a file selects the item of a check."""
     changed = Changed("", (file,))
     if isinstance(check, LawAbout):
         return changed.reaches(_LAWS, "test_law_holds", [check.case.op, check.law])
@@ -128,7 +128,7 @@ def _reached(file: str, check: Pinned) -> bool:
 
 @cache
 def _seen() -> dict[str, set[str]]:
-    """Module → the checks that were seen to fail of an edit of it."""
+    """Module → the checks that failed from an edit of it."""
     found: dict[str, set[str]] = {}
     known = killers.joined(killers.read(), killers.read(killers.SEMANTIC_PATH))
     for function, checks in known.items():
@@ -140,7 +140,7 @@ def _seen() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("module", sorted(_seen()))
-def test_all_that_was_seen_to_notice_an_edit_is_reached(module: str) -> None:
+def test_every_recorded_killer_of_an_edit_is_reached(module: str) -> None:
     assert _seen()[module]
     missed = [text for text in _seen()[module] if not _reached(_file(module), pinned_of(text))]
     assert missed == []
@@ -152,13 +152,13 @@ def _ops(*files: str) -> set[str]:
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
-def test_what_an_op_is_made_of_reaches_its_laws(op: Op) -> None:
-    """That the mutants know too, who plant their edits there."""
+def test_the_modules_of_an_op_reach_its_laws(op: Op) -> None:
+    """Mutants plant their edits in the same modules."""
     assert load("ours", torch.device("cpu")).function(op).__module__ in Sources.of(op).kernels
     assert all(op.name in _ops(_file(module)) for module in Sources.of(op).modules)
 
 
-def test_a_kernel_reaches_the_laws_of_those_who_call_it_alone() -> None:
+def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:
     assert _ops("kernels/linear/gla.py") == {"gla"}
     assert _ops("kernels/softmax/backward.py") == {"attention"}
     assert _ops("kernels/delta/dplr.py") == {"dplr", "rwkv7"}
@@ -196,26 +196,26 @@ def _reaches(file: str, node: str, *parameters: object) -> bool:
     return Changed("", (file,)).reaches(ROOT / path, test, parameters)
 
 
-def test_a_test_is_reached_through_the_names_that_it_refers_to() -> None:
+def test_a_test_is_reached_through_the_names_it_uses() -> None:
     file = "properties/mutants/test_hunt.py"
-    kills = f"{file}::test_a_wrong_sign_is_killed_by_the_law_that_looks"
+    kills = f"{file}::test_a_wrong_sign_is_killed_by_a_law_that_looks_at_results"
     malformed = f"{file}::test_a_malformed_list_is_refused"
     assert _reaches("properties/planting/nursery.py", kills)
     assert _reaches("properties/mutants/equivalents.py", malformed)
     assert not _reaches("properties/planting/nursery.py", malformed)
-    # Its fixture makes mutants of it, and gives its name as a string.
+    # Its fixture makes mutants of that file and names it in a string.
     assert _reaches("kernels/position/rotary.py", kills)
     assert all(_reaches(file, node) for node in (kills, malformed))
 
 
-def test_a_test_of_one_op_is_reached_by_what_that_is_made_of() -> None:
+def test_a_test_of_one_op_is_reached_by_the_modules_of_that_op() -> None:
     agree = "properties/selftest/test_oracles.py::test_second_form_agrees_with_the_first_in_float64"
     assert agree.partition("::")[2] in names_of_tests(
         ROOT / "properties" / "selftest" / "test_oracles.py"
     )
     assert _reaches("reference/linear/gla.py", agree, OPS["gla"])
     assert not _reaches("reference/linear/gla.py", agree, OPS["attention"])
-    # Nothing says of which.
+    # Nothing says of which op.
     assert _reaches("reference/linear/gla.py", agree)
     assert not _reaches("kernels/linear/gla.py", agree)
 
@@ -246,7 +246,7 @@ def test_a_pinned_bug_is_reached_by_its_case_its_test_and_what_it_edits() -> Non
     assert each == {file: [_reaches(file, node, bug) for bug in bugs] for file in each}
 
 
-def test_documents_and_data_reach_what_names_them() -> None:
+def test_documents_and_data_reach_tests_that_name_them() -> None:
     current = "properties/selftest/test_readme.py::test_table_of_ops_is_current"
     assert _reaches("properties/README.md", current)
     assert _reaches("properties/mutants/shares.json", current)
@@ -255,25 +255,25 @@ def test_documents_and_data_reach_what_names_them() -> None:
     assert _reaches("properties/verdict/worst.json", "properties/verdict/test_worst.py::test_any")
 
 
-def test_files_that_decide_on_every_test_reach_it() -> None:
+def test_files_that_affect_every_test_reach_every_test() -> None:
     for file in ("conftest.py", "pyproject.toml", "constraints.txt"):
         assert _reaches(file, "reference/test_scale.py::test_any")
     assert _reaches("kernels/bench/conftest.py", "kernels/bench/test_table.py::test_any")
     assert not _reaches("kernels/bench/conftest.py", "reference/test_scale.py::test_any")
 
 
-def test_a_package_runs_where_one_of_its_modules_does() -> None:
+def test_a_package_runs_if_one_of_its_modules_runs() -> None:
     assert _ops("kernels/norm/__init__.py") >= {"l2norm"}
     assert "attention" not in _ops("kernels/norm/__init__.py")
 
 
 @pytest.mark.parametrize("file", ["regressions/softmax/nosuch.py", "regressions/linear/nosuch.py"])
-def test_what_nothing_names_reaches_the_nearest_tests(file: str) -> None:
+def test_files_that_nothing_names_reach_the_nearest_tests(file: str) -> None:
     assert _reaches(file, "regressions/test_regressions.py::test_case_passes_today")
     assert not _reaches(file, "properties/suite/test_laws.py::test_law_holds")
 
 
-def test_it_is_said_what_each_file_reaches() -> None:
+def test_the_header_says_what_each_file_reaches() -> None:
     files = (_UNREAD, "kernels/linear/gla.py", "properties/cases/strategies.py", "pyproject.toml")
     told = Changed("main", files).told()
     assert told[0] == "changed since main: 4 files"
@@ -314,7 +314,7 @@ def _pytest(folder: Path, *arguments: str) -> tuple[int, str]:
     return ran.returncode, ran.stdout + ran.stderr
 
 
-def test_pytest_runs_what_is_reached_beside_its_other_options(copy: Path) -> None:
+def test_pytest_combines_changed_with_other_options(copy: Path) -> None:
     some = [
         "properties/suite/test_laws.py",
         "reference/test_scale.py",
@@ -330,7 +330,7 @@ def test_pytest_runs_what_is_reached_beside_its_other_options(copy: Path) -> Non
     assert all(re.match(r"test_law_holds\[gla-\w+-(packing|scale_equivariance)", n) for n in chosen)
 
 
-def test_pytest_refuses_what_is_no_commit(copy: Path) -> None:
+def test_pytest_rejects_an_unknown_commit(copy: Path) -> None:
     code, told = _pytest(copy, "--changed", "nosuch")
     assert code == pytest.ExitCode.USAGE_ERROR
     assert "ERROR: --changed: 'nosuch', expected a commit" in told

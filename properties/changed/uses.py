@@ -1,7 +1,8 @@
-"""What one test uses of the project.
+"""The parts of the project that one test uses.
 
-A file of tests imports more than each of its tests uses. So names are followed within it, from the
-test to the functions, fixtures and constants that it refers to; of what these import, all counts.
+A test file imports more than each of its tests uses. So names are followed within the file, from
+the test to the functions, fixtures and constants that it refers to. Everything that those import
+counts.
 """
 
 import ast
@@ -19,12 +20,13 @@ _ASKING = ("usefixtures", "getfixturevalue")
 
 @dataclass(frozen=True)
 class Uses:
-    """
+    """What a test uses.
+
     Args:
-        modules: those that are imported for what the test refers to.
+        modules: those imported for what the test refers to.
         words: the strings in its code, which may name modules and files.
-        picked: the ops that it takes from the catalogue by their names.
-        all_ops: whether it takes the catalogue as a whole.
+        picked: the ops that it takes from the catalogue by name.
+        all_ops: whether it uses the whole catalogue.
     """
 
     modules: frozenset[str]
@@ -34,7 +36,7 @@ class Uses:
 
 
 class _Scope:
-    """The names of a file of tests, or of a conftest.py."""
+    """The names of a test file or conftest.py."""
 
     def __init__(self, path: Path) -> None:
         self.module = HOME + ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -77,13 +79,12 @@ def _scope(path: Path) -> _Scope:
 
 @cache
 def names_of_tests(path: Path) -> tuple[str, ...]:
-    """The names of the tests of a file, and of its classes of tests."""
     return tuple(n for n in _scope(path).definitions if n.startswith(("test", "Test")))
 
 
 @cache
 def uses(path: Path, test: str) -> Uses:
-    """What a test of a file uses; all of the file where it has no such test."""
+    """What a test of a file uses; if there is no such test, what the file uses."""
     folders = [folder for folder in path.parents if folder.is_relative_to(ROOT)]
     conftests = [folder / "conftest.py" for folder in folders]
     scopes = [_scope(path), *(_scope(file) for file in conftests if file.exists())]
@@ -123,7 +124,6 @@ def uses(path: Path, test: str) -> Uses:
 
 
 def _code(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement, without docstrings."""
     left: list[ast.AST] = [statement]
     while left:
         node = left.pop()
@@ -133,7 +133,7 @@ def _code(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _fixtures(node: ast.AST) -> Iterator[str]:
-    """The names of the fixtures that a node asks for: a test, a fixture, or a call with names."""
+    """The fixtures that a test, a fixture, or a call with names requests."""
     if isinstance(node, ast.FunctionDef):
         decorators = " ".join(map(ast.unparse, node.decorator_list))
         if node.name.startswith(("test", "pytest_")) or "fixture" in decorators:
@@ -144,7 +144,6 @@ def _fixtures(node: ast.AST) -> Iterator[str]:
 
 @cache
 def words_of(path: Path) -> frozenset[str]:
-    """The strings in a file's code."""
     tree = ast.parse(path.read_text())
     constants = [n for s in tree.body for n in _code(s) if isinstance(n, ast.Constant)]
     return frozenset(node.value for node in constants if isinstance(node.value, str))

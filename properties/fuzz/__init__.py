@@ -1,1 +1,1 @@
-"""Draw cases until the time is up: `python -m properties.fuzz --help`."""
+"""The fuzzer, which draws cases for a fixed time: `python -m properties.fuzz --help`."""

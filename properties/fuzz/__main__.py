@@ -1,4 +1,4 @@
-"""Drive kernels with drawn cases until the time is up, and report what breaks a law."""
+"""Run kernels on drawn cases for a fixed time and report each bug once."""
 
 import argparse
 import os
@@ -21,9 +21,9 @@ from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.device import DEVICES, describe
 from properties.fuzz import record, report
-from properties.fuzz.board import Board
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
+from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 from properties.fuzz.worker import GROWTH, Judge, Origin, Worker, crew, prepare
@@ -31,7 +31,7 @@ from properties.jobs import Job, Selection
 from properties.laws import LAWS, Subject
 from properties.targets import NAMES, scope
 
-# Seconds between two looks at the signals, between two copies of the log, between two lines.
+# Seconds between checks for signals, between copies of the log, and between lines of output.
 _LOOK, _COPY, _LINE = 0.2, 10.0, 60.0
 
 
@@ -40,10 +40,10 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m properties.fuzz",
         description=__doc__,
         epilog="Exit code: 0 nothing found, 1 findings, 2 bad arguments. Ctrl-C and SIGTERM end it "
-        f"with the summary. Cases that found something are kept in {FOLDER}, as are those with the "
-        "largest errors: the next run tries them first, and pytest replays those that break a law. "
-        f"A process that has grown by more than {GROWTH >> 30} GiB, or by its part of half the "
-        "machine's memory, is replaced between two cases.",
+        f"with a summary. {FOLDER} keeps failing cases and those with the largest errors: "
+        "the next run tries them first, and pytest replays those that break a law. A process that "
+        f"grows by more than {GROWTH >> 30} GiB, or by its part of half the machine's memory, is "
+        "replaced between two cases.",
     )
     budget = parse.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=duration, default=2.0, help="for how long (default: 2)")
@@ -76,24 +76,24 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--ray",
         metavar="ADDRESS",
-        help="run the processes on the nodes of this Ray cluster: host:port, or 'auto' where this "
-        "machine is one of them. Each node needs the device and the packages of this machine, but "
-        "not this suite, which is sent to it; a node that is lost loses no example (extra: ray)",
+        help="run the processes on the nodes of this Ray cluster: host:port, or 'auto' if this "
+        "machine is a node. Each node needs this machine's device and packages, but not this "
+        "suite, which is sent to it; the loss of a node loses no example (extra: ray)",
     )
     parse.add_argument(
         "--case-timeout",
         type=duration,
         default=60.0,
         metavar="SECONDS",
-        help="a case that takes longer hangs; the first of an op in a process, which compiles it, "
-        "may take half as long again. What hangs is tried once more, and on a second engine "
-        "meanwhile, so that a hang costs a process 3 times as long at most (default: 60)",
+        help="time limit of a case; the first case of an op in a process compiles, so it may take "
+        "half as long again. A case that hangs is repeated once, and runs on a second engine at "
+        "the same time, so a hang costs at most 3 times as long (default: 60)",
     )
     parse.add_argument(
         "--no-shrink",
         dest="shrink",
         action="store_false",
-        help="report failing cases as they were drawn, without making them smaller",
+        help="do not shrink failing cases",
     )
     parse.add_argument("--case", help="run this one case, as JSON, under --law or all laws")
     parse.add_argument(
@@ -113,15 +113,15 @@ def parser() -> argparse.ArgumentParser:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="keep the night in this folder, and go on with the one that is kept there: --minutes "
-        "and --examples are those of both together",
+        help="keep the run's log in this folder, and continue one that is kept there: --minutes "
+        "and --examples count both together",
     )
     parse.add_argument(
         "--report",
         type=Path,
         metavar="DIR",
-        help="write what is known so far, every few seconds, into this folder: report.html to be "
-        "looked at, report.json and junit.xml for programs",
+        help="write the current state every few seconds into this folder: report.html for people, "
+        "report.json and junit.xml for programs",
     )
     return parse
 
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             wanted = map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype))
             log = _log(Selection(*wanted).jobs(subject.target), chosen)
-            # Before signals are ours: Ray has a handler of its own.
+            # Before our signal handlers: Ray installs its own.
             workers = _crew(origin, chosen)
     except ValueError as error:
         parse.error(str(error))
@@ -158,10 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_paths(chosen: argparse.Namespace) -> None:
-    """
-    Raises:
-        ValueError: nothing could be written to where one of the arguments says, or at all.
-    """
+    """Raises:     ValueError: an output path cannot be written."""
     try:
         gettempdir()
     except FileNotFoundError as error:
@@ -181,10 +178,10 @@ def _check_paths(chosen: argparse.Namespace) -> None:
 
 
 def _log(jobs: list[Job], chosen: argparse.Namespace) -> Log:
-    """The night that is kept in `--resume`, or a new one.
+    """The log kept in `--resume`, or a new one.
 
     Raises:
-        ValueError: it was one of another target, or of another seed.
+        ValueError: it is of another target or seed.
     """
     kept = Log.read(chosen.resume) if chosen.resume is not None else None
     if kept is None:
@@ -212,7 +209,6 @@ def _crew(origin: Origin, chosen: argparse.Namespace) -> Sequence[Judge]:
 
 
 def replay(case: Case, laws: Sequence[str], worker: Worker, console: Console) -> int:
-    """Run one case under laws."""
     broken = 0
     prepare()
     try:
@@ -241,7 +237,7 @@ def fuzz(
     console: Console,
     asked: list[str],
 ) -> int:
-    """Draw until the budget is spent, or somebody asks for the end."""
+    """Draw until the budget is spent or a signal asks for the end."""
     where = describe(chosen.device)
     _say(
         console,
@@ -264,10 +260,10 @@ def fuzz(
         shrink=chosen.shrink,
         tell=tell,
     )
-    board = Board(night)
+    display = Display(night)
     keep = _Kept(night, chosen, console)
     prepare()
-    with Live(board, console=console, refresh_per_second=2, transient=not console.is_terminal):
+    with Live(display, console=console, refresh_per_second=2, transient=not console.is_terminal):
         running = night.start(workers)
         copied = told = monotonic()
         while not all(lane.done() for lane in running):
@@ -282,7 +278,7 @@ def fuzz(
                 keep("running")
                 copied = now
             if now - told > _LINE and not console.is_terminal:
-                _say(console, board.status())
+                _say(console, display.status())
                 told = now
     for bucket in log.buckets:
         # A smaller case may have come later.
@@ -296,15 +292,15 @@ def fuzz(
         except (OSError, ValueError) as error:
             _say(console, f"--record not written: {error}", *map(str, log.record(name).values()))
     if not console.is_terminal:
-        console.print(board)
-    _say(console, board.summary(), *board.closing())
+        console.print(display)
+    _say(console, display.summary(), *display.closing())
     for lane in running:
         lane.result()
     return 1 if log.buckets or log.errors else 0
 
 
 class _Kept:
-    """The folders in which the night is kept, to go on with it and to be looked at."""
+    """Write the log and the report to their folders."""
 
     def __init__(self, night: Night, chosen: argparse.Namespace, console: Console) -> None:
         self.night, self.console = night, console
@@ -315,7 +311,7 @@ class _Kept:
         self.told: set[str] = set()
 
     def __call__(self, state: str) -> None:
-        """Write them anew."""
+        """Write both anew."""
         for name, folder in self.folders.items():
             if folder is None:
                 continue
@@ -331,7 +327,7 @@ class _Kept:
                 self._tell(f"{name} not written: {error}")
 
     def _tell(self, text: str) -> None:
-        """Say once what goes wrong every few seconds."""
+        """Print a repeated error once."""
         if text not in self.told:
             self.told.add(text)
             _say(self.console, text)
@@ -344,9 +340,9 @@ def _say(console: Console, *lines: str) -> None:
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """The names of the signals so far that ask for an end; they do nothing else meanwhile.
+    """Collect the names of signals that ask for the end, without other effect.
 
-    Nor do they after one has, while Python comes to its end.
+    They stay without effect while Python exits.
     """
     asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A bucket: all failures that are taken for one bug, with the smallest case of them."""
+"""Buckets: all failures that look like one bug, with the smallest case."""
 
 import hashlib
 from collections import Counter
@@ -16,20 +16,20 @@ from properties.verdict.report import regression_file
 
 @dataclass(eq=False)
 class Bucket:
-    """Failures of one bug.
+    """Failures that look like one bug.
 
-    Two signatures are of one bug if a case shows both: a wrong mask makes results wrong and, where
-    those are zeros, gradients alone. Each keeps its smallest case, so that nothing is hidden if
-    they are two bugs after all.
+    Two signatures belong to one bug if a case shows both: a wrong mask gives wrong results, and if
+    these are zeros, wrong gradients only. Each signature keeps its smallest case, in case they are
+    two bugs after all.
 
     Args:
-        smallest: the failure with the smallest case of each signature, in the order of discovery.
-        linked: signatures that failures showed beside their own.
-        seen: job → how many of its cases failed so.
-        again: where the first failure is seen again, in a line each.
+        smallest: the failure with the smallest case of each signature, in order of discovery.
+        linked: other signatures of the same cases.
+        seen: job → how many of its cases failed this way.
+        again: a line for each engine on which the first failure repeats.
         file: what was written of it, or why nothing was.
-        found: seconds into the night.
-        name: what its files are called; stays when another case becomes the smallest.
+        found: seconds since the start.
+        name: the name of its files, which stays when a smaller case is found.
     """
 
     smallest: list[Failure]
@@ -56,17 +56,15 @@ class Bucket:
 
     @property
     def report(self) -> str:
-        """The report of the first failure, and what is known besides."""
+        """The report of the first failure, with what else is known."""
         return "\n".join([self.first.report, *self.again, *self.others, *filter(None, [self.file])])
 
     @property
     def others(self) -> list[str]:
-        """The other signatures in a line each."""
         return [f"  also      {one.signature}: {one.case.line()}" for one in self.smallest[1:]]
 
     @property
     def line(self) -> str:
-        """The bucket in one line."""
         jobs = ", ".join(f"{job} {count}" for job, count in self.seen.most_common(3))
         more = f" and {len(self.seen) - 3} more jobs" if len(self.seen) > 3 else ""
         return f"{self.first.signature}: {jobs}{more}"
@@ -86,17 +84,17 @@ class Bucket:
         self.smallest.append(failure)
 
     def absorb(self, other: "Bucket") -> None:
-        """Take over what is another sign of the same bug."""
+        """Merge another bucket of the same bug."""
         for failure in other.smallest:
             self.add(failure)
         self.linked |= other.linked
         self.seen += other.seen
 
     def write(self, folder: Path, target: str) -> None:
-        """Write what pins the bug of our kernels or of somebody's own, and a ledger's entry for it.
+        """Write what pins the bug, of our kernels or of somebody's own, and an entry of a ledger.
 
-        The kernels of a library get no pin, and ours no entry. A file that cannot be written is
-        told of in the report, which is what counts.
+        The kernels of a library get no pin, and ours no entry. If a file cannot be written, the
+        report says so.
         """
         law, case, symptom = self.first.law, self.first.case, self.first.symptom
         told = []
@@ -123,6 +121,6 @@ def _written(path: Path, text: str, what: str) -> str:
 
 
 def _size(case: Case) -> tuple[int, int]:
-    """Numbers that a case has, then how much there is to be said of it."""
+    """The numbers of a case's tensors, then the length of its description."""
     tokens = sum(case.lengths) + sum(case.key_lengths or ())
     return tokens * prod(case.dims.values()), len(case.to_json())

@@ -1,7 +1,7 @@
 """Workers on the nodes of a Ray cluster, one on each GPU or core.
 
-The process that was started draws the cases, and keeps the log and the buckets; nodes judge. An
-answer counts when it has come, so a node that is lost loses none: its case goes to another one.
+The main process draws cases and keeps the log and buckets; nodes judge. An example counts when its
+answer arrives, so a lost node loses none: its case goes to another node.
 """
 
 import logging
@@ -23,18 +23,18 @@ from properties.device import resolve
 from properties.fuzz.worker import Answer, Origin, Stopped, Worker, ended, growth, prepare
 from properties.verdict.report import versions
 
-# How often a case is given to another node before it is doubted.
+# How many nodes may be lost with a case before the case is blamed.
 _TRIES = 3
 
 
 class Remote:
-    """A worker on some node, or when that is lost, on another.
+    """A worker on some node; if that is lost, on another.
 
     Args:
         origin: what it loads.
         limit: seconds that a case may take.
         beside: how many workers share a node.
-        takes: what it takes of a node, as Ray has it.
+        takes: the resources of a worker, as Ray names them.
     """
 
     def __init__(self, origin: Origin, limit: float, beside: int, takes: dict[str, float]) -> None:
@@ -43,7 +43,7 @@ class Remote:
         self.start()
 
     def start(self) -> None:
-        """Have a seat as soon as a node has room for one."""
+        """Wait for a node with room, and start there."""
         seats = ray.remote(_Seat).options(**self.takes)
         self.seat: ActorHandle = seats.remote(self.origin, self.limit, self.beside, _release())
 
@@ -51,8 +51,8 @@ class Remote:
         """Judge one case.
 
         Raises:
-            Stopped: before there was an answer.
-            RayActorError: a node cannot judge at all.
+            Stopped: the run ended before the answer.
+            RayActorError: nodes cannot judge at all.
         """
         for _ in range(_TRIES):
             if self.stopped:
@@ -69,7 +69,6 @@ class Remote:
         return ended(self.origin, law, case, "is lost with its node")
 
     def restart(self) -> None:
-        """Go on in a fresh process."""
         try:
             ray.get(self.seat.restart.remote())
         except RayActorError:
@@ -77,7 +76,7 @@ class Remote:
             self.start()
 
     def stop(self) -> None:
-        """Have whoever waits for an answer go on without one; may be called from any thread."""
+        """Release whoever waits for an answer; callable from any thread."""
         self.stopped = True
         self.close()
 
@@ -86,7 +85,7 @@ class Remote:
 
 
 class _Seat:
-    """The process of a worker's on its node; when it ends, so does that."""
+    """A worker's process on its node, which ends with this actor."""
 
     def __init__(self, origin: Origin, limit: float, beside: int, expected: str) -> None:
         if _release() != expected:
@@ -101,25 +100,25 @@ class _Seat:
         self.worker.restart()
 
     def ready(self) -> None:
-        """Answered when the process has begun."""
+        """Return when the process has started."""
 
 
 def crew(address: str, origin: Origin, limit: float, count: int | None) -> list[Remote]:
     """Workers on all nodes of a cluster.
 
     Args:
-        address: host:port, or "auto" for the cluster that this machine is a node of.
-        count: None for one on each GPU, or where kernels run on none, one on each core.
+        address: host:port, or "auto" for the cluster that contains this machine.
+        count: None for one worker per GPU; without GPUs, one per core.
 
     Raises:
-        ValueError: there is no such cluster, or its nodes have nothing to run on.
+        ValueError: there is no such cluster, or its nodes lack the device.
     """
     try:
         _reach(address)
         with TemporaryDirectory() as folder:
             for package in _packages():
                 copytree(package, Path(folder) / package.name, ignore=ignore_patterns("*.pyc"))
-            # Nodes run the sources of this machine, which are sent now.
+            # Nodes run this machine's sources, which are sent now.
             environment = {"working_dir": folder}
             ray.init(
                 address,
@@ -136,7 +135,7 @@ def crew(address: str, origin: Origin, limit: float, count: int | None) -> list[
     if not total:
         raise ValueError(f"--ray: {address!r}, expected a cluster with a {kind}")
     count = count or total
-    # Ray counts in parts of ten thousand.
+    # Ray counts in units of 1/10000.
     part = min(1.0, math.floor(1e4 * total / count) / 1e4)
     takes = {"num_cpus": 0.0, "num_gpus": 0.0, f"num_{kind.lower()}s": part}
     beside = -(-count // len(having))
@@ -149,7 +148,7 @@ def crew(address: str, origin: Origin, limit: float, count: int | None) -> list[
 
 
 def _reach(address: str) -> None:
-    """Ray itself tries for minutes.
+    """Check the address first, since Ray tries for minutes.
 
     Raises:
         OSError: nobody listens there.
@@ -161,14 +160,13 @@ def _reach(address: str) -> None:
 
 
 def _release() -> str:
-    """What nodes must have in common."""
+    """The versions that nodes must share."""
     files = sorted(file for package in _packages() for file in package.rglob("*.py"))
     digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
     return f"{versions()}, sources {digest}"
 
 
 def _packages() -> Iterator[Path]:
-    """The folders of the suite's own packages."""
     root = Path(__file__).parents[2]
     for name in ("reference", "kernels", "properties", "regressions"):
         if (root / name).is_dir():

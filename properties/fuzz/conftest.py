@@ -1,4 +1,4 @@
-"""How tests run the command: on one small op, in a folder of their own."""
+"""Fixtures that run the command on one small op, in a temporary folder."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def on_l2norm(target: str, *more: str) -> list[str]:
 def fuzz(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Fuzz:
-    """Run the command on a planted target; its exit code and what it prints."""
+    """Run the command on a planted target; return its exit code and output."""
     prepare()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")

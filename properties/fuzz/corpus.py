@@ -1,4 +1,4 @@
-"""Cases that are tried first the next night, kept in the database of Hypothesis."""
+"""Cases that the next night tries first, kept in Hypothesis' database."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ _MOST = 3
 
 
 class Corpus:
-    """For each job the cases that found something, and a few with the largest error / budget.
+    """For each job, the cases that found something and a few with the largest error / budget.
 
-    They are kept as JSON, which says the same when cases are drawn in another way.
+    They are kept as JSON, which does not depend on how cases are drawn.
 
     Args:
-        owner: name of the target, whose cases they are.
+        owner: name of the target.
     """
 
     def __init__(self, owner: str, database: ExampleDatabase | None = None) -> None:
@@ -27,13 +27,12 @@ class Corpus:
         self.least: dict[Job, float] = {}
 
     def entries(self, job: Job) -> list[tuple[float, Case]]:
-        """What is kept of a job: error / budget and case, those that found something first."""
+        """A job's cases with their error / budget; those that found something come first."""
         return [(worst, case) for worst, case, _ in self._entries(job)]
 
     def keep(self, job: Job, case: Case, worst: float) -> None:
-        """
-        Args:
-            worst: error as a fraction of its budget; infinite where a law does not hold.
+        """Args:     worst: error as a fraction of its budget; infinite if a law
+        does not hold.
         """
         if worst <= self.least.get(job, 0.0):
             return
@@ -46,7 +45,6 @@ class Corpus:
             self.least[job] = passing[_MOST - 1][0]
 
     def drop(self, job: Job, case: Case) -> None:
-        """Forget a case."""
         for _, kept, entry in self._entries(job):
             if kept == case:
                 self.database.delete(self._key(job), entry)
@@ -59,7 +57,7 @@ class Corpus:
                 case = Case.from_json(json.dumps(said["case"]))
                 found.append((float(said["worst"]), case, entry))
             except (ValueError, KeyError, TypeError):
-                # Of a case as another version says it.
+                # An entry that this version cannot read.
                 self.database.delete(self._key(job), entry)
         return sorted(found, key=lambda one: (-one[0], one[2]))
 

@@ -1,4 +1,4 @@
-"""What a night has come to so far: all that is shown of it, and all that is needed to go on."""
+"""The log of a night: everything that is displayed or needed to resume it."""
 
 import json
 from collections import Counter
@@ -11,26 +11,26 @@ from typing import Any
 from properties.cases.case import Case
 from properties.files import write_whole
 from properties.fuzz.bucket import Bucket
-from properties.fuzz.record import Key, Row
+from properties.fuzz.record import Key, Record
 from properties.fuzz.worker import Failure
 from properties.jobs import Job
 from properties.laws.signature import Signature
 from properties.verdict.picture import Picture
 
 _FILE = "night.json"
-# Bins of a history; when more are wanted, each takes twice the time.
+# Bins of a history; when they are full, each takes twice the time.
 _BINS = 240
 
 
 @dataclass
 class Tally:
-    """What came of some cases.
+    """Counts of some cases.
 
     Args:
-        seconds: that workers took for them.
+        seconds: that workers took.
         worst: largest error as a fraction of its budget.
-        failed: how many broke a law, in whatever way.
-        lost: seconds of those that hung or ended their process.
+        failed: cases that broke a law in any way.
+        lost: seconds of cases that hung or ended their process.
         broken: the suite itself failed.
     """
 
@@ -54,11 +54,11 @@ class Tally:
 
 @dataclass
 class History:
-    """What came of cases by the time at which they were judged.
+    """Counts by the time at which cases were judged.
 
     Args:
         step: seconds of a bin.
-        bins: op → what came of its cases in these seconds.
+        bins: for each bin, op → counts.
     """
 
     step: float = 10.0
@@ -85,12 +85,12 @@ class Log:
 
     Args:
         target: whose kernels.
-        tallies: by job; in the order of the catalogue.
-        buckets: what was found.
-        turns: that jobs have taken.
-        seconds: that the night has taken.
-        excused: known failure of the target → how many examples showed it.
-        unrepeated: how a case failed that did not do so again → how often.
+        tallies: by job, in the order of the catalogue.
+        buckets: the bugs found.
+        turns: how many turns jobs have taken.
+        seconds: how long the night has taken.
+        excused: known failure of the target → examples that showed it.
+        unrepeated: description of a failure that did not repeat → how often.
         errors: tracebacks of the suite's own errors.
         history: of all jobs together.
         latest: the job that drew last.
@@ -120,19 +120,18 @@ class Log:
         return None
 
     def add(self, job: Job, tally: Tally, seconds: float) -> None:
-        """Count what came of cases of a job, so many seconds into the night."""
+        """Add the counts of a job, so many seconds into the night."""
         self.tallies[job] += tally
         self.history.add(seconds, job.op, tally)
 
     def rows(self) -> dict[tuple[str, str], Tally]:
-        """Tallies by op and law."""
         return self._summed((job.op, job.law) for job in self.tallies)
 
-    def record(self, device: str) -> dict[Key, Row]:
-        """Of every op and dtype the examples and the worst error, for `properties.fuzz.record`."""
+    def record(self, device: str) -> dict[Key, Record]:
+        """Examples and worst error of each op and dtype, for `properties.fuzz.record`."""
         summed = self._summed((job.op, job.dtype) for job in self.tallies)
         rows = (
-            Row(op, dtype, device, tally.examples, round(tally.worst, 3))
+            Record(op, dtype, device, tally.examples, round(tally.worst, 3))
             for (op, dtype), tally in summed.items()
             if tally.examples
         )
@@ -145,7 +144,6 @@ class Log:
         return summed
 
     def write(self, folder: Path) -> None:
-        """Keep it in a folder, for `read`."""
         said = {
             "target": self.target,
             "seed": self.seed,
@@ -162,10 +160,10 @@ class Log:
 
     @classmethod
     def read(cls, folder: Path) -> "Log | None":
-        """The night that was kept in a folder; None if none was.
+        """Read a log from a folder; None if there is none.
 
         Raises:
-            ValueError: the file is not one of this kind.
+            ValueError: the file is not a log.
         """
         path = folder / _FILE
         if not path.exists():

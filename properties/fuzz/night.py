@@ -1,4 +1,4 @@
-"""A night: jobs take turns at drawing cases until the time is up; each bug is told of once."""
+"""A night: jobs take turns at drawing cases until the time is up; each bug is reported once."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -36,30 +36,30 @@ from properties.laws.signature import Signature
 from properties.targets import Target, scope
 
 EXAMPLES_PER_ROUND = 5
-# Seconds that a round goes on to make failing cases smaller.
+# Seconds that a round may spend on shrinking.
 _SHRINKING = 60.0
-# Seconds after the deadline in which rounds may come to their ends.
+# Seconds after the deadline for rounds to finish.
 _GRACE = 30.0
-# A job rests when its cases that hang or end their process have cost this part of what one case
-# may take, and those of its kernel this part of the kernel's time.
+# A job rests once its cases that hang or end their process have cost `_PATIENCE` of a case's time
+# limit, and those of its kernel `_SHARE` of the kernel's time.
 _PATIENCE, _SHARE = 0.25, 0.25
 _AGAIN = 3
-# The law that says which results are wrong.
+# The law that names the wrong results.
 _ORACLE = "differential"
-# The engine beside each.
+# The second engine for each device.
 _OTHER_ENGINE = {"simulator": "interpreter", "interpreter": "simulator", "cuda": "simulator"}
 
 
 class Enough(BaseException):
-    """Of making a failing case smaller, or of a job that rests. Hypothesis lets it pass."""
+    """Ends shrinking, or a resting job. Hypothesis does not catch it."""
 
 
 class Night:
     """Threads that draw cases, each with a worker that judges them.
 
     Args:
-        minutes: after which no case is drawn any more; None where `examples` decides.
-        tell: called with each bucket once, when it is as small as it gets.
+        minutes: when to stop drawing; None if `examples` decides.
+        tell: called once with each bucket, after shrinking.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Night:
 
     @property
     def overdue(self) -> bool:
-        """Whether what was under way at the deadline has had its time as well."""
+        """Whether the grace period after the deadline is over too."""
         return self.deadline is not None and monotonic() > self.deadline + _GRACE
 
     @property
     def left(self) -> float | None:
-        """Seconds until the deadline; None where the number of examples decides."""
+        """Seconds until the deadline; None if the number of examples decides."""
         return None if self.deadline is None else max(0.0, self.deadline - monotonic())
 
     @property
@@ -116,7 +116,7 @@ class Night:
         return min(_SHRINKING, max(_SHRINKING / 6, left))
 
     def rests(self, job: Job) -> bool:
-        """Whether others go on without a job: the suite fails in it, or it wastes their time."""
+        """Whether a job is skipped: the suite fails in it, or it wastes the time of others."""
         tally = self.log.tallies[job]
         if tally.broken or tally.lost <= _PATIENCE * self.limit:
             return tally.broken
@@ -125,7 +125,7 @@ class Night:
         return kernel.lost > _SHARE * kernel.seconds
 
     def start(self, workers: Sequence[Judge]) -> list[Future[None]]:
-        """Begin, with a lane for each worker; each future ends when its lane has."""
+        """Start a thread for each worker; each future ends with its thread."""
         with without_interrupts():
             self.workers = [*workers]
             threads = ThreadPoolExecutor(len(workers))
@@ -134,9 +134,9 @@ class Night:
         return running
 
     def stop(self) -> None:
-        """End it now. Buckets that are not told of yet are told of as they are."""
+        """Stop now. Buckets not reported yet are reported as they are."""
         self.stopped = True
-        # Others may leave the list meanwhile.
+        # Threads may leave the list meanwhile.
         for worker in [*self.workers]:
             worker.stop()
 
@@ -152,7 +152,7 @@ class Night:
             worker.close()
 
     def _next(self) -> tuple[Job, int] | None:
-        """The next job and the number of its lap, until the night is over."""
+        """The next job and its lap number, until the night is over."""
         with self.lock:
             while not self.over:
                 lap, job = next(self.turns)
@@ -165,11 +165,11 @@ class Night:
 
 
 class _Round:
-    """A few cases of one job, and the smaller ones that follow from those that fail.
+    """A few cases of one job, and the shrinking of those that fail.
 
     Args:
-        found: the buckets of this round. Hypothesis is not told of failures of another bucket.
-        until: when no case is made smaller any more.
+        found: the buckets of this round. Hypothesis does not see failures of other buckets.
+        until: when shrinking ends.
     """
 
     def __init__(self, night: Night, worker: Judge, job: Job, lap: int) -> None:
@@ -192,10 +192,10 @@ class _Round:
         except Stopped:
             pass
         except Exception:
-            # The suite's own: other jobs go on.
+            # An error of the suite: other jobs continue.
             with self.night.lock:
                 self.log.errors[format_exc()] += 1
-                # But not where this worker alone cannot go on.
+                # Unless only this worker cannot continue.
                 self.log.tallies[self.job].broken = not self.worker.stopped
         finally:
             for second in self.elsewhere.values():
@@ -206,7 +206,7 @@ class _Round:
                 self.night.tell(bucket)
 
     def _try_kept(self) -> None:
-        """Try what earlier nights have kept, if it is a case still."""
+        """Try the cases that earlier nights kept, if they are still valid."""
         for worst, case in self.night.corpus.entries(self.job):
             try:
                 scope.check(self.night.whose, case)
@@ -226,21 +226,20 @@ class _Round:
             database=self.night.corpus.database,
         )
         test = drawing(self.job, self.night.whose, self._check)
-        # The buckets have what is raised.
+        # Failures are in the buckets already.
         with suppress(Found, Flaky, BaseExceptionGroup, Enough):
-            # In this order: a seed alone switches the database off.
+            # The order matters: a seed alone switches the database off.
             limited(seeded(lap_seed(self.log.seed, self.lap))(test))()
 
     def _check(self, bundle: Sequence[Case]) -> None:
-        """What Hypothesis calls with a bundle of cases."""
+        """Judge a bundle of cases for Hypothesis."""
         for failure in map(self._judge, bundle):
-            # A smaller case that hangs would take as long.
+            # Shrinking a case that hangs would take as long each time.
             if failure is not None and not failure.fatal and self._has_found(failure.signature):
                 self.until = min(self.until, monotonic() + self.night.seconds_to_shrink)
                 raise type_of(failure.signature)
 
     def _judge(self, case: Case) -> Failure | None:
-        """Judge a case and keep the books."""
         shrinking = self.until < float("inf")
         if monotonic() > self.until or self.night.rests(self.job):
             raise Enough
@@ -274,7 +273,7 @@ class _Round:
         return any(bucket.has(signature) for bucket in self.found)
 
     def _link(self, bucket: Bucket) -> None:
-        """Ask of a case that breaks another law what the oracle says: it may be a known bug."""
+        """Check a case that breaks another law against the oracle: it may show a known bug."""
         failure = bucket.first
         laws = scope.laws(self.night.whose, failure.case.op, failure.case.mode)
         if failure.signature.place or failure.fatal:
@@ -294,10 +293,11 @@ class _Round:
                 self.found.remove(bucket)
 
     def _sure(self, case: Case) -> Answer:
-        """Judge a case; where the machine may be at fault, until it fails in one way twice.
+        """Judge a case; if the machine may be at fault, repeat until it fails in the same way
+        twice.
 
-        In fresh processes, with the time that compilation takes. A known bug is believed. What
-        hangs is tried on the second engine meanwhile, which would take as long again.
+        Repeats use fresh processes with time to compile. A known bug needs no repeat. A case that
+        hangs runs on the second engine at the same time, which would take as long again.
         """
         doubts: dict[str, Failure | None] = {}
         answer = self.worker.ask(self.job.law, case)
@@ -309,8 +309,8 @@ class _Round:
         doubts.pop(answer.doubtful, None)
         hung = doubts.get(HANGS)
         if hung is not None and answer.failure is not None:
-            # What comes to an error when it is given the time, as a loop does at the simulator's
-            # limit of turns, is one bug that looks like either.
+            # A case that hangs under one limit and raises under a longer one, as a loop does at the
+            # simulator's turn limit, is one bug with both signatures.
             del doubts[HANGS]
             failure = replace(answer.failure, also=(*answer.failure.also, hung.signature))
             answer = replace(answer, failure=failure)
@@ -323,7 +323,7 @@ class _Round:
             return failure is not None and self.log.bucket(failure.signature) is not None
 
     def _again(self, bucket: Bucket) -> tuple[str, ...]:
-        """Where a bug is seen again."""
+        """The engines on which a bug repeats."""
         law, case = bucket.first.law, bucket.first.case
         second = self._begin_elsewhere(law, case)
         if bucket.first.fatal:
@@ -340,7 +340,7 @@ class _Round:
         return first, f"  engines   the {second.beside}; the {second.engine} {also}"
 
     def _begin_elsewhere(self, law: str, case: Case) -> "_Elsewhere":
-        """Begin to judge a case on the second engine, if that has not begun."""
+        """Start judging a case on the second engine, unless started already."""
         key = f"{law} {case.to_json()}"
         if key not in self.elsewhere:
             self.elsewhere[key] = _Elsewhere(self.night, law, case)
@@ -348,10 +348,10 @@ class _Round:
 
 
 class _Elsewhere:
-    """A case on the engine beside a night's own, in a process and a thread for it alone.
+    """A case on the second engine, in a process and thread of its own.
 
     Args:
-        asked: what comes of it.
+        asked: the future answer.
     """
 
     def __init__(self, night: Night, law: str, case: Case) -> None:
@@ -365,7 +365,6 @@ class _Elsewhere:
         self.asked: Future[Answer] = self.thread.submit(self.worker.ask, law, case)
 
     def close(self) -> None:
-        """Wait for no answer any more."""
         self.worker.stop()
         self.thread.shutdown()
         self.worker.close()
@@ -373,20 +372,20 @@ class _Elsewhere:
 
 
 def _shows(answer: Answer, bucket: Bucket) -> bool:
-    """Whether the first case of a bucket, judged again, shows its bug again."""
+    """Whether the first case of a bucket shows its bug again."""
     again = answer.failure
     if again is None:
         return False
-    # An engine that runs a kernel line by line hangs at another line than one that compiles it.
+    # An engine that interprets lines hangs at another line than one that compiles.
     alike = again.hangs and bucket.first.hangs
     return alike or any(map(bucket.has, (again.signature, *again.also)))
 
 
 class Found(AssertionError):
-    """A case that fails, as Hypothesis sees it.
+    """A failing case, as Hypothesis sees it.
 
-    Hypothesis takes failures for one bug if their exceptions are of one type and raised at one
-    line. All are raised at one line here, so that each signature has a type of its own.
+    Hypothesis takes failures of one type raised at one line for one bug. All are raised at one line
+    here, so each signature gets its own type.
     """
 
 
@@ -396,12 +395,12 @@ def type_of(signature: Signature) -> type[Found]:
 
 
 def lap_seed(seed: int, lap: int) -> int:
-    """That of a lap of a run: of no other lap and no other run, of a neighbouring seed neither."""
+    """A seed that no other lap of any run has, even with neighbouring run seeds."""
     return random.Random(f"{seed} {lap}").randrange(2**31)
 
 
 def _turns(jobs: Sequence[Job], seed: int) -> Iterator[tuple[int, Job]]:
-    """Every job once per lap, in a new order each time: a short run is a fair sample too."""
+    """Every job once per lap, each time in a new order, so that a short run is a fair sample."""
     shuffler = random.Random(seed)
     for lap in counting():
         yield from ((lap, job) for job in shuffler.sample(jobs, len(jobs)))

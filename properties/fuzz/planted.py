@@ -1,4 +1,4 @@
-"""Targets that fail in each way that a night has to survive, and what they are to be called."""
+"""Targets that fail in each way that a night must survive."""
 
 import os
 import resource
@@ -17,7 +17,7 @@ from properties.simulator import runtime
 from properties.targets import Adapter
 from reference.norm.l2norm import l2norm as right
 
-# A file that the first of several processes makes.
+# Names the file that the first of several processes creates.
 MARK = "PLANTED_MARK"
 
 
@@ -38,7 +38,7 @@ def _first_time() -> bool:
 
 
 def raising(device: torch.device) -> Adapter:
-    """Raises what a bad argument would."""
+    """Raises the error of a bad argument."""
 
     def l2norm(x: Tensor) -> Tensor:
         raise ValueError("head dim 7 is not supported")
@@ -66,7 +66,7 @@ def crashing(device: torch.device) -> Adapter:
 
 
 def waiting_once(device: torch.device) -> Adapter:
-    """Tells the first time which process it is in, and waits there to be ended from outside."""
+    """The first call writes its process id and waits to be killed."""
 
     def l2norm(x: Tensor) -> Tensor:
         if _first_time():
@@ -78,7 +78,7 @@ def waiting_once(device: torch.device) -> Adapter:
 
 
 def waiting_once_but_wrong(device: torch.device) -> Adapter:
-    """The same, and has a bug besides."""
+    """The same, with a bug as well."""
 
     def l2norm(x: Tensor) -> Tensor:
         if x.dtype == torch.bfloat16:
@@ -86,7 +86,7 @@ def waiting_once_but_wrong(device: torch.device) -> Adapter:
         if _first_time():
             Path(os.environ[MARK]).write_text(f"{os.getpid()}\n")
             sleep(1000)
-        # Squares leave the range of float16.
+        # Squares overflow float16.
         return right(x.float()).to(x.dtype)
 
     return _adapter(l2norm)
@@ -102,7 +102,7 @@ def exhausted_once(device: torch.device) -> Adapter:
 
 
 def hanging(device: torch.device) -> Adapter:
-    """Ends at no signal that Python sees."""
+    """Hangs, deaf to every signal that Python handles."""
 
     def l2norm(x: Tensor) -> Tensor:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -113,7 +113,7 @@ def hanging(device: torch.device) -> Adapter:
 
 
 def endless(device: torch.device) -> Adapter:
-    """A Triton kernel with a loop that does not end."""
+    """A Triton kernel with an endless loop."""
 
     def l2norm(x: Tensor) -> Tensor:
         y = torch.zeros_like(x)
@@ -126,7 +126,7 @@ def endless(device: torch.device) -> Adapter:
 @triton.jit  # type: ignore[untyped-decorator]
 def _endless(y, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     count = tl.program_id(0)
-    # Each turn takes so long that the simulator's limit of turns is minutes away.
+    # A turn takes so long that the simulator's turn limit is minutes away.
     row = tl.arange(0, SIZE)
     while count >= 0:
         count = (count + 1) % 7
@@ -135,7 +135,7 @@ def _endless(y, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def turning(device: torch.device) -> Adapter:
-    """A loop that does not end either, and gets to that limit soon."""
+    """An endless loop that reaches the turn limit soon."""
     runtime.LOOP_LIMIT = 1000
 
     def l2norm(x: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def turning(device: torch.device) -> Adapter:
 
 
 def hanging_once(device: torch.device) -> Adapter:
-    """Takes long to raise an error, but less so the second time."""
+    """Takes long to raise an error, but less long the second time."""
 
     def l2norm(x: Tensor) -> Tensor:
         if _first_time():
@@ -158,11 +158,11 @@ def hanging_once(device: torch.device) -> Adapter:
 
 
 def outside(device: torch.device) -> Adapter:
-    """A Triton kernel that leaves the memory of its tensor."""
+    """A Triton kernel that goes out of bounds."""
 
     def l2norm(x: Tensor) -> Tensor:
         y = torch.empty_like(x)
-        # Past all memory that a layout of x may lie in.
+        # Past all memory that any layout of x uses.
         _outside[(1,)](x, y, x.untyped_storage().size() // x.element_size())
         return y
 
@@ -170,7 +170,7 @@ def outside(device: torch.device) -> Adapter:
 
 
 def sharing(device: torch.device) -> Adapter:
-    """Two ops whose kernels leave their tensors in a function that they share."""
+    """Two ops whose kernels go out of bounds in a shared function."""
 
     def l2norm(x: Tensor) -> Tensor:
         y = torch.empty_like(x)
@@ -225,7 +225,7 @@ def slow(device: torch.device) -> Adapter:
 
 
 def littering(device: torch.device) -> Adapter:
-    """Puts a file where a folder is to be."""
+    """Creates a file where a folder is expected."""
 
     def l2norm(x: Tensor) -> Tensor:
         _first_time()
@@ -235,7 +235,7 @@ def littering(device: torch.device) -> Adapter:
 
 
 def marking_then_hanging(device: torch.device) -> Adapter:
-    """Tells that it is at work, and hangs at the third call."""
+    """Reports that it is running, and hangs at the third call."""
     calls = []
 
     def l2norm(x: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ def marking_then_hanging(device: torch.device) -> Adapter:
 
 
 def growing(device: torch.device) -> Adapter:
-    """Keeps all that it was ever given; tells of each process that it is in."""
+    """Leaks everything it is given; reports each process that it runs in."""
     kept = []
     with Path(os.environ[MARK]).open("a") as mark:
         mark.write(f"{os.getpid()}\n")
@@ -262,7 +262,7 @@ def growing(device: torch.device) -> Adapter:
 
 
 def looking(device: torch.device) -> Adapter:
-    """Tells which GPUs each process sees."""
+    """Reports the GPUs that each process sees."""
     with Path(os.environ[MARK]).open("a") as mark:
         mark.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
     return _adapter(right)
@@ -277,7 +277,7 @@ def raising_slowly(device: torch.device) -> Adapter:
 
 
 def raising_in_the_end(device: torch.device) -> Adapter:
-    """Tells that it is at work, and raises when nothing can be written any more."""
+    """Reports that it is running, and raises during exit."""
 
     def l2norm(x: Tensor) -> Tensor:
         _first_time()

@@ -1,9 +1,9 @@
-"""How near to their budgets errors came, kept over many runs.
+"""The largest error / budget of each op, kept over many runs.
 
     python -m properties.fuzz --record properties/verdict/worst.json
 
-The file has a row for every op, dtype and kind of device. A run adds its examples to those of the
-file, and puts its largest error / budget in the place of a smaller one.
+The file has a row for every op, dtype and device. A run adds its examples and raises the largest
+error / budget.
 """
 
 import json
@@ -17,8 +17,8 @@ Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Row:
-    """What is known of one op, dtype and device.
+class Record:
+    """Examples and largest error of one op, dtype and device.
 
     Args:
         device: "simulator", "interpreter" or the name of a GPU.
@@ -35,21 +35,21 @@ class Row:
     def key(self) -> Key:
         return self.op, self.dtype, self.device
 
-    def __add__(self, other: "Row") -> "Row":
+    def __add__(self, other: "Record") -> "Record":
         assert self.key == other.key
-        return Row(*self.key, self.examples + other.examples, max(self.worst, other.worst))
+        return Record(*self.key, self.examples + other.examples, max(self.worst, other.worst))
 
 
-def read(path: Path) -> dict[Key, Row]:
-    """The rows of a file, none if there is no such file.
+def read(path: Path) -> dict[Key, Record]:
+    """The records in a file; none if it does not exist.
 
     Raises:
-        ValueError: the file is not one of this kind.
+        ValueError: the file has other contents.
     """
     if not path.exists():
         return {}
     try:
-        rows = [Row(**row) for row in json.loads(path.read_text())]
+        rows = [Record(**row) for row in json.loads(path.read_text())]
     except (json.JSONDecodeError, TypeError) as error:
         raise ValueError(
             f"--record: {path}, expected a file that --record wrote: {error}"
@@ -58,22 +58,22 @@ def read(path: Path) -> dict[Key, Row]:
 
 
 def check(path: Path) -> None:
-    """Whether a run could add to a file, before it begins.
+    """Check before a run that the file can be updated.
 
     Raises:
-        ValueError: the file is not one of this kind, or its folder is not there.
+        ValueError: the file has other contents, or its folder does not exist.
     """
     read(path)
     if not path.parent.is_dir():
         raise ValueError(f"--record: {path}, expected a file in a folder that exists")
 
 
-def write(path: Path, rows: Mapping[Key, Row]) -> None:
-    """Replace the file by these rows, in order, or leave it as it is."""
+def write(path: Path, rows: Mapping[Key, Record]) -> None:
+    """Replace the file's contents, in order."""
     text = ",\n".join(json.dumps(asdict(rows[key])) for key in sorted(rows))
     write_whole(path, f"[\n{text}\n]\n")
 
 
-def added(known: Mapping[Key, Row], new: Mapping[Key, Row]) -> dict[Key, Row]:
-    """The rows of both; what is in both is added up."""
+def added(known: Mapping[Key, Record], new: Mapping[Key, Record]) -> dict[Key, Record]:
+    """Merge two sets of records, adding those with one key."""
     return {**known, **{k: known[k] + row if k in known else row for k, row in new.items()}}

@@ -1,4 +1,4 @@
-"""What `--report` writes: a page for people, `report.json` and JUnit's XML for programs."""
+"""The files of `--report`: a page for people, `report.json` and JUnit's XML for programs."""
 
 import json
 import platform
@@ -17,8 +17,8 @@ from junitparser import Failure as JUnitFailure
 from properties.device import describe, resolve
 from properties.files import write_whole
 from properties.fuzz import svg
-from properties.fuzz.board import duration
 from properties.fuzz.bucket import Bucket
+from properties.fuzz.display import duration
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 from properties.fuzz.worker import Failure
@@ -27,12 +27,12 @@ from properties.verdict.report import repro
 
 _PAGE, _DATA, _JUNIT = "report.html", "report.json", "junit.xml"
 _PACKAGES = ("torch", "triton", "hypothesis", "attention-oracles")
-# What XML has no characters for.
+# Characters that XML cannot represent.
 _CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write(night: Night, state: str, folder: Path) -> None:
-    """Replace the files by what is known now.
+    """Replace the files with the current state.
 
     Args:
         state: "running", or how the night ended.
@@ -44,7 +44,6 @@ def write(night: Night, state: str, folder: Path) -> None:
 
 
 def data(night: Night, state: str) -> dict[str, Any]:
-    """All that the page shows, as plain data."""
     log, device = night.log, resolve(night.origin.device)
     jobs = [
         asdict(job) | _numbers(tally) | {"rests": night.rests(job)}
@@ -110,7 +109,7 @@ def _sign(failure: Failure, target: str, device: str) -> dict[str, Any]:
 
 
 def script(failure: Failure, target: str, device: str) -> str:
-    """A program that shows a failure again, to be changed and stepped through."""
+    """A program that reproduces a failure, to edit and step through."""
     return f'''"""{failure.signature}. Run it where the suite is installed."""
 
 from properties.cases.case import Case
@@ -133,7 +132,7 @@ print("error / budget", judge("{failure.law}", case, subject))
 
 
 def _junit(log: Log) -> str:
-    """A test for each job. A bug is told of in the first job that met it, and named in others."""
+    """A test for each job. A bug is reported in the first job that found it and named in others."""
     suites = JUnitXml(f"night of {log.target}")
     by_op: dict[str, TestSuite] = {}
     told: set[str] = set()

@@ -1,4 +1,4 @@
-"""The shapes of a page: SVG paths in units that the page scales."""
+"""SVG paths for the page, in units that the page scales."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -8,7 +8,7 @@ WIDTH, HEIGHT = 1000, 100
 
 
 def cells(rows: Sequence[str]) -> dict[int, str]:
-    """Level → the path of the cells that have it, each of size 1; without those that are right."""
+    """Level → the path of its cells, each of size 1; correct cells have none."""
     paths: dict[int, list[str]] = {}
     for y, row in enumerate(rows):
         x = 0
@@ -21,11 +21,11 @@ def cells(rows: Sequence[str]) -> dict[int, str]:
 
 
 def curves(history: Mapping[str, Any], seconds: float, ops: Sequence[str]) -> dict[str, Any]:
-    """What the night was like over time.
+    """The night over time.
 
     Returns:
-        "rate", the path of examples per second, and "most", their largest number; "worst", that of
-        error over budget by op, and of all ops as "".
+        "rate", the path of examples per second, and "most", its maximum; "worst", the paths of
+        error over budget by op, with "" for all ops.
     """
     step, bins, seconds = history["step"], history["bins"], max(seconds, 1e-3)
     widths = [max(min(step, seconds - place * step), 1e-3) for place in range(len(bins))]

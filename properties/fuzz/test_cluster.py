@@ -52,7 +52,7 @@ def _bugs(report: Path) -> list[str]:
     return [bug["signature"] for bug in said["bugs"]]
 
 
-def test_a_node_that_is_lost_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path: Path) -> None:
+def test_losing_a_node_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path: Path) -> None:
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     chosen = on_l2norm("waiting_once_but_wrong", *_MORE, "--report", "beside", "--no-shrink")
     command = [sys.executable, "-m", "properties.fuzz", *chosen]
@@ -82,7 +82,7 @@ def test_a_node_that_is_lost_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path
     fuzz("waiting_once_but_wrong", *_MORE, "--report", "here", "--no-shrink")
     assert _bugs(tmp_path / "beside") == _bugs(tmp_path / "here")
     remote, local = _jobs(tmp_path / "beside"), _jobs(tmp_path / "here")
-    # Rounds that meet the bug are longer or shorter, by who meets it first.
+    # The length of rounds that find the bug depends on which finds it first.
     both = {job for job in remote.keys() & local.keys() if job[1] != "bfloat16"}
     assert len(both) >= 4
     assert {job: remote[job] for job in both} == {job: local[job] for job in both}
@@ -94,14 +94,13 @@ def test_a_node_that_is_lost_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path
 
 
 def _there(process: int) -> bool:
-    """Whether a process has not ended."""
     try:
         return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
     except OSError:
         return False
 
 
-def test_what_is_no_cluster_is_refused(
+def test_a_wrong_cluster_address_is_rejected(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""The fuzz command: what it refuses, and what it draws."""
+"""The arguments that the fuzz command rejects, and the cases that it draws."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def broken(device: object) -> object:
         (["--record", "/nowhere/at/all.json"], "expected a file in a folder that exists"),
     ],
 )
-def test_what_makes_no_run_is_refused(
+def test_arguments_that_make_no_run_are_rejected(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -77,7 +77,7 @@ def test_one_case_ends_whatever_it_does(
     assert "planted.py:" in printed
 
 
-def test_one_case_that_is_right_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_that_passes_is_reported_as_passing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*on_l2norm("good"), "--case", _CASE]) == 0
     assert "differential holds: worst error 0." in capsys.readouterr().out
 

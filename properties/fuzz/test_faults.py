@@ -1,4 +1,4 @@
-"""What a target or a machine does to a night, and what the night makes of it."""
+"""A night survives faults of its target and of the machine."""
 
 import os
 import re
@@ -30,7 +30,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("target", ["hanging", "endless"])
-def test_a_case_that_hangs_is_ended_and_is_a_finding(target: str, fuzz: Fuzz) -> None:
+def test_a_case_that_hangs_is_killed_and_reported(target: str, fuzz: Fuzz) -> None:
     code, printed = fuzz(target, "--case-timeout", "0.2")
     assert code == 1
     assert "the process that ran it hangs" in printed
@@ -41,7 +41,7 @@ def test_a_case_that_hangs_is_ended_and_is_a_finding(target: str, fuzz: Fuzz) ->
     assert "not repeated" not in printed
 
 
-def test_a_loop_that_gets_to_the_limit_of_turns_is_a_finding(fuzz: Fuzz) -> None:
+def test_a_loop_that_reaches_the_turn_limit_is_reported(fuzz: Fuzz) -> None:
     _, printed = fuzz("turning", "--no-shrink", "--case-timeout", "0.4")
     assert "turns of while loops" in printed
     assert "while count >= 0:" in printed
@@ -49,7 +49,7 @@ def test_a_loop_that_gets_to_the_limit_of_turns_is_a_finding(fuzz: Fuzz) -> None
     assert "1 bug in" in printed
 
 
-def test_what_hangs_until_it_is_given_more_time_is_one_bug(
+def test_a_case_that_hangs_until_given_more_time_is_one_bug(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
@@ -78,7 +78,7 @@ def test_the_deadline_ends_a_run_whose_target_hangs(
     assert re.search("no bugs in . examples, 0 min [2-9] s", printed)
 
 
-def test_a_process_that_runs_out_of_memory_once_is_no_finding(
+def test_running_out_of_memory_once_is_not_reported(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
@@ -88,7 +88,7 @@ def test_a_process_that_runs_out_of_memory_once_is_no_finding(
     assert "no bugs in" in printed
 
 
-def test_a_process_that_is_killed_from_outside_is_no_finding(
+def test_a_process_killed_from_outside_is_not_reported(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "mark"
@@ -114,10 +114,10 @@ def test_a_process_that_grows_is_replaced(
     monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
     code, printed = fuzz("growing")
     assert code == 0
-    # A case is three calls or fewer, and those grow it too much: no process judges a second one.
+    # A case makes at most three calls, which grow it too much: no process judges a second case.
     judged = int(re.findall("no bugs in ([0-9]+) examples", printed)[-1])
     loaded = len({*(tmp_path / "mark").read_text().split()})
-    # The first is the test's own, which loads the target to see what it has.
+    # The test itself loads the target once.
     assert 5 <= judged <= loaded - 1
 
 
@@ -134,21 +134,21 @@ def test_each_process_sees_a_gpu_of_its_own(
 @pytest.mark.parametrize(
     ("target", "error"), [("exiting", "SystemExit: 3"), ("interrupting", "KeyboardInterrupt")]
 )
-def test_what_would_end_python_is_a_finding(target: str, error: str, fuzz: Fuzz) -> None:
+def test_an_exit_of_python_is_reported(target: str, error: str, fuzz: Fuzz) -> None:
     code, printed = fuzz(target)
     assert code == 1
     assert f"differential: {error}" in printed
     assert "1 bug in" in printed
 
 
-def test_an_address_is_one_bug_that_shows_on_both_engines(fuzz: Fuzz) -> None:
+def test_an_illegal_address_is_one_bug_on_both_engines(fuzz: Fuzz) -> None:
     _, printed = fuzz("outside", "--law", "determinism", "--examples", "20")
     assert "return tl.load(x + size + tl.arange(0, 16))" in printed
     assert "again     3 of 3 times in a fresh process" in printed
     assert "1 bug in" in printed
 
 
-def test_what_ops_share_is_one_bug(fuzz: Fuzz) -> None:
+def test_a_bug_in_code_that_ops_share_is_one_bug(fuzz: Fuzz) -> None:
     _, printed = fuzz("sharing", "--op", "short_conv", "--law", "determinism", "--examples", "25")
     assert printed.count("return tl.load(x + size + tl.arange(0, 16))") == 1
     assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 1
@@ -157,7 +157,7 @@ def test_what_ops_share_is_one_bug(fuzz: Fuzz) -> None:
     assert "l2norm-fused" in line
 
 
-def test_a_bug_beside_a_known_one_is_told_of(fuzz: Fuzz, tmp_path: Path) -> None:
+def test_a_new_bug_beside_a_known_one_is_reported(fuzz: Fuzz, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.py"
     ledger.write_text(_LEDGER)
     chosen = "--examples", "60", "--seed", "2", "--ledger", str(ledger)
@@ -190,7 +190,7 @@ def test_no_more_time_than_granted_is_spent_on_making_cases_smaller(
     monkeypatch.setattr(night, "_SHRINKING", 1.0)
     _, printed = fuzz("raising_slowly")
     assert "1 bug in" in printed
-    # Twenty calls or so, where hundreds could be made.
+    # About twenty calls, though hundreds were possible.
     assert "0 min" in printed
     assert int(re.findall("0 min ([0-9]+) s", printed)[-1]) < 8
 
@@ -200,12 +200,12 @@ def test_two_bugs_in_one_kernel_stay_two(fuzz: Fuzz) -> None:
     assert code == 1
     assert "ArithmeticError: even" in printed
     assert "differs from the oracle" in printed
-    # Wrong results, and gradients alone where results are 0, are signs of one bug.
+    # Wrong results, and wrong gradients where results are 0, are one bug.
     assert "2 bugs in" in printed
     assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 2
 
 
-def test_a_finding_of_another_target_names_the_entry_that_would_excuse_it(
+def test_a_finding_of_another_target_prints_a_ledger_entry_that_excuses_it(
     fuzz: Fuzz, tmp_path: Path
 ) -> None:
     _, printed = fuzz("raising", "--no-shrink")
@@ -219,10 +219,10 @@ def test_a_finding_of_another_target_names_the_entry_that_would_excuse_it(
     compile(pin.read_text(), str(pin), "exec")
 
 
-def test_a_report_is_printed_where_no_file_can_be_written(
+def test_a_report_is_printed_if_no_file_can_be_written(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The kernel puts a file where the folder of findings is to be.
+    # The kernel creates a file where the findings folder should be.
     monkeypatch.setenv(planted.MARK, str(tmp_path / "findings"))
     code, printed = fuzz("littering", "--examples", "10")
     assert code == 1
@@ -231,7 +231,7 @@ def test_a_report_is_printed_where_no_file_can_be_written(
     assert "1 bug in" in printed
 
 
-def test_a_full_disk_ends_nothing(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_end_the_run(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, text: str) -> int:
         raise OSError(28, "No space left on device")
 
@@ -247,11 +247,11 @@ def test_a_full_disk_ends_nothing(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -
     assert "1 bug in" in printed
 
 
-def test_a_disk_that_fills_up_ends_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path) -> None:
     run = _Run(tmp_path, "raising_in_the_end", "--no-shrink")
     for process in run.processes():
         _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
-        # As large as a semaphore.
+        # Large enough for a semaphore.
         resource.prlimit(process, resource.RLIMIT_FSIZE, (64, hard))
     lines = []
     for line in run.process.stdout or ():
@@ -267,9 +267,7 @@ def test_a_disk_that_fills_up_ends_nothing(tmp_path: Path) -> None:
     assert run.left() == []
 
 
-def test_cases_that_found_something_are_tried_first_the_next_night(
-    fuzz: Fuzz, tmp_path: Path
-) -> None:
+def test_failing_cases_are_tried_first_the_next_night(fuzz: Fuzz, tmp_path: Path) -> None:
     fuzz("twofold", "--examples", "60", "--seed", "2")
     assert (tmp_path / ".hypothesis" / "examples").is_dir()
     _, printed = fuzz("twofold", "--examples", "5", "--no-shrink", "--seed", "5")
@@ -277,7 +275,7 @@ def test_cases_that_found_something_are_tried_first_the_next_night(
 
 
 class _Run:
-    """The command in a process of its own, until it is at work, or says that it will be."""
+    """The command in a process of its own, from its start or its first sign of work."""
 
     def __init__(self, folder: Path, target: str, *more: str, at_work: bool = True) -> None:
         self.folder = folder
@@ -305,11 +303,11 @@ class _Run:
         return self.process.communicate(timeout=60)[0]
 
     def processes(self) -> list[int]:
-        """Those of the run that have not ended."""
+        """The run's processes that still run."""
         return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and self._has(p)]
 
     def left(self) -> list[int]:
-        """Processes of the run that are there a moment after its end."""
+        """The run's processes shortly after its end."""
         for _ in range(50):
             found = self.processes()
             if not found:
@@ -318,7 +316,7 @@ class _Run:
         return found
 
     def _has(self, process: Path) -> bool:
-        """Whether a process is of this run and has not ended."""
+        """Whether a process belongs to the run and still runs."""
         try:
             state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -331,12 +329,12 @@ class _Run:
     [(signal.SIGTERM, 1, True), (signal.SIGINT, 10, True), (signal.SIGINT, 2, False)],
     ids=["SIGTERM", "Ctrl-C ten times", "Ctrl-C twice at once"],
 )
-def test_a_signal_ends_a_run_with_all_that_it_knows(
+def test_a_signal_ends_a_run_with_its_full_summary(
     number: signal.Signals, times: int, at_work: bool, tmp_path: Path
 ) -> None:
     run = _Run(tmp_path, "marking_then_hanging", at_work=at_work)
     for _ in range(times):
-        # As a terminal does, to all processes of the run.
+        # Ctrl-C in a terminal goes to all processes of the run.
         os.killpg(run.process.pid, number) if number == signal.SIGINT else os.kill(
             run.process.pid, number
         )
@@ -376,7 +374,7 @@ def test_a_night_goes_on_after_its_process_was_killed(
     assert after.total.examples >= examples + 5
 
 
-def test_pytest_tries_what_the_fuzzer_found_first(fuzz: Fuzz, tmp_path: Path) -> None:
+def test_pytest_tries_the_fuzzers_findings_first(fuzz: Fuzz, tmp_path: Path) -> None:
     fuzz("raising", "--no-shrink")
     job = Job("l2norm", "fused", "differential", "float32")
     subject = Subject(planted.raising(CPU), CPU)
@@ -387,7 +385,7 @@ def test_pytest_tries_what_the_fuzzer_found_first(fuzz: Fuzz, tmp_path: Path) ->
         again(hypothesis_test(job, subject))()
 
 
-def test_a_line_a_minute_is_printed_where_there_is_no_terminal(
+def test_without_a_terminal_a_line_is_printed_every_minute(
     fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("properties.fuzz.__main__._LINE", 0.5)
@@ -397,7 +395,7 @@ def test_a_line_a_minute_is_printed_where_there_is_no_terminal(
     assert len(told) >= 3
 
 
-def test_no_case_is_run_when_the_night_that_is_kept_is_over(tmp_path: Path, fuzz: Fuzz) -> None:
+def test_resuming_a_finished_night_runs_no_case(tmp_path: Path, fuzz: Fuzz) -> None:
     fuzz("raising", "--resume", "kept", "--no-shrink")
     shutil.rmtree(tmp_path / ".hypothesis", ignore_errors=True)
     code, printed = fuzz("raising", "--resume", "kept", "--no-shrink")

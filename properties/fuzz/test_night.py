@@ -1,4 +1,4 @@
-"""What a night keeps and shows: buckets, its log, cases for the next night, the board."""
+"""The parts of a night: buckets, log, corpus, display."""
 
 import io
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from hypothesis.database import InMemoryExampleDatabase
 from rich.console import Console
 
 from properties.cases.case import Case
-from properties.fuzz.board import Board
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
+from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night, _Round
 from properties.fuzz.worker import FIRST, HANGS, Answer, Failure, Origin, Worker
@@ -40,7 +40,7 @@ def failure(signature: Signature, tokens: int = 1, **more: Any) -> Failure:
 
 
 def answer(signature: Signature | None) -> Answer:
-    """What a worker says of a case that fails so, or does not fail."""
+    """A worker's answer for a case with this failure, or without one."""
     if signature is None:
         return Answer()
     doubtful = signature.law if signature.law != "differential" else ""
@@ -83,13 +83,13 @@ KILLED, HANGING = Signature("norm", "ends with SIGKILL"), Signature("norm", HANG
         ([KILLED, None], set(), [KILLED]),
         ([KILLED, Y], {Y}, [KILLED]),
         ([HANGING, None], set(), [HANGING]),
-        # Given the time, it comes to an error: one bug.
+        # With more time it raises: one bug.
         ([HANGING, Y], {Y, HANGING}, []),
         ([HANGING, KILLED, None], set(), [HANGING, KILLED]),
         ([HANGING, KILLED, HANGING], {HANGING}, [KILLED]),
     ],
 )
-def test_a_case_that_the_machine_may_have_ended_is_tried_until_it_fails_twice_alike(
+def test_a_case_that_the_machine_may_have_killed_is_repeated_until_it_fails_twice_alike(
     shown: list[Signature | None], judged: set[Signature], unrepeated: list[Signature]
 ) -> None:
     answers = [answer(signature) for signature in shown]
@@ -127,7 +127,7 @@ def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> N
     _Round(whole, cast(Worker, Hanging(whole.origin, whole.limit)), JOB, 0).play()
     tries = [one for one in told if one.startswith("simulator")]
     assert tries == ["simulator begins", "simulator ends"] * 2
-    # Meanwhile.
+    # In parallel.
     again = told.index("simulator ends") + 1
     assert sorted(told[again : again + 2]) == ["interpreter begins", "simulator begins"]
     assert log.buckets[0].again[1] == "  engines   the simulator; the interpreter too"
@@ -138,7 +138,7 @@ def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("one", "other", "rests"),
     [
-        # One hang, with the other try, at a limit of a second.
+        # One hang and its repeat, at a limit of a second.
         (Tally(seconds=4, lost=4), Tally(), True),
         (Tally(seconds=4, lost=4), Tally(seconds=11), True),
         (Tally(seconds=4, lost=4), Tally(seconds=13), False),
@@ -177,7 +177,7 @@ def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read == log
 
 
-def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_log_is_rejected(tmp_path: Path) -> None:
     assert Log.read(tmp_path) is None
     (tmp_path / "night.json").write_text("{}")
     with pytest.raises(ValueError, match=r"night\.json, expected a night"):
@@ -197,16 +197,16 @@ def test_a_corpus_keeps_failures_and_the_largest_errors() -> None:
     assert Corpus("another", database).entries(JOB) == []
 
 
-def test_a_board_shows_in_a_few_lines_what_failed_and_what_is_the_worst() -> None:
+def test_the_display_shows_failures_and_the_worst_in_few_lines() -> None:
     jobs = Selection(dtypes=("float32",)).jobs(Oracle())
     untried = jobs[40].op, jobs[40].law
     tallies = {job: Tally(examples=(job.op, job.law) != untried) for job in jobs}
     tallies[jobs[-1]] = Tally(examples=9, failed=4)
     tallies[jobs[30]] = Tally(examples=9, worst=0.75)
     log = Log("oracle", 1, tallies, latest=jobs[20])
-    board = Board(night(log))
+    display = Display(night(log))
     screen = io.StringIO()
-    Console(file=screen, force_terminal=True, width=80, height=16, color_system=None).print(board)
+    Console(file=screen, force_terminal=True, width=80, height=16, color_system=None).print(display)
     shown = screen.getvalue()
     assert len(shown.splitlines()) <= 16
     assert f"{jobs[-1].law} " in shown
@@ -216,7 +216,7 @@ def test_a_board_shows_in_a_few_lines_what_failed_and_what_is_the_worst() -> Non
     assert "1 h 29 min left" in title
     assert "more rows" in shown
     table = io.StringIO()
-    Console(file=table, width=80).print(board)
+    Console(file=table, width=80).print(display)
     assert "none" in table.getvalue()
     assert len(table.getvalue().splitlines()) > len(log.rows())
 

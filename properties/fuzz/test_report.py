@@ -1,4 +1,4 @@
-"""What `--report` writes."""
+"""The files of `--report`."""
 
 import json
 import re
@@ -26,7 +26,7 @@ UNTRIED = Job("gla", "chunk", "differential", "float32")
 
 
 def log() -> Log:
-    """A bug that two jobs met, and a job that had no turn."""
+    """A bug that two jobs found, and a job without a turn."""
     bucket = Bucket([failure(Y, 5), failure(DX, 3)], found=2.0)
     bucket.seen.update({JOB.name: 2, OTHER.name: 1})
     found = Log("oracle", 7, {job: Tally() for job in (JOB, OTHER, UNTRIED)}, [bucket])
@@ -36,7 +36,7 @@ def log() -> Log:
 
 
 class _Page(HTMLParser):
-    """What a browser would fetch, and whether each element is closed."""
+    """Collects what a browser would fetch, and checks that elements are closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_a_page_is_one_file_that_shows_bugs_first(tmp_path: Path) -> None:
     assert ">none<" in text
 
 
-def test_what_a_target_says_is_no_markup(tmp_path: Path) -> None:
+def test_a_targets_messages_are_escaped_in_html(tmp_path: Path) -> None:
     found = log()
     found.errors["<script>"] += 1
     found.unrepeated["a\x00b & c"] += 1
@@ -84,7 +84,7 @@ def test_what_a_target_says_is_no_markup(tmp_path: Path) -> None:
 
 
 def _failures(folder: Path) -> dict[str, list[Any]]:
-    """Test → failures that programs read of it."""
+    """Test → its failures, as programs read them."""
     return {
         f"{test.classname}.{test.name}": [
             one for one in test.result if isinstance(one, JUnitFailure)
@@ -141,10 +141,12 @@ def test_the_report_is_written_while_the_night_runs(
     assert max(examples for _, examples in states[:-1]) > 0
 
 
-def test_a_bug_comes_with_a_picture_and_a_script_that_shows_it(fuzz: Fuzz, tmp_path: Path) -> None:
+def test_a_bug_comes_with_a_picture_and_a_script_that_reproduces_it(
+    fuzz: Fuzz, tmp_path: Path
+) -> None:
     fuzz("twofold", "--examples", "60", "--seed", "2", "--report", "seen")
     said = json.loads((tmp_path / "seen" / "report.json").read_text())
-    # The one of an error, the other of numbers.
+    # One by an error, the other by numbers.
     drawn = {sign["signature"]: sign for bug in said["bugs"] for sign in bug["signs"]}
     assert drawn["norm differential y"]["picture"]["output"] == "y"
     assert "Where <code>y</code> is wrong" in (tmp_path / "seen" / "report.html").read_text()
@@ -165,7 +167,7 @@ def test_a_history_takes_no_more_room_in_a_longer_night() -> None:
     total = sum((one["gla"] for one in history.bins), Tally())
     assert (total.examples, total.seconds) == (5000, 2500.0)
     assert history.bins[-1]["gla"].worst == 0.9999
-    # A night that goes on after a day.
+    # A night resumed after a day.
     history.add(90_000.0, "gla", Tally(1))
     assert len(history.bins) <= 240
     assert history.bins[-1]["gla"].examples == 1

@@ -1,4 +1,4 @@
-"""A worker: one process that judges one case after the other, replaced when it hangs or ends."""
+"""A worker: a process that judges cases one by one, replaced when it hangs or ends."""
 
 import ctypes
 import faulthandler
@@ -39,32 +39,31 @@ from properties.verdict import Comparison
 from properties.verdict.picture import Picture, picture
 from properties.verdict.report import end_report
 
-# Imported once, by the process that all workers are forked from. Not the kernels: the interpreter
-# has to be chosen before. Custom ops import torch._dynamo on their first call.
+# Imported once, by the process that workers are forked from. Kernels are not, since the interpreter
+# must be chosen before. Custom ops import torch._dynamo on their first call.
 _SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker")
-# How a process ends that is ended for taking too long.
+# How a process ends that is killed at its time limit.
 HANGS = "hangs"
-# Times as long as another case may take the first of its kind in a process, which compiles kernels.
+# Factor on the time limit for the first case of a kind in a process, which compiles kernels.
 FIRST = 1.5
-# Seconds after its limit in which a case that hangs tells where it is, before it is ended.
+# Seconds past its limit in which a hanging case may write its traceback.
 _TRACING = 0.5
-# A worker that has grown by so much, or by its part of half the machine's memory, is replaced.
+# A worker that grows by this much, or by its part of half the machine's memory, is replaced.
 GROWTH = 2 << 30
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a worker loads: whose kernels, where they run, what is known of them."""
+    """What a worker loads: the target, its device, its ledger."""
 
     target: str
     device: str
     ledger: str
 
     def subject(self) -> Subject:
-        """
-        Raises:
-            ValueError: the target or ledger cannot be loaded, or there is no such device.
+        """Raises:     ValueError: the target or ledger cannot be loaded, or the device is
+        missing.
         """
         from properties.device import activate
         from properties.targets import load
@@ -87,8 +86,8 @@ class Failure:
     """A case that breaks a law, raises an error, hangs or ends its process.
 
     Args:
-        case: as the law made it.
-        symptom: as a ledger's entry would have it; empty where none excuses such a thing.
+        case: as the law adapted it.
+        symptom: as a ledger entry would state it; empty if no entry can excuse it.
         also: signatures of other results that differ.
         fatal: the case hangs or ends its process.
         picture: of the result that differs.
@@ -105,20 +104,20 @@ class Failure:
 
     @property
     def hangs(self) -> bool:
-        """Whether something did not end, of itself or at the simulator's limit of turns."""
+        """Whether it timed out, or reached the simulator's turn limit."""
         return self.signature.law == HANGS or self.signature.error == Stuck.__name__
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one case.
+    """The result of one case.
 
     Args:
         worst: error as a fraction of its budget.
         excused: known failures of the target that the case showed.
-        doubtful: it failed in a way that may be the machine's: memory ran out, somebody else ended
-            the process, or it hangs. Says how.
-        spent: the process is not to be used again.
+        doubtful: how it failed if the machine may be at fault: out of memory, killed by someone
+            else, or hanging.
+        spent: the process must be replaced.
     """
 
     worst: float = 0.0
@@ -129,11 +128,11 @@ class Answer:
 
 
 class Stopped(BaseException):
-    """The run is over; nobody waits for this answer. Hypothesis lets it pass."""
+    """The run is over; nobody waits for this answer. Hypothesis does not catch it."""
 
 
 class Judge(Protocol):
-    """Who is asked about one case after the other: a worker, here or on another machine."""
+    """Judges cases one by one: a worker here or on another machine."""
 
     stopped: bool
 
@@ -147,13 +146,13 @@ class Judge(Protocol):
 
 
 class Worker:
-    """One process, which judges cases.
+    """A process that judges cases.
 
     Args:
         origin: what it loads.
         limit: seconds that a case may take.
-        growth: bytes by which the process may grow before another one takes its place.
-        gpu: the one that it sees, as CUDA_VISIBLE_DEVICES names it; None if it sees all.
+        growth: bytes by which it may grow before it is replaced.
+        gpu: the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; None for all.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class Worker:
     ) -> None:
         self.origin, self.limit, self.growth, self.gpu = origin, limit, growth, gpu
         self.stopped = False
-        # In memory: a disk may be full.
+        # In memory, since a disk may be full.
         self.memory = os.memfd_create("traces")
         self.traces = Path(f"/proc/{os.getpid()}/fd/{self.memory}")
         self.running: ProcessFuture[Answer] | None = None
@@ -177,7 +176,6 @@ class Worker:
         )
 
     def restart(self) -> None:
-        """Go on in a fresh process."""
         self._end()
         self.start()
 
@@ -185,7 +183,7 @@ class Worker:
         """Judge one case.
 
         Raises:
-            Stopped: before there was an answer.
+            Stopped: the run ended before the answer.
         """
         if self.stopped:
             raise Stopped
@@ -202,7 +200,7 @@ class Worker:
         except ProcessExpired as error:
             answer = self._ended(law, case, _how(error.exitcode))
         except BrokenProcessPool:
-            # It was ended while it had nothing to do.
+            # It was killed while idle.
             answer = self._ended(law, case, "ends")
         if answer.spent:
             self.restart()
@@ -214,11 +212,11 @@ class Worker:
         try:
             return self.pool.schedule(_judge, (law, case, seconds), timeout=seconds + _TRACING)
         except RuntimeError as error:
-            # What pebble says of a pool that is broken already.
+            # pebble raises this for a pool that is broken already.
             raise BrokenProcessPool from error
 
     def stop(self) -> None:
-        """Have whoever waits for an answer go on without one; may be called from any thread."""
+        """Release whoever waits for an answer; callable from any thread."""
         self.stopped = True
         if self.running is not None:
             self.running.cancel()
@@ -247,18 +245,18 @@ def ended(
     more: str = "",
     frames: Sequence[FrameSummary] = (),
 ) -> Answer:
-    """What is to be said of a case whose process hangs or ended.
+    """The answer for a case whose process hangs or ended.
 
     Args:
         how: "hangs", "ends with SIGSEGV"; the same for all cases of one bug.
-        more: about this case.
-        frames: where it was then, the innermost first.
+        more: details of this case.
+        frames: where it was, innermost first.
     """
     own = [frame for frame in frames if is_own(frame.filename)]
     lines = [f"{short(frame.filename)}:{frame.lineno}" for frame in own or frames]
     place = lines[0] if own else ""
     if own and how == HANGS:
-        # A loop that does not end may be met at any of its lines.
+        # An endless loop may be interrupted at any of its lines, so name only the function.
         place = f"{short(own[0].filename)} in {own[0].name}"
     where = torch.device("cuda" if origin.device == "cuda" else "cpu")
     report = end_report(law, case, how + more, lines, where, origin.target)
@@ -267,10 +265,10 @@ def ended(
 
 
 def crew(origin: Origin, limit: float, count: int | None) -> list[Worker]:
-    """Workers of this machine, which share its GPUs and its memory.
+    """Workers of this machine, which share its GPUs and memory.
 
     Args:
-        count: None for one on each GPU, or where kernels run on none, one on each core.
+        count: None for one per GPU; without GPUs, one per core.
     """
     devices: list[str | None] = [*gpus(origin.device)]
     count = count or len(devices) or os.cpu_count() or 1
@@ -289,30 +287,30 @@ def _how(code: int) -> str:
 
 
 def _frames(trace: str) -> list[FrameSummary]:
-    """The frames that faulthandler wrote, the innermost first, down to those of a worker."""
+    """The frames that faulthandler wrote, innermost first, above a worker's own."""
     found = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', trace, re.MULTILINE)
     below = takewhile(lambda one: one[0] != __file__, found)
     return [FrameSummary(file, int(line), name, lookup_line=False) for file, line, name in below]
 
 
 def _environment(gpu: str | None = None) -> dict[str, str]:
-    """The variables of this process, without the choice of an engine, which is each worker's."""
+    """This process's variables without the choice of an engine, which each worker makes."""
     chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return kept | chosen
 
 
 def prepare() -> None:
-    """Start the process that workers are forked from, deaf to Ctrl-C as they are."""
+    """Start the process that workers are forked from; like them it ignores Ctrl-C."""
     from multiprocessing import forkserver, resource_tracker
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     multiprocessing.set_forkserver_preload(list(_SHARED))
-    # A process that does not end when it is asked to is made to.
+    # Kill a process that does not end when asked.
     pebble.CONSTS.term_timeout = 0.2
-    # Python 3.11 does not tell it where modules are.
+    # Python 3.11 does not pass it the module path.
     where = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    # Before: it lets interrupts through again that are held back.
+    # First, since it unblocks interrupts.
     resource_tracker.ensure_running()
     with without_interrupts(), patch.dict(os.environ, _environment() | where, clear=True):
         forkserver.ensure_running()
@@ -320,7 +318,7 @@ def prepare() -> None:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Processes and threads that start meanwhile never see a Ctrl-C."""
+    """Processes and threads started inside this context never see a Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -332,12 +330,12 @@ def without_interrupts() -> Iterator[None]:
 
 _SUBJECT: Subject | Exception
 _TRACES: IO[str]
-# Bytes past which this process is not to be used again.
+# Bytes beyond which this process must be replaced.
 _MOST: int
 
 
 def _start(origin: Origin, traces: Path, growth: int, environment: dict[str, str]) -> None:
-    """Load the kernels once per process, which ends with the process that it belongs to."""
+    """Load the kernels once per process; the process ends with its parent."""
     os.environ.clear()
     os.environ.update(environment)
     global _SUBJECT, _TRACES, _MOST
@@ -354,7 +352,7 @@ def _start(origin: Origin, traces: Path, growth: int, environment: dict[str, str
     _MOST = _resident() + growth
 
 
-# Where memory runs out, a worker is ended before anything else is.
+# Make the out-of-memory killer choose workers first.
 _OOM = Path("/proc/self/oom_score_adj")
 
 
@@ -373,10 +371,10 @@ def _judge(law: str, case: Case, limit: float) -> Answer:
 
 @contextmanager
 def _traced(limit: float) -> Iterator[None]:
-    """Have it written down where this thread is, shortly before the process is ended from outside.
+    """Write where this thread is shortly before its process is killed.
 
-    faulthandler reads the frames of a thread while that goes on and may crash of it. So it has to
-    where no other thread gets its turn, in compiled code, but not where Python is running.
+    faulthandler reads a running thread's frames and may crash on it. So use it only for compiled
+    code that holds the GIL, not while Python runs.
     """
     faulthandler.dump_traceback_later(limit + _TRACING / 2, file=_TRACES)
     timer = Timer(limit, _write_trace, [get_ident()])
@@ -390,7 +388,7 @@ def _traced(limit: float) -> Iterator[None]:
 
 
 def _write_trace(thread: int) -> None:
-    """Write where a thread is, as faulthandler would."""
+    """Write a thread's traceback in faulthandler's format."""
     for frame, line in walk_stack(sys._current_frames()[thread]):
         code = frame.f_code
         _TRACES.write(f'  File "{code.co_filename}", line {line} in {code.co_name}\n')
@@ -404,7 +402,7 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
     except Violation as violation:
         found = violation
     except KeyboardInterrupt as error:
-        # Ctrl-C does not get here: the target raised it.
+        # Ctrl-C does not reach a worker: the target raised it.
         found = raised(law, case, subject, error)
     fault = found.fault
     doubtful = "runs out of memory" if _of_memory(fault) else ""
@@ -422,7 +420,6 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
 
 
 def _picture(found: Violation, subject: Subject) -> Picture | None:
-    """The picture of a result that differs."""
     if not isinstance(found.fault, Comparison):
         return None
     op = scope.declared(subject.target, found.case.op, found.case.mode)
@@ -436,7 +433,7 @@ def _of_memory(fault: object) -> bool:
 
 
 def _device_is_lost() -> bool:
-    """Whether the device answers no more in this process, as after an illegal address."""
+    """Whether the device no longer responds, as after an illegal address."""
     if not torch.cuda.is_available():
         return False
     try:
@@ -447,5 +444,4 @@ def _device_is_lost() -> bool:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process has."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""What must hold, one file each."""
+"""The laws, one file each."""
 
 from properties.laws import (
     causality,

@@ -1,4 +1,4 @@
-"""What comes later changes nothing that came before, not even in the last bit."""
+"""Changing later tokens changes no bit of earlier results."""
 
 from dataclasses import replace
 
@@ -33,10 +33,10 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def _cuts(op: Op, case: Case) -> list[int]:
-    """For each sequence, the first position that is future: between two tokens if there are two.
+    """For each sequence, the first position of the future; both sides are non-empty if possible.
 
-    Where keys are not the queries' own tokens, some query is of the past and some key of the
-    future, if that can be.
+    If keys are not the queries' own tokens, at least one query is past and one key future, if
+    possible.
     """
     generator = torch.Generator().manual_seed(case.seed + 2)
     cuts = []
@@ -48,7 +48,7 @@ def _cuts(op: Op, case: Case) -> list[int]:
 
 
 def _future(op: Op, case: Case, dim: str, cuts: list[int], n: int) -> slice:
-    """The tokens of sequence n that the past may not see, on the axis `dim`."""
+    """The tokens of sequence n that the past must not see, on the axis `dim`."""
     start, stop = spans(case, dim)[n]
     cut = cuts[n]
     if dim == "T" and op.keys:
@@ -64,7 +64,7 @@ def _with_another_future(op: Op, case: Case, inputs: Inputs, cuts: list[int]) ->
     changed: Results = {}
     for name, x in tensors_of(op, inputs).items():
         dims = dims_of(op, name)
-        # Queries of the future are free to change as well; those of the past are what is compared.
+        # Future queries change as well; only past ones are compared.
         axis = next((i for i, d in enumerate(dims) if d in ("T", "S")), None)
         if axis is None:
             continue
@@ -78,9 +78,10 @@ def _with_another_future(op: Op, case: Case, inputs: Inputs, cuts: list[int]) ->
 
 
 def _change(role: Role, future: Tensor) -> None:
-    """Another future within the range of its role: log decays stay negative, what has no sign stays
-    without one, and a delta rule stays stable. An overflow would reach the past of its chunk, as 0
-    times infinity.
+    """Change future values within the range of their role.
+
+    Log decays stay negative, unsigned values stay unsigned, and a delta rule stays stable: an
+    overflow would reach the past of its chunk as 0 times infinity.
     """
     match role:
         case Role.LOG_DECAY:
@@ -110,7 +111,7 @@ def _past(op: Op, case: Case, results: Results, cuts: list[int]) -> Results:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Causal, and of rows that do not share memory: those cannot have pasts of their own."""
+    """Make the case causal, with rows that do not share memory and so can have different pasts."""
     case = with_own_elements(case)
     return op.settle(replace(case, options=with_options(case, causal=True)))
 

@@ -1,6 +1,6 @@
 """Results are the same bits in every context: without gradients, under autocast, compiled.
 
-Inference mode comes before the last plain call: a table that was made in it may not serve training.
+Inference mode runs before the last plain call: a table cached there must not serve training.
 """
 
 from dataclasses import replace

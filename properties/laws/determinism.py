@@ -1,8 +1,8 @@
 """The same call gives the same bits again, whatever the process called before it.
 
-Before the third call the same tensor objects hold other numbers for a while, boundaries included,
-and are called with, perhaps with another option. Whoever remembers something by an object, by its
-address or without one of the arguments is told by that.
+Before the third call, the same tensor objects are called with other numbers (boundaries included)
+and perhaps another option. This catches caches keyed by object, by address, or by too few
+arguments.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Tensors that may hold other numbers, which elements at one address cannot."""
+    """Make the case writable: no elements share an address."""
     return op.settle(with_own_elements(case))
 
 

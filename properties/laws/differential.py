@@ -1,4 +1,4 @@
-"""Outputs, states and every gradient are those of the oracle, within the error budget."""
+"""Outputs, states and all gradients agree with the oracle within the error budget."""
 
 from properties.cases.case import Case
 from properties.catalogue.op import Op

@@ -1,7 +1,8 @@
-"""On small integers nothing is rounded: kernel and oracle agree bit for bit in every precision.
+"""On small integers nothing rounds: kernel and oracle agree bit for bit in every dtype.
 
-A state that sums is float32 in every precision: it holds larger integers than the inputs' dtype.
-So do the products and sums of an op whose tokens share a weight, until a result is rounded once.
+A state that sums is float32 in every dtype, so it must hold integers that the dtype cannot. The
+same holds for the products and sums of an op with a weight shared by tokens, before they are
+rounded once.
 """
 
 from dataclasses import replace
@@ -13,11 +14,11 @@ from properties.catalogue.op import Argument, Op, Role
 from properties.laws.judge import expect_identical, oracle_results
 from properties.laws.law import Law, Subject
 
-# Beside these, 8 bits hold one more integer; a few of them sum to more than 8 bits, or 11, hold.
+# Values around 200 still fit into 8 bits, but a few of them sum to more than 8 or 11 bits.
 _LARGE = 200
-# A product of 49 and 51 has 12 bits.
+# A product such as 49 · 51 has 12 bits.
 _WIDE = 50
-# Of so many tokens the sum of such products, at most 2^14 each, is below 2^24, float32's integers.
+# The sum of this many products of at most 2^14 stays within float32's exact integers, 2^24.
 _MOST_TOKENS = 2**10
 
 
@@ -47,19 +48,19 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def sums(op: Op) -> bool:
-    """Whether states are sums of `k vᵀ`, with no delta rule: what that writes may be rounded."""
+    """Whether states are sums of `k vᵀ` that never round; a delta rule's writes may."""
     roles = {argument.role for argument in op.arguments}
     return {Role.QUERY, Role.KEY, Role.VALUE} <= roles and not is_delta(op)
 
 
 def _is_weight(argument: Argument) -> bool:
-    """Whether all tokens share an argument, so that its gradient is a sum over them."""
+    """Whether all tokens share an argument, so that its gradient sums over them."""
     shared = not {"T", "S", "N"} & {*argument.dims.split()}
     return shared and argument.dtype == "case" and argument.differentiable
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Small integers in tensors of their own, as some of them get a number added."""
+    """Use small integers, in separate tensors, since the law adds numbers to some."""
     return on_integers(op, replace(case, same={}))
 
 

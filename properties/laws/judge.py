@@ -1,4 +1,4 @@
-"""How laws compare: bit for bit, or with the oracle within the error budget."""
+"""Comparison of results: bit for bit, or with the oracle within the error budget."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from properties.cases.tensors import (
     Results,
     asked_for,
     largest_logit,
-    run,
+    outputs_and_gradients,
     trained,
     transformable,
     work,
@@ -28,14 +28,14 @@ from properties.verdict.precision import ACCUMULATOR, unit_roundoff
 from properties.verdict.report import report, repro
 
 _INCOMING = "gradient of "
-# Numbers, each in some tens of tensors at once: past that the form over all pairs of tokens, of
-# which the budgets are sharper, may not fit into memory.
+# Beyond this many numbers, in some tens of tensors each, the form over all pairs of tokens, whose
+# budgets are sharper, may not fit into memory.
 _MOST_WORK = 1e7
 
 
 def oracle_results(op: Op, inputs: Inputs, gradients_of: Results | None) -> Results:
-    """What the oracle says in float64, on the numbers that the implementation was given."""
-    return run(op, op.oracle, inputs.to(torch.float64), _in_float64(gradients_of))
+    """Run the oracle in float64 on the numbers that the implementation gets."""
+    return outputs_and_gradients(op, op.oracle, inputs.to(torch.float64), _in_float64(gradients_of))
 
 
 def compare_with_oracle(
@@ -47,7 +47,7 @@ def compare_with_oracle(
     gradients_of: Results,
     got: Results,
 ) -> float:
-    """Judge results by the oracle; return the worst error as a fraction of its budget.
+    """Compare results with the oracle; return the worst error as a fraction of its budget.
 
     Raises:
         Violation: an error exceeds its budget, or a result is missing.
@@ -56,7 +56,7 @@ def compare_with_oracle(
     want = subject.recall(asked, lambda: oracle_results(op, inputs, gradients_of))
     got, want = _matched(law, op, case, subject, got, want)
     if subject.quick or work(op, case) > _MOST_WORK:
-        # A result equal to the rounded oracle lies within any budget: no budget is computed.
+        # A result equal to the rounded oracle needs no budget.
         exact = [compare(name, x, want[name], None) for name, x in got.items()]
         if all(comparison.passed for comparison in exact):
             return 0.0
@@ -83,11 +83,10 @@ def _allowed(
     *,
     quick: bool,
 ) -> dict[str, Budget]:
-    """How far an implementation may be from what the oracle wants."""
     incoming = _in_float64(gradients_of) or {}
     telescopes = tuple(t for t in op.telescopes(case) if t.gradient in want)
     if telescopes:
-        # The errors of what cancels stay where nobody asks for it.
+        # Telescoping gradients inherit errors even from results that the case does not request.
         inputs = replace(inputs, trained=trained(op, replace(case, frozen=())))
         silent = {o.name for o in asked_for(op, case)} - set(incoming)
         incoming |= {name: torch.zeros_like(want[name]) for name in silent}
@@ -131,13 +130,13 @@ def _allowed(
 def _passed_on(
     op: Op, inputs: Inputs, incoming: Results, want: Results, dtypes: Mapping[str, torch.dtype]
 ) -> dict[str, Error]:
-    """What gradients of a softmax inherit of the forward pass, as errors of the cotangents.
+    """Errors that softmax gradients inherit from the forward pass, as errors of the cotangents.
 
-    Kernels compute logits a second time and take the normaliser as it was. Where one weight is
-    nearly 1 the roundings of the two, each relative to the logit, cancel in the oracle and not
-    there: the weights of a query are off by one factor, as if its cotangents were. And they take
-    `Σ p dp` of a query, which is subtracted from all its `dp`, as `do · o` with the rounded output.
-    The cotangent of the LSE is added at the same place.
+    The backward kernels recompute the logits but reuse the normalizer. If one weight is nearly 1,
+    the rounding errors of both, each relative to the logit, cancel in the oracle and not in the
+    kernel: the weights of a query are off by a common factor, like its cotangents. Kernels also
+    compute `Σ p dp` of a query, which is subtracted from all its `dp`, as `do · o` from the rounded
+    output. The cotangent of the LSE enters at the same place.
     """
     factor = ACCUMULATOR * (largest_logit(op, inputs.given(), inputs.options.get("scale")) or 0.0)
     do, dlse = incoming["o"], incoming["lse"]
@@ -159,14 +158,14 @@ def expect_identical(
     *,
     normal: bool = False,
 ) -> None:
-    """Demand equal bits; `want` is rounded to the dtype of `got` first.
+    """Require equal bits, after rounding `want` to the dtype of `got`.
 
     Args:
-        normal: two elements near the subnormal numbers are equal: scaling by a power of two does
+        normal: treat two nearly subnormal elements as equal, since scaling by a power of two does
             not commute with rounding there.
 
     Raises:
-        Violation: a result differs somewhere, or is missing.
+        Violation: a result differs or is missing.
     """
     got, want = _matched(law, op, case, subject, got, want)
     if normal:
@@ -188,10 +187,10 @@ def expect_same(
     want: Results,
     against: str,
 ) -> float:
-    """Demand equal bits, or where those are not comparable, that `got` is right as well.
+    """Require equal bits; if bits are not comparable, require that `got` is within its budget.
 
     Returns:
-        The worst error as a fraction of its budget, 0 where bits were compared.
+        The worst error as a fraction of its budget, or 0 if bits were compared.
     """
     if not bits_are_comparable(op, case, subject):
         return compare_with_oracle(law, op, case, subject, inputs, gradients_of, got)
@@ -200,20 +199,20 @@ def expect_same(
 
 
 def _subnormal(x: Tensor) -> Tensor:
-    """Whether each element is so small that it or what it was made of may be subnormal."""
+    """Which elements are so small that they, or a factor of them, may be subnormal."""
     return x.abs() < max(8 * torch.finfo(x.dtype).smallest_normal, 2.0**-100)
 
 
 def fail(
     law: str, op: Op, case: Case, subject: Subject, text: str, fault: str | None = None
 ) -> None:
-    """Report a violation in a sentence instead of in numbers.
+    """Report a violation by a message instead of a comparison.
 
     Args:
-        fault: the sentence that a ledger knows, where the text says more.
+        fault: the message that ledgers know, if `text` says more.
 
     Raises:
-        Violation: the target's ledger does not explain it.
+        Violation: the target's ledger does not excuse it.
     """
     command = repro(law, case, subject.device, subject.target.name)
     message = f"{law} does not hold: {text}\n{case.line()}\n\n{command}"
@@ -223,7 +222,7 @@ def fail(
 def _matched(
     law: str, op: Op, case: Case, subject: Subject, got: Results, want: Results
 ) -> tuple[Results, Results]:
-    """The results that are there and wanted; report that others are missing or not wanted."""
+    """Keep the results that are present and expected; report any others."""
     if set(got) != set(want):
         fail(law, op, case, subject, f"it returns {sorted(got)}, expected {sorted(want)}")
     both = [name for name in got if name in want]
@@ -238,7 +237,7 @@ def _verdict(
     comparisons: list[Comparison],
     against: str,
 ) -> float:
-    """Report each comparison that failed; return the worst error of the others."""
+    """Report each failed comparison; return the worst error of the others."""
     failed = [comparison for comparison in comparisons if not comparison.passed]
     for number, comparison in enumerate(failed):
         dims = dims_of(op, comparison.name)
@@ -249,7 +248,7 @@ def _verdict(
 
 
 def _by_tensors(op: Op, function: Function, inputs: Inputs) -> Oracle:
-    """The op as a function of its tensors and incoming gradients alone."""
+    """The op as a function of its tensors and cotangents only."""
 
     def of(tensors: Mapping[str, Tensor]) -> Results:
         given = {n: x for n, x in tensors.items() if not n.startswith(_INCOMING)}
@@ -262,7 +261,7 @@ def _by_tensors(op: Op, function: Function, inputs: Inputs) -> Oracle:
 
 
 def _absolute_scale(inputs: Inputs) -> float | None:
-    """|scale|, the default and its sentinel left alone: they are positive already."""
+    """Return |scale|; None and the sentinel -1 stand for a positive scale and stay."""
     scale: float | None = inputs.options["scale"]
     return scale if scale is None or scale == -1 else abs(scale)
 

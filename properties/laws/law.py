@@ -1,4 +1,4 @@
-"""What a law is, whom it judges, and what it says when it is broken."""
+"""Laws, the subjects they judge, and the violations they raise."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ import torch
 
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING
-from properties.cases.tensors import Inputs, Results, build, cotangents, run
+from properties.cases.tensors import Inputs, Results, build, cotangents, outputs_and_gradients
 from properties.catalogue.op import Function, Op
 from properties.device import claiming
 from properties.laws.signature import Signature, signature
@@ -26,13 +26,13 @@ def _afresh(about: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation under test, the device that it runs on, and what is known of it.
+    """An implementation under test, its device, and its known failures.
 
     Args:
-        recall: given what an answer of the oracle follows from, and how to compute it, the answer;
-            who asks about the same cases many times may remember.
-        quick: acquit without a budget, or with a part of the disturbed runs, where it is clear. The
-            fraction of the budget is 0 then, or too large.
+        recall: maps (what an oracle's answer depends on, how to compute it) to the answer; a caller
+            that repeats cases may cache here.
+        quick: accept clear passes without a budget, or with fewer perturbed runs. The fraction of
+            the budget is then 0 or too large.
     """
 
     target: Target
@@ -53,9 +53,9 @@ class Subject:
     def run(
         self, op: Op, case: Case, inputs: Inputs, gradients_of: Results | None = None
     ) -> Results:
-        """The results of the target on these inputs, in a call as the case says it."""
+        """Return the target's results for these inputs, in the context of the case."""
         with self.claiming(case):
-            return run(
+            return outputs_and_gradients(
                 op,
                 self.function(op),
                 inputs,
@@ -67,11 +67,11 @@ class Subject:
             )
 
     def claiming(self, case: Case) -> AbstractContextManager[None]:
-        """The device is of the case's architecture meanwhile."""
+        """Report the case's architecture to the kernels inside this context."""
         return claiming(case.architecture, self.device)
 
     def report(self, violation: "Violation") -> None:
-        """Raise a violation, unless the ledger explains it: the law goes on to what is next."""
+        """Raise a violation, unless the ledger excuses it; the law then continues."""
         if not self.ledger.excuses(violation.fault):
             raise violation.of_its_own_type()
 
@@ -81,9 +81,9 @@ class Violation(AssertionError):
 
     Args:
         law: the name of the law.
-        case: that breaks it.
+        case: the case that breaks it.
         report: the text.
-        fault: the comparison that failed, or the sentence that says what is wrong.
+        fault: the comparison that failed, or a message that says what is wrong.
         also: names of other results that differ.
     """
 
@@ -101,10 +101,11 @@ class Violation(AssertionError):
         return signature(self.case.op, self.law, self.fault)
 
     def of_its_own_type(self) -> "Violation":
-        """The same violation, of a type that no violation of another signature has.
+        """Return the same violation as an instance of a type of its signature.
 
-        Hypothesis takes failures for one bug if they have one type and are raised at one line, and
-        all violations are: it would shrink one bug into another and report the simpler one alone.
+        Hypothesis takes failures of one type raised at one line for one bug. All violations are
+        raised at one line, so without this it would shrink one bug into another and report only the
+        simpler.
         """
         return _type_of(self.signature)(self.law, self.case, str(self), self.fault, self.also)
 
@@ -123,14 +124,14 @@ def _unchanged(op: Op, case: Case) -> Case:
 
 @dataclass(frozen=True)
 class Law:
-    """A statement about every case of an op.
+    """A promise about every case of an op.
 
     Args:
-        check: raises a `Violation`, or returns the worst error as a fraction of its budget, 0
-            where the law is exact.
-        adapt: turns any drawn case into one of which the law says something.
-        uses: arguments that the law sets or leans on. Of an op that has them it says nothing of an
-            implementation that lacks one.
+        check: raises a `Violation`, or returns the worst error as a fraction of its budget (0 for
+            exact laws).
+        adapt: turns any drawn case into one that the law applies to.
+        uses: arguments that the law sets or relies on. If the op has them and an implementation
+            does not, the law does not apply to that implementation.
     """
 
     name: str
@@ -143,9 +144,9 @@ class Law:
 
 
 def within_bounds(op: Op, case: Case) -> bool:
-    """Whether an implementation takes the case as it is, by the bounds that its declaration has.
+    """Whether the declared bounds of an implementation allow the case.
 
-    A law that changes a drawn case asks this of the changed one, or settles it.
+    A law that changes a drawn case checks this, or settles the case.
     """
     return op.settle(case) == case
 
@@ -160,10 +161,10 @@ def with_own_elements(case: Case) -> Case:
 
 
 def summed_in_range(op: Op, case: Case) -> Case:
-    """The case with values of which gradients stay in range that are summed over calls.
+    """The case with values whose gradients do not overflow when calls are summed.
 
-    What all sequences share has a gradient from each call. Large states make some of those
-    overflow in float16, with either sign, and inf - inf says nothing of an implementation.
+    An argument shared by all sequences gets a gradient from each call. With large states some
+    overflow in float16, and inf - inf tells nothing about an implementation.
     """
     each = {"T", "S", "N", "B"}
     shared = any(a.differentiable and not each & set(a.dims.split()) for a in op.arguments)
@@ -173,22 +174,21 @@ def summed_in_range(op: Op, case: Case) -> Case:
 
 
 def with_a_row(op: Op, case: Case) -> Case:
-    """The case with a batch that is not empty."""
     return case if case.dims["B"] else op.settle(replace(case, dims={**case.dims, "B": 1}))
 
 
 def bits_are_comparable(op: Op, case: Case, subject: Subject) -> bool:
     """Whether two calls that differ in layout, flags or packing must give the same bits.
 
-    Another alignment, stride or flag is another specialisation of a kernel, and a GPU's compiler
-    may contract a·b + c in one of them and not in the other. Other libraries promise no bits. On
-    integers that makes no difference, where nothing else is multiplied by them, as a decay that is
-    no argument is. Nor does anyone promise which mode an op takes by itself.
+    On a GPU, another alignment, stride or flag gives another specialisation, in which the compiler
+    may contract a·b + c differently. Other libraries promise no bits, and nobody promises which
+    mode `auto` takes. On integers bits are still equal, if nothing else, such as a constant decay,
+    multiplies them.
     """
     promised = subject.device.type != "cuda" and subject.target.bitwise and not case.auto
     return promised or (case.values == "integers" and "exactness" in op.laws)
 
 
 def with_options(case: Case, **options: Any) -> dict[str, Any]:
-    """The options of a case with those of `options` that the case has."""
+    """The options of a case, updated with those of `options` that the case has."""
     return {**case.options, **{n: v for n, v in options.items() if n in case.options}}

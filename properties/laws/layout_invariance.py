@@ -1,4 +1,4 @@
-"""Strides and offsets are addresses, not numbers: every layout gives the same results."""
+"""Strides and storage offsets change no result."""
 
 from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS, SHARING, relaid
@@ -14,7 +14,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     dense = {n: x.contiguous() for n, x in gradients_of.items()}
     want = subject.run(op, case, inputs.with_tensors(plain), dense)
     call = "layout_invariance", op, case, subject, inputs, gradients_of
-    # Each tensor in a layout of its own: strides of one must not stand in for another's.
+    # Each tensor gets its own layout, so that no stride can stand in for another tensor's.
     layouts = sorted(set(LAYOUTS) - set(SHARING))
     worst = 0.0
     for shift in (case.seed, case.seed + 2):

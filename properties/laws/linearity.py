@@ -1,4 +1,4 @@
-"""Values and state times -2 give exactly -2 times the output and the final state.
+"""Values and states times -2 give outputs and final states times -2, bit for bit.
 
 The factor is negative because a maximum or an absolute value doubles as well.
 """
@@ -17,8 +17,7 @@ FACTOR = -2.0
 def check(op: Op, case: Case, subject: Subject) -> float:
     inputs = subject.inputs(op, case)
     once = subject.run(op, case, inputs)
-    # In the layout of the case, as the first call has them: another alignment is another
-    # specialisation, of which a GPU need not give the same bits.
+    # Keep the layout: another alignment is another specialisation, whose bits may differ on a GPU.
     linear_in = {n: x for n, x in inputs.tensors.items() if n in op.linear_in}
     scaled = {n: relaid(FACTOR * x, case.layout_of(n)) for n, x in linear_in.items()}
     linear = {o.name for o in op.outputs if o.linear}
@@ -36,9 +35,9 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Without a normaliser, whose channel of ones does not double, and without an activation.
+    """Remove the normalizer, whose channel of ones does not double, and the activation.
 
-    In float16 on integers: what a kernel keeps in between may be subnormal early.
+    float16 uses integers, since a kernel's intermediate values may be subnormal.
     """
     values = "integers" if case.dtype == "float16" and "integers" in op.recipes else case.values
     options = with_options(case, normalize=False, activation=None)

@@ -1,8 +1,8 @@
-"""Sequences packed behind `cu_seqlens` are computed as if each came alone, bit for bit.
+"""Packed sequences give the bits of each sequence alone.
 
-A gradient that all sequences share is the sum of theirs. Its terms may be added in another order,
-so that sum is held to the error budget. What is read of a neighbour and counts for nothing is
-noticed too: a neighbour of NaN changes no bit.
+A gradient shared by all sequences is a sum whose order may change, so it is held to the error
+budget. A sequence of NaN must change no bit of its neighbours, which catches reads past a sequence
+even if they are multiplied by 0.
 """
 
 from dataclasses import replace
@@ -58,9 +58,9 @@ def _expect_no_neighbour(
     together: Results,
     names: list[str],
 ) -> None:
-    """The tokens of one sequence may be NaN, and the others' results stay what they are.
+    """Fill the tokens of one sequence with NaN and expect the same results for the others.
 
-    Its state stays a number: of expanded states all sequences have the first one's.
+    States stay finite: with an expanded layout all sequences share the first one's.
     """
     lengths = zip(case.lengths, case.key_lengths or case.lengths, strict=True)
     filled = [n for n, counts in enumerate(lengths) if any(counts)]
@@ -98,7 +98,7 @@ def _offset_of(case: Case, n: int) -> dict[str, int]:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """A dense case becomes its rows, packed; one without rows gets one."""
+    """Pack the rows of a dense case; add a row if it has none."""
     case = with_own_elements(summed_in_range(op, case))
     if case.packed:
         return case

@@ -1,7 +1,7 @@
-"""Batch rows, sequences and heads are computed alike: permuting them permutes the results.
+"""Permuting batch rows, sequences or heads permutes the results.
 
-A gradient that all sequences share sums over them, in an order that may change, so it is held to
-the error budget.
+A gradient shared by all sequences is a sum whose order may change, so it is held to the error
+budget.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def _order(count: int, generator: torch.Generator) -> Tensor:
-    """A random order, not the one that is there already if there is another."""
+    """A random permutation, not the identity if there is another."""
     order = torch.randperm(count, generator=generator)
     return order.roll(1) if torch.equal(order, torch.arange(count)) else order
 
@@ -90,7 +90,7 @@ def _permuted(
 
 
 def _with_heads_in_order(x: Tensor, dims: tuple[str, ...], heads: Tensor) -> Tensor:
-    """Query heads move with the kv head that they read."""
+    """Permute heads; query heads move with their kv head."""
     for axis, dim in enumerate(dims):
         if dim in ("H", "G"):
             grouped = x.unflatten(axis, (len(heads), -1))

@@ -1,8 +1,8 @@
-"""Options reach the kernel and stay where they belong.
+"""Options reach the kernel and affect only what they should.
 
-An auxiliary flag changes no other output. An option that changes what the oracle says changes what
-the implementation says. And a call leaves nothing behind: after another one with another option,
-the first gives the same bits again.
+An auxiliary flag changes no other output. An option that changes the oracle changes the
+implementation. A call with another option leaves nothing behind: repeating the first call gives the
+same bits.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     expect_identical("plumbing", op, case, subject, again, first, against)
     before, after = oracle_results(op, inputs, None), oracle_results(op, other, None)
     for name, y in first.items():
-        # As they are returned: in float16 all of a result may be 0 or infinite.
+        # Compare in the returned dtype: in float16 all of a result may be 0 or infinite.
         told = (x[name].to(y.dtype).double() for x in (before, after))
         if _far_apart(*told) and torch.equal(y, different[name]):
             text = f"{option.name}={_value(case, option)!r} gives the same {name} as its default"
@@ -54,7 +54,7 @@ def _value(case: Case, option: Option) -> object:
 
 
 def _may_be_default(op: Op, case: Case, option: Option) -> bool:
-    """Whether an option that is not at its default may be, with all others as they are."""
+    """Whether an option is not at its default but could be, with the others unchanged."""
     moved = replace(case, options={**case.options, option.name: option.default})
     return _value(case, option) != option.default and within_bounds(op, moved)
 
@@ -62,7 +62,7 @@ def _may_be_default(op: Op, case: Case, option: Option) -> bool:
 def _with_default(op: Op, case: Case, inputs: Inputs, option: Option) -> tuple[Inputs, Inputs]:
     """The inputs, and the same with one option at its default.
 
-    Both go without the optional tensors that have another size then, as a state may have.
+    Both omit optional tensors whose size depends on the option, such as a state.
     """
     other = op.settle(replace(case, options={**case.options, option.name: option.default}))
     known = sizes(op, other)
@@ -71,14 +71,14 @@ def _with_default(op: Op, case: Case, inputs: Inputs, option: Option) -> tuple[I
         shape = tuple(known[d] for d in argument.dims.split())
         if argument.optional and argument.name in kept and kept[argument.name].shape != shape:
             del kept[argument.name]
-    # An option of a list is passed as a tensor.
+    # An option that is a list is passed as a tensor.
     rest = {name: x for name, x in kept.items() if name != option.name}
     options = {**inputs.options, option.name: other.options[option.name]}
     return replace(inputs, tensors=kept), replace(inputs, tensors=rest, options=options)
 
 
 def _far_apart(x: Tensor, y: Tensor) -> bool:
-    """Whether two results of the oracle differ by more than any rounding could."""
+    """Whether two results of the oracle differ by more than any rounding."""
     if x.shape != y.shape:
         return False
     x, y = x.nan_to_num(), y.nan_to_num()

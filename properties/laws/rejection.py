@@ -1,12 +1,11 @@
-"""A bad argument raises the documented error, which names it, before anything is launched.
+"""A bad argument raises the documented error, which names it, before any launch.
 
-A library may raise anything, or be right: where the bad argument has a legal reading, as 4.0 has
-for the window 4, the oracle judges the results by that. It may not return other numbers, nor leave
-the bounds of its tensors.
+A library may raise anything, or interpret the argument sensibly, such as 4.0 for a window of 4: the
+oracle then judges the results. It must not return other numbers or access memory out of bounds.
 
-The bad arguments follow from the declaration: each tensor gets another rank, another dtype and,
-alone and with all of the same dims, another size along each shared one; each option gets the values
-that it declares bad.
+The bad arguments follow from the declaration: each tensor gets another rank, another dtype, and
+along each shared dim another size, alone and together with all tensors of that dim; each option
+gets its declared bad values.
 """
 
 import math
@@ -30,8 +29,8 @@ from properties.simulator import SimulationError
 from properties.targets.ledger import Ledger
 from reference.arguments import same_dtype
 
-# A kernel has left its tensors, or does not end: no exception on a GPU, or one that takes the
-# device with it.
+# Errors that mean harm: a kernel went out of bounds or does not terminate. On a GPU that raises
+# nothing, or kills the device.
 _HARM: tuple[type[Exception], ...] = (SimulationError, torch.AcceleratorError)
 
 SIZES = "a tensor of another size"
@@ -42,12 +41,12 @@ BOUNDARIES = "a tensor of boundaries that do not fit"
 
 @dataclass(frozen=True)
 class Mistake:
-    """A call that must be refused.
+    """A call that must be rejected.
 
     Args:
-        names: arguments of which the message must name one.
-        everywhere: the oracle has to refuse it as well; False where only kernels have the argument.
-        kind: of several mistakes that a library makes or does not make together; else `what`.
+        names: arguments, one of which the message must name.
+        everywhere: the oracle must reject it too; False if only kernels have the argument.
+        kind: groups mistakes that a library makes together; defaults to `what`.
     """
 
     what: str
@@ -81,7 +80,8 @@ def _expect_refusal(
     given: dict[str, Any],
 ) -> None:
     where = f"{function.__module__}.{op.name} with {mistake.what}"
-    # Autocast is for kernels to mind: PyTorch's own operations refuse float16 under bfloat16.
+    # Only kernels must handle autocast: PyTorch's operations reject float16 under bfloat16
+    # autocast.
     context = "grad" if function is op.oracle else case.context
     there = subject.claiming(case), CONTEXTS[context](subject.device.type)
     with recorded_launches() as launched, there[0], there[1]:
@@ -103,12 +103,12 @@ def _expect_refusal(
 
 
 def _expect_no_harm(op: Op, case: Case, subject: Subject, inputs: Inputs) -> None:
-    """A library raises anything or is right, where it is right without a mistake."""
+    """Check that a library raises or is right on each mistake, if it is right without one."""
     nothing = Mistake("nothing", {}, ())
     if not _is_harmless(op, case, subject, nothing, inputs):
         return
     for mistake in mistakes(op, case, inputs):
-        if _may_lose_the_device(mistake, subject) or not _has_one_reading(op, mistake, inputs):
+        if _may_lose_the_device(mistake, subject) or not _has_one_meaning(op, mistake, inputs):
             continue
         if not _is_harmless(op, case, subject, mistake, inputs):
             fault = f"{mistake.kind or mistake.what} was not refused"
@@ -117,7 +117,7 @@ def _expect_no_harm(op: Op, case: Case, subject: Subject, inputs: Inputs) -> Non
 
 
 def _is_harmless(op: Op, case: Case, subject: Subject, mistake: Mistake, inputs: Inputs) -> bool:
-    """Whether a call is refused, or right. An exception of a kernel is no refusal."""
+    """Whether a call is rejected or right. An error inside a kernel is no rejection."""
     given: dict[str, Any] = {"mode": case.mode, "tile": case.tile, **inputs.given()}
     try:
         with CONTEXTS[case.context](subject.device.type):
@@ -127,7 +127,7 @@ def _is_harmless(op: Op, case: Case, subject: Subject, mistake: Mistake, inputs:
     except _HARM:
         return False
     except Exception:
-        # Without a mistake there is nothing to refuse.
+        # A call without a mistake must not be rejected.
         return bool(mistake.arguments)
     outputs = returned if isinstance(returned, tuple) else (returned,)
     got = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
@@ -135,12 +135,14 @@ def _is_harmless(op: Op, case: Case, subject: Subject, mistake: Mistake, inputs:
 
 
 def _may_lose_the_device(mistake: Mistake, subject: Subject) -> bool:
-    """Whether a kernel that does not notice leaves its tensors, which a simulator survives."""
+    """Whether an unnoticed mistake sends a kernel out of bounds, which only the simulator
+    survives.
+    """
     return subject.device.type == "cuda" and mistake.kind in (SIZES, BOUNDARIES)
 
 
-def _has_one_reading(op: Op, mistake: Mistake, inputs: Inputs) -> bool:
-    """Whether what stands for a flag is true where the flag is: numbers suit the flag of a case."""
+def _has_one_meaning(op: Op, mistake: Mistake, inputs: Inputs) -> bool:
+    """Whether numbers given for flags are truthy where the flag of the case is true."""
     flags = {o.name for o in op.options if isinstance(o.default, bool)} & set(mistake.arguments)
     return all(bool(mistake.arguments[name]) == inputs.options[name] for name in flags)
 
@@ -148,36 +150,36 @@ def _has_one_reading(op: Op, mistake: Mistake, inputs: Inputs) -> bool:
 def _right(
     op: Op, case: Case, subject: Subject, mistake: Mistake, inputs: Inputs, got: Results
 ) -> bool:
-    """Whether results are what the oracle says of a legal reading of a bad argument."""
+    """Whether results equal the oracle's for a legal value in place of the bad argument."""
     if not all(isinstance(y, Tensor) and y.is_floating_point() for y in got.values()):
         return False
     if _announces_itself(op, mistake, inputs, got):
         return True
-    reading = inputs
+    legal_inputs = inputs
     dtype = case.dtype
     for name, bad in mistake.arguments.items():
         legal = _legal(op, name, bad, inputs)
         if isinstance(legal, Tensor):
-            reading = reading.with_tensors({name: legal})
+            legal_inputs = legal_inputs.with_tensors({name: legal})
         else:
-            kept = {n: x for n, x in reading.tensors.items() if n != name}
-            reading = replace(reading, tensors=kept).with_options(**{name: legal})
+            kept = {n: x for n, x in legal_inputs.tensors.items() if n != name}
+            legal_inputs = replace(legal_inputs, tensors=kept).with_options(**{name: legal})
         if isinstance(bad, Tensor) and bad.dtype == torch.bfloat16:
             dtype = "bfloat16"
     narrow = {n: y.float() if y.dtype == torch.float64 else y for n, y in got.items()}
     strict = replace(subject, ledger=Ledger())
     try:
         compare_with_oracle(
-            "rejection", op, replace(case, dtype=dtype), strict, reading, {}, narrow
+            "rejection", op, replace(case, dtype=dtype), strict, legal_inputs, {}, narrow
         )
     except (Violation, ValueError, TypeError):
-        # The oracle refuses what has no legal reading.
+        # The oracle rejects an argument without a legal value.
         return False
     return True
 
 
 def _announces_itself(op: Op, mistake: Mistake, inputs: Inputs, got: Results) -> bool:
-    """Whether NaN and infinity come of a number that is none, where anything comes of a number."""
+    """Whether a NaN or infinite argument shows up as NaN or infinity in every affected result."""
     numbers = [n for n, x in mistake.arguments.items() if isinstance(x, float)]
     if all(math.isfinite(mistake.arguments[name]) for name in numbers):
         return False
@@ -187,7 +189,7 @@ def _announces_itself(op: Op, mistake: Mistake, inputs: Inputs, got: Results) ->
 
 
 def _legal(op: Op, name: str, bad: Any, inputs: Inputs) -> Any:
-    """What a bad argument may mean: the same numbers in the right shape, dtype and type."""
+    """The likely meaning of a bad argument: the same numbers in the right shape, dtype and type."""
     right = inputs.tensors.get(name)
     if right is not None and isinstance(bad, (Tensor, list)):
         numbers = torch.as_tensor(bad, device=right.device)
@@ -206,7 +208,7 @@ def _legal(op: Op, name: str, bad: Any, inputs: Inputs) -> Any:
 
 
 def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
-    """Every bad argument that the declaration of `op` implies for this case."""
+    """Every mistake that the declaration of `op` implies for this case."""
     tensors = tensors_of(op, inputs)
     for name, x in tensors.items():
         yield Mistake(f"{name} of another rank", {name: x[None]}, (name,), kind=RANK)
@@ -239,7 +241,7 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
 
 
 def _mixed_dtypes(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
-    """Each of the tensors that must have one dtype, in another."""
+    """Each tensor of a group that must share one dtype, in another dtype."""
     names = [name for name in same_dtype(op.oracle) if name in tensors]
     for name in names if len(names) > 1 else ():
         x = tensors[name]
@@ -276,7 +278,7 @@ def _bad_boundaries(name: str, cu_seqlens: Tensor) -> Iterator[Mistake]:
 
 
 def _refused(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
-    """What this mode cannot do, it says."""
+    """Arguments that this mode must reject."""
     for name in op.mode(case.mode).refuses:
         option = next((o for o in op.options if o.name == name), None)
         if option is not None:
@@ -292,8 +294,9 @@ def _same_dims(op: Op, name: str, other: str) -> bool:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Each argument a tensor of its own, so that one alone may be wrong. No compiler, whose errors
-    are of its own types."""
+    """Give each argument its own tensor, so that one can be wrong alone; avoid `torch.compile`,
+    which raises errors of its own.
+    """
     context = "grad" if case.context == "compiled" else case.context
     return with_a_row(op, op.settle(replace(case, same={}, context=context)))
 

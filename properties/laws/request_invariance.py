@@ -1,7 +1,7 @@
-"""A result does not depend on which others are asked for, nor on what else needs a gradient.
+"""A result does not depend on which other outputs or gradients are requested.
 
-Each tensor is trained alone and frozen alone. Optional outputs are asked for or not. A cotangent of
-one output alone gives the same as zeros for the others.
+Each tensor is trained alone and frozen alone, optional outputs are requested or not, and a
+cotangent for one output alone equals zeros for the others.
 """
 
 import random
@@ -30,7 +30,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
     worst = 0.0
     less = [r for r in requests(op, case, tuple(every)) if within_bounds(op, r)]
-    # Each is a call or two. In a few cases all have their turn.
+    # Each request costs a call or two; a few cases together try them all.
     for request in random.Random(case.seed).sample(less, min(SOME, len(less))):
         asked, incoming = subject.inputs(op, request), subject.cotangents(op, request)
         got = subject.run(op, request, asked, incoming)
@@ -43,12 +43,12 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def _loud(outputs: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Sets of outputs that have a cotangent: all of them, and each alone."""
+    """Sets of outputs with a cotangent: all of them, and each alone."""
     return list(dict.fromkeys([outputs, *((name,) for name in outputs)]))
 
 
 def requests(op: Op, case: Case, outputs: tuple[str, ...]) -> Iterator[Case]:
-    """Calls like that of the case which ask for less."""
+    """Variants of the case's call that request less."""
     tensors = trained(op, case)
     alone = [tuple(n for n in tensors if n != one) for one in tensors]
     for frozen in (*alone, *((one,) for one in tensors if len(tensors) > 1)):
@@ -67,7 +67,7 @@ def requests(op: Op, case: Case, outputs: tuple[str, ...]) -> Iterator[Case]:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Everything asked for and everything trained, in a plain call."""
+    """Request and train everything, in a plain call."""
     asked = {o.asked_by: True for o in op.outputs if o.asked_by in case.options}
     options = {**case.options, **{name: True for name in asked if name is not None}}
     plain = replace(case, options=options, frozen=(), silent=(), context="grad", earlier=None)

@@ -1,6 +1,6 @@
-"""Only `scale · q` matters: queries times -2 and the scale over -2 give the same, bit for bit.
+"""Queries times -2 with the scale divided by -2 give the same bits, as only `scale · q` matters.
 
-Where an implementation takes positive scales alone, the factor is 2.
+The factor is 2 for an implementation that takes positive scales only.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         return 0.0
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     q = next(a.name for a in op.arguments if a.role is Role.QUERY)
-    # In the layout of the case: of another alignment a GPU need not give the same bits.
+    # Keep the layout: with another alignment a GPU need not give the same bits.
     larger = inputs.with_tensors({q: relaid(factor * inputs.tensors[q], case.layout_of(q))})
     larger = larger.with_options(scale=scale / factor)
     moved = subject.run(op, case, larger, gradients_of)
     if not subject.target.bitwise:
-        # A scale may be applied as two square roots, whose rounding is another.
+        # An implementation may apply the scale as two square roots, which round differently.
         call = "scale_equivariance", op, case, subject, larger, gradients_of
         return compare_with_oracle(*call, moved)
     plain = subject.run(op, case, inputs.with_options(scale=scale), gradients_of)
@@ -36,22 +36,24 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def _literal(case: Case) -> float:
-    """The number that the scale of the case stands for."""
+    """The number that the case's scale stands for."""
     scale = case.options["scale"]
     return case.dims["K"] ** -0.5 if scale is None or scale == -1 else float(scale)
 
 
 def _factors(op: Op, case: Case, scale: float) -> Iterator[float]:
-    """Factors that leave the scale within the bounds of the implementation."""
+    """Factors that keep the scale within the implementation's bounds."""
     for factor in (-2.0, -4.0, 2.0, 4.0):
         moved = replace(case, options={**case.options, "scale": scale / factor})
-        # The sentinel -1 stands for another number.
+        # A scale of -1 is the sentinel.
         if scale != -factor and within_bounds(op, moved):
             yield factor
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Queries of any length and sign, which no option takes back; float16 clear of subnormals."""
+    """Allow queries of any length and sign, with no option that undoes them; avoid float16
+    subnormals.
+    """
     values = "integers" if case.dtype == "float16" and "integers" in op.recipes else case.values
     options = with_options(case, normalize=False, use_qk_l2norm_in_kernel=False)
     return op.settle(replace(case, values=values, options=options, same={}))

@@ -1,4 +1,4 @@
-"""Which bug a failure looks like, so that two bugs stay two and one is reported once."""
+"""Signatures of failures, which tell two bugs apart and report one bug once."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ from properties.targets.ledger import Fault
 from properties.verdict import Comparison
 
 _SUITE = Path(__file__).parents[1]
-# Code that stands between a law and the kernel that it calls, and libraries below the kernel.
+# Code between a law and the kernel that it calls, and libraries below the kernel.
 _BETWEEN = (
     *(str(_SUITE / name) for name in ("cases", "laws", "verdict", "simulator", "fuzz/worker.py")),
     *(str(_SUITE / f"{name}.py") for name in ("jobs", "device", "interpreter")),
@@ -30,14 +30,14 @@ _INSTALLED = sysconfig.get_path("purelib")
 
 @dataclass(frozen=True)
 class Signature:
-    """Failures of one signature are taken for one bug.
+    """Failures with one signature count as one bug.
 
     Args:
         family: folder of the op's page in `reference`.
-        law: that does not hold, or how the process ended: "hangs", "ends with SIGSEGV".
-        output: the result that differs, or the law's sentence without its numbers.
+        law: the law that fails, or how the process ended: "hangs", "ends with SIGSEGV".
+        output: the result that differs, or the law's message without its numbers.
         error: type of the exception.
-        place: source line of the kernel or of the target's code that fails; empty if none is known.
+        place: source line of the kernel or of the target's code that fails; empty if unknown.
     """
 
     family: str
@@ -48,7 +48,7 @@ class Signature:
 
     @property
     def bug(self) -> "str | Signature":
-        """What failures of one bug share: the source line, or all of the signature."""
+        """The source line, which failures of one bug share; without one, the whole signature."""
         return self.place or self
 
     def __str__(self) -> str:
@@ -62,7 +62,6 @@ def family(op: str) -> str:
 
 
 def signature(op: str, law: str, fault: Fault) -> Signature:
-    """The signature of a law's violation."""
     if isinstance(fault, Comparison):
         return Signature(family(op), law, fault.name)
     if isinstance(fault, str):
@@ -72,7 +71,7 @@ def signature(op: str, law: str, fault: Fault) -> Signature:
 
 
 def place(error: BaseException) -> str:
-    """The source line that raised an error: the kernel's, else the last of the target's own."""
+    """The source line that raised an error: the kernel's, else the last one of the target."""
     if isinstance(error, SimulationError):
         location = getattr(error, "location", None)
         if location is not None and location.line:
@@ -82,7 +81,7 @@ def place(error: BaseException) -> str:
 
 
 def own_frames(error: BaseException) -> list[FrameSummary]:
-    """The frames of a traceback that are the target's own code, the one that raised it last."""
+    """The traceback's frames in the target's own code, outermost first."""
     return list(_own(extract_tb(error.__traceback__)))
 
 
@@ -91,14 +90,14 @@ def _own(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file has code of a target: neither of this suite, nor of torch, Triton, Python."""
+    """Whether a file belongs to a target, not to this suite, torch, Triton or Python."""
     if file.startswith("<") or file.startswith(_BETWEEN):
         return False
     return file.startswith(_INSTALLED) or not file.startswith(_STANDARD)
 
 
 def short(file: str) -> str:
-    """The path from the folder that Python imports the file from: the same on all machines."""
+    """The path relative to its import root, the same on all machines."""
     path = Path(file)
     folders = (Path(folder).absolute() for folder in (*sys.path, str(_SUITE.parent)))
     above = [folder for folder in folders if path.is_relative_to(folder)]

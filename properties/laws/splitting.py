@@ -1,7 +1,7 @@
-"""A sequence may be cut anywhere: what the first call hands on makes the second go on as one call.
+"""Two calls on the parts of a sequence agree with one call, gradients included.
 
-Linear ops hand on their state, attention reads all keys so far (prefill, then decode), a rotation
-continues at an offset. Gradients flow back through the cut.
+Linear ops pass on their state, attention reads all keys so far (prefill, then decode), and a
+rotation continues at an offset. Gradients flow back through the cut.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of, join, separate, spans
-from properties.cases.tensors import Results, boundaries, run, telling
+from properties.cases.tensors import Results, boundaries, outputs_and_gradients, telling
 from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.judge import compare_with_oracle
@@ -20,7 +20,7 @@ from properties.laws.law import Law, Subject, summed_in_range, with_options, wit
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
-    # Each half is a call of its own, which an implementation may not take.
+    # Each half is a call of its own, which must be within bounds.
     if not all(within_bounds(op, _half(op, case, early)) for early in (True, False)):
         return 0.0
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
@@ -29,7 +29,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         return _in_two_calls(op, case, subject, given)
 
     with subject.claiming(case):
-        got = run(op, in_two_calls, inputs, gradients_of)
+        got = outputs_and_gradients(op, in_two_calls, inputs, gradients_of)
     return compare_with_oracle("splitting", op, case, subject, inputs, gradients_of, got)
 
 
@@ -77,7 +77,7 @@ def _in_two_calls(
 
 
 def _cuts(case: Case) -> list[int]:
-    """How many tokens of each sequence come first; rows of a batch are cut alike."""
+    """How many tokens of each sequence come before the cut; rows of a batch share one cut."""
     generator = torch.Generator().manual_seed(case.seed + 3)
     cuts = [int(torch.randint(n + 1, (), generator=generator)) for n in case.lengths]
     return cuts if case.packed else cuts * case.sequences
@@ -94,7 +94,6 @@ def _half(op: Op, case: Case, early: bool) -> Case:
 
 
 def _tokens(op: Op, case: Case, piece: Results, cut: int, n: int, early: bool) -> Results:
-    """The tokens of one sequence before the cut, or those after it."""
     part = {}
     (start, stop), (first, last) = spans(case, "T")[n], spans(case, "S")[n]
     for name, x in piece.items():
@@ -109,7 +108,7 @@ def _tokens(op: Op, case: Case, piece: Results, cut: int, n: int, early: bool) -
 
 
 def _length(op: Op, piece: Results, dim: str) -> int:
-    """How many tokens a piece has; a piece without keys of its own has as many as queries."""
+    """The number of tokens along `dim`; without keys of its own, that of the queries."""
     for name, x in piece.items():
         if dim in dims_of(op, name):
             return x.shape[dims_of(op, name).index(dim)]
@@ -130,10 +129,9 @@ def _glued(op: Op, name: str, parts: list[Tensor], last_first: bool) -> Tensor:
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Packed, so that each sequence has a cut of its own; causal, so that a prefix is a problem.
+    """Pack the case, so that each sequence has its own cut, and make it causal.
 
-    An implementation whose keys cannot be packed apart from the queries has its batch cut, or the
-    longest sequence of a pack.
+    If keys cannot be packed apart from queries, use a dense batch with one cut.
     """
     options = with_options(case, causal=True, output_final_state=True)
     case = summed_in_range(op, op.settle(replace(case, options=options)))

@@ -1,4 +1,4 @@
-"""Failures that are one bug, and failures that are two."""
+"""Failures of one bug share a signature; failures of two bugs do not."""
 
 import re
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def test_hypothesis_sees_two_bugs_of_one_kernel() -> None:
     found = [one for one in group.value.exceptions if isinstance(one, Violation)]
     assert len(found) == len(group.value.exceptions)
     assert {violation.signature.error for violation in found} == {"ArithmeticError", ""}
-    # Each has been made smaller by itself.
+    # Each was shrunk by itself.
     assert {violation.case.dims["D"] for violation in found} == {2, 7}
 
 
@@ -61,7 +61,7 @@ def test_a_place_is_the_same_wherever_a_run_is_started(
     assert short("/nowhere/kernel.py") == "/nowhere/kernel.py"
 
 
-def test_an_error_is_told_with_the_last_lines_of_the_targets_own_code() -> None:
+def test_an_error_report_has_the_last_lines_of_the_targets_own_code() -> None:
     with pytest.raises(Violation) as failed:
         judge("differential", CASE, Subject(raising(CPU), CPU))
     lines = str(failed.value).splitlines()
@@ -70,7 +70,7 @@ def test_an_error_is_told_with_the_last_lines_of_the_targets_own_code() -> None:
     assert 'raise ValueError("head dim 7 is not supported")' in lines[5]
 
 
-def test_sentences_that_differ_in_numbers_are_one_bug() -> None:
+def test_messages_that_differ_in_numbers_are_one_bug() -> None:
     told = "eps=-1e-06 was accepted", "eps=0.0 was accepted"
     first, second = (signature("l2norm", "rejection", sentence) for sentence in told)
     assert first == second == Signature("norm", "rejection", "eps=# was accepted")
@@ -83,7 +83,7 @@ def test_sentences_that_differ_in_numbers_are_one_bug() -> None:
         ("scale_equivariance", lambda given: (given["scale"] or 1) < 0, " scale=-0"),
     ],
 )
-def test_a_report_tells_of_the_call_that_failed_where_a_law_makes_another(
+def test_a_report_shows_the_failed_call_if_a_law_changed_its_case(
     law: str, refused: Callable[[dict[str, Any]], bool], told: str
 ) -> None:
     def refusing(**given: Any) -> Any:

@@ -1,6 +1,6 @@
-"""An op writes to its outputs: not to its inputs, and not to the memory around them.
+"""A call writes neither to its inputs nor to the memory between their rows.
 
-The outputs are new contiguous tensors, unless one is asked for in place.
+Its outputs are new contiguous tensors, unless an in-place output is requested.
 """
 
 from dataclasses import replace
@@ -46,7 +46,7 @@ def _expect_new(op: Op, case: Case, subject: Subject, results: Results, watched:
 
 
 def _memory(x: Tensor) -> Tensor:
-    """All bytes of the storage, the gaps between the elements included."""
+    """All bytes of the storage, including gaps between elements."""
     storage = x.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=x.device).set_(storage)
 

@@ -1,7 +1,7 @@
-"""Every element of every output is written: memory that starts as NaN changes nothing.
+"""Every element of every output is written: NaN in fresh memory changes nothing.
 
-Nor do the lanes that a mask leaves out of a load: without an `other` Triton promises nothing of
-them, and in the simulator they are NaN as well.
+In the simulator the masked lanes of a load without `other` are NaN as well, since Triton leaves
+them undefined.
 """
 
 import math
@@ -27,7 +27,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
             unknown.enter_context(simulator.simulating(unmasked=math.nan))
         got = subject.run(op, case, inputs, gradients_of)
     if not subject.target.bitwise:
-        # The switch that fills memory may choose another algorithm as well.
+        # The switch that fills memory may also select another algorithm.
         call = "written_outputs", op, case, subject, inputs, gradients_of
         return compare_with_oracle(*call, got)
     against = "the same call where fresh memory and masked lanes hold anything"
@@ -35,13 +35,13 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     return 0.0
 
 
-# A module whose attributes are made when it is imported, so that no type checker knows them.
+# Type checkers do not know this module, whose attributes are made at import.
 _deterministic: Any = torch.utils.deterministic
 
 
 @contextmanager
 def _fresh_memory_is_nan() -> Iterator[None]:
-    """`torch.empty` and its kin return NaN, or the largest integer."""
+    """Make `torch.empty` and its kin return NaN, or the largest integer."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     filled = _deterministic.fill_uninitialized_memory

@@ -1,1 +1,1 @@
-"""Code with a bug planted, run by the laws: what the suite would have caught."""
+"""Mutation testing: plant bugs and see which the suite catches."""

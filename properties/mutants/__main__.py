@@ -1,15 +1,14 @@
-"""Plant mistakes in kernels and oracles, one at a time, and see which the suite notices.
+"""Plant mistakes in kernels and oracles, one at a time, and list those that the suite misses.
 
-Each mutant is an edit made in memory while a fresh process imports the code; no file is touched.
-It is a single edit, or with --semantic a mistake of a few lines that is wrong in some calls only.
-It is tried alone: against what killed others of its function when that was last recorded, the
-oracle's numbers in float32, some cases of other laws and dtypes, and quick tests, or against all
-tests where no law runs it. The first failure kills it. Those that survive are made together and
-tried against everything: what changes nothing alone changes nothing together. Those that nothing
-can kill are listed in equivalents.toml, with the reason; an entry of no mutant fails the run.
+A mutant is a single edit or, with --semantic, a mistake of a few lines that is wrong in some calls
+only. It is made in memory while a fresh process imports the code; no file changes. Each mutant is
+first tried alone: on the checks that killed others of its function, the float32 cases of the
+differential law, some cases of other laws and dtypes, and quick tests; on all tests if no law runs
+it. The first failure kills it. The survivors are then planted together and tried on everything.
+equivalents.toml lists mutants that nothing can kill, with reasons; a stale entry fails the run.
 
-What became of a mutant is kept, and a run goes on where another stopped: what was killed is tried
-again when its function changes, what survived also when the suite does.
+Results are kept, and a run continues where another stopped. A killed mutant is tried again when its
+function changes, a survivor also when the suite changes.
 """
 
 import argparse
@@ -38,13 +37,13 @@ from properties.arguments import count
 from properties.device import DEVICES, activate, resolve
 from properties.jobs import Selection
 from properties.mutants import equivalents, killers, shares
-from properties.mutants.board import Board
-from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
+from properties.mutants.fates import Fate, Fates
+from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
 from properties.mutants.mutant import KINDS, PACKAGES, Mutant, mutants, own_modules
 from properties.mutants.operators import OPERATORS, Operator
+from properties.mutants.scoreboard import Scoreboard
 from properties.mutants.semantic import SEMANTIC
 from properties.mutants.triggers import run as triggers
-from properties.mutants.verdicts import Verdict, Verdicts
 from properties.targets import NAMES, load
 from properties.targets.ours import Ours
 
@@ -83,10 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         target=chosen.target,
         own=own,
     )
-    verdicts = Verdicts(chosen.cache / "verdicts.jsonl", chosen.fresh)
+    fates = Fates(chosen.cache / "fates.jsonl", chosen.fresh)
     found = [m for m in every if _wanted(m, chosen, suite)]
     try:
-        board, code = _run(found, listed, suite, verdicts, chosen, console)
+        scoreboard, code = _run(found, listed, suite, fates, chosen, console)
     except KeyboardInterrupt:
         suite.close(at_once=True)
         console.print("stopped; the same command goes on from here", highlight=False)
@@ -96,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     suite.close(at_once=False)
     if chosen.record and not suite.failing:
-        _record(chosen.record, board, every, semantic=chosen.semantic)
+        _record(chosen.record, scoreboard, every, semantic=chosen.semantic)
     elif chosen.record:
         console.print("not recorded, as not all that may notice a mutant could be tried")
     return code
@@ -125,7 +124,7 @@ def _own(chosen: argparse.Namespace) -> dict[str, Path]:
 
 
 def _triggers(chosen: argparse.Namespace, console: Console) -> int:
-    """Measure the reach of the suite in place of planting mistakes."""
+    """Measure which predicates about calls the suite reaches; plant nothing."""
     try:
         if chosen.record is not None:
             _check_folder(chosen.record, chosen, ("mode", "law", "dtype"))
@@ -134,7 +133,7 @@ def _triggers(chosen: argparse.Namespace, console: Console) -> int:
         ours = load("ours", device)
         assert isinstance(ours, Ours)
         wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
-        return triggers.run(
+        return triggers.measure_all(
             Selection(*wanted),
             ours,
             device,
@@ -148,24 +147,26 @@ def _triggers(chosen: argparse.Namespace, console: Console) -> int:
         return 2
 
 
-def _record(folder: Path, board: Board, every: Sequence[Mutant], *, semantic: bool) -> None:
-    """Keep what was found of the modules of which every mutant was tried."""
-    whole = shares.whole(board.shares(), every, semantic=semantic)
+def _record(
+    folder: Path, scoreboard: Scoreboard, every: Sequence[Mutant], *, semantic: bool
+) -> None:
+    """Record the results of modules of which every mutant was tried."""
+    whole = shares.whole(scoreboard.shares(), every, semantic=semantic)
     path, path_of_killers = _recorded(folder, semantic=semantic)
     shares.write(path, {**shares.read(path), **whole})
     known = killers.read(path_of_killers)
-    killers.write(path_of_killers, killers.replaced(known, board.killers(), whole))
+    killers.write(path_of_killers, killers.replaced(known, scoreboard.killers(), whole))
 
 
 def _recorded(folder: Path, *, semantic: bool) -> tuple[Path, Path]:
-    """Where --record writes how many were killed, and by what."""
+    """The files of --record: how many mutants were killed, and by what."""
     if semantic:
         return folder / shares.SEMANTIC_PATH.name, folder / killers.SEMANTIC_PATH.name
     return folder / shares.PATH.name, folder / killers.PATH.name
 
 
 def _check_operators(chosen: argparse.Namespace) -> None:
-    """Refuse kinds of mistakes that are not those of the run."""
+    """Reject kinds of mistakes that the run does not have."""
     known = SEMANTIC if chosen.semantic else OPERATORS
     for name in chosen.operator:
         if name not in known:
@@ -174,7 +175,7 @@ def _check_operators(chosen: argparse.Namespace) -> None:
 
 
 def _check_record(chosen: argparse.Namespace) -> None:
-    """Refuse files that are others, and a run that would not tell what the whole suite kills."""
+    """Reject files with other contents, and runs that use only part of the suite."""
     _check_folder(chosen.record, chosen, ("op", "mode", "law", "dtype", "operator"))
     path, path_of_killers = _recorded(chosen.record, semantic=chosen.semantic)
     shares.read(path)
@@ -182,7 +183,7 @@ def _check_record(chosen: argparse.Namespace) -> None:
 
 
 def _check_folder(folder: Path, chosen: argparse.Namespace, parts: Sequence[str]) -> None:
-    """Refuse to keep in a folder what a part of the suite notices."""
+    """Reject a folder for results of only part of the suite."""
     if not folder.is_dir():
         raise ValueError(f"--record: {folder}, expected a folder")
     for name in parts:
@@ -198,7 +199,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name in ("op", "mode"):
-        text = f"only the mutants of this {name}, and its laws (repeatable)"
+        text = f"only the mutants and the laws of this {name} (repeatable)"
         parse.add_argument(f"--{name}", action="append", default=[], help=text)
     for name in ("law", "dtype"):
         text = f"try this {name} only, and no tests (repeatable)"
@@ -222,26 +223,22 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help="only this kind of mistake, of those below (repeatable)",
     )
-    text = (
-        "plant mistakes of a few lines that are wrong in some calls, in the place of single edits"
-    )
+    text = "plant mistakes of a few lines that are wrong in some calls only, not single edits"
     parse.add_argument("--semantic", action="store_true", help=text)
-    text = "measure which predicates about calls the laws reach and judge; nothing is edited"
+    text = "measure which predicates about calls the laws reach; nothing is edited"
     parse.add_argument("--triggers", action="store_true", help=text)
-    text = "with --triggers, as many times the examples of the profile besides, of other seeds"
+    text = "with --triggers, draw N times the profile's examples more, with other seeds"
     parse.add_argument("--night", type=int, default=0, metavar="N", help=text)
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
     parse.add_argument("--jobs", type=count, default=os.cpu_count(), help="default: one per core")
-    text = "write every mutant to FILE; with --triggers all that is not reached"
+    text = "write every mutant to FILE; with --triggers, every predicate that is not reached"
     parse.add_argument("--json", type=Path, metavar="FILE", help=text)
-    text = "write to DIR how many were killed of each module, for the README's table, and by what"
+    text = "write to DIR how many mutants of each module were killed, and by which checks"
     parse.add_argument("--record", type=Path, metavar="DIR", help=text)
-    text = (
-        "try what is listed as equivalent too, with those that survive alone; takes as long again"
-    )
+    text = "try listed equivalents too, together with the survivors; takes twice as long"
     parse.add_argument("--listed", action="store_true", help=text)
-    parse.add_argument("--fresh", action="store_true", help="forget what is known")
-    kept = "where what is known is kept (%(default)s)"
+    parse.add_argument("--fresh", action="store_true", help="ignore kept results")
+    kept = "folder of kept results (%(default)s)"
     parse.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
     text = "the list of mutants that nothing can kill (default: ours, and none with --module)"
     parse.add_argument(
@@ -251,7 +248,6 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _listed(title: str, operators: Mapping[str, Operator]) -> str:
-    """Kinds of mistakes, each with a sentence, for the help."""
     rows = [f"  {operator.name:27}{operator.what}" for operator in operators.values()]
     return "\n".join([f"kinds of mistakes, {title}:", *rows, "", ""])
 
@@ -276,30 +272,30 @@ def _run(
     wanted: Sequence[Mutant],
     entries: Sequence[equivalents.Equivalent],
     suite: Suite,
-    verdicts: Verdicts,
+    fates: Fates,
     chosen: argparse.Namespace,
     console: Console,
-) -> tuple[Board, int]:
+) -> tuple[Scoreboard, int]:
     listed, gone = equivalents.match(entries, wanted)
     device = resolve(chosen.device)
     elsewhere = {m.key for m in wanted if KINDS[m.operator].only_on not in (None, device)}
-    board = Board(wanted, listed, frozenset(elsewhere - set(listed)))
-    for mutant in board.open:
-        known = verdicts.get(mutant.key, suite.code(mutant))
+    scoreboard = Scoreboard(wanted, listed, frozenset(elsewhere - set(listed)))
+    for mutant in scoreboard.open:
+        known = fates.get(mutant.key, suite.code(mutant))
         if known is not None:
-            board.verdicts[mutant.key] = known
-    known_before = f", {len(board.verdicts)} of them known" if board.verdicts else ""
+            scoreboard.fates[mutant.key] = known
+    known_before = f", {len(scoreboard.fates)} of them known" if scoreboard.fates else ""
     console.print(f"{len(wanted)} mutants{known_before}; {chosen.jobs} processes", highlight=False)
-    suspects = _try_alone(board, suite, verdicts, chosen.jobs, console)
+    suspects = _try_alone(scoreboard, suite, fates, chosen.jobs, console)
     those = [m for m in wanted if m.key in listed] if chosen.listed else []
-    killed = _together([*suspects, *those], suite, verdicts, chosen.jobs, console)
-    _settle(suspects, killed, board, verdicts)
+    killed = _together([*suspects, *those], suite, fates, chosen.jobs, console)
+    _settle(suspects, killed, scoreboard, fates)
 
-    for table in board.tables():
+    for table in scoreboard.tables():
         console.print(table)
-    for mutant in board.survivors:
-        console.print(board.survivor(mutant), markup=False, highlight=False, soft_wrap=True)
-    # What was not asked for cannot be missed.
+    for mutant in scoreboard.survivors:
+        console.print(scoreboard.survivor(mutant), markup=False, highlight=False, soft_wrap=True)
+    # A narrowed run cannot tell which entries are stale.
     narrowed = chosen.op or chosen.mode or chosen.within or chosen.operator
     problems = [f"listed and killed: {m.where}\n{m.text}" for m in those if m in killed]
     if not narrowed:
@@ -307,58 +303,59 @@ def _run(
     problems += [f"left out: {report}" for report in suite.failing]
     for problem in problems:
         console.print(problem, "", markup=False, highlight=False, soft_wrap=True)
-    console.print(board.summary(), highlight=False)
+    console.print(scoreboard.summary(), highlight=False)
     if chosen.json:
-        chosen.json.write_text(json.dumps(board.to_json(), indent=1, ensure_ascii=False) + "\n")
-    return board, 1 if board.survivors or problems else 0
+        chosen.json.write_text(
+            json.dumps(scoreboard.to_json(), indent=1, ensure_ascii=False) + "\n"
+        )
+    return scoreboard, 1 if scoreboard.survivors or problems else 0
 
 
 def _try_alone(
-    board: Board, suite: Suite, verdicts: Verdicts, workers: int, console: Console
-) -> dict[Mutant, Verdict]:
-    """Try each mutant alone; those that survive are returned."""
-    suspects: dict[Mutant, Verdict] = {}
-    left = board.open
+    scoreboard: Scoreboard, suite: Suite, fates: Fates, workers: int, console: Console
+) -> dict[Mutant, Fate]:
+    suspects: dict[Mutant, Fate] = {}
+    left = scoreboard.open
     if not left:
         return suspects
     with _bar(console) as bar, _pool(workers, suite) as pool:
         task = bar.add_task("mutants", total=len(left), survivors=0)
-        futures = {pool.submit(judge, mutant, suite, verdicts): mutant for mutant in left}
+        futures = {pool.submit(fate_of, mutant, suite, fates): mutant for mutant in left}
         for future in as_completed(futures):
-            mutant, verdict = futures[future], future.result()
-            if verdict.caught_by is None:
-                suspects[mutant] = verdict
+            mutant, fate = futures[future], future.result()
+            if fate.caught_by is None:
+                suspects[mutant] = fate
             else:
-                board.verdicts[verdict.key] = verdict
-                verdicts.add(verdict)
+                scoreboard.fates[fate.key] = fate
+                fates.add(fate)
             bar.update(task, advance=1, survivors=len(suspects))
     return suspects
 
 
 def _settle(
-    suspects: Mapping[Mutant, Verdict],
+    suspects: Mapping[Mutant, Fate],
     killed: Mapping[Mutant, tuple[str, str]],
-    board: Board,
-    verdicts: Verdicts,
+    scoreboard: Scoreboard,
+    fates: Fates,
 ) -> None:
-    """Say what became of those that were tried together."""
-    for mutant, verdict in suspects.items():
+    """Record the fates of mutants that were tried together."""
+    for mutant, fate in suspects.items():
         if mutant in killed:
-            verdict = replace(verdict, caught_by=killed[mutant][0], check=killed[mutant][1])
+            fate = replace(fate, caught_by=killed[mutant][0], check=killed[mutant][1])
         else:
-            verdict = replace(verdict, tried={**verdict.tried, "all else, with others": 1})
-        board.verdicts[verdict.key] = verdict
-        verdicts.add(verdict)
+            fate = replace(fate, tried={**fate.tried, "all else, with others": 1})
+        scoreboard.fates[fate.key] = fate
+        fates.add(fate)
 
 
 def _together(
     mutants: Sequence[Mutant],
     suite: Suite,
-    verdicts: Verdicts,
+    fates: Fates,
     workers: int,
     console: Console,
 ) -> dict[Mutant, tuple[str, str]]:
-    """Try mutants on all there is: those that anything kills, what does, and which check of it."""
+    """Try mutants on everything: mutant → what killed it, and which check."""
     parts = [
         unit
         for package in suite.packages
@@ -367,16 +364,16 @@ def _together(
     ]
     killed: dict[Mutant, tuple[str, str]] = {}
 
-    def run(unit: Unit) -> dict[Mutant, tuple[str, str]]:
+    def kill_in(unit: Unit) -> dict[Mutant, tuple[str, str]]:
         those = [m for m in mutants if m.package == unit.package and m not in killed]
-        found = killed_among(those, suite, verdicts, unit)
+        found = killed_among(those, suite, fates, unit)
         return {mutant: unit.told(failure) for mutant, failure in found.items()}
 
     if not parts:
         return killed
     with _bar(console) as bar, _pool(workers, suite) as pool:
         task = bar.add_task("all together", total=len(parts), survivors=len(mutants))
-        for found in pool.map(run, parts):
+        for found in pool.map(kill_in, parts):
             killed |= found
             bar.update(task, advance=1, survivors=len(mutants) - len(killed))
     return killed
@@ -384,7 +381,9 @@ def _together(
 
 @contextmanager
 def _pool(workers: int, suite: Suite) -> Iterator[ThreadPoolExecutor]:
-    """Threads that wait for trials: an error ends those at once, as leaving would wait for them."""
+    """Threads that wait for trials; an error ends the trials at once, since leaving would wait for
+    them.
+    """
     with ThreadPoolExecutor(workers) as pool:
         try:
             yield pool

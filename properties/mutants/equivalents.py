@@ -1,4 +1,4 @@
-"""Mutants that no check can kill, each listed with the reason."""
+"""Equivalent mutants, which no check can kill, each listed with the reason."""
 
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,9 @@ class Equivalent:
     """A listed mutant.
 
     Args:
-        function: full name of the function that it is in.
-        change: the lines that go and come, as `Mutant.text` has them.
-        reason: why what it computes is the same, or why that cannot be seen here.
+        function: full name of its function.
+        change: the removed and added lines, as in `Mutant.text`.
+        reason: why its results are equal, or why the difference cannot be seen here.
     """
 
     function: str
@@ -26,7 +26,7 @@ class Equivalent:
 
 
 def read(path: Path = PATH, table: str = "equivalent") -> list[Equivalent]:
-    """The list. An entry has a function, a reason, and one change or more of that function.
+    """Read the list. An entry has a function, a reason, and one change or more.
 
     Args:
         table: "equivalent" for single edits, "semantic" for semantic mutants.
@@ -52,7 +52,7 @@ def read(path: Path = PATH, table: str = "equivalent") -> list[Equivalent]:
 def match(
     listed: Sequence[Equivalent], mutants: Iterable[Mutant]
 ) -> tuple[dict[str, Equivalent], list[Equivalent]]:
-    """The entries by the key of their mutant, and those that are of no mutant any more."""
+    """Match entries to mutants by key; also return the stale entries."""
     places = {(e.function, e.change): e for e in listed}
     found = {}
     for mutant in mutants:

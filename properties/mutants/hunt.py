@@ -1,5 +1,6 @@
-"""Try mutants on what runs their code: each alone on the most telling checks, then all that survive
-together on everything."""
+"""Try mutants on the checks that run their code: each alone on the most effective checks, then all
+survivors together on everything.
+"""
 
 import hashlib
 import math
@@ -19,9 +20,10 @@ from properties import HOME, ROOT, package_of
 from properties.catalogue import OPS
 from properties.jobs import Job
 from properties.laws import LAWS
+from properties.mutants.fates import Fate, Fates
 from properties.mutants.killers import Killers, ranked
+from properties.mutants.line_coverage import below
 from properties.mutants.mutant import PACKAGES, Mutant, combined
-from properties.mutants.reach import below
 from properties.mutants.survey import (
     Check,
     SuiteFails,
@@ -32,7 +34,6 @@ from properties.mutants.survey import (
     of_tests,
     standing,
 )
-from properties.mutants.verdicts import Verdict, Verdicts
 from properties.planting.closure import KERNELS, closure, digest
 from properties.planting.nursery import Nursery, TrialDied
 from properties.planting.sources import Sources
@@ -47,10 +48,10 @@ from properties.planting.trial import (
     failing_tests,
 )
 
-# Of 590 mutants that a wider choice killed (all laws in float32, numbers in every dtype) the
-# oracle's numbers in float32 killed 579.
+# Of 590 mutants killed by a wider choice (all laws in float32, differential in every dtype),
+# differential in float32 killed 579.
 _MOST_TELLING = ("differential", "float32")
-# What was found to kill those that survive this, in runs that tried all there is.
+# Checks that killed survivors of `_MOST_TELLING` in exhaustive runs.
 _TELLING = (
     ("written_outputs", "float32"),
     ("plumbing", "float32"),
@@ -61,36 +62,36 @@ _TELLING = (
     ("differential", "float16"),
     ("splitting", "float16"),
 )
-# They are tried in so many modes, of those that run a mutant in least time. Numbers, laws and quick
-# tests are begun until so many seconds are spent on each.
+# `_TELLING` is tried in this many modes, those that run the mutant in the least time. Each wave
+# starts checks until it has spent this many seconds.
 _MODES, _SPENT = 2, 4.0
-# Seconds that a trial may take: so many times as many as without an edit, and some for what has to
-# be compiled; of a check among others, and of all that a unit or a survey runs.
+# Processor seconds that a trial may take: `_LONGER` times as many as without the edit, plus
+# `_COMPILING`; at least `_AT_LEAST`. `_ONE` limits a check run with several mutants, `_AT_MOST` a
+# unit or survey.
 _LONGER, _COMPILING, _AT_LEAST = 20.0, 10.0, 60.0
 _ONE, _AT_MOST = 300, 900
-# Where so many failures are those of mutants that are known by then, running all of a unit again
-# tells more than to ask of each.
+# After this many failures explained by known mutants, rerun the unit instead of bisecting more.
 _EXPLAINED = 2
 
 
 def _place(job: Job) -> tuple[int, int]:
-    """Where a job comes: law by law, in float32 first."""
+    """Sort key of jobs: by law, float32 first."""
     return list(LAWS).index(job.law), ("float32", "bfloat16", "float16").index(job.dtype)
 
 
 class Suite:
-    """All that may notice a mutant, surveyed when it is first asked for.
+    """Everything that may notice a mutant, surveyed on demand.
 
     Args:
-        jobs: the laws, modes and dtypes that count.
-        folder: where surveys and answers of the oracle are kept.
-        tests: whether tests count as well.
-        killers: what killed mutants of each function before.
+        jobs: the laws, modes and dtypes to use.
+        folder: where surveys and the oracle's answers are kept.
+        tests: whether to use tests too.
+        killers: checks that killed mutants of each function before.
         target: whose kernels the laws are about.
-        own: where the mutants are in the place of our packages, modules by name and file.
+        own: the mutated modules by name and file, if they are not of our packages.
 
     Attributes:
-        failing: reports of what fails as the code stands, and is left out.
+        failing: reports of checks that fail without a mutant and are left out.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Suite:
         self.surveys = Surveys(folder)
         self.tests = tests
         preload = (*LIBRARIES, "properties.planting.warm")
-        # Which lines a kernel has is known of what is compiled there.
+        # Kernels compiled here have their lines recorded.
         kept = os.environ.get("TRITON_SIM_CACHE") or str(folder / "simulator")
         self.nursery = Nursery(preload, workers, device, {"TRITON_SIM_CACHE": kept})
         self._surveyors = ThreadPoolExecutor(workers)
@@ -134,19 +135,20 @@ class Suite:
         self.nursery.close(at_once=at_once)
 
     def files_about(self, mutant: Mutant) -> list[str]:
-        """The files of tests that may run the module of a mutant: those nearest to it first, and of
-        these those made of least."""
+        """Test files that may run a mutant's module: the nearest first, then those with the fewest
+        imports.
+        """
         sizes = {file: _modules(file) for file in files_of_tests(mutant.package) if self.tests}
         about = [file for file, modules in sizes.items() if mutant.module in modules]
         return sorted(about, key=lambda file: (-_shared(file, mutant.path), len(sizes[file])))
 
     def jobs_about(self, mutant: Mutant) -> list[Job]:
-        """The jobs that may run the module of a mutant."""
         return [j for j in self.jobs if mutant.module in self.sources[j.op].kernels]
 
     def waves(self, mutant: Mutant) -> "Iterator[Wave]":
-        """What is tried on a mutant alone, in its order: what killed others of its function, the
-        oracle's numbers, telling laws, and quick tests; where no law runs it, all tests."""
+        """The waves of checks for a mutant alone, in order: killers of its function, differential
+        cases, other telling laws, quick tests. If no law runs it, all its tests.
+        """
         before = self._counting(mutant)
         if before:
             code = _digest([self.code(mutant), *map(str, before)])
@@ -169,7 +171,7 @@ class Suite:
             yield Wave("tests", _digest(of_files), tests)
 
     def _counting(self, mutant: Mutant) -> list[Pinned]:
-        """What killed mutants of a function before, as far as it counts now."""
+        """Recorded killers of the mutant's function that belong to this suite."""
         jobs = {(job.law, job.op, job.mode, job.dtype) for job in self.jobs_about(mutant)}
         files = self.files_about(mutant)
         return [
@@ -183,10 +185,10 @@ class Suite:
         ]
 
     def _standing(self, before: Sequence[Pinned]) -> list[Check]:
-        """Those that pass as the code stands."""
+        """Those that pass without a mutant."""
         groups = dict.fromkeys(map(_group, before))
         known = {check.pinned: check for group in groups for check in self.standing_in(group)}
-        # Tests side by side, and cases: starting pytest takes as long as a case.
+        # Tests first or cases first, not mixed: starting pytest takes as long as a case.
         alike = sorted(before, key=lambda one: type(one) is not type(before[0]))
         return [known[one] for one in alike if one in known]
 
@@ -194,15 +196,16 @@ class Suite:
         return _within(self._reaching(mutant, jobs), _SPENT)
 
     def _reaching(self, mutant: Mutant, jobs: Sequence[Job]) -> list[Check]:
-        """The cases of some jobs that run a mutant: those first that run most lines."""
-        # Side by side where they are not known yet: whoever tries another mutant waits too.
+        """Cases of these jobs that run a mutant, those that run the most lines first."""
+        # In parallel if unknown, as threads with other mutants wait for the same surveys.
         surveys = self._surveyors.map(self.checks_of, jobs)
         checks = [check for checks in surveys for check in checks if check.runs(mutant)]
         return sorted(checks, key=lambda check: -check.breadth)
 
     def _telling(self, mutant: Mutant, most: Sequence[Job], jobs: Sequence[Job]) -> list[Check]:
-        """Cases of the modes that run a mutant, or its module where other dtypes do, in least
-        time: of each job in turn."""
+        """Cases of the telling jobs, taken in turn, in the modes that run the mutant (or its
+        module) in the least time.
+        """
         known = [(job, self.checks_of(job)) for job in most]
         file = mutant.path.as_posix()
         ranked = [
@@ -216,7 +219,7 @@ class Suite:
         return _within(_in_turn(each), _SPENT)
 
     def _tests(self, mutant: Mutant, files: Sequence[str], limit: float = math.inf) -> list[Check]:
-        """The tests of some files that run a mutant: of each in turn, the quickest first."""
+        """Tests that run a mutant, quickest first, from each file in turn."""
         surveys = self._surveyors.map(partial(self.tests_in, package=mutant.package), files)
         reaching = [[test for test in tests if test.runs(mutant)] for tests in surveys]
         each = [sorted(tests, key=lambda test: test.seconds) for tests in reaching]
@@ -232,7 +235,7 @@ class Suite:
         return self._survey(f"{package}.{file}", code, of_tests, *arguments)
 
     def standing_in(self, group: str) -> list[Check]:
-        """The killers of a group that pass as the code stands."""
+        """The killers of a group that pass without a mutant."""
         those = {p for pinned in self.killers.values() for p in pinned if _group(p) == group}
         pinned = sorted(those, key=str)
         ops = {p.case.op for p in pinned if isinstance(p, LawAbout)}
@@ -241,7 +244,7 @@ class Suite:
         return self._survey(f"killers.{group}", _digest(code), standing, pinned, self.bench)
 
     def code(self, mutant: Mutant) -> str:
-        """A digest of all that may notice a mutant."""
+        """A digest of everything that may notice a mutant."""
         files = [digest(_module(file)) for file in self.files_about(mutant)]
         return _digest([self._code(self.jobs_about(mutant)), *files])
 
@@ -266,8 +269,10 @@ class Suite:
             return self._checks[name]
 
     def concerned(self, unit: "Unit", mutants: Iterable[Mutant]) -> list[Mutant]:
-        """Those that a unit runs: any of its tests their lines, or their modules the most telling
-        cases of a mode; all else of what it is made of, it only imports."""
+        """The mutants that a unit runs.
+
+        A file of tests must run a mutant's lines; a mode's most telling cases must run its module.
+        """
         those = [m for m in mutants if m.module in unit.modules]
         if not those:
             return []
@@ -282,8 +287,9 @@ class Suite:
         return [m for m in those if m.path.as_posix() in reached]
 
     def failures(self, unit: "Unit", mutants: Sequence[Mutant]) -> list[Pinned | Ended]:
-        """Run a unit with the edits of these mutants made, none of which overlap: what fails, one
-        case of each job, or each of the tests that run any of them."""
+        """Run a unit with several non-overlapping mutants: return a failing case of each job, or
+        each failing test that runs any of them.
+        """
         edits, _ = combined(mutants)
         if unit.file:
             checks = self.tests_in(unit.file, unit.package)
@@ -299,7 +305,7 @@ class Suite:
         return found
 
     def fails(self, check: Pinned, mutants: Sequence[Mutant]) -> bool:
-        """Whether a check fails with the edits of these mutants, none of which overlap."""
+        """Whether a check fails with these mutants, which must not overlap."""
         edits, _ = combined(mutants)
         outcome = self.nursery.submit(attempt, [check], [], self.bench, edits, seconds=_ONE)
         try:
@@ -308,7 +314,6 @@ class Suite:
             return True
 
     def attempt(self, checks: Sequence[Check], mutant: Mutant) -> Outcome:
-        """Try a mutant on checks, in a process of its own."""
         pinned = [check.pinned for check in checks]
         limits = [_COMPILING + _LONGER * check.seconds for check in checks]
         seconds = round(_AT_LEAST + _LONGER * sum(check.seconds for check in checks))
@@ -324,7 +329,7 @@ class Suite:
 
 
 def _group(pinned: Pinned) -> str:
-    """What killers are run together for, to see that they pass: a mode, or a file."""
+    """Killers of one mode or one file are checked together."""
     return f"{pinned.case.op}-{pinned.case.mode}" if isinstance(pinned, LawAbout) else pinned.kind
 
 
@@ -341,20 +346,19 @@ def _module(file: str) -> str:
 
 
 def _shared(file: str, path: Path) -> int:
-    """How many folders a file and a path have in common."""
     return len({*Path(file).parents} & {*path.parents})
 
 
 @cache
 def _modules(file: str) -> frozenset[str]:
-    """The modules that a file of tests is made of; a subject is any kernel."""
+    """The modules that a test file imports; a test with a `subject` may run any kernel."""
     subjects = [KERNELS] if "subject" in (ROOT / file).read_text() else []
     return closure([_module(file), *subjects])
 
 
 @dataclass(frozen=True)
 class Wave:
-    """A part of the suite that is tried on a mutant alone, in one process.
+    """Checks that are tried on a mutant alone, in one process.
 
     Args:
         code: a digest of what its checks are chosen from.
@@ -372,47 +376,46 @@ def _in_turn(each: Iterable[Sequence[Check]]) -> list[Check]:
 
 
 def _within(checks: Iterable[Check], seconds: float) -> list[Check]:
-    """The first of them, until so many seconds are spent."""
+    """The first checks, until this many seconds are spent."""
     ends = accumulate((check.seconds for check in checks), initial=0.0)
     return [check for check, before in zip(checks, ends, strict=False) if before < seconds]
 
 
-def judge(mutant: Mutant, suite: Suite, verdicts: Verdicts) -> Verdict:
-    """Try a mutant alone until a check fails, or all waves have passed; each that has is kept."""
+def fate_of(mutant: Mutant, suite: Suite, fates: Fates) -> Fate:
+    """Try a mutant alone, wave by wave, until a check fails; record each wave that it survives."""
     seconds, tried = 0.0, Counter[str]()
     for wave in suite.waves(mutant):
         told = f"{mutant.key} {wave.name}"
-        passed = verdicts.get(told, wave.code)
-        if passed is None:
-            verdict = _judge(mutant, wave.checks(), suite)
-            if verdict.caught_by is not None:
-                return replace(verdict, seconds=seconds + verdict.seconds, tried=dict(tried))
-            passed = replace(verdict, key=told, suite=wave.code)
-            verdicts.add(passed)
-        seconds += passed.seconds
-        tried.update(passed.tried)
-    return Verdict(mutant.key, None, "", seconds, dict(tried), suite.code(mutant))
+        survived = fates.get(told, wave.code)
+        if survived is None:
+            fate = _fate_alone(mutant, wave.checks(), suite)
+            if fate.caught_by is not None:
+                return replace(fate, seconds=seconds + fate.seconds, tried=dict(tried))
+            survived = replace(fate, key=told, suite=wave.code)
+            fates.add(survived)
+        seconds += survived.seconds
+        tried.update(survived.tried)
+    return Fate(mutant.key, None, "", seconds, dict(tried), suite.code(mutant))
 
 
-def _judge(mutant: Mutant, checks: Sequence[Check], suite: Suite) -> Verdict:
-    """What becomes of a mutant that is tried on checks."""
+def _fate_alone(mutant: Mutant, checks: Sequence[Check], suite: Suite) -> Fate:
     if not checks:
-        return Verdict(mutant.key, None)
+        return Fate(mutant.key, None)
     outcome = suite.attempt(checks, mutant)
     if outcome.caught_by is None:
-        passed = dict(Counter(check.pinned.kind for check in checks))
-        return Verdict(mutant.key, None, seconds=outcome.seconds, tried=passed)
+        tried = dict(Counter(check.pinned.kind for check in checks))
+        return Fate(mutant.key, None, seconds=outcome.seconds, tried=tried)
     check = checks[outcome.number].pinned
     by = outcome.caught_by if isinstance(check, LawAbout) else check.kind
-    return Verdict(mutant.key, by, str(check), outcome.seconds)
+    return Fate(mutant.key, by, str(check), outcome.seconds)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of the suite that is run in one process, for all mutants that it concerns.
+    """A part of the suite that runs in one process for all mutants that it concerns.
 
     Args:
-        modules: those that it is made of.
+        modules: those it imports.
         code: a digest of it.
     """
 
@@ -424,15 +427,16 @@ class Unit:
     file: str = ""
 
     def told(self, failure: Pinned | Ended) -> tuple[str, str]:
-        """What kills, and which of its checks: a law and its case, or a file and the test."""
+        """The killer and its check: a law and its case, or a file and its test."""
         if isinstance(failure, Ended):
             return failure.how, self.name
         return failure.kind, str(failure)
 
 
 def units(suite: Suite, package: str) -> Iterator[Unit]:
-    """All that may notice an edit of a package: files of tests, which take seconds, and the jobs of
-    each mode, which take minutes."""
+    """The units that may notice mutants of a package: test files, which take seconds, then the jobs
+    of each mode, which take minutes.
+    """
     for file in files_of_tests(package) if suite.tests else ():
         yield Unit(file, package, _modules(file), digest(_module(file)), file=file)
     modes = dict.fromkeys((j.op, j.mode) for j in suite.jobs) if package != "reference" else {}
@@ -444,16 +448,16 @@ def units(suite: Suite, package: str) -> Iterator[Unit]:
 
 
 def killed_among(
-    mutants: Sequence[Mutant], suite: Suite, verdicts: Verdicts, unit: Unit
+    mutants: Sequence[Mutant], suite: Suite, fates: Fates, unit: Unit
 ) -> dict[Mutant, Pinned | Ended]:
-    """Make the edits of all mutants that a unit concerns, run it, and say what kills which.
+    """Plant all mutants that a unit concerns, run it, and find which mutant causes each failure.
 
-    What changes nothing alone is taken to change nothing together: one run is enough for any number
-    of mutants that seem to change nothing. Where something fails, who makes it fail is found by
-    halving and taken out, and the rest is run again; who fails it with others only is tried apart.
+    Mutants that change nothing alone are assumed to change nothing together, so one run tests any
+    number of survivors. If something fails, bisection finds the mutant that causes it; that one is
+    removed and the rest run again. Mutants that fail only with others are tried apart.
     """
-    passed = verdicts.get(unit.name, unit.code)
-    survived = set(passed.tried) if passed else set()
+    known = fates.get(unit.name, unit.code)
+    survived = set(known.tried) if known else set()
     mutants = suite.concerned(unit, [m for m in mutants if m.key not in survived])
     if not mutants:
         return {}
@@ -464,15 +468,15 @@ def killed_among(
     apart: list[Mutant] = []
     if not failures:
         survived |= {m.key for m in together}
-        verdicts.add(Verdict(unit.name, None, tried=dict.fromkeys(survived, 1), suite=unit.code))
+        fates.add(Fate(unit.name, None, tried=dict.fromkeys(survived, 1), suite=unit.code))
         together = []
     elif len(together) == 1:
         killed = dict.fromkeys(together, failures[0])
     else:
         killed, apart = _blamed(together, failures, suite)
     for mutant, failure in killed.items():
-        # At once: who stops a run that takes hours loses little.
-        verdicts.add(Verdict(mutant.key, *unit.told(failure)))
+        # At once, so that stopping a run of hours loses little.
+        fates.add(Fate(mutant.key, *unit.told(failure)))
     left = [m for m in together if m not in killed and m not in apart]
     if not killed and (not apart or not left):
         half = len(together) // 2
@@ -480,15 +484,17 @@ def killed_among(
     else:
         parts = [left, [*apart, *overlapping]]
     for part in parts:
-        killed |= killed_among(part, suite, verdicts, unit)
+        killed |= killed_among(part, suite, fates, unit)
     return killed
 
 
 def _blamed(
     mutants: Sequence[Mutant], failures: Iterable[Pinned | Ended], suite: Suite
 ) -> tuple[dict[Mutant, Pinned | Ended], list[Mutant]]:
-    """Those that make a check fail alone, and those that do with others only, until two failures
-    are explained by them."""
+    """Mutants that fail a check alone, and those that fail it only with others.
+
+    The search stops after `_EXPLAINED` failures that need no further mutant.
+    """
     killed: dict[Mutant, Pinned | Ended] = {}
     apart: list[Mutant] = []
     explained = 0
@@ -512,7 +518,9 @@ def _blamed(
 
 
 def _turning_point(mutants: Sequence[Mutant], check: Pinned, suite: Suite) -> int:
-    """Where the first is with which, after those before it, a check fails; it does with all."""
+    """The index of the first mutant that, with those before it, makes a check fail. With all of
+    them it fails.
+    """
     passes, fails = 0, len(mutants)
     while fails - passes > 1:
         middle = (passes + fails) // 2

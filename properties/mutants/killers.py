@@ -1,9 +1,9 @@
-"""The checks that killed mutants when all of a module were last tried: they are tried first.
+"""Checks that killed mutants when a whole module was last tried. They are tried first.
 
     python -m properties.mutants --record properties/mutants
 
-An edit of a function is noticed by what noticed other edits of it, most of the time. That is known
-of the code as it stood then, and only says where to look first: what kills counts when it is seen.
+What noticed one edit of a function mostly notices others. The record only decides the order: a
+mutant counts as killed when a check fails now.
 """
 
 import json
@@ -17,15 +17,15 @@ from properties.planting.trial import Pinned, pinned_of
 PATH = Path(__file__).with_suffix(".json")
 SEMANTIC_PATH = PATH.with_name("semantic_killers.json")
 
-# By function, how many of its mutants each check killed.
+# Function → how many of its mutants each check killed.
 Killers = Mapping[str, Counter[str]]
 
 
 def read(path: Path = PATH) -> Killers:
-    """What is recorded, by function; nothing if there is no such file.
+    """Read the record; empty if there is no file.
 
     Raises:
-        ValueError: the file is not one of this kind.
+        ValueError: the file has other contents.
     """
     if not path.exists():
         return {}
@@ -43,7 +43,7 @@ def read(path: Path = PATH) -> Killers:
 
 
 def write(path: Path, killers: Killers) -> None:
-    """Replace the file, a line for each check, or leave it as it is."""
+    """Replace the file's contents, a line for each check."""
     rows: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for function in sorted(killers):
         for check, count in killers[function].items():
@@ -53,7 +53,6 @@ def write(path: Path, killers: Killers) -> None:
 
 
 def joined(*several: Killers) -> Killers:
-    """What is recorded in several files."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for recorded in several:
         for function, checks in recorded.items():
@@ -62,12 +61,12 @@ def joined(*several: Killers) -> Killers:
 
 
 def ranked(checks: Counter[str]) -> list[Pinned]:
-    """The checks that killed mutants of a function, those first that killed most."""
+    """The checks that killed mutants of a function, the most effective first."""
     return [pinned_of(check) for check, _ in checks.most_common()]
 
 
 def replaced(known: Killers, found: Killers, modules: Iterable[str]) -> Killers:
-    """What is known, with what was found of the functions of some modules in its place."""
+    """The record, with the functions of some modules replaced by new findings."""
     prefixes = tuple(f"{module}." for module in modules)
     kept = {name: checks for name, checks in known.items() if not name.startswith(prefixes)}
     return {**kept, **{n: checks for n, checks in found.items() if n.startswith(prefixes)}}

@@ -1,4 +1,4 @@
-"""One mutant: an edit of a module, of one line or of a few, and the kind of mistake that it is."""
+"""A mutant: an edit of one or more places in a module, and the kind of its mistake."""
 
 import ast
 import difflib
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from properties import HOME, ROOT, package_of
+from properties.mutants.line_coverage import below
 from properties.mutants.numbers import Numbers
 from properties.mutants.operators import OPERATORS, Place
-from properties.mutants.reach import below
 from properties.mutants.semantic import SEMANTIC
 from properties.planting.closure import is_ours, path_of
 from properties.planting.edit import Edit
@@ -20,9 +20,9 @@ from properties.planting.source import Change, Function, Source
 
 KINDS = {**OPERATORS, **SEMANTIC}
 PACKAGES = ("kernels", "reference")
-# Modules that measure speed, and what tests share.
+# Modules that measure speed, and modules that tests share.
 _TOOLS = frozenset({"bench", "tune", "autotune", "testing"})
-# Single edits of the refusal of bad arguments and of the sizes of tiles say little.
+# Single edits of argument checks and tile sizes tell little.
 _SEMANTIC_ALONE = frozenset({"arguments", "tiles"})
 
 
@@ -33,7 +33,7 @@ class Mutant:
     Args:
         path: the file of the module, as `reach.below` names it.
         function: its name within the module.
-        lines: the lines of the file that run when the changed code does.
+        lines: the lines of the file that run the changed code.
         number: counts the changes of one function that read the same.
     """
 
@@ -49,22 +49,19 @@ class Mutant:
 
     @property
     def line(self) -> int:
-        """Where it is in the file."""
         return self.source.count("\n", 0, self.change.pieces[0].start) + 1
 
     @property
     def package(self) -> str:
-        """The package that it is in."""
         return package_of(self.module)
 
     @property
     def where(self) -> str:
-        """The full name of the function."""
         return f"{self.module}.{self.function}"
 
     @cached_property
     def text(self) -> str:
-        """The lines that go, marked -, and those that come, marked +; a name among its siblings."""
+        """The removed lines, marked -, and the added ones, marked +; unique within the function."""
         changed = [line for piece in self.change.pieces for line in self._lines_of(piece)]
         number = [f"# {self.number}"] if self.number > 1 else []
         return "\n".join(changed + number)
@@ -80,19 +77,18 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Where and what it is, and the text of the function that it changes."""
+        """An identity: place, change, and the text of the function."""
         told = "\n".join((self.where, self.operator, self.text, self.digest))
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     @property
     def diff(self) -> str:
-        """The change as a unified diff."""
         before, after = self.source.splitlines(), self.change.of(self.source).splitlines()
         name = self.path.as_posix()
         return "\n".join(difflib.unified_diff(before, after, name, name, n=2, lineterm=""))
 
     def edit(self) -> Edit:
-        """The change as an edit of a text that is there once: as many lines as that needs."""
+        """The change as an edit of a unique text, with as many lines as that needs."""
         lines = self.source.splitlines(keepends=True)
         starts = [0]
         for line in lines:
@@ -108,7 +104,7 @@ class Mutant:
 
 
 def combined(mutants: Sequence[Mutant]) -> tuple[list[Edit], list[Mutant]]:
-    """One edit for each module, and the mutants left over because another changes the same text."""
+    """One edit per module, and the mutants left over because they overlap with another."""
     chosen: dict[str, list[Mutant]] = {}
     left = []
     for mutant in mutants:
@@ -179,8 +175,8 @@ def mutants(
 
     Args:
         packages: see `modules`.
-        operators: names of the kinds of mistakes; all single edits, or all semantic ones, if empty.
-        semantic: mutate the modules that semantic mistakes are made in.
+        operators: names of the kinds of mistakes; if empty, all single edits or all semantic ones.
+        semantic: mutate the modules for semantic mistakes.
     """
     found = modules(packages, semantic=semantic)
     sources = {name: (path, Source(path.read_text())) for name, path in found}
@@ -200,7 +196,7 @@ def mutants_of(
     path: Path = Path(),
     numbers: Numbers | None = None,
 ) -> list[Mutant]:
-    """The mutants of one module, of all single edits or of the operators named."""
+    """The mutants of one module, with all single edits or with the named operators."""
     operators = operators or list(OPERATORS)
     numbers = numbers or Numbers(source.functions())
     found: list[Mutant] = []
@@ -221,7 +217,7 @@ def _of(
         for name in operators:
             for change in KINDS[name].find(Place(node, function, numbers, module)):
                 result = change.of(source.text)
-                # A single edit that reads the same is made once, but at every barrier.
+                # Skip a single edit with the same result as another, except for barriers.
                 told = name, *((source.text[p.start : p.stop], p.text) for p in change.pieces)
                 if result in seen or (told in alike and name in OPERATORS and name != "barrier"):
                     continue

@@ -1,8 +1,8 @@
 """Which expressions of Triton code are numbers of the op, and which are indices and addresses.
 
-An edit of arithmetic on numbers is another formula; one on addresses mostly reads elsewhere, which
-every check of addresses sees. What comes out of a product, an exponential or a load is a number,
-and so is what is computed from it; a name is followed through assignments and through calls.
+An edit of numbers changes the formula; an edit of addresses mostly reads elsewhere, which every
+address check sees. The result of a dot, an exponential or a load is a number, and so is all that is
+computed from it. Names are followed through assignments and calls.
 """
 
 import ast
@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from properties.planting.source import Function, leftmost, words
 
 _NUMBERS = words("dot exp exp2 log log2 sqrt rsqrt sigmoid softmax fma cumsum cumprod erf rand")
-# Tables of boundaries and places, by the words of their names.
+# Words in the names of integer tables.
 _TABLES = words("cu seqlens bounds starts table rows index offsets pages counts")
-# What these return is a number if what they are given is.
+# Functions whose result is a number if an argument is.
 _THROUGH = words(
     "where maximum minimum abs sum max min trans reshape join split cat ravel broadcast_to flip "
     "expand_dims permute reduce associative_scan view floor ceil"
@@ -21,10 +21,10 @@ _THROUGH = words(
 
 
 class Numbers:
-    """The names that hold numbers in the device functions of a package.
+    """The names that hold numbers in a package's device functions.
 
     Args:
-        functions: all of them, so that a number is known for one behind a call.
+        functions: all of them, so that calls can be followed.
     """
 
     def __init__(self, functions: Iterable[Function]) -> None:
@@ -37,17 +37,17 @@ class Numbers:
             learning = sum(self._follow(f) for f in self.functions) > 0
 
     def floating(self, node: ast.AST, function: Function) -> bool:
-        """Whether the value of an expression is a number; on the host all are."""
+        """Whether an expression's value is a number; on the host all are."""
         if not function.on_device:
             return True
         return self._is_number(node, self.names[function.node])
 
     def assigned(self, name: str, function: Function) -> bool:
-        """Whether a name holds a tile of numbers, rather than an argument of the kernel."""
+        """Whether a name holds a tile of numbers, not an argument of the kernel."""
         return name in self.names.get(function.node, ()) or not function.on_device
 
     def _follow(self, function: Function) -> bool:
-        """Learn what one function tells; whether that was anything new."""
+        """Propagate within one function; return whether anything new was learned."""
         names = self.names[function.node]
         before = len(names), len(self.returning), sum(map(len, self.names.values()))
         for node in ast.walk(function.node):

@@ -1,7 +1,7 @@
-"""Mutation operators: each makes one kind of mistake that attention kernels really had.
+"""Mutation operators: each makes one kind of mistake that real attention kernels had.
 
-An operator is given a node of a function's syntax tree and yields the changes that would be its
-mistake there. It knows nothing of ops; in Triton code it tells numbers from addresses.
+An operator takes a node of a function's syntax tree and yields the changes that make its mistake
+there. It knows no ops; in Triton code it tells numbers from addresses.
 """
 
 import ast
@@ -14,7 +14,7 @@ from properties.planting.source import Change, Function, called, leftmost, words
 
 @dataclass(frozen=True)
 class Place:
-    """A node, the function that it is in, what is a number there, and the module of it all."""
+    """A node with its function, its module, and which names are numbers."""
 
     node: ast.AST
     function: Function
@@ -22,13 +22,13 @@ class Place:
     module: str = ""
 
     def text(self, node: ast.AST) -> str:
-        """The text of an expression, in parentheses if a method or a call beside it split it."""
+        """The text of an expression, in parentheses if a neighbouring operator would split it."""
         text = self.function.source.of(node)
         split = isinstance(node, (ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.UnaryOp))
         return f"({text})" if split else text
 
     def joined(self, left: ast.AST, symbol: str, right: ast.AST) -> str:
-        """Two expressions and what comes between them, in no more parentheses than that needs."""
+        """Two expressions joined by an operator, with only the necessary parentheses."""
         source = self.function.source
         bare = f"{source.of(left)} {symbol} {source.of(right)}"
         safe = f"{self.text(left)} {symbol} {self.text(right)}"
@@ -36,21 +36,21 @@ class Place:
         return bare if trees[0] == trees[1] else safe
 
     def put(self, text: str, node: ast.AST | None = None) -> Change:
-        """Another text in the place of the node, or of a node within it."""
+        """Replace the node, or a node within it, by a text."""
         return self.function.source.replace(self.node if node is None else node, text)
 
     def become(self, node: ast.AST) -> Change:
-        """Leave only a part of the node."""
+        """Replace the node by a part of it."""
         return self.put(self.function.source.of(node))
 
     def drop(self) -> Change:
-        """Leave out a statement."""
         return Change(*self.function.source.span(self.node), "pass")
 
     @property
     def opens(self) -> bool:
-        """Whether the node is the function's first statement: a change of the whole function is
-        found there, once."""
+        """Whether the node is the function's first statement, where changes of the whole function
+        are made once.
+        """
         return self.node is self.function.opening
 
     def floating(self, node: ast.AST | None = None) -> bool:
@@ -75,8 +75,8 @@ class Operator:
 
     Args:
         what: the mistake in a few words.
-        find: the changes that make it at a place.
-        only_on: the device that it shows on, if not on every one.
+        find: yields the changes that make it at a place.
+        only_on: the only device on which it shows, if any.
     """
 
     name: str
@@ -89,7 +89,7 @@ Register = Callable[..., Callable[[Find], Find]]
 
 
 def registering(registry: dict[str, Operator]) -> Register:
-    """A decorator that enters a function as an operator of its name."""
+    """A decorator that registers a function as an operator of its name."""
 
     def operator(what: str, only_on: str | None = None) -> Callable[[Find], Find]:
         def register(find: Find) -> Find:
@@ -112,7 +112,7 @@ def _is_barrier(statement: ast.stmt) -> bool:
     return False
 
 
-# A comparison without or with equality, and the step that moves its bound the other way.
+# Each comparison's counterpart with or without equality, and the step that moves its bound back.
 _SHIFTED: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<=", "-"),
     ast.Gt: (">=", "+"),
@@ -121,7 +121,7 @@ _SHIFTED: dict[type[ast.cmpop], tuple[str, str]] = {
 }
 
 
-@_operator("a bound that is off by one")
+@_operator("a bound is off by one")
 def boundary(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Compare(left=left, ops=[order], comparators=[right]) if type(
@@ -132,7 +132,7 @@ def boundary(at: Place) -> Iterator[Change]:
             yield at.put(f"{at.text(right)} {step} 1", right)
 
 
-@_operator("a mask that is not passed, or misses a condition")
+@_operator("a mask is left out, or misses a condition")
 def mask(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Call(keywords=keywords) if called(at.node) in ("load", "store"):
@@ -147,7 +147,7 @@ def mask(at: Place) -> Iterator[Change]:
             yield at.become(masked)
 
 
-@_operator("what a masked load holds elsewhere is left out")
+@_operator("a masked load lacks its `other` value")
 def other(at: Place) -> Iterator[Change]:
     if isinstance(at.node, ast.Call) and any(k.arg == "other" for k in at.node.keywords):
         yield _without(at, "other")
@@ -161,18 +161,18 @@ def _without(at: Place, *names: str) -> Change:
     return at.put(f"{source.of(at.node.func)}({', '.join(kept)})")
 
 
-# Words that stand for each other when one tensor's stride, dim or length is taken for another's.
+# Words that a mistake may exchange in the stride, dim or length of a tensor.
 _SIBLINGS = ("q k v o do x y g gv c r", "b t h", "key value", "heads tokens", "K V", "low high")
 _SIZES = words("stride dim dims length start num shape low high PAD FULL B in cu")
 
 
-@_operator("the stride, dim or length of a sibling")
+@_operator("a stride, dim or length of another tensor or dim is used")
 def sibling(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Name(id=name, ctx=ast.Load()) if at.function.on_device:
             others = [other for other in at.function.names if _related(name, other)]
             if others:
-                # Of another tensor or of another dim: each name has one sibling, whichever.
+                # Each name has one sibling, of another tensor or another dim.
                 yield at.put(others[sum(name.encode()) % len(others)])
         case ast.Subscript(value=ast.Attribute(attr="shape"), slice=index):
             yield from _beside(at, index)
@@ -181,7 +181,7 @@ def sibling(at: Place) -> Iterator[Change]:
 
 
 def _words(name: str) -> list[str]:
-    """`stride_qb` is three words, `key_dim` two, `PAD_K` two, `BK` two."""
+    """Split a name: `stride_qb` is three words, `key_dim` two, `PAD_K` two, `BK` two."""
     found = []
     for word in name.split("_"):
         short = len(word) == 2 and (word.isupper() or (word[0] in "qkvo" and word[1] in "bth"))
@@ -190,7 +190,7 @@ def _words(name: str) -> list[str]:
 
 
 def _related(name: str, other: str) -> bool:
-    """Whether two names of sizes differ in the one word that tells tensors or dims apart."""
+    """Whether two names of sizes differ in exactly one exchangeable word."""
     a, b = _words(name), _words(other)
     if len(a) != len(b) or not _SIZES & {*a}:
         return False
@@ -209,7 +209,7 @@ def _beside(at: Place, index: ast.expr) -> Iterator[Change]:
         yield at.put(str(1 if axis == 0 else axis - 1), index)
 
 
-@_operator("the offset of one block")
+@_operator("the offset of a block is dropped")
 def block(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=count, op=ast.Mult(), right=ast.Name(id=size)) if (
@@ -224,11 +224,11 @@ def is_range(call: ast.Call) -> bool:
     return called(call) in ("range", "static_range")
 
 
-@_operator("the first turn of a loop alone, or all but the last")
+@_operator("a loop runs only its first iteration, or skips its last")
 def loop(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.For() if any(_grows_a_tuple(n) for n in ast.walk(at.node)):
-            return  # too short a tuple is no code
+            return  # a tuple that short is no code
         case ast.For(iter=ast.Call(args=[stop]) as call) if is_range(call):
             least = "tl.minimum" if at.function.on_device else "min"
             known = isinstance(stop, ast.Constant) or at.function.source.of(stop).isupper()
@@ -241,7 +241,7 @@ def loop(at: Place) -> Iterator[Change]:
             yield at.put(f"{at.text(stop)} - {at.text(step)}", stop)
 
 
-@_operator("a state that is not carried on, or carried twice")
+@_operator("a state is not carried on, or carried twice")
 def carry(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.AugAssign(op=step) if _sums(at):
@@ -257,7 +257,7 @@ def carry(at: Place) -> Iterator[Change]:
 
 
 def _chooses(value: ast.AST, name: str) -> bool:
-    """Whether a value is what has the name or something else: to choose twice is to choose once."""
+    """Whether a value chooses between the name and something else already."""
     match value:
         case ast.Call(args=[_, a, b]) if called(value) == "where":
             return any(isinstance(side, ast.Name) and side.id == name for side in (a, b))
@@ -265,7 +265,7 @@ def _chooses(value: ast.AST, name: str) -> bool:
 
 
 def _sums(at: Place) -> bool:
-    """Whether an augmented assignment changes a number: a tuple that grows by one is none."""
+    """Whether an augmented assignment changes a number, not a tuple that grows."""
     assert isinstance(at.node, ast.AugAssign)
     return at.floating(at.node.target) and not _grows_a_tuple(at.node)
 
@@ -285,7 +285,7 @@ def reads(node: ast.AST, name: str) -> bool:
     return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
 
 
-@_operator("= for +=, or a product that does not add to its accumulator")
+@_operator("= for +=, or a dot without its accumulator")
 def accumulate(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.AugAssign(target=target, value=value) if _sums(at):
@@ -298,7 +298,7 @@ def accumulate(at: Place) -> Iterator[Change]:
             yield Change(comma, stop, "")
 
 
-@_operator("a term that is left out")
+@_operator("a term is left out")
 def term(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=left, op=ast.Add(), right=right) if at.floating():
@@ -313,14 +313,14 @@ def term(at: Place) -> Iterator[Change]:
 
 
 def _is_a_place(node: ast.AST) -> bool:
-    """Whether an index is a sum of names and numbers alone, as the position of a token is."""
+    """Whether an index is a sum of names and numbers only, like a token's position."""
     match node:
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
             return _is_a_place(left) and _is_a_place(right)
     return isinstance(node, (ast.Name, ast.Constant))
 
 
-@_operator("a factor that is left out, or of the wrong sign")
+@_operator("a factor is left out, or has the wrong sign")
 def scale(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=left, op=ast.Mult(), right=right) if at.floating():
@@ -342,11 +342,11 @@ def sign(at: Place) -> Iterator[Change]:
             yield at.become(operand)
 
 
-@_operator("an option or a case of its own that is ignored")
+@_operator("a branch for an option or special case is ignored")
 def branch(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.If(test=test, body=body):
-            # What guards a barrier alone is that operator's.
+            # A guard of barriers only belongs to another operator.
             if not all(_is_barrier(statement) for statement in body):
                 yield at.put("False", test)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -362,7 +362,7 @@ def branch(at: Place) -> Iterator[Change]:
             yield at.put(str(not flag), given)
 
 
-@_operator("one side of a choice, whatever the condition")
+@_operator("a choice always takes the same side")
 def choice(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.IfExp(test=ast.Compare(ops=[ast.Is()]), body=missing):
@@ -380,7 +380,7 @@ def choice(at: Place) -> Iterator[Change]:
             "min",
         ):
             for side in (a, b):
-                # A constant in the place of everything is another mistake.
+                # Replacing everything by a constant is another mistake.
                 if not isinstance(side, (ast.Constant, ast.Starred)):
                     yield at.become(side)
 
@@ -391,7 +391,7 @@ _FUNCTIONS = words(
 _METHODS = words("exp log sqrt tanh abs square reciprocal")
 
 
-@_operator("an exponential, logarithm or the like left out")
+@_operator("an exponential, logarithm or the like is left out")
 def exponential(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Call(args=[value]) if called(at.node) in _FUNCTIONS:
@@ -400,7 +400,7 @@ def exponential(at: Place) -> Iterator[Change]:
             yield at.become(value)
 
 
-@_operator("modulo for division, or a last block that is not full left out")
+@_operator("modulo for division, or a partial last block is left out")
 def division(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
@@ -412,11 +412,11 @@ def division(at: Place) -> Iterator[Change]:
 _CASTS = ("to", "long", "float", "double", "contiguous", "flip", "clone")
 
 
-@_operator("a cast or a copy left out, as of an index to 64 bits")
+@_operator("a cast (of an index to 64 bits, say) or a copy is left out")
 def cast(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Call(func=ast.Attribute(value=value)) if called(at.node) in _CASTS:
-            # An index that stays wider than it has to be is right as well.
+            # An index wider than necessary is correct as well.
             if not at.function.source.of(at.node).endswith(".to(tl.int32)"):
                 yield at.become(value)
         case ast.Call(args=[value]) if called(at.node) == "reversed":
@@ -424,7 +424,7 @@ def cast(at: Place) -> Iterator[Change]:
         case ast.Call(args=[value, _]) if called(at.node) == "cast":
             yield at.become(value)
         case ast.Call(args=tensors) if called(at.node) in ("contiguous", "dense_rows"):
-            # Each tensor in turn as it is, the others copied.
+            # Leave out one tensor at a time, copying the others.
             texts = [at.function.source.of(tensor) for tensor in tensors]
             for i, text in enumerate(texts):
                 copied = [", ".join(some) for some in (texts[:i], texts[i + 1 :])]
@@ -433,7 +433,7 @@ def cast(at: Place) -> Iterator[Change]:
                     yield at.put(f"({', '.join(filter(None, (before, text, after)))})")
 
 
-@_operator("a sum in the dtype of the inputs")
+@_operator("a sum is kept in the dtype of the inputs")
 def precision(at: Place) -> Iterator[Change]:
     dtype = at.function.dtype_of_inputs
     source = at.function.source
@@ -448,7 +448,7 @@ def precision(at: Place) -> Iterator[Change]:
             yield at.put(f"{source.of(at.node)}.to({dtype}).to(tl.float32)")
 
 
-@_operator("a barrier or an atomic left out", only_on="cuda")
+@_operator("a barrier or an atomic is left out", only_on="cuda")
 def barrier(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Expr() as statement if _is_barrier(statement):
@@ -457,7 +457,7 @@ def barrier(at: Place) -> Iterator[Change]:
             yield at.put(f"{at.function.source.of(module)}.store", at.node.func)
 
 
-@_operator("a slice that is off by one")
+@_operator("a slice is off by one")
 def cut(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Slice(lower=lower, upper=upper) if not at.function.on_device:
@@ -467,7 +467,7 @@ def cut(at: Place) -> Iterator[Change]:
                 yield at.put(f"{at.text(upper)} - 1", upper)
 
 
-@_operator("two steps in the other order")
+@_operator("two steps are exchanged")
 def order(at: Place) -> Iterator[Change]:
     parent = at.function.source.parents.get(at.node)
     for body in (getattr(parent, "body", []), getattr(parent, "orelse", [])):
@@ -482,7 +482,7 @@ def order(at: Place) -> Iterator[Change]:
 
 
 def _may_change_places(first: ast.AST, second: ast.AST) -> bool:
-    """Whether the second step reads or writes what the first changes, which is there before it."""
+    """Whether the second step reads or writes what the first changes."""
     changed = _changed(first)
     return (
         changed is not None
@@ -493,7 +493,7 @@ def _may_change_places(first: ast.AST, second: ast.AST) -> bool:
 
 
 def _commute(first: ast.AST, second: ast.AST, name: str) -> bool:
-    """Whether both steps only add to what has a name, or only multiply it."""
+    """Whether both steps only add to the name, or only multiply it."""
     nodes = [*ast.walk(first), *ast.walk(second)]
     kinds, named = set(), 0
     for node in nodes:
@@ -516,7 +516,7 @@ def _kind(step: ast.operator) -> type[ast.operator]:
 
 
 def _changed(statement: ast.AST) -> str | None:
-    """The name that a statement gives another value."""
+    """The name that a statement assigns."""
     match statement:
         case ast.AugAssign(target=ast.Name(id=name)):
             return name

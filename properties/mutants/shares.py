@@ -1,8 +1,8 @@
-"""How many mutants of each module the suite kills, as of when all of them were last tried.
+"""The share of each module's mutants that the suite killed when all of them were last tried.
 
     python -m properties.mutants --record properties/mutants
 
-A run replaces the rows of the modules of which it has tried every mutant.
+A run replaces the rows of modules of which it tried every mutant.
 """
 
 import json
@@ -20,11 +20,11 @@ SEMANTIC_PATH = PATH.with_name("semantic_shares.json")
 
 @dataclass(frozen=True)
 class Share:
-    """What became of mutants.
+    """Counts of a module's mutants.
 
     Args:
-        equivalent: how many of them are listed as such.
-        elsewhere: how many only another device can show.
+        equivalent: those listed as equivalent.
+        elsewhere: those that only another device can show.
     """
 
     mutants: int
@@ -34,7 +34,6 @@ class Share:
 
     @property
     def killable(self) -> int:
-        """Those that the suite is to kill."""
         return self.mutants - self.equivalent - self.elsewhere
 
     def __add__(self, other: "Share") -> "Share":
@@ -50,10 +49,10 @@ class Share:
 
 
 def read(path: Path = PATH) -> dict[str, Share]:
-    """The share of each module that is known; none if there is no such file.
+    """Read the known shares; empty if there is no file.
 
     Raises:
-        ValueError: the file is not one of this kind.
+        ValueError: the file has other contents.
     """
     if not path.exists():
         return {}
@@ -66,7 +65,7 @@ def read(path: Path = PATH) -> dict[str, Share]:
 
 
 def write(path: Path, shares: Mapping[str, Share]) -> None:
-    """Replace the file by these rows, in order, or leave it as it is."""
+    """Replace the file's contents, in order."""
     rows = [f"{json.dumps(name)}: {json.dumps(asdict(shares[name]))}" for name in sorted(shares)]
     write_whole(path, "{\n" + ",\n".join(rows) + "\n}\n")
 
@@ -74,14 +73,16 @@ def write(path: Path, shares: Mapping[str, Share]) -> None:
 def whole(
     found: Mapping[str, Share], every: Iterable[Mutant], *, semantic: bool = False
 ) -> dict[str, Share]:
-    """What was found of the modules of which every mutant was tried; 0 of 0 where there is none."""
+    """The shares of modules of which every mutant was tried; 0 of 0 for a module without
+    mutants.
+    """
     sizes = Counter(mutant.module for mutant in every)
     tried = {name: found.get(name, Share(0, 0)) for name, _ in modules(semantic=semantic)}
     return {name: share for name, share in tried.items() if share.mutants == sizes[name]}
 
 
 def together(shares: Mapping[str, Share], modules: Iterable[str]) -> Share | None:
-    """That of several modules; None where one of them is not known."""
+    """The sum over several modules; None if one is unknown."""
     wanted = list(modules)
     if not all(name in shares for name in wanted):
         return None

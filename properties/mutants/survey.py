@@ -1,4 +1,4 @@
-"""The suite as the code stands: what each of its checks runs, and for how long."""
+"""A survey of the suite without mutants: which lines each check runs, and for how long."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,8 @@ from properties import ROOT
 from properties.cases.case import Case
 from properties.files import write_whole
 from properties.jobs import Job, examples
+from properties.mutants.line_coverage import LineCoverage, meets, packed
 from properties.mutants.mutant import Mutant
-from properties.mutants.reach import Reach, meets, packed
 from properties.planting.closure import KERNELS, REFERENCE, forget
 from properties.planting.edit import Edit
 from properties.planting.trial import (
@@ -29,9 +29,9 @@ from properties.planting.trial import (
     pytest_options,
 )
 
-# They start processes, which a trial may not, and test what has no mutants.
+# Tests that start processes, which a trial may not, and test code without mutants.
 OF_TOOLS = frozenset({"bench", "test_tune.py"})
-# What notices an edit of a package, beside the laws.
+# Tests that may notice an edit of a package, besides the laws.
 TESTS: dict[str, tuple[str, ...]] = {
     "kernels": (
         "kernels",
@@ -43,7 +43,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "properties/suite/test_chunk_sums.py",
         "properties/suite/test_linear_sums.py",
         "properties/suite/test_attention_tiles.py",
-        "properties/suite/test_closed_gates.py",
+        "properties/suite/test_gates_of_minus_inf.py",
         "properties/suite/test_triangular.py",
         "properties/suite/test_true_float32.py",
         "properties/suite/test_strides.py",
@@ -56,11 +56,11 @@ TESTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """A law about a case, or a test: what it runs, and for how long.
+    """A law on a case, or a test, with what it runs.
 
     Args:
-        seconds: of processor time.
-        lines: see `reach.packed`.
+        seconds: processor time.
+        lines: packed, see `line_coverage.packed`.
     """
 
     pinned: Pinned
@@ -69,11 +69,9 @@ class Check:
 
     @property
     def breadth(self) -> int:
-        """How many lines it runs."""
         return sum(int(numbers, 16).bit_count() for numbers in self.lines.values())
 
     def runs(self, mutant: Mutant) -> bool:
-        """Whether it runs any of the lines that a mutant changes."""
         return meets(self.lines, mutant.path, mutant.lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -85,14 +83,14 @@ class Check:
 
 
 class SuiteFails(Exception):
-    """A check fails as the code stands: it cannot tell of mutants."""
+    """A check fails without a mutant, so it cannot be used."""
 
 
 def of_job(job: Job, bench: Bench, folder: Path, places: Sequence[str]) -> list[Check]:
-    """The cases that the `ci` profile draws for a job. Runs them, in this process.
+    """Run the cases that the `ci` profile draws for a job, in this process.
 
     Args:
-        places: of what they run, see `Reach`.
+        places: where lines are recorded, see `LineCoverage`.
     """
     from hypothesis import settings
 
@@ -104,7 +102,7 @@ def of_job(job: Job, bench: Bench, folder: Path, places: Sequence[str]) -> list[
     settings.load_profile("survey")
     subject = bench_subject(bench)
     checks: list[Check] = []
-    reach = Reach(places, folder / "compiled")
+    reach = LineCoverage(places, folder / "compiled")
     started = 0.0
 
     def announce(case: Case) -> None:
@@ -127,7 +125,7 @@ def of_job(job: Job, bench: Bench, folder: Path, places: Sequence[str]) -> list[
 def failing_cases(
     jobs: Sequence[Job], bench: Bench, edits: Sequence[Edit]
 ) -> list[LawAbout | Ended]:
-    """Run jobs with edits made, as the `ci` profile does, and return a failing case of each."""
+    """Run jobs with edits made, as the `ci` profile does; return a failing case of each."""
     plant(edits)
     from hypothesis import Phase, settings
 
@@ -140,7 +138,7 @@ def failing_cases(
     settings.load_profile("unshrunk")
     try:
         subject = bench_subject(bench)
-    except Exception as error:  # of the kernels' own modules
+    except Exception as error:  # from a kernel module's import
         return [Ended(type(error).__name__, str(error))]
     failing: list[LawAbout | Ended] = []
     for job in jobs:
@@ -155,14 +153,14 @@ def failing_cases(
 
 
 def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]:
-    """The tests of a file, and what they run of a package. Runs them, in this process."""
+    """Run the tests of a file in this process, and record their lines in a package."""
     import contextlib
     import io
 
     import pytest
 
     _import_anew()
-    recorder = _Recorder(Reach([package], folder / "compiled"))
+    recorder = _Recorder(LineCoverage([package], folder / "compiled"))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         code = pytest.main([*pytest_options(bench), path_of_node(path)], plugins=[recorder])
@@ -172,15 +170,16 @@ def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]
 
 
 def _import_anew() -> None:
-    """As a trial does, where some modules are imported anew and others are not: a check that fails
-    of this alone would kill whatever it is tried on."""
+    """Import modules anew as a trial does. A check that fails from that alone would kill every
+    mutant.
+    """
     forget({KERNELS, REFERENCE})
 
 
 class _Recorder:
-    """A pytest plugin that records what each test runs."""
+    """A pytest plugin that records the lines of each test."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: LineCoverage) -> None:
         self.reach = reach
         self.checks: list[Check] = []
 
@@ -196,13 +195,13 @@ class _Recorder:
 
 
 def standing(pinned: Sequence[Pinned], bench: Bench) -> list[Check]:
-    """Those of some checks that pass as the code stands, and for how long they run."""
+    """The checks that pass without a mutant, and their times."""
     _import_anew()
     checks = []
     for one in pinned:
         try:
             outcome = attempt([one], [], bench, [])
-        except ValueError:  # a test that is no more
+        except ValueError:  # a test that no longer exists
             continue
         if outcome.caught_by is None:
             checks.append(Check(one, outcome.seconds, {}))
@@ -210,7 +209,6 @@ def standing(pinned: Sequence[Pinned], bench: Bench) -> list[Check]:
 
 
 def files_of_tests(package: str) -> Iterator[str]:
-    """The test files that notice an edit of a package, below the root."""
     for place in TESTS.get(package, ()):
         path = ROOT / place
         for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
@@ -219,13 +217,12 @@ def files_of_tests(package: str) -> Iterator[str]:
 
 
 class Surveys:
-    """Surveys, kept on disk until the code that they are of changes."""
+    """Surveys on disk, valid until the code changes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def known(self, name: str, code: str) -> list[Check] | None:
-        """A survey that was kept, or None."""
         try:
             told = json.loads(self._path(name).read_text())
             return [Check.from_json(c) for c in told["checks"]] if told["code"] == code else None

@@ -1,4 +1,4 @@
-"""From a mutant of a kernel to its verdict: it is killed by a law that looks, and not by others."""
+"""The hunt: a mutant is killed by laws that look at results, and not by others."""
 
 import json
 import os
@@ -19,10 +19,10 @@ from properties.jobs import Selection
 from properties.mutants import equivalents, hunt
 from properties.mutants.__main__ import main
 from properties.mutants.equivalents import Equivalent
-from properties.mutants.hunt import Suite, Unit, judge, killed_among, units
+from properties.mutants.fates import Fate, Fates
+from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
 from properties.mutants.mutant import Mutant, mutants
 from properties.mutants.survey import of_tests
-from properties.mutants.verdicts import Verdict, Verdicts
 from properties.planting.memory import Memory
 from properties.planting.nursery import Nursery, TrialDied
 from properties.planting.trial import Bench, LawAbout, Pinned, TestAt, pinned_of
@@ -54,24 +54,24 @@ def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 @pytest.fixture(scope="module")
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """A suite that does not look at results; some of its cases are interleaved, others are not."""
+    """A suite whose law does not look at results; some of its cases are interleaved."""
     suite = _suite("untouched_inputs", tmp_path_factory.mktemp("blind"), "bfloat16")
     yield suite
     suite.close(at_once=True)
 
 
 @pytest.fixture
-def verdicts(tmp_path: Path) -> Verdicts:
-    return Verdicts(tmp_path / "verdicts.jsonl", fresh=True)
+def fates(tmp_path: Path) -> Fates:
+    return Fates(tmp_path / "fates.jsonl", fresh=True)
 
 
-def test_a_wrong_sign_is_killed_by_the_law_that_looks(
-    signs: list[Mutant], telling: Suite, verdicts: Verdicts
+def test_a_wrong_sign_is_killed_by_a_law_that_looks_at_results(
+    signs: list[Mutant], telling: Suite, fates: Fates
 ) -> None:
     for mutant in signs:
-        verdict = judge(mutant, telling, verdicts)
-        assert verdict.caught_by == "differential", telling.failing
-        check = pinned_of(verdict.check)
+        fate = fate_of(mutant, telling, fates)
+        assert fate.caught_by == "differential", telling.failing
+        check = pinned_of(fate.check)
         assert isinstance(check, LawAbout)
         assert (check.law, check.case.op, check.case.dtype) == (
             "differential", "rotary_embedding", "float32",
@@ -79,31 +79,31 @@ def test_a_wrong_sign_is_killed_by_the_law_that_looks(
 
 
 def test_a_mutant_of_an_oracle_is_killed_by_the_tests_beside_it(
-    tmp_path: Path, verdicts: Verdicts
+    tmp_path: Path, fates: Fates
 ) -> None:
     mutant = next(m for m in mutants(["reference"], ["scale"]) if "l2norm" in m.module)
     suite = _suite("differential", tmp_path, tests=True)
-    verdict = judge(mutant, suite, verdicts)
+    fate = fate_of(mutant, suite, fates)
     suite.close(at_once=True)
-    assert verdict.caught_by == "reference/norm/test_l2norm.py", suite.failing
+    assert fate.caught_by == "reference/norm/test_l2norm.py", suite.failing
 
 
-def test_what_nothing_notices_survives_all_that_was_tried(
-    signs: list[Mutant], blind: Suite, verdicts: Verdicts
+def test_an_unnoticed_mutant_survives_every_check(
+    signs: list[Mutant], blind: Suite, fates: Fates
 ) -> None:
-    verdict = judge(signs[0], blind, verdicts)
-    assert verdict.caught_by is None
-    assert 0 < verdict.tried["untouched_inputs"] <= 15
-    assert verdict.suite == blind.code(signs[0])
+    fate = fate_of(signs[0], blind, fates)
+    assert fate.caught_by is None
+    assert 0 < fate.tried["untouched_inputs"] <= 15
+    assert fate.suite == blind.code(signs[0])
 
 
 def test_listed_mutants_are_checked_together(
     signs: list[Mutant], telling: Suite, blind: Suite, tmp_path: Path
 ) -> None:
-    verdicts = Verdicts(tmp_path / "verdicts.jsonl", fresh=True)
+    fates = Fates(tmp_path / "fates.jsonl", fresh=True)
     for suite, killed in ((blind, []), (telling, signs)):
         (unit,) = units(suite, "kernels")
-        assert {*killed_among(signs, suite, verdicts, unit)} == {*killed}
+        assert {*killed_among(signs, suite, fates, unit)} == {*killed}
 
 
 def test_a_mutant_that_ends_its_process_is_found_among_others(
@@ -123,15 +123,16 @@ def test_a_mutant_that_ends_its_process_is_found_among_others(
 
     monkeypatch.setattr(blind.nursery, "submit", submit)
     (unit,) = units(blind, "kernels")
-    verdicts = Verdicts(tmp_path / "verdicts.jsonl", fresh=True)
-    killed = killed_among(signs, blind, verdicts, unit)
+    fates = Fates(tmp_path / "fates.jsonl", fresh=True)
+    killed = killed_among(signs, blind, fates, unit)
     assert {m: unit.told(failure) for m, failure in killed.items()} == {loops: ("time", unit.name)}
 
 
 class _Told:
-    """A suite of one check, which fails with any of these groups of mutants and notes what it ran.
+    """A suite of one check, which fails with any of these groups of mutants and records what it
+    ran.
 
-    Made with this suite, edits are the mutants themselves.
+    With this suite, edits are the mutants themselves.
     """
 
     check = TestAt("test_it.py::test_it")
@@ -157,29 +158,25 @@ def four(monkeypatch: pytest.MonkeyPatch) -> list[Mutant]:
     return mutants(["kernels"], ["sign"])[:4]
 
 
-def _among(four: list[Mutant], told: Any, verdicts: Verdicts) -> set[Mutant]:
+def _among(four: list[Mutant], told: Any, fates: Fates) -> set[Mutant]:
     modules = frozenset(m.module for m in four)
     unit = Unit("test_it.py", "kernels", modules, "code", file="test_it.py")
-    return {*killed_among(four, told, verdicts, unit)}
+    return {*killed_among(four, told, fates, unit)}
 
 
-def test_who_fails_with_another_only_is_set_apart_and_survives(
-    four: list[Mutant], verdicts: Verdicts
-) -> None:
+def test_a_mutant_that_fails_only_with_another_survives(four: list[Mutant], fates: Fates) -> None:
     a, b, c, d = four
     told = _Told({a, c}, {d})
-    assert _among(four, told, verdicts) == {d}
+    assert _among(four, told, fates) == {d}
     assert all(any({m} <= ran and not {a, c} <= ran for ran in told.ran) for m in (a, b, c))
-    # Where nobody is left but those set apart, halves are tried.
-    assert _among([a, c], _Told({a, c}), Verdicts(verdicts.path, fresh=True)) == set()
+    # If only mutants set apart are left, halves are tried.
+    assert _among([a, c], _Told({a, c}), Fates(fates.path, fresh=True)) == set()
 
 
-def test_what_survived_a_unit_is_not_tried_on_it_again(
-    four: list[Mutant], verdicts: Verdicts
-) -> None:
+def test_survivors_of_a_unit_are_not_tried_on_it_again(four: list[Mutant], fates: Fates) -> None:
     told = _Told({four[1]})
     for _ in range(2):
-        assert _among(four[:3], told, verdicts) == {four[1]}
+        assert _among(four[:3], told, fates) == {four[1]}
     assert told.ran == [{*four[:3]}, {four[0], four[2]}, {four[1]}]
 
 
@@ -211,7 +208,7 @@ def test_the_command_tells_kept_and_listed_mutants(
     listed.write_text("")
     sources = {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
     command = ["--op", "rotary_embedding", "--law", "untouched_inputs", "--dtype", "bfloat16"]
-    # Where the suite of the same law has its surveys.
+    # This folder has the surveys of a suite with the same law.
     command += ["--within", _TURNED, "--operator", "sign", "--cache", str(blind.folder)]
     command += ["--jobs", "1", "--equivalents", str(listed), "--json", str(report)]
     assert main(command) == 1
@@ -231,7 +228,7 @@ def test_the_command_tells_kept_and_listed_mutants(
     assert sources == {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
 
 
-def test_what_is_listed_is_tried_on_demand(
+def test_listed_equivalents_are_tried_on_request(
     signs: list[Mutant], telling: Suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = tmp_path / "equivalents.toml"
@@ -283,16 +280,16 @@ def test_the_list_names_mutants_that_exist() -> None:
 
 
 def test_a_kill_is_kept_and_a_survivor_only_as_long_as_the_suite(tmp_path: Path) -> None:
-    path = tmp_path / "verdicts.jsonl"
-    kept = Verdicts(path, fresh=False)
-    kept.add(Verdict("dead", "differential", suite="old"))
-    kept.add(Verdict("alive", None, suite="old"))
+    path = tmp_path / "fates.jsonl"
+    kept = Fates(path, fresh=False)
+    kept.add(Fate("dead", "differential", suite="old"))
+    kept.add(Fate("alive", None, suite="old"))
     path.write_text(path.read_text() + '{"key": "cut o')
-    again = Verdicts(path, fresh=False)
+    again = Fates(path, fresh=False)
     assert again.get("dead", "new") is not None
     assert again.get("alive", "old") is not None
     assert again.get("alive", "new") is None
-    assert Verdicts(path, fresh=True).get("dead", "old") is None
+    assert Fates(path, fresh=True).get("dead", "old") is None
 
 
 def _loop() -> None:
@@ -308,13 +305,13 @@ def _imported_anew(path: str, folder: Path) -> bool:
 
 
 def test_a_survey_runs_tests_beside_a_package_imported_anew(tmp_path: Path) -> None:
-    """As a trial does: what fails of that would kill all it is tried on."""
+    """A trial imports modules anew; a test that fails from that alone would kill every mutant."""
     with Nursery([]) as nursery:
         path = "kernels/test_auto_mode.py"
         assert nursery.submit(_imported_anew, path, tmp_path).result()
 
 
-def test_a_trial_that_ends_or_loops_is_told_from_one_that_answers() -> None:
+def test_a_trial_that_dies_or_loops_raises() -> None:
     with Nursery([]) as nursery:
         assert nursery.submit(divmod, 7, 2).result() == (3, 1)
         with pytest.raises(ZeroDivisionError):
@@ -328,7 +325,7 @@ def test_a_trial_that_ends_or_loops_is_told_from_one_that_answers() -> None:
         assert nursery.submit(divmod, 7, 2).result() == (3, 1)
 
 
-def test_a_nursery_that_is_asked_for_nothing_starts_no_process() -> None:
+def test_an_unused_nursery_starts_no_process() -> None:
     with Nursery(["no.such.module"]):
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
     with Nursery([], workers=2) as nursery:
@@ -337,7 +334,7 @@ def test_a_nursery_that_is_asked_for_nothing_starts_no_process() -> None:
         assert nursery.submit(os.getppid).result() == first
 
 
-def test_nothing_runs_on_when_a_nursery_is_closed_at_once() -> None:
+def test_closing_a_nursery_at_once_ends_its_trials() -> None:
     nursery = Nursery([])
     pid = nursery.submit(os.getppid).result()
     nursery.submit(time.sleep, 600)

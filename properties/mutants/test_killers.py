@@ -1,4 +1,4 @@
-"""What killed is written down by function, read again, and tried first while it passes."""
+"""Killers are recorded by function, read again, and tried first if they pass without a mutant."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from properties.device import activate
 from properties.jobs import Selection
 from properties.mutants import killers
 from properties.mutants.__main__ import main
-from properties.mutants.board import Board
-from properties.mutants.hunt import Suite, Wave, judge
+from properties.mutants.fates import Fate, Fates
+from properties.mutants.hunt import Suite, Wave, fate_of
 from properties.mutants.mutant import Mutant, mutants
-from properties.mutants.verdicts import Verdict, Verdicts
+from properties.mutants.scoreboard import Scoreboard
 from properties.planting.trial import LawAbout, TestAt, attempt, pinned_of
 from properties.targets import load
 
@@ -29,13 +29,13 @@ _TEST = TestAt("kernels/position/test_rotary.py::test_it[a b]")
 
 
 @pytest.mark.parametrize("pinned", [_LAW, _TEST])
-def test_a_check_is_told_by_one_line(pinned: LawAbout | TestAt) -> None:
+def test_a_check_prints_as_one_line(pinned: LawAbout | TestAt) -> None:
     assert pinned_of(str(pinned)) == pinned
     assert "\n" not in str(pinned)
 
 
 @pytest.mark.parametrize("text", ["", "gla-chunk", "differential", "differential {}"])
-def test_what_is_no_check_is_refused(text: str) -> None:
+def test_text_that_names_no_check_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="case"):
         pinned_of(text)
 
@@ -68,14 +68,12 @@ def test_only_modules_of_which_all_is_tried_are_replaced() -> None:
     }
 
 
-def test_a_board_counts_what_can_be_run_again() -> None:
+def test_the_scoreboard_counts_checks_that_can_be_run_again() -> None:
     some = mutants(["kernels"], ["sign"])[:4]
     told = [("differential", str(_LAW)), ("time", "rotary_embedding-fused"), (None, "")]
-    verdicts = {
-        m.key: Verdict(m.key, by, check) for m, (by, check) in zip(some, told, strict=False)
-    }
-    board = Board(some, {}, frozenset(), verdicts)
-    assert board.killers() == {some[0].where: Counter({str(_LAW): 1})}
+    fates = {m.key: Fate(m.key, by, check) for m, (by, check) in zip(some, told, strict=False)}
+    scoreboard = Scoreboard(some, {}, frozenset(), fates)
+    assert scoreboard.killers() == {some[0].where: Counter({str(_LAW): 1})}
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +83,9 @@ def sign() -> Mutant:
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Iterator[Suite]:
-    """A suite with killers of one function: one that fails without an edit, one that is no more,
-    one that is not asked for, and one that looks."""
+    """A suite with four recorded killers of a function: one fails without a mutant, one no longer
+    exists, one is not selected, and one looks at results.
+    """
     target = load("ours", activate("auto"))
     jobs = Selection(("rotary_embedding",), (), ("differential",), ("float32",)).jobs(target)
     refused = LawAbout("differential", Case(**{**vars(_CASE), "tile": 99}))
@@ -98,33 +97,33 @@ def suite(tmp_path: Path) -> Iterator[Suite]:
     suite.close(at_once=True)
 
 
-def test_what_killed_before_and_passes_now_is_tried_first(
+def test_recorded_killers_that_pass_are_tried_first(
     sign: Mutant, suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, *_ = suite.waves(sign)
     assert [check.pinned for check in first.checks()] == [_LAW]
     monkeypatch.setattr(suite, "waves", lambda mutant: iter([first]))
-    verdict = judge(sign, suite, Verdicts(tmp_path / "verdicts.jsonl", fresh=True))
-    assert (verdict.caught_by, verdict.check) == ("differential", str(_LAW))
+    fate = fate_of(sign, suite, Fates(tmp_path / "fates.jsonl", fresh=True))
+    assert (fate.caught_by, fate.check) == ("differential", str(_LAW))
 
 
 def test_cases_and_tests_are_tried_in_one_process(sign: Mutant, suite: Suite) -> None:
     pinned = TestAt(f"reference/norm/test_l2norm.py::{_OF_AN_ORACLE}"), _LAW
     for edits, found in (([], (None, 2)), ([sign.edit()], ("differential", 1))):
-        # Elsewhere, as it has modules imported anew.
+        # In another process, since it imports modules anew.
         future = suite.nursery.submit(attempt, pinned, (60.0, 60.0), suite.bench, edits)
         outcome = future.result()
         assert (outcome.caught_by, outcome.number) == found
 
 
-def test_a_function_of_which_nothing_is_known_is_tried_like_any(suite: Suite) -> None:
+def test_a_function_without_recorded_killers_is_tried_like_any(suite: Suite) -> None:
     found = [m for m in mutants(["kernels"]) if m.module == "kernels.position.rotary"]
     other = next(m for m in found if m.where != _TURNED)
     waves: list[Wave] = [*suite.waves(other)]
     assert waves[0].name == "numbers"
 
 
-def test_what_killed_is_recorded_in_a_folder_that_exists(
+def test_killers_are_recorded_in_an_existing_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = tmp_path / "missing"

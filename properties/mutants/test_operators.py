@@ -1,4 +1,4 @@
-"""Each operator makes its mistake, and only there."""
+"""Each operator makes its mistake, and only at the right places."""
 
 import ast
 from textwrap import dedent, indent
@@ -12,7 +12,7 @@ from properties.planting.source import Source
 
 
 def _made(body: str, operator: str, *, on_device: bool = True) -> list[str]:
-    """What an operator makes of the body of a function."""
+    """The changes of an operator in a function body."""
     head = "@triton.jit\n" if on_device else ""
     head += "def f(x_ptr, K, V, stride_qb, stride_kb, heads, tokens, FLAG, C):\n"
     text = head + indent(dedent(body).strip(), "    ") + "\n"
@@ -63,7 +63,7 @@ DEVICE = {
         "  S = (S + tl.exp(g)).to(x_ptr.dtype.element_ty).to(tl.float32)"
     ],
     ("barrier", "tl.debug_barrier()"): ["pass"],
-    # Another mistake that reads the same is made once.
+    # A mistake that reads the same as another is made once.
     ("barrier", "tl.debug_barrier()\na = b\ntl.debug_barrier()"): [
         "pass\na = b\ntl.debug_barrier()",
         "tl.debug_barrier()\na = b\npass",
@@ -119,7 +119,7 @@ def test_every_operator_has_an_example(operator: str) -> None:
         "raise ValueError(f'{a - b}')",
     ],
 )
-def test_what_computes_nothing_is_left_alone(body: str) -> None:
+def test_code_that_computes_nothing_is_not_mutated(body: str) -> None:
     assert not [made for name in OPERATORS for made in _made(body, name, on_device=False)]
 
 
@@ -141,7 +141,7 @@ def test_hints_to_the_compiler_are_left_alone() -> None:
         ("loop", "for n in tl.static_range(2):\n  x += (tl.exp(a),)"),
     ],
 )
-def test_what_is_no_mistake_is_not_made(name: str, body: str) -> None:
+def test_operators_skip_places_without_a_mistake(name: str, body: str) -> None:
     assert not _made(body, name)
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_mistake_is_not_made(name: str, body: str) -> None:
         ("o = tl.exp(c) - (tl.exp(a) + tl.exp(b)) * d", "o = tl.exp(c) - tl.exp(a) * d"),
     ],
 )
-def test_what_is_left_keeps_its_place_in_the_expression(line: str, made: str) -> None:
+def test_a_remaining_operand_keeps_its_precedence(line: str, made: str) -> None:
     assert made in [text for name in ("term", "scale") for text in _made(line, name)]
 
 

@@ -1,4 +1,6 @@
-"""Each semantic operator makes its mistake, and its mutants of today's kernels can be imported."""
+"""Each semantic operator makes its mistake, and all mutants of the current kernels can be
+imported.
+"""
 
 import ast
 import builtins
@@ -26,7 +28,7 @@ _METHOD = "class C:\n  def f(self, counts, tensors):\n"
 
 
 def _made(head: str, body: str, operator: str) -> list[str]:
-    """The lines that go and come in each mutant of a function."""
+    """The removed and added lines of each mutant of a function."""
     code = indent(dedent(body).strip(), "    ")
     text = f"import torch\nfrom torch import Tensor\n\n\n{head}{code}\n"
     found = mutants_of("kernels.m", Source(text), [operator])
@@ -514,14 +516,14 @@ def test_every_operator_has_an_example(operator: str) -> None:
 @pytest.mark.parametrize(
     ("operator", "head", "body"),
     [
-        # A loop over a tile, and one over the options of a kernel.
+        # A loop over a tile, and one over a kernel's options.
         ("capped_loop", _DEVICE, "for n in tl.static_range(3):\n  pass"),
         ("capped_loop", _DEVICE, "for start in range(0, key_dim, C):\n  pass"),
-        # A dim is named by what it is.
+        # A dim is named by its meaning.
         ("wrong_dim_when_wide", _HOST, "n = cdiv(tokens, 64)"),
         # The loop over V covers what the tile does not.
         ("capped_tile", _HOST, "width = min(features, next_power_of_2(value_dim))"),
-        # What is loaded has the dtype of the inputs already.
+        # Loaded values have the inputs' dtype already.
         (
             "rounded_before_last_step",
             _DEVICE,
@@ -529,20 +531,20 @@ def test_every_operator_has_an_example(operator: str) -> None:
         ),
         # All rows of a batch have one length.
         ("local_for_global", _DEVICE, "length_k = 1\nrow = batch * num_keys"),
-        # Not set yet.
+        # Not assigned yet.
         ("local_for_global", _DEVICE, "row = head * num_keys\nlength_k = 1"),
-        # There is no next statement that uses it.
+        # No next statement uses it.
         ("changed_too_early", _METHOD, "o = attend(counts)\nself.write(o)"),
-        # `torch.zeros` has float32 anyway.
+        # `torch.zeros` defaults to float32.
         ("workspace_in_input_dtype", _HOST, "S = torch.zeros(3, dtype=torch.float32)"),
-        # Behind the check, 0 means itself.
+        # After the check, 0 means 0.
         ("falsy_is_none", _HOST, "if scale is None:\n  return 1.0"),
-        # A function that reads no numbers has nothing to keep of an object.
+        # A function that reads no numbers has nothing to cache by object.
         ("kept_by_identity", "def f(x: Tensor) -> int:\n", "return x.shape[1]"),
         ("cache_without_argument", "def f(x: Tensor, n: int) -> Tensor:\n", "return n * x"),
     ],
 )
-def test_what_is_no_mistake_is_not_made(operator: str, head: str, body: str) -> None:
+def test_operators_skip_places_without_a_mistake(operator: str, head: str, body: str) -> None:
     assert not _made(head, body, operator)
 
 
@@ -556,7 +558,7 @@ def test_every_operator_applies_somewhere(operator: str) -> None:
     assert any(mutant.operator == operator for mutant in _every())
 
 
-def test_every_mutant_is_told_apart_and_is_an_edit_of_one_piece() -> None:
+def test_every_mutant_has_its_own_key_and_edits_one_piece() -> None:
     keys = {mutant.key for mutant in _every()}
     assert len(keys) == len(_every())
     for mutant in _every():
@@ -576,7 +578,7 @@ def test_every_mutant_uses_names_that_its_module_has() -> None:
 
 
 def _around(mutant: Mutant) -> tuple[int, int]:
-    """Where the statements of the module begin and end that a mutant changes."""
+    """The span of the module's statements that a mutant changes."""
     pieces, starts = mutant.change.pieces, _starts(mutant.source)
     first = max(start for start in starts if start <= pieces[0].start)
     return first, min(start for start in starts if start >= pieces[-1].stop)
@@ -584,7 +586,7 @@ def _around(mutant: Mutant) -> tuple[int, int]:
 
 @cache
 def _starts(text: str) -> list[int]:
-    """The offset of each line that a statement of a module begins with, and the end."""
+    """Offsets of the lines that start a statement of a module, and the end."""
     offsets = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
     lines = [
         min(node.lineno for node in [statement, *getattr(statement, "decorator_list", [])])
@@ -595,7 +597,7 @@ def _starts(text: str) -> list[int]:
 
 @cache
 def _names(text: str) -> tuple[set[str], set[str]]:
-    """The names that a module defines, or assigns anywhere, and those that it reads."""
+    """The names that a module defines or assigns, and those that it reads."""
     defines, reads = set(), set()
     for node in ast.walk(ast.parse(text)):
         match node:
@@ -611,7 +613,7 @@ def _names(text: str) -> tuple[set[str], set[str]]:
 
 
 def _rounds() -> Iterator[list[Mutant]]:
-    """All mutants, in few groups of which no two change the same text."""
+    """All mutants, in few groups without overlapping edits."""
     left = _every()
     while left:
         _, overlapping = combined(left)
@@ -629,14 +631,14 @@ def _import(those: list[Mutant]) -> int:
 
 
 def test_every_mutant_can_be_imported() -> None:
-    """Many at once: what keeps a module from being imported does so beside others."""
+    """Many at once: an edit that prevents the import does so with others too."""
     with Nursery(LIBRARIES) as nursery:
         for those in _rounds():
             count = len({mutant.module for mutant in those})
             assert nursery.submit(_import, those).result() == count
 
 
-def test_semantic_mutants_are_made_where_single_edits_are_and_in_what_those_spare() -> None:
+def test_semantic_mutants_cover_more_modules_than_single_edits() -> None:
     single, semantic = ({name for name, _ in modules(semantic=s)} for s in (False, True))
     assert single < semantic
     assert {"kernels.arguments", "kernels.tiles", "kernels.linear.tiles"} <= semantic - single

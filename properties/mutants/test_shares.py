@@ -1,15 +1,15 @@
-"""The shares of mutants killed: counted, kept by module, refused where they would not be whole."""
+"""Shares of killed mutants are counted, kept by module, and refused if incomplete."""
 
 from pathlib import Path
 
 import pytest
 
 from properties.mutants.__main__ import main
-from properties.mutants.board import Board
 from properties.mutants.equivalents import Equivalent
+from properties.mutants.fates import Fate
 from properties.mutants.mutant import Mutant, mutants
+from properties.mutants.scoreboard import Scoreboard
 from properties.mutants.shares import Share, read, together, whole, write
-from properties.mutants.verdicts import Verdict
 
 _MODULE = "reference.norm.l2norm"
 
@@ -21,14 +21,14 @@ def some() -> list[Mutant]:
 
 def test_each_mutant_counts_once(some: list[Mutant]) -> None:
     killed, survives, listed, elsewhere, _ = some
-    verdicts = {
-        killed.key: Verdict(killed.key, "differential"),
-        survives.key: Verdict(survives.key, None),
+    fates = {
+        killed.key: Fate(killed.key, "differential"),
+        survives.key: Fate(survives.key, None),
     }
     entry = {listed.key: Equivalent(listed.where, listed.text, "a reason")}
-    board = Board(some, entry, frozenset([elsewhere.key]), verdicts)
+    scoreboard = Scoreboard(some, entry, frozenset([elsewhere.key]), fates)
     share = Share(mutants=5, killed=1, equivalent=1, elsewhere=1)
-    assert board.shares() == {_MODULE: share}
+    assert scoreboard.shares() == {_MODULE: share}
     assert str(share) == "1 of 3"
 
 
@@ -52,7 +52,7 @@ def test_only_modules_of_which_all_is_tried_are_recorded(some: list[Mutant]) -> 
     assert whole({_MODULE: Share(5, 4)}, some)[_MODULE] == Share(5, 4)
     assert _MODULE not in whole({_MODULE: Share(4, 4)}, some)
     assert _MODULE not in whole({}, some)
-    # Declarations alone: there is nothing to mutate.
+    # Only declarations, nothing to mutate.
     assert whole({}, some)["kernels.delta.kda"] == Share(0, 0)
 
 

@@ -1,1 +1,1 @@
-"""Bugs planted in the source of a process of its own, and what notices them."""
+"""Plant bugs in source code, in processes of their own, and run what should notice them."""

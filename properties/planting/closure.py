@@ -1,4 +1,4 @@
-"""Which modules of this project another one is made of, by its import statements."""
+"""The modules that a module depends on, by its import statements."""
 
 import ast
 import hashlib
@@ -14,7 +14,7 @@ from properties import HOME, PACKAGES, ROOT, package_of
 
 # Packages that have a page for each op.
 PAGES = ("kernels", "reference")
-# Packages that list all ops, laws or targets. For one of these, a change of another is none.
+# Packages that import all ops, laws or targets. A user of one op does not depend on the others.
 KERNELS, REFERENCE = f"{HOME}kernels", f"{HOME}reference"
 LISTS = frozenset(
     {KERNELS, REFERENCE, "properties.catalogue", "properties.laws", "properties.targets"}
@@ -23,7 +23,7 @@ _STANDARD = sysconfig.get_path("stdlib")
 # Folders of what is installed.
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 
-# A name, and the module that it is or is from.
+# A name, and the module that it is or comes from.
 Bound = tuple[str, str]
 
 
@@ -79,7 +79,7 @@ def _tree(module: str) -> ast.Module:
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    """The modules of the project that one imports, or imports names of from a package."""
+    """The project's modules that a module imports, or imports names from."""
     return frozenset(name for name in _named(module) if path_of(name) is not None)
 
 
@@ -90,10 +90,10 @@ def _named(module: str) -> Iterator[str]:
 
 
 def bound(node: ast.Import | ast.ImportFrom, module: str, tree: ast.AST) -> Iterator[Bound]:
-    """What an import statement binds: names, and the modules that they are, or are from.
+    """The names that an import statement binds, and the modules that they are or come from.
 
     Args:
-        module: where the statement stands.
+        module: the module that contains the statement.
         tree: the code whose use of the names counts.
     """
     if isinstance(node, ast.Import):
@@ -116,7 +116,7 @@ def bound(node: ast.Import | ast.ImportFrom, module: str, tree: ast.AST) -> Iter
 
 
 def _used(tree: ast.AST, name: str, imported: str) -> Iterator[str]:
-    """What is used of an imported module: of one that lists all ops, those that are named."""
+    """The used parts of an imported module; for a package of `LISTS`, the names that occur."""
     uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name]
     names = {n.value: n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     if imported in LISTS and uses and all(use in names for use in uses):
@@ -126,7 +126,7 @@ def _used(tree: ast.AST, name: str, imported: str) -> Iterator[str]:
 
 
 def origin_of(package: str, name: str) -> str:
-    """The module that `name` is, or is from, where it is imported from `package`."""
+    """The module that `name` is or comes from when imported from `package`."""
     if path_of(f"{package}.{name}"):
         return f"{package}.{name}"
     path = path_of(package)
@@ -138,7 +138,7 @@ def origin_of(package: str, name: str) -> str:
 
 
 def _lists_ops(package: str) -> bool:
-    """Whether a package has names of its modules: one of `LISTS`, or a family of ops."""
+    """Whether a package re-exports its modules: one of `LISTS`, or a family of ops."""
     return package in LISTS or (is_ours(package) and package_of(package) in PAGES)
 
 
@@ -148,11 +148,11 @@ def closure(
     lists: bool = True,
     instead: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> frozenset[str]:
-    """The modules, what they import, what that imports, and so on.
+    """The modules and all they import, directly or not.
 
     Args:
-        lists: include the packages that list all ops, laws or targets, and with them all of these.
-        instead: modules that are followed in the place of what these import.
+        lists: include the packages of `LISTS`, and with them all ops, laws and targets.
+        instead: module → the modules to follow in place of its imports.
     """
     found: set[str] = set()
     left = set(modules)
@@ -166,7 +166,7 @@ def closure(
 
 @cache
 def digest(*modules: str, lists: bool = True) -> str:
-    """A hash of the sources of the modules and of all that they are made of."""
+    """A hash of the sources of the modules and of all they import."""
     hashed = hashlib.sha256()
     for module in sorted(closure(modules, lists=lists)):
         path = path_of(module)
@@ -176,10 +176,10 @@ def digest(*modules: str, lists: bool = True) -> str:
 
 
 def forget(modules: Collection[str]) -> None:
-    """Have this process import modules anew, and with them all that is made of them.
+    """Make this process import the modules, and all that depend on them, anew.
 
-    Not those of mutants and trials: what a trial answers is pickled as of a class that was imported
-    before it.
+    Modules of mutants and trials stay, because pickling a trial's answer needs the class imported
+    before.
     """
     if sys.modules.keys().isdisjoint(modules):
         return

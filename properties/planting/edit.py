@@ -1,4 +1,4 @@
-"""An edit of one module, made in memory while the module is imported. No file is touched."""
+"""An edit of one module, made in memory at import. No file changes."""
 
 import importlib.abc
 import importlib.machinery
@@ -27,7 +27,7 @@ class Edit:
     after: str
 
     def path(self) -> Path:
-        """The file of the module, found without importing anything.
+        """The module's file, found without importing it.
 
         Raises:
             ValueError: there is no such module.
@@ -80,16 +80,16 @@ class _Planter(importlib.abc.MetaPathFinder):
 
 
 class _Edited(importlib.machinery.SourceFileLoader):
-    """Loads the edited source under the name of the file that it stands for."""
+    """Load the edited source under the original file name."""
 
     def __init__(self, name: str, path: str, source: str) -> None:
         super().__init__(name, path)
         self.edited = source
-        # Triton reads a kernel's source through linecache; an entry without a time is kept.
+        # Triton reads source through linecache, which keeps an entry without a modification time.
         linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
 
     def get_code(self, fullname: str) -> CodeType:
-        # Not through the byte code that is cached beside the file.
+        # Bypass the bytecode cached beside the file.
         return compile(self.edited, self.path, "exec", dont_inherit=True)
 
     def get_source(self, fullname: str) -> str:

@@ -1,4 +1,4 @@
-"""What the oracle says about a case, kept on disk: it does not change with the kernels."""
+"""The oracle's answers, kept on disk: they do not change with the kernels."""
 
 import hashlib
 import io
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Memory:
-    """Results by everything that they follow from.
+    """A cache of results by all that they depend on.
 
     Args:
-        folder: where they are kept.
-        codes: for each op, a digest of the code that computes them.
+        folder: the cache's folder.
+        codes: op → digest of the code that computes its results.
     """
 
     def __init__(self, folder: Path, codes: Mapping[str, str]) -> None:
@@ -26,7 +26,7 @@ class Memory:
         self.codes = codes
 
     def __call__(self, about: tuple[Any, ...], compute: Callable[[], T]) -> T:
-        """What `compute` returned when it was last asked about the same; an op comes first."""
+        """Return the cached result of `compute`; `about` begins with an op."""
         digest = hashlib.sha256(self.codes[about[0]].encode())
         _update(digest, about)
         path = self.folder / digest.hexdigest()[:2] / digest.hexdigest()[2:32]
@@ -42,7 +42,8 @@ def _update(digest: Any, about: Any) -> None:
     match about:
         case Tensor():
             digest.update(f"{about.dtype} {tuple(about.shape)}".encode())
-            # A copy: one element is contiguous with any stride, and bytes are seen with 1 alone.
+            # Copy first: one element is contiguous with any stride, but a view as bytes needs a
+            # stride of 1.
             x = about.detach().cpu().clone(memory_format=torch.contiguous_format)
             digest.update(x.flatten().view(torch.uint8).numpy())
         case Mapping():

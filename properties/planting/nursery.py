@@ -1,7 +1,7 @@
-"""Processes that are forked, one for each trial, from one that has imported what all need.
+"""Fork a process for each trial from a server that has imported everything.
 
-Importing torch takes seconds; a fork takes milliseconds. A trial may loop, run out of memory or end
-its process: nobody else notices.
+Importing torch takes seconds, a fork milliseconds. A trial may loop, run out of memory or end its
+process without harm to others.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ class TrialDied(Exception):
     """The process of a trial ended without an answer.
 
     Args:
-        status: as `os.waitpid` says it.
+        status: from `os.waitpid`.
     """
 
     def __init__(self, status: int) -> None:
@@ -41,7 +41,7 @@ class TrialDied(Exception):
 
     @property
     def of_time(self) -> bool:
-        """Whether it had used all its processor time."""
+        """Whether it used up its processor time."""
         return self.signal == signal.SIGXCPU
 
     def __str__(self) -> str:
@@ -50,15 +50,14 @@ class TrialDied(Exception):
 
 
 class Nursery:
-    """A few servers, started as they are needed, each of which forks a process for one task at a
-    time.
+    """Servers, started on demand, each of which forks a process for one task at a time.
 
     Args:
         preload: modules that the servers import.
-        workers: how many there are.
-        device: where tasks run kernels. CUDA reserves addresses for all memory that there is, so
-            that only tasks on other devices are held to 8 GiB.
-        environment: variables that the servers have besides.
+        workers: the most servers.
+        device: where tasks run kernels. Tasks are limited to 8 GiB, except on CUDA, which reserves
+            address space for all memory.
+        environment: additional variables of the servers.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Nursery:
     def submit(
         self, function: Callable[..., Any], *arguments: Any, seconds: int = 600
     ) -> "Future[Any]":
-        """Call `function` in a process of its own, for so many seconds of processor time at most.
+        """Call `function` in a process of its own, for at most this much processor time.
 
         The future raises `TrialDied` if the process ends without an answer.
         """
@@ -97,14 +96,14 @@ class Nursery:
         raise answer
 
     def _server(self) -> Connection:
-        """An idle server, or a new one if there may be more: who asks for nothing waits for none.
+        """An idle server, or a new one if there may be more. An unused thread starts no server.
 
         A server ends with the thread that started it, which lives until the nursery is closed.
         """
         with self._lock:
             if self._closed:
                 raise EOFError("the nursery is closed")
-            # There are as many threads as servers, and one at most asks here at a time.
+            # There are as many threads as servers, and only one thread at a time asks here.
             if not self._left or not self._idle.empty():
                 return self._idle.get()
             self._left -= 1
@@ -138,13 +137,13 @@ class Nursery:
 
 
 def _serve(parent: Connection, preload: tuple[str, ...], environment: dict[str, str]) -> None:
-    """Import, then answer one task after the other until there is nobody to ask."""
+    """Import, then answer tasks until the parent closes the connection."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(environment, OMP_NUM_THREADS="1")
     for name in preload:
         import_module(name)
-    # What is there now is shared with every trial until a collection writes to it.
+    # Objects made so far stay shared with every trial, as no garbage collection writes to them.
     gc.collect()
     gc.freeze()
     while True:
@@ -156,7 +155,7 @@ def _serve(parent: Connection, preload: tuple[str, ...], environment: dict[str, 
 
 
 def _answer(task: bytes) -> bytes:
-    """What a forked process says, or why it says nothing, pickled."""
+    """Run a task in a forked process; return the pickled answer or error."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -175,7 +174,8 @@ def _work(task: bytes) -> bytes:
     _die_with_parent()
     try:
         function, arguments, seconds, memory = pickle.loads(task)
-        # The hard limit ends a process by another signal, and may be seen first where it is close.
+        # The hard limit ends the process by another signal, which could come first if it were
+        # close.
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 60))
         if memory is not None:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -190,5 +190,4 @@ def _work(task: bytes) -> bytes:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,12 +1,11 @@
-"""A module as text and as syntax tree, and the code in it that mutants are made of."""
+"""A module as text and syntax tree, with the code that mutants are made of."""
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-# What computes nothing: messages, the refusal of bad arguments, assertions, and hints to the
-# compiler.
+# Code that computes nothing: messages, argument checks, assertions, compiler hints.
 _CHECKS = ("check", "_check", "bind_dims", "describe", "isinstance", "len_check")
 _ASIDE = frozenset(
     {"strict", "num_warps", "num_stages", "disable_licm", "eviction_policy", "cache_modifier"}
@@ -15,7 +14,7 @@ _SILENT = ("__repr__", "extra_repr")
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a list that is written as a text."""
+    """Split a whitespace-separated list."""
     return frozenset(text.split())
 
 
@@ -38,12 +37,11 @@ class Change:
         return sorted([replace(self, also=()), *self.also], key=lambda piece: piece.start)
 
     def moved(self, by: int) -> "Change":
-        """The change in a source that begins `by` characters earlier."""
+        """The change for a source that begins `by` characters earlier."""
         also = tuple(piece.moved(by) for piece in self.also)
         return Change(self.start + by, self.stop + by, self.text, also)
 
     def of(self, source: str) -> str:
-        """The source with the change made."""
         for piece in reversed(self.pieces):
             source = source[: piece.start] + piece.text + source[piece.stop :]
         return source
@@ -58,7 +56,7 @@ def _overlap(a: Change, b: Change) -> bool:
 
 
 class Source:
-    """The text of a module and the tree of it, whose nodes know where they stand."""
+    """A module's text and its tree, with positions of nodes."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -67,7 +65,7 @@ class Source:
 
     @cached_property
     def _lines(self) -> list[tuple[int, bytes]]:
-        """Offset in characters, and bytes, of each line: columns of a tree count bytes."""
+        """Character offset and bytes of each line: columns of a tree count bytes."""
         found, offset = [], 0
         for line in self.text.splitlines(keepends=True):
             found.append((offset, line.encode()))
@@ -79,7 +77,6 @@ class Source:
         return offset + len(content[:column].decode())
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """First and one-past-last character of a node."""
         assert isinstance(node, (ast.expr, ast.stmt, ast.keyword))
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
@@ -89,12 +86,11 @@ class Source:
         )
 
     def of(self, node: ast.AST) -> str:
-        """The text of a node."""
         start, stop = self.span(node)
         return self.text[start:stop]
 
     def replace(self, node: ast.AST, text: str) -> Change:
-        """Put `text` in the place of an expression, in parentheses where it needs them."""
+        """Replace an expression by `text`, in parentheses if necessary."""
         start, stop = self.span(node)
         if self.text[start - 1 : start] + self.text[stop : stop + 1] == "()" and not (
             self.text[start - 2].isidentifier() or self.text[start - 2] in ")]"
@@ -109,13 +105,12 @@ class Source:
         return Change(start, stop, text if same else f"({text})")
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The statement that a node belongs to."""
         while not isinstance(node, ast.stmt):
             node = self.parents[node]
         return node
 
     def lines(self, node: ast.AST) -> range:
-        """The lines that run when the statement of a node does: of a compound one, its head."""
+        """The lines of a node's statement; of a compound statement, its head."""
         statement = self.statement(node)
         assert statement.end_lineno is not None
         body = getattr(statement, "body", None)
@@ -138,7 +133,6 @@ class Function:
 
     @cached_property
     def name(self) -> str:
-        """Its name with those of what it is defined in."""
         names, node = [self.node.name], self.source.parents.get(self.node)
         while node is not None:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -148,7 +142,6 @@ class Function:
 
     @cached_property
     def on_device(self) -> bool:
-        """Whether it is Triton code."""
         return any("triton.jit" in ast.unparse(d) for d in self.node.decorator_list)
 
     @cached_property
@@ -165,27 +158,24 @@ class Function:
 
     @cached_property
     def body(self) -> list[ast.stmt]:
-        """Its statements, without the docstring."""
         return self.node.body[1:] if ast.get_docstring(self.node) else self.node.body
 
     @cached_property
     def calls(self) -> frozenset[str]:
-        """The names of the functions that it calls."""
         return frozenset(called(node) for node in ast.walk(self.node))
 
     @cached_property
     def is_kernel(self) -> bool:
-        """Whether it is launched, rather than called by other Triton code."""
+        """Whether the host launches it; other Triton functions are called by kernels."""
         return self.on_device and "program_id" in self.calls
 
     @cached_property
     def launches(self) -> bool:
-        """Whether it launches a kernel."""
         return any(is_launch(node) for node in ast.walk(self.node))
 
     @cached_property
     def is_public(self) -> bool:
-        """Whether users call it: it is on the host and checks its arguments by itself."""
+        """Whether users call it: a host function that checks its arguments."""
         return not self.on_device and not self.calls.isdisjoint(("bind_dims", "check_flags"))
 
     @cached_property
@@ -195,7 +185,7 @@ class Function:
 
     @cached_property
     def names(self) -> list[str]:
-        """What the function may refer to by name: its arguments, then what it assigns."""
+        """Names that the function may use: its arguments, then what it assigns."""
         arguments = self.node.args
         found = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         names = [a.arg for a in found]
@@ -206,14 +196,14 @@ class Function:
 
     @cached_property
     def dtype_of_inputs(self) -> str | None:
-        """How a kernel names it: by a constant of its own, or as that of its first pointer."""
+        """The dtype of the inputs in a kernel: a constant, or that of the first pointer."""
         if self.on_device and "DTYPE" in self.names:
             return "DTYPE"
         return f"{self.names[0]}.dtype.element_ty" if self.is_kernel else None
 
     @cached_property
     def pointers(self) -> frozenset[str]:
-        """What it loads from and stores to: the names that addresses start with."""
+        """The names that addresses of loads and stores start with."""
         calls = (node for node in ast.walk(self.node) if isinstance(node, ast.Call) and node.args)
         return frozenset(
             leftmost(call.args[0])
@@ -222,13 +212,13 @@ class Function:
         )
 
     def nodes(self) -> Iterator[ast.AST]:
-        """The nodes of its code that compute something, from the outside in."""
+        """The nodes of its code that compute something, outermost first."""
         for statement in self.body:
             yield from _computing(statement)
 
 
 def called(node: ast.AST) -> str:
-    """The last part of the name of the function that is called, if one is."""
+    """The last part of a called function's name; empty if the node is no call."""
     match node:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name
@@ -241,7 +231,7 @@ def is_launch(node: ast.AST) -> bool:
 
 
 def leftmost(node: ast.AST) -> str:
-    """The text of the first operand of a sum, or product."""
+    """The text of the first operand of a sum or product."""
     while isinstance(node, ast.BinOp):
         node = node.left
     return ast.unparse(node)
@@ -269,7 +259,7 @@ def _computing(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _tree(text: str, statement: ast.stmt) -> str | None:
-    """What the text of a statement is parsed to, at the indentation that it has."""
+    """The dump of a statement's tree, parsed at its indentation."""
     block = f"if True:\n{' ' * statement.col_offset}{text.removeprefix('el')}"
     try:
         return ast.dump(ast.parse(block))

@@ -1,4 +1,4 @@
-"""What an op is made of."""
+"""The modules that an op is made of."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -33,11 +33,11 @@ class Sources:
 
     @property
     def modules(self) -> frozenset[str]:
-        """Those whose mutants are the op's."""
+        """Modules whose mutants belong to the op."""
         return self.kernels | self.reference
 
     def code(self, job: Job) -> str:
-        """A digest of what decides which cases a job draws and what they run."""
+        """A digest of the code that determines a job's cases and what they run."""
         law = f"properties.laws.{job.law}"
         suite = {"properties.cases.strategies", law, self.declaration}
         code = digest(*suite, *self.kernels, *self.reference, lists=False)
@@ -45,6 +45,6 @@ class Sources:
 
     @property
     def oracle(self) -> str:
-        """A digest of what decides what the oracle says, and how far off one may be."""
+        """A digest of the code that determines the oracle's results and budgets."""
         judge = {"properties.laws.judge", self.declaration}
         return digest(*judge, *self.reference, lists=False)

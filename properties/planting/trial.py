@@ -1,4 +1,4 @@
-"""Run laws about cases, or tests, in a fresh process, with or without a planted bug."""
+"""Run laws on cases, or tests, in a fresh process, with or without a planted bug."""
 
 import os
 import signal
@@ -29,13 +29,13 @@ LIBRARIES = ("torch", "torch._dynamo", "triton", "hypothesis", "jaxtyping", "num
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial came to.
+    """The result of a trial.
 
     Args:
         caught_by: the law, or the type of the error that ended the run; None if all held.
         report: what was printed.
-        number: which of the pinned things caught it, counted from 0.
-        seconds: of processor time.
+        number: index of the check that caught it.
+        seconds: processor time.
     """
 
     caught_by: str | None
@@ -46,14 +46,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class LawAbout:
-    """A law and the case that it has to hold for."""
+    """A law and a case that it must hold for."""
 
     law: str
     case: Case
 
     @property
     def kind(self) -> str:
-        """What it is counted as: its law."""
+        """The law, by which checks are counted."""
         return self.law
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class TestAt:
 
     @property
     def kind(self) -> str:
-        """What it is counted as: its file."""
+        """The file, by which checks are counted."""
         return self.node.partition("::")[0]
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ Pinned = LawAbout | TestAt
 
 
 def pinned_of(text: str) -> Pinned:
-    """The check whose `str` this is.
+    """Parse the `str` of a check.
 
     Raises:
         ValueError: it is neither a node nor a law with a case.
@@ -92,7 +92,7 @@ def pinned_of(text: str) -> Pinned:
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that ended, or an error that came, before there was a check to be named.
+    """A process that ended, or an error raised before any check.
 
     Args:
         how: "time", "death", or the type of the error.
@@ -103,15 +103,15 @@ class Ended:
 
 
 class TimeIsUp(BaseException):
-    """A planted bug made a law run many times as long as it does without."""
+    """A law takes many times as long with a planted bug as without."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Whose kernels are tried, where, and what of the oracle is remembered.
+    """The target, the device and the cache of the oracle's answers.
 
     Args:
-        memory: the arguments of a `Memory`; None remembers nothing.
+        memory: the arguments of a `Memory`; None caches nothing.
     """
 
     target: str
@@ -122,10 +122,10 @@ class Bench:
 def attempt(
     pinned: Sequence[Pinned], limits: Sequence[float], bench: Bench, edits: Sequence[Edit]
 ) -> Outcome:
-    """Judge cases, or run tests, until one fails. Edited modules are imported anew.
+    """Judge cases or run tests until one fails, with edited modules imported anew.
 
     Args:
-        limits: seconds of processor time that each may take; without any, as many as it wants.
+        limits: processor seconds for each check; empty for no limit.
     """
     started = process_time()
     plant(edits)
@@ -146,7 +146,7 @@ def attempt(
 
 
 def plant(edits: Sequence[Edit]) -> None:
-    """Make edits in this process, which imports what they are of anew."""
+    """Make edits in this process and forget the modules that depend on them."""
     forget({edit.module for edit in edits})
     for edit in edits:
         edit.plant()
@@ -160,7 +160,8 @@ def _judge(pinned: Sequence[LawAbout], limits: Sequence[float], bench: Bench) ->
     for number, one in enumerate(pinned):
         try:
             with _no_longer_than(limits[number] if limits else 0.0):
-                # Within, as an error of the kernels' own modules counts as well.
+                # Inside the timer and handler, since an error at a kernel module's import counts
+                # too.
                 subject = subject or bench_subject(bench)
                 op = scope.declared(subject.target, one.case.op, one.case.mode)
                 LAWS[one.law](op, one.case, subject)
@@ -174,7 +175,7 @@ def _judge(pinned: Sequence[LawAbout], limits: Sequence[float], bench: Bench) ->
 
 
 def bench_subject(bench: Bench) -> "Subject":
-    """The implementation to be tried, on a device that is made ready for it."""
+    """The implementation under test, on an activated device."""
     from properties.device import activate
     from properties.laws import Subject
     from properties.planting.memory import Memory
@@ -187,7 +188,7 @@ def bench_subject(bench: Bench) -> "Subject":
 
 @contextmanager
 def _no_longer_than(seconds: float) -> Iterator[None]:
-    """Raise `TimeIsUp` after so many seconds of processor time; 0 is for ever."""
+    """Raise `TimeIsUp` after this much processor time; 0 means no limit."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TimeIsUp
@@ -202,14 +203,16 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
 
 
 def failing_tests(nodes: Sequence[str], bench: Bench, edits: Sequence[Edit]) -> list[TestAt]:
-    """Run tests of a file with edits made: those that fail, or the file if it is not imported."""
+    """Run tests of a file with edits made; return those that fail, or the file if it cannot be
+    imported.
+    """
     plant(edits)
     failed, _ = _run_pytest(nodes, {}, bench)
     return [TestAt(node) for node in failed.nodes]
 
 
 def _run_tests(nodes: Sequence[str], limits: Sequence[float], bench: Bench) -> Outcome:
-    """Run pytest nodes in this process until one fails, with the output kept for the report."""
+    """Run pytest nodes in this process until one fails, and keep the output for the report."""
     failed, printed = _run_pytest(nodes, dict(zip(nodes, limits, strict=False)), bench, "-x")
     if not failed.nodes and not failed.ran:
         raise ValueError(f"test: {', '.join(nodes)} was skipped: {printed[-2000:]}")
@@ -241,7 +244,7 @@ def _run_pytest(
     given = [*pytest_options(bench), *options, *map(path_of_node, nodes)]
     with redirect_stdout(printed), redirect_stderr(printed):
         code = pytest.main(given, plugins=[failed])
-    # A bug may keep a file of tests from being imported: that fails it.
+    # A bug may prevent the import of a test file, which counts as a failure.
     ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
     if not failed.nodes and code not in ended:
         raise ValueError(f"test: {', '.join(nodes)} did not run: {printed.getvalue()[-2000:]}")
@@ -249,7 +252,7 @@ def _run_pytest(
 
 
 class _Failed:
-    """A pytest plugin that knows the nodes that failed, and ends those that take too long."""
+    """A pytest plugin that records failed nodes and ends those that take too long."""
 
     def __init__(self, limits: Mapping[str, float]) -> None:
         self.limits = limits
@@ -276,13 +279,12 @@ class Laboratory:
 
     def __init__(self, target: str, device: str, workers: int = 1) -> None:
         self.bench = Bench(target, device)
-        # The interpreter has to be chosen before the kernels are imported.
+        # The interpreter must be chosen before the kernels are imported.
         warm = () if device == "interpreter" else ("properties.planting.warm",)
         self.nursery = Nursery((*LIBRARIES, *warm), workers, device)
 
     @property
     def device(self) -> str:
-        """Where trials run."""
         return self.bench.device
 
     def submit(self, pinned: Pinned, edit: Edit | None = None) -> "Future[Outcome]":

@@ -1,4 +1,4 @@
-"""What every trial needs, imported once by the process that trials are forked from."""
+"""Imports that every trial needs, made once by the process that trials are forked from."""
 
 import sys
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import reference
 from properties.cases.case import Case
 from properties.cases.strategies import cases
-from properties.cases.tensors import build, run, sizes
+from properties.cases.tensors import build, outputs_and_gradients, sizes
 from properties.catalogue import OPS, Mode
 from properties.catalogue.declare import declare
 from properties.catalogue.op import Argument, Op, Option, Output, Role
@@ -115,7 +115,10 @@ def test_names_that_are_new_are_drawn() -> None:
     @given(cases(TEMPERED, MODE, "float32", Oracle(), longest=5))
     def both_forms_take_it(case: Case) -> None:
         inputs = build(TEMPERED, case).to(torch.float64)
-        first, second = (run(TEMPERED, form, inputs) for form in (tempered, tempered.second_form))
+        first, second = (
+            outputs_and_gradients(TEMPERED, form, inputs)
+            for form in (tempered, tempered.second_form)
+        )
         torch.testing.assert_close(first["y"], second["y"])
         assert case.options["temperature"] == 2.0
 

@@ -1,9 +1,8 @@
-"""Every repair of `properties.interpreter` by a kernel that is wrong without it.
+"""Each repair of `properties.interpreter` has a kernel that is wrong without it.
 
-Whether a kernel is interpreted is decided when Triton is imported, so the kernels run in two child
-processes: one repaired, one as Triton ships it.
-``TRITON_INTERPRET=1 python -m properties.selftest.test_interpreter [plain]`` prints what one such
-process found, as JSON.
+Triton decides at import whether it interprets, so the kernels run in two child processes, with and
+without repairs. ``TRITON_INTERPRET=1 python -m properties.selftest.test_interpreter [plain]``
+prints the findings of one such process as JSON.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined"
@@ -26,7 +25,7 @@ import triton.language as tl
 
 Fault = Callable[[], None]
 FAULTS: dict[str, Fault] = {}
-# The Triton that no longer has the fault; a fault that is not listed is in every version known.
+# The Triton release without the fault; faults not listed are in every known release.
 ENDED_IN = {
     "a_full_bfloat16_block": (3, 9),
     "maximum_ignores_nan": (3, 8),
@@ -325,7 +324,7 @@ def autotune_takes_the_first_unpruned_configuration() -> None:
 
 
 def run_faults(repaired: bool) -> dict[str, str]:
-    """The name of each fault with an empty text, or with the error that it shows."""
+    """Fault → its error, or an empty text."""
     if repaired:
         from properties import interpreter
 
@@ -342,7 +341,9 @@ def run_faults(repaired: bool) -> dict[str, str]:
 
 
 def run_late() -> dict[str, str]:
-    """A kernel that calls Triton's library, imported before the interpreter was chosen."""
+    """Run a kernel that calls Triton's library, which was imported before the interpreter was
+    chosen.
+    """
     from properties.device import activate
 
     activate("interpreter")

@@ -1,4 +1,4 @@
-"""Jobs: who draws the same cases."""
+"""Which jobs draw the same cases."""
 
 import subprocess
 import sys
@@ -65,9 +65,7 @@ def _examples(jobs: Sequence[Job]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_ops_that_are_added_take_examples_from_the_others(
-    many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_ops_take_examples_from_the_others(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     today = _every()
     before = _examples(today)
     if len(OPS) == 15:

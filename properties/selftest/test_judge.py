@@ -1,4 +1,4 @@
-"""When the comparison with the oracle needs an error budget, and when it does not."""
+"""When the comparison with the oracle computes an error budget."""
 
 import math
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ CASE = Case(
 
 @dataclass
 class Off(Oracle):
-    """The oracles, one element of `o` being so far off."""
+    """The oracles, with one element of `o` off by this much."""
 
     by: float = 0.0
 
@@ -47,7 +47,7 @@ class Off(Oracle):
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each budget that was computed was the quick one."""
+    """For each budget computed, whether it was the quick one."""
     asked: list[bool] = []
 
     def counting(*args: Any, quick: bool, **kwargs: Any) -> Any:
@@ -79,7 +79,7 @@ def test_an_error_within_the_budget_is_acquitted_by_the_quick_one(counted: list[
     assert counted == [True]
 
 
-def test_the_fraction_of_the_budget_is_told_to_who_does_not_ask_for_a_quick_verdict(
+def test_only_a_quick_verdict_omits_the_fraction_of_the_budget(
     counted: list[bool],
 ) -> None:
     judged(CASE, 0.0, quick=False)

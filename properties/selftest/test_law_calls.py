@@ -1,7 +1,7 @@
-"""What laws make of a case before they call: the same addresses for the same bits, and valid cases.
+"""Laws keep addresses where they compare bits, and make valid cases only.
 
-An alignment or a stride that is another is another specialisation of a kernel, and a GPU's compiler
-may contract a·b + c in one of them alone.
+Another alignment or stride is another specialisation of a kernel, and a GPU's compiler may contract
+a·b + c in one of them only.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ Place = tuple[tuple[int, ...], int]
 
 @dataclass
 class Watched(Oracle):
-    """The oracles, and where the tensors of each call lay: strides, and the address modulo 16."""
+    """The oracles, which record each call's strides and addresses modulo 16."""
 
     calls: list[dict[str, Place]] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ def test_calls_of_which_the_bits_are_compared_lie_alike(law: str, layout: str) -
 
 @pytest.mark.parametrize("law", OPS["rotary_embedding"].laws)
 def test_a_batch_without_rows_has_no_offsets(law: str) -> None:
-    """A row that a law adds to it gets one."""
+    """A row that a law adds to it gets an offset."""
     op = OPS["rotary_embedding"]
     case = Case(
         op=op.name,

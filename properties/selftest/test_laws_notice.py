@@ -1,7 +1,7 @@
-"""Laws are code too: each notices an implementation that breaks it, and all accept a right one.
+"""Each law notices an implementation that breaks it, and all laws accept a right one.
 
-The wrong implementations are the oracle with one bug, and each names the law that has to see it.
-A law that is switched off fails here.
+The wrong implementations are the oracle with one bug, each with the law that must notice it. A law
+that is switched off fails here.
 """
 
 import math
@@ -39,14 +39,14 @@ class Wrong(Oracle):
     functions: dict[str, Function] = field(default_factory=dict)
 
     def function(self, op: Op) -> Function:
-        # One function for all calls, as a bug may remember the call before.
+        # One function for all calls, since a bug may remember the previous call.
         if op.name not in self.functions:
             self.functions[op.name] = self.bug(op, super().function(op))
         return self.functions[op.name]
 
 
 class _Found(BaseException):
-    """Ends a run. An exception of the usual kind Hypothesis would repeat, and that may be flaky."""
+    """Ends a run. Hypothesis would repeat an ordinary exception and might call it flaky."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__(violation)
@@ -56,8 +56,8 @@ class _Found(BaseException):
 def first_violation(
     law: Law, op: Op, target: Target, dtypes: Sequence[str], examples: int
 ) -> Violation | None:
-    """What the law finds first in so many small cases."""
-    # The mode that refuses most has most to reject, the one that refuses least most to compute.
+    """The first violation that the law finds in this many small cases."""
+    # For rejection the mode that refuses most arguments, else the one that refuses fewest.
     mode = (min if law.name != "rejection" else max)(op.modes, key=lambda m: len(m.refuses))
     subject = Subject(target, torch.device("cpu"), quick=True)
 
@@ -88,7 +88,7 @@ def first_violation(
 
 
 def altering(change: Callable[[Output, Tensor], Tensor]) -> Bug:
-    """A bug in what is returned."""
+    """A bug in the results."""
 
     def bug(op: Op, right: Function) -> Function:
         def wrong(**given: Any) -> Tensor | tuple[Tensor | None, ...]:
@@ -104,7 +104,7 @@ def altering(change: Callable[[Output, Tensor], Tensor]) -> Bug:
 
 
 def misreading(change: Callable[[Op, dict[str, Any]], dict[str, Any]]) -> Bug:
-    """A bug in what is done with the arguments."""
+    """A bug in the use of arguments."""
 
     def bug(op: Op, right: Function) -> Function:
         return lambda **given: right(**change(op, given))
@@ -113,7 +113,7 @@ def misreading(change: Callable[[Op, dict[str, Any]], dict[str, Any]]) -> Bug:
 
 
 def _leaking(y: Tensor, axis: int, source: slice, sink: slice) -> Tensor:
-    """`y` with some of what is at `source` added at `sink`, along an axis."""
+    """`y` with some of `source` added to `sink` along an axis."""
     moved = y.movedim(axis, 0)
     leaked = torch.zeros_like(moved)
     leaked[sink] = 2**-6 * moved[source].nan_to_num(neginf=0.0)
@@ -170,7 +170,7 @@ def another_last_bit_in_inference(output: Output, y: Tensor) -> Tensor:
 
 
 def contents_of_the_call_before(op: Op, right: Function) -> Function:
-    """Something is kept by tensor objects, whose contents may change."""
+    """Caches by tensor objects, whose contents may change."""
     kept: dict[int, tuple[Tensor, Tensor]] = {}
     name = op.arguments[0].name
 
@@ -233,7 +233,7 @@ def negative_scale_is_the_sentinel(op: Op, given: dict[str, Any]) -> dict[str, A
 
 @misreading
 def start_ignored(op: Op, given: dict[str, Any]) -> dict[str, Any]:
-    """What came before the first token counts for nothing."""
+    """Ignores everything before the first token."""
     match op.continues_by:
         case "initial_state":
             return {**given, "initial_state": None}
@@ -244,7 +244,7 @@ def start_ignored(op: Op, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_earlier_keys(op: Op, given: dict[str, Any]) -> dict[str, Any]:
-    """Of each packed sequence, the last keys alone: as many as there are queries."""
+    """Uses only the last keys of each packed sequence, as many as there are queries."""
     if given.get("cu_seqlens_k") is None:
         return given
     kept: list[int] = []
@@ -273,7 +273,7 @@ def strides_ignored(op: Op, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def options_of_the_first_call(op: Op, right: Function) -> Function:
-    """Something is kept for all calls of the same shapes."""
+    """Caches by shape only."""
     kept: dict[Any, dict[str, Any]] = {}
 
     def wrong(**given: Any) -> Any:
@@ -391,7 +391,7 @@ def _with_flags(op: Op) -> bool:
 
 @dataclass(frozen=True)
 class Planted:
-    """A bug, the law that has to notice it, and the ops that can have it."""
+    """A bug, the law that must notice it, and the ops that can have it."""
 
     law: str
     what: str
@@ -458,8 +458,8 @@ PLANTED = (
     ],
 )
 def test_law_notices(op: Op, planted: Planted) -> None:
-    # Of what CI draws for a law, in all modes and dtypes, a case in eight notices the rarest bug.
-    # In one run that may be none, which depends on the release of Hypothesis; in four it is not.
+    # CI's cases of a law, over all modes and dtypes, notice the rarest bug with probability 1/8
+    # each. One run may miss it, depending on the release of Hypothesis; four do not.
     ci = settings.get_profile("ci").max_examples
     jobs = [Job(op.name, mode.name, planted.law, dtype) for mode in op.modes for dtype in DTYPES]
     examples = 4 * sum(job.share(ci) for job in jobs)
@@ -469,14 +469,14 @@ def test_law_notices(op: Op, planted: Planted) -> None:
 
 
 class Claiming(Wrong):
-    """The oracles with one bug, drawn on every architecture that has tiles of its own of ours."""
+    """The oracles with one bug, on every architecture for which we have other tiles."""
 
     def architectures(self, case: Case) -> tuple[str, ...]:
         return ours.target(torch.device("cpu")).architectures(case)
 
 
 @pytest.mark.parametrize("capability", [0, 80])
-def test_a_law_notices_what_is_wrong_on_one_architecture(capability: int) -> None:
+def test_a_law_notices_a_bug_on_one_architecture(capability: int) -> None:
     @altering
     def wrong_there(output: Output, y: Tensor) -> Tensor:
         return 2 * y if tiles.architecture(y.device) == capability else y
@@ -508,7 +508,7 @@ def test_each_law_of_an_op_has_something_to_notice(op: Op) -> None:
 @pytest.mark.parametrize("name", LAWS)
 def test_a_law_that_is_switched_off_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LAWS, name, Law(name, lambda op, case, subject: 0.0))
-    # It accepts one case as it accepts all of them.
+    # A law that accepts one case of the oracle accepts all of them.
     monkeypatch.setattr(Job, "share", lambda job, examples: 1)
     op = next(op for op in OPS.values() if name in op.laws)
     for planted in PLANTED:

@@ -1,4 +1,4 @@
-"""An oracle is code too: its two forms agree, and its gradients are those of its outputs."""
+"""The two forms of an oracle agree, and its gradients are those of its outputs."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,14 @@ from hypothesis import given, settings
 
 from properties.cases.case import Case
 from properties.cases.strategies import ORDINARY, cases
-from properties.cases.tensors import Results, build, cotangents, run, transformable, work
+from properties.cases.tensors import (
+    Results,
+    build,
+    cotangents,
+    outputs_and_gradients,
+    transformable,
+    work,
+)
 from properties.catalogue import OPS, Mode, Op
 from properties.catalogue.op import Role
 from properties.targets.oracle import Oracle
@@ -26,14 +33,14 @@ def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
     def forms_agree(case: Case) -> None:
         inputs = build(op, case).to(torch.float64)
         incoming = {n: x.double() for n, x in cotangents(op, case).items()}
-        first = run(op, op.oracle, inputs, incoming)
-        second = run(op, op.second_form, inputs, incoming)
+        first = outputs_and_gradients(op, op.oracle, inputs, incoming)
+        second = outputs_and_gradients(op, op.second_form, inputs, incoming)
 
         def form(tensors: Mapping[str, torch.Tensor]) -> Results:
             given = {n: x for n, x in tensors.items() if n in inputs.tensors}
             return transformable(op, op.second_form, replace(inputs, tensors=given), incoming)
 
-        # Around the second form itself: around the first, a difference would widen its own budget.
+        # Centred on the second form: centred on the first, a difference would widen its own budget.
         allowed = budgets(
             form,
             inputs.tensors,
@@ -54,17 +61,17 @@ def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_gradients_are_those_of_the_outputs(op: Op) -> None:
-    """Those of the second form are too, as they agree with these."""
+    """The second form's gradients agree with these."""
 
     @settings(max_examples=8)
     @given(cases(op, REFERENCE, "float32", Oracle(), longest=4, widest=3, extents=ORDINARY))
     def gradcheck_passes(drawn: Case) -> None:
-        # Differences need a copy per call, and numbers of moderate size.
+        # Finite differences need copied inputs and moderate numbers.
         options = {n: False if n == "inplace" else v for n, v in drawn.options.items()}
         case = replace(drawn, options=options, values="gaussian")
         inputs = build(op, case).to(torch.float64)
         names = [a.name for a in op.arguments if a.differentiable and a.name in inputs.tensors]
-        # With the usual strides, which a copy of an expanded tensor without elements need not have.
+        # Contiguous, which a copy of an empty expanded tensor need not be.
         own = {n: x.new_empty(x.shape).copy_(x) for n, x in inputs.tensors.items()}
         leaves = [own[n].requires_grad_() for n in names]
 
@@ -72,7 +79,7 @@ def test_gradients_are_those_of_the_outputs(op: Op) -> None:
             tensors = {**inputs.tensors, **dict(zip(names, values, strict=True))}
             returned = op.oracle(**inputs.given(tensors))
             each = returned if isinstance(returned, tuple) else (returned,)
-            # A row that sees no key has the constant lse -inf.
+            # A row without a visible key has the constant LSE -inf.
             return tuple(
                 torch.where(y == -math.inf, 0.0, y) for y in each if y is not None and y.numel()
             )

@@ -1,4 +1,4 @@
-"""A sign flipped in a page of the reference is noticed: by its tests, and by its second form."""
+"""A flipped sign in a reference page is noticed by its tests and by its second form."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ DPLR = ("reference/delta/test_dplr.py",)
 RWKV7 = ("reference/delta/test_rwkv7.py",)
 CONV = ("reference/conv/test_short_conv.py",)
 L2NORM = ("reference/norm/test_l2norm.py",)
-# What both forms share no agreement of theirs can tell; what has one form has only its tests.
+# Comparing the forms cannot test what they share; a page with one form has only its tests.
 SHARED = LINEAR_ATTN[:1]
 SCALE = ("reference/test_scale.py",)
 CACHES = ("reference/cache/test_caches.py",)

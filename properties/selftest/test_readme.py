@@ -1,4 +1,4 @@
-"""The documents are true: examples run, tables are current, links lead to files."""
+"""The documents are current: examples run, tables match, links lead to files."""
 
 import doctest
 import os
@@ -20,7 +20,7 @@ from properties.targets.ledger import read
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 OPS_TABLE = ROOT / "properties" / "README.md"
-# Folders of tools, and what they build, hold documents of others.
+# Tools' folders and their outputs contain other documents.
 DOCUMENTS = [
     path
     for path in sorted(ROOT.rglob("*.md"))
@@ -36,7 +36,7 @@ def test_table_of_ops_is_current() -> None:
     )
 
 
-def test_mutants_stand_in_the_table_of_ops_that_were_tried_whole(
+def test_the_table_of_ops_shows_mutants_of_modules_tried_completely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = {name: Share(2, 1) for name, _ in modules()}
@@ -73,12 +73,11 @@ def _anchor(heading: str) -> str:
 
 
 def _blocks(language: str = "") -> list[str]:
-    """The fenced blocks of the README in this language."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
     return [text for name, text in found if name == language]
 
 
-def test_the_readmes_numbers_are_what_the_spec_computes() -> None:
+def test_the_spec_computes_the_numbers_in_the_readme() -> None:
     session = next(block for block in _blocks("python") if block.startswith(">>>"))
     example = doctest.DocTestParser().get_doctest(session, {}, "README.md", None, None)
     failed, tried = doctest.DocTestRunner().run(example)
@@ -97,13 +96,13 @@ def test_the_bugs_of_a_target_are_listed_as_the_ledger_has_them(target: str) -> 
 
 @pytest.fixture
 def own_kernel(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs pytest on the README's own kernel, with one piece of its text replaced."""
+    """Run pytest on the README's own kernel, with one piece of its text replaced."""
 
     def run(*arguments: str, before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
         text = next(block for block in _blocks("python") if "def target(device)" in block)
         assert before in text
         (tmp_path / "mine.py").write_text(text.replace(before, after) if before else text)
-        # No options of an outer run, and the examples of continuous integration.
+        # Without options of an outer run, with CI's examples.
         kept = {n: v for n, v in os.environ.items() if not n.startswith("PYTEST_")}
         given = ["--device", "simulator", "--target", "mine:target", *arguments]
         return subprocess.run(
@@ -144,7 +143,7 @@ def test_a_bug_in_the_readmes_kernel_is_reported_as_the_readme_says(
     told = _without_numbers(ran.stdout)
     report = next(block for block in _blocks() if block.startswith(first))
     for line in report.splitlines():
-        # The README cuts long lines, and its kernel lies in the working directory.
+        # The README shortens long lines, and its kernel is in the working directory.
         start = line.partition("...")[0].partition(" at mine.py")[0].strip()
         assert _without_numbers(start) in told, line
 

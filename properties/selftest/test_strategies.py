@@ -1,4 +1,4 @@
-"""What is drawn reaches the places where bugs live, often enough to count on it."""
+"""Drawn cases reach the conditions in which bugs occur, often enough to rely on."""
 
 import functools
 import math
@@ -23,12 +23,12 @@ from properties.jobs import Job
 from properties.laws import LAWS
 from properties.targets import load
 
-# Cases are drawn as CI draws them: in runs of a few, since a run starts with the simplest case and
-# goes on with variations of what it has drawn. The seeds are fixed, and so is the verdict.
+# Cases are drawn as in CI: in runs of a few, since a run starts with the simplest case and
+# continues with variations. Seeds are fixed, so results are too.
 EXAMPLES = settings.get_profile("ci").max_examples
 BUNDLES = EXAMPLES // 2
-# How many runs there have been when it is looked whether each condition was met often enough: most
-# modes need no second look. A condition of half the probability passes with 12 % at most.
+# After how many runs each condition is checked; most modes pass the first check. A condition with
+# half the required probability passes with at most 12 %.
 LOOKS = (20, 40, 60)
 
 TARGET = load("ours", torch.device("cpu"))
@@ -43,16 +43,16 @@ MODES = [
 
 
 def _met_within(examples: int) -> float:
-    """The probability that a condition must have to be met with 95 % by this many examples."""
+    """The probability at which a condition occurs in this many examples with 95 % confidence."""
     return 1 - math.pow(0.05, 1 / examples)
 
 
-# What the laws with cases of their own should see between them in each CI run, of every mode in
-# some dtype, and what one of all laws, at least, should see. Laws that share a stream of cases see
-# the same ones.
+# The numbers of examples for conditions: what laws with their own cases see together in a CI run,
+# for every mode in some dtype; and what at least one law sees. Laws with one seed key see the same
+# cases.
 _JOBS = [Job("gla", "chunk", law, dtype) for law in LAWS for dtype in DTYPES]
-_STREAMS = {job.stream for job in _JOBS}
-_DRAWN = [max(job.share(EXAMPLES) for job in _JOBS if job.stream == one) for one in _STREAMS]
+_SEED_KEYS = {job.seed_key for job in _JOBS}
+_DRAWN = [max(job.share(EXAMPLES) for job in _JOBS if job.seed_key == one) for one in _SEED_KEYS]
 OFTEN = _met_within(sum(job.share(EXAMPLES) for job in _JOBS if job.draws_for_itself))
 SELDOM = _met_within(sum(_DRAWN))
 
@@ -110,7 +110,7 @@ def test_each_condition_has_its_probability(op: Op, mode: Mode) -> None:
 
 
 def conditions(op: Op, mode: Mode) -> Iterator[Condition]:
-    """Everything that cases of this op and mode should meet, from its declaration."""
+    """All conditions that cases of this op and mode should meet, from its declaration."""
     yield from _about_lengths(op)
     for letter in sorted({"K", "V", "D"} & set(op.dims)):
         yield from _about_size(letter)
@@ -148,7 +148,7 @@ def _lies(layout: str) -> Condition:
 
 
 def _about_the_call(op: Op) -> Iterator[Condition]:
-    """What a user decides beside shapes and values."""
+    """Conditions on a call besides shapes and values."""
     yield Condition("each tensor in a layout of its own", OFTEN, lambda c: len(c.layouts) > 0)
     yield Condition("no gradient needed", OFTEN, lambda c: not trained(op, c))
     if len([a for a in op.arguments if a.differentiable]) > 1:
@@ -178,7 +178,7 @@ def _is_chosen(name: str, choice: object) -> Condition:
 
 
 def _takes(index: int) -> Condition:
-    """By its number, or because it is the first of another architecture."""
+    """Chosen by number, or because it is the first of another architecture."""
 
     def holds(case: Case) -> bool:
         return index == (case.tile if case.architecture is None else _taken(case))
@@ -252,7 +252,7 @@ def _about_argument(argument: Argument) -> Iterator[Condition]:
     if argument.dtype == "either":
         yield Condition(f"{name} in float32", OFTEN, lambda c: name in c.float32)
     if argument.role is Role.LOG_DECAY:
-        # Open and shut gates come from two recipes of several, in cases with this tensor.
+        # Gates of 0 and -inf come from two of several recipes, in cases with this tensor.
         yield Condition(
             f"{name} open and shut",
             SELDOM,
@@ -275,7 +275,6 @@ def _tile(case: Case) -> int:
 
 
 def _taken(case: Case) -> int:
-    """The entry that the case takes."""
     return next(iter(TARGET.tiles(case))) if case.tile is None else case.tile
 
 
@@ -297,7 +296,7 @@ def _pairs(case: Case) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize("name", ["attention", "gla", "rotary_embedding"])
 def test_cases_of_a_run_are_new(name: str) -> None:
-    """Hypothesis varies what it has drawn, which would leave few; see `bundles`."""
+    """Hypothesis mutates earlier examples, which would leave few new ones; see `bundles`."""
     op = OPS[name]
     found = [*chain(*_one_run(op, op.modes[0].name, 0, 50))]
     assert len({case.seed for case in found}) >= 0.8 * len(found)
@@ -310,7 +309,7 @@ def test_no_case_is_dear(op: Op, mode: Mode) -> None:
         tokens = [known | {"T": t, "S": s} for t, s in _pairs(case)]
         numbers = sum(map(op.work, tokens)) * case.dims["B"]
         if case.values == "integers" and "repeated" not in (case.layout, *case.layouts.values()):
-            # One run of the recurrence, a state for each token, and no disturbed ones.
+            # One run of the recurrence with a state for each token, and no perturbed runs.
             numbers = min(numbers, sum(case.lengths) * math.prod(case.dims.values()))
         if max(max(pair) for pair in _pairs(case)) > 1:
             assert numbers <= MUCH_WORK, case.line()
@@ -403,7 +402,7 @@ def test_each_recipe_has_its_feature() -> None:
     assert (ordinary < -1).any()
     assert set(_filled("integers", Role.KEY).flatten().tolist()) == {-1.0, 0.0, 1.0}
     assert _filled("large_logits", Role.QUERY).std() > 5
-    assert _filled("large_logits", Role.LOGIT).max() > 89  # from there on exp overflows in float32
+    assert _filled("large_logits", Role.LOGIT).max() > 89  # exp overflows float32 from there on
     large = _filled("large_states", Role.KEY) * _filled("large_states", Role.VALUE)
     assert large.sum(1).abs().max() > torch.finfo(torch.float16).max
     late, plain = _filled("late_maximum", Role.KEY), _filled("gaussian", Role.KEY)

@@ -1,4 +1,4 @@
-"""Targets: adapters narrow what is drawn and say so, known failures are told from new ones."""
+"""Adapters narrow what is drawn and say so; ledgers tell known failures from new ones."""
 
 import os
 import re
@@ -84,7 +84,7 @@ def test_only_what_the_signature_names_is_drawn() -> None:
     look()
 
 
-def test_what_is_missing_is_said() -> None:
+def test_a_target_reports_what_it_lacks() -> None:
     *absent, line = scope.missing(some())
     assert absent == [f"target mine has no {', '.join(n for n in OPS if n != 'attention')}"]
     assert line == (
@@ -148,7 +148,7 @@ BOUNDS = (positive_scale, two_tokens, no_more_keys, with_all_outputs, unnormaliz
 
 
 class Bounded(Adapter):
-    """The oracle of an op within bounds, and how many of its calls were outside of them."""
+    """The oracle of an op within bounds; counts calls outside of them."""
 
     def __init__(self, op: Op) -> None:
         bounds = {bound.__name__: bound for bound in BOUNDS}
@@ -183,14 +183,14 @@ def test_no_law_leaves_the_bounds_of_an_adapter(name: str, law: str) -> None:
         pytest.skip(f"{name} has no such law")
     op, subject = scope.declared(target, name, "some"), Subject(target, CPU, quick=True)
 
-    # What a call asks for is looked at, so its tensors may be small.
+    # Only requests are tested, so tensors may be small.
     @settings(max_examples=24, database=None, deadline=None, phases=[Phase.generate])
     @given(cases(op, op.modes[0], "float32", target, 8, 4, extents=ORDINARY))
     def look(case: Case) -> None:
         judge(law, case, subject)
 
-    # Splitting attention calls with more keys than queries; it says nothing of this one. Of gla it
-    # cuts few cases into parts within the bounds.
+    # Splitting attention needs more keys than queries, so it does not apply here. For gla, few
+    # cases have both parts within the bounds.
     nothing = (name, law) == ("attention", "splitting")
     for _ in range(1 if nothing else 10):
         look()
@@ -213,7 +213,7 @@ def test_bounds_hold_for_the_call_before() -> None:
     assert settled({}) == {}
 
 
-def test_no_option_is_set_that_a_library_lacks() -> None:
+def test_options_that_a_library_lacks_are_never_set() -> None:
     def short_conv(x: Tensor, weight: Tensor) -> Any:
         return OPS["short_conv"].oracle(x, weight)
 
@@ -231,7 +231,7 @@ def with_a_tap(form: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of_all_taps(op: Op) -> Op:
-    """A convolution whose state has a token more, which has no weight."""
+    """A convolution whose state has one more token, with weight 0."""
     forms: dict[str, Any] = {
         n: with_a_tap(getattr(op, n)) for n in ("oracle", "second_form", "quiet_form")
     }
@@ -239,7 +239,7 @@ def of_all_taps(op: Op) -> Op:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_gradient_lost_in_what_the_catalogue_does_not_have_is_seen(lost: bool) -> None:
+def test_a_gradient_lost_in_results_outside_the_catalogue_is_seen(lost: bool) -> None:
     def library(
         x: Tensor,
         weight: Tensor,
@@ -294,7 +294,7 @@ def no_values(q: Tensor, k: Tensor) -> Tensor:
         ),
     ],
 )
-def test_an_adapter_that_does_not_fit_is_refused(ops: Any, message: str) -> None:
+def test_an_adapter_that_does_not_match_the_catalogue_is_rejected(ops: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Adapter(ops)
 
@@ -314,7 +314,7 @@ def test_a_target_that_does_not_exist_is_named(name: str, message: str) -> None:
         load(name, CPU)
 
 
-def test_a_call_with_what_the_target_lacks_is_refused() -> None:
+def test_a_call_with_an_argument_that_the_target_lacks_is_rejected() -> None:
     function = some().function(ATTENTION)
     x = torch.ones(1, 2, 1, 4)
     with pytest.raises(ValueError, match=r"window: given, but target mine has no such argument"):
@@ -334,7 +334,7 @@ SQUARE = Case(
 
 
 class Buggy(Target):
-    """Half the output where the scale is 0, and where it is 2; more may be wrong besides."""
+    """Returns half the output if the scale is 0 or 2; more may be wrong too."""
 
     name = "buggy"
 
@@ -361,7 +361,7 @@ RELEASE = f"torch {torch.__version__.partition('+')[0]}"
 
 
 class Library(Target):
-    """Somebody else's attention, which refuses with exceptions of its own."""
+    """Another library's attention, with its own exceptions."""
 
     name = "library"
     documented_errors = False
@@ -393,11 +393,11 @@ def is_tensor(value: Any) -> bool:
 
 
 def nothing(given: Mapping[str, Any]) -> None:
-    """The library accepts nothing that it should not."""
+    """The library accepts no bad argument."""
 
 
 def other_numbers(given: Mapping[str, Any]) -> Any:
-    """Windows and scales that are other kinds of numbers are read as numbers."""
+    """Windows and scales of other numeric types are accepted as numbers."""
     read = {
         name: given[name].item()
         for name in ("scale", "window")
@@ -474,7 +474,7 @@ def test_a_library_may_not_be_wrong_without_a_word(accepts: Any, mistake: str) -
     assert str(info.value).startswith(f"rejection does not hold: {mistake} was not refused, and")
 
 
-def test_mistakes_say_nothing_of_a_library_that_is_wrong_without_one() -> None:
+def test_rejection_skips_a_library_that_is_wrong_without_a_mistake() -> None:
     wrong = Library(lambda given: zeros(given) if is_tensor(given["v"]) else None)
     assert LAWS["rejection"](ATTENTION, PLAIN, Subject(wrong, CPU)) == 0
 
@@ -494,7 +494,7 @@ KNOWN = KnownFailure(
 
 
 def broken(subject: Subject, scale: float = 0.0) -> Exception | None:
-    """What breaks the differential law for the square case, and is not excused."""
+    """The exception from the differential law for the square case, unless excused."""
     subject.ledger.start()
     case = replace(SQUARE, options={"scale": scale, "causal": True})
     op = subject.target.declaration(ATTENTION, "some")
@@ -518,7 +518,7 @@ def with_nan(o: Tensor, q: Tensor) -> Tensor:
 
 
 def with_a_gradient_of_q(o: Tensor, q: Tensor) -> Tensor:
-    """`o`, whose gradient of q is off by ones."""
+    """`o`, with a gradient of q that is off by ones."""
     return o + (q - q.detach()).sum()
 
 

@@ -1,4 +1,4 @@
-"""Runs Triton kernels on a CPU, every address checked.
+"""Run Triton kernels on a CPU and check every address.
 
     import properties.simulator as simulator
 
@@ -6,19 +6,18 @@
     with simulator.simulating(slab=1):  # or for a while, with options
         kernel[grid](x, y, n)
 
-Each `@triton.jit` kernel is compiled to Triton IR by Triton's own frontend (`compilation`), the IR
-is read (`frontend`), turned into NumPy source (`lowering`) and run for all programs of a launch at
-once (`runtime` on `memory`, arithmetic in `numerics`). `launcher` stands in for the GPU driver.
+Triton's own frontend compiles each `@triton.jit` kernel to Triton IR (`compilation`). The IR is
+parsed (`frontend`), lowered to NumPy source (`lowering`) and run for all programs of a launch at
+once (`runtime` on `memory`, arithmetic in `numerics`). `launcher` replaces the GPU driver.
 
-What a kernel does wrong is raised as a `SimulationError` that names the source line. What the
-simulator cannot execute is a `NotImplementedError` naming the operation: `tl.dot_scaled`,
-`tl.map_elementwise`, inline assembly other than straight float32 code, atomics through computed
-addresses, loops of branches.
+A fault of a kernel raises a `SimulationError` that names the source line. An operation that the
+simulator does not support raises `NotImplementedError`: `tl.dot_scaled`, `tl.map_elementwise`,
+inline assembly other than straight float32 code, atomics through computed addresses, loops of
+branches.
 
-What it does not see: memory that nobody wrote where elements have one byte or are integers of two,
-which leaves no implausible value; races in a kernel that looks at what an atomic returns, because
-that may be how its programs wait for each other; and anything below Triton's own IR, such as tiles
-that do not fit a GPU.
+It does not see uninitialised memory of one-byte elements or two-byte integers, which have no
+implausible value; races in a kernel that reads the result of an atomic, since its programs may
+synchronise that way; and anything below Triton IR, such as tiles that do not fit on a GPU.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def install(**options: Any) -> None:
 
 
 def uninstall() -> None:
-    """Give launches back to Triton; harmless where nothing is installed."""
+    """Stop simulating; does nothing if nothing is installed."""
     SESSION.uninstall()
 
 
@@ -95,7 +94,7 @@ def installed() -> bool:
 
 
 def require_written(**tensors: torch.Tensor) -> None:
-    """Raise unless every element of the tensors, given by name, has been written by somebody.
+    """Raise unless every element of the named tensors has been written.
 
     Raises:
         UnwrittenOutput: naming the tensor, how many elements were not written, and the first one.

@@ -1,7 +1,7 @@
 """`python -m properties.simulator SCRIPT [args]`: run a script with every launch simulated.
 
-The script is unchanged and its tensors are on the CPU. The exit status is that of the script, or 1
-where a kernel did something wrong, which is then described on standard error.
+The script is unchanged and its tensors are on the CPU. The exit status is the script's, or 1 if a
+kernel has a fault, which is described on standard error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known about the values of an IR function before any code is written."""
+"""Facts about the values of an IR function, found before code is generated."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ STORES = ("tt.store", "tt.atomic_rmw", "tt.atomic_cas")
 
 
 class Facts:
-    """What is known about the values of one function.
+    """Facts about the values of one function.
 
     Attributes:
         types: type of every value.
         definition: instruction that defines a value; block arguments have none.
         uses: how often a value is used.
-        addressing: values that lead by linear arithmetic to an address.
-        wide: those of them that are int32 and computed. They are kept exact in int64, so that an
-            overflow shows where the address is used.
-        narrowed: wide values that are also used where they must wrap like int32.
-        quantities: integers that floats were turned into, and what is computed of them. They count
-            no elements.
-        stored, loaded: arguments that memory is written or read through.
-        synchronises: the kernel looks at what an atomic returns, or reads past caches.
+        addressing: values that affect an address by linear arithmetic.
+        wide: computed int32 values among them. They are kept exact in int64, so that an overflow
+            shows where the address is used.
+        narrowed: wide values also used where they must wrap like int32.
+        quantities: integers converted from floats, and those computed from them. They count no
+            elements.
+        stored, loaded: arguments through which memory is written or read.
+        synchronises: the kernel reads the result of an atomic, or reads past caches.
         waits: it may wait for another program.
     """
 
@@ -84,12 +84,12 @@ class Facts:
                 self.narrowed.update(self.wide.intersection(used_by(instruction)))
 
     def constant(self, name: str) -> str:
-        """The text of a value that is a constant, else nothing."""
+        """The text of a constant value; empty for others."""
         source = self.definition.get(name)
         return source.attributes.get("value", "") if source is not None else ""
 
     def narrow(self, pointer: str) -> bool:
-        """Whether int32 offsets that were computed may have gone into a pointer."""
+        """Whether a pointer may include computed int32 offsets."""
         source = self.definition.get(pointer)
         if source is None:
             return pointer not in self.arguments
@@ -98,7 +98,7 @@ class Facts:
         return source.name not in (*SHAPING, "tt.addptr") or self.narrow(source.operands[0])
 
     def find_flows(self, function: Function) -> Iterator[tuple[list[str], list[str]]]:
-        """What flows into an operation, and where it may come out."""
+        """Pairs of values that flow into an operation and values they may come out as."""
         into = {block.label: [n for n, _ in block.arguments] for block in function.blocks}
         for instruction in self.instructions:
             inside = [block for region in instruction.regions for block in region]
@@ -110,7 +110,7 @@ class Facts:
                 yield values, into[label]
 
     def reached_from(self, roots: set[str]) -> set[str]:
-        """The integers that come of these; a comparison says something about them."""
+        """Integers computed from these; a comparison relates its operands."""
         found, size = roots, 0
         while roots and size < (size := len(found)):
             for sources, targets in self.flows:
@@ -119,7 +119,7 @@ class Facts:
         return found
 
     def find_accesses(self, function: Function) -> None:
-        """Follow the pointer arguments."""
+        """Follow the pointer arguments to loads and stores."""
         roots = {name: {name} for name, kind in function.arguments if kind.is_pointer}
         size = 0
         while size < (size := sum(map(len, roots.values()))):
@@ -136,7 +136,7 @@ class Facts:
 
 
 def used_by(instruction: Instruction) -> list[str]:
-    """Operands, those passed to branch targets included."""
+    """Operands, including those of branch targets."""
     return sum((values for _, values in instruction.successors), instruction.operands)
 
 
@@ -145,7 +145,7 @@ def volatile(instruction: Instruction) -> bool:
 
 
 def spins(instruction: Instruction) -> bool:
-    """Whether a loop looks at memory that another program may change."""
+    """Whether a loop reads memory that another program may change."""
     inside = walk([block for region in instruction.regions for block in region])
     return instruction.name == "scf.while" and any(
         i.name.startswith("tt.atomic") or volatile(i) for i in inside

@@ -1,8 +1,8 @@
-"""`python -m properties.simulator.bench`: the simulator beside Triton's interpreter, as a table.
+"""`python -m properties.simulator.bench`: compare the simulator's speed with Triton's interpreter.
 
-Both engines run the same public ops in the same minutes on the same machine, each in a process of
-its own because Triton decides at import which of them it uses. Times are of the launches that a
-call makes, without what the op does on the host; the best of several, after one not counted.
+Both engines run the same public ops on the same machine, each in its own process, since Triton
+chooses its engine at import. Times are of a call's launches, without the op's host code: the best
+of several, after one that is not counted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CASES: dict[str, Callable[[int], Call]] = {
 
 
 def launches_of(call: Call) -> Call:
-    """The launches of a call, to be made again with the same arguments."""
+    """Return a function that repeats the launches of a call with the same arguments."""
     recorded: list[Call] = []
     with ExitStack() as stack:
         for kind in (JITFunction, InterpretedFunction):
@@ -73,7 +73,7 @@ def launches_of(call: Call) -> Call:
 
 
 def milliseconds(call: Call, budget: float) -> float:
-    """The best of several calls after the first."""
+    """The best time of several calls after the first."""
     call()
     spent, best = 0.0, float("inf")
     for _ in range(200):
@@ -87,7 +87,7 @@ def milliseconds(call: Call, budget: float) -> float:
 
 
 def timed_compilation(spent: list[float]) -> None:
-    """Note the processor time of each compilation and code generation in milliseconds."""
+    """Record the processor time of each compilation and code generation in milliseconds."""
     from properties.simulator import compilation
 
     original = compilation.program_of

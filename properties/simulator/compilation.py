@@ -1,8 +1,8 @@
-"""From a `@triton.jit` function to executable Python, through Triton's own frontend.
+"""Compile a `@triton.jit` function to executable Python through Triton's own frontend.
 
-Generated source is kept on disk under a key of the kernel's source (with everything it calls), its
-argument types and constants, the Triton version and this package, so that a second process starts
-without compiling. `TRITON_SIM_CACHE` names another directory.
+Generated source is cached on disk, keyed by the kernel's source (with everything it calls),
+argument types, constants, the Triton version and this package. `TRITON_SIM_CACHE` names another
+directory.
 """
 
 from __future__ import annotations

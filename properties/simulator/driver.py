@@ -27,12 +27,11 @@ WARP = 32
 
 
 def capability(device: Any = None) -> tuple[int, int]:
-    """Compute capability of the GPU, major and minor."""
     return divmod(compilation.CAPABILITY, 10)
 
 
 class Driver:
-    """What Triton asks of a device driver."""
+    """The part of a device driver that Triton calls."""
 
     def get_current_device(self) -> str:
         return DEVICE
@@ -87,7 +86,7 @@ class Here(nullcontext[None]):
 
 
 class Stream(nullcontext[None]):
-    """The only stream: work on it is done when it is given."""
+    """The only stream; its work is done at once."""
 
     cuda_stream = 0
 
@@ -99,7 +98,6 @@ class Stream(nullcontext[None]):
 
 
 def properties(device: Any = None) -> SimpleNamespace:
-    """`torch.cuda.get_device_properties`."""
     major, minor = capability()
     return SimpleNamespace(
         name=NAME,
@@ -127,13 +125,13 @@ ANSWERS: dict[str, Callable[..., Any]] = {
 
 
 def asked_by_torch() -> bool:
-    """Whether the caller of the function that asks this is a part of torch."""
+    """Whether the calling function was called by torch."""
     asking = sys._getframe(2).f_globals.get("__name__", "")
     return bool(asking.partition(".")[0] == "torch")
 
 
 def answering(truth: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of `torch.cuda` that tells torch the truth and others the answer."""
+    """A function of `torch.cuda` that answers truthfully to torch only."""
 
     def asked(*args: Any, **kwargs: Any) -> Any:
         return (truth if asked_by_torch() else answer)(*args, **kwargs)
@@ -144,13 +142,13 @@ def answering(truth: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_cuda(tensor: torch.Tensor) -> bool:
-    """`Tensor.is_cuda`: tensors in the CPU's memory lie where the GPU's would."""
+    """`Tensor.is_cuda`: CPU memory stands for the GPU's."""
     where = tensor.device.type
     return where == "cuda" or (where == "cpu" and not asked_by_torch())
 
 
 def answers() -> Iterator[tuple[Any, str, Any]]:
-    """What replaces that which packages ask of torch: (owner, name, answer)."""
+    """Replacements for functions that packages call: (owner, name, function)."""
     for name, answer in ANSWERS.items():
         truth = getattr(torch.cuda, name)
         yield torch.cuda, name, answer if isinstance(answer, type) else answering(truth, answer)

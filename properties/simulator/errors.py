@@ -1,4 +1,4 @@
-"""What a simulated launch can find wrong with a kernel."""
+"""The faults that a simulated launch can find."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Location:
-    """A place in the source of a kernel; `line` 0 means that the IR does not say."""
+    """A place in a kernel's source; `line` is 0 if the IR does not say."""
 
     file: str = ""
     line: int = 0
@@ -31,8 +31,8 @@ class SimulationError(RuntimeError):
 
     Attributes:
         kernel: name of the kernel.
-        location: the source line that did it.
-        argument: name of the tensor argument involved, if there is one.
+        location: the source line.
+        argument: name of the tensor argument involved, if any.
         program: program id `(x, y, z)` of the first offending program.
         tile_index: index of the first offending element in the tile.
     """
@@ -91,11 +91,11 @@ class IndexOverflow(SimulationError):
 
 
 class Race(SimulationError):
-    """Two programs of one launch disagree about an address, or one reads what another writes."""
+    """Two programs write different values to an address, or one reads what another writes."""
 
 
 class UninitializedRead(SimulationError):
-    """A load of memory that nobody has written since it was allocated."""
+    """A load of memory that nobody has written since its allocation."""
 
 
 class UnwrittenOutput(SimulationError):
@@ -112,7 +112,7 @@ class UnwrittenOutput(SimulationError):
 
 
 class UndefinedResult(SimulationError):
-    """A division by zero, a store of two values to one address, a loop that does not move."""
+    """A division by zero, a store of two values to one address, a loop with step 0."""
 
 
 class DeviceAssertion(SimulationError):

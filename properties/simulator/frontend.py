@@ -1,13 +1,11 @@
-"""Printed Triton IR (TTIR) to instructions.
+"""Parse printed Triton IR (TTIR) into instructions.
 
-The text is parsed rather than walked through Triton's Python bindings, which do not show
-attributes in every supported release. It is in MLIR's generic form, in which all operations of all
-releases have one grammar:
+The text is parsed, since Triton's Python bindings do not show attributes in every supported
+release. It is in MLIR's generic form, whose grammar is the same for all operations and releases:
 
     %a, %b:2 = "name"(%x, %y)[^bb1] <{properties}> ({regions}) {attributes} : (types) -> types
 
-Text that is not understood raises: a simulator that skips what it cannot read would execute
-another kernel.
+Unknown text raises an error: skipping it would execute another kernel.
 """
 
 from __future__ import annotations
@@ -210,7 +208,7 @@ class Parser:
         self.strings: list[str] = []
 
     def next(self) -> str:
-        """The next line, with placeholders for strings that hold punctuation of the IR."""
+        """The next line, with placeholders for strings that contain IR punctuation."""
         return re.sub(r'"([^"]*)"', self.put_aside, next(self.lines, "the end of the text"))
 
     def put_aside(self, match: re.Match[str]) -> str:
@@ -294,7 +292,7 @@ def names(text: str) -> list[str]:
 
 
 def hand_over(branch: Instruction, labels: list[str]) -> None:
-    """Give the operands of a branch to the targets that receive them."""
+    """Pass the operands of a branch to its targets."""
     own, *sizes = 0, len(branch.operands)
     if len(labels) > 1:
         own, *sizes = branch.integers("operandSegmentSizes")
@@ -305,7 +303,7 @@ def hand_over(branch: Instruction, labels: list[str]) -> None:
 
 
 def make_unique(function: Function) -> None:
-    """Rename values so that no two share a name; sibling regions print the same names again."""
+    """Make names unique, since sibling regions reuse them."""
     used: set[str] = set()
 
     def fresh(name: str) -> str:
@@ -318,7 +316,7 @@ def make_unique(function: Function) -> None:
         return candidate
 
     def visit(blocks: list[Block], outer: dict[str, str]) -> None:
-        # A block may be printed before the one that defines what it uses.
+        # A block may be printed before the one that defines its operands.
         scope = dict(outer)
         for block in blocks:
             defined = [name for name, _ in block.arguments]

@@ -1,7 +1,7 @@
-"""Launches: what happens in place of a GPU.
+"""Launches in place of a GPU's.
 
-`JITFunction.run`, heuristics, specialisation and tuple arguments stay Triton's own. Replaced are
-the driver, the compile step, and the timing of autotuned configs.
+`JITFunction.run`, heuristics, specialisation and tuple arguments stay Triton's. The driver, the
+compile step and the timing of autotuned configs are replaced.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Leaf = tuple[tuple[int, ...], str]
 
 
 def leaves(signature: Any, path: tuple[int, ...], name: str) -> Iterator[Leaf]:
-    """Path and name of every argument that the kernel receives; constants are compiled in."""
+    """Path and name of every runtime argument of the kernel."""
     if isinstance(signature, (tuple, list)):
         for index, part in enumerate(signature):
             yield from leaves(part, (*path, index), f"{name}[{index}]")
@@ -69,7 +69,6 @@ class Kernel:
         self.shown = False
 
     def launch_metadata(self, grid: Any, stream: Any, *arguments: Any) -> Any:
-        """What launch hooks are told."""
         return compiler.LazyDict({"name": self.name, "function": None, "stream": stream})
 
     def _init_handles(self) -> None:
@@ -139,7 +138,7 @@ def as_buffer(kernel: Kernel, name: str, value: Any, kind: Type) -> Buffer:
 
 
 def watch(buffers: list[Buffer | None], program: Program) -> None:
-    """Follow who reads and writes the storages that this launch may write to."""
+    """Track reads and writes of the storages that this launch may write."""
     written = {b.storage for i in program.written if (b := buffers[i]) is not None}
     read = {b.storage for i in program.read if (b := buffers[i]) is not None}
     traffics: dict[tuple[int, int], Traffic] = {}
@@ -165,7 +164,6 @@ def slabs(count: int, size: int, options: Options) -> Iterator[Array]:
 
 
 def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-    """Run every program of a launch."""
     options, program = SESSION.options, kernel.program
     if options.dump and not kernel.shown:
         kernel.shown = True
@@ -211,7 +209,7 @@ def choose_config(tuner: Any, options: Options, keywords: dict[str, Any]) -> Any
 
 
 def run_autotuned(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """In place of `Autotuner.run`: one config, which is chosen rather than timed."""
+    """In place of `Autotuner.run`: run one config without timing."""
     self.nargs = dict(zip(self.arg_names, args, strict=False))
     config = choose_config(self, SESSION.options, kwargs)
     self.best_config = config
@@ -224,16 +222,16 @@ def run_autotuned(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 @cache
 def parsed(source: str) -> ast.Module:
-    """In place of `JITFunction.parse`: the same tree for every specialisation of a function."""
+    """In place of `JITFunction.parse`: share one tree among the specialisations of a function."""
     return ast.parse(source)
 
 
 @cache
 def keep_memory() -> None:
-    """Have the C library reuse freed arrays of up to 64 MB.
+    """Make the C library reuse freed arrays of up to 64 MB.
 
-    By default it maps and unmaps the larger ones each time, and the page faults take several times
-    longer than the arithmetic. What is kept is at most 512 MB, for the rest of the process.
+    By default it maps and unmaps larger ones each time, and the page faults take several times as
+    long as the arithmetic. It keeps at most 512 MB for the rest of the process.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -242,7 +240,7 @@ def keep_memory() -> None:
 
 
 class Session:
-    """What is replaced in Triton and torch while the simulator is installed."""
+    """The replaced attributes of Triton and torch while the simulator is installed."""
 
     def __init__(self) -> None:
         self.options = Options()
@@ -280,7 +278,7 @@ class Session:
         setattr(owner, name, new)
 
     def uninstall(self) -> None:
-        """Put everything back; harmless where nothing is installed."""
+        """Restore everything; does nothing if nothing is installed."""
         self.replaced.close()
         self.installed = False
 

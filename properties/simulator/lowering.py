@@ -1,4 +1,4 @@
-"""Instructions to NumPy source: `LOWERINGS` at the end has an entry per operation."""
+"""Lower instructions to NumPy source: `LOWERINGS` at the end has an entry per operation."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def elementwise(template: str, rounds: bool = True, on_bool: str = "") -> Loweri
 
 
 def linear(symbol: str, ufunc: str, on_bool: str) -> Lowering:
-    """Integer arithmetic; values on their way to an address stay exact in int64.
+    """Integer arithmetic; values that affect addresses stay exact in int64.
 
-    With fewer bits for an index all other counts of 32 bits have to fit as well: of what they are
-    compared with, or how often a loop runs, nothing would be seen later.
+    With fewer index bits, all other 32-bit counts must fit too, since a wrapped comparison or trip
+    count would go unnoticed.
     """
     plain = elementwise(f"{{0}} {symbol} {{1}}", on_bool=f"{{0}} {on_bool} {{1}}")
 
@@ -64,7 +64,7 @@ def linear(symbol: str, ufunc: str, on_bool: str) -> Lowering:
 
 
 def fits(w: Writer, i: Instruction) -> None:
-    """With fewer bits for an index, see that they hold this integer of 32 bits."""
+    """With fewer index bits, check that this 32-bit integer fits."""
     made_of = i.operands if i.name in LINEAR else []
     values = "".join(f", {w.name(name)}" for name in (*i.results, *made_of))
     w.emit(f"if slab.few: slab.fits({w.site(i)}, {w.pred}{values})")
@@ -83,7 +83,6 @@ def division(template: str, signed: bool) -> Lowering:
 
 
 def poison(w: Writer, i: Instruction) -> None:
-    """A value that nobody may use, as the IR has it."""
     text = f"np.zeros({(1,) * (i.type.rank + 1)}, {value_dtype(i.type.element)})"
     w.names[i.results[0]] = w.module.constant(i.results[0], text)
 
@@ -103,7 +102,7 @@ def constant(w: Writer, i: Instruction) -> None:
     shape = (1, *kind.shape) if text.startswith("[") else (1,) * (kind.rank + 1)
     array = f"np.array([{', '.join(numbers)}], {value_dtype(kind.element)}).reshape{shape}"
     hint = numbers[0] if i.results[0][1:].isdigit() else i.results[0]
-    # Decimals of a narrow type are printed with just the digits that identify it.
+    # Narrow types print only the digits that identify a value.
     w.names[i.results[0]] = w.module.constant(hint, rounded(kind.element, array))
 
 
@@ -126,13 +125,13 @@ def of_axis(attribute: str) -> Lowering:
 
 
 def shaping(text: Callable[[Instruction, Type], str]) -> Lowering:
-    """A change of shape: `text` follows the array, or takes its place where it has a `{}`."""
+    """A change of shape: `text` follows the array, or replaces it if it has a `{}`."""
 
     def lower(w: Writer, i: Instruction) -> None:
         (source,) = i.operands
         change = text(i, w.type(source))
         change = change if "{}" in change else "{}" + change
-        # A wide value stays wide through its change of shape, if the result is wide too.
+        # A wide value stays wide through a change of shape if the result is wide too.
         name = w.name(source) if i.results[0] in w.facts.wide else w.use(source)
         if i.type.is_pointer:
             w.define(i.results[0], f"({name}[0], {change.format(name + '[1]')})")
@@ -143,7 +142,7 @@ def shaping(text: Callable[[Instruction, Type], str]) -> Lowering:
 
 
 def broadcast(w: Writer, i: Instruction) -> None:
-    """Nothing: axes of length 1 stand for any length."""
+    """Emit nothing: axes of length 1 broadcast."""
     (source,), (result,) = i.operands, i.results
     if source in w.facts.wide and result not in w.facts.wide:
         w.define(result, w.use(source))
@@ -268,7 +267,7 @@ def add_pointer(w: Writer, i: Instruction) -> None:
 
 
 def memory(w: Writer, i: Instruction) -> None:
-    """A load, a store or an atomic: the site, the operands, and the predicate."""
+    """A load, store or atomic: its site, operands and predicate."""
     kind = w.type(i.operands[0])
     if not kind.is_pointer:
         raise Unsupported(i, "not a plain pointer")
@@ -345,7 +344,7 @@ def for_loop(w: Writer, i: Instruction) -> None:
 
 
 def carry(w: Writer, inside: str, outer: str, targets: list[str], values: list[str]) -> None:
-    """Hand values to the next turn of a loop; programs that have left keep their old ones."""
+    """Pass values to a loop's next iteration; programs that have left keep their old ones."""
     names = [w.name(target) for target in targets]
     changed = [(old, new) for old, new in zip(names, values, strict=True) if old != new]
     if changed:
@@ -393,11 +392,11 @@ def call(w: Writer, i: Instruction) -> None:
 
 
 def nothing(w: Writer, i: Instruction) -> None:
-    """A barrier: the elements of a tile never run ahead of each other."""
+    """A barrier does nothing: the elements of a tile advance together."""
 
 
 def assertion(w: Writer, i: Instruction) -> None:
-    """`tl.device_assert`, and `tl.assume`, which promises as much."""
+    """`tl.device_assert`, or `tl.assume`, which is checked too."""
     site = w.site(i, text=i.attributes.get("message", ""))
     w.emit(f"slab.check_assertion({site}, {w.use(i.operands[0])}, {w.pred})")
 
@@ -465,7 +464,7 @@ def inline_assembly(w: Writer, i: Instruction) -> None:
         w.define(result, value)
 
 
-# Functions that the math dialect and libdevice call alike.
+# Functions with one name in the math dialect and libdevice.
 MATH = {
     **{name: f"np.{name}({{0}})" for name in ("exp", "exp2", "expm1", "log", "log10", "log2")},
     **{name: f"np.{name}({{0}})" for name in ("log1p", "sqrt", "sin", "cos", "tan", "sinh")},
@@ -589,8 +588,8 @@ LOWERINGS: dict[str, Lowering] = {
     "tt.print": device_print,
 }
 
-# Properties that a lowering above reads, and those that change nothing that can be seen here. Names
-# with a dot are hints of a dialect. What is not among them might mean anything.
+# Properties that a lowering reads, and those without an effect here. Names with a dot are hints of
+# a dialect. Any other name raises.
 UNDERSTOOD = {
     *("value", "axis", "start", "end", "order", "predicate", "atomic_rmw_op", "symbol", "callee"),
     *("message", "prefix", "propagateNan", "inputPrecision", "reverse", "rounding", "isVolatile"),

@@ -1,8 +1,8 @@
-"""The memory that a launch may touch: tensors as bounded, typed buffers.
+"""The memory of a launch: tensors as bounded, typed buffers.
 
 A pointer is a pair `(buffer, offset)` with an int64 array of element offsets from the first element
-of its tensor. Where lanes of one pointer may lie in different tensors, or an address was computed
-as an integer, the buffer is `ANYWHERE` and the offset is a byte address.
+of its tensor. If lanes of one pointer may be in different tensors, or an address was computed as an
+integer, the buffer is `ANYWHERE` and the offset is a byte address.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ELEMENT_OF: dict[torch.dtype, str] = {
 
 
 class Window:
-    """Raw memory for NumPy; whoever holds the array keeps the tensor alive beside it."""
+    """Raw memory for NumPy; the holder of the array must keep the tensor alive."""
 
     def __init__(self, address: int, count: int, dtype: np.dtype[Any]) -> None:
         self.__array_interface__ = {
@@ -55,13 +55,13 @@ class Window:
 
 
 def memory_at(address: int, count: int, dtype: np.dtype[Any]) -> Array:
-    """`count` elements of memory; one that nobody may read where there are none."""
+    """`count` elements of memory; for 0, an array that cannot be read."""
     return np.asarray(Window(address, count, dtype)) if count else np.zeros(1, dtype)
 
 
 @lru_cache(maxsize=64)
 def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, Member | None]:
-    """Extent of a view in elements and, where it has gaps, which offsets belong to it."""
+    """Extent of a view in elements and, if it has gaps, which offsets belong to it."""
     if 0 in shape:
         return 0, None
     spans = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size > 1]
@@ -96,15 +96,15 @@ def nested(spans: list[tuple[int, int]]) -> Member | None:
     return belongs
 
 
-# Several programs in the books of a launch.
+# Stands for several programs in a table of readers.
 SEVERAL = np.int32(-(2**31))
 
 
 class Traffic:
     """Which program of the launch last wrote, and which read, each element of a storage.
 
-    Programs count from 1 and 0 is nobody. In the book of writers -n is program n that has updated
-    the element atomically. There is no book of readers where the launch loads nothing from here.
+    Programs count from 1; 0 is nobody. In `writers`, -n is program n that updated the element
+    atomically. There is no table of readers if the launch does not load from the storage.
     """
 
     def __init__(self, address: int, nbytes: int, itemsize: int, read: bool) -> None:
@@ -114,7 +114,7 @@ class Traffic:
 
 
 def sign(book: Array, place: Array, mark: Array) -> None:
-    """Enter a program at each place, unless it has written there; several programs are SEVERAL."""
+    """Enter a program at each place, unless it wrote there; several programs become SEVERAL."""
     before = book.take(place)
     alone = (before == 0) | (before == mark)
     entry = np.where(alone, mark, np.where(before == -mark, before, SEVERAL))
@@ -123,13 +123,13 @@ def sign(book: Array, place: Array, mark: Array) -> None:
 
 
 class Buffer:
-    """One tensor argument as a kernel sees it: a base address and the offsets that are its own.
+    """One tensor argument as a kernel sees it: a base address and its own offsets.
 
     Attributes:
         data: the raw elements from the first one of the view to its last one.
         size: number of elements in that range; offsets at or above it are out of bounds.
         member: for views with gaps, which offsets belong to the view.
-        fresh: the storage came from `torch.empty` and may hold elements nobody wrote.
+        fresh: the storage came from `torch.empty` and may hold unwritten elements.
     """
 
     __slots__ = (
@@ -178,7 +178,7 @@ class Buffer:
         return other
 
     def place_of(self, offset: int) -> str:
-        """Where an offset that is not the tensor's own points to."""
+        """Where an offset outside the tensor points."""
         if 0 <= offset < self.size:
             return "which is in its storage but between the rows of the view"
         allowed = f"allowed are 0 to {self.size - 1}" if self.size else "the tensor is empty"
@@ -188,7 +188,6 @@ class Buffer:
         return allowed + (", though its storage goes on there" if inside else "")
 
     def describe(self) -> str:
-        """The argument in a message."""
         shape, strides = tuple(self.tensor.shape), self.tensor.stride()
         gaps = "" if self.tensor.is_contiguous() else f" and strides {strides}"
         return f"argument `{self.name}` of shape {shape}{gaps}"
@@ -213,7 +212,7 @@ def address_of(pointer: Pointer) -> Array:
 
 
 def choose(mask: Array, one: Pointer, two: Pointer) -> Pointer:
-    """Lane by lane one pointer or the other."""
+    """Select a pointer lane by lane."""
     if one[0] is two[0]:
         return one[0], np.where(mask, one[1], two[1])
     return ANYWHERE, np.where(mask, address_of(one), address_of(two))
@@ -234,27 +233,27 @@ def recast(pointer: Pointer, kind: str) -> Pointer:
 
 
 # Memory from `torch.empty` is filled with this 16-bit pattern while the simulator is installed. It
-# reads as NaN in every float type of 16 bits and more, and as an implausible integer. Memory that
-# still holds it was written by nobody, kernel or host: no host operation needs to be followed.
+# is NaN in every float type of 16 bits and more, and an implausible integer. Memory that still
+# holds it was written by no kernel and no host operation.
 PATTERN = 0x7FFD
 CANARY: dict[int, Any] = {
     2: np.uint16(PATTERN),
     4: np.uint32(PATTERN * 0x10001),
     8: np.uint64(PATTERN * 0x0001000100010001),
 }
-# By address; where memory was freed and given out again, the storage is another.
+# By address; memory that is freed and reallocated belongs to another storage.
 FRESH: OrderedDict[int, ref[torch.UntypedStorage]] = OrderedDict()
 FRESH_LIMIT = 8192
 
 
 def canary_of(kind: str) -> Any:
-    """The pattern as an element of this type; `None` where it could be an honest value."""
+    """The pattern as an element of this type; `None` if it could be a legitimate value."""
     size = ELEMENTS[kind].size
     return CANARY.get(size) if size > 2 or "f" in kind else None
 
 
 def fill_fresh(tensor: Any) -> None:
-    """Mark the storage of a newly allocated tensor as written by nobody."""
+    """Mark the storage of a new tensor as unwritten."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -275,7 +274,7 @@ def fill_fresh(tensor: Any) -> None:
 
 
 def is_fresh(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's storage is one that `torch.empty` or kin of it made."""
+    """Whether `torch.empty` or its kin made a tensor's storage."""
     storage = tensor.untyped_storage()
     known = FRESH.get(storage.data_ptr())
     return known is not None and known() is storage
@@ -288,9 +287,9 @@ def unwritten(tensor: torch.Tensor) -> torch.Tensor | None:
         tensor: any tensor or view on the CPU.
 
     Returns:
-        A bool tensor of the same shape, or `None` where it is not known: no `torch.empty` or kin
-        of it gave out this memory while the simulator was installed, it is larger than 1 GB, or
-        the elements are integers of one or two bytes, which have no implausible value.
+        A bool tensor of the same shape, or `None` if unknown: the memory did not come from
+            `torch.empty` or its kin while the simulator was installed, it is larger than 1 GB, or
+            the elements are integers of one or two bytes, which have no implausible value.
     """
     if tensor.device.type != "cpu" or not is_fresh(tensor):
         return None
@@ -315,7 +314,7 @@ ALLOCATORS: tuple[tuple[Any, str], ...] = (
 
 
 def allocators() -> Iterator[tuple[Any, str, Any]]:
-    """What replaces the allocators of uninitialised tensors: (owner, name, function)."""
+    """Replacements for the allocators of uninitialised tensors: (owner, name, function)."""
     for owner, name in ALLOCATORS:
         yield owner, name, filling(getattr(owner, name))
 

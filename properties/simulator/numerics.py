@@ -1,10 +1,10 @@
 """Arithmetic of Triton's types on NumPy arrays.
 
-Values of 16 and 8 bit floats live as float32 arrays that hold only representable values: every
-operation that yields such a type rounds its float32 result to nearest even. float32 carries more
-than twice the bits of each of them, so that add, subtract, multiply, divide and square root are
-rounded once, in effect. `tl.dot` on 16-bit operands is therefore exact in its products and
-accumulates in float32; float32 operands multiply in float32 unless tf32 is asked for.
+16- and 8-bit floats are float32 arrays that hold only representable values: every operation that
+yields such a type rounds its float32 result to nearest even. float32 has more than twice the bits
+of each, so add, subtract, multiply, divide and square root are rounded only once in effect.
+`tl.dot` computes in float64 and rounds once; float32 operands are first rounded to tf32 if
+requested.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def to_integer(x: Array, dtype: Any) -> Array:
 
 
 def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
-    """`a * b + c` with one rounding of the product and sum, in effect."""
+    """`a * b + c`, in effect rounded once."""
     if a.dtype == np.float64:
         return np.asarray(a * b + c)
     return (a.astype(np.float64) * b + c).astype(np.float32)
@@ -186,12 +186,12 @@ def tf32(x: Array) -> Array:
 
 
 def full(x: Array, tile: tuple[int, ...]) -> Array:
-    """The value with every axis of its tile at full length."""
+    """The value with every axis of its tile expanded."""
     return x if x.shape[1:] == tile else np.broadcast_to(x, (x.shape[0], *tile))
 
 
 def stretch(x: Array, axis: int, length: int) -> Array:
-    """The value with one axis of the array at full length."""
+    """The value with one axis expanded."""
     if x.shape[axis] == length:
         return x
     shape = list(x.shape)
@@ -202,8 +202,8 @@ def stretch(x: Array, axis: int, length: int) -> Array:
 def dot(a: Array, b: Array, c: Array | None, inner: int) -> Array:
     """`a @ b + c` per program; `inner` is the length of the contraction.
 
-    In float64, rounded once: as on a GPU, the bits of an element do not depend on the width of the
-    tile that it is computed in, which in float32 they do with NumPy's BLAS.
+    In float64, rounded once: as on a GPU, an element's bits do not depend on the width of its tile,
+    which they do with NumPy's BLAS in float32.
     """
     a, b = stretch(a, a.ndim - 1, inner), stretch(b, b.ndim - 2, inner)
     product = np.matmul(a.astype(np.float64), b.astype(np.float64))
@@ -244,7 +244,7 @@ def gather(x: Array, index: Array, axis: int, tile: tuple[int, ...], to: tuple[i
 
 
 def histogram(x: Array, mask: Array | None, length: int, bins: int) -> Array:
-    """Counts of 0 ... bins - 1 per program; other values are counted nowhere."""
+    """Counts of 0 ... bins - 1 per program; other values are ignored."""
     programs = max(x.shape[0], 1 if mask is None else mask.shape[0])
     values = np.broadcast_to(x, (programs, length)).astype(np.int64)
     counted = (values >= 0) & (values < bins)
@@ -258,10 +258,10 @@ def histogram(x: Array, mask: Array | None, length: int, bins: int) -> Array:
 def reduce(
     combine: Combine, values: tuple[Array, ...], axis: int, tile: tuple[int, ...]
 ) -> tuple[Array, ...]:
-    """Reduction by any associative and commutative function, one half onto the other.
+    """Reduce by an associative, commutative function, folding one half onto the other.
 
-    Faster than NumPy along short axes, closer to the exact sum, and the same to the last bit
-    however many programs run together and whatever the memory layout.
+    Faster than NumPy along short axes, closer to the exact sum, and bitwise independent of memory
+    layout and of how many programs run together.
     """
     before: tuple[Any, ...] = (slice(None),) * (axis + 1)
     length = tile[axis]

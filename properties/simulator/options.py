@@ -1,4 +1,4 @@
-"""How launches are simulated."""
+"""Options of simulated launches."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ class Options:
     """Settings of `install` and `simulating`.
 
     Attributes:
-        slab: programs that run together; 0 chooses by the size of the tiles, 1 is one program
-            after the other.
-        order: in which order slabs of programs run; a kernel without races does not notice.
+        slab: programs that run together; 0 chooses by the size of the tiles, 1 runs them one by
+            one.
+        order: the order in which slabs run; a kernel without races does not notice.
         seed: of the shuffled order.
-        tf32: round float32 operands of `tl.dot` to tf32 where the kernel allows it.
-        autotune_config: which config of an autotuned kernel runs: its position, or a function
-            from the list of configs to one of them.
+        tf32: round float32 operands of `tl.dot` to tf32 if the kernel allows it.
+        autotune_config: the config of an autotuned kernel: its position, or a function from the
+            list of configs to one of them.
         checks: look for races and for reads of unwritten memory; addresses are always checked.
-        unwritten: what a load of floats that nobody has written does: it is refused, or it goes on
-            with the NaN that they hold, which shows where they are used and not where they are
-            dropped.
-        unmasked: what inactive lanes of a load without `other` hold. Triton leaves it undefined;
+        unwritten: a load of unwritten floats raises, or returns the NaN that they hold, which shows
+            only where they are used.
+        unmasked: the value of inactive lanes of a load without `other`. Triton leaves it undefined;
             NaN shows who relies on it.
-        index_bits: of the integers of 32 bits that addresses are computed from. With fewer, small
-            tensors show what wraps around on large ones. Other sums and products of 32 bits have to
-            fit then, unless they come of floats, and what is loaded and what is divided.
+        index_bits: bits of the 32-bit integers that addresses are computed from. With fewer, small
+            tensors show what wraps around on large ones. Other 32-bit sums and products must then
+            fit too, unless they come from floats; so must loaded and divided integers.
         dump: print the generated source of every kernel when it is first launched.
     """
 

@@ -1,7 +1,7 @@
-"""Inline assembly of one lane: straight float32 code in PTX, to NumPy.
+"""Translate inline PTX assembly of one lane, straight float32 code, to NumPy.
 
-What is here is what elementwise helpers of kernels are written in: arithmetic, comparisons into
-predicates, and instructions guarded by them. The rest is refused by name.
+It supports arithmetic, comparisons into predicates, and predicated instructions, as elementwise
+helpers use them. Other statements raise an error that names them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class UnknownAssembly(ValueError):
 def translate(
     text: str, results: int, arguments: list[str], fresh: Callable[[str], str]
 ) -> tuple[list[str], list[str]]:
-    """Assembly as Python.
+    """Translate assembly to Python.
 
     Args:
         text: the assembly; its operands `$0`, `$1`, ... are the results, then the arguments.
         results: how many of them are results.
         arguments: expressions of the others.
-        fresh: a new Python name like the given one.
+        fresh: makes a new Python name like the given one.
 
     Returns:
         Lines of Python, and the expressions of the results.
@@ -73,7 +73,7 @@ def translate(
             sides = (value, values[target])
             chosen, other = reversed(sides) if negated else sides
             value = f"np.where({values[guard]}, {chosen}, {other})"
-        # Not assigned before: the lanes that are left out hold what nobody may use.
+        # First assignment: inactive lanes are undefined.
         variable = fresh("asm")
         lines.append(f"{variable} = {value}")
         values[target] = variable

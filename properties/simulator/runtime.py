@@ -1,4 +1,4 @@
-"""What generated code calls: predicates, loops, and memory accesses that are checked.
+"""The functions that generated code calls: predicates, loops, and checked memory accesses.
 
 A value is an array `[P or 1, *tile]` for the P programs of a slab; any axis may have length 1. A
 predicate says which programs are active: `None` for all of them, `False` for none, else `bool[P]`.
@@ -41,7 +41,7 @@ CLOBBERS = ("written", "wrote another value")
 
 @dataclass(frozen=True)
 class Site:
-    """A place in a kernel that touches memory, divides, asserts, prints or loops.
+    """A place in a kernel that accesses memory, divides, asserts, prints or loops.
 
     Attributes:
         element: type behind the pointer.
@@ -108,14 +108,14 @@ def merge(pred: Active, new: Any, old: Any) -> Any:
 def carried(
     inside: Active, outer: Active, new: tuple[Any, ...], old: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Values for the next turn of a loop: programs that are not in it keep theirs."""
+    """Loop values for the next iteration: programs outside the loop keep theirs."""
     if inside is outer:
         return new
     return tuple(merge(inside, n, o) for n, o in zip(new, old, strict=True))
 
 
 def activity(mask: Active, pred: Active, rank: int) -> Active:
-    """The lanes of an access that happen."""
+    """The active lanes of an access."""
     if pred is None:
         return mask
     return along(pred, rank) if mask is None else mask & along(pred, rank)
@@ -153,7 +153,7 @@ def ranks(offset: Array) -> Array:
     return rank
 
 
-# What an atomic operation leaves in memory; NaN loses against numbers.
+# The new value in memory of an atomic operation; a number wins over NaN.
 EXCHANGES: dict[str, Callable[[Array, Array], Array]] = {
     "add": np.add,
     "fadd": np.add,
@@ -176,8 +176,8 @@ class Slab:
         counts: number of programs, one int32 array per axis.
         number: 1, 2, ... over the whole launch, which identifies a program in race detection.
         buffers: the tensor arguments, among which computed addresses are looked up.
-        limit: what an integer of 32 bits in an address is below.
-        few: whether that is less than 32 bits hold.
+        limit: exclusive bound of a 32-bit integer in an address.
+        few: whether that is less than 2^31.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Slab:
         self.steps = 0
 
     def numbered(self, number: Any) -> tuple[Any, Any, Any]:
-        """The program ids behind numbers of the launch."""
+        """The program ids of numbers of the launch."""
         (x, y, _), index = self.grid, number - 1
         return index % x, index // x % y, index // (x * y)
 
@@ -215,7 +215,7 @@ class Slab:
         value: Array | None = None,
         buffer: Buffer | None = None,
     ) -> None:
-        """Raise where an active lane is wrong, naming the first one; `detail` gets its `value`."""
+        """Raise if an active lane is wrong, naming the first one; `detail` gets its `value`."""
         if not some(wrong):
             return
         bad = wrong if active is None else wrong & active
@@ -230,13 +230,13 @@ class Slab:
         raise error(self.kernel, site.location, text, name, program, tuple(tile_index))
 
     def check(self, site: Site, pointer: Pointer, active: Active, error: type[OutOfBounds]) -> None:
-        """Every active offset belongs to the tensor."""
+        """Check that every active offset belongs to the tensor."""
         buffer, offset = pointer
         place = offset.view(np.uint64)
         wrong = place >= buffer.size
         if buffer.member is not None:
             wrong = wrong | ~buffer.member(offset)
-        # Most launches end here, at idle lanes past the end at worst.
+        # Most launches return here, with idle lanes past the end at worst.
         if not some(wrong) or (active is not None and not some(wrong & active)):
             return
         beyond = site.narrow & self.overflows(offset)
@@ -254,15 +254,15 @@ class Slab:
         self.refuse(error, site, wrong, active, outside, offset, buffer)
 
     def overflows(self, value: Array) -> Array:
-        """Where int32 does not hold a value."""
+        """Where a value does not fit into int32."""
         beyond: Array = (value < -self.limit) | (value >= self.limit)
         return beyond
 
     def advance(self, pointer: Pointer, offset: Array, size: int) -> Pointer:
         """`advance` by an int32 that was kept exact.
 
-        Where a tensor is so large that an overflown one could land inside it, lanes that overflow
-        are moved far out of bounds, to be reported if they are used.
+        If a tensor is so large that an overflowed address could land inside it, overflowed lanes
+        move far out of bounds, so that their use is reported.
         """
         if pointer[0] is not ANYWHERE and pointer[0].size > self.limit:
             moved = offset.astype(np.int64) + OVERFLOWN
@@ -270,16 +270,16 @@ class Slab:
         return advance(pointer, offset, size)
 
     def widen(self, site: Site, value: Array, pred: Active) -> Array:
-        """int32 to int64, of a value that was kept exact so that an overflow shows."""
+        """Extend an exact int32 to int64, and report an overflow."""
         wrong = self.overflows(value)
         text = "an index is {}, which int32 does not hold, before it becomes int64".format
         self.refuse(IndexOverflow, site, wrong, activity(None, pred, value.ndim), text, value)
         return value
 
     def fits(self, site: Site, pred: Active, value: Array, *made_of: Array) -> None:
-        """As few bits as an index has hold an integer, if they hold what it is made of.
+        """Check that an integer fits into the index bits if its operands do.
 
-        A constant that they do not hold may stand for a number without end.
+        A constant that does not fit may stand for infinity.
         """
         wrong = self.overflows(value)
         for each in made_of:
@@ -288,10 +288,9 @@ class Slab:
         self.refuse(IndexOverflow, site, wrong, activity(None, pred, value.ndim), text, value)
 
     def check_division(self, site: Site, a: Array, b: Array, signed: bool, pred: Active) -> None:
-        """No active lane divides by zero, or the least integer by -1.
+        """Check that no active lane divides by zero, or the least integer by -1.
 
-        Nor, with fewer bits for an index, what they do not hold: of a quotient they would say
-        nothing.
+        With fewer index bits, operands must fit as well, since their quotient would hide it.
         """
         if signed and a.dtype == np.int32 and self.few:
             wrong = self.overflows(a)
@@ -317,7 +316,7 @@ class Slab:
     ) -> Iterator[tuple[Array, Active]]:
         """The induction variable of a loop and the programs still in it.
 
-        The predicate is the very object `pred` as long as all of those programs are in the loop.
+        The predicate is the object `pred` itself while all of its programs are in the loop.
         """
         self.refuse(UndefinedResult, site, step <= 0, pred, "a loop in steps of {}".format, step)
         dtype = low.dtype
@@ -354,7 +353,7 @@ class Slab:
         other: Array | None = None,
         pred: Active = None,
     ) -> Array:
-        """Gather; inactive lanes are `other`, or the launch's filler where there is none."""
+        """Gather; inactive lanes are `other`, or the launch's filler without one."""
         buffer, offset = pointer
         active = activity(mask, pred, offset.ndim)
         if buffer is ANYWHERE:
@@ -438,10 +437,10 @@ class Slab:
         pred: Active = None,
         wanted: bool = True,
     ) -> Array | None:
-        """Read-modify-write, lane after lane in program order; yields what was there before.
+        """Read-modify-write, lane after lane in program order; return the old values.
 
         Args:
-            operands: the value and perhaps a mask; of "cas" what is expected and what replaces it.
+            operands: the value and perhaps a mask; for "cas" the expected and the new value.
         """
         buffer, offset = pointer
         if buffer is ANYWHERE:
@@ -505,7 +504,7 @@ class Slab:
     # Races
 
     def note_read(self, site: Site, buffer: Buffer, offset: Array, active: Active) -> None:
-        """A load that looks for other programs' writes, and leaves a note for later ones."""
+        """Check a load against other programs' writes, and record it."""
         traffic = buffer.traffic
         assert traffic is not None
         offset, number = lanes_of(active, offset, along(self.number, offset.ndim))
@@ -518,7 +517,7 @@ class Slab:
     def check_readers(
         self, site: Site, buffer: Buffer, offset: Array, number: Array, done: str
     ) -> None:
-        """No other program of the launch has read what is about to be written."""
+        """Check that no other program of the launch has read what is about to be written."""
         assert buffer.traffic is not None
         if buffer.traffic.reader is not None:
             rival = buffer.traffic.reader.take(offset + buffer.shift)
@@ -565,7 +564,7 @@ class Slab:
         to: tuple[int, ...],
         pred: Active,
     ) -> Array:
-        """`tl.gather`; programs that are not here may have any index."""
+        """`tl.gather`; inactive programs may have any index."""
         outside = (index < 0) | (index >= tile[axis])
         if some(outside):
             active, text = (

@@ -1,4 +1,4 @@
-"""Kernels that are wrong on purpose: each is caught, and named at the right source line."""
+"""Kernels with planted faults: each is caught at the right source line."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
@@ -19,13 +19,13 @@ from properties.simulator import memory
 
 @pytest.fixture(autouse=True, params=[0, 1, 3], ids=["slabs", "one by one", "by three"])
 def simulated(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A fault is found whichever programs run together."""
+    """Each fault is found however many programs run together."""
     with simulator.simulating(slab=request.param):
         yield
 
 
 def line_of(kernel: Any, mark: str) -> int:
-    """Line number of the source line of a kernel that carries a mark."""
+    """The line number of a marked source line."""
     lines, first = inspect.getsourcelines(kernel.fn)
     (index,) = [i for i, line in enumerate(lines) if mark in line]
     return first + index
@@ -64,7 +64,7 @@ def test_a_load_one_row_out_of_bounds() -> None:
     assert "element offset 80, allowed are 0 to 79" in message
 
 
-def test_a_tensor_that_ends_inside_a_larger_storage_ends_there() -> None:
+def test_accesses_past_a_tensor_inside_a_larger_storage_are_caught() -> None:
     x, out = torch.randn(6, 16)[:5], torch.empty(5, 16)
     with pytest.raises(simulator.LoadOutOfBounds, match="its storage goes on there"):
         one_row_too_many[(6,)](x, out, 5, D=16)
@@ -161,7 +161,7 @@ def read_address(table, out):
     tl.store(out + tl.program_id(0), tl.load(pointer))  # wrong
 
 
-def test_an_address_that_belongs_to_no_argument() -> None:
+def test_an_address_outside_every_argument_is_caught() -> None:
     x = torch.randn(4)
     table = torch.tensor([x.data_ptr()])
     with pytest.raises(simulator.OutOfBounds, match="lies in no tensor argument"):
@@ -202,8 +202,8 @@ def test_a_tile_far_inside_a_large_tensor() -> None:
     assert out.tolist() == list(range(8))
 
 
-def test_an_int32_index_that_wraps_around() -> None:
-    # Pages that nobody touches take no memory.
+def test_an_int32_index_that_wraps_around_is_caught() -> None:
+    # Untouched pages take no memory.
     x = torch.from_numpy(np.zeros(33001 * 65536, np.int8))
     out = torch.empty(1, dtype=torch.int8)
     far_row[(1,)](x, out, 32000, 65536)
@@ -218,7 +218,7 @@ def test_an_int32_index_that_wraps_around() -> None:
     assert widened.value.location.line == line_of(far_row_widened_too_late, "wrong")
 
 
-def test_with_fewer_bits_a_small_tensor_shows_what_wraps_around_on_a_large_one() -> None:
+def test_with_fewer_index_bits_small_tensors_show_overflows() -> None:
     x, out = torch.zeros(33 * 64, dtype=torch.int8), torch.empty(1, dtype=torch.int8)
     far_row[(1,)](x, out, 32, 64)
     with simulator.simulating(index_bits=12):
@@ -275,7 +275,7 @@ def doubled_count_of_steps(x, out):
 
 
 @pytest.mark.parametrize(("kernel", "bound"), [(doubled_bound, 1024), (loaded_bound, 2048)])
-def test_with_fewer_bits_what_is_compared_and_what_is_loaded_have_to_fit(
+def test_with_fewer_index_bits_compared_and_loaded_integers_must_fit(
     kernel: Any, bound: int
 ) -> None:
     out = torch.empty(1)
@@ -292,7 +292,7 @@ def test_with_fewer_bits_what_is_compared_and_what_is_loaded_have_to_fit(
     assert caught.value.location.line == line_of(kernel, "wrong")
 
 
-def test_integers_that_floats_were_made_into_are_no_indices() -> None:
+def test_integers_converted_from_floats_are_no_indices() -> None:
     out = torch.empty(1)
     with simulator.simulating(index_bits=12):
         doubled_count_of_steps[(1,)](torch.tensor([40.0]), out)
@@ -348,7 +348,7 @@ def double_in_place(x, n, D: tl.constexpr):
     tl.store(x + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
 
 
-def test_a_program_reads_what_another_one_writes() -> None:
+def test_reading_what_another_program_writes_is_a_race() -> None:
     x = torch.arange(60.0)
     double_in_place[(4,)](x, 60, D=16)
     assert torch.equal(x, 2 * torch.arange(60.0))
@@ -364,7 +364,7 @@ def neighbours(x, y, n, D: tl.constexpr):
     tl.store(y + i, tile, mask=i < n)
 
 
-def test_two_arguments_that_share_memory_race_too() -> None:
+def test_two_arguments_that_share_memory_can_race() -> None:
     x = torch.arange(60.0)
     neighbours[(4,)](x, torch.empty(60), 60, D=16)
     with pytest.raises(simulator.Race):
@@ -445,7 +445,7 @@ def divides(out, x, y, N: tl.constexpr):
 
 
 @pytest.mark.parametrize(("x", "y"), [(5, 0), (-(2**31), -1)])
-def test_a_quotient_that_is_not_defined(x: int, y: int) -> None:
+def test_an_undefined_quotient_is_caught(x: int, y: int) -> None:
     a, b = torch.full((32,), 7, dtype=torch.int32), torch.ones(32, dtype=torch.int32)
     # The third program does not divide.
     a[19], b[19] = x, y
@@ -467,7 +467,7 @@ def scatters(out, x, N: tl.constexpr, SAME: tl.constexpr):
 
 
 @pytest.mark.parametrize("grid", [1, 4])
-def test_lanes_that_store_different_values_to_one_address(grid: int) -> None:
+def test_lanes_that_store_different_values_to_one_address_are_caught(grid: int) -> None:
     x, out = torch.randn(16), torch.zeros(4, 16)
     scatters[(grid,)](out, x, N=16, SAME=True)
     x[:10] = x[:10:2].repeat_interleave(2)
@@ -483,7 +483,7 @@ def steps(out, step):
         tl.store(out + i, i)
 
 
-def test_a_loop_that_does_not_move() -> None:
+def test_a_loop_with_step_0_is_caught() -> None:
     out = torch.zeros(4, dtype=torch.int32)
     steps[(2,)](out, torch.tensor([1, 2], dtype=torch.int32))
     assert out.tolist() == [0, 1, 2, 3]
@@ -528,7 +528,7 @@ def reads_more_than_it_uses(out, x, n, D: tl.constexpr):
     tl.store(out + i, tl.where(i < n, tile, 0.0))
 
 
-def test_unwritten_memory_may_be_read_as_nan_that_shows_where_it_is_used() -> None:
+def test_unwritten_memory_reads_as_nan_on_request() -> None:
     x = torch.empty(16)
     x[:8] = 1
     with simulator.simulating(unwritten="nan"):
@@ -606,7 +606,7 @@ def test_every_allocator_of_uninitialised_memory_is_followed(make: Any) -> None:
     assert torch.equal(simulator.unwritten(x), expected)  # type: ignore[arg-type]
 
 
-def test_memory_that_was_given_back_is_forgotten() -> None:
+def test_freed_memory_is_forgotten() -> None:
     for _ in range(20):
         x = torch.empty(1000)
         assert simulator.unwritten(x) is not None
@@ -617,8 +617,8 @@ def test_memory_that_was_given_back_is_forgotten() -> None:
         del y
 
 
-def test_memory_that_was_given_back_may_hold_any_number() -> None:
-    """Also the one that stands for unwritten memory, which a NaN may well be."""
+def test_freed_memory_may_hold_any_number() -> None:
+    """Even the pattern of unwritten memory, which some NaN may equal."""
     for _ in range(20):
         x = torch.empty(1000, dtype=torch.bfloat16)
         assert simulator.unwritten(x).all()  # type: ignore[union-attr]
@@ -666,7 +666,7 @@ def waits_forever(lock):
         pass
 
 
-def test_a_lock_that_is_never_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_never_released_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("properties.simulator.runtime.LOOP_LIMIT", 1000)
     with pytest.raises(simulator.Stuck, match="wait for a program") as caught:
         waits_forever[(2,)](torch.zeros(1, dtype=torch.int32))

@@ -1,4 +1,4 @@
-"""`python -m properties.simulator` on a script that knows nothing of the simulator."""
+"""`python -m properties.simulator` runs a script that does not know the simulator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Other engines on the same kernels: Triton's interpreter, and ttsem where it is installed.
+"""The simulator agrees with other engines: Triton's interpreter, and ttsem if installed.
 
 Each runs in a process of its own, `python -m properties.simulator.test_engines ENGINE WHAT PATH`,
-because Triton decides at import whether kernels are compiled.
+because Triton decides at import whether it compiles kernels.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ ENGINES = [
 
 
 def features() -> Outputs:
-    """Outputs of the feature kernels, whatever engine runs them."""
+    """Outputs of the feature kernels on the current engine."""
     torch.manual_seed(5)
     n, outputs = 64, {}
 
     def add(name: str, kernel: Any, out: torch.Tensor, *args: Any, **settings: Any) -> None:
-        outputs[name] = kernels.run(kernel, out, *args, **settings)
+        outputs[name] = kernels.launch(kernel, out, *args, **settings)
 
     add("for", kernels.loop_with_own_bound, torch.zeros(7, n, dtype=INTEGERS), N=n, grid=7)
     start = torch.randint(1, 60, (9,), dtype=INTEGERS)
@@ -82,7 +82,7 @@ def features() -> Outputs:
         a, b = torch.randn(2, n).to(dtype)
         name = str(dtype)
         add(f"narrow {name}", kernels.narrow_arithmetic, torch.zeros(6, n, dtype=dtype), a, b, N=n)
-        # Numbers that tf32 holds: the engines do not round operands to it alike.
+        # Numbers that tf32 represents exactly, since engines round to it differently.
         a, b = torch.randn(3, 16, 32).bfloat16(), torch.randn(3, 32, 64).bfloat16()
         sizes = {"M": 16, "K": 32, "N": 64, "DTYPE": triton.language.float32, "grid": 3}
         add(
@@ -122,9 +122,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def small_cases(dtype: str) -> list[Case]:
-    """Some of every op in every mode, at small ragged shapes.
+    """A few small ragged cases of every op and mode.
 
-    Modes take turns: each is there in one dtype, and in profile nightly in all.
+    Each mode appears in one dtype, in the profile nightly in all.
     """
     from properties.cases.strategies import ORDINARY, cases
     from properties.catalogue import OPS
@@ -142,7 +142,7 @@ def small_cases(dtype: str) -> list[Case]:
 
 
 def some(strategy: SearchStrategy[Case]) -> list[Case]:
-    """A few elements of a strategy, and not the simplest one."""
+    """A few elements of a strategy, without the simplest one."""
     drawn: list[Case] = []
 
     @settings(
@@ -160,7 +160,7 @@ def integers(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=INTEGERS)
 
 
-# A kernel for every class of faults that the README of ttsem lists.
+# A kernel for every class of faults in ttsem's README.
 FAULTS: dict[str, Callable[[], None]] = {
     "read past the end": lambda: broken.one_row_too_many[(6,)](
         torch.ones(5, 16), torch.zeros(5, 16), 5, D=16
@@ -183,7 +183,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 def faults() -> Outputs:
-    """The source line that the engine blames for each fault, 0 where it finds none."""
+    """The source line that the engine blames for each fault; 0 if it finds none."""
     return {name: torch.tensor([blamed(launch)]) for name, launch in FAULTS.items()}
 
 
@@ -208,7 +208,7 @@ def seconds() -> Outputs:
         best = float("inf")
         for _ in range(4):
             start = time.process_time()
-            kernels.run(kernels.products, out, a, b, **sizes)
+            kernels.launch(kernels.products, out, a, b, **sizes)
             best = min(best, time.process_time() - start)
         spent[str(programs)] = torch.tensor([best])
     return spent
@@ -223,7 +223,7 @@ WHAT: dict[str, Callable[[], Outputs]] = {
 
 @contextmanager
 def engine(name: str) -> Iterator[None]:
-    """Launches run on an engine, in a process that has chosen it at its start."""
+    """Run launches on an engine that this process chose at its start."""
     if name == "interpreter":
         from properties import interpreter
 
@@ -237,7 +237,7 @@ def engine(name: str) -> Iterator[None]:
 
 
 def outputs_of(name: str, what: str, path: Path) -> Outputs:
-    """What a process of its own says of `WHAT[what]`, or of the cases in a file of that name."""
+    """The outputs of `WHAT[what]`, or of the cases in that file, from another process."""
     interpreted = "1" if name == "interpreter" else "0"
     environment = {**os.environ, "TRITON_INTERPRET": interpreted, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", __spec__.name, name, what, str(path)]
@@ -258,7 +258,7 @@ def test_another_engine_agrees_on_features(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_another_engine_agrees_on_the_project(name: str, tmp_path: Path) -> None:
-    # Not drawn a second time there: what Hypothesis draws depends on the modules it sees.
+    # Passed as a file, since Hypothesis' draws depend on the imported modules.
     cases = [case for dtype in DTYPES for case in small_cases(dtype)]
     file = tmp_path / "cases.json"
     file.write_text("\n".join(case.to_json() for case in cases))
@@ -274,8 +274,8 @@ def expect_same(ours: Outputs, theirs: Outputs) -> None:
         differs = (got != want) & ~(got.isnan() & want.isnan())
         if not differs.any():
             continue
-        # The engines round every step alike; sums are in another order, functions of another
-        # library, which is a few units in the last place of the largest element.
+        # Engines round every step alike, but add in another order and use other libraries'
+        # functions: a few units in the last place of the largest element.
         unit = torch.finfo(got.dtype).eps * want.double().abs().max()
         worst = (got.double() - want.double())[differs].abs().max()
         assert worst <= 16 * unit, f"{key}: {worst / unit} units"
@@ -288,7 +288,7 @@ def test_faults_that_ttsem_finds_are_found_at_the_same_line(tmp_path: Path) -> N
         ours = faults()
     for name, line in theirs.items():
         assert line > 0
-        # A race has two sides, and either of them may be named.
+        # A race has two sides, and either may be named.
         assert ours[name] > 0 if name.startswith("race") else ours[name] == line, name
 
 

@@ -1,4 +1,4 @@
-"""A small kernel for every feature that the simulator claims, against torch or by hand."""
+"""A small kernel for every feature of the simulator, compared with torch or with values by hand."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
@@ -27,7 +27,7 @@ def simulated(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def run(kernel: Any, out: torch.Tensor, *args: Any, grid: int = 1, **constants: Any) -> Any:
+def launch(kernel: Any, out: torch.Tensor, *args: Any, grid: int = 1, **constants: Any) -> Any:
     kernel[(grid,)](out, *args, **constants)
     return out
 
@@ -47,7 +47,7 @@ def loop_with_own_bound(out, N: tl.constexpr):
 
 
 def test_programs_leave_a_for_loop_at_their_own_bound() -> None:
-    out = run(loop_with_own_bound, torch.empty(7, N, dtype=torch.int32), N=N, grid=7)
+    out = launch(loop_with_own_bound, torch.empty(7, N, dtype=torch.int32), N=N, grid=7)
     for pid in range(7):
         turns = range(pid % 3, pid)
         assert torch.equal(out[pid], sum(turns) * RANGE + len(turns))
@@ -69,7 +69,7 @@ def collatz(out, start):
 
 def test_programs_leave_a_while_loop_when_they_are_done() -> None:
     start = torch.tensor([1, 2, 3, 7, 27, 6], dtype=torch.int32)
-    out = run(collatz, torch.empty(6, dtype=torch.int32), start, grid=6)
+    out = launch(collatz, torch.empty(6, dtype=torch.int32), start, grid=6)
     assert out.tolist() == [0, 1, 7, 16, 111, 8]
 
 
@@ -85,7 +85,7 @@ def early_return(out, limit):
 
 
 def test_a_program_that_returns_early_does_nothing_more() -> None:
-    out = run(early_return, torch.full((6,), -1, dtype=torch.int32), 4, grid=6)
+    out = launch(early_return, torch.full((6,), -1, dtype=torch.int32), 4, grid=6)
     assert out.tolist() == [100, 1, 102, 3, -1, -1]
 
 
@@ -101,7 +101,7 @@ def swaps(out, turns):
 
 @pytest.mark.parametrize("turns", [0, 1, 4, 5])
 def test_values_carried_by_a_loop_are_handed_over_at_once(turns: int) -> None:
-    out = run(swaps, torch.empty(2, 2, dtype=torch.int32), turns, grid=2)
+    out = launch(swaps, torch.empty(2, 2, dtype=torch.int32), turns, grid=2)
     expected = [[0, 10], [1, 11]]
     assert out.tolist() == ([row[::-1] for row in expected] if turns % 2 else expected)
 
@@ -125,7 +125,7 @@ def conditions(out, x, flag):
 @pytest.mark.parametrize("flag", [0, 1])
 def test_if_takes_its_branch_program_by_program(flag: int) -> None:
     x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 2.5, 8.0])
-    out = run(conditions, torch.zeros(16), x, flag, grid=8)
+    out = launch(conditions, torch.zeros(16), x, flag, grid=8)
     value = x + flag
     even = torch.arange(8) % 2 == 0
     assert torch.equal(out[:8], torch.where(even, value * torch.where(value > 3, 3, 2), value))
@@ -156,7 +156,7 @@ def calls(out, x):
 
 def test_a_call_that_is_not_inlined_returns_and_stores() -> None:
     x = torch.tensor([5, 0, -3, 9], dtype=torch.int32)
-    out = run(calls, torch.full((4,), 7, dtype=torch.int32), x, grid=4)
+    out = launch(calls, torch.full((4,), 7, dtype=torch.int32), x, grid=4)
     assert out.tolist() == [1, 0, 7, 1]
 
 
@@ -176,9 +176,9 @@ def test_program_ids_run_over_three_axes() -> None:
 
 @pytest.mark.parametrize("order", ["reverse", "shuffled"])
 def test_the_order_of_programs_does_not_matter_to_an_honest_kernel(order: str) -> None:
-    expected = run(loop_with_own_bound, torch.empty(7, N, dtype=torch.int32), N=N, grid=7)
+    expected = launch(loop_with_own_bound, torch.empty(7, N, dtype=torch.int32), N=N, grid=7)
     with simulator.simulating(order=order, slab=3):
-        out = run(loop_with_own_bound, torch.empty(7, N, dtype=torch.int32), N=N, grid=7)
+        out = launch(loop_with_own_bound, torch.empty(7, N, dtype=torch.int32), N=N, grid=7)
     assert torch.equal(out, expected)
 
 
@@ -205,7 +205,7 @@ def borrowed_names(out, slab, pred, N: tl.constexpr):
 
 def test_kernels_may_use_any_name() -> None:
     flag = torch.ones(1)
-    out = run(borrowed_names, torch.empty(N, dtype=torch.int32), flag, 0, N=N)
+    out = launch(borrowed_names, torch.empty(N, dtype=torch.int32), flag, 0, N=N)
     i = RANGE.long()
     shuffled = (2 * i - 1).reshape(2, N // 2).T.reshape(-1)
     added = sum(j + (7 + 1) + j * 2 * 3 for j in range(2))
@@ -226,7 +226,7 @@ def constants_with_borrowed_names(out, limit):
 
 
 def test_constants_may_have_any_name() -> None:
-    out = run(constants_with_borrowed_names, torch.zeros(4, dtype=torch.int32), 3, grid=4)
+    out = launch(constants_with_borrowed_names, torch.zeros(4, dtype=torch.int32), 3, grid=4)
     assert out.tolist() == [5 * (2 * (pid + 1) + 3) for pid in range(3)] + [0]
 
 
@@ -242,9 +242,9 @@ def column_sums(out, x, M: tl.constexpr, N: tl.constexpr):
 
 def test_results_do_not_depend_on_how_many_programs_run_together() -> None:
     x = torch.randn(5, 16, 64)
-    out = run(column_sums, torch.empty(5, 64), x, M=16, N=64, grid=5)
+    out = launch(column_sums, torch.empty(5, 64), x, M=16, N=64, grid=5)
     for one, whole in zip(x, out, strict=True):
-        assert torch.equal(run(column_sums, torch.empty(64), one, M=16, N=64), whole)
+        assert torch.equal(launch(column_sums, torch.empty(64), one, M=16, N=64), whole)
 
 
 @triton.jit
@@ -278,7 +278,7 @@ def reductions(out, x, M: tl.constexpr, N: tl.constexpr):
 
 def test_reductions() -> None:
     x = torch.randint(-8, 8, (8, 32)).float()
-    out = run(reductions, torch.empty(10, 8), x, M=8, N=32)
+    out = launch(reductions, torch.empty(10, 8), x, M=8, N=32)
     xor = np.bitwise_xor.reduce((x * 4).int().numpy(), axis=1)
     first_min = torch.tensor([row.tolist().index(min(row)) for row in x])
     first_max = torch.tensor([row.tolist().index(max(row)) for row in x])
@@ -311,7 +311,7 @@ def bigger(a, b):
 def test_scans(reverse: bool) -> None:
     a = torch.tensor([1.0, -1.0])[torch.randint(0, 2, (N,))]
     b = torch.randint(-4, 5, (N,)).float()
-    out = run(scans, torch.empty(4, N), a, b, N=N, REVERSE=reverse)
+    out = launch(scans, torch.empty(4, N), a, b, N=N, REVERSE=reverse)
     order = range(N - 1, -1, -1) if reverse else range(N)
     total, product, state, most = 0.0, 1.0, 0.0, -np.inf
     for i in order:
@@ -333,7 +333,7 @@ def sorting(out, x, N: tl.constexpr, DESCENDING: tl.constexpr):
 @pytest.mark.parametrize("descending", [False, True])
 def test_sort_and_flip(descending: bool) -> None:
     x = torch.randn(N)
-    out = run(sorting, torch.empty(2, N), x, N=N, DESCENDING=descending)
+    out = launch(sorting, torch.empty(2, N), x, N=N, DESCENDING=descending)
     assert torch.equal(out[0], x.sort(descending=descending).values)
     assert torch.equal(out[1], x.flip(0))
 
@@ -359,7 +359,7 @@ def shapes(out, x, M: tl.constexpr, N: tl.constexpr):
 
 def test_shapes() -> None:
     x = torch.randint(0, 9, (8, 16)).float()
-    out = run(shapes, torch.zeros(7, 128), x, M=8, N=16)
+    out = launch(shapes, torch.zeros(7, 128), x, M=8, N=16)
     assert torch.equal(out[0], x.T.reshape(-1))
     assert torch.equal(out[1], x.reshape(-1))
     assert torch.equal(out[2], x.reshape(8, 8, 2).flip(2).reshape(-1))
@@ -378,7 +378,7 @@ def look_up(out, x, index, M: tl.constexpr, N: tl.constexpr):
 
 def test_gather() -> None:
     x, index = torch.randn(4, 16), torch.randint(0, 16, (4, 16), dtype=torch.int32)
-    out = run(look_up, torch.empty(4, 16), x, index, M=4, N=16)
+    out = launch(look_up, torch.empty(4, 16), x, index, M=4, N=16)
     assert torch.equal(out, x.gather(1, index.long()))
 
 
@@ -393,10 +393,10 @@ def last_of_each(out, x, lengths, N: tl.constexpr):
 
 
 def test_a_program_that_has_left_the_loop_gathers_nothing() -> None:
-    # Three turns for the last program: the others' indices would be negative by then.
+    # Three iterations for the last program: the others' indices would be negative by then.
     lengths = torch.tensor([0, 5, 16, 40], dtype=torch.int32)
     x = torch.arange(48.0)
-    out = run(last_of_each, torch.full((4,), -1.0), x, lengths, N=16, grid=4)
+    out = launch(last_of_each, torch.full((4,), -1.0), x, lengths, N=16, grid=4)
     assert out.tolist() == [-1.0, 4.0, 15.0, 39.0]
 
 
@@ -409,7 +409,7 @@ def count(out, x, N: tl.constexpr, BINS: tl.constexpr):
 
 def test_histogram() -> None:
     x = torch.randint(0, 16, (3, N), dtype=torch.int32)
-    out = run(count, torch.empty(3, 16, dtype=torch.int32), x, N=N, BINS=16, grid=3)
+    out = launch(count, torch.empty(3, 16, dtype=torch.int32), x, N=N, BINS=16, grid=3)
     for got, row in zip(out, x, strict=True):
         assert torch.equal(got, torch.bincount(row, minlength=16).int())
 
@@ -440,7 +440,7 @@ def test_integers_wrap_truncate_and_know_their_sign() -> None:
     x = torch.randint(-(2**31), 2**31, (N,), dtype=torch.int32)
     y = torch.randint(1, 2**31, (N,), dtype=torch.int32) * torch.tensor([1, -1]).repeat(N // 2)
     y = y.int()
-    out = run(integers, torch.empty(12, N, dtype=torch.int32), x, y, N=N)
+    out = launch(integers, torch.empty(12, N, dtype=torch.int32), x, y, N=N)
     a, b = x.long(), y.long()
     ua, ub = a % 2**32, b % 2**32
     quotient = torch.div(a, b, rounding_mode="trunc")
@@ -482,7 +482,7 @@ def test_float_functions(dtype: torch.dtype) -> None:
     a, b = torch.randn(2, N, dtype=torch.float64).to(dtype)
     single = dtype == torch.float32
     out = torch.empty(14 + single, N, dtype=dtype)
-    run(float_functions, out, a, b, N=N, SINGLE=single, LIBRARY=True)
+    launch(float_functions, out, a, b, N=N, SINGLE=single, LIBRARY=True)
     a, b = a.double(), b.double()
     m = a.abs()
     expected = [
@@ -507,10 +507,10 @@ def nan_rules(out, x, y, N: tl.constexpr):
     tl.store(out + 5 * N + i, (a < b).to(tl.float32))
 
 
-def test_maximum_ignores_nan_unless_it_is_told_to_propagate_it() -> None:
+def test_maximum_ignores_nan_unless_it_should_propagate() -> None:
     nan = float("nan")
     a, b = torch.tensor([1.0, nan, 1.0, nan]), torch.tensor([2.0, 2.0, nan, nan])
-    out = run(nan_rules, torch.empty(6, 4), a, b, N=4)
+    out = launch(nan_rules, torch.empty(6, 4), a, b, N=4)
     expected = torch.tensor(
         [[2, 2, 1, nan], [1, 2, 1, nan], [2, nan, nan, nan], [1, nan, nan, nan],
          [1, 1, 1, 1], [1, 0, 0, 0]]
@@ -533,7 +533,7 @@ def narrow_arithmetic(out, x, y, N: tl.constexpr):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_floats_are_rounded_after_every_operation(dtype: torch.dtype) -> None:
     a, b = torch.randn(2, N).to(dtype)
-    out = run(narrow_arithmetic, torch.empty(6, N, dtype=dtype), a, b, N=N)
+    out = launch(narrow_arithmetic, torch.empty(6, N, dtype=dtype), a, b, N=N)
     assert torch.equal(out[0], a + b)
     assert torch.equal(out[1], a * b)
     assert torch.equal(out[2], a - b * a)
@@ -595,7 +595,7 @@ def float_assembly(out, x, y, N: tl.constexpr):
 
 def test_inline_assembly_of_floats() -> None:
     x, y = 3 * torch.randn(2, N)
-    out = run(float_assembly, torch.empty(3, N), x, y, N=N)
+    out = launch(float_assembly, torch.empty(3, N), x, y, N=N)
     softplus = torch.where(x > 2, x, x.exp().log1p())
     assert ((out[0] - softplus).abs() <= 1e-6 * (1 + softplus)).all()
     assert torch.equal(out[1], x + y)
@@ -619,7 +619,7 @@ def foreign_assembly(out, x, N: tl.constexpr):
 
 def test_inline_assembly_that_is_not_understood_is_quoted() -> None:
     with pytest.raises(NotImplementedError, match=r"shf\.l\.wrap\.b32"):
-        run(foreign_assembly, torch.empty(N), torch.zeros(N), N=N)
+        launch(foreign_assembly, torch.empty(N), torch.zeros(N), N=N)
 
 
 @triton.jit
@@ -634,23 +634,23 @@ def fast_functions(out, x, N: tl.constexpr):
 
 def test_fast_variants_of_library_functions() -> None:
     x = torch.randn(N)
-    out = run(fast_functions, torch.empty(4, N), x, N=N)
+    out = launch(fast_functions, torch.empty(4, N), x, N=N)
     expected = torch.stack([x.cos(), x.sin(), x.exp(), x / (2 + x * x)])
     assert ((out - expected).abs() <= 1e-6 * (1 + expected.abs())).all()
 
 
 def test_float_to_integer_truncates() -> None:
     x = torch.tensor([1.9, -1.9, 0.5, -0.5, 1e9, -7.0, 3e5, 2.0**31])
-    out = run(convert, torch.zeros(8, dtype=torch.int32), x, N=8)
+    out = launch(convert, torch.zeros(8, dtype=torch.int32), x, N=8)
     assert out.tolist() == [1, -1, 0, 0, 10**9, -7, 300000, 2**31 - 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int64, torch.bool])
 def test_integer_tensors_load_with_their_sign(dtype: torch.dtype) -> None:
     x = torch.randint(-128, 128, (N,)).to(dtype)
-    assert torch.equal(run(convert, torch.zeros(N, dtype=torch.int64), x, N=N), x.long())
-    assert torch.equal(run(convert, torch.zeros(N), x, N=N), x.float())
-    assert torch.equal(run(convert, torch.zeros(N, dtype=dtype), x, N=N), x)
+    assert torch.equal(launch(convert, torch.zeros(N, dtype=torch.int64), x, N=N), x.long())
+    assert torch.equal(launch(convert, torch.zeros(N), x, N=N), x.float())
+    assert torch.equal(launch(convert, torch.zeros(N, dtype=dtype), x, N=N), x)
 
 
 @triton.jit
@@ -662,7 +662,7 @@ def random_numbers(out, seed, N: tl.constexpr):
 
 
 def test_random_numbers_are_philox() -> None:
-    out = run(random_numbers, torch.empty(3, 4096), 7, N=1024, grid=4)
+    out = launch(random_numbers, torch.empty(3, 4096), 7, N=1024, grid=4)
     words = philox(7, 4096)
     signed = words.astype(np.int32)
     magnitude = np.where(signed < 0, -signed.astype(np.int64) - 1, signed)
@@ -698,7 +698,7 @@ def strided_copy(out, x, n, stride, N: tl.constexpr):
 
 def test_masked_lanes_load_other_and_store_nothing() -> None:
     x = torch.randn(50, 3)
-    out = run(strided_copy, torch.full((64,), 9.0), x[:, 1], 50, 3, N=32, grid=2)
+    out = launch(strided_copy, torch.full((64,), 9.0), x[:, 1], 50, 3, N=32, grid=2)
     assert torch.equal(out[:50], x[:, 1])
     assert out[50:].tolist() == [-1.0, -1.0] + 12 * [9.0]
 
@@ -717,7 +717,7 @@ def chosen_pointer(out, x, y, N: tl.constexpr):
 
 def test_a_pointer_may_point_into_different_tensors() -> None:
     x, y = torch.randn(2, N)
-    out = run(chosen_pointer, torch.empty(8, N), x, y, N=N, grid=4)
+    out = launch(chosen_pointer, torch.empty(8, N), x, y, N=N, grid=4)
     even = RANGE % 2 == 0
     for pid in range(4):
         assert torch.equal(out[pid], y if pid % 2 else x)
@@ -737,7 +737,7 @@ def pointer_casts(out, x, N: tl.constexpr):
 
 def test_pointers_can_be_cast() -> None:
     x = torch.randn(N)
-    out = run(pointer_casts, torch.empty(3, N, dtype=torch.int32), x, N=N)
+    out = launch(pointer_casts, torch.empty(3, N, dtype=torch.int32), x, N=N)
     assert torch.equal(out[0], x.view(torch.int32))
     assert torch.equal(out[1], x.view(torch.int16)[::2].int())
     assert torch.equal(out[2], x.view(torch.int32))
@@ -755,7 +755,7 @@ def walking(out, x, rows, N: tl.constexpr):
 
 def test_a_loop_may_carry_a_pointer() -> None:
     x = torch.randint(-9, 9, (5, N)).float()
-    assert torch.equal(run(walking, torch.empty(N), x, 5, N=N), x.sum(0))
+    assert torch.equal(launch(walking, torch.empty(N), x, 5, N=N), x.sum(0))
 
 
 @triton.jit
@@ -774,7 +774,7 @@ def test_block_pointers() -> None:
     if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
         pytest.skip("block pointers ended with Triton 3.8")
     x = torch.randn(21, 37)
-    assert torch.equal(run(blocks, torch.empty(21, 37), x, 21, 37, M=8, N=16, grid=3), x * 2)
+    assert torch.equal(launch(blocks, torch.empty(21, 37), x, 21, 37, M=8, N=16, grid=3), x * 2)
 
 
 @triton.jit
@@ -788,7 +788,7 @@ def descriptors(out, x, m, n, M: tl.constexpr, N: tl.constexpr):
 
 def test_tensor_descriptors_made_in_the_kernel() -> None:
     x = torch.randn(21, 36)
-    out = run(descriptors, torch.empty(21, 36), x, 21, 36, M=8, N=16, grid=3)
+    out = launch(descriptors, torch.empty(21, 36), x, 21, 36, M=8, N=16, grid=3)
     assert torch.equal(out, x + 1)
 
 
@@ -818,7 +818,7 @@ def atomic_histogram(out, x, N: tl.constexpr):
 
 def test_atomic_adds_to_one_address_all_count() -> None:
     x = torch.randint(0, 8, (4 * N,), dtype=torch.int32)
-    out = run(atomic_histogram, torch.zeros(8, dtype=torch.int32), x, N=N, grid=4)
+    out = launch(atomic_histogram, torch.zeros(8, dtype=torch.int32), x, N=N, grid=4)
     assert torch.equal(out, torch.bincount(x).int())
 
 
@@ -839,11 +839,11 @@ def atomics(out, x, N: tl.constexpr):
     tl.atomic_xchg(out + 7, 42)
 
 
-def test_atomics_return_what_was_there_before() -> None:
+def test_atomics_return_the_old_value() -> None:
     x = torch.randint(-99, 99, (4 * N,), dtype=torch.int32)
     start = torch.zeros(24, dtype=torch.int32)
     start[2] = -1
-    out = run(atomics, start.clone(), x, N=N, grid=4)
+    out = launch(atomics, start.clone(), x, N=N, grid=4)
     values = x.numpy()
     bits = [ufunc.reduce(values) for ufunc in (np.bitwise_and, np.bitwise_or, np.bitwise_xor)]
     assert out[:8].tolist() == [max(0, values.max()), min(0, values.min()), *bits, 4, 1, 42]
@@ -864,10 +864,10 @@ def atomic_floats(out, x, N: tl.constexpr):
 def test_float_atomics(dtype: torch.dtype) -> None:
     x = torch.randint(-9, 9, (5, N)).to(dtype)
     if dtype == torch.float16:
-        out = run(atomic_half, torch.zeros(N, dtype=dtype), x, N=N, grid=5)
+        out = launch(atomic_half, torch.zeros(N, dtype=dtype), x, N=N, grid=5)
         assert torch.equal(out, x.sum(0))
         return
-    out = run(atomic_floats, torch.zeros(2, N, dtype=dtype), x, N=N, grid=5)
+    out = launch(atomic_floats, torch.zeros(2, N, dtype=dtype), x, N=N, grid=5)
     assert torch.equal(out[0, :-1], x.sum(0)[:-1])
     assert out[0, -1] == 0
     assert torch.equal(out[1], x.amax(0).clamp(min=0))
@@ -942,7 +942,7 @@ def batched_product(out, a, b, B: tl.constexpr, M: tl.constexpr):
 
 def test_dot_of_three_dimensional_tiles() -> None:
     a, b = torch.randn(2, 4, 16, 16)
-    out = run(batched_product, torch.empty(4, 16, 16), a, b, B=4, M=16)
+    out = launch(batched_product, torch.empty(4, 16, 16), a, b, B=4, M=16)
     assert torch.allclose(out, a @ b, rtol=0, atol=1e-5)
 
 
@@ -974,9 +974,9 @@ def tuples(out, parts, sizes, extra, N: tl.constexpr):
 
 def test_tuples_and_none_as_arguments() -> None:
     x, y, z = torch.randint(-9, 9, (3, N)).float()
-    out = run(tuples, torch.empty(N), (x, y), (2, 5), None, N=N)
+    out = launch(tuples, torch.empty(N), (x, y), (2, 5), None, N=N)
     assert torch.equal(out, 2 * x + 5 * y)
-    out = run(tuples, torch.empty(N), (x, y), (1, 5), z, N=N)
+    out = launch(tuples, torch.empty(N), (x, y), (1, 5), z, N=N)
     assert torch.equal(out, x + 5 * y + z)
 
 
@@ -1010,7 +1010,7 @@ def scalars(out, a, b, c, d):
 
 
 def test_scalars_of_every_kind() -> None:
-    out = run(scalars, torch.empty(3), 2**40, 1.5, -3, True)
+    out = launch(scalars, torch.empty(3), 2**40, 1.5, -3, True)
     assert out.tolist() == [float(np.float32(2**40) + 1.5), -3.0, 1.0]
 
 
@@ -1026,7 +1026,7 @@ def test_launch_hooks_are_called() -> None:
         pytest.skip("this Triton has a single hook")
     hooks.add(note)
     try:
-        run(scalars, torch.empty(3), 1, 2, 3, 4)
+        launch(scalars, torch.empty(3), 1, 2, 3, 4)
     finally:
         hooks.remove(note)
     assert names == ["scalars"]
@@ -1040,13 +1040,13 @@ def test_packages_are_told_of_a_gpu_and_torch_is_not() -> None:
     assert torch.cuda.device_count() == 1
     assert torch.cuda.current_device() == 0
     assert torch.cuda.current_stream().cuda_stream == 0
-    # Part of torch, which would look for a driver if it were told that there is a GPU.
+    # torch itself would look for a driver if it were told that there is a GPU.
     with torch.cuda.device_of(x), torch.cuda.device(0):
         assert torch.equal(x + 1, torch.ones(2))
     assert not torch.cuda.is_available()
 
 
-def test_nobody_is_told_of_a_gpu_once_the_simulator_is_gone() -> None:
+def test_uninstalling_the_simulator_hides_the_gpu() -> None:
     simulator.uninstall()
     try:
         assert not torch.zeros(2).is_cuda
@@ -1075,7 +1075,7 @@ def assembly(out, N: tl.constexpr):
     tl.store(out + i, y)
 
 
-def test_what_cannot_be_executed_is_named_with_its_line() -> None:
+def test_an_unsupported_operation_is_named_with_its_line() -> None:
     with pytest.raises(NotImplementedError, match=r"inline_asm.*test_features\.py:\d+.*mov\.b32"):
         assembly[(1,)](torch.empty(N, dtype=torch.int32), N=N)
 

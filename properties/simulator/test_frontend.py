@@ -1,4 +1,4 @@
-"""Each trap of the printed IR as text, and text that must be refused rather than guessed at."""
+"""Difficult printed IR is parsed, and unknown text is rejected."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_sibling_regions_may_use_one_name_for_two_values() -> None:
     ) == [0, 1, 5, 6]
 
 
-def test_while_loops_whose_results_are_not_what_they_carry() -> None:
+def test_while_loops_may_return_other_values_than_they_carry() -> None:
     assert execute(
         f"""{PID}
     {ONE}
@@ -220,7 +220,7 @@ def test_attributes_and_strings() -> None:
         '%a = "arith.addi"(%n, %n) <{unfinished : (i32, i32) -> i32',
     ],
 )
-def test_text_that_is_not_understood_is_refused(line: str) -> None:
+def test_unknown_text_is_rejected(line: str) -> None:
     with pytest.raises(UnreadableIR):
         instructions(line + '\n "tt.return"() : () -> ()')
 
@@ -233,7 +233,7 @@ def test_text_that_is_not_understood_is_refused(line: str) -> None:
         ('%a = "arith.cmpf"(%n, %n) <{predicate = 15 : i64}> : (i32, i32) -> i1', "predicate 15"),
     ],
 )
-def test_operations_that_are_not_known_are_refused(line: str, named: str) -> None:
+def test_unknown_operations_are_rejected(line: str, named: str) -> None:
     with pytest.raises(NotImplementedError, match=named):
         lowering.generate(parse(function(line + '\n "tt.return"() : () -> ()')))
 

@@ -1,8 +1,7 @@
 """The frame of the generated source: modules, functions, blocks and predicates.
 
-The source is meant to be read: variables keep the names of the kernel, and every kernel line stands
-above its code. Names that the kernel did not choose begin with an underscore, those of constants
-with `_k_`.
+The source is meant to be read: variables keep the kernel's names, and every kernel line stands
+above its code. Other names begin with an underscore, those of constants with `_k_`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .analysis import Facts
 from .errors import Location
 from .frontend import Block, Function, Instruction, Type
 
-# What generated code may refer to.
+# Names that generated code may use.
 NAMESPACE: dict[str, Any] = {"np": np, "Location": Location}
 for module in (numerics, memory, runtime):
     NAMESPACE.update({name: x for name, x in vars(module).items() if not name.startswith("_")})
@@ -75,7 +74,7 @@ class Module:
             FunctionWriter(self, function, function is self.entry).write()
 
     def header(self) -> list[str]:
-        """What the launcher wants to know."""
+        """Constants for the launcher."""
         facts, known = list(self.facts.values()), self.facts[self.entry.name]
         names = [name for name, _ in self.entry.arguments]
         arguments = [(kind.element, kind.shape, kind.pointee) for _, kind in self.entry.arguments]
@@ -150,7 +149,7 @@ class FunctionWriter:
         return known
 
     def use(self, value: str) -> str:
-        """Expression of a value as an operand, wrapped to int32 where it is kept wide."""
+        """Expression of a value as an operand, wrapped to int32 if it is kept wide."""
         text = self.name(value)
         return f"_{text}_i32" if value in self.facts.wide else text
 
@@ -172,7 +171,7 @@ class FunctionWriter:
         self.names[value] = self.name(source)
 
     def join(self, name: str, new: str, pred: str, already: str) -> None:
-        """A variable that takes `new` where `pred` holds; where `already` does it has a value."""
+        """Assign `new` to a variable where `pred` holds; where `already` holds it has a value."""
         self.emit(f"{name} = {new} if {already} is False else merge({pred}, {new}, {name})")
 
     def site(
@@ -201,7 +200,7 @@ class FunctionWriter:
         self.module.body += ["", "", head, *self.lines]
 
     def block(self, block: Block) -> Instruction:
-        """Everything up to the terminator, which is returned."""
+        """Write everything up to the terminator, and return that."""
         *instructions, last = block.instructions
         for instruction in instructions:
             self.lower(instruction)

@@ -1,4 +1,4 @@
-"""Attention over many tiles: what they add up to is float32, and gates get the pairs of all."""
+"""Attention over many tiles: sums over tiles are float32, and gates get all their pairs."""
 
 from typing import Any
 
@@ -23,9 +23,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def _inputs(zeros: str) -> dict[str, Tensor]:
-    """Small integers in bfloat16, and cotangents of one channel, of queries with a whole window.
+    """Small integers in bfloat16, and cotangents of one channel for queries with a full window.
 
-    Values of a window are 0 in sum, and 16 · 64 halfway.
+    The values of a window sum to 0, halfway to 16 · 64.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -51,8 +51,9 @@ def _inputs(zeros: str) -> dict[str, Tensor]:
 def test_sums_over_tiles_keep_their_bits(
     tile: int, options: str, zeros: str, subject: Subject
 ) -> None:
-    """Without logits every weight is 1/128, dS is do · v over it, and every sum of them is exact:
-    it is rounded once, as a result."""
+    """Without logits every weight is 1/128 and dS is do · v times that. Every sum is exact and is
+    rounded once, as a result.
+    """
     case = Case(
         op="attention", mode="parallel", dtype="bfloat16", dims={"K": 16, "V": 16}, lengths=(1,)
     )
@@ -116,7 +117,7 @@ def test_gates_of_many_tiles_get_all_their_pairs(
     tile: int,
     subject: Subject,
 ) -> None:
-    """So many tiles of queries and of keys, and a few tokens more."""
+    """This many tiles of queries and keys, and a few tokens more."""
     tiles = subject.target.tiles(_gated((1,), (1,), tile))
     if tile not in tiles:
         pytest.skip("no tile of this device")

@@ -1,4 +1,4 @@
-"""Caches against lists of tokens: any order of calls, each followed by a full recomputation."""
+"""Caches in any order of calls, each compared with a full recomputation from lists of tokens."""
 
 import math
 import os
@@ -44,7 +44,7 @@ MACHINES = {
 
 @pytest.fixture
 def unknown_lanes(device: torch.device) -> Iterator[None]:
-    """The lanes that a mask leaves out of a load are NaN, of which Triton promises nothing."""
+    """Fill masked lanes of loads, which Triton leaves undefined, with NaN."""
     installed = simulator.installed()
     with simulator.simulating(unmasked=math.nan) if installed else nullcontext():
         yield
@@ -61,7 +61,7 @@ def test_any_order_of_calls_matches_the_list_of_tokens(
         watched, settings=settings(max_examples=examples, stateful_step_count=20, deadline=None)
     )
     if profile.derandomize:
-        # The same examples on every run: what they reach is no accident.
+        # Examples are the same on every run, so what they reach is deterministic.
         assert MACHINES[machine] <= watched.reached
 
 
@@ -71,7 +71,7 @@ def test_any_order_of_calls_matches_the_list_of_tokens(
 def test_chunks_longer_than_a_tile_match_the_list_of_tokens(
     kind: str, dims: tuple[int, int], device: torch.device
 ) -> None:
-    """A program copies 64 tokens at most, and 16 of 256 wide heads."""
+    """A program copies at most 64 tokens, or 16 of 256 wide heads."""
     window = 70 if kind == "sliding" else None
     caches: dict[str, Callable[[], KVCache]] = {
         "contiguous": lambda: ContiguousCache(2, 300, 2, *dims, device=device),
@@ -122,8 +122,8 @@ def test_a_gather_of_the_first_tokens_ends_where_the_next_sequence_starts(
     ],
     ids=["contiguous", "sliding", "paged"],
 )
-def test_a_cache_works_where_its_tokens_are(kind: Callable[..., KVCache]) -> None:
-    """Shown on a device without memory, which like a GPU mixes with no other."""
+def test_a_cache_works_on_the_device_of_its_tokens(kind: Callable[..., KVCache]) -> None:
+    """On the meta device, which like a GPU mixes with no other."""
     cache = kind(device="meta")
     q, k, v = (torch.zeros(2, 3, heads, d, device="meta") for heads, d in ((2, 3), (1, 3), (1, 4)))
     o, lse = cache.attend(q, k, v, offset=torch.tensor([1, 2]), return_lse=True)
@@ -135,14 +135,14 @@ def test_a_cache_works_where_its_tokens_are(kind: Callable[..., KVCache]) -> Non
     assert lse.shape == (2, 2, 3)
 
 
-def test_the_length_of_a_layer_is_where_its_state_is() -> None:
+def test_the_length_of_a_layer_is_on_the_device_of_its_state() -> None:
     cache = RecurrentCache(2)
     cache.update(torch.zeros(2, 1, 3, 4, device="meta"), offset=1)
     assert cache.layer_length(0).device.type == "meta"
 
 
-def test_nothing_new_brings_no_forgotten_token_back(device: torch.device) -> None:
-    """Cropped by the one token that it may be, a window cannot be cropped by another."""
+def test_appending_nothing_does_not_allow_another_crop(device: torch.device) -> None:
+    """A window cropped by the one token that it allows cannot be cropped again."""
     cache = SlidingWindowCache(1, 2, 1, 1, 1, device=device)
     x = torch.arange(5.0, device=device).view(1, 5, 1, 1)
     cache.update(x, x)
@@ -154,7 +154,7 @@ def test_nothing_new_brings_no_forgotten_token_back(device: torch.device) -> Non
 @pytest.mark.parametrize(
     ("counts", "copies"), [([0, 0, 0], 0), ([0, 0, 1], 1), ([0, 1, 1], 2), ([1, 1, 1], 2)], ids=str
 )
-def test_who_writes_to_a_shared_page_needs_a_copy_but_the_last_holder(
+def test_writers_of_a_shared_page_copy_it_except_the_last_holder(
     counts: list[int], copies: int, device: torch.device
 ) -> None:
     """The pool has no more pages than that."""
@@ -188,7 +188,7 @@ def test_pages_of_any_size_are_addressed_in_64_bits(device: torch.device) -> Non
 
 
 def pool(**changes: Any) -> dict[str, Tensor]:
-    """What `PagedCache.from_pages` accepts: 3 pages of 2 tokens for 2 sequences."""
+    """Arguments for `PagedCache.from_pages`: 3 pages of 2 tokens for 2 sequences."""
     return {
         "k_pages": torch.zeros(3, 2, 1, 5),
         "v_pages": torch.zeros(3, 2, 1, 7),
@@ -198,7 +198,7 @@ def pool(**changes: Any) -> dict[str, Tensor]:
     }
 
 
-def test_a_cache_continues_from_pages_that_exist(device: torch.device) -> None:
+def test_a_cache_continues_from_existing_pages(device: torch.device) -> None:
     given = {name: x.to(device) for name, x in pool().items()}
     given["k_pages"] += torch.arange(3, device=device)[:, None, None, None]
     cache = PagedCache.from_pages(**given)
@@ -266,7 +266,7 @@ def test_wrong_pages_are_refused(argument: str, wrong: Any) -> None:
 
 
 def test_pages_may_be_any_slice_or_permutation_of_dense_memory(device: torch.device) -> None:
-    """Of a pool that has keys beside values, of heads before tokens, of every second row."""
+    """From a pool with keys beside values, with heads before tokens, or with every second row."""
     both = torch.zeros(3, 2, 2, 1, 5, device=device)
     pools = [
         both.unbind(1),

@@ -1,8 +1,8 @@
-"""Sums within a chunk of a delta rule are float32, also where inputs are bfloat16.
+"""Sums within a chunk of a delta rule are float32 even if inputs are bfloat16.
 
-Each has a few terms, so that rounding them to 8 bits is within the error budget. Integers show it:
-their sums have more than 8 bits, and nothing is rounded but the results, as the operands that a
-kernel may round have 8 bits here.
+Each has few terms, so rounding them to 8 bits would stay within the error budget. Integers reveal
+it: the sums need more than 8 bits, while operands that a kernel may round fit into 8, so only
+results are rounded.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ Tensors = dict[str, Tensor]
 
 
 @pytest.mark.parametrize("op", DELTA_RULES)
-def test_overlaps_of_keys_keep_their_bits(op: str, subject: Any) -> None:
+def test_products_of_keys_keep_their_bits(op: str, subject: Any) -> None:
     inputs = _inputs(op, seed=0)
     # k_1 · k_2 = 257 - 256, in two blocks of keys. Gradients of them have more than 8 bits.
     inputs["k"][0, :2, 0] = 0
@@ -34,7 +34,7 @@ def test_overlaps_of_keys_keep_their_bits(op: str, subject: Any) -> None:
         assert torch.equal(got[name], want[name].to(got[name].dtype)), name
 
 
-# Of those whose operands have 8 bits.
+# Seeds whose operands fit into 8 bits.
 @pytest.mark.parametrize("seed", [2, 13, 22])
 @pytest.mark.parametrize("op", DELTA_RULES)
 def test_gradients_keep_their_bits(op: str, seed: int, subject: Any) -> None:
@@ -45,13 +45,15 @@ def test_gradients_keep_their_bits(op: str, seed: int, subject: Any) -> None:
 
 @pytest.mark.parametrize("op", DELTA_RULES)
 def test_the_inverse_of_a_system_keeps_its_bits(op: str, subject: Any) -> None:
-    """k_1 · k_2 = k_2 · k_3 = 17, so that it has 17² = 289 in it, which meets 17 · (-17)."""
+    """k_1 · k_2 = k_2 · k_3 = 17, so the inverse has 17² = 289, which cancels against 17 ·
+    (-17).
+    """
     inputs = {name: torch.zeros_like(x) for name, x in _inputs(op, seed=0).items()}
     inputs["beta"] += 1
     for token, (channels, value) in enumerate([((0,), 1), ((0, 2), 17), ((2,), 1)]):
         for channel in channels:
             inputs["k"][0, token, 0, [channel, channel + 1]] = torch.tensor([4.0, 1]).double()
-        # Each query meets its own key alone.
+        # Each query matches only its own key.
         inputs["k"][0, token, 0, 100 + token] = 1
         inputs["q"][0, token, 0, 100 + token] = 1
         inputs["v"][0, token] = value
@@ -62,8 +64,8 @@ def test_the_inverse_of_a_system_keeps_its_bits(op: str, subject: Any) -> None:
 
 
 @pytest.mark.parametrize("op", DELTA_RULES)
-def test_what_a_key_reads_of_a_state_keeps_its_bits(op: str, subject: Any) -> None:
-    """Of 257, less 256 to be written."""
+def test_state_reads_by_keys_keep_their_bits(op: str, subject: Any) -> None:
+    """Reads 257 from the state, of which 256 is subtracted before writing."""
     inputs = {name: torch.zeros_like(x) for name, x in _inputs(op, seed=0).items()}
     inputs["beta"] += 1
     inputs["k"][0, 0, 0, 0] = 1
@@ -73,8 +75,8 @@ def test_what_a_key_reads_of_a_state_keeps_its_bits(op: str, subject: Any) -> No
 
 
 @pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
-def test_a_strength_of_16_bits_is_multiplied_in_32(mode: Any, subject: Any) -> None:
-    """1.5 · 2047 has 12 bits before and one after the point; a float16 has 11 in all."""
+def test_a_16_bit_beta_is_multiplied_in_float32(mode: Any, subject: Any) -> None:
+    """1.5 · 2047 has 12 bits before the point and one after; float16 has 11 in all."""
     one = torch.ones(1, 1, 1, 16, dtype=torch.float16, device=subject.device)
     k = one * (torch.arange(16, device=subject.device) == 0)
     beta = torch.full((1, 1, 1), 1.5, dtype=torch.float16, device=subject.device)
@@ -84,7 +86,7 @@ def test_a_strength_of_16_bits_is_multiplied_in_32(mode: Any, subject: Any) -> N
 
 
 def _inputs(op: str, seed: int) -> Tensors:
-    """Integers, with keys that have no channel in common, in float64."""
+    """Integers in float64, with keys that share no channel."""
     generator = torch.Generator().manual_seed(seed)
 
     def integers(largest: int, *shape: int) -> Tensor:
@@ -93,7 +95,7 @@ def _inputs(op: str, seed: int) -> Tensors:
     # Half of the channels belong to no key.
     owner = torch.arange(K) % (2 * T)
     k = integers(3, 1, T, 1, K) * (owner == torch.arange(T)[:, None, None])
-    # Two heads may share a key, whose gradient is rounded once they are summed.
+    # Two heads may share a key, whose gradient is rounded after they are summed.
     H = 2 if groups_heads(OPS[op]) else 1
     inputs = {
         "q": integers(2, 1, T, 1, K) * (torch.rand(K, generator=generator) < 0.3),
@@ -110,11 +112,12 @@ def _inputs(op: str, seed: int) -> Tensors:
 def _results(
     op: str, inputs: Tensors, device: torch.device, do: Tensor | None = None
 ) -> tuple[Tensors, Tensors]:
-    """Outputs and gradients, of o by default of a few integers: the kernel's on a device, and the
-    oracle's in float64."""
+    """Outputs and gradients, by default for a cotangent of few integers: of the kernel, and of the
+    oracle in float64.
+    """
     generator = torch.Generator().manual_seed(1)
     H = inputs["v"].shape[2]
-    # Few value channels, so that the gradient of an overlap has 8 bits; in each block of them.
+    # Few value channels, one in each block, so that the gradient of k_i · k_j has 8 bits.
     dims = torch.arange(V) % 17 == 0
     drawn = torch.randint(-3, 4, (1, T, H, V), generator=generator).double() * dims
     do = drawn if do is None else do

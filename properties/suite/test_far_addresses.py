@@ -1,7 +1,7 @@
-"""Addresses past 2^31 elements: every tensor of every op, stretched along one of its dims.
+"""Addresses past 2^31 elements: every tensor of every op, with a huge stride along one dim.
 
-The strides fit into 32 bits, their products with an index do not. All tensors of a call lie
-interleaved in one of 4 GiB, as slices of a fused projection do, and touch a few pages of it.
+The strides fit into 32 bits, but their products with an index do not. All tensors of a call
+interleave in one of 4 GiB, like slices of a fused projection, and touch few of its pages.
 """
 
 import os
@@ -44,7 +44,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _case(op: Op, mode: str, along: str) -> Case:
-    """With every tensor that the mode takes; sequences of one token each where they are packed."""
+    """A case with every tensor of the mode; packed sequences have one token each."""
     dims = {d: _SIZES.get(d, _OTHER_SIZE) for d in op.dims}
     packed = along == "sequences"
     return op.full(mode, dims, (1,) * COUNT if packed else (COUNT,), packed=packed)
@@ -60,7 +60,7 @@ def memory(subject: Subject) -> Tensor:
 
 
 def _stretched(op: Op, tensors: Results, along: str, memory: Tensor, place: int) -> Results:
-    """The tensors with `STRIDE` along the dim of that name, one behind the other from `place`."""
+    """The tensors with `STRIDE` along the named dim, one after the other from `place`."""
     moved = {}
     for name, x in tensors.items():
         axis = next((n for n, d in enumerate(dims_of(op, name)) if d in _DIMS[along]), None)

@@ -1,9 +1,9 @@
-"""The first calls of a process leave nothing behind that calls in another context cannot use.
+"""A process' first calls leave nothing behind that breaks calls in another context.
 
-A table may be made once, in the first call of its size. Made in inference mode, it cannot be saved
-for a gradient; made under another default dtype, it has other digits.
-``python -m properties.suite.test_first_calls DEVICE`` makes such first calls of every op and mode,
-then the same calls with gradients, and prints the reports of those that are wrong as JSON.
+A table may be cached in the first call of its size. From inference mode it cannot be saved for a
+gradient; from another default dtype it has other digits. ``python -m
+properties.suite.test_first_calls DEVICE`` makes such first calls of every op and mode, then the
+same calls with gradients, and prints the failures' reports as JSON.
 """
 
 import json
@@ -32,7 +32,7 @@ def test_calls_with_gradients_are_right_after_first_calls_without(device: torch.
 
 
 def _firsts(op: Op, mode: str, contexts: tuple[str, ...]) -> Iterator[Case]:
-    """For each context a call of sizes that no other has."""
+    """For each context a call of sizes that no other call has."""
     for number, context in enumerate(contexts, start=1):
         sizes = dict.fromkeys(op.dims, 2 * number)
         case = op.full(mode, sizes, (_TOKENS,), packed=False)

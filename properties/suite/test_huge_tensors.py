@@ -1,7 +1,7 @@
-"""Tensors of more than 2^31 elements, contiguous, on a GPU that has memory for them.
+"""Contiguous tensors with more than 2^31 elements, on a GPU with enough memory.
 
-A few sequences, over and over: each is computed as it is in a small case, bit for bit, wherever in
-the memory it lies. The period is no power of two, so that an offset that wraps meets another one.
+The inputs repeat a few sequences. Each copy must equal a small case bit for bit, wherever it is in
+memory. The period is no power of two, so that an offset that wraps hits another sequence.
 """
 
 from dataclasses import replace
@@ -23,15 +23,14 @@ MEMORY = 128 * 2**30
 SEQUENCES, TOKENS = 3, 130
 _SIZES = {"H": 8, "G": 4, "R": 2, "K": 64, "V": 64, "D": 64, "P": 32}
 _OTHER_SIZE = 4
-# What does not fit into the memory of one GPU in these sizes. A recurrent form keeps a state for
-# every few tokens: for each number of a key, as many as a value has. The gated delta rules keep all
-# that they keep for each head of values, of which two would read one of keys. DPLR has five tensors
-# as wide as keys, and their gradients; those stay below 2^31, and only what is as wide as values is
-# so large.
+# Ops that exceed one GPU's memory at the usual sizes. A recurrent form keeps K x V states for every
+# few tokens. Gated delta rules keep everything per value head, of which two would share a key head.
+# DPLR has five tensors as wide as keys, and their gradients: those stay below 2^31, and only
+# tensors as wide as values exceed it.
 _NARROW = {"H": 32, "G": 32, "R": 1, "K": 16, "V": 16}
 _UNGROUPED = {"G": 8, "R": 1}
 _WIDE_VALUES = {"K": 16, "V": 128}
-# An op that takes one vector after the other counts these: 2^31 of two numbers each.
+# An op on single vectors counts those: 2^31 of two numbers each.
 _VECTORS = {"H": 1024, "D": 2, "P": 1}
 
 
@@ -53,7 +52,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _case(op: Op, mode: str, what: str) -> Case:
-    """With every tensor that the mode takes."""
     packed = what == "packed"
     known = {**_SIZES, **(_VECTORS if what == "vectors" else _less(op, mode))}
     dims = {d: known.get(d, _OTHER_SIZE) for d in op.dims} | {"B": SEQUENCES}
@@ -97,7 +95,7 @@ def _repeated(op: Op, case: Case, inputs: Inputs, times: int, device: torch.devi
 
 
 def _differing(got: Tensor, want: Tensor) -> str:
-    """Where in memory the first element is that differs."""
+    """The place in memory of the first differing element."""
     first = int((got != want).flatten().int().argmax())
     return f"element {first} of {got.numel()}"
 
@@ -118,7 +116,7 @@ def test_sequences_are_computed_alike_wherever_they_lie(
     many = replace(case, dims=dims, lengths=lengths)
     incoming = _over_and_over(op, case, gradients_of, times)
     got = subject.run(op, many, _repeated(op, case, inputs, times, gpu), incoming)
-    # What all sequences share has a gradient that sums over them.
+    # The gradient of a shared argument sums over sequences.
     for name in want.keys() - shared_gradients(op):
         same = _over_and_over(op, case, {name: want[name]}, times)[name]
         assert torch.equal(got[name], same), f"{name}: {_differing(got[name], same)}"

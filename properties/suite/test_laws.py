@@ -1,4 +1,4 @@
-"""Every law of every op, in every mode and dtype: one item each."""
+"""Every law holds for every op, mode and dtype: one item each."""
 
 import warnings
 
@@ -24,7 +24,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def times_its_share(request: pytest.FixtureRequest) -> float:
-    """More than once where few jobs are left of what was selected on the command line."""
+    """More than 1 if few jobs are selected on the command line."""
     specs = (getattr(item, "callspec", None) for item in request.session.items)
     jobs = [spec.params["job"] for spec in specs if spec and "job" in spec.params]
     return times((job for job in jobs if isinstance(job, Job)), settings().max_examples)

@@ -1,4 +1,4 @@
-"""Layers that decode: prefill and then token by token is one full pass."""
+"""Layers that decode: prefill and then token by token equals one full pass."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -25,7 +25,7 @@ def _layer(device: torch.device, mode: Literal["auto", "chunk", "fused_recurrent
 
 
 def _oracle(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Tensor]:
-    """The same layer in float64, around the reference's recurrence."""
+    """The same layer in float64, with the reference's recurrence."""
     import copy
 
     from kernels.layers import gated_linear_attention as module
@@ -55,7 +55,7 @@ def test_prefill_then_decode_is_one_full_pass(
     layer = _layer(subject.device, mode)
     oracle = _oracle(layer, monkeypatch)
 
-    # Never as many tokens as there are heads (3): a count of one must not pass for the other.
+    # Never 3 tokens, the number of heads: a count of one must not pass for the other.
     @given(
         st.integers(1, 2),
         st.integers(1, 20).filter(lambda t: t != 3),
@@ -90,11 +90,11 @@ def test_prefill_then_decode_is_one_full_pass(
     decodes()
 
 
-def test_the_mode_of_a_layer_is_the_one_that_runs(subject: Subject) -> None:
-    """The modes agree, so that only the kernels tell one from another."""
+def test_a_layer_runs_the_kernels_of_its_mode(subject: Subject) -> None:
+    """The modes' results agree, so only the launched kernels tell them apart."""
     from kernels import gla
 
-    # `auto` takes another kernel for sequences as short as the first than for the second.
+    # `auto` takes another kernel for short sequences.
     for tokens in (2, 70):
         q = torch.zeros(1, tokens, 3, 8, device=subject.device)
         x = torch.zeros(1, tokens, 48, device=subject.device)

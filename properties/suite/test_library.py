@@ -1,7 +1,7 @@
-"""Ops as PyTorch sees them: sound registrations, compiled calls equal to eager ones.
+"""Ops as PyTorch sees them: valid registrations, and compiled calls equal to eager ones.
 
-Ops and modes come from the catalogue; of each, a bare case, and cases that give every tensor and
-switch on every option that the mode has.
+For each op and mode of the catalogue there is a bare case, and cases with every tensor and option
+of the mode.
 """
 
 from dataclasses import replace
@@ -15,15 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
 from properties.cases.case import Case
-from properties.cases.tensors import run
+from properties.cases.tensors import outputs_and_gradients
 from properties.catalogue import OPS
 from properties.catalogue.op import Mode, Op
 from properties.laws import Subject
 
 _Call = tuple[Any, tuple[Any, ...]]
 _NAMESPACE = "attention_oracles"
-# None is 0 or 1, which compilers specialise, nor as large as a number of tokens or table rows here,
-# which they would take for the same number for ever; a row of a slice, 3 H + 1, counts.
+# No size is 0 or 1, which compilers specialise, nor equal to a number of tokens or table rows here,
+# which they would take for the same number; that includes a row of a slice, 3 H + 1.
 _SIZES = {"B": 2, "H": 8, "G": 2, "R": 3, "K": 5, "V": 7, "D": 17, "P": 6, "W": 4}
 _OTHER_SIZES = (9, 11, 13, 14, 15)
 
@@ -34,13 +34,13 @@ def _sizes(op: Op) -> dict[str, int]:
 
 
 def _required(op: Op) -> dict[str, Any]:
-    """Options that have no default in the signature."""
+    """Options without a default in the signature."""
     parameters = signature(op.oracle).parameters
     return {o.name: o.default for o in op.options if parameters[o.name].default is Parameter.empty}
 
 
 def _loaded(op: Op, mode: Mode, bare: Case) -> Case:
-    """With every tensor and every option that the mode knows."""
+    """The case with every tensor and option that the mode takes."""
     return replace(
         bare,
         given=tuple(a.name for a in op.arguments if a.optional and a.name not in mode.refuses),
@@ -81,15 +81,15 @@ _BETWEEN = ("packed", "dense-loaded")
 
 
 def _registered(op: Op, mode: Mode) -> tuple[str, ...]:
-    """The cases whose registrations are checked, which state nearly the same of every call."""
+    """The cases whose registrations are checked, since all cases check nearly the same."""
     return _LEAST_AND_MOST if mode is op.modes[0] else _LEAST_AND_MOST[1:]
 
 
 def _compiled(op: Op, mode: Mode) -> tuple[str, ...]:
-    """The cases that are compiled: all in an op's first mode, two by turns in the others.
+    """The cases to compile: all in an op's first mode, two in each other mode, by turns.
 
-    Modes of an op differ in the custom ops that they call, not in what is around them. A wrapper
-    calls those of another op, so two cases of it are compiled.
+    Modes of an op differ only in the custom ops that they call. A wrapper calls those of another
+    op, so two of its cases are compiled.
     """
     place = op.modes.index(mode)
     if place == 0 and op.wraps is not None:
@@ -100,13 +100,13 @@ def _compiled(op: Op, mode: Mode) -> tuple[str, ...]:
 
 
 def _of_several_outputs(op: Op, mode: Mode) -> tuple[str, ...]:
-    """A case that has them, of an op that has: those asked for, if the mode knows them."""
+    """A case with all outputs that the mode has, for an op with several."""
     differentiable = [o for o in op.outputs if o.differentiable and o.asked_by not in mode.refuses]
     return _LEAST_AND_MOST[1:] if len(differentiable) > 1 else ()
 
 
 def _longer(op: Op, case: Case) -> Case:
-    """The same but for the numbers of tokens."""
+    """The same with other numbers of tokens."""
     more = tuple(n + 3 for n in case.lengths)
     keys = None if case.key_lengths is None else tuple(n + 4 for n in case.key_lengths)
     return op.settle(replace(case, lengths=more, key_lengths=keys))
@@ -119,7 +119,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ops, modes, dtypes = (option(f"oracles_{name}") for name in ("op", "mode", "dtype"))
     tried = {
         test_registrations_are_sound: _registered,
-        test_what_leaves_the_first_output_out_has_gradients: _of_several_outputs,
+        test_a_loss_without_the_first_output_has_gradients: _of_several_outputs,
         test_compiled_equals_eager_bit_for_bit: _compiled,
     }[metafunc.function]
     cases = {
@@ -127,7 +127,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for op in OPS.values()
         for mode in op.modes
         for name, case in _cases(op, mode).items()
-        # A wrapper runs the ops of another, which is here in all its modes.
+        # A wrapper runs another op's custom ops, which are tested in all its modes.
         if (op.wraps is None or mode is op.modes[0])
         and name in tried(op, mode)
         and (not ops or op.name in ops)
@@ -138,7 +138,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class _Calls(TorchDispatchMode):
-    """Notes the calls of our custom ops: the op and its arguments."""
+    """Record calls of our custom ops: op and arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,17 +158,17 @@ class _Calls(TorchDispatchMode):
 
 
 def _calls(op: Op, case: Case, subject: Subject) -> tuple[list[_Call], list[_Call]]:
-    """Calls of custom ops in a forward pass, and in the backward pass that belongs to it."""
+    """Calls of custom ops in a forward pass and in its backward pass."""
     function, inputs = getattr(kernels, op.name), subject.inputs(op, case)
     with _Calls() as forward:
-        run(op, function, inputs, mode=case.mode)
+        outputs_and_gradients(op, function, inputs, mode=case.mode)
     with _Calls() as both:
-        run(op, function, inputs, subject.cotangents(op, case), mode=case.mode)
+        outputs_and_gradients(op, function, inputs, subject.cotangents(op, case), mode=case.mode)
     return forward.made, both.made[len(forward.made) :]
 
 
 def _on_leaves(call: _Call, differentiable: set[str]) -> _Call:
-    """The call on tensors without history, of which those of the given names want gradients."""
+    """The call on tensors without history, of which the named ones require gradients."""
     func, args = call
     leaves = (
         x.detach().requires_grad_(argument.name in differentiable) if isinstance(x, Tensor) else x
@@ -184,7 +184,7 @@ def test_registrations_are_sound(case: Case, subject: Subject) -> None:
     assert backward, f"the gradient of {case.op} calls no op of {_NAMESPACE}"
     promised = {a.name for a in op.arguments if a.differentiable}
     for call in forward:
-        # An op that writes to its arguments has its gradient elsewhere.
+        # The gradient of an op that writes to its arguments is defined elsewhere.
         func, args = _on_leaves(call, set() if call[0]._schema.is_mutable else promised)
         torch.library.opcheck(func, args)
     for call in backward:
@@ -211,8 +211,10 @@ def test_every_op_of_the_catalogue_is_called_by_some_case(subject: Subject) -> N
     assert called == registered
 
 
-def test_what_leaves_the_first_output_out_has_gradients(case: Case, subject: Subject) -> None:
-    """A loss of a final state alone, say: those that a cotangent of zeros gives."""
+def test_a_loss_without_the_first_output_has_gradients(case: Case, subject: Subject) -> None:
+    """A loss of the final state only gives the gradients of a zero cotangent for the first
+    output.
+    """
     op = OPS[case.op]
     inputs, (first, *others) = subject.inputs(op, case), subject.cotangents(op, case).items()
     zeros = torch.zeros(first[1].shape, dtype=first[1].dtype, device=first[1].device)
@@ -234,16 +236,16 @@ class _Stopped(torch.autograd.Function):
 
 
 def test_an_op_whose_one_output_has_no_gradient_gives_zeros(subject: Subject) -> None:
-    """What comes after it may have none for it, and PyTorch then asks for the op's all the same."""
+    """Later code may pass no gradient to it, and PyTorch still runs the op's backward."""
     x = torch.randn(2, 3, 4, 5, device=subject.device, requires_grad=True)
     (dx,) = torch.autograd.grad(_Stopped.apply(kernels.l2norm(x)).sum(), x)
     assert torch.equal(dx, torch.zeros_like(x))
 
 
 def _dynamic(case: Case) -> bool | None:
-    """Whether all sizes are symbols from the first compilation on; None leaves it to PyTorch.
+    """Whether all sizes are symbolic from the first compilation; None leaves it to PyTorch.
 
-    Not both of every case: each two of packed or dense, bare or loaded, and this meet in one.
+    Not both for every case, but for each pair of packed or dense and bare or loaded.
     """
     loaded = bool(case.given or case.options.keys() - _required(OPS[case.op]).keys())
     return True if case.packed == loaded else None
@@ -256,11 +258,11 @@ def test_compiled_equals_eager_bit_for_bit(case: Case, subject: Subject) -> None
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for each in (case, _longer(op, case)):
         inputs, gradients_of = subject.inputs(op, each), subject.cotangents(op, each)
-        want = run(op, function, inputs, gradients_of, mode=each.mode)
-        # What is compiled for any size must serve other lengths too.
+        want = outputs_and_gradients(op, function, inputs, gradients_of, mode=each.mode)
+        # A graph compiled for any size must serve other lengths too.
         once = dynamic is True and each is not case
         with torch._dynamo.config.patch(error_on_recompile=once):
-            got = run(op, compiled, inputs, gradients_of, mode=each.mode)
+            got = outputs_and_gradients(op, compiled, inputs, gradients_of, mode=each.mode)
         assert got.keys() == want.keys()
         for name, x in want.items():
             assert got[name].dtype == x.dtype, name

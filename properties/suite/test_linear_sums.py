@@ -1,8 +1,8 @@
-"""Sums of linear attention and its gated kin are float32, also where inputs are bfloat16.
+"""Sums of linear attention and gated ops are float32 even if inputs are bfloat16.
 
-Integers show it, as in `test_chunk_sums`: every sum below passes 257 on its way to a small result,
-one block of channels or one token after the other, and 257 has one bit more than a bfloat16. What a
-kernel may round, operands and results, has at most 8 bits, or is rounded once here as well.
+As in `test_chunk_sums`, integers reveal it: every sum passes through 257, one bit more than a
+bfloat16 has, on the way to a small result, one block of channels or one token after the other.
+Operands and results, which a kernel may round, fit into 8 bits or are rounded once here as well.
 """
 
 import math
@@ -27,14 +27,14 @@ Tensors = dict[str, Tensor]
 
 
 def _pair(width: int, blocks: bool) -> tuple[Tensor, Tensor]:
-    """Two vectors with product 1, where there are blocks of channels as 257 - 256."""
+    """Two vectors with product 1, as 257 - 256 if there are several blocks of channels."""
     pair = torch.zeros(2, width, dtype=torch.float64)
     values = [[16.0, 1, 16], [16.0, 1, -16]] if blocks else [[1.0, 0, 0], [1.0, 0, 0]]
     pair[:, [0, 1, 200]] = torch.tensor(values).double()
     return pair[0], pair[1]
 
 
-# What four tokens are multiplied by: as sums over all of them, and level by level, are 257 first.
+# Factors of four tokens whose sums, in sequence and as a tree, pass through 257.
 FACTORS = {"in turn": (256, 1, -256, 0), "first": (256, 0, -256, 0), "last": (0, -256, 0, 256)}
 
 
@@ -45,10 +45,11 @@ def test_sums_over_channels_and_tokens_keep_their_bits(
     op: str, mode: str, of_tokens: str, factors: str, subject: Any
 ) -> None:
     """q · k, do · v, and either with a state or its gradient, are 1 for each token, times its
-    factor."""
-    # The other modes sum over channels at once, or round what a block of them has.
+    factor.
+    """
+    # The other modes sum over all channels at once, or round each block's sum.
     blocks = mode in ("chunk", "parallel")
-    # In chunks of their own, where no state lies between them that may be rounded.
+    # In separate chunks, without a state between them that may be rounded.
     alone = mode == "parallel" and of_tokens == "queries" and factors != "last"
     apart = 64 if alone else 1
     T = 4 * apart
@@ -69,7 +70,7 @@ def test_sums_over_channels_and_tokens_keep_their_bits(
 
 
 @pytest.mark.parametrize("op", [op for op, mode in MODES if mode == "parallel"])
-def test_what_a_query_reads_of_a_state_keeps_its_bits(op: str, subject: Any) -> None:
+def test_state_reads_by_queries_keep_their_bits(op: str, subject: Any) -> None:
     """257 less 256. In chunks, states are rounded where they are read."""
     zeros = torch.zeros(1, 3, 1, 16, dtype=torch.bfloat16, device=subject.device)
     q = zeros.clone()
@@ -81,7 +82,7 @@ def test_what_a_query_reads_of_a_state_keeps_its_bits(op: str, subject: Any) -> 
 
 
 @pytest.mark.parametrize("count", [15, 17])
-def test_parts_that_there_are_not_are_not_added(count: int, subject: Any) -> None:
+def test_missing_parts_are_not_added(count: int, subject: Any) -> None:
     if subject.device.type != "cpu":
         pytest.skip("only the simulator can be told what a load leaves undefined")
     parts = torch.randint(-9, 10, (count, 3, 5)).float()
@@ -90,8 +91,8 @@ def test_parts_that_there_are_not_are_not_added(count: int, subject: Any) -> Non
 
 
 @pytest.mark.parametrize("op", [op for op, mode in MODES if mode == "parallel"])
-def test_what_earlier_chunks_add_to_outputs_keeps_its_bits(op: str, subject: Any) -> None:
-    """-256, 1 and 256 come from three chunks to a query of the fourth, which goes back."""
+def test_outputs_from_earlier_chunks_keep_their_bits(op: str, subject: Any) -> None:
+    """-256, 1 and 256 come from three chunks to a query of the fourth, and go back as gradients."""
     apart = 64
     first = (torch.arange(4 * apart) % apart == 0).double()[None, :, None, None]
     channel = (torch.arange(16) == 0).double()
@@ -107,7 +108,7 @@ def test_what_earlier_chunks_add_to_outputs_keeps_its_bits(op: str, subject: Any
 def test_sums_over_tokens_of_a_recurrence_keep_their_bits(
     op: str, large: str, subject: Any
 ) -> None:
-    """States, or their gradients, have more than 8 bits."""
+    """States or their gradients have more than 8 bits."""
     generator = torch.Generator().manual_seed(3)
 
     def integers(largest: int, *shape: int) -> Tensor:
@@ -133,14 +134,15 @@ def test_sums_over_tokens_of_a_recurrence_keep_their_bits(
 @pytest.mark.parametrize(
     "op", [op.name for op in RECURRENCES if gates_of_keys(op) and not has(op, Role.LOW_RANK)]
 )
-def test_what_goes_decayed_into_a_state_keeps_16_bits(op: str, subject: Any) -> None:
-    """Keys that go into the state, and queries that go into its gradient. The state is rounded
-    where it is read, and so is what reads it: a third rounding is not granted."""
+def test_decayed_keys_and_queries_keep_16_bits(op: str, subject: Any) -> None:
+    """Keys that enter the state, and queries that enter its gradient. The state is rounded where it
+    is read, and so is its reader; a third rounding is not allowed.
+    """
     generator = torch.Generator().manual_seed(0)
     tokens, key_dim, value_dim = 3, 16, 16
     own = torch.eye(key_dim).double()
     inputs = {
-        # No two rows have a channel in common.
+        # No two rows share a channel.
         "q": own[None, tokens : 2 * tokens, None],
         "k": own[None, :tokens, None],
         "v": torch.randn(1, tokens, 1, value_dim, generator=generator).bfloat16().double(),
@@ -153,13 +155,14 @@ def test_what_goes_decayed_into_a_state_keeps_16_bits(op: str, subject: Any) -> 
     got, want = _both(op, "chunk", inputs, do, dstate, subject.device)
     for name in ("state", "dinitial_state"):
         assert want[name].count_nonzero() == tokens * value_dim
-        # Each of the two factors of a product loses 2^-17, and a decay less than both.
+        # Each factor of a product loses 2^-17, and a decay less than both.
         torch.testing.assert_close(got[name], want[name].float(), rtol=2.0**-15, atol=0)
 
 
 def test_gradients_through_readers_of_channels_keep_their_bits(subject: Any) -> None:
-    """Readers get what gates of channels let through, beside what they get as keys: of two heads
-    with states that are opposite but for a little, both are large and their sum is small."""
+    """Keys' gradients from gated readers, and from the keys themselves: with nearly opposite states
+    of two heads, both are large and their sum is small.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def integers(*sizes: int, most: int) -> Tensor:
@@ -184,8 +187,9 @@ def test_gradients_through_readers_of_channels_keep_their_bits(subject: Any) -> 
 
 
 def test_gradients_of_readers_of_their_own_keep_their_bits(subject: Any) -> None:
-    """What the last a reads of S_0 counts for 257, of the first token for 512, and of the third,
-    which is nearer and another level of the chunk, for -768."""
+    """The last a reads 257 from S_0, 512 from the first token, and -768 from the third, which is on
+    another level of the chunk.
+    """
     zeros = torch.zeros(1, 4, 1, 16, dtype=torch.bfloat16, device=subject.device)
     k, v, a, b = (zeros.clone() for _ in range(4))
     k[0, [0, 2], 0, 0] = 1
@@ -204,7 +208,7 @@ def test_gradients_of_readers_of_their_own_keep_their_bits(subject: Any) -> None
 
 
 def test_the_gradient_of_a_gate_is_rounded_once_it_is_whole(subject: Any) -> None:
-    """What passes the chunk counts for 257, and what the key takes of it for -256."""
+    """257 comes from beyond the chunk, and -256 from the key."""
     zeros = torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16, device=subject.device)
     k = zeros.clone()
     k[..., 0] = 1
@@ -231,7 +235,7 @@ def _open_gates(op: str, sizes: dict[str, int]) -> Tensors:
 def _hold(
     op: str, mode: str, inputs: Tensors, do: Tensor, dstate: Tensor, device: torch.device
 ) -> None:
-    """Outputs and gradients are those of the oracle in float64, rounded once."""
+    """Check that outputs and gradients are those of the float64 oracle, rounded once."""
     got, want = _both(op, mode, inputs, do, dstate, device)
     for name, x in got.items():
         assert want[name].abs().max() < 2**24, name
@@ -241,7 +245,7 @@ def _hold(
 def _both(
     op: str, mode: str, inputs: Tensors, do: Tensor, dstate: Tensor, device: torch.device
 ) -> tuple[Tensors, Tensors]:
-    """Outputs and gradients of the kernel on a device, and the oracle's in float64."""
+    """Outputs and gradients: of the kernel on a device, and of the oracle in float64."""
     dtypes = dict.fromkeys("qkvab", torch.bfloat16)
     leaves = {
         n: x.to(device, dtypes.get(n, torch.float32)).requires_grad_() for n, x in inputs.items()

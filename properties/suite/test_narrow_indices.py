@@ -1,7 +1,7 @@
-"""Offsets of 32 bits in every kernel, seen on small tensors: the simulator gives them fewer bits.
+"""32-bit offsets in every kernel, found on small tensors because the simulator narrows indices.
 
-What a program computes of the place of its sequence, chunk or token has to be of 64 bits, or passes
-2^31 on a tensor of gigabytes, also where it is contiguous. What lies within a tile fits.
+The offset of a sequence, chunk or token must be 64 bits, as it passes 2^31 in a tensor of
+gigabytes, even a contiguous one. Offsets within a tile fit into 32.
 """
 
 import math
@@ -25,14 +25,14 @@ from properties.catalogue.op import Op, Option, Role
 from properties.laws import Subject
 from properties.targets.ours import MODES_WITH_KERNELS
 
-# How many bits an index has, and what a call is large in. Twice the number of tokens is more than
-# the bits hold, and so is the place of a token, a row of the batch or a state; 128 rows of a
-# token's heads, or a tile of 16 x 16, are not.
+# Bits of an index, and the sizes of a call. Twice the number of tokens exceeds these bits, and so
+# do the offsets of a token, a batch row or a state; 128 rows of a token's heads, or a tile of 16 x
+# 16, do not.
 BITS = 12
 TOKENS, SEQUENCES = 1100, 100
 _SIZES = {"H": 2, "G": 1, "R": 2, "K": 3, "V": 4, "D": 8, "P": 3}
-# A recurrence holds 32 states of 16 x 16 for its way back. It walks from token to token, and the
-# simulator runs its heads at once: so heads are many, and tokens are few.
+# A recurrence keeps 32 states of 16 x 16 for its backward pass. It loops over tokens, and the
+# simulator runs its heads at once: so there are many heads and few tokens.
 _RECURRENT_BITS, _RECURRENT_TOKENS, _RECURRENT_SEQUENCES = 14, 375, 50
 _RECURRENT_SIZES = {"H": 24, "G": 12, "R": 2, "K": 3, "V": 5}
 _OTHER_SIZE = 4
@@ -43,11 +43,11 @@ class Extent:
     """A call that is large in something.
 
     Args:
-        sizes: of dims, where they are not `_SIZES`.
+        sizes: of dims, if not `_SIZES`.
         batch: rows, or sequences of a pack.
         tokens: of each.
         packed: whether the sequences are packed.
-        asks: what of the op is switched on: every tensor, every tensor and option, or nothing.
+        asks: what is given: every tensor, every tensor and option, or nothing.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -59,8 +59,8 @@ class Extent:
 
 
 _MANY_HEADS = {"H": 40, "G": 20, "R": 2, "K": 1, "V": 1}
-# Where programs share a dim, what is summed over it has a part for each of them, and the second one
-# begins after 2^14 rows. Below are 32 states of 16 x 32, and 64 rows of 2 heads of 33 channels.
+# If programs share a dim, a sum over it has a part for each, and the second part begins after 2^14
+# rows. Smaller are 32 states of 16 x 32, and 64 rows of 2 heads of 33 channels.
 _WIDE = Extent(batch=150, tokens=56, bits=15)
 EXTENTS = {
     "tokens": Extent(tokens=TOKENS),
@@ -68,7 +68,7 @@ EXTENTS = {
     "sequences": Extent(batch=SEQUENCES, packed=True),
     "sequences-everything": Extent(batch=SEQUENCES, packed=True, asks="everything"),
     "sequences-nothing": Extent(batch=SEQUENCES, packed=True, asks="nothing"),
-    # The places of a head's first row in what has a number for each row of each head.
+    # Offsets of a head's first row in tensors with a number for each row of each head.
     "heads": Extent(_MANY_HEADS, tokens=215, bits=14),
     "keys": replace(_WIDE, sizes={"K": 33, "H": 2, "G": 1, "R": 1}),
     "values": replace(_WIDE, sizes={"V": 33, "H": 2, "G": 1, "R": 1}),
@@ -134,7 +134,7 @@ def _case(op: Op, mode: str, name: str) -> Case:
         case = _with_everything(op, case)
     if "seqlen_offsets" not in case.options:
         return case
-    # The first token's place fits, the last one's does not.
+    # The first token's position fits, the last one's does not.
     return replace(case, options={**case.options, "seqlen_offsets": 2 ** (extent.bits - 1) - 5})
 
 
@@ -145,7 +145,6 @@ def _with_everything(op: Op, case: Case) -> Case:
 
 
 def _switched(option: Option, case: Case) -> object:
-    """The simplest value that is not the default."""
     return find(
         option.draw(case),
         lambda value: value != option.default,
@@ -153,12 +152,12 @@ def _switched(option: Option, case: Case) -> object:
     )
 
 
-def test_what_grows_with_a_tensor_is_64_bits_wide(
+def test_offsets_into_tensors_are_64_bits_wide(
     op: Op, mode: str, extent: str, subject: Subject
 ) -> None:
     case = _case(op, mode, extent)
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    # Boundaries and places too: a kernel has to widen what it reads of them.
+    # Boundaries and positions too, which a kernel must widen after loading.
     tables = {n: x.int() for n, x in inputs.tensors.items() if x.dtype == torch.int64}
     inputs = inputs.with_tensors(tables)
     with simulator.simulating(index_bits=_extent(mode, extent).bits):
@@ -172,7 +171,7 @@ def test_what_grows_with_a_tensor_is_64_bits_wide(
 
 @pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
 def test_the_place_of_every_token_row_and_state_is_beyond_an_index(name: str, mode: str) -> None:
-    """Of what is shorter, the test above would say nothing."""
+    """For smaller offsets the test above would prove nothing."""
     op = OPS[name]
     farthest: dict[tuple[str, str], float] = {}
     for extent in EXTENTS:
@@ -187,7 +186,7 @@ def test_the_place_of_every_token_row_and_state_is_beyond_an_index(name: str, mo
                 stride = math.prod(known[d] for d in dims[axis + 1 :])
                 place = (known[dim] - 1) * stride / 2 ** (_extent(mode, extent).bits - 1)
                 farthest[tensor, dim] = max(place, farthest.get((tensor, dim), 0))
-    # A token's heads and channels are few, whatever a tensor holds; so are those of a state.
+    # A token has few heads and channels in every tensor, and so does a state.
     many = {key: x for key, x in farthest.items() if key[1] in "BTSN" or key == ("lse", "H")}
     assert many
     assert {key: x for key, x in many.items() if x <= 1} == {}
@@ -195,10 +194,10 @@ def test_the_place_of_every_token_row_and_state_is_beyond_an_index(name: str, mo
 
 @pytest.mark.parametrize("letters", ["BN", "TSR", "HG", "KVDPWZM"])
 @pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
-def test_what_grows_with_a_stride_is_64_bits_wide(
+def test_offsets_from_strides_are_64_bits_wide(
     name: str, mode: str, letters: str, subject: Subject
 ) -> None:
-    """Three of everything, as far apart along one dim as a stride may be."""
+    """Three of everything, with the largest allowed stride along one dim."""
     op = OPS[name]
     dims = {d: 3 if d in "BHG" else _SIZES.get(d, _OTHER_SIZE) for d in op.dims}
     plain = replace(op.full(mode, dims, (3,), packed=False), dtype="float32")
@@ -229,8 +228,8 @@ def _compare_stretched(op: Op, case: Case, letters: str, subject: Subject) -> No
 
 
 @pytest.mark.parametrize("axis", range(4), ids=["sequences-pages", "tokens-rows", "heads", "dims"])
-def test_what_grows_with_a_cache_is_64_bits_wide(axis: int) -> None:
-    """Three of everything, one of them as far apart as a stride may be."""
+def test_offsets_into_a_cache_are_64_bits_wide(axis: int) -> None:
+    """Three of everything, one of them with the largest allowed stride."""
     stride = 2 ** (BITS - 1) - 1
 
     def stretched(dim: int) -> Tensor:

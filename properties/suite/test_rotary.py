@@ -1,4 +1,4 @@
-"""Rotary tables, and the module that keeps them, against the reference."""
+"""Rotary tables and the module that caches them, compared with the reference."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import reference
 from properties.laws import Subject
 
-# Tables of the module start with so many rows and then double.
+# The module's tables start with this many rows and then double.
 ROWS = 2048
 FLOATS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
@@ -28,7 +28,7 @@ def test_tables_are_those_of_the_reference_rounded_once(
     dtype = FLOATS[itemsize]
     got = rotary_tables(length, 2 * pairs, base=base, dtype=dtype, device=subject.device)
     want = reference.rotary_tables(length, 2 * pairs, base=base, dtype=torch.float64)
-    # An angle of float64 is off by three roundings: of the exponent, the power and the product.
+    # A float64 angle has three roundings: of the exponent, the power and the product.
     angles = 4 * torch.finfo(torch.float64).eps * torch.arange(length)[:, None]
     for x, y in zip(got, want, strict=True):
         assert x.dtype == dtype
@@ -39,7 +39,7 @@ def test_tables_are_those_of_the_reference_rounded_once(
 
 @st.composite
 def _calls(draw: st.DrawFn) -> dict[str, Any]:
-    """A module and a call of it, which often ends at the last row of its tables or one later."""
+    """A module and a call that often ends at the last row of its tables, or one later."""
     head_dim = draw(st.integers(2, 20) | st.sampled_from([32, 64]))
     part = st.integers(1, head_dim // 2).map(lambda pairs: 2 * pairs)
     packed = draw(st.booleans())

@@ -1,7 +1,7 @@
-"""Strides that no law has: of inputs whose last two dims are exchanged, as a transposed product
-leaves them, of one input alone, and of boundaries that are a slice of others.
+"""Strides that no law draws: inputs with the last two dims exchanged, as from a transposed product;
+one input alone; and boundaries that are a slice.
 
-A layout of the laws would be too much: how PyTorch adds up a cotangent depends on where it lies.
+A layout in the laws would not do: how PyTorch accumulates a cotangent depends on its strides.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ _SIZES = {"B": 2, "H": 3, "G": 1, "R": 3, "K": 16, "V": 16, "D": 16, "W": 4, "P"
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
-def test_where_rows_lie_changes_nothing(name: str, mode: str, subject: Subject) -> None:
+def test_the_layout_of_rows_changes_nothing(name: str, mode: str, subject: Subject) -> None:
     op, case = OPS[name], _case(name, mode, (5,))
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     want = subject.run(op, case, inputs, gradients_of)
@@ -60,7 +60,7 @@ def test_strides_of_one_do_not_stand_for_those_of_another(
 
 
 @pytest.mark.parametrize(("name", "mode"), PACKED)
-def test_where_boundaries_lie_changes_nothing(name: str, mode: str, subject: Subject) -> None:
+def test_the_layout_of_boundaries_changes_nothing(name: str, mode: str, subject: Subject) -> None:
     op, case = OPS[name], _case(name, mode, (2, 3), packed=True)
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     want = subject.run(op, case, inputs, gradients_of)

@@ -1,5 +1,6 @@
-"""A tile is chosen, or refused, by the wider of the head dims of keys and of values, and chosen by
-how many states are carried."""
+"""A tile is chosen, or rejected, by the larger head dim of keys and values, and chosen by the
+number of states.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,7 +43,7 @@ def test_a_tile_that_is_too_narrow_is_refused(op: str, mode: str, wide: str) -> 
 
 
 def _prepared(op: str, mode: str, dtype: str, dims: dict[str, int]) -> Callable[..., Any]:
-    """A call of an op on two tokens, and dims of 2 where they are not given."""
+    """A call of an op on two tokens, with dims of 2 unless given."""
     declared = OPS[op]
     sizes = {letter: dims.get(letter, 2) for letter in declared.dims}
     case = Case(op=op, mode=mode, dtype=dtype, dims=sizes, lengths=(2,))
@@ -50,7 +51,7 @@ def _prepared(op: str, mode: str, dtype: str, dims: dict[str, int]) -> Callable[
 
 
 @pytest.mark.parametrize(("op", "mode"), MODES_WITH_KERNELS)
-def test_a_call_takes_the_first_tile_of_the_architecture_that_is_claimed(
+def test_a_call_takes_the_first_tile_of_the_claimed_architecture(
     op: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = ours.target(torch.device("cpu"))
@@ -120,7 +121,7 @@ _FEW = [
 
 
 @pytest.mark.parametrize(("op", "mode", "index"), _FEW)
-def test_a_tile_for_few_states_is_taken_where_there_are_few(op: str, mode: str, index: int) -> None:
+def test_a_tile_for_few_states_is_chosen_for_few_states(op: str, mode: str, index: int) -> None:
     entry = TABLE[op, mode][index]
 
     def chosen(walks: int, tile: int | None = None) -> int:

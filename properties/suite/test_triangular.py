@@ -37,7 +37,7 @@ def _in_blocks(A_ptr, inverse_ptr, inputs, C: tl.constexpr):
 
 @triton.jit
 def _by_doubling(A_ptr, inverse_ptr, inputs, C: tl.constexpr):
-    """`(I - A)(I + A²)(I + A⁴)···`, which the law must not let pass."""
+    """`(I - A)(I + A²)(I + A⁴)···`, which the law must reject."""
     rows = tl.arange(0, C)
     cells = tl.program_id(0) * C * C + rows[:, None] * C + rows[None, :]
     ones = tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)
@@ -51,7 +51,7 @@ def _by_doubling(A_ptr, inverse_ptr, inputs, C: tl.constexpr):
     tl.store(inverse_ptr + cells, inverse)
 
 
-def _systems(kind: str, tokens: int, strength: float, length: float, seed: int) -> Tensor:
+def _systems(kind: str, tokens: int, beta: float, length: float, seed: int) -> Tensor:
     """`A_ij = β k_i · k_j` below the diagonal, `[3, C, C]`, for keys of one kind."""
     generator = torch.Generator().manual_seed(seed)
     keys = torch.randn(3, tokens, 8, generator=generator, dtype=torch.float64)
@@ -62,7 +62,7 @@ def _systems(kind: str, tokens: int, strength: float, length: float, seed: int) 
     elif kind == "in turn":
         keys = keys[:, torch.arange(tokens) % 2]
     keys = length * torch.nn.functional.normalize(keys, dim=-1)
-    return (strength * keys @ keys.mT).tril(-1).float()
+    return (beta * keys @ keys.mT).tril(-1).float()
 
 
 def _inverted(A: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ def _excess(
     L, want = _inverted(A)
     unit = 2 * tokens * UNIT
     if dtype != torch.float32:
-        # Two products at each size of blocks, whose two operands keep 16 bits.
+        # Two products at each block size, whose two operands keep 16 bits.
         unit += 4 * math.log2(tokens) * 2.0**-17
     bound = unit * want.abs() @ L.abs() @ want.abs()
     excess = (got.cpu().double() - want).abs() / bound.clamp(min=2.0**-126)
@@ -97,8 +97,8 @@ KINDS = ["independent", "repeated", "nearly parallel", "in turn"]
 @given(
     kind=st.sampled_from(KINDS),
     tokens=st.sampled_from([16, 32, 64]),
-    strength=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
-    # Unnormalised keys of length 3 leave the stable domain; the inverse is as accurate there.
+    beta=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    # Keys of length 3 leave the delta rule's stable domain; the inverse is as accurate there.
     length=st.sampled_from([0.1, 1.0, 3.0]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=st.integers(0, 2**16),
@@ -106,22 +106,22 @@ KINDS = ["independent", "repeated", "nearly parallel", "in turn"]
 def test_an_inverse_is_as_accurate_as_one_by_substitution(
     kind: str,
     tokens: int,
-    strength: float,
+    beta: float,
     length: float,
     dtype: torch.dtype,
     seed: int,
     subject: Subject,
 ) -> None:
-    A = _systems(kind, tokens, strength, length, seed)
+    A = _systems(kind, tokens, beta, length, seed)
     L, inverse = _inverted(A)
-    # Where terms leave the range of float32, products spread what is no number.
+    # If terms overflow float32, products spread the NaN.
     assume((L.abs() @ inverse.abs()).max() < torch.finfo(torch.float32).max)
     assert _excess(_in_blocks, A, subject.device, dtype) <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_what_was_joined_keeps_16_bits(dtype: torch.dtype, subject: Subject) -> None:
-    """17² = 289, an element of the inverse of the rows below, which meets -288 of those beside."""
+def test_joined_blocks_of_an_inverse_keep_16_bits(dtype: torch.dtype, subject: Subject) -> None:
+    """17² = 289, an element of the inverse of the rows below, which is added to -288 beside it."""
     A = torch.zeros(1, 16, 16)
     A[0, 5, 4] = A[0, 6, 5] = 17
     A[0, 4, 0], A[0, 6, 0] = 1, -288
@@ -132,5 +132,5 @@ def test_what_was_joined_keeps_16_bits(dtype: torch.dtype, subject: Subject) -> 
 
 @pytest.mark.parametrize("kind", ["repeated", "nearly parallel"])
 def test_products_of_powers_break_the_law(kind: str, subject: Subject) -> None:
-    A = _systems(kind, tokens=32, strength=0.9, length=1.0, seed=0)
+    A = _systems(kind, tokens=32, beta=0.9, length=1.0, seed=0)
     assert _excess(_by_doubling, A, subject.device) > 100

@@ -1,4 +1,4 @@
-"""float32 inputs are multiplied in float32: no product is left to what a GPU takes by default."""
+"""float32 inputs are multiplied in float32, not in a GPU's default precision."""
 
 from dataclasses import replace
 

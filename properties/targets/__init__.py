@@ -1,4 +1,4 @@
-"""Whose kernels are under test."""
+"""The targets: whose kernels are under test."""
 
 from importlib import import_module
 
@@ -9,8 +9,8 @@ from properties.targets.target import Target
 
 __all__ = ["NAMES", "Adapter", "Implementation", "Target", "load"]
 
-# Functions of the device. Imported when they are asked for: kernels must not be before a device is
-# activated, nor with an oracle alone, and other libraries may not be there.
+# Functions of the device, imported on demand: importing kernels before a device is activated is
+# wrong, and other libraries may be missing.
 NAMES = {
     "ours": "properties.targets.ours:target",
     "oracle": "properties.targets.oracle:target",
@@ -20,7 +20,7 @@ NAMES = {
 
 
 def load(name: str, device: Device) -> Target:
-    """The target of this name, for kernels on `device`.
+    """Return the target of this name for kernels on `device`.
 
     Args:
         name: one of `NAMES`, or "package.module:attribute" of a function of the device that returns

@@ -1,4 +1,4 @@
-"""Somebody else's kernels, behind the signatures of the catalogue."""
+"""Another library's kernels behind the signatures of the catalogue."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -23,24 +23,22 @@ def _unchanged(op: Op) -> Op:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One kernel of an op as another library has it.
+    """Another library's implementation of an op.
 
     Args:
-        function: takes what the op takes, under the same names and with the same meaning, and
-            returns the op's outputs in their order. What its signature does not name, the library
-            does not have: it is not drawn, and reported as missing.
-        whole: the op as the library has it, where it returns more than the catalogue's, such as a
-            row more of a state. Nothing is cut away then: the oracle says what the rest is, and its
-            gradients count.
-        conventions: where the library means something else and `function` translates, a sentence
+        function: takes the op's arguments by the same names and meaning, and returns its outputs in
+            order. Arguments that its signature lacks are never drawn, and are reported as missing.
+        whole: the op as the library has it, if it returns more than the catalogue's, such as
+            another row of a state. The oracle then defines the rest, and its gradients count.
+        conventions: what `function` translates because the library means something else, a sentence
             each.
         dtypes: of the activations.
-        tokens: per tile, as far as it is known; lengths are drawn next to its multiples.
-        bounds: what else a case has to keep to, in words → the case that does.
+        tokens: per tile, if known; lengths are drawn next to its multiples.
+        bounds: other restrictions of cases, in words → function that makes a case obey.
         constants: tensors that get no gradient, and outputs through which none flows.
         forward_only: it has no backward pass.
-        unstated: laws that cannot be stated for it → why.
-        telescopes: gradients that it forms as a difference of large sums, whose errors stay.
+        unstated: laws that do not apply to it → why.
+        telescopes: gradients that it forms as a difference of large sums, whose errors remain.
     """
 
     function: Function
@@ -55,7 +53,6 @@ class Implementation:
     telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()
 
     def has(self, name: str) -> bool:
-        """Whether the function takes an argument of this name."""
         return name in self._parameters() or self._takes_all()
 
     def _takes_all(self) -> bool:
@@ -65,10 +62,10 @@ class Implementation:
         return inspect.signature(self.function).parameters
 
     def check(self, op: Op, where: str) -> None:
-        """Hold the signature to the catalogue.
+        """Check the signature against the catalogue.
 
         Raises:
-            ValueError: a parameter that the op does not have, or a tensor that is not taken.
+            ValueError: a parameter that the op lacks, or a missing tensor.
         """
         for name, parameter in self._parameters().items():
             if name not in op.names and parameter.kind is not parameter.VAR_KEYWORD:
@@ -81,11 +78,11 @@ class Implementation:
                 raise ValueError(f"{where}: law {law!r}, expected {_listed(op.laws)}")
 
     def narrowed(self, op: Op, mode: str) -> Op:
-        """The op as this implementation has it, without what it does not have."""
+        """The op as this implementation has it."""
         op = self.whole(op)
 
         def settled(case: Case) -> Case:
-            # The op may set an option that is not here.
+            # The op may set an option that the implementation lacks.
             case = op.settle(case)
             return replace(case, options={n: v for n, v in case.options.items() if self.has(n)})
 
@@ -99,7 +96,7 @@ class Implementation:
             case = bounded(case)
             if not case.earlier:
                 return case
-            # The call before this one has the same tensors, and keeps to the bounds as well.
+            # The earlier call has the same tensors and must be within bounds too.
             before = bounded(replace(case, options={**case.options, **case.earlier}))
             alike = replace(before, options=case.options) == case
             earlier = {n: before.options[n] for n in case.earlier} if alike else {}
@@ -133,11 +130,11 @@ class Adapter(Target):
     """A target made of implementations.
 
     Args:
-        ops: op → mode → its implementation, or the bare function of one.
+        ops: op → mode → its implementation, or just a function.
         bitwise: see `Target`.
 
     Raises:
-        ValueError: an op that is not in the catalogue, or an implementation of another signature.
+        ValueError: an op is not in the catalogue, or a signature does not match.
     """
 
     new_results = False
@@ -198,7 +195,7 @@ class Adapter(Target):
                     raise ValueError(f"{name}: given, but {has}")
             if tile is not None:
                 raise ValueError(f"tile: {tile!r}, expected None, as {self.name} has no tile table")
-            # Of the two widths that are drawn, all libraries have the larger.
+            # Both widths are drawn, but all libraries take the larger only.
             bounds = {n: given[n] for n in op.packed_by if isinstance(given.get(n), Tensor)}
             wide = {n: x.long() for n, x in bounds.items() if x.dtype == torch.int32}
             return one.function(**{**given, **wide})

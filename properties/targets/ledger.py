@@ -1,8 +1,8 @@
-"""Known failures of a target: each with its cause, so that what is new stands out.
+"""Known failures of a target, each with its cause, so that new ones stand out.
 
-An entry excuses one symptom of some calls. Its `shows` reads the arguments of a call, as laws
-change the cases that were drawn; its `symptoms` say what the failure looks like. A law that breaks
-in another way is reported, even where one of its calls shows a known failure.
+An entry excuses one symptom of some calls. Its `shows` reads the arguments of a call, since laws
+change drawn cases; its `symptoms` describe the failure. Another symptom is reported even if a call
+shows a known failure.
 """
 
 import runpy
@@ -20,20 +20,19 @@ from properties.verdict import Comparison
 _FOLDER = Path(__file__).parents[2] / "regressions" / "targets"
 
 Given = Mapping[str, Any]
-# Why a law does not hold: a result that differs, an exception, or a sentence.
+# Why a law does not hold: a result that differs, an exception, or a message.
 Fault = Comparison | BaseException | str
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """Results that differ from what is wanted.
+    """Results that differ.
 
     Args:
         results: their names, "o" or "dq"; None for any.
-        most: the largest error of a number, as a multiple of its budget; infinity where the cause
-            sets no limit, and for results that are compared bit for bit. It may follow from the
-            arguments of the call.
-        finite: all results are numbers. False excuses NaN and infinities as well.
+        most: the largest error as a multiple of the budget; infinity if the cause sets no limit and
+            for results compared bit for bit. It may be a function of the call's arguments.
+        finite: all results are finite. False excuses NaN and infinities as well.
     """
 
     results: tuple[str, ...] | None = None
@@ -60,7 +59,7 @@ class Raised:
 
     Args:
         kind: name of its type.
-        message: a piece of its text; empty if it has none.
+        message: a part of its text; empty if it has none.
     """
 
     kind: str
@@ -77,10 +76,10 @@ class Raised:
 
 @dataclass(frozen=True)
 class Told:
-    """A violation that a law reports in a sentence instead of in numbers.
+    """A violation reported as a message instead of a comparison.
 
     Args:
-        sentence: all of it.
+        sentence: the whole message.
     """
 
     sentence: str
@@ -96,7 +95,7 @@ Symptom = Wrong | Raised | Told
 
 
 def symptom(fault: Fault) -> Symptom:
-    """What a fault looks like, in the words of an entry that would excuse it."""
+    """The symptom of a fault, as an entry that excuses it would write it."""
     if isinstance(fault, Comparison):
         worst = max(fault.largest, fault.loss)
         most = float(f"{1.1 * worst:.2g}") if worst > 1 else 1.0
@@ -107,9 +106,10 @@ def symptom(fault: Fault) -> Symptom:
 
 
 def entry_file(law: str, case: Case, symptom: str) -> str:
-    """The text of a ledger entry that excuses a failure; what only a person can know is left open.
+    """The source of a ledger entry that excuses a failure, with blanks for what only a person
+    knows.
 
-    Without a test of the arguments in `shows` the entry excuses nothing.
+    Until `shows` tests the arguments, the entry excuses nothing.
     """
     return f'''"""{case.op} ({case.mode}): the law "{law}" does not hold. For the LEDGER."""
 
@@ -143,20 +143,19 @@ class KnownFailure:
     """A bug of a target.
 
     Args:
-        name: what it is called, and the script that shows it with nothing but the library.
+        name: its name, and that of the script that shows it with the library alone.
         law: one that the bug breaks.
-        releases: those that have it and were looked at, "fla-core 0.6.0". In another release the
-            entry excuses nothing. Empty for code that is not released.
-        cases: the smallest one known of each op that has it; none where the adapter keeps clear of
-            the bug, because it takes the device with it or calls for what the library's
-            documentation rules out.
-        modes: of these ops, that have the bug.
+        releases: those seen to have it, "fla-core 0.6.0". In other releases the entry excuses
+            nothing.
+        cases: the smallest known case of each affected op; none if the adapter avoids the bug
+            because it kills the device or contradicts the library's documentation.
+        modes: the affected modes of these ops.
         shows: whether a call with these arguments shows it.
-        symptoms: what a law sees then; one of them explains each fault that is excused.
+        symptoms: what a law sees; one of them must explain each excused fault.
         expected, got: as the script prints them.
         cause: in one line.
-        upstream: where it is reported; None where no report is known.
-        devices: "cpu" or "cuda" or both, where it shows so.
+        upstream: link to a report; None if none is known.
+        devices: where it shows: "cpu", "cuda" or both.
     """
 
     name: str
@@ -190,12 +189,12 @@ def _installed(release: str) -> bool:
 
 
 class Ledger:
-    """The known failures of a target, and how often each was met.
+    """The known failures of a target, and how often each occurred.
 
     Args:
-        met: symptoms that the calls of this law may have, each with the name of its entry.
-        used: entries that have excused a fault of this law.
-        excused: entry → how many laws it has excused.
+        met: symptoms that the calls of this law may have, each with its entry's name.
+        used: entries that excused a fault of this law.
+        excused: entry → how many laws it excused.
     """
 
     def __init__(self, entries: Iterable[KnownFailure] = ()) -> None:
@@ -205,7 +204,7 @@ class Ledger:
         self.excused: Counter[str] = Counter()
 
     def watching(self, op: Op, function: Function) -> Function:
-        """`function`, with a look at what it is called with."""
+        """Wrap `function` to inspect its arguments."""
         entries = [entry for entry in self.entries if entry.about(op)]
         if not entries:
             return function
@@ -219,12 +218,12 @@ class Ledger:
         return watched
 
     def start(self) -> None:
-        """Forget the calls so far: a law begins."""
+        """Forget earlier calls when a law begins."""
         self.met.clear()
         self.used.clear()
 
     def excuses(self, fault: Fault) -> bool:
-        """Whether a known failure that a call has shown explains this fault; it is counted then."""
+        """Whether a known failure shown by a call explains this fault; if so, count it."""
         names = {name for name, symptom in self.met if symptom.explains(fault)}
         self.excused.update(names - self.used)
         self.used |= names
@@ -232,14 +231,14 @@ class Ledger:
 
 
 def read(name: str, target: str, device: str | None) -> Ledger:
-    """The ledger in a file.
+    """Read a ledger from a file.
 
     Args:
-        name: a path of a Python file with a `LEDGER`, "none", or "auto" for the ledger of the
-            target in `regressions/`, where there is one.
-        target: as `--target` names it.
-        device: type of the device under test; failures of others are left out, and those of
-            releases that are not installed. None keeps all.
+        name: a path of a Python file with a `LEDGER`, "none", or "auto" for the target's ledger in
+            `regressions/`, if any.
+        target: as for `--target`.
+        device: type of the device under test; failures on other devices or in releases not
+            installed are dropped. None keeps all.
 
     Raises:
         ValueError: no such file, or no `LEDGER` in it.

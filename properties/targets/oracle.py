@@ -1,7 +1,7 @@
-"""The oracles as an implementation: what every law has to accept.
+"""The oracles as a target, which every law must accept.
 
-Each sequence and each head is computed by itself in float64, and results are rounded once. So their
-bits depend on nothing else: not on layout, order, neighbours, or what else the call asks for.
+Each head of each sequence is computed alone in float64, and results are rounded once. So their bits
+do not depend on layout, order, neighbours, or what else the call requests.
 """
 
 from collections.abc import Mapping
@@ -31,19 +31,20 @@ class Oracle(Target):
 
 
 def compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...]:
-    """What the oracle returns of a call that is as it should be."""
     with _without_autocast(given):
         return _compute(op, given)
 
 
 def _without_autocast(given: Mapping[str, Any]) -> torch.autocast:
-    """That is for kernels to mind; some of PyTorch's operations refuse float16 under it."""
+    """Disable autocast, which only kernels must handle; some PyTorch operations refuse float16
+    under it.
+    """
     tensors = [x for x in given.values() if isinstance(x, Tensor)]
     return torch.autocast(tensors[0].device.type if tensors else "cpu", enabled=False)
 
 
 def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
-    """Refuse what kernels refuse, and have the oracle refuse the rest."""
+    """Raise the errors that kernels raise, then those of the oracle."""
     names = [m.name for m in op.modes]
     if mode not in names:
         raise ValueError(f"mode: {mode!r}, expected one of {', '.join(names)}")
@@ -55,7 +56,7 @@ def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
     for name, x in given.items():
         if isinstance(x, Tensor) and x.dtype == torch.float64:
             raise TypeError(f"{name}: float64, expected float32, bfloat16 or float16")
-    # Checked, but not done twice.
+    # Check without writing in place, which would happen twice.
     whole = {**given, "inplace": False} if given.get("inplace") is True else given
     with torch.no_grad():
         op.oracle(**whole)
@@ -103,7 +104,7 @@ def _dtype(op: Op, tensors: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def _piece(dims: str, x: Tensor, n: int, h: int, heads: int, bounds: list[Tensor | None]) -> Tensor:
-    """One head of one sequence; a query head reads the kv head of its group."""
+    """One head of one sequence; a query head reads its kv head."""
     packed = bounds[0] is not None
     for axis, dim in enumerate(dims.split()):
         if dim == "N" or (dim == "B" and not packed):
@@ -121,7 +122,7 @@ def _piece(dims: str, x: Tensor, n: int, h: int, heads: int, bounds: list[Tensor
 def _joined(
     op: Op, parts: list[tuple[Tensor | None, ...]], *along: str
 ) -> tuple[Tensor | None, ...]:
-    """Each output along its dim that is one of `along`."""
+    """Concatenate each output along its dim among `along`."""
     joined: list[Tensor | None] = []
     for output, each in zip(op.outputs, zip(*parts, strict=True), strict=True):
         axis = next(a for a, dim in enumerate(output.dims.split()) if dim in along)

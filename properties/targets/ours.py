@@ -1,4 +1,4 @@
-"""The kernels of this project."""
+"""This project's kernels as a target."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,11 +20,11 @@ MODES_WITH_KERNELS = tuple(
 
 
 class Ours(Target):
-    """Our kernels as they are on an architecture, which has tiles of its own.
+    """Our kernels on an architecture, which determines the tiles.
 
     Args:
         capability: of the device, times ten.
-        claims: architectures that a case may have the device claim to be.
+        claims: architectures that the device may report instead.
     """
 
     name = "ours"
@@ -46,7 +46,7 @@ class Ours(Target):
         return _admitted(case, capability)
 
     def architectures(self, case: Case) -> tuple[str, ...]:
-        """One for each set of tiles that the device's own is not."""
+        """One architecture for each other set of tiles."""
         known = {tuple(_admitted(case, self.capability))}
         others = []
         for claimed in self.claims:
@@ -58,7 +58,7 @@ class Ours(Target):
 
 
 def _admitted(case: Case, capability: int) -> dict[int, int]:
-    """The entries that admit the case on a device of this capability → tokens per tile."""
+    """The table's entries for the case at this compute capability → tokens per tile."""
     widest = max((case.dims[d] for d in ("K", "V", "D") if d in case.dims), default=1)
     entries = tiles.TABLE.get((case.op, case.mode), ())
     return {

@@ -1,4 +1,4 @@
-"""What of the catalogue a target is tested on, and what is missing, with the reason."""
+"""The part of the catalogue that a target is tested on, and why the rest is missing."""
 
 from collections.abc import Iterable, Iterator
 
@@ -29,7 +29,7 @@ def declared(target: Target, op: str, mode: str) -> Op:
 
 
 def unstated(target: Target, op: str, mode: str) -> dict[str, str]:
-    """Laws of the op that cannot be stated for the target → why."""
+    """Laws of the op that do not apply to the target → why."""
     whole, part = OPS[op], declared(target, op, mode)
     reasons = dict(target.unstated(whole, mode))
     for law in whole.laws:
@@ -40,16 +40,15 @@ def unstated(target: Target, op: str, mode: str) -> dict[str, str]:
 
 
 def laws(target: Target, op: str, mode: str) -> tuple[str, ...]:
-    """Laws that are stated for the target."""
     without = unstated(target, op, mode)
     return tuple(law for law in declared(target, op, mode).laws if law not in without)
 
 
 def check(target: Target, case: Case) -> None:
-    """Whether a case that somebody wrote is one of the target.
+    """Check that a hand-written case belongs to the target.
 
     Raises:
-        ValueError: it is not. Names the field, its value and what was expected.
+        ValueError: it does not; the message names the field, its value and what was expected.
     """
     op = declared(target, case.op, case.mode)
     inputs = {argument.name for argument in op.arguments}
@@ -120,7 +119,7 @@ def _expect_lengths(op: Op, case: Case) -> None:
 
 
 def missing(target: Target) -> Iterator[str]:
-    """A line for all modes of an op that lack or translate the same of what is declared."""
+    """One line for all modes of an op that lack or translate the same."""
     absent = [op.name for op in OPS.values() if not target.modes(op)]
     if absent:
         yield f"target {target.name} has no {', '.join(absent)}"

@@ -1,4 +1,4 @@
-"""What a target is: an implementation of the catalogue, or of a part of it."""
+"""Targets: implementations of all or part of the catalogue."""
 
 from collections.abc import Mapping
 
@@ -7,19 +7,18 @@ from properties.catalogue.op import Function, Op
 
 
 class Target:
-    """An implementation of the whole catalogue; a target that has less of it says so.
+    """An implementation of the whole catalogue; subclasses may declare less.
 
     Args:
-        name: what `--target` calls it.
-        bitwise: it promises the same bits for the same numbers whatever their layout, what they are
-            packed with and what else a call asks for. Otherwise such results are held to the error
-            budget.
-        new_results: what it returns are contiguous tensors that share no memory with its inputs,
-            but for a result that is asked for in place.
-        documented_errors: it refuses bad arguments with the errors that the catalogue documents,
-            before any launch. Otherwise it may raise anything, or be right.
-        chooses: its ops take the mode "auto" as well, and choose one then.
-        contexts: what its calls may run in, of `properties.cases.contexts`.
+        name: as for `--target`.
+        bitwise: equal numbers give equal bits whatever their layout, packing and requested outputs.
+            Otherwise such results are held to the error budget.
+        new_results: outputs are contiguous tensors that share no memory with inputs, except
+            in-place results.
+        documented_errors: bad arguments raise the catalogue's errors before any launch. Otherwise
+            the target may raise anything, or be right.
+        chooses: its ops also take the mode "auto" and choose one.
+        contexts: the supported ones of `properties.cases.contexts`.
     """
 
     name = ""
@@ -30,35 +29,35 @@ class Target:
     contexts: tuple[str, ...] = ("grad", "no_grad", "inference_mode")
 
     def modes(self, op: Op) -> tuple[str, ...]:
-        """Its kernels of the op, by name; none where it does not have the op."""
+        """Names of its kernels of the op; empty if it lacks the op."""
         return tuple(mode.name for mode in op.modes)
 
     def declaration(self, op: Op, mode: str) -> Op:
-        """The op as this kernel has it; cases are drawn from that and laws read it."""
+        """The op as this kernel has it, from which cases are drawn."""
         return op
 
     def unstated(self, op: Op, mode: str) -> Mapping[str, str]:
-        """Laws of the op that cannot be stated for this kernel → why."""
+        """Laws of the op that do not apply to this kernel → why."""
         return {}
 
     def limits(self, op: Op, mode: str) -> tuple[str, ...]:
-        """What cases of this kernel keep to, besides what its declaration lacks."""
+        """Restrictions on cases of this kernel, besides what its declaration lacks."""
         return ()
 
     def conventions(self, op: Op, mode: str) -> tuple[str, ...]:
-        """Where its meaning differs from the catalogue's, and is translated."""
+        """Where its meaning differs from the catalogue's and is translated."""
         return ()
 
     def function(self, op: Op) -> Function:
-        """The op, callable as the oracle is, with `mode` and `tile` besides."""
+        """The op, callable like the oracle, with `mode` and `tile` as well."""
         raise NotImplementedError
 
     def architectures(self, case: Case) -> tuple[str, ...]:
-        """Others than its own that the device can claim to be, where that changes the tiles."""
+        """Other architectures that the device can report, if they change the tiles."""
         return ()
 
     def tiles(self, case: Case) -> Mapping[int, int]:
-        """Entries of the tile table that the case can take → tokens per tile."""
+        """The tile table's entries that the case can use → tokens per tile."""
         return {}
 
     def tokens(self, op: str, mode: str) -> int:

@@ -1,1 +1,1 @@
-"""The search for the entries of `kernels.tiles.TABLE`: each is checked, and then timed."""
+"""The search for the entries of `kernels.tiles.TABLE`: each candidate is checked, then timed."""

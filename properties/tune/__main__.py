@@ -1,4 +1,4 @@
-"""Search for tiles on a GPU: each is checked against the oracle, then timed."""
+"""Search for tiles on a GPU. Each candidate is checked against the oracle, then timed."""
 
 import argparse
 import hashlib
@@ -20,30 +20,29 @@ import triton
 
 from kernels import tiles
 from kernels.tiles import Entry, Tile
-from properties.aot.worker import Worker
+from properties.aot.worker import CompilerProcess
 from properties.tune import trial
 from properties.tune.grids import STAGES, Stage
-from properties.tune.search import Best, Outcome, Search
-from properties.tune.trial import Problem, Verdict
+from properties.tune.search import Best, Candidate, Search
+from properties.tune.trial import Problem, TrialResult
 
 ABOUT = """\
-A candidate is an entry of the tile table with another tile for some of its kernels. It is compiled
-first, in processes that share Triton's disk cache; then it has to keep the differential law,
-forward and all gradients, on one larger shape and on a few drawn cases; then it is timed: the
-median of CUDA events after warm-up, for the forward pass, or for forward and backward together.
-"of today's" is the time over that of the entry that the table has now, in the same run; below 1 is
-faster.
+A candidate is an entry of the tile table with another tile for some of its kernels. It is first
+compiled, in processes that share Triton's disk cache. It must then obey the differential law,
+forward and all gradients, on one larger case and a few drawn ones. Last it is timed: the median of
+CUDA events after warm-up, for the forward pass, or for forward and backward together. "of today's"
+is its time over that of the table's current entry in the same run; below 1 is faster.
 
 Kernels are searched one after another, the entry's own tile first, each with the best of those
 before. The best is the fastest that also compiles with every option and without spilled registers,
-which is what the tests ask of an entry.
+as the tests of entries require.
 
-Candidates that do not compile, do not fit, or break the law are listed with the reason. Results are
-printed, and written to the file of --json, as they are there.
+Rejected candidates are listed with the reason: they do not compile, do not fit, or break the law.
+Results are printed, and written to the file of --json, as they come.
 """
 DTYPES = ("bfloat16", "float16", "float32")
 DIMS = (64, 128)
-# Compilers for the winners of a stage, beside those of the next one.
+# Processes that compile the winners of a stage, besides those for the next stage.
 _RULES = 4
 
 
@@ -83,16 +82,16 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parse.add_argument(
         "--chunk", type=_positive, metavar="TOKENS",
-        help="search from the best entry with this chunk length on, or with so many queries of a "
-        "program, even where it is slower than today's",
+        help="search only entries with this chunk length, or this many queries a program, even if "
+        "they are slower than today's",
     )  # fmt: skip
     parse.add_argument(
         "--cases", type=_number, default=2, metavar="N",
-        help="drawn cases to check a candidate on, each compiled apart (default: %(default)s)",
+        help="drawn cases to check a candidate on, each compiled separately (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
         "--rep", type=_positive, default=100, metavar="MS",
-        help="repeat each call for about so many milliseconds (default: %(default)s)",
+        help="repeat each call for about this many milliseconds (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
         "--jobs", type=_positive, default=_cores(), metavar="N",
@@ -100,18 +99,18 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parse.add_argument(
         "--budget", type=_positive, metavar="SECONDS",
-        help="begin no candidate after so many seconds; the winners so far are then compiled with "
+        help="start no candidate after this many seconds; the winners so far then compile with "
         "every option, which takes up to a minute more",
     )  # fmt: skip
     parse.add_argument(
         "--json", type=_file, metavar="FILE",
-        help="write all results to FILE, and take those that it has instead of measuring again",
+        help="write all results to FILE, and reuse those that it has",
     )  # fmt: skip
     return parse
 
 
 def _cores() -> int:
-    """Of this process, less two for the one that times; a container may claim far more."""
+    """This process's cores, less two for the timing process; a container may report far more."""
     return max(1, min(len(os.sched_getaffinity(0)), 16) - 2)
 
 
@@ -142,10 +141,10 @@ def _file(text: str) -> Path:
 
 
 def problems(chosen: argparse.Namespace) -> list[Problem]:
-    """What the command line asks for.
+    """The problems of the command line.
 
     Raises:
-        ValueError: no op of those asked for has a mode and kernels of those asked for.
+        ValueError: no selected op has a selected mode and kernel.
     """
     batch, tokens, channels = chosen.size
     found = [
@@ -163,31 +162,31 @@ def problems(chosen: argparse.Namespace) -> list[Problem]:
 
 
 class Workers:
-    """Threads with a process each, which is started again when it dies of what it did."""
+    """Threads with a process each, which is restarted when it dies."""
 
     def __init__(self, count: int) -> None:
         self._own = threading.local()
         self.pool = ThreadPoolExecutor(count)
 
-    def call(self, function: Callable[..., Verdict], *given: Any) -> Verdict:
-        """From one of the threads: `function(*given)` in its process."""
+    def call(self, function: Callable[..., TrialResult], *given: Any) -> TrialResult:
+        """Run `function(*given)` in the process of the calling thread."""
         if not hasattr(self._own, "worker"):
-            self._own.worker = Worker()
+            self._own.worker = CompilerProcess()
         try:
-            verdict: Verdict = self._own.worker.call(function, *given)
+            result: TrialResult = self._own.worker.call(function, *given)
         except RuntimeError:
-            return Verdict(wrong="it took its process with it")
+            return TrialResult(wrong="it took its process with it")
         except Exception as error:
-            return Verdict(wrong=f"{type(error).__name__}: {error}".splitlines()[0])
-        return verdict
+            return TrialResult(wrong=f"{type(error).__name__}: {error}".splitlines()[0])
+        return result
 
 
 class Record:
-    """All that is known, in a file that is never half written.
+    """All results, in a file that is replaced atomically.
 
     Args:
-        path: the file; what it knows from an earlier run is kept.
-        setting: what results are comparable for.
+        path: the file, which may have results of an earlier run.
+        setting: results are comparable only within one setting.
 
     Raises:
         ValueError: the file has results of another setting.
@@ -196,7 +195,7 @@ class Record:
     def __init__(self, path: Path | None, setting: dict[str, Any]) -> None:
         self.path = path
         self.setting: dict[str, Any] = json.loads(json.dumps(setting))
-        self.outcomes: dict[str, dict[str, Any]] = {}
+        self.candidates: dict[str, dict[str, Any]] = {}
         self.best: dict[str, dict[str, Any]] = {}
         if path is None or not path.exists():
             return
@@ -204,29 +203,28 @@ class Record:
         for name, value in self.setting.items():
             if earlier.get(name) != value:
                 raise ValueError(f"--json {path}: of another {name}, expected {value!r} or no file")
-        self.outcomes = {_identity(plain): plain for plain in earlier["outcomes"]}
+        self.candidates = {_identity(plain): plain for plain in earlier["candidates"]}
         self.best = {_identity(plain, "tiles"): plain for plain in earlier["best"]}
 
-    def verdict(self, problem: Problem, stage: Stage, entry: Entry) -> Verdict | None:
-        """What came of a candidate in an earlier run."""
-        known = self.outcomes.get(_identity(_plain(problem, stage.name, entry)))
-        return None if known is None else Verdict(known["wrong"], tuple(known["milliseconds"]))
+    def result(self, problem: Problem, stage: Stage, entry: Entry) -> TrialResult | None:
+        known = self.candidates.get(_identity(_plain(problem, stage.name, entry)))
+        return None if known is None else TrialResult(known["wrong"], tuple(known["milliseconds"]))
 
-    def add(self, found: Outcome | Best) -> None:
+    def add(self, found: Candidate | Best) -> None:
         plain = _plain(found.problem, found.kernel, found.entry) | {"ratio": found.ratio}
         if isinstance(found, Best):
             ruled_out = {in_words(tile): why for tile, why in found.ruled_out}
             self.best[_identity(plain, "tiles")] = {**plain, "ruled_out": ruled_out}
         else:
-            self.outcomes[_identity(plain)] = {
+            self.candidates[_identity(plain)] = {
                 **plain,
                 "tile": in_words(found.tile),
                 "today": found.today,
-                "milliseconds": found.verdict.times,
-                "wrong": found.verdict.wrong,
+                "milliseconds": found.result.times,
+                "wrong": found.result.wrong,
             }
         if self.path is not None:
-            known = {"outcomes": [*self.outcomes.values()], "best": [*self.best.values()]}
+            known = {"candidates": [*self.candidates.values()], "best": [*self.best.values()]}
             partial = self.path.with_name(self.path.name + ".partial")
             partial.write_text(json.dumps({**self.setting, **known}, indent=1) + "\n")
             partial.replace(self.path)
@@ -244,7 +242,7 @@ def _identity(plain: dict[str, Any], *without: str) -> str:
 
 
 def _digest() -> str:
-    """Of the kernels: results are of these alone."""
+    """A digest of the kernels: results hold for these only."""
     folder = Path(tiles.__file__).parent
     own = [folder / "bench", folder / "tune"]
     found = hashlib.sha256()
@@ -255,7 +253,7 @@ def _digest() -> str:
 
 
 def in_words(tile: Tile) -> str:
-    """A tile as the table writes it, without what it does not differ in."""
+    """A tile as the table writes it, without defaults."""
     named = {"tokens": tile.tokens, "keys": tile.keys, "features": tile.features}
     if tile.features == Tile.features:
         del named["features"]
@@ -264,7 +262,7 @@ def in_words(tile: Tile) -> str:
 
 
 def as_code(entry: Entry) -> str:
-    """An entry to paste into the table, where it still needs to be said whom it admits."""
+    """An entry to paste into the table; its conditions are still to be added."""
     own = ",\n    ".join(in_words(entry).split(", "))
     kernels = "".join(
         f'        "{name}": Tile({in_words(tile)}),\n' for name, tile in entry.kernels.items()
@@ -273,34 +271,33 @@ def as_code(entry: Entry) -> str:
     return f"Entry(\n    {own},\n    max_dim={entry.max_dim},\n{kernels})"
 
 
-def line(found: Outcome) -> str:
-    """One candidate."""
+def line(found: Candidate) -> str:
     mark = " (today's)" if found.today else ""
     head = f"{found.problem} · {found.kernel}: {in_words(found.tile)}{mark}: "
-    if found.verdict.wrong:
-        return head + found.verdict.wrong
-    times = " + ".join(f"{ms:.3f}" for ms in found.verdict.times)
+    if found.result.wrong:
+        return head + found.result.wrong
+    times = " + ".join(f"{ms:.3f}" for ms in found.result.times)
     ratio = "" if found.ratio is None else f", {found.ratio:.3f} of today's"
     return f"{head}{times} ms{ratio}"
 
 
-def ranking(best: Best, outcomes: Sequence[Outcome]) -> str:
+def ranking(best: Best, candidates: Sequence[Candidate]) -> str:
     """The candidates of a stage, the fastest first, then those that cannot be used."""
-    of_stage = [o for o in outcomes if (o.problem, o.kernel) == (best.problem, best.kernel)]
+    of_stage = [o for o in candidates if (o.problem, o.kernel) == (best.problem, best.kernel)]
     why = dict(best.ruled_out)
-    timed = sorted((o for o in of_stage if o.verdict.times), key=lambda o: sum(o.verdict.times))
+    timed = sorted((o for o in of_stage if o.result.times), key=lambda o: sum(o.result.times))
     rows = [f"{best.problem} · {best.kernel}, ranked:"]
-    for outcome in timed:
-        times = "".join(f"{ms:9.3f}" for ms in outcome.verdict.times)
-        ratio = "" if outcome.ratio is None else f"{outcome.ratio:7.3f}"
+    for candidate in timed:
+        times = "".join(f"{ms:9.3f}" for ms in candidate.result.times)
+        ratio = "" if candidate.ratio is None else f"{candidate.ratio:7.3f}"
         notes = [
-            *(["today's"] if outcome.today else []),
-            *(["best"] if outcome.entry == best.entry else []),
-            *([why[outcome.tile]] if outcome.tile in why else []),
+            *(["today's"] if candidate.today else []),
+            *(["best"] if candidate.entry == best.entry else []),
+            *([why[candidate.tile]] if candidate.tile in why else []),
         ]
-        rows.append(f"{times}{ratio}  {in_words(outcome.tile)}  {'; '.join(notes)}".rstrip())
-    refused = [o for o in of_stage if o.verdict.wrong]
-    rows += [f"  refused  {in_words(o.tile)}: {o.verdict.wrong}" for o in refused]
+        rows.append(f"{times}{ratio}  {in_words(candidate.tile)}  {'; '.join(notes)}".rstrip())
+    refused = [o for o in of_stage if o.result.wrong]
+    rows += [f"  refused  {in_words(o.tile)}: {o.result.wrong}" for o in refused]
     if not best.taken:
         rows.append("  none can be taken: the entry stays as it was")
     return "\n".join(rows)
@@ -343,13 +340,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with TemporaryDirectory() as memory:
         compilers, rulers, judge = Workers(chosen.jobs), Workers(_RULES), Workers(1)
 
-        def compiled(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
-            if record.verdict(problem, stage, entry) is not None:
-                return Verdict()
+        def compiled(problem: Problem, stage: Stage, entry: Entry) -> TrialResult:
+            if record.result(problem, stage, entry) is not None:
+                return TrialResult()
             return compilers.call(trial.compiled, problem, stage, entry, architecture)
 
-        def judged(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
-            known = record.verdict(problem, stage, entry)
+        def judged(problem: Problem, stage: Stage, entry: Entry) -> TrialResult:
+            known = record.result(problem, stage, entry)
             if known is not None:
                 return known
             given = problem, stage, entry, Path(memory), chosen.rep
@@ -380,23 +377,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def follow(
     search: Search, wanted: Sequence[Problem], kernels: Sequence[str], record: Record
 ) -> bool:
-    """Print and record what the search finds; whether something was left out."""
-    outcomes: list[Outcome] = []
+    """Print and record what the search finds; return whether something was left out."""
+    candidates: list[Candidate] = []
     last: dict[Problem, Best] = {}
     for found in search.run(wanted, kernels):
         record.add(found)
         if isinstance(found, Best):
             last[found.problem] = found
-            print(f"\n{ranking(found, outcomes)}\n", flush=True)
+            print(f"\n{ranking(found, candidates)}\n", flush=True)
         else:
-            outcomes.append(found)
+            candidates.append(found)
             print(line(found), flush=True)
     for problem, best in last.items():
         stays = best.entry == problem.entry(search.device)
         what = "today's entry is the best" if stays else f"best\n{as_code(best.entry)}"
         print(f"\n{problem}: {what}", flush=True)
     if search.ended:
-        print("\nkernels.tune: the budget ended the search; not all was tried", file=sys.stderr)
+        print("\nproperties.tune: the budget ended the search; not all was tried", file=sys.stderr)
     return search.ended
 
 

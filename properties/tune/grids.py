@@ -1,4 +1,4 @@
-"""Which tiles are tried for the kernels of an op and mode."""
+"""The tiles to try for the kernels of an op and mode."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,14 +16,14 @@ Grid = Callable[[int], list[Tile]]
 
 @dataclass(frozen=True)
 class Stage:
-    """Kernels whose tile is searched for, all others being as they are.
+    """Kernels whose tile is searched for while all others stay.
 
     Args:
         kernel: the name of their tile in `Entry.kernels`; None for the entry's own.
-        grid: the tiles to try for a head dim; one of 0 tokens has the chunk of the entry.
-        passes: what is timed: the forward pass, and forward and backward together.
+        grid: the tiles to try for a head dim; one of 0 tokens takes the entry's chunk.
+        passes: what is timed: the forward pass, or forward and backward together.
         uniform: whether the entry's own tile is tried for all kernels alike.
-        terms: what attention's logits have where they run: nothing, "biased" or "gated".
+        terms: which terms attention's logits have: none, "biased" or "gated".
     """
 
     kernel: str | None
@@ -37,12 +37,11 @@ class Stage:
         return self.kernel or "entry"
 
     def tile(self, entry: Entry) -> Tile:
-        """What the entry has for these kernels."""
         own = entry if self.kernel is None else entry.of(self.kernel)
         return Tile(own.tokens, own.keys, own.features, own.num_warps, own.num_stages)
 
     def candidates(self, entry: Entry, dim: int) -> list[Entry]:
-        """The entry itself, and with each of the tiles instead of what it has."""
+        """The entry itself, and with each of the other tiles."""
         found = {self.tile(entry): entry}
         for tile in self.grid(dim):
             tile = tile if tile.tokens else replace(tile, tokens=entry.tokens)
@@ -52,20 +51,20 @@ class Stage:
     def with_tile(self, entry: Entry, tile: Tile) -> Entry:
         """The entry with this tile for these kernels."""
         if self.kernel is not None:
-            # Attention's dk and dv come together or apart.
+            # Attention's dk and dv have one tile or two.
             other = ("dk", "dv") if self.kernel == "dkv" else ()
             kept = {name: own for name, own in entry.kernels.items() if name not in other}
             return replace(entry, kernels={**kept, self.kernel: tile})
         own = replace(entry, **vars(tile))
         if not self.uniform:
             return own
-        # Elements that are loaded one by one leave no registers for wide sides.
+        # Loading element by element leaves no registers for wide tiles.
         return replace(own, kernels={"unaligned": Tile(tile.tokens, 16, 16, 2, 1)})
 
 
 @dataclass(frozen=True)
-class Softmax:
-    """Of (tokens, warps, keys, stages) all but what a program's shared memory cannot hold."""
+class SoftmaxTiles:
+    """All of (tokens, warps, keys, stages) that fit into shared memory."""
 
     parts: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...]
 
@@ -79,10 +78,10 @@ class Softmax:
 
 
 @dataclass(frozen=True)
-class Chunks:
+class ChunkTiles:
     """Each of (tokens, warps) with each of (keys, features) and of the stages.
 
-    Sides wider than the head dim are as good as those that are as wide.
+    Tiles wider than the head dim count as those of its width.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -102,7 +101,7 @@ class Chunks:
 _ATTENTION = (
     Stage(
         None,
-        Softmax(
+        SoftmaxTiles(
             (
                 (64, 4, (32, 64, 128), (2, 3, 4)),
                 (128, 8, (32, 64, 128), (2, 3)),
@@ -113,7 +112,7 @@ _ATTENTION = (
     ),
     Stage(
         "dq",
-        Softmax(
+        SoftmaxTiles(
             (
                 (64, 4, (32, 64), (1, 2, 3)),
                 (128, 8, (32, 64), (1, 2, 3)),
@@ -123,7 +122,7 @@ _ATTENTION = (
     ),
     Stage(
         "dkv",
-        Softmax(
+        SoftmaxTiles(
             (
                 (64, 4, (128,), (1,)),
                 (64, 4, (32, 64), (2, 3)),
@@ -134,13 +133,13 @@ _ATTENTION = (
     ),
     Stage(
         "biased",
-        Softmax(((64, 4, (16, 32), (1, 2, 3)), (128, 8, (16, 32), (1, 2)))),
+        SoftmaxTiles(((64, 4, (16, 32), (1, 2, 3)), (128, 8, (16, 32), (1, 2)))),
         (_BOTH,),
         terms="biased",
     ),
     Stage(
         "gated",
-        Softmax(
+        SoftmaxTiles(
             (
                 (32, 4, (16, 32), (1,)),
                 (64, 4, (16, 32), (1, 2)),
@@ -153,25 +152,27 @@ _ATTENTION = (
 )
 
 _TWO_FOUR = ((0, 2), (0, 4))
-_GRADIENTS = Stage("gradients", Chunks(_TWO_FOUR, ((32, 32), (64, 16), (64, 64)), (1, 2)), (_BOTH,))
-# Of gates of channels.
-_WITHIN = Stage("within", Chunks(((0, 1), (0, 2), (0, 4)), ((32, 64),), (1,)), _EACH)
+_GRADIENTS = Stage(
+    "gradients", ChunkTiles(_TWO_FOUR, ((32, 32), (64, 16), (64, 64)), (1, 2)), (_BOTH,)
+)
+# For per-channel gates.
+_WITHIN = Stage("within", ChunkTiles(((0, 1), (0, 2), (0, 4)), ((32, 64),), (1,)), _EACH)
 _CHUNK = (
     Stage(
         None,
-        Chunks(((16, 2), (32, 2), (64, 4)), ((32, 32), (32, 64), (64, 64)), (1, 2)),
+        ChunkTiles(((16, 2), (32, 2), (64, 4)), ((32, 32), (32, 64), (64, 64)), (1, 2)),
         _EACH,
         uniform=True,
     ),
-    Stage("states", Chunks(_TWO_FOUR, ((32, 32), (32, 64), (64, 64)), (2, 3)), _EACH),
-    Stage("outputs", Chunks(_TWO_FOUR, ((32, 128), (64, 64), (64, 128)), (1, 2)), _EACH),
+    Stage("states", ChunkTiles(_TWO_FOUR, ((32, 32), (32, 64), (64, 64)), (2, 3)), _EACH),
+    Stage("outputs", ChunkTiles(_TWO_FOUR, ((32, 128), (64, 64), (64, 128)), (1, 2)), _EACH),
     _GRADIENTS,
 )
-# All keys at once, lest outputs come in parts.
+# All keys at once, so that outputs are not split.
 _FUSED_CHUNK = (
     Stage(
         None,
-        Chunks(
+        ChunkTiles(
             ((16, 1), (16, 2), (32, 2), (32, 4), (64, 4)),
             ((64, 16), (64, 32), (64, 64), (128, 32)),
             (1, 2),
@@ -182,15 +183,15 @@ _FUSED_CHUNK = (
 _DELTA = (
     Stage(
         None,
-        Chunks(((16, 4), (32, 4), (64, 4), (64, 8)), ((32, 32), (64, 64)), (1,)),
+        ChunkTiles(((16, 4), (32, 4), (64, 4), (64, 8)), ((32, 32), (64, 64)), (1,)),
         _EACH,
         uniform=True,
     ),
-    Stage("states", Chunks(_TWO_FOUR, ((64, 16), (64, 32), (64, 64)), (1, 2)), _EACH),
-    Stage("outputs", Chunks(_TWO_FOUR, ((32, 128), (64, 128)), (1, 2)), _EACH),
-    Stage("gradients", Chunks(((0, 2), (0, 4)), ((32, 32), (64, 64)), (1, 2)), (_BOTH,)),
-    Stage("system", Chunks(_TWO_FOUR, ((32, 64), (64, 64)), (1, 2)), _EACH),
-    Stage("system_backward", Chunks(((0, 2), (0, 4)), ((32, 64), (64, 64)), (1, 2)), (_BOTH,)),
+    Stage("states", ChunkTiles(_TWO_FOUR, ((64, 16), (64, 32), (64, 64)), (1, 2)), _EACH),
+    Stage("outputs", ChunkTiles(_TWO_FOUR, ((32, 128), (64, 128)), (1, 2)), _EACH),
+    Stage("gradients", ChunkTiles(((0, 2), (0, 4)), ((32, 32), (64, 64)), (1, 2)), (_BOTH,)),
+    Stage("system", ChunkTiles(_TWO_FOUR, ((32, 64), (64, 64)), (1, 2)), _EACH),
+    Stage("system_backward", ChunkTiles(((0, 2), (0, 4)), ((32, 64), (64, 64)), (1, 2)), (_BOTH,)),
 )
 
 STAGES: dict[tuple[str, str], tuple[Stage, ...]] = {

@@ -1,4 +1,6 @@
-"""What of the tuner needs no GPU: candidates, how they are checked, the search around a timer."""
+"""The parts of the tuner that need no GPU: candidates, their checks, and the search with a fake
+timer.
+"""
 
 import json
 import threading
@@ -16,24 +18,24 @@ import kernels
 from kernels.tiles import TABLE, Entry, Tile
 from properties.aot.architectures import ARCHITECTURES
 from properties.aot.launches import record
-from properties.aot.worker import Worker
-from properties.cases.tensors import build, cotangents, run
+from properties.aot.worker import CompilerProcess
+from properties.cases.tensors import build, cotangents, outputs_and_gradients
 from properties.catalogue import OPS
 from properties.device import activate
 from properties.tune import __main__ as command
 from properties.tune import trial
 from properties.tune.grids import STAGES, Stage
-from properties.tune.search import Best, Outcome, Search
-from properties.tune.trial import Problem, Verdict
+from properties.tune.search import Best, Candidate, Search
+from properties.tune.trial import Problem, TrialResult
 
-# A CPU takes what Hopper takes.
+# Tiles are chosen on a CPU as on Hopper.
 HOPPER = torch.device("cpu")
 ATTENTION = Problem("attention", "parallel", 64, "bfloat16", 1, 64, 64, drawn=1)
 LINEAR = Problem("linear_attn", "chunk", 16, "bfloat16", 1, 64, 16, drawn=1)
 
 
 class Inline(Executor):
-    """Runs what is submitted at once."""
+    """Runs tasks at once."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -42,15 +44,15 @@ class Inline(Executor):
 
 
 def _search(**given: Any) -> Search:
-    """One in which everything compiles, and a tile takes as long as it has tokens and keys."""
+    """A search in which everything compiles, and a tile takes as long as it has tokens and keys."""
 
-    def judged(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+    def judged(problem: Problem, stage: Stage, entry: Entry) -> TrialResult:
         tile = stage.tile(entry)
-        return Verdict(times=(float(tile.tokens + tile.keys),) * len(stage.passes))
+        return TrialResult(times=(float(tile.tokens + tile.keys),) * len(stage.passes))
 
     good = {
-        "compiled": lambda *_: Verdict(),
-        "ruled": lambda *_: Verdict(),
+        "compiled": lambda *_: TrialResult(),
+        "ruled": lambda *_: TrialResult(),
         "judged": judged,
         "device": HOPPER,
     }
@@ -67,7 +69,7 @@ def test_an_op_and_mode_has_at_most_60_candidates(row: tuple[str, str], dim: int
     assert sum(counts) <= 60
 
 
-def test_what_was_measured_fastest_is_among_the_candidates() -> None:
+def test_the_fastest_measured_tiles_are_among_the_candidates() -> None:
     forward, dq, dkv, *_ = STAGES["attention", "parallel"]
     assert Tile(64, 64, num_stages=3) in forward.grid(64)
     assert Tile(64, 32, num_stages=3) in forward.grid(128)
@@ -99,7 +101,7 @@ def test_tiles_of_single_kernels_have_the_chunk_of_their_entry() -> None:
 
 def test_the_search_finds_the_fastest_and_tells_it_beside_todays() -> None:
     found = list(_search().run([ATTENTION], ["entry", "dq"]))
-    of_entry = [f for f in found if isinstance(f, Outcome) and f.kernel == "entry"]
+    of_entry = [f for f in found if isinstance(f, Candidate) and f.kernel == "entry"]
     today = [f for f in of_entry if f.today]
     assert [f.ratio for f in today] == [1.0]
     assert today[0].entry == ATTENTION.entry(HOPPER)
@@ -111,33 +113,33 @@ def test_the_search_finds_the_fastest_and_tells_it_beside_todays() -> None:
     assert second.entry.of("dq").keys == 32
 
 
-def test_what_is_wrong_is_told_and_does_not_stop_the_search() -> None:
-    def compiled(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
-        return Verdict(wrong="too much shared memory" if entry.num_stages == 4 else "")
+def test_wrong_candidates_are_reported_and_do_not_stop_the_search() -> None:
+    def compiled(problem: Problem, stage: Stage, entry: Entry) -> TrialResult:
+        return TrialResult(wrong="too much shared memory" if entry.num_stages == 4 else "")
 
-    def ruled(problem: Problem, entry: Entry) -> Verdict:
-        return Verdict(wrong="it spills" if (entry.tokens, entry.keys) == (64, 32) else "")
+    def ruled(problem: Problem, entry: Entry) -> TrialResult:
+        return TrialResult(wrong="it spills" if (entry.tokens, entry.keys) == (64, 32) else "")
 
     found = list(_search(compiled=compiled, ruled=ruled).run([ATTENTION], ["entry"]))
-    refused = [f for f in found if isinstance(f, Outcome) and f.verdict.wrong]
+    refused = [f for f in found if isinstance(f, Candidate) and f.result.wrong]
     assert {f.tile.num_stages for f in refused} == {4}
-    *outcomes, best = found
+    *candidates, best = found
     assert isinstance(best, Best)
     assert (best.entry.tokens, best.entry.keys) == (64, 64)
     assert {why for _, why in best.ruled_out} == {"it spills"}
-    text = command.ranking(best, [f for f in outcomes if isinstance(f, Outcome)])
+    text = command.ranking(best, [f for f in candidates if isinstance(f, Candidate)])
     assert "refused  tokens=64, keys=32, num_warps=4, num_stages=4: too much shared memory" in text
     assert "it spills" in text
 
 
-def test_where_no_candidate_keeps_the_rules_the_entry_stays() -> None:
-    found = list(_search(ruled=lambda *_: Verdict(wrong="it spills")).run([ATTENTION], ["dq"]))
+def test_the_entry_stays_if_every_candidate_spills() -> None:
+    found = list(_search(ruled=lambda *_: TrialResult(wrong="it spills")).run([ATTENTION], ["dq"]))
     best = found[-1]
     assert isinstance(best, Best)
     assert best.entry == ATTENTION.entry(HOPPER)
     assert not best.taken
-    outcomes = [f for f in found if isinstance(f, Outcome)]
-    assert command.ranking(best, outcomes).endswith("the entry stays as it was")
+    candidates = [f for f in found if isinstance(f, Candidate)]
+    assert command.ranking(best, candidates).endswith("the entry stays as it was")
 
 
 def test_a_budget_ends_the_search() -> None:
@@ -163,21 +165,21 @@ def test_a_search_of_one_chunk_length_ends_with_it_though_it_is_slower() -> None
     assert {tile.tokens for tile in best.entry.kernels.values()} == {16}
 
 
-def test_what_is_compiled_is_judged_while_others_compile() -> None:
+def test_compiled_candidates_are_judged_while_others_compile() -> None:
     judged = threading.Event()
     today = ATTENTION.entry(HOPPER)
 
-    def compiled(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
-        return Verdict(wrong="" if entry == today or judged.wait(10) else "waited in vain")
+    def compiled(problem: Problem, stage: Stage, entry: Entry) -> TrialResult:
+        return TrialResult(wrong="" if entry == today or judged.wait(10) else "waited in vain")
 
-    def judge(problem: Problem, stage: Stage, entry: Entry) -> Verdict:
+    def judge(problem: Problem, stage: Stage, entry: Entry) -> TrialResult:
         judged.set()
-        return Verdict(times=(1.0,))
+        return TrialResult(times=(1.0,))
 
     with ThreadPoolExecutor(2) as pool:
-        search = Search(pool, pool, compiled, lambda *_: Verdict(), judge, HOPPER)
+        search = Search(pool, pool, compiled, lambda *_: TrialResult(), judge, HOPPER)
         found = list(search.run([ATTENTION], ["entry"]))
-    assert not [f for f in found if isinstance(f, Outcome) and f.verdict.wrong]
+    assert not [f for f in found if isinstance(f, Candidate) and f.result.wrong]
 
 
 def test_the_file_holds_all_that_was_found(tmp_path: Path) -> None:
@@ -187,16 +189,16 @@ def test_the_file_holds_all_that_was_found(tmp_path: Path) -> None:
     assert not command.follow(search, [ATTENTION], ["entry"], record)
     known = json.loads(path.read_text())
     stage = STAGES["attention", "parallel"][0]
-    assert len(known["outcomes"]) == len(stage.candidates(ATTENTION.entry(HOPPER), 64))
+    assert len(known["candidates"]) == len(stage.candidates(ATTENTION.entry(HOPPER), 64))
     assert known["best"][0]["tiles"]["entry"].startswith("tokens=64, keys=32")
     assert [p.name for p in tmp_path.iterdir()] == ["found.json"]
 
     again = command.Record(path, {"device": "none"})
     for candidate in stage.candidates(ATTENTION.entry(HOPPER), 64):
         tile = stage.tile(candidate)
-        known = again.verdict(ATTENTION, stage, candidate)
-        assert known == Verdict(times=(float(tile.tokens + tile.keys),))
-    assert again.verdict(ATTENTION, stage, replace(candidate, tokens=256)) is None
+        known = again.result(ATTENTION, stage, candidate)
+        assert known == TrialResult(times=(float(tile.tokens + tile.keys),))
+    assert again.result(ATTENTION, stage, replace(candidate, tokens=256)) is None
     with pytest.raises(ValueError, match="of another device, expected 'an H200'"):
         command.Record(path, {"device": "an H200"})
 
@@ -214,7 +216,7 @@ def _timer(call: Callable[[], object], milliseconds: int) -> float:
     return 1.0
 
 
-def _judged(problem: Problem, entry: Entry, memory: Path) -> Verdict:
+def _judged(problem: Problem, entry: Entry, memory: Path) -> TrialResult:
     device = activate("simulator")
     stage = STAGES[problem.row][0]
     return trial.judged(problem, stage, entry, memory, 1, _timer, device.type)
@@ -222,7 +224,7 @@ def _judged(problem: Problem, entry: Entry, memory: Path) -> Verdict:
 
 def test_a_right_candidate_is_timed_in_each_pass(tmp_path: Path) -> None:
     entry = replace(LINEAR.entry(HOPPER), tokens=16, num_warps=1)
-    assert _judged(LINEAR, entry, tmp_path) == Verdict(times=(1.0, 1.0))
+    assert _judged(LINEAR, entry, tmp_path) == TrialResult(times=(1.0, 1.0))
 
 
 @pytest.mark.parametrize("stage", STAGES["attention", "parallel"], ids=lambda stage: stage.name)
@@ -249,13 +251,13 @@ def test_a_wrong_candidate_is_reported_with_the_first_line_of_the_law(
         "kernels.linear_attn",
         lambda scale=None, **given: linear_attn(scale=2 * (scale or 1.0), **given),
     )
-    verdict = _judged(LINEAR, LINEAR.entry(HOPPER), tmp_path)
-    assert not verdict.times
-    assert verdict.wrong.startswith("differential does not hold")
+    result = _judged(LINEAR, LINEAR.entry(HOPPER), tmp_path)
+    assert not result.times
+    assert result.wrong.startswith("differential does not hold")
 
 
 def _asked_for(row: tuple[str, str], stage: Stage) -> list[str]:
-    """The tiles that the launches of what is timed ask their entry for."""
+    """The tiles that the timed launches ask their entry for."""
     problem = Problem(*row, 64, "bfloat16", 1, 64, 64)
     entry, asked = problem.entry(HOPPER), []
 
@@ -268,14 +270,14 @@ def _asked_for(row: tuple[str, str], stage: Stage) -> list[str]:
         function = getattr(kernels, row[0])
         inputs, gradients_of = build(op, case), cotangents(op, case)
         record(
-            lambda: run(op, function, inputs, gradients_of, mode=row[1], tile=0),
+            lambda: outputs_and_gradients(op, function, inputs, gradients_of, mode=row[1], tile=0),
             ARCHITECTURES["sm_90"],
         )
     return asked
 
 
-def test_each_stage_is_of_kernels_that_are_launched() -> None:
-    worker = Worker()
+def test_each_stage_tunes_kernels_that_are_launched() -> None:
+    worker = CompilerProcess()
     try:
         for row, stages in STAGES.items():
             for stage in stages:
@@ -286,7 +288,7 @@ def test_each_stage_is_of_kernels_that_are_launched() -> None:
 
 
 def test_a_candidate_is_compiled_ahead_and_too_large_a_one_refused() -> None:
-    worker = Worker()
+    worker = CompilerProcess()
     stage = STAGES["attention", "parallel"][0]
     fits = ATTENTION.entry(HOPPER)
     large = replace(fits, tokens=64, keys=128, num_stages=16)
@@ -296,7 +298,7 @@ def test_a_candidate_is_compiled_ahead_and_too_large_a_one_refused() -> None:
         bad = worker.call(trial.compiled, problem, stage, large, "sm_90")
     finally:
         worker.close()
-    assert good == Verdict()
+    assert good == TrialResult()
     assert "bytes of shared memory" in bad.wrong
 
 

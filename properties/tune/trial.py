@@ -1,4 +1,4 @@
-"""What is done with one candidate: compiled, checked against the oracle, timed.
+"""The steps for one candidate: compile, check against the oracle, time.
 
 Each is a function of plain data, for a process of its own.
 """
@@ -23,11 +23,11 @@ from kernels import tiles
 from kernels.bench.timing import time_call
 from kernels.tiles import Entry
 from properties.aot.architectures import ARCHITECTURES, Architecture
-from properties.aot.cases import Job
+from properties.aot.cases import Compilation
 from properties.aot.checks import check
 from properties.cases.case import Case
 from properties.cases.strategies import WORK, cases
-from properties.cases.tensors import Inputs, Results, build, cotangents, run, work
+from properties.cases.tensors import Inputs, Results, build, cotangents, outputs_and_gradients, work
 from properties.catalogue import OPS
 from properties.catalogue.op import Argument, Output, Role
 from properties.laws import Subject, Violation
@@ -36,23 +36,23 @@ from properties.planting.memory import Memory
 from properties.targets.ours import Ours
 from properties.tune.grids import Stage
 
-# Tokens of the larger shape: whole multiples of 16, as what is timed has them, and never of 64.
+# Tokens of the larger case: multiples of 16, like the timed one, but never of 64.
 _LARGER = range(16 * 67, 16, -32)
 _LARGER_WORK = 4 * WORK
 _DRAWN = 150
-# Head dim that every entry has to admit, for the tests of entries.
+# The head dim that every entry must admit, for the tests of entries.
 _SMALLEST = 32
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What tiles are searched for, and the size at which they are timed.
+    """A kernel to find tiles for, and the sizes at which they are timed.
 
     Args:
         dim: head dim of keys and values.
-        batch, tokens, channels: sizes of what is timed; there are channels / dim heads.
-        chunk: the tokens that an entry must have, whatever today's has; None for any.
-        drawn: cases that the law is tried on besides the larger one.
+        batch, tokens, channels: sizes of the timed call; there are channels / dim heads.
+        chunk: the tokens that an entry must have; None for any.
+        drawn: how many drawn cases the law checks besides the larger one.
     """
 
     op: str
@@ -70,7 +70,7 @@ class Problem:
 
     @property
     def heads(self) -> int:
-        """Of what is timed."""
+        """Heads of the timed call."""
         return max(1, self.channels // self.dim)
 
     @property
@@ -78,10 +78,10 @@ class Problem:
         return self.op, self.mode
 
     def entry(self, device: torch.device) -> Entry:
-        """The one that the table has today, for this head dim alone.
+        """The table's entry for this head dim alone.
 
         Raises:
-            ValueError: it has none.
+            ValueError: there is none.
         """
         index = tiles.choose(
             *self.row, dim=self.dim, dtype=getattr(torch, self.dtype), device=device, tile=None,
@@ -90,9 +90,9 @@ class Problem:
         return replace(tiles.TABLE[self.row][index], max_dim=max(self.dim, _SMALLEST))
 
     def case(self, stage: Stage, *, batch: int, tokens: int, heads: int) -> Case:
-        """Causal, with what the kernels of the stage run with; else no option.
+        """A causal case with only what the stage's kernels need.
 
-        Of attention that are the terms of its logits, of others float32 gates and strengths.
+        For attention that is the terms of its logits, for other ops float32 gates and betas.
         """
         op = OPS[self.op]
         refused = op.mode(self.mode).refuses
@@ -122,9 +122,9 @@ class Problem:
         return self.case(stage, batch=self.batch, tokens=self.tokens, heads=self.heads)
 
     def checked(self, stage: Stage, capability: int) -> list[Case]:
-        """A larger case that is compiled as what is timed, and a few drawn ones.
+        """A larger case that compiles like the timed one, and a few drawn ones.
 
-        They are drawn for the tile that the table has, which is the candidate's.
+        They are drawn for the candidate's tile, which is installed in the table.
         """
         larger = (self.case(stage, batch=1, tokens=tokens, heads=2) for tokens in _LARGER)
         op = OPS[self.op]
@@ -134,7 +134,7 @@ class Problem:
 
 @cache
 def _drawn(problem: Problem, stage: Stage, capability: int, edge: int) -> list[Case]:
-    """The largest of some drawn cases, which say most; lengths are next to multiples of `edge`."""
+    """The largest of some drawn cases, with lengths next to multiples of `edge`."""
     op, dim = OPS[problem.op], problem.dim
     absent = ("alibi_slopes", "g") if stage.kernel and not stage.terms else ()
     fixed = replace(
@@ -164,7 +164,7 @@ def _drawn(problem: Problem, stage: Stage, capability: int, edge: int) -> list[C
 
 
 def _terms(case: Case) -> str:
-    """Which of attention's kernels run backward: see `Stage.terms`."""
+    """Which backward kernels of attention run: see `Stage.terms`."""
     if not OPS[case.op].float32_logits:
         return ""
     if "g" in case.given:
@@ -174,11 +174,11 @@ def _terms(case: Case) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What came of a candidate.
+class TrialResult:
+    """The result of a step.
 
     Args:
-        wrong: why it cannot be used, on one line; nothing if it can.
+        wrong: why the candidate cannot be used, on one line; empty if it can.
         times: milliseconds of each pass of the stage.
     """
 
@@ -188,20 +188,20 @@ class Verdict:
 
 @contextmanager
 def installed(problem: Problem, entry: Entry) -> Iterator[None]:
-    """The candidate as the only entry of its row."""
+    """Make the candidate the only entry of its row."""
     with patch.dict(tiles.TABLE, {problem.row: (entry,)}):
         yield
 
 
 def _quietly() -> None:
-    """The parent alone answers Ctrl-C."""
+    """Ignore Ctrl-C, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def compiled(problem: Problem, stage: Stage, entry: Entry, architecture: str) -> Verdict:
-    """Compile what is checked and timed, into Triton's disk cache; nothing runs.
+def compiled(problem: Problem, stage: Stage, entry: Entry, architecture: str) -> TrialResult:
+    """Compile what is checked and timed into Triton's disk cache, without running it.
 
-    Spilled registers are no reason to refuse: they cost time, and the time will tell.
+    Spilled registers are allowed here: the timing shows their cost.
     """
     capability = ARCHITECTURES[architecture].capability
 
@@ -213,10 +213,10 @@ def compiled(problem: Problem, stage: Stage, entry: Entry, architecture: str) ->
     return _compiled(problem, entry, runs(), architecture, spills=True)
 
 
-def within_the_rules(problem: Problem, entry: Entry, architecture: str) -> Verdict:
-    """Compile what the tests of all entries ask: with every option, nothing spills."""
-    job = Job(problem.op, problem.mode, problem.dtype, architecture)
-    runs = job.runs(ARCHITECTURES[architecture], thorough=False)
+def within_the_rules(problem: Problem, entry: Entry, architecture: str) -> TrialResult:
+    """Compile like the tests of all entries: with every option, and without spills."""
+    compilation = Compilation(problem.op, problem.mode, problem.dtype, architecture)
+    runs = compilation.runs(ARCHITECTURES[architecture], thorough=False)
     return _compiled(problem, entry, runs, architecture, spills=False)
 
 
@@ -227,17 +227,17 @@ def _compiled(
     architecture: str,
     *,
     spills: bool,
-) -> Verdict:
-    """What is wrong with the launches of `runs`; where `spills`, that registers do is not."""
+) -> TrialResult:
+    """Compile the launches of `runs`; with `spills`, spilled registers are no fault."""
     _quietly()
     torch.set_num_threads(1)
     with installed(problem, entry), redirect_stderr(StringIO()):
         try:
             faults = check(runs, architecture).faults
         except Exception as error:
-            return Verdict(wrong=_first_line(f"{type(error).__name__}: {error}"))
+            return TrialResult(wrong=_first_line(f"{type(error).__name__}: {error}"))
     wrong = [fault for fault in faults if not (spills and " spills " in fault)]
-    return Verdict(wrong=_first_line(wrong[0]) if wrong else "")
+    return TrialResult(wrong=_first_line(wrong[0]) if wrong else "")
 
 
 def judged(
@@ -248,12 +248,12 @@ def judged(
     milliseconds: int,
     timer: Callable[[Callable[[], object], int], float] | None = None,
     device: str = "cuda",
-) -> Verdict:
+) -> TrialResult:
     """Check a candidate, and time it if it is right.
 
     Args:
-        memory: where the oracle's answers are kept.
-        timer: milliseconds of a call; by default those of the current GPU.
+        memory: the cache of the oracle's answers.
+        timer: milliseconds of a call; by default on the current GPU.
     """
     if device == "cuda":
         _quietly()
@@ -270,14 +270,14 @@ def judged(
                 (timer or _median)(call, milliseconds) for call in _calls(problem, stage, where)
             ]
         except Violation as violation:
-            return Verdict(wrong=_first_line(str(violation)))
+            return TrialResult(wrong=_first_line(str(violation)))
         except Exception as error:
             wrong = _first_line(f"{type(error).__name__}: {error}")
             if where.type == "cuda" and _lost():
-                # Nothing that follows would run in this process.
+                # This process can run nothing more.
                 os._exit(1)
-            return Verdict(wrong=wrong)
-    return Verdict(times=tuple(times))
+            return TrialResult(wrong=wrong)
+    return TrialResult(times=tuple(times))
 
 
 def _calls(problem: Problem, stage: Stage, device: torch.device) -> list[Callable[[], object]]:
@@ -287,7 +287,11 @@ def _calls(problem: Problem, stage: Stage, device: torch.device) -> list[Callabl
     for backward in stage.passes:
         wanted = gradients_of if backward else None
         function = getattr(kernels, op.name)
-        calls.append(partial(run, op, function, inputs, wanted, mode=case.mode, tile=case.tile))
+        calls.append(
+            partial(
+                outputs_and_gradients, op, function, inputs, wanted, mode=case.mode, tile=case.tile
+            )
+        )
     return calls
 
 
@@ -295,9 +299,9 @@ _LAST: dict[tuple[Case, torch.device], tuple[Inputs, Results]] = {}
 
 
 def _built(case: Case, device: torch.device) -> tuple[Inputs, Results]:
-    """The tensors of a large case: one row of the batch as often as there are rows.
+    """The tensors of a large case: one row, repeated over the batch.
 
-    Those of the last case are kept, because numbers are drawn on one core.
+    Those of the last case are cached, because drawing numbers uses one core.
     """
     if (case, device) not in _LAST:
         _LAST.clear()
@@ -319,7 +323,9 @@ def _built(case: Case, device: torch.device) -> tuple[Inputs, Results]:
 def _run(case: Case) -> None:
     op = OPS[case.op]
     function = getattr(kernels, op.name)
-    run(op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile)
+    outputs_and_gradients(
+        op, function, build(op, case), cotangents(op, case), mode=case.mode, tile=case.tile
+    )
 
 
 def _median(call: Callable[[], object], milliseconds: int) -> float:
@@ -339,10 +345,10 @@ def _first_line(text: str) -> str:
 
 
 def architecture_of(capability: int) -> Architecture:
-    """The one that kernels are compiled for.
+    """The architecture with this compute capability.
 
     Raises:
-        ValueError: it is not known.
+        ValueError: it is unknown.
     """
     for known in ARCHITECTURES.values():
         if known.capability == capability:

@@ -1,4 +1,4 @@
-"""How a result is judged: error budgets, the comparison, and the report of a failure."""
+"""Judging a result: error budgets, the comparison, and the report of a failure."""
 
 from properties.verdict.budgets import budgets
 from properties.verdict.compare import Budget, Comparison, compare

@@ -1,25 +1,26 @@
-"""Error budgets, derived from the oracle and the precision of storage; none is fitted to a kernel.
+"""Error budgets, derived from the oracle and the storage precision, never fitted to a kernel.
 
-Two rules give each element of each result its budget:
+Two rules give each element of each result its budget.
 
-*Magnitude*, `Y` being the oracle on absolute values:
+*Magnitude*, with `Y` the oracle on absolute values:
 
     |error| <= (c·u + (4·sqrt(n) + 4Γ)·2^-24)·Y + u_out·|y| + tiny
 
-`u` is the unit round-off of the operands and `c` how often one is rounded; `n` the number of terms
-of the accumulation, whose errors add like a random walk (Higham and Mary, 2019, doi
-10.1137/18M1226312), 4 standard deviations of it; `Γ` the largest sum of log decays over a chunk,
-because a chunk form computes exp(G_i - G_j) from cumulative sums, each of which, added up as a
-tree, has an absolute error of up to 2^-24·(Γ + Γ/2 + Γ/4 + ...) = 2·2^-24·Γ; `u_out·|y|` the
-rounding of the result; `tiny` what underflow can do to the result, to operands and to float32
-intermediates.
+- `u` is the unit round-off of the operands, and `c` how often an operand is rounded.
+- `n` is the number of terms of the accumulation. Their errors add like a random walk (Higham and
+  Mary, 2019, doi 10.1137/18M1226312); 4 is in standard deviations.
+- `Γ` is the largest sum of log decays over a chunk. A chunk form computes exp(G_i - G_j) from
+  cumulative sums, each of which, added up as a tree, has an absolute error of up to 2^-24·(Γ + Γ/2
+  + Γ/4 + ...) = 2·2^-24·Γ.
+- `u_out·|y|` is the rounding of the result.
+- `tiny` is the underflow of the result, of operands and of float32 intermediates.
 
-*Sigma*, the standard deviation of the oracle's result when every intermediate is disturbed by its
+*Sigma*, with `σ` the standard deviation of the oracle when every intermediate is perturbed by its
 rounding (see `noise`):
 
     |error| <= z·σ + u_out·|y| + tiny
 
-`rules` says which applies when, and with which z.
+`rules` says which rule applies when, and with which z.
 """
 
 import functools
@@ -40,35 +41,35 @@ from properties.verdict.precision import (
 )
 
 Tensors = Mapping[str, Tensor]
-# Within `torch.func.vmap` as well: gradients by `torch.func`.
+# It also runs within `torch.func.vmap`, so its gradients come from `torch.func`.
 Oracle = Callable[[Tensors], dict[str, Tensor]]
 
 CHUNK = 64
 DRAWS = 12
-# Enough to acquit most results with, see `budgets`.
+# Enough perturbed runs to accept most results, see `budgets`.
 FEW_DRAWS = 4
-# Numbers that runs held at once. Beside the numbers of a small case, an operation itself is dear;
-# beyond this, memory is.
+# Numbers that simultaneous runs may hold. Below this the overhead of an operation dominates, above
+# it memory does.
 _AT_ONCE = 2**17
-# Rows of fewer elements than this, or results that differ by less, say nothing of a loss once the
-# part in proportion to the result is taken out: only the rounding of that subtraction is left.
+# Narrower rows, and smaller differences, tell nothing about a systematic loss: once the part
+# proportional to the result is removed, only the rounding of that subtraction remains.
 NARROW = 4
 NEGLIGIBLE = 1e-3
-# Root mean square of the relative error of one rounding to nearest, in units of u: the error is
-# uniform, and the leading digits of numbers are logarithmically so, which makes it
-# sqrt(1/3 · 3/(8 ln 2)). The disturbed oracle scatters by u, so that it is no underestimate for
-# a single element; over a whole tensor the overestimate shows, and would hide a loss.
+# RMS of the relative error of one rounding to nearest, in units of u. The error is uniform and
+# mantissas are logarithmically distributed, which gives sqrt(1/3 · 3/(8 ln 2)). The perturbed
+# oracle uses a standard deviation of u, safe for a single element; over a whole tensor that
+# overestimate would hide a loss.
 ONE_ROUNDING = math.sqrt(1 / (8 * math.log(2)))
 
 
 @dataclass(frozen=True)
 class Spread:
-    """What disturbed runs of an oracle scatter around the undisturbed one.
+    """The scatter of an oracle's perturbed runs around its exact run.
 
     Args:
-        sigma: standard deviation, element by element.
-        loss_limit: limit of the mean of |error|/sigma over the tensor: six standard deviations
-            above its mean in the disturbed runs, scaled to the roundings of a kernel.
+        sigma: standard deviation, by element.
+        loss_limit: limit of the mean of |error|/sigma over the tensor: its mean in the perturbed
+            runs plus six standard deviations, scaled to a kernel's roundings.
     """
 
     sigma: Tensor
@@ -77,11 +78,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Error:
-    """Of a tensor.
+    """The error of a tensor.
 
     Args:
-        size: standard deviation, element by element.
-        shape: of what elements have in common: 1 along dims whose elements err together.
+        size: standard deviation, by element.
+        shape: shape of the shared factor: 1 along dims whose elements err together.
     """
 
     size: Tensor
@@ -92,20 +93,21 @@ class Error:
 class Telescope:
     """A gradient that kernels form as a difference of large sums, and the oracle does not.
 
-    The gradient of a log decay is a sum over the pairs of tokens on both sides of it. Kernels take
-    all pairs after it, once for the query and once for the key, so that those not wanted cancel:
+    The gradient of a log decay is a sum over pairs of tokens on both sides of it. Kernels sum all
+    pairs after it, once for the query and once for the key, so that the unwanted ones cancel:
 
         dg_t = Σ_{s >= t} (q_s ∘ dq_s - k_s ∘ dk_s) + Σ_v S_T ∘ dS_T
 
-    (Yang et al., arXiv 2312.06635, appendix C). The errors of what cancels stay. They are summed
-    over all tokens on that side, those of other packed sequences too, and over the dims that the
-    gradient does not have; a product without one of its dims counts for all of that dim.
+    (Yang et al., arXiv 2312.06635, appendix C). The errors of the cancelled terms remain. They are
+    summed over all tokens on that side, including those of other packed sequences, and over the
+    dims that the gradient lacks; a product that lacks one of the gradient's dims counts fully along
+    it.
 
     Args:
         gradient: name of the result.
         dims: its dims by name, tokens second: "B T H K".
-        products: dims of the product ("B T H K", or "N H K V" of a state), name of its exact
-            factor, name of its computed factor.
+        products: (dims of the product: "B T H K", or "N H K V" of a state; name of its exact
+            factor; name of its computed factor).
         reverse: tokens are numbered from the end, so that the sum is over s <= t.
     """
 
@@ -114,8 +116,8 @@ class Telescope:
     products: tuple[tuple[str, str, str], ...]
     reverse: bool = False
 
-    def total(self, values: Tensors, errors: Tensors, power: int) -> Tensor:
-        """Sum of `|factor · error|^power` over what telescopes, to the power of 1 / `power`."""
+    def sum_of_errors(self, values: Tensors, errors: Tensors, power: int) -> Tensor:
+        """Return `(Σ |factor · error|^power)^(1 / power)` over the telescoping terms."""
         own = self.dims.split()
         total = torch.zeros((), dtype=torch.float64)
         for dims, exact, computed in self.products:
@@ -137,25 +139,25 @@ class Telescope:
 
 
 def rules(precision: Precision, *, multilinear: bool) -> tuple[str, ...]:
-    """The rules that apply; where there are two, each element has the smaller budget.
+    """Return the rules that apply; if there are two, each element gets the smaller budget.
 
     - Multilinear maps (sums of products: linear attention, gla, rotary) have a magnitude budget in
-      every precision. It holds for errors of any distribution, and it is sharp in float32: a
-      missing key is thousands of budgets away.
-    - In bfloat16 and float16 the magnitude budget is blunt, because `c·u·Y` assumes that all
-      roundings conspire. There are many of them, independent and unbiased, so their sum is
-      gaussian: 6σ as well.
-    - Maps that are not multilinear (softmax, a normaliser) have no magnitude: sigma alone. In
-      float32 and TF32 the errors of a kernel can be biased: an approximate exponential, a tensor
-      core that truncates. n terms with one common error sum to at most sqrt(n) times the root of
-      their squares (Cauchy-Schwarz), so z is 6 + sqrt(n) there. This is still sharp: the whole
-      budget is some 1e-5 of the result.
-    - Multilinear maps in float32 and TF32: magnitude alone, for the same bias.
-    - Equal terms have equal errors. Their sum is bounded as that of biased ones is, in every
-      precision; in float32, where additions are the errors, the oracle's form may add them in one
-      product, and z is 6 + n.
-    - The mean over the tensor is judged in bfloat16 and float16 alone, again for the bias, and
-      where terms differ.
+      every precision. It holds for errors of any distribution and is sharp in float32: a missing
+      key exceeds it thousands of times.
+    - In bfloat16 and float16 the magnitude budget is loose, since `c·u·Y` assumes that all
+      roundings have one sign. They are many, independent and unbiased, so their sum is gaussian: 6σ
+      as well.
+    - Maps that are not multilinear (softmax, a normalizer) use sigma alone. In float32 and TF32 a
+      kernel's errors can be biased: an approximate exponential, a tensor core that truncates. n
+      terms with one common error sum to at most sqrt(n) times their root sum of squares
+      (Cauchy-Schwarz), so z is 6 + sqrt(n). That is still sharp: the whole budget is about 1e-5 of
+      the result.
+    - Multilinear maps in float32 and TF32 use magnitude alone, for the same bias.
+    - Equal terms have equal errors. Their sum is bounded like that of biased ones in every
+      precision. In float32, where additions err, the oracle's form may add them in one product, and
+      z is 6 + n.
+    - The mean over the tensor is judged only in bfloat16 and float16, again because of bias, and
+      only if terms differ.
     """
     if multilinear:
         return ("magnitude", "sigma") if precision.coarse else ("magnitude",)
@@ -163,7 +165,7 @@ def rules(precision: Precision, *, multilinear: bool) -> tuple[str, ...]:
 
 
 def allowed_deviations(precision: Precision, terms: int, *, alike: bool = False) -> float:
-    """`z`: how many standard deviations an error may be off, see `rules`."""
+    """Return `z`, the allowed number of standard deviations; see `rules`."""
     if precision.coarse:
         return 6.0 + (math.sqrt(terms) if alike else 0.0)
     return 6.0 + (terms if alike else math.sqrt(terms))
@@ -188,39 +190,38 @@ def budgets(
     quick: bool = False,
     seed: int = 0,
 ) -> dict[str, Budget]:
-    """The budget of every result of one run.
+    """Compute the budget of every result of one call.
 
     Args:
-        oracle: outputs and gradients from tensors, both by name. Take the form that rounds least
-            often on the way (the parallel one): a recurrence that rounds its state at every token
-            is noisier than a kernel, and its budget blunt.
-        tensors: float64 inputs, and the cotangents among them if the oracle returns gradients.
-        want: what the oracle returns for them.
+        oracle: maps tensors to outputs and gradients, both by name. Take the form with the fewest
+            roundings on the path (the parallel one): a recurrence that rounds its state at every
+            token is noisier than a kernel.
+        tensors: float64 inputs, and cotangents if the oracle returns gradients.
+        want: the oracle's results for them.
         precision: how the kernel stores the operands of its products.
-        output_dtypes: dtype in which each result is returned.
-        terms: number of terms of the longest accumulation: tokens of the longest sequence plus
-            head dim.
-        alike: many terms are the same number, so that their errors are no random walk.
-        absolute: the oracle with |scale|, if its map is multilinear; else None.
-        gates: names of the tensors that enter through an exponential, as log decays.
-        constant_decay: the largest log decay of a token that is no tensor, without its sign. Its
-            logarithm is rounded before it is summed, so it counts as a gate does; its exponential
-            is the same at every token, error and all.
+        output_dtypes: dtype of each returned result.
+        terms: terms of the longest accumulation: tokens of the longest sequence plus head dim.
+        alike: many terms are equal, so that their errors are no random walk.
+        absolute: the oracle with |scale| if its map is multilinear, else None.
+        gates: names of tensors that enter through an exponential, such as log decays.
+        constant_decay: the largest constant log decay, without its sign. Its logarithm is rounded
+            before it is summed, so it counts like a gate; its exponential has the same error at
+            every token.
         telescopes: gradients that are differences of large sums.
-        float32_logits: products of two inputs, and elementwise functions of them, are never
-            stored: softmax attention. Not for maps whose products may be taken in another order.
-        passed_on: errors of tensors that disturbed runs begin with, by name.
-        size: about as many numbers as the oracle holds at once.
-        quick: a third of the disturbed runs, and the smaller budgets that so few are sure of: what
-            is within them passes with all runs as well; what is not may.
-        seed: of the disturbed runs; the verdict is a function of the case.
+        float32_logits: products of two inputs and elementwise functions of them are never stored,
+            as in softmax attention. Not for maps whose products may be reordered.
+        passed_on: initial errors of tensors in the perturbed runs, by name.
+        size: roughly how many numbers the oracle holds at once.
+        quick: use a third of the perturbed runs and the smaller budgets that they guarantee. A
+            result within these passes with all runs too; a result outside may pass.
+        seed: of the perturbed runs, so that the verdict is a function of the case.
 
     Returns:
         A budget for every name in `want`.
     """
     applying = rules(precision, multilinear=absolute is not None)
     values = {**tensors, **want}
-    largest = terms * _peak(list(values.values()))
+    largest = terms * _largest_value(list(values.values()))
     bounds: list[dict[str, Tensor]] = []
     spreads: dict[str, Spread] = {}
     if absolute is not None and "magnitude" in applying:
@@ -231,7 +232,7 @@ def budgets(
         bound = {name: factor * Y[name] + largest * precision.underflow for name in want}
         for telescope in telescopes:
             if telescope.gradient in want:
-                bound[telescope.gradient] += telescope.total(values, bound, power=1)
+                bound[telescope.gradient] += telescope.sum_of_errors(values, bound, power=1)
         bounds.append(bound)
     if "sigma" in applying:
         spreads = sigma(
@@ -256,7 +257,7 @@ def budgets(
     made = {}
     for name, y in want.items():
         dtype = output_dtypes[name]
-        # Each term may have an operand that underflows, however the kernel has scaled it by then.
+        # Each term may have an operand that underflows, however the kernel scaled it.
         lost = math.sqrt(terms) * precision.underflow
         tiny = underflow(dtype) + largest * (underflow(torch.float32) + lost)
         rounded = unit_roundoff(dtype) * torch.where(y.isfinite(), y.abs(), 0.0)
@@ -276,12 +277,12 @@ def budgets(
 
 
 def magnitude(oracle: Oracle, tensors: Tensors, gates: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """`Y`: every result with all its terms taken positive, the cotangents' too.
+    """Return `Y`: every result with all its terms made positive, those of cotangents too.
 
     Args:
-        oracle: of a multilinear map, with the absolute value of its scale.
-        tensors: float64 inputs and cotangents; integer tensors are passed on.
-        gates: names of log decays. They stay as they are: exp(g) is positive already.
+        oracle: of a multilinear map, with |scale|.
+        tensors: float64 inputs and cotangents, and integer tensors, which stay.
+        gates: names of log decays. They stay, since exp(g) is positive.
     """
     positive = {
         name: x if name in gates or not x.is_floating_point() else x.abs()
@@ -293,13 +294,13 @@ def magnitude(oracle: Oracle, tensors: Tensors, gates: tuple[str, ...] = ()) -> 
 def magnitude_factor(
     precision: Precision, terms: int, decay: float = 0.0, *, alike: bool = False, steps: int = 0
 ) -> float:
-    """The factor of `Y`: `c·u + (4·sqrt(n) + 4Γ)·2^-24`.
+    """Return the factor of `Y`: `c·u + (4·sqrt(n) + 4Γ)·2^-24`.
 
-    A recurrence multiplies by one and the same computed decay at each of up to `steps` tokens, and
-    an exponential that is an ulp off, 2·2^-24, is that at each: `2·steps` is added to `4Γ`.
+    A recurrence multiplies by the same computed decay at each of up to `steps` tokens. Its
+    exponential may be off by an ulp, 2·2^-24, at each: that adds `2·steps` to `4Γ`.
 
-    Equal terms are rounded the same way over and over: the factor has `n` for `4·sqrt(n)` then, the
-    bound of any sum (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
+    Equal terms round the same way each time: then `n` replaces `4·sqrt(n)`, the bound of any sum
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
     """
     rounded = precision.operand_roundings * precision.unit
     walked = 4 * math.sqrt(terms)
@@ -308,7 +309,7 @@ def magnitude_factor(
 
 
 def chunk_decay(tensors: Tensors, gates: tuple[str, ...]) -> float:
-    """`Γ`: the largest sum of finite log decays over at most `CHUNK` successive tokens."""
+    """Return `Γ`: the largest sum of finite log decays over at most `CHUNK` successive tokens."""
     largest = 0.0
     for name in gates:
         if name in tensors and tensors[name].numel():
@@ -336,24 +337,24 @@ def sigma(
 ) -> dict[str, Spread]:
     """Standard deviations of an oracle whose every intermediate is rounded at random.
 
-    The variance is pooled over the last dim, as a few draws say little of one element; an element
-    that scatters more than its row keeps its own. A sum of squares of few values may be small by
+    A few draws tell little about one element, so the variance is pooled over the last dim; an
+    element that scatters more than its row keeps its own. A sum of few squares may be small by
     chance, so the variance is divided by the 0.1 % quantile of chi-square over its degrees of
     freedom (Wilson and Hilferty).
 
     Args:
-        cautious: divide by the 99.9 % quantile instead, as if every row had but one element, and
-            give no element more than its row: a deviation that is rather too small.
-        draws: number of disturbed runs.
+        cautious: underestimate instead: divide by the 99.9 % quantile of a row with one element,
+            and give no element more than its row.
+        draws: number of perturbed runs.
         The rest as in `budgets`.
     """
     generator = torch.Generator().manual_seed(seed)
     deviations: dict[str, list[Tensor]] = {name: [] for name in want}
     float32_logits = float32_logits and precision.coarse
-    # What is kept in float32 may be biased, as everything is for float32 inputs: see `rules`.
+    # Float32 intermediates may be biased, as everything is for float32 inputs: see `rules`.
     bias = 1 + math.sqrt(terms) / 6 if float32_logits else 1.0
     mode = Rounding(precision, generator, float32_logits=float32_logits, bias=bias)
-    # Around its own undisturbed result: a difference of the oracle's forms is no rounding.
+    # Centre on its own exact run: a difference between the oracle's forms is no rounding.
     centre = {name: y for name, y in oracle(tensors).items() if name in want}
     at_once = max(1, min(draws, int(_AT_ONCE / max(size, 1.0))))
     for first in range(0, draws, at_once):
@@ -374,23 +375,25 @@ def sigma(
 
 
 def _repeated(oracle: Oracle, copies: Tensors, tensors: Tensors) -> dict[str, Tensor]:
-    """Results of one run for each copy of the floating tensors, stacked."""
+    """Stacked results of one run for each copy of the floating tensors."""
     shared = {n: x for n, x in tensors.items() if n not in copies}
     return dict(torch.func.vmap(lambda own: oracle({**own, **shared}))(dict(copies)))
 
 
 def _telescoped(telescope: Telescope, values: Tensors, spreads: Mapping[str, Spread]) -> Spread:
-    """The spread of a gradient with that of its telescope; its mean loss is not known then."""
+    """Add the errors of a telescope to the spread of its gradient; the limit of its loss is then
+    unknown.
+    """
     errors = {name: spread.sigma for name, spread in spreads.items()}
     own = errors[telescope.gradient]
-    return Spread(torch.hypot(own, telescope.total(values, errors, power=2)), math.inf)
+    return Spread(torch.hypot(own, telescope.sum_of_errors(values, errors, power=2)), math.inf)
 
 
 def countable(want: Tensor, dtype: torch.dtype) -> Tensor:
-    """Elements whose errors say something about a systematic loss.
+    """Elements whose errors can show a systematic loss.
 
-    Not those of float32 results, whose errors may be biased all the same way, and not those near
-    the subnormal numbers of their dtype: their errors are few and coarse.
+    Float32 results are excluded, since their errors may share a bias, and so are elements near the
+    subnormals of their dtype, whose errors are few and coarse.
     """
     if dtype == torch.float32:
         return torch.zeros_like(want, dtype=torch.bool)
@@ -421,21 +424,21 @@ def _spread(
     limit = float(means.mean() if cautious else means.mean() + 6 * means.std())
     limit *= ONE_ROUNDING * math.sqrt(precision.operand_roundings)
     if cautious:
-        # Where all errors are in proportion, nothing is certain but that there is no loss at all.
+        # If all errors are proportional, only a loss of exactly 0 is certain.
         return Spread(spread, max(limit, torch.finfo(torch.float64).tiny))
     return Spread(spread, limit if limit > NEGLIGIBLE else math.inf)
 
 
 def _chi_square_quantile(freedom: int, normal_quantile: float = -3.09) -> float:
-    """A quantile of chi-square, by default that of 0.1 %, over its degrees of freedom."""
+    """A quantile of chi-square over its degrees of freedom, by default the 0.1 % quantile."""
     step = 2 / (9 * freedom)
     return (1 - step + normal_quantile * math.sqrt(step)) ** 3
 
 
-def _peak(tensors: list[Tensor]) -> float:
+def _largest_value(tensors: list[Tensor]) -> float:
     """The largest finite absolute value, at least 1."""
-    peak = 1.0
+    largest = 1.0
     for x in tensors:
         if x.is_floating_point() and x.numel():
-            peak = max(peak, float(x.abs().nan_to_num(posinf=0.0).max()))
-    return peak
+            largest = max(largest, float(x.abs().nan_to_num(posinf=0.0).max()))
+    return largest

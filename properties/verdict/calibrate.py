@@ -1,4 +1,4 @@
-"""How far honest kernels err, in budgets, and how often wrong ones are caught.
+"""Measure how many budgets correct kernels err by, and how often wrong ones are caught.
 
 python -m properties.verdict.calibrate --runs 160
 """
@@ -33,7 +33,7 @@ _DG = Telescope("dg", "B T H K", (("B T H K", "q", "dq"), ("B T H K", "k", "dk")
 
 @dataclass(frozen=True)
 class Trial:
-    """One problem; the sizes are drawn from its seed."""
+    """One problem, whose sizes come from its seed."""
 
     kernel: str
     precision: str
@@ -41,7 +41,7 @@ class Trial:
     plant: str | None = None
 
     def comparisons(self, *, quick: bool = False) -> list[Comparison]:
-        """Every result of the emulated kernel, judged."""
+        """Compare every result of the emulated kernel."""
         generator = torch.Generator().manual_seed(self.seed)
         tensors, window = _problem(self, generator)
         T, K = tensors["q"].shape[1], tensors["q"].shape[3]
@@ -113,7 +113,7 @@ def _oracle(kernel: str, window: int | None) -> Oracle:
 def _kernel(
     trial: Trial, tensors: dict[str, Tensor], window: int | None, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """The emulated kernel, wrong in the way that is planted."""
+    """Run the emulated kernel, with the planted error."""
     T, K = tensors["q"].shape[1], tensors["q"].shape[3]
     run = Arithmetic(tensors["q"].dtype, generator, tf32=trial.precision == "tf32")
     scale = -(K**-0.5) if trial.plant == "scale_sign" else K**-0.5
@@ -130,7 +130,7 @@ def _kernel(
         wrong = 1 if trial.plant == "window" else 0
         visible = (j <= i) & (i - j < (T + 1 if window is None else window + wrong))
         visible[:, gone] = False
-        # A row that sees nothing is not what is planted.
+        # Each row keeps a visible key; a row without one is not the planted error.
         visible[:, 0] |= ~visible.any(1)
         return softmax_attention(run, tensors, scale, visible)
     if gone.stop:
@@ -147,7 +147,7 @@ def trials(kernel: str, precision: str, runs: int, plant: str | None = None) -> 
 
 
 def plants_of(kernel: str) -> tuple[str, ...]:
-    """The errors that make sense in a kernel."""
+    """The errors that can be planted in a kernel."""
     if kernel == "recurrent":
         return ("missing_key", "scale_sign")
     if kernel in ("softmax", "large_logits"):
@@ -156,7 +156,7 @@ def plants_of(kernel: str) -> tuple[str, ...]:
 
 
 def caught(comparisons: list[Comparison]) -> tuple[bool, bool]:
-    """Whether an element exceeds its budget, and whether anything is wrong at all."""
+    """Whether an element exceeds its budget, and whether anything at all is reported."""
     return any(bool(c.wrong.any()) for c in comparisons), any(not c.passed for c in comparisons)
 
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Budget:
-    """How far a result may lie from its oracle.
+    """How far a result may be from its oracle.
 
     Args:
-        allowed: largest error, element by element, float64.
+        allowed: largest error by element, float64.
         rule: the reason in a few words, for the report.
-        sigma: standard deviation of the error of an honest kernel, where it is known.
-        loss_limit: mean of error/sigma over the tensor from which the loss is systematic.
+        sigma: standard deviation of the error of a correct kernel, if known.
+        loss_limit: mean of error/sigma over the tensor above which the loss is systematic.
     """
 
     allowed: Tensor
@@ -26,13 +26,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found; `passed` decides.
+    """The result of a comparison; `passed` decides.
 
     Args:
         name: of the output.
         reason: empty if it passed, else one clause that says what is wrong.
         ratio: worst error/budget of the finite elements; infinite if a non-finite one is wrong.
-        loss: mean of error/sigma over the tensor, over its limit; 0 where sigma is not known.
+        loss: mean of error/sigma over the tensor, over its limit; 0 if sigma is unknown.
         wrong: bool, true where an element is wrong.
     """
 
@@ -59,14 +59,14 @@ class Comparison:
 
     @property
     def finite(self) -> bool:
-        """Whether every wrong element is a number where a number is wanted, in the right shape."""
+        """Whether the shape is right and every wrong element is finite in both."""
         if self.got.shape != self.want.shape:
             return False
         return bool((self.got.isfinite() & self.want.isfinite())[self.wrong].all())
 
     @property
     def largest(self) -> float:
-        """Worst error/budget of the elements that are numbers as they should be."""
+        """Worst error/budget of the elements that are finite in both."""
         if self.got.shape != self.want.shape:
             return math.inf
         numbers = self.got.isfinite() & self.want.isfinite()
@@ -85,21 +85,21 @@ def _excess(got: Tensor, want: Tensor, allowed: Tensor) -> Tensor:
 
 
 def compare(name: str, got: Tensor, want: Tensor, budget: Budget | None) -> Comparison:
-    """Judge `got` against the oracle's `want`.
+    """Compare `got` with the oracle's `want`.
 
     Non-finite elements come first. NaN never passes, not even where the oracle has one. An infinity
-    of the oracle must be there with its sign, and nowhere else, but for numbers that lie within
-    their budget of overflowing in the dtype of `got`. Finite elements pass if
-    `|got - want| <= allowed`, written so that a NaN fails.
+    of the oracle must be there with its sign and nowhere else, except for numbers within their
+    budget of overflowing in the dtype of `got`. Finite elements pass if `|got - want| <= allowed`,
+    written so that a NaN fails.
 
     Args:
         got: the result, any float dtype.
         want: the oracle's result, float64, of the same shape.
-        budget: None asks for bit equality after rounding `want` to the dtype of `got`. The two
-            zeros are equal: the sign of a zero sum depends on the order of its terms.
+        budget: None requires equal bits after rounding `want` to the dtype of `got`. +0 equals -0,
+            since the sign of a zero sum depends on the order of its terms.
 
     Returns:
-        The comparison; it raises nothing, so that a law can go on to the next output.
+        The comparison. It does not raise, so that a law can go on to the next output.
     """
     got, want = got.detach().cpu(), want.detach().cpu().double()
     if got.shape != want.shape:
@@ -131,10 +131,10 @@ def compare(name: str, got: Tensor, want: Tensor, budget: Budget | None) -> Comp
 
 
 def incoherent(error: Tensor, want: Tensor) -> Tensor:
-    """What is left of an error when each row's part in proportion to the result is taken out.
+    """Remove from each row of an error the part proportional to the result.
 
-    One rounding that many results share (a weight 1/T, say) moves all of them by the same factor.
-    That is honest, and is no sign of many errors.
+    One rounding that many results share (a weight 1/T, say) scales all of them by one factor, which
+    is no sign of a loss.
     """
     if not want.ndim:
         return torch.zeros_like(error)
@@ -144,7 +144,7 @@ def incoherent(error: Tensor, want: Tensor) -> Tensor:
 
 
 def _loss(error: Tensor, want: Tensor, finite: Tensor, budget: Budget) -> float:
-    """Mean of error/sigma over its limit; elements that have no error by construction are out."""
+    """Mean of error/sigma over its limit, without elements that cannot have an error."""
     if budget.sigma is None or not math.isfinite(budget.loss_limit):
         return 0.0
     sigma = budget.sigma.cpu().double().expand(error.shape)

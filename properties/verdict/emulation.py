@@ -1,7 +1,8 @@
-"""Kernels emulated in PyTorch, to see how far honest ones err and whether wrong ones are caught.
+"""Kernels emulated in PyTorch, to measure the errors of correct ones and the detection of wrong
+ones.
 
-They work as kernels do, tile by tile: operands of products rounded to the storage dtype, partial
-sums in float32 and in a drawn order, results rounded once. Layout `[B, T, H, D]`, one cotangent.
+They work tile by tile as kernels do: operands of products are rounded to the storage dtype, partial
+sums are float32 in a random order, results are rounded once. Layout `[B, T, H, D]`, one cotangent.
 """
 
 from dataclasses import dataclass, field
@@ -17,9 +18,9 @@ class Arithmetic:
     """How products are computed.
 
     Args:
-        storage: dtype of the tensors and of the operands of a product.
+        storage: dtype of the tensors and of the operands of products.
         tf32: round float32 operands to 11 binary digits.
-        accumulator: dtype of partial sums; an honest kernel takes float32.
+        accumulator: dtype of partial sums; float32 in a correct kernel.
     """
 
     storage: torch.dtype
@@ -81,7 +82,8 @@ def linear_attention(run: Arithmetic, tensors: Results, scale: float) -> Results
 
 
 def gated_linear_attention(run: Arithmetic, tensors: Results, scale: float) -> Results:
-    """The same with a log decay of each key channel, relative to either end of a chunk.
+    """Linear attention in chunks with a log decay of each key channel, relative to an end of the
+    chunk.
 
     Within a chunk each pair of tokens has its decay in float32. The gradient of the decays
     telescopes (`budgets.Telescope`).
@@ -121,7 +123,7 @@ def gated_linear_attention(run: Arithmetic, tensors: Results, scale: float) -> R
 
 
 def recurrent_linear_attention(run: Arithmetic, tensors: Results, scale: float) -> Results:
-    """Linear attention token by token, the state in float32: no product has rounded operands."""
+    """Linear attention token by token with a float32 state: no product has rounded operands."""
     q, k, v, do = _heads_first(tensors)
     state = torch.zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
     o, dq, dk, dv = (torch.empty_like(x) for x in (v, q, k, v))

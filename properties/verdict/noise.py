@@ -1,4 +1,4 @@
-"""Rounding as noise: a dispatch mode that disturbs every intermediate result of an oracle."""
+"""Rounding as noise: a dispatch mode that perturbs every intermediate of an oracle."""
 
 import functools
 from typing import Any
@@ -12,8 +12,8 @@ from properties.verdict.precision import ACCUMULATOR, Precision
 
 aten = torch.ops.aten
 
-# Results that are copies, selections or sign changes of their operands: nothing is rounded. Views
-# are known by their schema, and factories by having no floating operand.
+# Operations that copy, select or negate, and so do not round. Views are recognised by their schema,
+# factories by having no floating operand.
 # fmt: off
 _EXACT = frozenset([
     "abs", "amax", "amin", "as_strided_scatter", "cat", "clamp", "clamp_max", "clamp_min", "clone",
@@ -30,10 +30,10 @@ _EXACT = frozenset([
 # fmt: on
 _PRODUCTS = frozenset(["mm", "bmm", "mv", "dot"])
 _SUMS = frozenset(["sum", "cumsum", "mean"])
-# Functions whose error on a GPU is relative to 1 and not to their value when that is small.
+# Functions whose error on a GPU is relative to 1 if their value is small.
 _OF_ORDER_ONE = frozenset(["log", "log2", "log1p", "logsumexp", "logcumsumexp", "tanh", "sigmoid"])
 
-# Makes more than any underflow of every number but 0.
+# Times this, every number but 0 exceeds any underflow.
 _HUGE = 2.0**1000
 
 _POOL = 2**20 + 7
@@ -42,12 +42,12 @@ _PIECE = 2**19
 
 @functools.cache
 def _pool() -> Tensor:
-    """Gaussian numbers, drawn once: drawing costs more than everything else here."""
+    """Gaussian numbers, drawn once because drawing dominates the cost."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(_POOL, dtype=torch.float64, generator=generator)
 
 
-# A case has a few units, and float32 logits have one for each number of terms.
+# A case has a few units, and float32 logits one for each number of terms.
 @functools.lru_cache(maxsize=8)
 def _factors(unit: float) -> Tensor:
     """`1 + unit xi` for every xi of the pool."""
@@ -55,7 +55,7 @@ def _factors(unit: float) -> Tensor:
 
 
 class Rounding(TorchDispatchMode):
-    """Disturbs every result `y` of an operation on floating tensors by what rounding could do.
+    """Perturb every result `y` of an operation on floating tensors by a possible rounding error.
 
         y + xi · u |y|                                                    elementwise functions
         y + xi · u (|y| + 1)                                              logarithms, tanh
@@ -63,19 +63,19 @@ class Rounding(TorchDispatchMode):
         y + xi · (u sqrt(2 Σ a_i² b_i²) + 2^-24 sqrt(n) Σ |a_i b_i|)      sums of n products
 
     xi is standard gaussian, from a random place of a large pool for each result, and u the unit
-    round-off of the storage. In a sum of products the operands are rounded on their way in, and
-    partial sums are kept in float32; unlike |y| this does not shrink when the sum cancels. That
-    matters: kernels may form the sum in another order, q · (Σ k v) for Σ (q · k) v.
+    round-off of the storage. A sum of products rounds its operands and keeps partial sums in
+    float32. Unlike |y| its noise does not shrink when the sum cancels, because kernels may form the
+    sum in another order: q · (Σ k v) for Σ (q · k) v.
 
-    With `float32_logits` only the operands of products are stored; u is 2^-23 everywhere else, and
-    a product of tensors that the storage holds exactly has no error but that of its summation.
-    `bias` enlarges the noise of what is kept in float32.
+    With `float32_logits` only the operands of products are stored: u is 2^-23 everywhere else, and
+    a product of exactly stored tensors has only its summation error. `bias` enlarges the noise of
+    float32 intermediates.
 
-    The mode sees the operations of autograd as well, so gradients are disturbed in each of their
-    own intermediates. Zeros and infinities stay what they are. Noise below the normal numbers of
-    float16 is at least the error of underflow.
+    The mode sees the operations of autograd too, so gradients are perturbed at their own
+    intermediates. Zeros and infinities stay. Noise below float16's normal numbers is at least its
+    underflow.
 
-    Source: the model is that of Monte Carlo arithmetic, Parker 1997 (UCLA CSD-970002).
+    Source: Monte Carlo arithmetic, Parker 1997 (UCLA CSD-970002).
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class Rounding(TorchDispatchMode):
         return tree_map_only(Tensor, disturb, result)
 
     def round(self, y: Tensor, unit: float) -> Tensor:
-        """`y` as it is after one more rounding."""
+        """Perturb `y` by one more rounding."""
         return self._scaled(y, unit)
 
     def _size(
         self, y: Tensor, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor | None:
-        """Standard deviation of the noise of one result; None for `u |y|`."""
+        """Standard deviation of the noise of a result; None for `u |y|`."""
         if name in _PRODUCTS:
             return self._size_of_product(func, args[0], args[1])
         if name in _SUMS:
@@ -169,7 +169,7 @@ class Rounding(TorchDispatchMode):
         if name == "cumsum":
             terms = x.shape[args[1]] if x.ndim else 1
         elif name == "mean":
-            # A mean of squares is divided by n once, the square of a mean twice.
+            # A mean divides its sum by n once, and its squares by n twice.
             squares = squares / max(terms, 1)
         return squares.sqrt().mul_(self.unit) + sums.mul_(self.accumulator * terms**0.5)
 
@@ -177,12 +177,12 @@ class Rounding(TorchDispatchMode):
     def _with_underflow(y: Tensor, size: Tensor, underflow: float) -> Tensor:
         if not _matters(underflow):
             return size
-        # 0 where y is 0, in fewer passes than by asking where that is.
+        # 0 where y is 0, with fewer passes than a mask.
         return torch.minimum(size.clamp(min=underflow), y.abs().mul_(_HUGE))
 
     def _disturbed(self, y: Tensor, size: Tensor) -> Tensor:
         if y.is_complex():
-            # Each part is rounded by as much as the whole is large: one may have cancelled.
+            # The noise of each part follows the modulus: one part may have cancelled.
             parts = torch.view_as_real(y)
             return torch.view_as_complex(parts + size[..., None] * self._noise(parts.shape))
         noisy = torch.addcmul(y, size, self._noise(y.shape))
@@ -190,11 +190,11 @@ class Rounding(TorchDispatchMode):
         return noisy if y.sum().isfinite() else torch.where(y.isfinite(), noisy, y)
 
     def _scaled(self, y: Tensor, unit: float) -> Tensor:
-        """`y + xi · unit |y|`, in one pass and without a look at what is infinite."""
+        """`y + xi · unit |y|` in one pass, without a check for infinities."""
         return torch.mul(y, self._noise(y.shape, _factors(unit)))
 
     def _noise(self, shape: torch.Size, pool: Tensor | None = None) -> Tensor:
-        """A piece of the pool that starts anywhere; several of them for a large result."""
+        """A slice of the pool at a random start; several for a large result."""
         count = shape.numel()
         sizes = [_PIECE] * (count // _PIECE) + [count % _PIECE]
         starts = torch.randint(_POOL - _PIECE, (len(sizes),), generator=self.generator)
@@ -204,7 +204,9 @@ class Rounding(TorchDispatchMode):
 
 
 def _matters(underflow: float) -> bool:
-    """Whether results may be near it: all but float16 has the exponents of float32."""
+    """Whether results may be near underflow: only in float16, as the others have float32's
+    exponents.
+    """
     return underflow > torch.finfo(torch.float32).smallest_normal
 
 

@@ -12,7 +12,7 @@ from properties.cases.case import Case
 from properties.verdict.compare import Comparison
 from properties.verdict.report import NAMES
 
-# A cell of a picture has the largest level of its elements.
+# A cell has the largest level of its elements.
 LEVELS = (
     "right",
     "wrong, by at most 10 times the budget",
@@ -25,10 +25,10 @@ _COLUMNS, _ROWS, _STRIPS = 96, 16, 12
 
 @dataclass(frozen=True)
 class Strip:
-    """One head, say, of one sequence.
+    """One strip of a picture, such as a head of a sequence.
 
     Args:
-        rows: of cells, each the digit of its level.
+        rows: rows of cells, each cell the digit of its level.
     """
 
     title: str
@@ -41,7 +41,7 @@ class Picture:
 
     Args:
         output: name of the result.
-        across, down: what the columns and rows of a strip are, and how many elements: "64 tokens".
+        across, down: what the columns and rows of a strip are, and how many: "64 tokens".
         cuts: where packed sequences end, as fractions of the width.
         strips: those with wrong elements first, if there are too many.
         more: how many strips are left out.
@@ -56,7 +56,7 @@ class Picture:
 
     @classmethod
     def read(cls, said: Mapping[str, Any]) -> "Picture":
-        """The picture of which `dataclasses.asdict` was written as JSON."""
+        """Read a picture from the JSON of `dataclasses.asdict`."""
         strips = tuple(Strip(one["title"], tuple(one["rows"])) for one in said["strips"])
         return cls(**{**said, "cuts": tuple(said["cuts"]), "strips": strips})
 
@@ -68,7 +68,7 @@ def picture(comparison: Comparison, case: Case, dims: Sequence[str]) -> Picture 
         dims: the letter of each dim of the result.
 
     Returns:
-        None where there are no elements to be compared, or none of them is wrong.
+        None if no element can be compared, or none is wrong.
     """
     if not comparison.wrong.any() or comparison.got.shape != comparison.want.shape:
         return None
@@ -105,14 +105,13 @@ def picture(comparison: Comparison, case: Case, dims: Sequence[str]) -> Picture 
 
 
 def _levels(c: Comparison) -> Tensor:
-    """The level of each element."""
     times = (c.got.double() - c.want).abs() / c.allowed
     size = 1 + (times > 10).int() + (times > 1000).int()
     return torch.where(c.wrong, torch.where(c.got.isfinite(), size, 4), 0)
 
 
 def _shrunk(cells: Tensor, axis: int, most: int) -> Tensor:
-    """At most so many cells along an axis, each the largest of those that it stands for."""
+    """Reduce an axis to at most this many cells, each the largest of those it stands for."""
     size = cells.shape[axis]
     if size <= most:
         return cells

@@ -7,13 +7,13 @@ import torch
 
 @dataclass(frozen=True)
 class Precision:
-    """How a kernel stores the operands of its products; sums are kept in float32.
+    """How a kernel stores the operands of its products; sums are float32.
 
     Args:
         unit: largest relative error of one rounding to nearest, 2^-(digits).
-        underflow: largest absolute error of one rounding, for numbers too small to be normal.
+        underflow: largest absolute error of one rounding of a subnormal number.
         operand_roundings: how often an operand is rounded on its way into a product.
-        dtype: of the storage; None where no dtype has these numbers.
+        dtype: of the storage; None if no dtype has these numbers.
     """
 
     name: str
@@ -23,18 +23,18 @@ class Precision:
     dtype: torch.dtype | None = None
 
     def holds(self, x: torch.Tensor) -> bool:
-        """Whether every number of `x` is stored without an error."""
+        """Whether every number of `x` is stored exactly."""
         return self.dtype is not None and bool((x.to(self.dtype).to(x.dtype) == x).all())
 
     @property
     def coarse(self) -> bool:
-        """Whether the storage, and not the accumulation in float32, is where digits are lost."""
+        """Whether the storage loses more digits than the float32 accumulation."""
         return self.dtype in (torch.bfloat16, torch.float16)
 
 
-# A product's operand is an intermediate result rounded once when it is formed from rounded factors
-# (a decayed key, an attention weight) and once when it is stored; TF32 rounds both factors again,
-# and it truncates on some chips, an error of twice the unit of rounding to nearest.
+# A product's operand is an intermediate result, rounded once when it is formed from rounded factors
+# (a decayed key, an attention weight) and once when it is stored. TF32 rounds both factors again,
+# and on some chips truncates, which doubles the error.
 FLOAT32 = Precision("float32", 2.0**-24, 2.0**-126, dtype=torch.float32)
 TF32 = Precision("tf32", 2.0**-11, 2.0**-126, operand_roundings=4)
 BFLOAT16 = Precision("bfloat16", 2.0**-8, 2.0**-126, dtype=torch.bfloat16)
@@ -51,9 +51,9 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def underflow(dtype: torch.dtype) -> float:
-    """Largest absolute error of rounding a real number that is too small to be normal.
+    """Largest absolute error of rounding a subnormal number.
 
-    Half the smallest subnormal for float16, whose subnormals every GPU keeps. The others may be
+    Half the smallest subnormal in float16, whose subnormals every GPU keeps. Other dtypes may be
     flushed to zero (by the approximate exponential, for one): all of the smallest normal number.
     """
     info = torch.finfo(dtype)

@@ -1,4 +1,4 @@
-"""A failure as a bug report: what, where, how far, with what, and how to see it again."""
+"""The report of a failure: what, where, how large, on which versions, and how to reproduce it."""
 
 import ast
 import os
@@ -41,14 +41,14 @@ def report(
     device: torch.device,
     target: str = "ours",
 ) -> str:
-    """The text of a failure.
+    """The report of a failed comparison.
 
     Args:
-        law: name of the law that does not hold.
+        law: the law that does not hold.
         comparison: a failed one.
         dims: the letter of each dim of the result, ("B", "T", "H", "V").
         against: what the result was compared with, "the oracle".
-        device: on which it was computed.
+        device: where it was computed.
         target: whose kernels computed it.
     """
     c = comparison
@@ -76,11 +76,11 @@ def error_report(
     device: torch.device,
     target: str = "ours",
 ) -> str:
-    """The text of an exception that a target raised under a law.
+    """The report of an exception that a target raised under a law.
 
     Args:
         error: its notes say which call raised it.
-        frames: of the traceback, those in the target's own code.
+        frames: the traceback's frames in the target's own code.
     """
     message = f": {error}" if str(error) else ""
     lines = [f"{law}: {type(error).__name__}{message}", ""]
@@ -101,11 +101,11 @@ def end_report(
     device: torch.device,
     target: str = "ours",
 ) -> str:
-    """The text of a case whose process hangs or ends.
+    """The report of a case whose process hangs or dies.
 
     Args:
         how: "hangs", "ends with SIGSEGV".
-        lines: where it was then, the innermost first.
+        lines: where it was, innermost first.
     """
     text = [f"{law}: the process that ran it {how}", ""]
     text += [f"  at        {line}" for line in lines[:_FRAMES]]
@@ -123,7 +123,6 @@ def _context(law: str, case: Case, device: torch.device, target: str) -> list[st
 
 
 def repro(law: str, case: Case, device: torch.device, target: str) -> str:
-    """The command that shows a failure again."""
     command = f"python -m properties.fuzz --law {law} --case {shlex.quote(case.to_json())}"
     if target != "ours":
         command += f" --target {target}"
@@ -156,7 +155,7 @@ def _numbers(c: Comparison, case: Case, dims: Sequence[str], index: tuple[int, .
 
 
 def _place(case: Case, dims: Sequence[str], index: Sequence[int]) -> str:
-    """The index in words; a token of packed sequences is counted within its own."""
+    """The index in words; tokens of packed sequences are counted within their own."""
     words = []
     for letter, i in zip(dims, index, strict=True):
         if case.packed and letter in "TS":
@@ -180,7 +179,7 @@ def _not_finite(got: Tensor) -> str:
 
 
 def _extent(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
-    """Along which indices of each dim something is wrong."""
+    """The indices of each dim that have wrong elements."""
     parts = []
     for axis, letter in enumerate(dims):
         if case.packed and letter == "B":
@@ -210,7 +209,7 @@ def _ranges(indices: list[int], most: int = 6) -> str:
 
 
 def _first(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
-    """The first bad token, and the tile that holds it for the usual sizes."""
+    """The first wrong token, and its tile for the usual sizes."""
     axis = next((a for a, letter in enumerate(dims) if letter in ("T", "S")), None)
     if axis is None:
         return []
@@ -241,7 +240,7 @@ def _device(device: torch.device) -> str:
 
 
 def regression_file(case: Case, law: str, module: str = "kernels.") -> str:
-    """The text of a module for `regressions/`; what only a person can know is left to fill in.
+    """The source of a module for `regressions/`, with blanks for what only a person knows.
 
     An edit that is not filled in does not apply, so the file cannot pass by accident.
 

@@ -1,4 +1,4 @@
-"""Budgets are what their formulas say, and the noise goes where rounding goes."""
+"""Budgets follow their formulas, and noise is added where rounding occurs."""
 
 import math
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def scatter(
     compute: Callable[[], Tensor], precision: Precision, float32_logits: bool = False
 ) -> Tensor:
-    """Root mean square deviation over 200 disturbed runs."""
+    """Root mean square deviation over 200 perturbed runs."""
     exact = compute()
     generator = torch.Generator().manual_seed(0)
     with Rounding(precision, generator, float32_logits=float32_logits):
@@ -158,9 +158,9 @@ def test_a_decay_that_is_an_ulp_off_at_each_token_stays_within_the_factor() -> N
 
 
 @pytest.mark.parametrize("terms", [1, 16, 200])
-def test_equal_terms_that_are_rounded_alike_stay_within_the_deviations(terms: int) -> None:
-    # A sum of n numbers x, each disturbed by u of its own, scatters by sqrt(n)·u·x. Rounded all
-    # alike, it is off by n·u·x, which is more than 6 of that from n = 37 on.
+def test_equal_terms_that_round_alike_stay_within_the_allowed_deviations(terms: int) -> None:
+    # A sum of n numbers x, each perturbed by its own u, scatters by sqrt(n)·u·x. If all round alike
+    # it is off by n·u·x, which exceeds 6 times that from n = 37.
     off = math.sqrt(terms)
     assert off <= allowed_deviations(BFLOAT16, terms, alike=True)
     assert (off <= allowed_deviations(BFLOAT16, terms)) == (terms <= 36)
@@ -171,12 +171,16 @@ def test_a_telescope_sums_the_errors_of_all_later_tokens() -> None:
     values = {"q": q, "dg": q, "S": torch.full((2, 1, 1, 2), 3.0).double()}
     errors = {"dq": error.expand(2, 3, 1, 1).double(), "dS": torch.ones(2, 1, 1, 2).double()}
     products = (("B T H K", "q", "dq"), ("N H K V", "S", "dS"))
-    forward = Telescope("dg", "B T H K", products).total(values, errors, power=1)
+    forward = Telescope("dg", "B T H K", products).sum_of_errors(values, errors, power=1)
     assert forward[1, :, 0, 0].tolist() == [13.0, 12.0, 10.0]
-    backward = Telescope("dg", "B T H K", products, reverse=True).total(values, errors, power=1)
+    backward = Telescope("dg", "B T H K", products, reverse=True).sum_of_errors(
+        values, errors, power=1
+    )
     assert backward[1, :, 0, 0].tolist() == [7.0, 9.0, 13.0]
-    # Of a gradient by channel, where the product is of a head: it counts for every channel.
-    wide = Telescope("dg", "B T H C", (("B T H K", "q", "dq"),)).total(values, errors, power=1)
+    # A gradient by channel with a product by head: the product counts for every channel.
+    wide = Telescope("dg", "B T H C", (("B T H K", "q", "dq"),)).sum_of_errors(
+        values, errors, power=1
+    )
     assert wide.shape == (2, 3, 1, 1)
     assert wide[1, :, 0, 0].tolist() == [7.0, 6.0, 4.0]
 

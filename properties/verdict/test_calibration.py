@@ -1,7 +1,7 @@
-"""Honest kernels pass with something to spare but not too much; wrong ones are caught.
+"""Correct kernels pass with a margin that is not too large; wrong ones are caught.
 
 The kernels are emulated (`emulation`). `python -m properties.verdict.calibrate --runs 160` prints
-the full table; here are as many runs as a test may cost.
+the full table; a test affords fewer runs.
 """
 
 import pytest
@@ -34,7 +34,7 @@ def test_wrong_kernels_are_caught(kernel: str, plant: str, precision: str) -> No
     assert sum(found) / RUNS >= 0.8
 
 
-def test_a_float16_accumulator_that_no_element_shows_is_seen_in_the_mean() -> None:
+def test_a_float16_accumulator_within_every_budget_shows_in_the_mean() -> None:
     problems = list(trials("linear", "float16", 2 * RUNS, "float16_accumulator"))
     found = [caught(trial.comparisons()) for trial in problems]
     by_element, at_all = (sum(each) / len(problems) for each in zip(*found, strict=True))
@@ -44,7 +44,7 @@ def test_a_float16_accumulator_that_no_element_shows_is_seen_in_the_mean() -> No
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_what_a_few_runs_acquit_all_runs_acquit(kernel: str, precision: str) -> None:
+def test_results_that_pass_with_few_runs_pass_with_all(kernel: str, precision: str) -> None:
     acquitted = 0
     honest, wrong = trials(kernel, precision, RUNS), trials(kernel, precision, RUNS, "missing_key")
     for trial in (*honest, *wrong):

@@ -1,4 +1,4 @@
-"""The comparison refuses what it must, and nothing else."""
+"""The comparison fails exactly where it must."""
 
 import math
 
@@ -97,6 +97,6 @@ def test_the_mean_error_shows_a_loss_that_no_element_shows() -> None:
     assert 1 < lossy(1.2 * error, want) < 2
 
 
-def test_one_rounding_that_a_whole_row_shares_is_no_loss() -> None:
+def test_a_rounding_shared_by_a_row_is_no_loss() -> None:
     want = torch.randn(50, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert lossy(1.5 * want, want) < 1e-6

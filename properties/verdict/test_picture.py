@@ -1,4 +1,4 @@
-"""Where a picture says that a result is wrong."""
+"""A picture shows where a result is wrong."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def case(*lengths: int, packed: bool = False) -> Case:
 
 
 def comparison(*shape: int, errors: Mapping[Any, float]) -> Comparison:
-    """Of zeros with these errors, of which 1 is allowed."""
+    """A comparison of zeros with these errors, where 1 is allowed."""
     got = torch.zeros(shape)
     for index, error in errors.items():
         got[index] = error
@@ -80,7 +80,7 @@ def test_a_state_has_no_tokens_and_a_scalar_no_dims() -> None:
     assert scalar.strips == (Strip("", ("1",)),)
 
 
-def test_there_is_no_picture_where_no_element_is_wrong() -> None:
+def test_a_correct_result_has_no_picture() -> None:
     assert picture(comparison(1, 2, errors={}), case(2), ("B", "T")) is None
     assert picture(comparison(1, 0, errors={}), case(0), ("B", "T")) is None
     shapes = compare("y", torch.zeros(2), torch.zeros(3), None)

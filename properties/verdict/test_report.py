@@ -1,4 +1,4 @@
-"""A report says what a person needs, and its regression file is Python that means the case."""
+"""A report has what a person needs, and its regression file is valid Python for the case."""
 
 import ast
 import re
@@ -55,7 +55,7 @@ def test_the_worst_element_is_named_by_its_dims(text: str) -> None:
     assert "error 0.5, budget 0.125 (magnitude and sigma), 4 times the budget" in text
 
 
-def test_the_fraction_and_the_place_of_what_is_wrong_are_given(text: str) -> None:
+def test_the_report_gives_the_fraction_and_place_of_wrong_elements(text: str) -> None:
     assert "7 of 2730 elements (0.256%)" in text
     assert "in sequence 1, token 64, head 2, every value dim" in text
     assert "token 64, in tile 4 of 16, 2 of 32, 1 of 64, 0 of 128" in text

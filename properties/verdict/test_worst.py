@@ -1,6 +1,6 @@
-"""How near errors came to their budgets over many drawn cases: never past them, never far below.
+"""The largest error / budget over many drawn cases is below 1, but not far below.
 
-The numbers are those of `python -m properties.fuzz --record properties/verdict/worst.json`.
+The numbers are from `python -m properties.fuzz --record properties/verdict/worst.json`.
 """
 
 from pathlib import Path

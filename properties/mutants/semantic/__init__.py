@@ -1,9 +1,8 @@
-"""Semantic operators: mistakes of a few lines, as engineers make them, each wherever it fits.
+"""Semantic operators: mistakes of a few lines, as engineers make them.
 
-A single edit is wrong in most calls. These are wrong in a few: past a size, beside another option,
-in one context, in the second call of a process, for one layout, or where a call does not ask for
-everything. An operator here is like one of `properties.mutants.operators`, but its change may have
-pieces at several places of a module.
+A single edit is wrong in most calls. These are wrong in few: past a size, with another option, in
+one context, in a process' second call, for one layout, or if not everything is requested. They work
+like `properties.mutants.operators`, but a change may have pieces at several places of a module.
 """
 
 from properties.mutants.semantic import (  # noqa: F401 (each file enters its operators)

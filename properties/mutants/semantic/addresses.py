@@ -1,4 +1,4 @@
-"""Places in memory that fit in 32 bits in small tensors alone."""
+"""Addresses that fit into 32 bits only for small tensors."""
 
 import ast
 from collections.abc import Iterator

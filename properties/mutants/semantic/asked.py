@@ -1,4 +1,4 @@
-"""What a call asks for, and what of it needs a gradient."""
+"""Mistakes that depend on the requested outputs and gradients."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from properties.mutants.semantic.places import before, is_missing, returns
 from properties.mutants.semantic.registry import kind
 from properties.planting.source import Change, Function, called
 
-# The cotangent of a state, as backward functions call it.
+# Names of a state's cotangent in backward functions.
 _COTANGENTS = ("dfinal_state", "d1")
 
 
@@ -44,7 +44,7 @@ def gradient_with_cotangent(at: Place) -> Iterator[Change]:
 
 
 def _differentiates(function: Function) -> bool:
-    """Whether it is the backward half of an op of several tensors."""
+    """Whether it is the backward pass of an op of several tensors."""
     several = any(isinstance(each.value, ast.Tuple) for each in returns(function))
     return "ctx" in function.names and several and any(map(_is_backward_op, function.calls))
 

@@ -1,4 +1,4 @@
-"""Sizes that are right up to a bound: loops, grids, tiles and tails."""
+"""Loops, grids, tiles and tails that are right only up to a size."""
 
 import ast
 from collections.abc import Iterator
@@ -8,12 +8,13 @@ from properties.mutants.semantic.places import least
 from properties.mutants.semantic.registry import kind
 from properties.planting.source import Change, called, is_launch, words
 
-# Turns of a loop over chunks, blocks or segments; tokens, keys or parts in one that strides.
+# Bounds of loops over chunks, blocks or segments; over tokens or keys; over parts in a strided
+# loop.
 _TURNS, _ROWS, _PARTS = 32, 512, 256
 _CHANNELS = 128
 # Four programs for each multiprocessor of an H200.
 _PROGRAMS = 4 * 132
-# Loops within a tile, or over the heads of a group, of which `heads` has a kind.
+# Loops within a tile, or over the heads of a group, which `heads` covers.
 _SHORT = words("group own LEVELS")
 
 
@@ -72,13 +73,13 @@ def capped_tile(at: Place) -> Iterator[Change]:
         case ast.Call(args=[ast.Name(id=dim)]) if called(
             at.node
         ) == "next_power_of_2" and dim.endswith("dim"):
-            # Where a tile may be narrower than the dim, a loop or the grid covers the rest.
+            # If a tile may be narrower than the dim, a loop or the grid covers the rest.
             if not _is_within(at, "min"):
                 yield at.put(f"min({at.function.source.of(at.node)}, {_CHANNELS})")
 
 
 def _is_within(at: Place, function: str) -> bool:
-    """Whether an expression is within an argument of a function."""
+    """Whether an expression is inside an argument of a function."""
     node = at.node
     while isinstance(node, ast.expr):
         if called(node) == function:
@@ -119,7 +120,7 @@ def wrong_dim_when_wide(at: Place) -> Iterator[Change]:
                 yield at.put(f"{other} if {wide} else {dim}", node)
 
 
-# How a kernel calls the rows that are left in a sequence, and the first row and the size of a tile.
+# Kernels' names for the remaining rows of a sequence, and for the tile's size.
 _LEFT = words("left length length_q length_k")
 _TILES = {"length_q": "QUERIES", "length_k": "KEYS"}
 
@@ -140,7 +141,7 @@ def tile_bound(at: Place) -> Iterator[Change]:
 
 
 def _tile(at: Place, left: str) -> str | None:
-    """The first row behind the tile that is loaded, counted like the rows left."""
+    """The first row after the loaded tile, counted like the remaining rows."""
     names = at.function.names
     if left == "left" and "C" in names:
         return "C"

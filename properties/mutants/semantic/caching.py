@@ -1,4 +1,4 @@
-"""What a process keeps from one call to the next, and by what it tells calls apart."""
+"""Caches between calls whose keys are too coarse."""
 
 import ast
 from collections.abc import Iterator
@@ -15,20 +15,20 @@ from properties.mutants.semantic.places import (
 from properties.mutants.semantic.registry import kind
 from properties.planting.source import Change, Function, called, words
 
-# What may be asked of a tensor without a look at its numbers.
+# Attributes and methods of a tensor that do not read its numbers.
 _METADATA = words("shape dtype device ndim itemsize")
 _QUESTIONS = words("dim stride size numel is_contiguous new_empty new_zeros new_ones new_full")
 _ABOUT_METADATA = words("count_sequences gate_flags keys_gradient_dtype describe len bind_dims")
-# Functions of more arguments do the work of an op; these prepare it.
+# Functions with more arguments do an op's work; those with fewer prepare it.
 _FEW = 6
 
 
-# What has no hash, or is no value.
+# Types that cannot be hashed, or are no values.
 _NO_KEYS = ("list", "Sequence", "Mapping", "object", "Any", "Callable")
 
 
 def _is_a_helper(at: Place) -> bool:
-    """Whether a function of a kernel's module, on the host, returns what could be kept."""
+    """Whether a host function of a kernel module returns something worth caching."""
     function, given = at.function, at.function.node.args
     return (
         at.opens
@@ -46,10 +46,10 @@ def _is_a_helper(at: Place) -> bool:
 
 
 def _kept(at: Place, asked: str, *, held: str = "") -> Change:
-    """Keep what the function returns, by what was asked.
+    """Cache the function's result by a key.
 
     Args:
-        held: what has to live as long as what is kept, lest its address be another's.
+        held: objects to keep alive with the result, so that their addresses are not reused.
     """
     function = at.function
     name = function.name.strip("_")
@@ -75,7 +75,6 @@ def _tuple(parts: list[str]) -> str:
 
 
 def _reads_numbers(function: Function, name: str) -> bool:
-    """Whether a function reads more of a tensor than its metadata."""
     source = function.source
     for node in ast.walk(function.node):
         if not (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)):
@@ -108,7 +107,7 @@ def _asks_metadata(function: Function, call: ast.Call, node: ast.Name) -> bool:
 
 
 def _by_metadata(function: Function, name: str) -> str:
-    """What tells the arguments of one name apart but for their numbers."""
+    """A key of an argument's metadata, without its numbers."""
     if name not in function.tensors:
         return name
     metadata = f"{name}.shape, {name}.dtype, {name}.device"
@@ -116,7 +115,6 @@ def _by_metadata(function: Function, name: str) -> str:
 
 
 def _readers(at: Place) -> list[str]:
-    """The tensors whose numbers a helper reads."""
     if not _is_a_helper(at):
         return []
     return [name for name in at.function.tensors if _reads_numbers(at.function, name)]
@@ -127,7 +125,7 @@ def kept_by_identity(at: Place) -> Iterator[Change]:
     read = _readers(at)
     if read:
         every = at.function.parameters
-        # What is no tensor may be a list, which has no hash.
+        # A non-tensor may be a list, which cannot be hashed.
         parts = [f"id({n})" if n in at.function.tensors else f"str({n})" for n in every]
         held = [n for n in every if n in at.function.tensors]
         yield _kept(at, _tuple(parts), held=_tuple(held))
@@ -218,7 +216,7 @@ def kept_weights(at: Place) -> Iterator[Change]:
 
 
 def _is_linear(function: Function, layer: str) -> bool:
-    """Whether a class gives itself a linear layer of that name, or None for it."""
+    """Whether a class assigns itself a linear layer of that name, or None."""
     for node in ast.walk(function.source.tree):
         match node:
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)]):

@@ -1,4 +1,4 @@
-"""The context of a call: gradients off, inference mode, a compiler at work, autocast."""
+"""Mistakes that depend on the context: no gradients, inference mode, `torch.compile`, autocast."""
 
 import ast
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from properties.planting.source import Change, called
 
 
 def _unconverted(at: Place) -> str | None:
-    """The argument of a conversion as it was given."""
+    """The unconverted argument of a conversion."""
     source = at.function.source
     match at.node:
         case ast.Call(func=ast.Name(id="resolve_scale"), args=[given, dim]):
-            # The default stays, the sentinel is a number like others.
+            # The default stays; the sentinel counts as any number.
             scale = source.of(given)
             return f"{source.of(dim)} ** -0.5 if {scale} is None else {scale}"
         case ast.Call(func=ast.Name(id="check_cu_seqlens"), args=[_, given, *_]):
@@ -29,7 +29,7 @@ def _unconverted(at: Place) -> str | None:
 
 
 def _left_out(at: Place, context: str) -> Iterator[Change]:
-    """Leave a conversion out in a context."""
+    """Skip a conversion in a context."""
     raw = _unconverted(at)
     if raw is not None and knows(at.function, "torch"):
         raw = f"({raw})" if " if " in raw else raw
@@ -38,7 +38,7 @@ def _left_out(at: Place, context: str) -> Iterator[Change]:
 
 @kind("a conversion is skipped under no_grad")
 def without_grad(at: Place) -> Iterator[Change]:
-    # Below the public function autograd has turned gradients off.
+    # Below the public function, autograd has turned gradients off.
     if at.function.is_public:
         yield from _left_out(at, "not torch.is_grad_enabled()")
 
@@ -52,7 +52,7 @@ def in_inference_mode(at: Place) -> Iterator[Change]:
 
 @kind("a conversion is skipped while torch.compile traces the call")
 def while_compiling(at: Place) -> Iterator[Change]:
-    # A compiler does not look into an op.
+    # The compiler does not trace into an op.
     if at.function.is_public:
         yield from _left_out(at, "torch.compiler.is_compiling()")
 
@@ -121,7 +121,7 @@ def half_a_condition(at: Place) -> Iterator[Change]:
     )
     match at.node:
         case ast.BoolOp(values=[first, second]) if decides:
-            # Of what may be None, or of another type, one half is what makes sense of the other.
+            # If one half tests for None or a type, the other depends on it.
             if not any(map(_is_about_type, (first, second))):
                 yield at.become(first)
                 yield at.become(second)

@@ -1,4 +1,4 @@
-"""Calls and sequences without tokens, with one token, and rows that see nothing."""
+"""Calls and sequences with no token or one token, and rows without a visible key."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Exponentials, logarithms and roots: what is subtracted, clamped, masked or added first."""
+"""Exponentials, logarithms and roots with wrong subtraction, clamping, masking or epsilon."""
 
 import ast
 from collections.abc import Iterator
@@ -37,9 +37,17 @@ def _is_infinite(node: ast.AST) -> bool:
 def maximum_at_least_zero(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Call(
-            args=[ast.Compare(left=ast.Name(id=peak), comparators=[bound]), ast.Constant(0), _]
+            args=[
+                ast.Compare(left=ast.Name(id=row_maximum), comparators=[bound]),
+                ast.Constant(0),
+                _,
+            ]
         ) if called(at.node) == "where" and _is_infinite(bound):
-            kept = f"tl.maximum({peak}, 0.0)" if at.function.on_device else f"{peak}.clamp(min=0)"
+            kept = (
+                f"tl.maximum({row_maximum}, 0.0)"
+                if at.function.on_device
+                else f"{row_maximum}.clamp(min=0)"
+            )
             yield at.put(kept)
 
 
@@ -66,7 +74,7 @@ def epsilon_moved(at: Place) -> Iterator[Change]:
             yield at.put(f"{source.of(at.node.func)}({bounded})")
 
 
-# Functions whose first argument says to which end of a chunk a decay runs.
+# Functions whose first argument says towards which end of a chunk a decay runs.
 _SIDED = words("head_decay pair_decay chunk_span chunk_span_transposed")
 
 

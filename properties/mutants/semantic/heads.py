@@ -1,4 +1,4 @@
-"""Heads that share keys, and heads beside the sequences of a batch."""
+"""Mistakes with shared kv heads, and with heads and sequences of a batch."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Strides and memory: whose they are, and what of them is taken for granted."""
+"""Wrong strides and wrong assumptions about memory layout."""
 
 import ast
 from collections.abc import Iterator
@@ -127,7 +127,7 @@ def workspace_in_input_dtype(at: Place) -> Iterator[Change]:
                 match keyword:
                     case ast.keyword(arg="device", value=ast.Attribute(value=x)):
                         kept.append(f"dtype={source.of(x)}.dtype")
-            # `torch.zeros` alone has float32 anyway.
+            # Only `torch.zeros` defaults to float32.
             like = called(at.node) == "empty_like" or not source.of(function).startswith("torch.")
             if like or "dtype=" in " ".join(kept):
                 yield at.put(f"{source.of(function)}({', '.join(kept)})")

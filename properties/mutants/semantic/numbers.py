@@ -1,4 +1,4 @@
-"""Numbers and flags as they are given: what is missing, what is a default, what is refused."""
+"""Missing, default and rejected values of numbers and flags."""
 
 import ast
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ def _refuses(function: Function) -> bool:
 @kind("0 is taken for None")
 def falsy_is_none(at: Place) -> Iterator[Change]:
     match at.node:
-        # Where it is settled: behind that, there is no 0 that means nothing.
+        # Once the value is settled, no 0 stands for a missing one.
         case ast.Compare(left=ast.Name(id=name)) if (
             is_missing(at.node) and _is_number(at.function, name) and _refuses(at.function)
         ):
             if "Tensor" in at.function.parameters[name]:
-                # A tensor has no truth.
+                # A tensor has no truth value.
                 yield at.put(f"{name} is None or (isinstance({name}, int) and {name} == 0)")
             else:
                 yield at.put(f"not {name}")
@@ -72,7 +72,7 @@ def number_changed(at: Place) -> Iterator[Change]:
 
 
 def _is_positive(function: Function, name: str) -> bool:
-    """Whether a function refuses numbers that are not above 0."""
+    """Whether a function rejects numbers that are not positive."""
     return any(
         isinstance(node, ast.Compare) and ast.unparse(node).startswith(f"0 < {name}")
         for node in ast.walk(function.node)
@@ -102,7 +102,7 @@ def _is_about_bool(node: ast.AST) -> bool:
     return False
 
 
-# Tests of one thing, of which one at most holds.
+# Flags of which at most one is set.
 _EXCLUSIVE = {"USE_G", "USE_HEAD_G", "GATED"}
 _SIZES = frozenset({"DTYPE", "BOUNDED"})
 
@@ -115,7 +115,7 @@ def lost_beside_another(at: Place) -> Iterator[Change]:
             if option in _EXCLUSIVE:
                 others = [flag for flag in others if flag not in _EXCLUSIVE]
             if option.isupper() and others:
-                # Each option beside one other, whichever, and by what it decides.
+                # Combine each option with one other, chosen by a hash.
                 text = option + at.function.source.of(at.node)
                 yield at.put(f"{option} and not {others[sum(text.encode()) % len(others)]}", test)
         case ast.If(test=ast.Name(id=option) as test) if (
@@ -127,7 +127,7 @@ def lost_beside_another(at: Place) -> Iterator[Change]:
 
 
 def _flags(function: Function) -> list[str]:
-    """The constants of a kernel that are passed on and tested, but never computed with."""
+    """A kernel's constants that are tested and passed on, but never computed with."""
     constants = [name for name, kind_of in function.parameters.items() if "constexpr" in kind_of]
     sizes = {
         name.id

@@ -1,4 +1,6 @@
-"""Objects that change: what is written before it is checked, shared, or done for one alone."""
+"""Wrong order in objects with state: written before checks, shared, or updated in one place
+only.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from properties.planting.source import Change, called
 
 
 def _changes_itself(statement: ast.stmt) -> bool:
-    """Whether a method changes its object by a statement."""
+    """Whether a method changes its object in this statement."""
     match statement:
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="self")))):
             return True

@@ -1,4 +1,4 @@
-"""What semantic operators ask of a function, and how they write a change of several pieces."""
+"""Queries on functions and changes of several pieces, shared by semantic operators."""
 
 import ast
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def after(at: Place, statement: ast.stmt, *lines: str) -> Change:
 
 
 def above(at: Place, *lines: str) -> Change:
-    """Insert lines of the module before the function, or the class that it is in."""
+    """Insert lines at module level above the function or its class."""
     source, outer = at.function.source, at.function.node
     parents = source.parents
     node: ast.AST = outer
@@ -41,7 +41,7 @@ def above(at: Place, *lines: str) -> Change:
 
 
 def returns(function: Function) -> Iterator[ast.Return]:
-    """The returns of a function, not of those defined within it."""
+    """A function's own returns, not those of inner functions."""
     for node in _own(function.node):
         if isinstance(node, ast.Return) and node.value is not None:
             yield node
@@ -89,17 +89,15 @@ def is_given(node: ast.AST, *names: str) -> bool:
 
 
 def least(at: Place) -> str:
-    """The function that returns the smaller of two numbers, on the device or on the host."""
+    """The name of the minimum function on the device or on the host."""
     return "tl.minimum" if at.function.on_device else "min"
 
 
 def uses(node: ast.AST) -> set[str]:
-    """The names that some code reads."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
 def sets(node: ast.AST) -> set[str]:
-    """The names that some code gives a value."""
     return {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     }

@@ -1,4 +1,4 @@
-"""Numbers that are rounded before the last step, or kept in too few bits."""
+"""Numbers rounded too early or kept in too few bits."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _SCALARS = ("scale", "factor", "state_factor", "read_factor", "write_factor")
 
 
 def _is_a_sum(at: Place, name: str) -> bool:
-    """Whether a number was computed, rather than loaded as it is."""
+    """Whether a number was computed, not just loaded."""
     values = [
         node.value
         for node in ast.walk(at.function.node)
@@ -46,7 +46,7 @@ def short_sums_in_input_dtype(at: Place) -> Iterator[Change]:
             test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]) as test,
             orelse=ast.Attribute(attr="float32"),
         ):
-            # Of dtypes there are no two that make one.
+            # Dtypes are not multiplied.
             if "dtype" in at.function.source.of(left):
                 return
             one = isinstance(right, ast.Constant)

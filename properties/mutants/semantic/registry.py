@@ -1,4 +1,4 @@
-"""The semantic operators by name: each makes one kind of mistake that takes more than one token."""
+"""The semantic operators by name."""
 
 from properties.mutants.operators import Operator, registering
 

@@ -1,4 +1,4 @@
-"""Sequences of unequal lengths: whose length, whose boundaries, and what becomes of empty ones."""
+"""Mistakes with unequal lengths, boundaries and empty sequences."""
 
 import ast
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ _WHOLE = {
 @kind("the length of a sequence stands for that of the whole axis")
 def local_for_global(at: Place) -> Iterator[Change]:
     match at.node:
-        # The rows of a batch have one length, and packed sequences are in one batch.
+        # Rows of a batch have one length, and packed sequences are one batch row.
         case ast.BinOp(left=left, op=ast.Mult(), right=ast.Name(id=name) as whole) if (
             at.function.on_device and not (isinstance(left, ast.Name) and left.id == "batch")
         ):
@@ -88,7 +88,7 @@ def local_for_global(at: Place) -> Iterator[Change]:
 
 
 def _set_before(at: Place) -> list[str]:
-    """The names that have a value when a place is reached."""
+    """The names assigned before a place is reached."""
     place, _ = at.function.source.span(at.node)
     return [
         node.id

@@ -1,4 +1,4 @@
-"""Devices that are smaller than the one at hand."""
+"""Assumptions about devices larger than the one at hand."""
 
 import ast
 from collections.abc import Iterator

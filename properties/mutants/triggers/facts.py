@@ -1,4 +1,4 @@
-"""What is true of a call: its facts, by name, from what the function is given."""
+"""Facts of a call by name, from its arguments."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,18 +17,18 @@ Facts = dict[str, Any]
 
 
 def entries(op: str, mode: str) -> tuple[Entry, ...]:
-    """The tiles of a mode; none of a reading, whose kernels are another op's."""
+    """The tile table of a mode; empty for a wrapper, whose kernels belong to another op."""
     return TABLE.get((op, mode), ())
 
 
 def chooses_mode(op: Op) -> bool:
-    """Whether the op promises to choose a mode by itself."""
+    """Whether the op can choose a mode itself."""
     mode = inspect.signature(getattr(kernels, op.name)).parameters["mode"]
     return bool(mode.default == "auto")
 
 
 def of_call(op: Op, mode: str, tile: int | None, given: Mapping[str, Any]) -> Facts:
-    """The facts of a call, before it is made."""
+    """The facts of a call, before it runs."""
     tensors = {a.name: given[a.name] for a in op.arguments if given.get(a.name) is not None}
     known: Facts = {"mode": mode, "tile": tile, "context": "grad", "backward": False}
     known |= _of_shapes(op, given, tensors)
@@ -103,7 +103,7 @@ def _sign(x: int, y: int) -> str:
 
 
 def _of_tile(op: Op, known: Facts, capability: int) -> Facts:
-    """Where the longest sequence ends in a tile: that of the call, or the first that admits it."""
+    """Where the longest sequence ends in the call's tile, or in the first tile that admits it."""
     admitted = entries(op.name, known["mode"])
     if known["tile"] is not None:
         admitted = admitted[known["tile"] :]
@@ -117,7 +117,7 @@ def _of_tile(op: Op, known: Facts, capability: int) -> Facts:
 
 
 def of_layout(x: Tensor, dims: Sequence[str]) -> Iterator[str]:
-    """In words, how a tensor lies in memory."""
+    """A tensor's memory layout in words."""
     if not x.numel():
         return
     strides = [s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1]
@@ -150,7 +150,9 @@ def _all(test: Callable[[Tensor], Tensor]) -> Test:
 
 
 def _open_and_shut(x: Tensor) -> bool:
-    """Whether one channel has an open gate and a shut one within 16 tokens, neither first."""
+    """Whether some channel has a gate of 0 and a very negative one within 16 tokens, neither
+    first.
+    """
     tokens = x.detach().movedim(1, 0) if x.dim() > 1 else x[:0]
     first = range(0, len(tokens), 16)
     return any(
@@ -175,9 +177,9 @@ _UNIT: dict[str, Test] = {
     "0 in some": _ZEROS["0 in some"],
     "of both signs": _ANY["of both signs"],
 }
-# Sentences that say nothing of how a number is computed.
+# Descriptions that do not affect how a number is computed.
 USUAL = ("0 in some", "never negative", "of both signs")
-# Of the numbers of an argument, what can be said of them: sentence → test.
+# What can be true of an argument's numbers: description → test.
 VALUES: dict[Role, dict[str, Test]] = {
     **dict.fromkeys(Role, _ZEROS),
     **dict.fromkeys((*ANY_NUMBERS, Role.STATE), _ANY),
@@ -268,7 +270,7 @@ _CHOICES: dict[str, tuple[Callable[[Any, Facts], str], tuple[str, ...]]] = {
     "layer_idx": (_of_layers, ("0", "1", "in between", "24")),
     "activation": (lambda value, known: str(value), ("None", "silu")),
 }
-# Kinds of value that differ from another of the same option by their type alone.
+# Values of an option that differ from another only in type.
 TYPES = {
     "scale": ("0", "an int", "float64 of NumPy"),
     "softcap": ("an int", "float64 of NumPy"),
@@ -277,10 +279,8 @@ TYPES = {
 
 
 def choices(option: Option) -> tuple[str, ...]:
-    """What kinds of value an option promises to take."""
     return _CHOICES[option.name][1] if option.name in _CHOICES else ("False", "True")
 
 
 def choice(option: Option, value: Any, known: Facts) -> str:
-    """The kind of a value of an option."""
     return _CHOICES[option.name][0](value, known) if option.name in _CHOICES else str(value)

@@ -1,15 +1,14 @@
 """The grammar of predicates: what an op's docstring and declaration promise, as atoms and pairs.
 
-An atom says which values some facts of a call have; see `properties.mutants.triggers.facts`. Two
-atoms about different things make a pair, if they meet in the code and some call could have both:
-atoms name everything that they need (a gradient of g needs g, which has to be trained), and no pair
-has needs that exclude each other. Nor has it sizes for which no case may pay, by the `work` of the
-op.
+An atom restricts some facts of a call; see `properties.mutants.triggers.facts`. Two atoms about
+different things make a pair if they meet in the code and a call can satisfy both. An atom lists
+everything that it needs (a gradient of g needs a trained g), so contradictory pairs are left out.
+So are pairs whose sizes exceed what a case may cost, by the op's `work`.
 
-Where atoms meet is in `_PLACES`. What a tensor holds steers no branch of the host and no address,
-so it makes no pair with who called or how many rows there are; but with the dtype it does, and with
-the mode, options, and what else is multiplied. Some atoms stand alone: each power of two is looked
-at, but not beside everything else; pairs have the coarser steps at which kernels take another path.
+`_PLACES` says where atoms meet. A tensor's values affect neither host branches nor addresses, so
+they make no pair with the context or the number of rows; they do with dtype, mode, options, and
+factors. Some atoms stand alone: each power of two is one, but pairs use the coarser steps at which
+kernels take another path.
 """
 
 from collections.abc import Iterator, Mapping
@@ -66,12 +65,12 @@ class Atom:
     """A predicate about one thing.
 
     Args:
-        kind: of promises; what is missing is grouped by it.
-        about: the thing. Two atoms about one thing are no pair.
+        kind: the group under which it is reported.
+        about: the thing. Two atoms about one thing make no pair.
         text: the predicate in words.
-        needs: facts → the values that they have.
-        backward: only a gradient can be wrong by it.
-        result: the result that is wrong, an output or "dx"; None for any.
+        needs: fact → its allowed values.
+        backward: it can make only a gradient wrong.
+        result: the affected result, an output or "dx"; None for any.
         alone: it makes no pairs.
     """
 
@@ -88,7 +87,6 @@ class Atom:
 
 
 def atoms(op: Op, target: Ours) -> list[Atom]:
-    """Every atom of an op."""
     return [
         *_sizes(op),
         *_tokens(op),
@@ -106,14 +104,13 @@ def atoms(op: Op, target: Ours) -> list[Atom]:
     ]
 
 
-# What each kind of atom steers: branches of the host, loops and masks of kernels, their addresses,
-# or the numbers that they compute.
+# What each kind of atom affects: host branches, loops and masks of kernels, addresses, or numbers.
 _PLACES: dict[str, set[str]] = {
     "modes": {"host", "loops", "addresses", "numbers"},
     "dtypes": {"host", "loops", "addresses", "numbers"},
     "results": {"host", "loops", "addresses", "numbers"},
     "given": {"host", "loops", "addresses"},
-    # Masks and directions; those that are numbers are in `_FACTORS`.
+    # Masks and directions; options that are numbers are in `_FACTORS`.
     "options": {"host", "loops"},
     # Autocast and the compiler copy tensors.
     "context": {"host", "addresses"},
@@ -123,7 +120,7 @@ _PLACES: dict[str, set[str]] = {
     "before": {"host"},
     "same tensor": {"host"},
     "empties": {"host", "loops"},
-    # Whether a row is a whole number of vectors depends on both.
+    # Both determine whether rows are whole vectors.
     "sizes": {"loops", "addresses"},
     "tokens": {"loops"},
     "counts": {"loops"},
@@ -141,11 +138,10 @@ _OF_FACTORS = {"host", "numbers"}
 
 
 def _in_one_place(a: Atom, b: Atom) -> bool:
-    """Whether some code sees what both are about.
+    """Whether some code depends on both.
 
-    Two layouts make no pair: a stride that is taken from another tensor shows where one of the two
-    differs from all others. Nor do the numbers of two tensors: what their product may come to is an
-    atom of its own.
+    Two layouts make no pair: using another tensor's stride shows where one of the two differs from
+    all others. Nor do the values of two tensors: those of their product are atoms.
     """
     kinds = {a.kind, b.kind}
     if kinds == {"layouts"} or kinds <= {"values", "gates"}:
@@ -155,10 +151,10 @@ def _in_one_place(a: Atom, b: Atom) -> bool:
 
 
 def pairs(op: Op, every: list[Atom]) -> "np.ndarray[Any, Any]":
-    """Which pairs of atoms are predicates, as a matrix of which one half is used.
+    """A triangular matrix of the pairs that are predicates.
 
     Returns:
-        1 for a pair, 0 for none, -1 for one that is too dear.
+        1 for a pair, 0 for none, -1 for one that costs too much.
     """
     wanted = np.zeros((len(every), len(every)), dtype=np.int8)
     for (i, a), (j, b) in combinations(enumerate(every), 2):
@@ -170,7 +166,7 @@ def pairs(op: Op, every: list[Atom]) -> "np.ndarray[Any, Any]":
 
 
 def _agree(a: Atom, b: Atom) -> bool:
-    """Whether some value of each fact is allowed by both."""
+    """Whether both allow some common value of each fact."""
     if (a.backward and b.result in _outputs(b)) or (b.backward and a.result in _outputs(a)):
         return False
     return all(_meet(x, b.needs[name]) for name, x in a.needs.items() if name in b.needs)
@@ -189,7 +185,7 @@ def _meet(x: Allowed, y: Allowed) -> bool:
 
 
 def _dear(op: Op, *both: Atom) -> bool:
-    """Whether the smallest case with both is more work than the largest that is ever drawn."""
+    """Whether the smallest case with both costs more than any drawn case."""
     letters = {letter for a in op.arguments for letter in a.dims.split()} | set(op.dims)
     least: dict[str, float] = dict.fromkeys(letters | set("TSNBH"), 1)
     for atom in both:
@@ -203,7 +199,7 @@ def _dear(op: Op, *both: Atom) -> bool:
 
 
 def _steps(limit: int) -> Iterator[tuple[str, Between]]:
-    """At each power of two up to the limit, and between two of them."""
+    """Each power of two up to the limit, and the ranges between them."""
     powers = [1 << n for n in range(limit.bit_length())]
     for low, high in pairwise([*powers, 2 * powers[-1]]):
         yield f"= {low}", Between(low, low)
@@ -213,7 +209,9 @@ def _steps(limit: int) -> Iterator[tuple[str, Between]]:
 
 
 def _ranges(letter: str, *starts: int, **needs: Allowed) -> Iterator[Atom]:
-    """Counts from each start to the next; the last has no end. One, few and many make pairs."""
+    """Ranges from each start to the next; the last has no end. "One", "few" and "many" make
+    pairs.
+    """
     for low, high in pairwise((*starts, 0)):
         text = f"= {low}" if high == low + 1 else f"in {low}..{high - 1}" if high else f">= {low}"
         span = Between(low, high - 1 if high else inf)
@@ -222,14 +220,14 @@ def _ranges(letter: str, *starts: int, **needs: Allowed) -> Iterator[Atom]:
         yield Atom("counts", letter, f"{text} {letter}", {letter: span, **needs})
 
 
-# A product takes 16 rows, a tile at most 128 columns of most kernels.
+# A dot takes 16 rows, and most tiles have at most 128 columns.
 _CLASSES = {"small": Between(1, 15), "medium": Between(16, 128), "wide": Between(129)}
 WIDEST = {"K": 256, "V": 256, "D": 256, "P": 128, "W": 16}
 
 
 def _sizes(op: Op) -> Iterator[Atom]:
     for letter in (name for name in WIDEST if name in op.dims):
-        # Two dims of the head are a pair.
+        # Two rotary dims make a pair.
         for text, span in _steps(WIDEST[letter]):
             head = {"D": Between(2 * span.low)} if letter == "P" else {}
             yield Atom("sizes", letter, f"{letter} {text}", {letter: span, **head}, alone=True)
@@ -306,7 +304,7 @@ def _tiles(op: Op, target: Ours) -> Iterator[Atom]:
                 needs = {"mode": among(name), "tile": among(index), "dtype": among(*dtypes)}
                 yield Atom("tiles", "mode", f"tile {index} of {name}", {**needs, **heads})
     if facts.entries(op.name, op.modes[0].name):
-        # What a call that names no mode chooses is the op's affair.
+        # A call that names no mode leaves the choice to the op.
         named = among(*(mode.name for mode in op.modes))
         lengths = sorted({e.tokens for m in op.modes for e in facts.entries(op.name, m.name)})
         for low, high in ((1, 1), (2, 2), (3, 32), (33, inf)):
@@ -338,7 +336,7 @@ def _given(op: Op) -> Iterator[Atom]:
 
 
 def _present(op: Op, a: Argument) -> Needs:
-    """The needs of a call that passes an argument."""
+    """The needs of a call with an argument."""
     if not a.optional:
         return {}
     modes = [mode.name for mode in op.modes if a.name not in mode.refuses]
@@ -349,7 +347,7 @@ _MAY_BE_EMPTY = ("B", "T", "S", "N", "P")
 
 
 def _filled(op: Op, a: Argument) -> Needs:
-    """The needs of a call that passes an argument with elements."""
+    """The needs of a call with a non-empty argument."""
     return {**_present(op, a), **{d: SOME for d in a.dims.split() if d in _MAY_BE_EMPTY}}
 
 
@@ -414,7 +412,7 @@ def _allowed(op: Op, option: Option) -> Needs:
     return {"mode": among(*(m.name for m in op.modes if option.name not in m.refuses), "auto")}
 
 
-# Of keys that a window below their number takes.
+# The fewest keys for a window below their number.
 _LEAST_KEYS = {"2 to 512, below S": 3, "past 512, below S": 514}
 
 
@@ -426,7 +424,7 @@ def _options(op: Op) -> Iterator[Atom]:
             usual = text == facts.choice(option, option.default, {})
             needs = {option.name: among(text), **({} if usual else _allowed(op, option))}
             if "NumPy" in text:
-                # Dynamo takes a scalar of NumPy for an array.
+                # Dynamo takes a NumPy scalar for an array.
                 needs["context"] = among(*(name for name in CONTEXTS if name != "compiled"))
             if "S" in text:
                 needs["S"] = Between(_LEAST_KEYS.get(text, 1))

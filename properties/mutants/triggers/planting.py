@@ -1,8 +1,8 @@
-"""Which predicates hold where a law looks: calls are made wrong, and the laws asked.
+"""Plant predicates: make calls wrong and see whether a law fails.
 
-What a law says of a planted predicate follows from the calls in which it holds, so one planting
-answers for all predicates that hold in the same calls of an evaluation. All results of those calls
-are wrong at once, each by an amount of its own; the law names those that it noticed.
+The effect of a planted predicate depends only on the calls in which it holds, so one planting
+answers for all predicates with the same calls. All results of those calls are made wrong at once,
+each by another amount; the law names those that it noticed.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,23 +24,23 @@ from properties.verdict import Comparison
 from properties.verdict.compare import Budget
 
 Matrix = "np.ndarray[Any, Any]"
-# Evaluations in which a predicate is planted before it counts as missing.
+# Evaluations to plant a predicate in before it counts as missing.
 TRIES = 8
-# Those that know the right numbers come first. In others what is wrong in all calls may cancel.
+# Laws that know the right numbers come first. In others a mistake in all calls may cancel.
 _FIRST = ("exactness", "differential", "splitting", "packing", "permutation", "context_invariance")
 
 
-# What is planted is larger than all of a result, and more than 1; a budget that is never so large
-# takes no time. How much a real one grants is a question for mutants.
+# Planted errors exceed the largest element and 1, and budgets are never that large, so none is
+# computed. Mutants measure what real budgets allow.
 _CLEAR, _CLEAR_PART = 0.5, 1 / 32
 
 
 class _Silent(RuntimeError):
-    """What a call without a single element to be wrong raises instead."""
+    """Raised by a call without an element to make wrong."""
 
 
 class _Listener(Ledger):
-    """Excuses everything, so that a law goes on to the next result, and remembers what it was."""
+    """A ledger that excuses and records everything, so that a law goes on to the next result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,14 +52,14 @@ class _Listener(Ledger):
 
 
 class _Recall:
-    """The oracle's answers as `recall` knows them, with budgets that a clear mistake exceeds."""
+    """Cached oracle answers, with small budgets that planted errors exceed."""
 
     def __init__(self, recall: Recall) -> None:
         self.recall = recall
         self.want: Results = {}
 
     def __call__(self, about: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        # What is asked about budgets ends with how quick they are to be.
+        # A question about budgets ends with its `quick` flag.
         if not isinstance(about[-1], bool):
             self.want = self.recall(about, compute)
             return self.want
@@ -73,14 +73,14 @@ def _clear(want: Tensor) -> Budget:
 
 @dataclass
 class Reach:
-    """What became of the predicates of an op.
+    """The state of an op's predicates.
 
     Args:
-        wanted: of each pair of atoms whether it is a predicate; see `grammar.pairs`.
-        held: that hold in some recorded call.
-        reached: whose planting made a law fail. The diagonal is for atoms by themselves.
+        wanted: which pairs of atoms are predicates; see `grammar.pairs`.
+        held: those that hold in some recorded call.
+        reached: those whose planting made a law fail. The diagonal is for single atoms.
         tries: in how many evaluations each was planted.
-        plantings: how often something was planted.
+        plantings: the number of plantings.
     """
 
     op: Op
@@ -101,7 +101,7 @@ class Reach:
 
 
 def explore(reach: Reach, evaluations: Iterable[Evaluation], subject: Subject) -> None:
-    """Plant whatever is not known to be reached, where it holds, until laws notice or tries end."""
+    """Plant each predicate not reached yet, until laws notice it or its tries are used up."""
     for one in sorted(evaluations, key=_order):
         rows = np.array([[a.holds(call) for a in reach.atoms] for call in one.calls])
         together = np.triu(rows.T.astype(np.float32) @ rows.astype(np.float32) > 0)
@@ -110,7 +110,7 @@ def explore(reach: Reach, evaluations: Iterable[Evaluation], subject: Subject) -
         i, j = np.nonzero(open_)
         if not len(i):
             continue
-        # The calls in which each pair holds, and the pairs of each such set.
+        # The calls in which each pair holds, and the pairs of each set of calls.
         patterns = np.packbits(rows[:, i] & rows[:, j], axis=0).T
         sets, which = np.unique(patterns, axis=0, return_inverse=True)
         for number in np.argsort(-np.bincount(which.ravel())):
@@ -133,7 +133,9 @@ def _order(one: Evaluation) -> tuple[int, float]:
 
 
 def _answered(atoms: list[Atom], noticed: frozenset[str] | None) -> Any:
-    """Pairs for which it counts that the law noticed these results; None for an exception."""
+    """Pairs that count as reached if the law noticed these results; None stands for an
+    exception.
+    """
     ask = np.ones((len(atoms), len(atoms)), dtype=bool)
     backward = np.array([a.backward for a in atoms])
     named = np.array([a.result is not None for a in atoms])
@@ -148,7 +150,7 @@ def _answered(atoms: list[Atom], noticed: frozenset[str] | None) -> Any:
 def _noticed(
     op: Op, one: Evaluation, subject: Subject, calls: frozenset[int]
 ) -> frozenset[str] | None:
-    """The results that the law finds wrong when these calls are; None where it ends in an error."""
+    """The results that the law finds wrong if these calls are; None if it raises an error."""
     witness, listener = subject.target, _Listener()
     assert isinstance(witness, Witness)
     empty = {n for n in calls if not any(one.calls[n].get(f"result {o.name}") for o in op.outputs)}
@@ -178,10 +180,10 @@ def _refuse(name: str, result: Tensor) -> None:
 
 
 def _spoil(name: str, result: Tensor) -> None:
-    """Make one element of a result wrong by more than any element is large."""
+    """Change one element of a result by more than the largest element."""
     if not result.numel():
         return
-    # Autograd need not know: an output may be an input, a view of what others remember.
+    # Bypass autograd: an output may be an input or a view that others hold.
     result = result.data
     place = torch.unravel_index(torch.tensor(result.numel() * 5 // 8), result.shape)
     value = result[place]

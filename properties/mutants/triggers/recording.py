@@ -1,4 +1,4 @@
-"""One pass of the suite's jobs with the oracle as implementation: which calls they make."""
+"""Run the suite's jobs once with the oracle as implementation, and record their calls."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,11 +27,11 @@ from properties.targets.target import Target
 
 @dataclass
 class Evaluation:
-    """A law about a case, and the calls that it made.
+    """A law on a case, and its calls.
 
     Args:
         calls: the facts of each, in order.
-        seconds: of processor time.
+        seconds: processor time.
     """
 
     job: Job
@@ -44,12 +44,12 @@ Spoil = Callable[[str, Tensor], None]
 
 
 class Witness(Target):
-    """The oracle in the place of our kernels: cases are drawn as for those, and calls observed.
+    """The oracle in place of our kernels: cases are drawn as for those, and calls are recorded.
 
     Args:
-        spoils: given the number of a call, what makes its results wrong, or None to leave it right;
-            None to observe calls instead.
-        shapes: of the outputs, by name, if results are to be zeros while calls are observed.
+        spoils: call number → what makes its results wrong, or None to leave it right; None to
+            record calls instead.
+        shapes: of the outputs by name, to return zeros while recording.
     """
 
     name = "ours"
@@ -62,7 +62,7 @@ class Witness(Target):
         self.spoils: Callable[[int], Spoil | None] | None = None
         self.shapes: Mapping[str, Sequence[int]] | None = None
         self._compiling = False
-        # The tensors of the call before, with what they held, and its options.
+        # The tensors of the previous call with their contents, and its options.
         self._before: tuple[dict[int, tuple[Tensor, Tensor]], Mapping[str, Any]] = ({}, {})
 
     def tiles(self, case: Case) -> Mapping[int, int]:
@@ -72,7 +72,7 @@ class Witness(Target):
         return self.ours.architectures(case)
 
     def start(self) -> list[Facts]:
-        """Forget all calls; those to come are entered in the list that is returned."""
+        """Forget all calls; return the list that records the next ones."""
         self.calls = []
         self._before = ({}, {})
         return self.calls
@@ -83,7 +83,7 @@ class Witness(Target):
         ) -> Tensor | tuple[Tensor | None, ...]:
             if self.spoils is not None:
                 return self._spoilt(op, given, self.spoils(len(self.calls)))
-            # Before it writes to what it is given.
+            # Before the call writes in place.
             known = facts.of_call(op, mode, tile, given)
             if self.shapes is None:
                 returned = compute(op, given)
@@ -93,7 +93,7 @@ class Witness(Target):
             self.calls.append(known)
             for name, y in _named(op, returned).items():
                 known[f"result {name}"] = y.numel() > 0
-                # That of what was written to without gradients may not be asked about.
+                # An in-place result made without gradients has no history.
                 if y.requires_grad and torch.is_grad_enabled():
                     y.register_hook(_heard(op, known, name))
             return returned
@@ -103,7 +103,7 @@ class Witness(Target):
     def _spoilt(
         self, op: Op, given: dict[str, Any], spoil: Spoil | None
     ) -> Tensor | tuple[Tensor | None, ...]:
-        """What a call returns, wrong if it is to be."""
+        """The results of a call, made wrong if `spoil` is given."""
         returned = compute(op, given if spoil is None else _spoiling_gradients(op, given, spoil))
         self.calls.append({})
         if spoil is not None:
@@ -123,7 +123,7 @@ class Witness(Target):
         return {"context": "autocast" if torch.is_autocast_enabled("cpu") else "grad"}
 
     def _of_the_call_before(self, op: Op, given: Mapping[str, Any]) -> Facts:
-        """What has changed since the last call, if that had some of the same tensor objects."""
+        """What changed since the previous call, if they share tensor objects."""
         held, options = self._before
         same = {id(x): x for x in given.values() if isinstance(x, Tensor)}
         now = {key: (x, x.detach().clone()) for key, x in same.items()}
@@ -144,7 +144,7 @@ class Witness(Target):
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """What a case wants compiled runs as it is, and is known as compiled."""
+        """Run compiled cases eagerly, but record them as compiled."""
 
         def as_it_is(function: Function) -> Function:
             def called(**given: Any) -> Any:
@@ -175,7 +175,7 @@ def _named(op: Op, returned: Tensor | tuple[Tensor | None, ...]) -> dict[str, Te
 def _zeros(
     op: Op, given: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]
 ) -> Tensor | tuple[Tensor | None, ...]:
-    """Zeros for results, from which gradients flow to all that is trained."""
+    """Zeros as results, through which gradients flow to all trained tensors."""
     tensors = [x for x in given.values() if isinstance(x, Tensor)]
     linked = sum((0.0 * x.float().sum() for x in tensors if x.requires_grad), torch.zeros(()))
     asked = [o.asked_by is None or bool(given.get(o.asked_by)) for o in op.outputs]
@@ -190,13 +190,13 @@ def _zeros(
 
 
 def _spoiling_gradients(op: Op, given: Mapping[str, Any], spoil: Spoil) -> dict[str, Any]:
-    """The same arguments, whose gradients come out wrong."""
+    """The arguments, wrapped so that their gradients are wrong."""
     spoilt = dict(given)
     for a in op.arguments:
         x = given.get(a.name)
         if not (isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()):
             continue
-        # What is written to is a copy of the call's own; other objects are for more calls.
+        # An in-place input is the call's own copy; other objects serve several calls.
         if not given.get("inplace"):
             x = spoilt[a.name] = x.view_as(x)
 
@@ -210,7 +210,7 @@ def _spoiling_gradients(op: Op, given: Mapping[str, Any], spoil: Spoil) -> dict[
 
 
 def _heard(op: Op, call: Facts, name: str) -> Callable[[Tensor], None]:
-    """Note that an output has a cotangent, and that the gradients of what is trained exist."""
+    """Record that an output has a cotangent, and so that gradients exist."""
     dims = dims_of(op, name)
 
     def hear(gradient: Tensor) -> None:
@@ -223,7 +223,7 @@ def _heard(op: Op, call: Facts, name: str) -> Callable[[Tensor], None]:
 
 
 def record(job: Job, op: Op, subject: Subject, examples: int) -> list[Evaluation]:
-    """The evaluations of a job by so many examples of the profile ci."""
+    """Evaluate a job on this many examples of the profile ci."""
     witness = subject.target
     assert isinstance(witness, Witness)
     made: list[Evaluation] = []
@@ -245,9 +245,10 @@ def record(job: Job, op: Op, subject: Subject, examples: int) -> list[Evaluation
 
 
 def glance(job: Job, op: Op, subject: Subject, examples: int, seed: int) -> list[Evaluation]:
-    """What a law that asks the oracle begins with: a call, of which facts are all that is wanted.
+    """Record only the first call of a law that compares with the oracle, without running the
+    oracle.
 
-    That takes no oracle. Whether the law judges the call is for planting to say.
+    Planting decides whether the law judges that call.
     """
     witness = subject.target
     assert isinstance(witness, Witness)

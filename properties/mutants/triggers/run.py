@@ -1,4 +1,4 @@
-"""The command: record the suite's calls, plant, and say what no case reaches."""
+"""Record the suite's calls, plant predicates, and report those that no case reaches."""
 
 import json
 from collections import Counter, defaultdict
@@ -29,13 +29,13 @@ from properties.targets.ours import Ours
 
 PATH = Path(__file__).parents[1] / "triggers.json"
 _ASKING = ("differential", "exactness")
-# Of the kinds of pairs, how many are shown of an op.
+# Kinds of pairs to print for an op.
 _SHOWN = 12
 
 
 @dataclass
-class Found:
-    """What was found of an op.
+class OpReach:
+    """The measured reach of an op.
 
     Args:
         ci: the predicates that the profile reaches, as in `Reach.reached`.
@@ -52,7 +52,7 @@ class Found:
         self._every = self.reach.wanted == 1
 
     def share(self) -> dict[str, int]:
-        """How many predicates there are, and how many are reached."""
+        """The number of predicates, and of those reached."""
         by_night = (self.reach.reached & self._every).sum()
         return {
             "predicates": int(self._every.sum()),
@@ -69,7 +69,7 @@ class Found:
         return [*cells, f"{(self.reach.wanted == -1).sum()}", f"{self.seconds:.0f}"]
 
     def atoms_missing(self) -> dict[str, list[str]]:
-        """By kind, the atoms that are not reached; "!" behind those that hold in some call."""
+        """Kind → atoms not reached; "!" follows those that hold in some call."""
         missing = defaultdict(list)
         for n, atom in enumerate(self.reach.atoms):
             if not self.reach.reached[n, n]:
@@ -77,11 +77,13 @@ class Found:
         return missing
 
     def pairs_missing(self) -> list[str]:
-        """The pairs of two atoms that are reached and are not themselves."""
+        """Pairs not reached whose atoms are."""
         return [f"{a} & {b}{'!' * held}" for a, b, held, _ in self._pairs()]
 
     def kinds_missing(self) -> list[tuple[str, int, int]]:
-        """Of each two kinds how many pairs are not reached, of how many; the worst first."""
+        """For each two kinds, how many pairs are missing and how many there are; the worst
+        first.
+        """
         missing = Counter(kinds for *_, kinds in self._pairs())
         number: Counter[str] = Counter()
         for i, j in zip(*np.nonzero(self._every), strict=True):
@@ -102,10 +104,11 @@ class Found:
         return " & ".join(sorted((self.reach.atoms[i].kind, self.reach.atoms[j].kind)))
 
 
-def find(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0) -> Found:
-    """What the jobs of one op reach: with the profile `ci`, and with as many times its examples.
+def measure(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0) -> OpReach:
+    """Measure the reach of one op's jobs with the profile `ci`, and with more examples for each
+    night.
 
-    Of these, those of the laws that ask the oracle at once count, as they notice nearly all.
+    Nights count only laws that compare with the oracle at once, which notice nearly everything.
     """
     started = process_time()
     op = OPS[jobs[0].op]
@@ -127,13 +130,13 @@ def find(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int = 0)
         asking = [job for job in jobs if job.law in _ASKING]
         for night in range(nights):
             for job in asking:
-                # At night all jobs get as many.
+                # At night all jobs get equally many.
                 seen = glance(job, declared(job), subject, max(most, job.share(most)), 1 + night)
                 explore(reach, seen, subject)
-    return Found(reach, ci, len(made), process_time() - started)
+    return OpReach(reach, ci, len(made), process_time() - started)
 
 
-def run(
+def measure_all(
     selection: Selection,
     ours: Ours,
     device: torch.device,
@@ -143,12 +146,12 @@ def run(
     listing: Path | None = None,
     folder: Path | None = None,
 ) -> int:
-    """Measure each op that is wanted; print, list and keep what was found."""
-    # The calls that must be refused have no results to judge.
+    """Measure each op; print and record the results."""
+    # Rejected calls have no results to judge.
     jobs = [job for job in selection.jobs(Witness(ours)) if job.law != "rejection"]
-    found: dict[str, Found] = {}
+    found: dict[str, OpReach] = {}
     for name in dict.fromkeys(job.op for job in jobs):
-        found[name] = find([job for job in jobs if job.op == name], ours, device, nights)
+        found[name] = measure([job for job in jobs if job.op == name], ours, device, nights)
         _print_missing(found[name], console)
         if listing is not None:
             lists = {
@@ -162,7 +165,7 @@ def run(
     return 0
 
 
-def _print_missing(found: Found, console: Console) -> None:
+def _print_missing(found: OpReach, console: Console) -> None:
     lines = [f"{found.reach.op.name}: not reached (! holds in a call that no law judges by it)"]
     lines += [f"  {kind}: {'; '.join(each)}" for kind, each in found.atoms_missing().items()]
     lines.append("  pairs of what is reached alone, by kinds:")
@@ -170,7 +173,7 @@ def _print_missing(found: Found, console: Console) -> None:
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(found: Mapping[str, Found]) -> Table:
+def _table(found: Mapping[str, OpReach]) -> Table:
     table = Table(title="predicates of calls that are reached")
     names = [
         "op",
@@ -188,15 +191,15 @@ def _table(found: Mapping[str, Found]) -> Table:
     return table
 
 
-def _shares(found: Mapping[str, Found]) -> dict[str, dict[str, int]]:
+def _shares(found: Mapping[str, OpReach]) -> dict[str, dict[str, int]]:
     return {name: one.share() for name, one in found.items()}
 
 
 def read(path: Path = PATH) -> dict[str, dict[str, int]]:
-    """Of each op how many predicates there are, and how many are reached; none if not recorded.
+    """Op → number of predicates and of reached ones; empty if not recorded.
 
     Raises:
-        ValueError: the file is not one of this kind.
+        ValueError: the file has other contents.
     """
     if not path.exists():
         return {}
@@ -209,6 +212,6 @@ def read(path: Path = PATH) -> dict[str, dict[str, int]]:
 
 
 def write(path: Path, shares: Mapping[str, Mapping[str, int]]) -> None:
-    """Replace the file by these rows, in order."""
+    """Replace the file's contents, in order."""
     rows = [f"{json.dumps(name)}: {json.dumps(shares[name])}" for name in sorted(shares)]
     write_whole(path, "{\n" + ",\n".join(rows) + "\n}\n")

@@ -1,4 +1,4 @@
-"""The grammar says what is promised, and planting tells what is judged from what is not."""
+"""The grammar lists what is promised, and planting finds what laws judge."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def subject(ours: Ours) -> Subject:
     return Subject(Witness(ours), torch.device("cpu"), quick=True)
 
 
-def test_the_grammar_says_what_is_promised(ours: Ours) -> None:
+def test_the_grammar_lists_the_promises_of_an_op(ours: Ours) -> None:
     texts = [atom.text for atom in atoms(OPS["gla"], ours)]
     assert len(set(texts)) == len(texts)
     assert set(texts) >= {
@@ -83,7 +83,9 @@ def test_the_grammar_says_what_is_promised(ours: Ours) -> None:
         ("wide K", "chunks >= 33", -1),
     ],
 )
-def test_pairs_are_what_a_call_can_have(one: str, other: str, kind: int | None, ours: Ours) -> None:
+def test_pairs_contain_only_compatible_atoms(
+    one: str, other: str, kind: int | None, ours: Ours
+) -> None:
     every = atoms(OPS["gla"], ours)
     texts = [atom.text for atom in every]
     if kind is None:
@@ -108,18 +110,19 @@ def test_cases_are_those_of_our_kernels(ours: Ours, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("op", ["short_conv", "attention", "gla"])
-def test_a_glance_sees_what_a_law_begins_with(op: str, subject: Subject) -> None:
+def test_a_glance_records_the_first_call_of_a_law(op: str, subject: Subject) -> None:
     witness = subject.target
     assert isinstance(witness, Witness)
     job = Job(op, OPS[op].modes[0].name, "differential", "float32")
     seen = glance(job, OPS[op], subject, 8, 1)
     assert len(seen) >= 6
-    # Nor does it know that a call before is refused, whose option does not go with the tensors.
+    # The glance does not know that the earlier call was rejected because its option does not suit
+    # the tensors.
     for one in (one for one in seen if not one.case.earlier):
         calls = witness.start()
         with witness.eager():
             job.check(OPS[op], one.case, subject)
-        # It does not know which outputs depend on nothing that is trained, and lets them all.
+        # It does not know which outputs depend on nothing trained, and includes them all.
         assert len(calls) == len(one.calls), one.case.line()
         for call, glanced in zip(calls, one.calls, strict=True):
             other = {name for name, value in call.items() if glanced.get(name) != value}
@@ -142,7 +145,7 @@ def _explored(laws: tuple[str, ...], subject: Subject) -> Reach:
     return reach
 
 
-def test_what_a_law_judges_is_reached_and_what_is_never_drawn_is_not(subject: Subject) -> None:
+def test_judged_predicates_are_reached_and_undrawn_ones_are_not(subject: Subject) -> None:
     reach = _explored(("exactness", "differential"), subject)
     assert reach.reached.diagonal().tolist() == [True, True, False, True]
     assert reach.reached[0, 3]
@@ -150,13 +153,13 @@ def test_what_a_law_judges_is_reached_and_what_is_never_drawn_is_not(subject: Su
     assert not reach.held[2, 2]
 
 
-def test_what_is_wrong_in_all_calls_alike_is_not_reached(subject: Subject) -> None:
+def test_predicates_wrong_in_all_calls_alike_are_not_reached(subject: Subject) -> None:
     reach = _explored(("determinism",), subject)
     assert reach.held[0, 0]
     assert not reach.reached[0, 0]
 
 
-def test_the_command_lists_what_is_missing_and_keeps_shares(
+def test_the_command_lists_missing_predicates_and_records_shares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listing = tmp_path / "missing.json"

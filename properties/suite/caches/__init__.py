@@ -1,1 +1,3 @@
-"""Caches as Hypothesis state machines: any order of calls, against lists of tokens and states."""
+"""Caches as Hypothesis state machines: any order of calls, compared with lists of tokens and
+states.
+"""

@@ -1,4 +1,4 @@
-"""How a cache is called: the context, the layout of each tensor, and calls that are wrong."""
+"""How a cache is called: contexts, layouts, and bad calls."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,30 +12,29 @@ CONTEXTS = tuple(name for name in contexts.CONTEXTS if name != "compiled")
 
 
 def context(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of that name, in which a call may run."""
     return contexts.CONTEXTS[name](device.type)
 
 
-def overlaps(x: Tensor) -> bool:
-    """Whether elements share their memory, so that none can be written by itself."""
+def is_expanded(x: Tensor) -> bool:
+    """Whether elements share memory, so that none can be written alone."""
     return any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True))
 
 
 def packed(*tensors: Tensor) -> list[Tensor]:
-    """[B, T, heads, D] each, as slices of one [B, T, width], the output of a fused projection."""
+    """Copy tensors [B, T, heads, D] into slices of one [B, T, width], like a fused projection."""
     widths = [x.shape[2] * x.shape[3] for x in tensors]
     slices = tensors[0].new_empty(*tensors[0].shape[:2], sum(widths)).split(widths, -1)
     return [part.view(x.shape).copy_(x) for part, x in zip(slices, tensors, strict=True)]
 
 
 def bits(x: Tensor) -> Tensor:
-    """The integers behind a tensor: they tell NaN from NaN, and -0 from 0."""
+    """The bits of a tensor as integers, which tell NaN from NaN and -0 from 0."""
     widths = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.contiguous().view(widths[x.element_size()])
 
 
 def check_refusal(argument: str, call: Callable[[], object]) -> None:
-    """`call` raises one of our errors, which name the argument first."""
+    """Check that `call` raises an error that names the argument first."""
     try:
         call()
     except (TypeError, ValueError) as error:

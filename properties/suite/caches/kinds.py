@@ -1,4 +1,4 @@
-"""The three caches of keys and values, each with what is its own."""
+"""The three kv caches, with what is special about each."""
 
 import random
 from collections import Counter
@@ -60,8 +60,9 @@ class PagedMachine(KVMachine):
         return self.kind(*sizes, dtype=self.dtype, device=self.device)
 
     def build(self, room: int, page_size: int, seed: int) -> KVCache:
-        """From a pool of its own, or (odd seeds) over pages that exist: of any layout, in any
-        order, shared by any of the sequences, and more of them than the tokens need."""
+        """Build from a new pool, or (odd seeds) over existing pages of any layout, in any order,
+        shared by any sequences, and more of them than necessary.
+        """
         if seed % 2 == 0:
             return self.new(room, page_size)
         number = -(-room * self.batch // page_size) + 1
@@ -89,7 +90,7 @@ class PagedMachine(KVMachine):
         return cache
 
     def shared_and_full(self, table: list[list[int]], length: list[int], page_size: int) -> bool:
-        """Whether a page full of tokens is reserved for the next tokens of another sequence."""
+        """Whether a full page is reserved for the next tokens of another sequence."""
         full = {p for row, n in zip(table, length, strict=True) for p in row[: n // page_size]}
         following = {
             row[n // page_size]
@@ -103,7 +104,9 @@ class PagedMachine(KVMachine):
         return page, position % self.cache.page_size
 
     def fits(self, counts: list[int]) -> bool:
-        """Each writer of a shared page but the last holder needs a copy; the rest are new pages."""
+        """Each writer of a shared page except the last holder needs a copy; all else needs new
+        pages.
+        """
         size, table = self.cache.page_size, self.cache.block_table.tolist()
         holders = Counter(page for page in chain.from_iterable(table) if page >= 0)
         needed = 0

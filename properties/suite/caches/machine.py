@@ -1,4 +1,4 @@
-"""Caches of keys and values, called in any order, against lists of tokens."""
+"""kv caches, called in any order and compared with lists of tokens."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from properties.suite.caches.calls import (
     bits,
     check_refusal,
     context,
-    overlaps,
+    is_expanded,
     packed,
 )
 
@@ -32,19 +32,19 @@ SCALE = 1 / 64
 
 
 def in_double(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """The oracle attention in float64, where it says nothing of an attention kernel's rounding."""
+    """The oracle attention in float64, free of a kernel's rounding."""
     return reference.attention(q.double(), k.double(), v.double(), **options)
 
 
 def variant(machine: type[Any], device: torch.device, **attributes: Any) -> type[Any]:
-    """The machine on a device, which notes for itself what it reaches."""
+    """The machine on a device, with its own record of what it reaches."""
     return type(machine.__name__, (machine,), {"device": device, "reached": set(), **attributes})
 
 
 class KVMachine(RuleBasedStateMachine):
-    """A cache of keys and values and two models of it: `reference.KVCache`, and all tokens ever.
+    """A kv cache and two models of it: `reference.KVCache`, and a list of all tokens.
 
-    Values are small integers, so that what is stored and gathered is compared bit for bit.
+    Values are small integers, so that stored tokens are compared bit for bit.
     """
 
     device: ClassVar[torch.device] = torch.device("cpu")
@@ -58,15 +58,14 @@ class KVMachine(RuleBasedStateMachine):
         raise NotImplementedError
 
     def build(self, room: int, page_size: int, seed: int) -> KVCache:
-        """The cache under test; one that holds tokens already has told the models by `begin`."""
+        """The cache under test; if it already holds tokens, the models get them by `begin`."""
         return self.new(room, page_size)
 
     def cell(self, n: int, position: int) -> tuple[int, int]:
-        """Page and row of the token at `position` of sequence `n`, as the cache's page says."""
+        """Page and row of the token at `position` of sequence `n`."""
         raise NotImplementedError
 
     def fits(self, counts: list[int]) -> bool:
-        """Whether there is room for these new tokens."""
         raise NotImplementedError
 
     @initialize(
@@ -98,7 +97,7 @@ class KVMachine(RuleBasedStateMachine):
         self.buffers: dict[tuple[object, ...], Tensor] = {}
         self.views: list[tuple[CacheView, list[Tensor]]] = []
         self.cache = self.build(room, page_size, seed)
-        # Another layer's, which nothing that happens to this one may reach.
+        # Another layer's cache, which calls of this one must not change.
         self.neighbour = self.new(max(room, page_size), page_size)
         self.neighbours_tokens = self.draw_tokens(1, seed)[1:]
         self.neighbour.update(*self.neighbours_tokens)
@@ -118,7 +117,9 @@ class KVMachine(RuleBasedStateMachine):
     def place(
         self, tokens: tuple[Tensor, Tensor, Tensor], layouts: str | tuple[str, str, str], where: str
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v as a caller has them: in any layout, and in the memory of an earlier call."""
+        """q, k and v as a caller passes them: in any layout, perhaps in the memory of an earlier
+        call.
+        """
         q, k, v = tokens
         if layouts == "packed":
             q, k, v = packed(q, k, v)
@@ -135,8 +136,8 @@ class KVMachine(RuleBasedStateMachine):
         return q, k, v
 
     def reused(self, name: str, x: Tensor, layout: str) -> Tensor:
-        """The same tensor object as in the last such call, with new contents."""
-        if overlaps(x):
+        """The tensor object of the last such call, with new contents."""
+        if is_expanded(x):
             return x
         key = (name, layout, tuple(x.shape), torch.is_inference_mode_enabled())
         buffer = self.buffers.setdefault(key, x)
@@ -155,7 +156,7 @@ class KVMachine(RuleBasedStateMachine):
         return self.told("offset", counts, kind == "each in 32 bits"), counts
 
     def told(self, name: str, numbers: list[int], narrow: bool) -> Tensor:
-        """Numbers of tokens in the tensor of an earlier call; narrow ones are every second one."""
+        """Token counts in the tensor of an earlier call; narrow ones are every second element."""
         x = torch.tensor(numbers, dtype=torch.int32 if narrow else torch.int64)
         x = x.repeat_interleave(2)[::2] if narrow else x
         return self.buffers.setdefault((name, len(numbers), narrow), x).copy_(x)
@@ -165,7 +166,7 @@ class KVMachine(RuleBasedStateMachine):
         return [cache.length, *(bits(x).clone() for x in (cache.k_pages, cache.v_pages))]
 
     def refuse(self, *calls: tuple[str, Callable[[], object]]) -> None:
-        """Each call raises an error that names the argument, and nothing has changed."""
+        """Check that each call raises an error that names the argument, and changes nothing."""
         before = self.snapshot()
         for argument, call in calls:
             check_refusal(argument, call)
@@ -176,14 +177,14 @@ class KVMachine(RuleBasedStateMachine):
         return self.everything.length.tolist()
 
     def begin(self, n: int, k: Tensor, v: Tensor) -> None:
-        """Tell the models of tokens that sequence `n` holds from the start."""
+        """Add tokens to the models that sequence `n` holds from the start."""
         for each in (self.model, self.everything):
             each.tokens[n] = list(zip(k.clone(), v.clone(), strict=True))
 
     def append(
         self, k: Tensor, v: Tensor, offset: int | Tensor | None
     ) -> reference.cache.CacheView:
-        """Tell the models of new tokens; what the cache should attend to."""
+        """Append tokens to the models; return what the cache should attend to."""
         k, v = k.detach(), v.detach()
         self.everything.update(k, v, offset)
         return self.model.update(k, v, offset)
@@ -229,17 +230,17 @@ class KVMachine(RuleBasedStateMachine):
                 self.use_up(*got)
 
     def fill_padding(self, counts: list[int], *tensors: Tensor) -> None:
-        """NaN in the tokens that are not real, which nobody may read."""
+        """Fill padding tokens with NaN, which nobody may read."""
         with torch.no_grad():
             for x in tensors:
-                for n, count in enumerate(counts if not overlaps(x) else ()):
+                for n, count in enumerate(counts if not is_expanded(x) else ()):
                     x[n, count:] = torch.nan
 
     def use_up(self, *tensors: object) -> None:
-        """Write over the caller's own: nobody may look at them again."""
+        """Overwrite the caller's tensors, which nobody may read again."""
         with torch.no_grad():
             for x in tensors:
-                if isinstance(x, Tensor) and not overlaps(x):
+                if isinstance(x, Tensor) and not is_expanded(x):
                     x.fill_(torch.nan if x.is_floating_point() else -1)
 
     @rule(
@@ -267,7 +268,7 @@ class KVMachine(RuleBasedStateMachine):
         logits: set[str],
         return_lse: bool,
     ) -> None:
-        """With this project's kernel, or with the oracle in float64 and with all of its options."""
+        """Attend with this project's kernel, or with the float64 oracle and all its options."""
         offset, counts = self.draw_offset(kind, counts, tokens)
         options: dict[str, Any] = {"scale": SCALE}
         if narrower is not None and (self.window is None or narrower <= self.window):
@@ -319,12 +320,12 @@ class KVMachine(RuleBasedStateMachine):
         options: dict[str, Any],
         with_kernel: bool,
     ) -> None:
-        """Rows of one sequence against attention over every token that it has ever seen.
+        """Compare the rows of a sequence with attention over every token that it ever had.
 
-        Logits are exact and at most 2.5. In units of the arithmetic's precision, an exponential is
-        therefore off by 2.5 · log2(e) for its argument and 4 for itself, and a sum of t terms by t;
-        numerator and denominator make that twice. A kernel rounds the weights to the dtype of the
-        values once more, and the output too.
+        Logits are exact and at most 2.5. In units of round-off, an exponential errs by 2.5 ·
+        log2(e) from its argument and 4 of its own, and a sum of t terms by t; numerator and
+        denominator double that. A kernel also rounds the weights to the values' dtype, and the
+        output.
         """
         tokens = self.everything.tokens[n]
         if len(q) == 0:
@@ -376,7 +377,7 @@ class KVMachine(RuleBasedStateMachine):
             self.check_cropped(shorter)
 
     def check_cropped(self, shorter: list[int]) -> None:
-        """What else holds of the sequences that a crop made shorter."""
+        """Further checks of the sequences that a crop made shorter."""
 
     @rule(
         picks=st.lists(st.integers(0, 3), min_size=4, max_size=4),
@@ -397,7 +398,7 @@ class KVMachine(RuleBasedStateMachine):
         self.batch = len(picks)
 
     def teardown(self) -> None:
-        """Wherever the calls have led: what is refused changes nothing, and one can start over."""
+        """At the end: bad calls change nothing, and a reset starts anew."""
         if hasattr(self, "cache"):
             self.refused_calls()
             self.views_are_copies()
@@ -418,7 +419,7 @@ class KVMachine(RuleBasedStateMachine):
         assert self.neighbour.length.tolist() == [1] * len(k)
 
     def reset_is_a_new_start(self) -> None:
-        """After a reset, tokens come and go as in a cache that is new."""
+        """After a reset, the cache works like a new one."""
         caches = (self.cache, self.model, self.everything)
         for each in caches:
             each.reset()
@@ -432,7 +433,7 @@ class KVMachine(RuleBasedStateMachine):
         self.lengths_count_all_tokens()
 
     def refused_calls(self) -> None:
-        """Wrong arguments: nothing is launched and nothing changes."""
+        """Bad arguments: nothing is launched and nothing changes."""
         tokens = 2
         q, k, v = self.draw_tokens(tokens, 0)
         cache: Any = self.cache
@@ -499,7 +500,7 @@ class KVMachine(RuleBasedStateMachine):
         self.attention_that_refuses()
 
     def attention_that_refuses(self) -> None:
-        """An option that only the attention itself can refuse: by then nothing is appended."""
+        """Options that only the attention rejects: nothing has been appended then."""
         cache = self.cache
         if self.fits([1] * self.batch):
             q, k, v = self.draw_tokens(1, 0)
@@ -516,7 +517,7 @@ class KVMachine(RuleBasedStateMachine):
             )
 
     def kept(self, n: int) -> range:
-        """Positions of the tokens that sequence `n` keeps."""
+        """The positions that sequence `n` still holds."""
         first = self.model.forgotten[n]
         return range(first, first + len(self.model.tokens[n]))
 
@@ -535,7 +536,7 @@ class KVMachine(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: getattr(self, "poisoned", False))
     def what_holds_no_token_may_hold_anything(self) -> None:
-        """Fill it with NaN: the next calls must not notice."""
+        """Fill unused rows with NaN: the next calls must not notice."""
         live = torch.zeros(self.cache.k_pages.shape[:2], dtype=torch.bool)
         for n in range(self.batch):
             for position in self.kept(n):

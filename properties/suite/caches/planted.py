@@ -1,4 +1,4 @@
-"""Caches with a planted bug, by the machine that has to notice it."""
+"""Caches with a planted bug, each with the machine that must notice it."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from properties.suite.caches.recurrent import RecurrentMachine
 
 
 class CountsHeads(ContiguousCache):
-    """Advanced by k.shape[2], the heads, instead of the tokens."""
+    """Advances by k.shape[2], the heads, instead of the tokens."""
 
     def _write(self, update: Any) -> None:
         super()._write(update)
@@ -35,7 +35,7 @@ class ChecksTheCapacityLate(ContiguousCache):
 
 
 class KeepsLengthOnReset(ContiguousCache):
-    """The tokens go, the count stays."""
+    """Removes the tokens but keeps the count."""
 
     def reset(self) -> None:
         self.k_pages.zero_()
@@ -43,7 +43,7 @@ class KeepsLengthOnReset(ContiguousCache):
 
 
 class ReordersKeysOnly(ContiguousCache):
-    """The values stay with the old beams."""
+    """Reorders keys but not values."""
 
     def _reorder(self, indices: list[int]) -> None:
         values = self.v_pages
@@ -61,7 +61,7 @@ class ReadsPadding(ContiguousCache):
 
 
 class RingOffByOne(SlidingWindowCache):
-    """Written one row too far."""
+    """Writes one row too far."""
 
     def _write(self, update: Any) -> None:
         update.on_device[0] += 1
@@ -69,7 +69,7 @@ class RingOffByOne(SlidingWindowCache):
 
 
 class TruncatesFirst(SlidingWindowCache):
-    """The window is cut to the newest W keys before the chunk's first queries have attended."""
+    """Cuts the window to the newest W keys before the chunk's first queries have attended."""
 
     def _first_visible(self) -> list[int]:
         return self._cut
@@ -89,21 +89,21 @@ class SaturatingLength(SlidingWindowCache):
 
 
 class CropsTheForgotten(SlidingWindowCache):
-    """Cropped to tokens whose rows hold later ones by now."""
+    """Crops to tokens whose rows hold later tokens by now."""
 
     def crop(self, length: int | Tensor) -> None:
         KVCache.crop(self, length)
 
 
 class StaleWindowAfterReset(SlidingWindowCache):
-    """The first token kept is that of the sequence before the reset."""
+    """Keeps the window's first position from before the reset."""
 
     def reset(self) -> None:
         self._length = [0] * self.batch
 
 
 class TransposesTheTable(PagedCache):
-    """Pages of block n of sequence j are looked up for block j of sequence n."""
+    """Looks up block n of sequence j as block j of sequence n."""
 
     def _view(self, update: Any) -> Any:
         table = self._table()

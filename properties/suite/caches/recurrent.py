@@ -31,7 +31,7 @@ class RecurrentMachine(RuleBasedStateMachine):
         self.cache = self.kind(batch, self.LAYERS)
         self.model = reference.RecurrentCache(batch, self.LAYERS)
         self.given: list[tuple[Tensor, Tensor]] = []
-        # Another model's, which nothing that happens to this one may reach.
+        # Another model's cache, which calls of this one must not change.
         self.neighbour = self.kind(batch, self.LAYERS)
         self.neighbours_state = self.neighbour.update(self.draw_state(0, 0), offset=1)
 
@@ -40,7 +40,7 @@ class RecurrentMachine(RuleBasedStateMachine):
         state = torch.randn(
             self.batch, *self.DIMS[layer], generator=generator, dtype=torch.float32
         ).to(self.device)
-        # With a graph behind it, as in training through several segments.
+        # With a graph, as in training over several segments.
         return state.requires_grad_() * 2 if seed % 3 == 0 else state
 
     @rule(
@@ -66,7 +66,7 @@ class RecurrentMachine(RuleBasedStateMachine):
 
     @rule(seed=SEEDS, tokens=TOKENS)
     def forward(self, seed: int, tokens: int) -> None:
-        """All layers in turn: in the middle there is no one length, but each layer has its own."""
+        """Update all layers in turn: in between, each layer has its own length."""
         for layer in range(self.LAYERS):
             before = self.model.layer_length(layer).tolist()
             assert self.cache.layer_length(layer).tolist() == before, "another layer's tokens"

@@ -1,4 +1,4 @@
-"""A call of a cache: bits, gradients of queries, positions, the two ops below."""
+"""Single calls of a cache: bits, gradients of queries, positions, and its two custom ops."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 @kinds
 def test_tokens_keep_their_bits(kind: str, device: torch.device) -> None:
-    """Infinities, subnormals and -0 too; a NaN remains one, of whatever payload."""
+    """Infinities, subnormals and -0 too; a NaN stays some NaN."""
 
     def check(got: Tensor, want: Tensor) -> None:
         want = want.flatten(0, 1)[None]
@@ -58,7 +58,7 @@ def test_tokens_keep_their_bits(kind: str, device: torch.device) -> None:
 def test_queries_get_the_gradient_of_attention_over_the_view(
     kind: str, offset: list[int] | None, device: torch.device
 ) -> None:
-    """A cache keeps no graph of keys and values; that of the queries goes through."""
+    """A cache keeps no graph of keys and values; that of the queries works."""
     q, k, v = (
         torch.randn(2, 3, heads, dim, generator=torch.Generator().manual_seed(dim)).to(device)
         for heads, dim in ((2, 3), (1, 3), (1, 4))
@@ -106,7 +106,7 @@ def test_queries_get_the_gradient_of_attention_over_the_view(
 
 @kinds
 def test_the_length_is_the_position_of_the_next_token(kind: str, device: torch.device) -> None:
-    """As offsets of a rotary embedding, for sequences of any lengths."""
+    """It serves as offset of a rotary embedding, for sequences of any lengths."""
     tokens, counts = 9, [(4, 2), (0, 1), (1, 4), (2, 2)]
     x = torch.randn(2, tokens, 1, 4, generator=torch.Generator().manual_seed(0)).to(device)
     rotary = RotaryEmbedding(4).to(device)
@@ -123,15 +123,15 @@ def test_the_length_is_the_position_of_the_next_token(kind: str, device: torch.d
     assert cache.length.tolist() == length == [7, 9]
     want = torch.cat([row[:size] for row, size in zip(exact, length, strict=True)])
     if kind == "sliding":
-        # The last chunk of 2 tokens, and 4 before.
+        # The last chunk of 2 tokens, and the 4 before.
         want = torch.cat([exact[0, 1:7], exact[1, 3:9]])
-    # Two products of a rounded table, and their difference.
+    # Two products with a rounded table, and their difference.
     assert (view.k[0] - want).abs().max() <= 4 * 2**-24 * 2 * x.abs().max()
 
 
 @kinds
 def test_no_attention_is_launched_for_an_update(kind: str, device: torch.device) -> None:
-    """`update` leaves it to the caller; `attend` gives the LSE only where it is asked for."""
+    """`update` leaves it to the caller; `attend` returns the LSE only on request."""
     cache = KINDS[kind](1, 1, 3, 4, device=device)
     q, v = torch.ones(1, 2, 1, 3, device=device), torch.ones(1, 2, 1, 4, device=device)
     heard: list[dict[str, Any]] = []
@@ -149,7 +149,7 @@ def test_no_attention_is_launched_for_an_update(kind: str, device: torch.device)
 
 @pytest.mark.parametrize("ring", [False, True])
 def test_the_ops_can_be_compiled(ring: bool, device: torch.device) -> None:
-    """In one graph, where the second sees what the first has written."""
+    """In one graph, where the second op sees what the first wrote."""
 
     def ops(
         k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, numbers: Tensor, bounds: Tensor

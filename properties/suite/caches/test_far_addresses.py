@@ -1,7 +1,7 @@
-"""Addresses past 2^31 elements: new tokens and pages, stretched along each of their dims.
+"""Addresses past 2^31 elements: new tokens and pages, with a huge stride along each dim.
 
-The strides fit into 32 bits, their products with an index do not. All tensors of a call lie
-interleaved in one of 4 GiB, and touch a few pages of it.
+The strides fit into 32 bits, but their products with an index do not. All tensors of a call
+interleave in one of 4 GiB and touch few of its pages.
 """
 
 import os
@@ -25,7 +25,7 @@ def memory() -> Tensor:
 
 
 def stretched(x: Tensor, axis: int, memory: Tensor, place: int) -> Tensor:
-    """`x` with `STRIDE` along one dim, from `place` on."""
+    """`x` with `STRIDE` along one dim, starting at `place`."""
     strides = list(x.select(axis, 0).contiguous().stride())
     strides.insert(axis, STRIDE)
     return memory.as_strided(x.shape, strides, place).copy_(x)

@@ -1,4 +1,6 @@
-"""Caches of thousands of tokens, tens of sequences and tens of heads, against lists of tokens."""
+"""Caches with thousands of tokens, tens of sequences and tens of heads, compared with lists of
+tokens.
+"""
 
 import random
 from typing import Any
@@ -26,7 +28,7 @@ PAGE_SIZES = st.sampled_from([1, 2, 16, 100, 1024])
 def test_long_caches_and_many_sequences_match_the_list_of_tokens(
     kind: str, device: torch.device
 ) -> None:
-    """Each element is a number of its own: it cannot be right in another's place."""
+    """All elements differ, so none can be right in another's place."""
 
     @given(
         shape=SHAPES,

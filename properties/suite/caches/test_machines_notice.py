@@ -1,4 +1,4 @@
-"""The machines of caches: they notice planted bugs."""
+"""The cache machines notice planted bugs."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ from properties.suite.caches.planted import PLANTED
 def test_a_planted_bug_is_caught(
     machine: type[Any], planted: type[Any], device: torch.device
 ) -> None:
-    # The simulator sees some of them first, a race or a read of what nobody wrote; and tensors of
-    # other lengths do not compare.
+    # The simulator sees some bugs first, as a race or an uninitialised read; tensors of different
+    # lengths raise when compared.
     with pytest.raises((AssertionError, ValueError, RuntimeError, SimulationError)):
         run_state_machine_as_test(
             variant(machine, device, kind=planted),

@@ -1,1 +1,3 @@
-"""Layers as Hypothesis state machines: a call depends on its arguments and the weights of now."""
+"""Layers as Hypothesis state machines: a call depends only on its arguments and the current
+weights.
+"""

@@ -1,7 +1,8 @@
-"""The layer of gated linear attention, called in any order, beside a new one of the same weights.
+"""The gated linear attention layer, called in any order and compared with a new layer of the same
+weights.
 
-The formula of the layer is tested beside its code. Here the results of a call, its gradients and
-the states that it leaves have to be, bit for bit, those of a layer that has never been called.
+The layer's formula is tested beside its code. Here results, gradients and states must equal those
+of a layer that was never called, bit for bit.
 """
 
 import copy
@@ -40,10 +41,10 @@ SEEDS = st.integers(0, 2**16)
 
 
 class LayerMachine(RuleBasedStateMachine):
-    """A layer that is trained, cast, frozen and copied between calls that may share a cache.
+    """Train, cast, freeze and copy a layer between calls that may share a cache.
 
-    The new layer has a cache of its own, and needs every gradient; that of the machine needs those
-    of the weights that are not frozen, of x and of the state, or not.
+    The new layer has its own cache and needs every gradient. The machine's layer may need those of
+    unfrozen weights, of x and of the state.
     """
 
     device: ClassVar[torch.device] = torch.device("cpu")
@@ -69,7 +70,7 @@ class LayerMachine(RuleBasedStateMachine):
         return torch.randn(*shape, generator=generator).to(self.device, self.dtype)
 
     def new(self) -> GatedLinearAttention:
-        """A layer with the same weights, all of them trained."""
+        """A layer with the same weights, all trainable."""
         layer = GatedLinearAttention(**self.options).to(self.device, self.dtype)
         layer.load_state_dict(self.layer.state_dict())
         return layer
@@ -140,11 +141,11 @@ class LayerMachine(RuleBasedStateMachine):
         pairs: list[tuple[Tensor, Tensor]],
         seed: int,
     ) -> None:
-        """Of what is trained, whatever else is; through y and through the state that is left.
+        """Compare the gradients of trainable tensors, through y and through the final state.
 
         Args:
             got, want: y and the state.
-            pairs: what may need a gradient, in the call under test and in the other.
+            pairs: tensors that may need a gradient, in the call under test and in the other.
         """
         pairs = [(a, b) for a, b in pairs if a.requires_grad]
         if not pairs:
@@ -161,7 +162,7 @@ class LayerMachine(RuleBasedStateMachine):
             assert a is None or torch.equal(a, b), "another gradient"
 
     def cut_graph(self, cache: RecurrentCache) -> None:
-        """Between segments, as in training through some of them; weights may change now."""
+        """Detach between segments, as in truncated training; weights may change then."""
         for n in range(LAYERS):
             state = cache.state(n)
             if state is not None:
@@ -213,7 +214,7 @@ class LayerMachine(RuleBasedStateMachine):
 
 
 class KeepsItsWeights(GatedLinearAttention):
-    """The projections are made one matrix at the first call."""
+    """Fuses the projections into one matrix at the first call."""
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         if not hasattr(self, "_kept"):
@@ -225,7 +226,7 @@ class KeepsItsWeights(GatedLinearAttention):
 
 
 class LosesGradientsOfFrozenWeights(GatedLinearAttention):
-    """Where values are not trained, nothing goes back through them."""
+    """If values are not trained, passes no gradient through them."""
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         frozen = not self.v_proj.weight.requires_grad
@@ -236,7 +237,7 @@ class LosesGradientsOfFrozenWeights(GatedLinearAttention):
 
 
 class RoundsInInference(GatedLinearAttention):
-    """Without gradients the sum of squares is taken in bfloat16."""
+    """Without gradients, sums squares in bfloat16."""
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         y: Tensor = super().forward(x, **options)
@@ -244,7 +245,7 @@ class RoundsInInference(GatedLinearAttention):
 
 
 class KeepsBoundaries(GatedLinearAttention):
-    """Boundaries are counted once for each tensor, whatever becomes of it."""
+    """Counts boundaries once per tensor object, whatever it holds later."""
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         bounds = options.get("cu_seqlens")
@@ -257,7 +258,7 @@ class KeepsBoundaries(GatedLinearAttention):
 
 
 class DetachesTheState(GatedLinearAttention):
-    """What came before the call gets no gradient."""
+    """Passes no gradient to what came before the call."""
 
     def forward(self, x: Tensor, *, cache: Any = None, **options: Any) -> Tensor:
         if cache is not None and cache.state(self.layer_idx) is not None:
@@ -284,7 +285,7 @@ def test_a_call_depends_on_its_arguments_and_the_weights_of_now(device: torch.de
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> None:
-    # A tensor kept from inference_mode cannot be trained with.
+    # A tensor cached in inference_mode cannot be trained with.
     with pytest.raises((AssertionError, RuntimeError)):
         run_state_machine_as_test(
             variant(LayerMachine, device, kind=planted),
@@ -301,7 +302,7 @@ def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> No
 
 
 def test_any_width_of_a_head_can_be_said_as_a_multiple() -> None:
-    """Some of these floats times the width of the layer are just below an integer."""
+    """Some of these floats times the layer's width are just below an integer."""
     widths = range(1, 257)
     with torch.device("meta"):
         layers = [GatedLinearAttention(100, 1, expand_k=w / 100, expand_v=w / 100) for w in widths]

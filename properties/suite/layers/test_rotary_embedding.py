@@ -1,4 +1,4 @@
-"""The rotary layer, called in any order, against the oracle with tables in float64."""
+"""The rotary layer, called in any order and compared with the oracle on float64 tables."""
 
 import copy
 from functools import lru_cache
@@ -29,7 +29,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"head_dim": 7, "rotary_dim": 2, "interleaved": True},
 )
 FARTHEST = 2**17
-"""Positions past 2^16, of which 16 bits cannot tell."""
+"""Positions past 2^16, which 16 bits cannot tell apart."""
 OFFSETS = st.integers(0, 9) | st.sampled_from([2047, 2048, 4095, 70_001, FARTHEST])
 DTYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
 SEEDS = st.integers(0, 2**16)
@@ -37,7 +37,7 @@ SEEDS = st.integers(0, 2**16)
 
 @lru_cache
 def exact_tables(rotary_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Of every position that a call may have, in float64."""
+    """Float64 tables of every position that a call may have."""
     cos, sin = reference.rotary_tables(FARTHEST + 16, rotary_dim, base=base, dtype=torch.float64)
     return cos, sin
 
@@ -110,7 +110,7 @@ class RotaryMachine(RuleBasedStateMachine):
         ]
         leaves = [x.clone().requires_grad_(trains) for x in given]
         with context(where, self.device):
-            # A leaf that is trained cannot be written to.
+            # A leaf that requires a gradient cannot be written to.
             x = [leaf * 1 for leaf in leaves] if inplace else leaves
             turned = self.module(*x, **options)
         results = turned if several else (turned,)
@@ -131,7 +131,7 @@ class RotaryMachine(RuleBasedStateMachine):
     def check(
         self, y: Tensor, x: Tensor, offsets: Tensor, cu_seqlens: Tensor | None, conjugate: bool
     ) -> None:
-        """Two products, each of a rounded cosine, and their difference; rounded to the dtype."""
+        """Allow two products with rounded cosines, their difference, and rounding to the dtype."""
         tables = [
             t.to(self.device)
             for t in exact_tables(self.options["rotary_dim"], self.options["base"])
@@ -159,7 +159,7 @@ class RotaryMachine(RuleBasedStateMachine):
     def change(self, how: str, length: int, dtype: str, where: str) -> None:
         """What a user does to a module between two calls."""
         if how == "deepcopy":
-            # Not in inference_mode, where the copies of any module's tensors cannot be trained.
+            # Not in inference_mode, where copies of any module's tensors cannot be trained.
             self.module = copy.deepcopy(self.module)
             return
         with context(where, self.device):
@@ -178,7 +178,7 @@ class RotaryMachine(RuleBasedStateMachine):
 
 
 class CastsItsTables(RotaryEmbedding):
-    """Tables are a buffer."""
+    """Registers its tables as buffers, which are cast."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
@@ -187,7 +187,7 @@ class CastsItsTables(RotaryEmbedding):
 
 
 class CountsIn16Bits(RotaryEmbedding):
-    """Positions are float32 until 2^16, and wrap there."""
+    """Positions wrap at 2^16."""
 
     def _build(self, length: int, device: Any) -> Tensor:
         return super()._build(min(length, 2**16), device)[
@@ -196,7 +196,7 @@ class CountsIn16Bits(RotaryEmbedding):
 
 
 class KeepsOffsets(RotaryEmbedding):
-    """The largest offset of a tensor is asked for once."""
+    """Reads the largest offset of a tensor object once."""
 
     def forward(self, *x: Tensor, **options: Any) -> Any:
         offsets = options.get("seqlen_offsets")
@@ -226,7 +226,7 @@ def test_a_call_depends_on_its_arguments_alone(device: torch.device) -> None:
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> None:
-    # The op refuses tables of another dtype; those of inference mode cannot be trained with.
+    # The op rejects tables of another dtype; inference tensors cannot be trained with.
     with pytest.raises((AssertionError, RuntimeError, TypeError)):
         run_state_machine_as_test(
             variant(RotaryMachine, device, kind=planted),

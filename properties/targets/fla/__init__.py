@@ -8,8 +8,8 @@ from properties.targets.fla.implementations import implementations
 
 
 def target(device: torch.device) -> Adapter:
-    # Several kernels load whole tiles of which only the lower half has been written, and drop the
-    # rest. Read as NaN, it shows where it is not dropped.
+    # Several kernels load whole tiles of which only the lower half was written, and drop the rest.
+    # With NaN there, a rest that is not dropped shows.
     if simulator.installed():
         simulator.install(unwritten="nan")
     return Adapter(implementations())

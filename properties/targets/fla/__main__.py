@@ -1,4 +1,4 @@
-"""Run every public operation of `fla.ops` on this machine and print the table of what runs."""
+"""Run every public operation of `fla.ops` on this machine and print a table of what works."""
 
 import argparse
 import sys
@@ -48,15 +48,15 @@ def table(device: str) -> str:
         ValueError: this machine does not have the device.
     """
     here = activate(device)
-    # Imported here, as fla looks for its device when it is imported.
+    # Imported here, since fla looks for its device at import.
     from properties.targets.fla import operations, target
     from properties.targets.fla.library import release
-    from properties.targets.fla.table import HEADER, row
+    from properties.targets.fla.table import HEADER, support
 
     target(here)
     calls, broken = operations.public()
     progress = track(calls, "operations of fla", console=Console(stderr=True), transient=True)
-    lines = [row(call, here).line() for call in progress]
+    lines = [support(call, here).line() for call in progress]
     lines += [f"| `{name}` | | no | no | no | {why} |" for name, why in broken.items()]
     head = HEAD.format(
         version=".".join(str(part) for part in release()),

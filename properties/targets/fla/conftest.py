@@ -1,4 +1,4 @@
-"""These tests need fla-core, which `tox -e fla` installs; elsewhere they are not collected."""
+"""These tests need fla-core (`tox -e fla`); without it they are not collected."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""The ops of the catalogue that fla has, in its own modes and under our names."""
+"""The catalogue's ops in fla, in its modes and under our names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ _WINDOW = "the state of a convolution is [N, D, W]: its oldest token has a weigh
 
 
 def implementations() -> dict[str, dict[str, Implementation]]:
-    """Op → mode → what the release that is installed has of it."""
+    """Op → mode → its implementation in the installed release."""
     made: dict[str, dict[str, Implementation]] = {}
     for op, modes in _MODES.items():
         for mode, declared in modes.items():
@@ -45,14 +45,14 @@ def _state(kernel: Kernel, given: Given) -> Outputs:
 
 
 def _alone(kernel: Kernel, given: Given) -> Outputs:
-    """The output; whatever else is returned is no state."""
+    """The output; other returned values are no states."""
     returned = kernel(**given)
     y: Tensor = returned[0] if isinstance(returned, tuple) else returned
     return y
 
 
 def _normalized(kernel: Kernel, given: Given) -> Outputs:
-    """Our state of a normalised op has a column more, fla's is a pair."""
+    """Our state of a normalized op has another column; fla's is a pair."""
     if not given.setdefault("normalize", False):
         return _state(kernel, given)
     if given.get("initial_state") is not None:
@@ -71,20 +71,20 @@ def _causal_only(kernel: Kernel, given: Given) -> Outputs:
 
 
 def _removal(kernel: Kernel, given: Given) -> Outputs:
-    """RWKV-7 with its removal keys as those of DPLR."""
+    """RWKV-7 with DPLR's removal keys."""
     kk, a = given.pop("kk"), given.pop("a")
     return _state(kernel, {**given, "a": -kk, "b": kk * a})
 
 
 def _heads_first(kernel: Kernel, given: Given) -> Outputs:
-    """Output and final state, where heads are before tokens and no argument says so."""
+    """Output and final state of a function with heads before tokens and no argument for that."""
     tokens = {name: given[name].transpose(1, 2) for name in ("q", "k", "v", "g")}
     o, state = kernel(**{**given, **tokens})
     return o.transpose(1, 2), state
 
 
 def _convolution(kernel: Kernel, given: Given) -> Outputs:
-    """Channels of a state are before its tokens."""
+    """Transpose a state with channels before tokens."""
     state = given.get("initial_state")
     if state is not None:
         given["initial_state"] = state.transpose(1, 2)
@@ -93,7 +93,7 @@ def _convolution(kernel: Kernel, given: Given) -> Outputs:
 
 
 def _of_all_taps(op: Op) -> Op:
-    """A convolution whose state has a token for each tap, the oldest of which has weight 0."""
+    """A convolution whose state has a token for each tap; the oldest has weight 0."""
 
     def with_a_tap(form: Function) -> Function:
         @wraps(form)
@@ -112,7 +112,7 @@ def _of_all_taps(op: Op) -> Op:
 
 
 def _keys_telescope(case: Case) -> tuple[Telescope, ...]:
-    """Gradients of gates: what the queries see of the tokens, less what the keys are seen."""
+    """Gate gradients as a difference: `Σ q ∘ dq` less `Σ k ∘ dk`."""
     reverse = bool(case.options.get("reverse"))
     keys = (("B T H K", "q", "dq"), ("B T H K", "k", "dk"), *_carried(case))
     heads = "B T H" if case.op == "simple_gla" else "B T H K"
@@ -123,12 +123,12 @@ def _keys_telescope(case: Case) -> tuple[Telescope, ...]:
 
 
 def _values_telescope(case: Case) -> tuple[Telescope, ...]:
-    """The same from the side of the values, for delta rules."""
+    """The same with values, for delta rules."""
     return (Telescope("dg", "B T H", _SEEN + _carried(case)),)
 
 
 def _channels_telescope(case: Case) -> tuple[Telescope, ...]:
-    """The same for a gate of each key channel; query heads in groups have no gradient each."""
+    """The same for a gate of each key channel; grouped query heads have no gradient each."""
     alone = case.dims.get("R", 1) == 1
     name, query = {"dplr": ("dgk", "q"), "rwkv7": ("dw", "r")}.get(case.op, ("dg", "q"))
     keys = (("B T H K", query, f"d{query}"), ("B T H K", "k", "dk"))
@@ -136,13 +136,13 @@ def _channels_telescope(case: Case) -> tuple[Telescope, ...]:
 
 
 def _carried(case: Case) -> tuple[tuple[str, str, str], ...]:
-    """What the state at the end sees."""
+    """The final state's term of the telescope."""
     state = ("N H K V", "gradient of final_state", "final_state")
     return (state,) if case.options.get("output_final_state") else ()
 
 
 def _rows_telescope(case: Case) -> tuple[Telescope, ...]:
-    """Sums of a softmax's gradient over a row, which is zero, less those over a column."""
+    """Row sums of the softmax's gradient, which are zero, less its column sums."""
     return (Telescope("dg", "B T H", (("B T H V", "gradient of o", "o"),)),)
 
 
@@ -158,7 +158,7 @@ def _none(case: Case) -> tuple[Telescope, ...]:
 
 
 def _at_least(least: int, *names: str) -> Bound:
-    """Dims moved above what a product of tiles takes."""
+    """Raise dims to the least that a dot takes."""
 
     def bound(case: Case) -> Case:
         moved = {n: case.dims[n] + least for n in names if case.dims[n] < least}
@@ -201,14 +201,14 @@ def _positive_scale(case: Case) -> Case:
 
 @dataclass(frozen=True)
 class _Mode:
-    """How fla has a mode of an op.
+    """A mode of an op in fla.
 
     Args:
         function: "package.module:function".
         call: calls it with arguments under its own names; returns the op's outputs.
-        theirs: names of arguments, where fla has others.
-        ours: arguments that it does not have and `call` deals with.
-        without: arguments that it has and that mean something else.
+        theirs: our argument name → fla's, if different.
+        ours: arguments that it lacks and `call` handles.
+        without: arguments of the same name with another meaning.
         The rest as in `Implementation`.
     """
 
@@ -248,7 +248,7 @@ class _Mode:
         return parameter is not None and parameter.default is Parameter.empty
 
     def _function(self, op: Op, kernel: Kernel, required: list[Argument]) -> Function:
-        """The kernel under the op's names, of those that it has."""
+        """The kernel under the op's argument names."""
         taken = signature(kernel).parameters
         names = [n for n in op.names if self._name(n) in taken or n in self.ours]
         names = [n for n in names if n not in self.without]
@@ -269,11 +269,11 @@ class _Mode:
 
 
 def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
-    """A mode in releases up to 0.2, where it was more limited.
+    """The mode in releases up to 0.2, which were more limited.
 
-    Dims are tiles as they are, recurrences of gates have no gradient through their final state,
-    those of deltas no scale but a positive one, what is normalised hands on half of its state, and
-    a convolution hands on none.
+    Head dims are powers of two from 16, gated recurrences pass no gradient through the final state,
+    recurrences of delta rules take positive scales only, a normalized op lacks half of its state,
+    and a convolution returns no state.
     """
     if op == "short_conv" and "initial_state" not in signature(kernel).parameters:
         bounds = {"W a power of two": _power_of_two_window}
@@ -313,7 +313,7 @@ def _power_of_two_window(case: Case) -> Case:
 
 
 def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
-    """What an optional gate or strength is when it is not given."""
+    """The neutral value of an optional gate or beta."""
     sizes = {
         letter: size
         for a in op.arguments
@@ -326,14 +326,14 @@ def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
 
 
 def _scale(scale: float | None, default: float | None, dim: int) -> float | None:
-    """fla's default where it means what ours does, or the number itself."""
+    """fla's default if it means the same as ours, else the number."""
     if scale is None or scale == -1:
         return default if default in (None, -1) else dim**-0.5
     return scale
 
 
 def _each(folder: str, *modes: str, name: str = "", **settings: Any) -> dict[str, _Mode]:
-    """Modes of an operation that differ in nothing but their name."""
+    """Modes of an operation that differ only in name."""
     function = f"fla.ops.{folder}:{{}}_{name or folder}"
     return {mode: _Mode(function.format(mode), **settings) for mode in modes}
 

@@ -1,4 +1,4 @@
-"""The library itself, in the release that is installed."""
+"""The installed release of fla."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,9 @@ Kernel = Callable[..., Any]
 
 
 def release() -> tuple[int, ...]:
-    """The version that is installed, (0, 6, 0); it was one package once, and is two."""
+    """The installed version, such as (0, 6, 0); fla is one package or two, depending on the
+    release.
+    """
     try:
         text = version("flash-linear-attention")
     except PackageNotFoundError:
@@ -23,7 +25,7 @@ def release() -> tuple[int, ...]:
 
 
 def kernel(name: str) -> Kernel | None:
-    """A public function, "package.module:function", where the release has it."""
+    """A public function, "package.module:function", if the release has it."""
     module, _, attribute = name.partition(":")
     _without_models()
     try:
@@ -32,10 +34,10 @@ def kernel(name: str) -> Kernel | None:
         if error.name is None or not module.startswith(error.name):
             raise
         return None
-    # What has been retired takes anything, and says so when it is called.
+    # A retired function takes anything and raises when called.
     if found is None or all(p.kind is p.VAR_KEYWORD for p in signature(found).parameters.values()):
         return None
-    # Releases up to 0.4 had heads before tokens, at first by default.
+    # Releases up to 0.4 put heads before tokens, at first by default.
     if "head_first" in signature(found).parameters:
         return partial(found, head_first=False)
     return found
@@ -44,7 +46,7 @@ def kernel(name: str) -> Kernel | None:
 def _without_models() -> None:
     """Import the package without its layers and models, which need transformers.
 
-    Releases up to 0.2 import them first, and the operations do not need them.
+    Releases up to 0.2 import them first, though operations do not need them.
     """
     if "fla" in sys.modules or find_spec("transformers") is not None:
         return

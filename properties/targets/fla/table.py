@@ -1,4 +1,4 @@
-"""What of `fla.ops` runs: a row per public operation and mode."""
+"""Which operations of `fla.ops` run: a row per public operation and mode."""
 
 import inspect
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ HEADER = "| operation | mode | forward | backward | packed | why not |\n" + "|--
 
 
 @dataclass(frozen=True)
-class Row:
-    """What became of a function: it "runs", fla has "none", or it has one that does not: "no"."""
+class Support:
+    """Whether a function "runs", fails ("no"), or is absent from fla ("none")."""
 
     operation: str
     mode: str
@@ -34,7 +34,7 @@ class Row:
         return f"{self.heading()}{' | '.join(cells)} |"
 
 
-def row(call: Call, device: torch.device) -> Row:
+def support(call: Call, device: torch.device) -> Support:
     """Run a function: on a batch, backward, and packed."""
     packable = inspect.signature(call.load()).parameters.get("cu_seqlens")
     only_packed = packable is not None and packable.default is inspect.Parameter.empty
@@ -49,11 +49,11 @@ def row(call: Call, device: torch.device) -> Row:
             whole = _backward if backward == "runs" else _forward
             packed, *more = whole(call, device, packed=True)
             remarks += [f"packed: {remark}" for remark in more if remark not in remarks]
-    return Row(call.operation, call.mode, forward, backward, packed, tuple(remarks))
+    return Support(call.operation, call.mode, forward, backward, packed, tuple(remarks))
 
 
 def _forward(call: Call, device: torch.device, *, packed: bool) -> tuple[str, ...]:
-    """The verdict on the forward pass, and remarks."""
+    """The result of the forward pass, and remarks."""
     try:
         with torch.no_grad():
             outputs = _called(call, arguments(call, device, packed=packed))
@@ -64,7 +64,7 @@ def _forward(call: Call, device: torch.device, *, packed: bool) -> tuple[str, ..
 
 
 def _backward(call: Call, device: torch.device, *, packed: bool) -> tuple[str, ...]:
-    """The verdict on the backward pass through every output that has a history, and remarks."""
+    """The result of the backward pass through every differentiable output, and remarks."""
     given = arguments(call, device, packed=packed)
     try:
         outputs = [y for y in _called(call, given) if y.requires_grad]
@@ -98,13 +98,13 @@ def _called(call: Call, given: dict[str, Any]) -> list[Tensor]:
 
 
 def _absence(error: Exception) -> str:
-    """Whether fla says that it has no such thing."""
+    """ "none" if fla says that it has no such thing, else "no"."""
     theirs = isinstance(error, NotImplementedError) and not isinstance(error, Unsupported)
     return "none" if theirs else "no"
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of an error, or the beginning of it, without paths of this machine."""
+    """The first sentence of an error, shortened, without this machine's paths."""
     if isinstance(error, SimulationError):
         return f"{error.what} in kernel `{error.kernel}`: `{error.location.text}`"
     text = str(error).splitlines()[0].split(", at /")[0]

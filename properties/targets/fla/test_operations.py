@@ -1,4 +1,4 @@
-"""What of `fla.ops` runs is what the table says."""
+"""The table of `fla.ops` says which operations run."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ from properties import simulator
 from properties.device import activate
 from properties.targets.fla import operations, target
 from properties.targets.fla.__main__ import TABLE
-from properties.targets.fla.table import row
+from properties.targets.fla.table import support
 
 RECORDED = TABLE.read_text().splitlines()
 
@@ -31,12 +31,12 @@ def device(pytestconfig: pytest.Config) -> Iterator[torch.device]:
 
 
 def test_an_operation_runs_as_recorded(call: operations.Call, device: torch.device) -> None:
-    found = row(call, device)
+    found = support(call, device)
     if simulator.installed():
         assert found.line() in RECORDED
         return
-    # The table is the simulator's. It stops at what a GPU lets pass; a GPU at nothing else, but fla
-    # refuses some backward passes on Hopper under releases of Triton that miscompile them.
+    # The table is the simulator's, which is stricter than a GPU. Only backward passes that fla
+    # refuses on Hopper, under Triton releases that miscompile them, run in the simulator alone.
     if any("Hopper" in remark for remark in found.remarks):
         found = replace(found, backward="runs")
     (recorded,) = [line for line in RECORDED if line.startswith(found.heading())]

@@ -1,4 +1,4 @@
-"""PyTorch's own attention, of the release that is installed."""
+"""PyTorch's own attention, in the installed release."""
 
 import torch
 

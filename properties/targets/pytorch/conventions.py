@@ -1,4 +1,4 @@
-"""What PyTorch's kinds of attention have in common, and means otherwise than the catalogue."""
+"""Conventions shared by PyTorch's attention functions that differ from the catalogue's."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ WINDOW = "a window counts the keys besides the query's own; W becomes W - 1 on e
 
 
 def scale_of(scale: float | None) -> float | None:
-    """The scale without its sentinel; what is no number is left to the library."""
+    """Replace the sentinel; leave non-numbers to the library."""
     if scale is None or scale == -1:
         return None
     return float(scale) if isinstance(scale, (int, float)) else scale
@@ -22,10 +22,10 @@ def scale_of(scale: float | None) -> float | None:
 def check_mask(
     q: Tensor, k: Tensor, *bounds: Tensor | None, window: int | None, slopes: Tensor | None
 ) -> None:
-    """Refuse what a mask is made of here: the library sees the mask alone.
+    """Check the arguments of a mask built here; the library sees only the mask.
 
     Raises:
-        ValueError: a window or slopes or boundaries that the catalogue does not have.
+        ValueError: a window, slopes or boundaries that the catalogue rejects.
     """
     if window is not None and (window < 1 or window != int(window)):
         raise ValueError(f"window: {window!r}, expected None or a positive number of keys")
@@ -40,7 +40,7 @@ def check_mask(
 
 
 def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuse sizes that the library would broadcast, as documented.
+    """Reject sizes that the library would broadcast, as it documents.
 
     Raises:
         ValueError: batches differ, or keys and values do.
@@ -51,10 +51,10 @@ def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def dense_rows(x: Tensor) -> Tensor:
-    """The rows as fused kernels want them: without strides and, on a GPU, at multiples of 16 bytes.
+    """Copy rows to contiguous memory, on a GPU at multiples of 16 bytes.
 
-    The kernels for CPUs refuse strides. Those for GPUs refuse some addresses, and answer others
-    with wrong numbers or an error that takes the device with it, so no law can be about those.
+    CPU kernels reject strides. GPU kernels reject some addresses, and for others return wrong
+    numbers or kill the device, so no law can test those.
     """
     dense = x.stride(-1) == 1
     if x.is_cuda:
@@ -64,12 +64,13 @@ def dense_rows(x: Tensor) -> Tensor:
 
 
 def with_dense_gradient(o: Tensor) -> Tensor:
-    """`o`, whose gradient comes to the kernel in memory of its own: the same is true of that."""
+    """`o` with a backward hook that passes the kernel a contiguous gradient, for the same
+    reason.
+    """
     return o * 1 if o.is_cuda else o
 
 
 def visible(p: Tensor, j: Tensor, causal: bool, window: int | None) -> Tensor:
-    """Whether a query at position p sees key j."""
     seen = j <= p if causal else j == j
     return seen if window is None else seen & ((p - j).abs() < window)
 
@@ -83,7 +84,7 @@ def ungrouped(case: Case) -> Case:
 
 
 def multiples_of_8(case: Case) -> Case:
-    """Head dims as the fused kernels for GPUs want them."""
+    """Round head dims up to multiples of 8, as fused GPU kernels require."""
     widths = {letter: -(-case.dims[letter] // 8) * 8 for letter in ("K", "V")}
     return replace(case, dims={**case.dims, **widths})
 

@@ -29,7 +29,7 @@ _CONVENTIONS = (
 
 
 def _with(kernel: Callable[..., Any]) -> Function:
-    """The op by `flex_attention`, compiled or not."""
+    """The op with `flex_attention`, compiled or not."""
 
     def attention(
         q: Tensor,
@@ -57,7 +57,7 @@ def _with(kernel: Callable[..., Any]) -> Function:
         cap = None if softcap is None else torch.tensor(softcap, device=q.device)
         keys = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
         of_query, of_key = _sequence(q, cu_seqlens), _sequence(k, keys)
-        # How far the keys of each sequence lie behind its queries, last token on last token.
+        # Offset from a query to its key of the same position, with last tokens aligned.
         behind = _ends(k, keys) - _ends(q, cu_seqlens)
 
         def position(i: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def _with(kernel: Callable[..., Any]) -> Function:
 
 
 def _sequence(x: Tensor, bounds: Tensor | None) -> Tensor:
-    """The number of the packed sequence that each token is in."""
+    """The index of each token's packed sequence."""
     tokens = torch.arange(x.shape[1], device=x.device)
     if bounds is None:
         return torch.zeros_like(tokens)

@@ -1,4 +1,4 @@
-"""Sequences of lengths of their own: nested tensors, and `varlen_attn`."""
+"""Sequences of different lengths: nested tensors and `varlen_attn`."""
 
 import inspect
 from importlib import import_module
@@ -33,7 +33,7 @@ def _nested(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
-    """Nested tensors, which have to be contiguous."""
+    """Attention with nested tensors, which must be contiguous."""
 
     def nested(x: Tensor, bounds: Tensor | None) -> Tensor:
         bounds = _bounds(x) if bounds is None else bounds
@@ -79,7 +79,6 @@ def _varlen(
 
 
 def _bounds(x: Tensor) -> Tensor:
-    """Boundaries of the rows of a batch."""
     return x.shape[1] * torch.arange(x.shape[0] + 1, device=x.device)
 
 

@@ -31,12 +31,12 @@ _TOP_LEFT = "is_causal aligns at the top left; where T_q != T_k the mask is writ
 _MASKS = "window and ALiBi are masks, ALiBi a float32 one"
 _MASKED = (HEADS_FIRST, SCALE, _TOP_LEFT, _MASKS)
 _ATOMIC = "its backward adds with atomics, as documented"
-# Keys per block of the flash kernel for CPUs.
+# Keys per block of the CPU's flash kernel.
 _KEYS = 512
 
 
 def masked(*backends: SDPBackend) -> Function:
-    """With one backend, or with the one that it chooses itself."""
+    """Attention with a mask, on one of these backends."""
 
     def attention(
         q: Tensor,
@@ -69,7 +69,7 @@ def masked(*backends: SDPBackend) -> Function:
 
 
 def maskless(*backends: SDPBackend) -> Function:
-    """With a backend that takes no mask."""
+    """Attention on a backend that takes no mask."""
     full = masked(*backends)
 
     def attention(
@@ -89,7 +89,7 @@ def _chosen(backends: tuple[SDPBackend, ...]) -> AbstractContextManager[None]:
 def _mask(
     q: Tensor, k: Tensor, causal: bool, window: int | None, slopes: Tensor | None
 ) -> Tensor | None:
-    """What a query may see, or with slopes what its logits lose; None where it sees all."""
+    """The boolean mask, or with slopes the bias; None if a query sees every key."""
     if not causal and window is None and slopes is None:
         return None
     p = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]

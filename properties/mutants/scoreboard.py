@@ -1,4 +1,4 @@
-"""What a run shows: how many mutants were killed, by what and how fast, and which survived."""
+"""The output of a run: how many mutants were killed, by what, how fast, and which survived."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -9,65 +9,59 @@ from typing import Any
 from rich.table import Table
 
 from properties.mutants.equivalents import Equivalent
+from properties.mutants.fates import Fate
 from properties.mutants.killers import Killers
 from properties.mutants.mutant import KINDS, Mutant
 from properties.mutants.shares import Share
-from properties.mutants.verdicts import Verdict
 from properties.planting.trial import pinned_of
 
 
 @dataclass
-class Board:
-    """Mutants and what became of them.
+class Scoreboard:
+    """Mutants and their fates.
 
     Args:
         mutants: all that were asked for.
-        listed: those that are listed as equivalent, by key.
+        listed: equivalent ones by key.
         elsewhere: keys of those that only another device can show.
-        verdicts: those of the others that are known, by key.
+        fates: known fates of the others by key.
     """
 
     mutants: Sequence[Mutant]
     listed: Mapping[str, Equivalent]
     elsewhere: frozenset[str]
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    fates: dict[str, Fate] = field(default_factory=dict)
 
     @property
     def open(self) -> list[Mutant]:
-        """Mutants to be tried."""
         return [
             m
             for m in self.mutants
-            if m.key not in self.listed
-            and m.key not in self.elsewhere
-            and m.key not in self.verdicts
+            if m.key not in self.listed and m.key not in self.elsewhere and m.key not in self.fates
         ]
 
     @property
     def survivors(self) -> list[Mutant]:
         return [
-            m
-            for m in self.mutants
-            if m.key in self.verdicts and self.verdicts[m.key].caught_by is None
+            m for m in self.mutants if m.key in self.fates and self.fates[m.key].caught_by is None
         ]
 
     @property
-    def killed(self) -> list[Verdict]:
-        return [v for v in self.verdicts.values() if v.caught_by is not None]
+    def killed(self) -> list[Fate]:
+        return [v for v in self.fates.values() if v.caught_by is not None]
 
     def summary(self) -> str:
-        """One line."""
         parts = [f"{len(self.killed)} of {len(self.mutants)} mutants killed"]
         if self.listed:
             parts.append(f"{len(self.listed)} equivalent")
         if self.elsewhere:
             parts.append(f"{len(self.elsewhere)} for another device")
         parts.append(f"{len(self.survivors)} survive")
-        seconds = sum(v.seconds for v in self.verdicts.values())
+        seconds = sum(v.seconds for v in self.fates.values())
         return f"{', '.join(parts)}; {seconds:.0f} s of processor time"
 
     def shares(self) -> dict[str, Share]:
-        """What became of the mutants of each module."""
+        """Counts of killed mutants by module."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for mutant in self.mutants:
             found[mutant.module].update(("mutants", self._state(mutant)))
@@ -77,17 +71,17 @@ class Board:
         }
 
     def killers(self) -> Killers:
-        """What killed mutants of each function, as far as it can be run again."""
+        """Checks that killed mutants of each function and can be run again."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for mutant in self.mutants:
-            verdict = self.verdicts.get(mutant.key)
+            fate = self.fates.get(mutant.key)
             with suppress(ValueError):  # a process that ended names no check
-                if verdict is not None and verdict.caught_by and pinned_of(verdict.check):
-                    found[mutant.where][verdict.check] += 1
+                if fate is not None and fate.caught_by and pinned_of(fate.check):
+                    found[mutant.where][fate.check] += 1
         return dict(found)
 
     def tables(self) -> list[Table]:
-        """By module, by operator, and by what killed them."""
+        """Tables by module, by operator, and by killer."""
         return [
             self._counts("module", lambda m: m.module),
             self._counts("operator", lambda m: m.operator),
@@ -103,15 +97,15 @@ class Board:
         for mutant in self.mutants:
             rows[group(mutant)].append(mutant)
         for name, mutants in rows.items():
-            verdicts = [self.verdicts[m.key] for m in mutants if m.key in self.verdicts]
-            survive = sum(v.caught_by is None for v in verdicts)
+            fates = [self.fates[m.key] for m in mutants if m.key in self.fates]
+            survive = sum(v.caught_by is None for v in fates)
             table.add_row(
                 f"{name}: {KINDS[name].what}" if name in KINDS else name,
                 str(len(mutants)),
-                str(len(verdicts) - survive),
+                str(len(fates) - survive),
                 str(sum(m.key in self.listed for m in mutants) or ""),
                 str(survive or ""),
-                f"{sum(v.seconds for v in verdicts) / len(verdicts):.1f}" if verdicts else "",
+                f"{sum(v.seconds for v in fates) / len(fates):.1f}" if fates else "",
                 style="bold red" if survive else "",
             )
         return table
@@ -127,8 +121,8 @@ class Board:
         return table
 
     def survivor(self, mutant: Mutant) -> str:
-        """A survivor as it is shown: where it is, its diff, and what did not notice it."""
-        tried = self.verdicts[mutant.key].tried
+        """A survivor: its place, its diff, and the checks that missed it."""
+        tried = self.fates[mutant.key].tried
         checks = ", ".join(f"{name} {count}" for name, count in tried.items())
         return (
             f"{mutant.path.as_posix()}:{mutant.line} {mutant.operator}, in {mutant.where}\n"
@@ -136,7 +130,6 @@ class Board:
         )
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Every mutant with what became of it."""
         return [self._row(mutant) for mutant in self.mutants]
 
     def _state(self, mutant: Mutant) -> str:
@@ -144,13 +137,13 @@ class Board:
             return "equivalent"
         if mutant.key in self.elsewhere:
             return "for another device"
-        verdict = self.verdicts.get(mutant.key)
-        if verdict is None:
+        fate = self.fates.get(mutant.key)
+        if fate is None:
             return "open"
-        return "killed" if verdict.caught_by else "survives"
+        return "killed" if fate.caught_by else "survives"
 
     def _row(self, mutant: Mutant) -> dict[str, Any]:
-        verdict = self.verdicts.get(mutant.key)
+        fate = self.fates.get(mutant.key)
         row: dict[str, Any] = {
             "file": mutant.path.as_posix(),
             "line": mutant.line,
@@ -161,11 +154,11 @@ class Board:
         }
         if mutant.key in self.listed:
             row["reason"] = self.listed[mutant.key].reason
-        if verdict is not None:
+        if fate is not None:
             row |= {
-                "killed by": verdict.caught_by,
-                "check": verdict.check,
-                "seconds": round(verdict.seconds, 2),
-                "tried": dict(verdict.tried),
+                "killed by": fate.caught_by,
+                "check": fate.check,
+                "seconds": round(fate.seconds, 2),
+                "tried": dict(fate.tried),
             }
         return row

@@ -1,8 +1,8 @@
-"""Which lines of the project run: of Python code, and of the Triton code of what is launched.
+"""Which lines of the project run, in Python code and in launched Triton kernels.
 
-Triton's frontend reads a kernel line by line with its constants known, and leaves out the branches
-not taken; what it reads is what can run. It reads a kernel once for each set of constants, so that
-is remembered between processes.
+Triton's frontend visits a kernel line by line with its constants known and skips branches not
+taken; the lines that it visits can run. It visits a kernel once per set of constants, so the lines
+are kept between processes.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ def below(path: Path) -> Path:
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
-class Reach:
-    """Records what runs of some files.
+class LineCoverage:
+    """Records the lines that run in some files.
 
     Args:
         places: files and folders, named as `below` does.
-        remembered: where it is kept which lines of a kernel its constants let through.
+        remembered: folder for the lines of each compiled kernel.
     """
 
     def __init__(self, places: Iterable[str], remembered: Path) -> None:
@@ -44,7 +44,6 @@ class Reach:
         self._python.set_option("run:disable_warnings", ["no-data-collected"])
 
     def start(self) -> None:
-        """Record from here on."""
         from triton.runtime.jit import JITFunction
 
         from properties.simulator import compilation
@@ -72,7 +71,7 @@ class Reach:
         self._python.start()
 
     def stop(self) -> Lines:
-        """What ran since the start."""
+        """Return the lines that ran since the start."""
         if self._restore is None:
             return self.lines
         self._python.stop()
@@ -92,7 +91,7 @@ class Reach:
                 self.lines.setdefault(name, set()).update(lines)
 
     def _lines_of(self, source: Any) -> Lines:
-        """The lines of a kernel that its constants let through."""
+        """The lines of a kernel that its constants leave."""
         key = _key(source)
         if key not in self._compiled:
             try:
@@ -130,7 +129,7 @@ def _key(source: Any) -> str:
 def _read(
     compiled: Callable[[Any, dict[str, Any]], str], source: Any, options: dict[str, Any]
 ) -> tuple[str, Lines]:
-    """The text of a kernel, and the lines that Triton's frontend reads, by file."""
+    """The compiled text of a kernel, and the lines that Triton's frontend visits, by file."""
     from triton.compiler.code_generator import CodeGenerator
 
     seen: Lines = {}
@@ -161,6 +160,6 @@ def packed(lines: Lines) -> dict[str, str]:
 
 
 def meets(packed_lines: Mapping[str, str], path: Path, lines: range) -> bool:
-    """Whether any of the lines of a file is among those recorded."""
+    """Whether any of these lines of a file was recorded."""
     recorded = int(packed_lines.get(path.as_posix(), "0"), 16)
     return bool(recorded >> lines.start & (1 << len(lines)) - 1)

@@ -1,4 +1,4 @@
-"""A gate of -inf forgets all there is, as a very low one does, and makes no NaN of 0 · inf."""
+"""A gate of -inf forgets all earlier tokens, like a very low gate, without NaN from 0 · inf."""
 
 import math
 from dataclasses import replace
@@ -18,12 +18,12 @@ GATES = [
     for gate in gates(OPS[name])
     if gate.name not in OPS[name].mode(mode).refuses
 ]
-TOKENS, CLOSED = 7, 2
+TOKENS, RESET = 7, 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "mode", "gate"), GATES)
-def test_a_closed_gate_is_a_very_low_one(
+def test_a_gate_of_minus_inf_equals_a_very_low_gate(
     name: str, mode: str, gate: str, dtype: str, subject: Subject
 ) -> None:
     op = OPS[name]
@@ -33,13 +33,14 @@ def test_a_closed_gate_is_a_very_low_one(
 
     def with_gate(value: float) -> dict[str, torch.Tensor]:
         g = inputs.tensors[gate].clone()
-        g[:, CLOSED] = value
+        g[:, RESET] = value
         return subject.run(op, case, inputs.with_tensors({gate: g}), gradients_of)
 
-    low, closed = with_gate(-1000.0), with_gate(-math.inf)
-    # Sums behind a low gate of attention have fewer digits, which a compiler may round otherwise.
+    low, minus_inf = with_gate(-1000.0), with_gate(-math.inf)
+    # Attention's sums after a low gate have fewer digits, and a GPU's compiler may round them
+    # otherwise.
     rounded = op.float32_logits and subject.device.type == "cuda"
-    for result, x in closed.items():
+    for result, x in minus_inf.items():
         assert x.isfinite().all(), result
         if rounded:
             torch.testing.assert_close(x, low[result])

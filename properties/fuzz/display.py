@@ -1,4 +1,4 @@
-"""What the fuzzer shows while it runs and when it ends."""
+"""The fuzzer's output while it runs and at its end."""
 
 from collections.abc import Iterator
 
@@ -8,11 +8,11 @@ from rich.table import Table
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 
-# Lines that a table has besides its rows.
+# Lines of a table besides its rows.
 _FRAME = 7
 
 
-class Board:
+class Display:
     """Examples, worst error and bugs by op and law, in as many rows as the terminal has."""
 
     def __init__(self, night: Night) -> None:
@@ -28,7 +28,6 @@ class Board:
         )
 
     def status(self) -> str:
-        """The night in one line."""
         parts = [self.summary(), f"worst {self.log.total.worst:.2f} of its budget"]
         if self.night.left is not None:
             parts.append(f"{duration(self.night.left)} left")
@@ -37,7 +36,7 @@ class Board:
         return "; ".join(parts)
 
     def closing(self) -> Iterator[str]:
-        """Lines that the summary is followed by: each bug again, and what was passed over."""
+        """Lines after the summary: each bug again, and what was not reported."""
         for bucket in self.log.buckets:
             yield f"  {bucket.count} x {bucket.line}"
             yield from bucket.others
@@ -55,9 +54,8 @@ class Board:
             yield f"{count} x an error of the suite itself:\n{text}"
 
     def table(self, most: int | None = None) -> Table:
-        """
-        Args:
-            most: so many rows at most: those that found something, then the latest, then the worst.
+        """Args:     most: the most rows: those that found something, then the latest, then the
+        worst.
         """
         rows = self.log.rows()
         order = {key: place for place, key in enumerate(rows)}
@@ -86,7 +84,7 @@ class Board:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         if console.is_terminal:
-            # The title is wrapped at the width of the columns.
+            # The title wraps at the width of the columns.
             title = len(self.status()) // 60
             yield self.table(max(1, console.height - _FRAME - title))
         else:
@@ -102,7 +100,6 @@ def _cells(tally: Tally) -> tuple[str, ...]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
