@@ -179,8 +179,11 @@ def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
     reference = frozenset[str]().union(*(s.reference for s in sources))
     declaring = {s.declaration for s in sources}
     beside = {name: _without_oracles(name) for name in {op.work.__module__ for op in OPS.values()}}
+    kernels = frozenset[str]().union(*(s.kernels for s in sources))
     return {
-        KERNELS: frozenset[str]().union(*(s.kernels for s in sources)),
+        KERNELS: kernels,
+        # It has the ops whose pages were imported.
+        f"{KERNELS}.recurrence": kernels,
         REFERENCE: reference,
         "properties.catalogue": reference | declaring,
         # One file declares a family's ops, and other files import shared parts from it.

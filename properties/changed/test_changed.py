@@ -163,7 +163,7 @@ def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:
     assert _ops("kernels/softmax/backward.py") == {"attention"}
     assert _ops("kernels/delta/dplr.py") == {"dplr", "rwkv7"}
     assert _ops("kernels/linear/simple_gla.py") == {
-        "simple_gla", "retention", "lightning_attn",
+        "simple_gla", "retention", "lightning_attn", "mamba2",
     }  # fmt: skip
     assert _ops("reference/softmax/attention.py") == {"attention"}
     every = {name for name, _ in modules(["kernels"])}

@@ -15,6 +15,8 @@ from properties import HOME, ROOT
 from properties.planting.closure import bound
 
 _Import = ast.Import | ast.ImportFrom
+# The plugin that the conftest.py at the root loads has fixtures, too.
+_SESSION = ROOT / "properties" / "session.py"
 _ASKING = ("usefixtures", "getfixturevalue")
 
 
@@ -43,7 +45,7 @@ class _Scope:
         self.definitions: dict[str, list[ast.stmt]] = {}
         self.imports: dict[str, _Import] = {}
         self.always: list[ast.stmt] = []
-        self._read(ast.parse(path.read_text()).body, is_conftest=path.name == "conftest.py")
+        self._read(ast.parse(path.read_text()).body, is_conftest=path.name == "conftest.py" or path == _SESSION)
 
     def _read(self, body: list[ast.stmt], *, is_conftest: bool) -> None:
         for statement in body:
@@ -86,7 +88,7 @@ def names_of_tests(path: Path) -> tuple[str, ...]:
 def uses(path: Path, test: str) -> Uses:
     """What a test of a file uses; if there is no such test, what the file uses."""
     folders = [folder for folder in path.parents if folder.is_relative_to(ROOT)]
-    conftests = [folder / "conftest.py" for folder in folders]
+    conftests = [*(folder / "conftest.py" for folder in folders), _SESSION]
     scopes = [_scope(path), *(_scope(file) for file in conftests if file.exists())]
     own = scopes[0].definitions
     begins = own.get(test) or [statement for those in own.values() for statement in those]
