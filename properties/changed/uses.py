@@ -45,7 +45,10 @@ class _Scope:
         self.definitions: dict[str, list[ast.stmt]] = {}
         self.imports: dict[str, _Import] = {}
         self.always: list[ast.stmt] = []
-        self._read(ast.parse(path.read_text()).body, is_conftest=path.name == "conftest.py" or path == _SESSION)
+        self._read(
+            ast.parse(path.read_text()).body,
+            is_conftest=path.name == "conftest.py" or path == _SESSION,
+        )
 
     def _read(self, body: list[ast.stmt], *, is_conftest: bool) -> None:
         for statement in body:
