@@ -62,6 +62,11 @@ class Edit:
         sys.meta_path.insert(0, _Planter(self.module, self.source()))
 
 
+def edits_first() -> None:
+    """Prefer edited modules to what pytest, whose finder takes the first place, would import."""
+    sys.meta_path.sort(key=lambda finder: not isinstance(finder, _Planter))
+
+
 class _Planter(importlib.abc.MetaPathFinder):
     def __init__(self, module: str, source: str) -> None:
         self.module = module

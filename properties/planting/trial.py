@@ -17,7 +17,7 @@ import pytest
 from properties import ROOT
 from properties.cases.case import Case
 from properties.planting.closure import forget
-from properties.planting.edit import Edit
+from properties.planting.edit import Edit, edits_first
 from properties.planting.nursery import Nursery
 
 if TYPE_CHECKING:
@@ -258,6 +258,10 @@ class _Failed:
         self.limits = limits
         self.nodes: list[str] = []
         self.ran = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self) -> None:
+        edits_first()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
