@@ -85,9 +85,10 @@ def parser() -> argparse.ArgumentParser:
         type=duration,
         default=60.0,
         metavar="SECONDS",
-        help="time limit of a case; the first case of an op in a process compiles, so it may take "
-        "half as long again. A case that hangs is repeated once, and runs on a second engine at "
-        "the same time, so a hang costs at most 3 times as long (default: 60)",
+        help="time limit of a case, in which waiting for a core does not count; the first case of "
+        "an op in a process compiles, so it may take half as long again. A case that hangs is "
+        "repeated once, and runs on a second engine at the same time, so a hang costs at most 3 "
+        "times as long (default: 60)",
     )
     parse.add_argument(
         "--no-shrink",

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +154,24 @@ def hanging_once(device: torch.device) -> Adapter:
         if _first_time():
             sleep(1000)
         raise ValueError("after a while")
+
+    return _adapter(l2norm)
+
+
+def starved(device: torch.device) -> Adapter:
+    """The first call needs little time of a core that another process keeps for three seconds."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if _first_time():
+            cores = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, {min(cores)})
+            until = "from time import *; end = time() + 3\nwhile time() < end: pass"
+            busy = subprocess.Popen([sys.executable, "-c", until])
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            while busy.poll() is None:
+                pass
+            os.sched_setaffinity(0, cores)
+        return right(x)
 
     return _adapter(l2norm)
 

@@ -61,6 +61,16 @@ def test_a_case_that_hangs_until_given_more_time_is_one_bug(
     assert "not repeated" not in printed
 
 
+def test_a_case_that_waits_for_a_core_does_not_hang(
+    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    code, printed = fuzz("starved", "--case-timeout", "1.5")
+    assert code == 0
+    assert (tmp_path / "mark").exists()
+    assert "not repeated" not in printed
+
+
 def test_a_crash_is_a_finding_with_the_name_of_its_signal(fuzz: Fuzz) -> None:
     code, printed = fuzz("crashing")
     assert code == 1

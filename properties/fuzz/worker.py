@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, islice, takewhile
 from pathlib import Path
-from threading import Timer, get_ident
-from traceback import FrameSummary, walk_stack
+from traceback import FrameSummary
 from typing import IO, Protocol
 from unittest.mock import patch
 
@@ -29,6 +28,7 @@ from properties import profiles
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of
 from properties.device import gpus
+from properties.fuzz.clock import Clock
 from properties.jobs import judge, raised
 from properties.laws import Subject, Violation
 from properties.laws.signature import Signature, family, is_own, short
@@ -46,8 +46,9 @@ _SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker")
 HANGS = "hangs"
 # Factor on the time limit for the first case of a kind in a process, which compiles kernels.
 FIRST = 1.5
-# Seconds past its limit in which a hanging case may write its traceback.
+# Seconds past its limit in which a hanging case may write its traceback, when asked by this signal.
 _TRACING = 0.5
+_WHERE = signal.SIGUSR1
 # A worker that grows by this much, or by its part of half the machine's memory, is replaced.
 GROWTH = 2 << 30
 _PR_SET_PDEATHSIG = 1
@@ -150,7 +151,7 @@ class Worker:
 
     Args:
         origin: what it loads.
-        limit: seconds that a case may take.
+        limit: seconds that a case may compute or sleep; it may wait for a core as long as it must.
         growth: bytes by which it may grow before it is replaced.
         gpu: the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; None for all.
     """
@@ -189,10 +190,10 @@ class Worker:
             raise Stopped
         seconds = self.limit * (1 if self._has_compiled(case) else FIRST)
         try:
-            self.running = self._schedule(law, case, seconds)
+            self.running = self._schedule(law, case)
             if self.stopped:
                 self.running.cancel()
-            answer: Answer = self.running.result()
+            answer = self._result(self.running, seconds)
         except CancelledError:
             raise Stopped from None
         except TimeoutError:
@@ -208,12 +209,30 @@ class Worker:
             self.compiled.add((case.op, case.mode, case.dtype))
         return answer
 
-    def _schedule(self, law: str, case: Case, seconds: float) -> ProcessFuture[Answer]:
+    def _schedule(self, law: str, case: Case) -> ProcessFuture[Answer]:
+        os.ftruncate(self.memory, 0)
         try:
-            return self.pool.schedule(_judge, (law, case, seconds), timeout=seconds + _TRACING)
+            return self.pool.schedule(_judge, (law, case))
         except RuntimeError as error:
             # pebble raises this for a pool that is broken already.
             raise BrokenProcessPool from error
+
+    def _result(self, running: ProcessFuture[Answer], limit: float) -> Answer:
+        """Wait for an answer.
+
+        Raises:
+            TimeoutError: there is none within the limit; the process wrote where it was.
+        """
+        left = limit
+        while left > 0:
+            with suppress(TimeoutError):
+                return running.result(left)
+            clock = Clock.read(self.traces)
+            left = limit - clock.seconds() if clock else limit
+        assert clock
+        with suppress(ProcessLookupError):
+            os.kill(clock.process, _WHERE)
+        return running.result(_TRACING)
 
     def stop(self) -> None:
         """Release whoever waits for an answer; callable from any thread."""
@@ -345,6 +364,7 @@ def _start(origin: Origin, traces: Path, growth: int, environment: dict[str, str
         score.write("1000")
     _TRACES = traces.open("w")
     faulthandler.enable(_TRACES)
+    faulthandler.register(_WHERE, _TRACES, all_threads=False)
     try:
         _SUBJECT = origin.subject()
     except Exception as error:
@@ -356,44 +376,17 @@ def _start(origin: Origin, traces: Path, growth: int, environment: dict[str, str
 _OOM = Path("/proc/self/oom_score_adj")
 
 
-def _judge(law: str, case: Case, limit: float) -> Answer:
+def _judge(law: str, case: Case) -> Answer:
     if isinstance(_SUBJECT, Exception):
         raise _SUBJECT
     _TRACES.seek(0)
-    _TRACES.truncate()
+    _TRACES.write(Clock.started(os.getpid()).line)
+    _TRACES.flush()
     excused = _SUBJECT.ledger.excused
     excused.clear()
-    with _traced(limit):
-        answer = _answer(law, case, _SUBJECT)
+    answer = _answer(law, case, _SUBJECT)
     grown = _resident() > _MOST
     return replace(answer, excused=tuple(Counter(excused).elements()), spent=answer.spent or grown)
-
-
-@contextmanager
-def _traced(limit: float) -> Iterator[None]:
-    """Write where this thread is shortly before its process is killed.
-
-    faulthandler reads a running thread's frames and may crash on it. So use it only for compiled
-    code that holds the GIL, not while Python runs.
-    """
-    faulthandler.dump_traceback_later(limit + _TRACING / 2, file=_TRACES)
-    timer = Timer(limit, _write_trace, [get_ident()])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        faulthandler.cancel_dump_traceback_later()
-
-
-def _write_trace(thread: int) -> None:
-    """Write a thread's traceback in faulthandler's format."""
-    for frame, line in walk_stack(sys._current_frames()[thread]):
-        code = frame.f_code
-        _TRACES.write(f'  File "{code.co_filename}", line {line} in {code.co_name}\n')
-    _TRACES.flush()
-    faulthandler.cancel_dump_traceback_later()
 
 
 def _answer(law: str, case: Case, subject: Subject) -> Answer:
