@@ -26,6 +26,8 @@ profiles.register()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    about = "ops(*names): the ops that a test of a tool is about, for --changed"
+    config.addinivalue_line("markers", about)
     device = config.getoption("oracles_device")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None and device in ("auto", "cuda"):

@@ -196,6 +196,13 @@ def _reaches(file: str, node: str, *parameters: object) -> bool:
     return Changed("", (file,)).reaches(ROOT / path, test, parameters)
 
 
+def test_a_test_of_a_tool_is_reached_by_the_ops_that_it_is_marked_with() -> None:
+    runs = "properties/fuzz/test_faults.py::test_an_exit_of_python_is_reported"
+    assert _reaches("kernels/norm/l2norm.py", runs)
+    assert _reaches("properties/laws/differential.py", runs)
+    assert not _reaches("kernels/softmax/forward.py", runs)
+
+
 def test_a_test_is_reached_through_the_names_it_uses() -> None:
     file = "properties/mutants/test_hunt.py"
     kills = f"{file}::test_a_wrong_sign_is_killed_by_a_law_that_looks_at_results"

@@ -17,6 +17,8 @@ from properties.planting.closure import bound
 _Import = ast.Import | ast.ImportFrom
 # The plugin that the conftest.py at the root loads has fixtures, too.
 _SESSION = ROOT / "properties" / "session.py"
+# The marker with the ops that a test of a tool is about: the tool takes any.
+_MARK = "pytest.mark.ops"
 _ASKING = ("usefixtures", "getfixturevalue")
 
 
@@ -27,7 +29,7 @@ class Uses:
     Args:
         modules: those imported for what the test refers to.
         words: the strings in its code, which may name modules and files.
-        picked: the ops that it takes from the catalogue by name.
+        picked: the ops that it takes from the catalogue, or is marked with, by name.
         all_ops: whether it uses the whole catalogue.
     """
 
@@ -101,6 +103,7 @@ def uses(path: Path, test: str) -> Uses:
     words: set[str] = set()
     picked: set[str] = set()
     catalogues = 0
+    marked = False
     seen: set[ast.stmt] = set()
     while left:
         scope, statement = left.pop()
@@ -116,6 +119,9 @@ def uses(path: Path, test: str) -> Uses:
                 if isinstance(node.value, ast.Name) and node.value.id == "OPS":
                     picked.add(str(node.slice.value))
                     catalogues -= 1
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == _MARK:
+                picked |= {str(a.value) for a in node.args if isinstance(a, ast.Constant)}
+                marked = True
             elif isinstance(node, ast.Name):
                 catalogues += node.id == "OPS"
                 left += [(scope, other) for other in scope.definitions.get(node.id, ())]
@@ -125,7 +131,9 @@ def uses(path: Path, test: str) -> Uses:
             for name in _fixtures(node):
                 found = next((s for s in scopes if name in s.definitions), None)
                 left += [(found, other) for other in found.definitions[name]] if found else []
-    return Uses(frozenset(modules), frozenset(words), frozenset(picked), catalogues > 0)
+    return Uses(
+        frozenset(modules), frozenset(words), frozenset(picked), catalogues > 0 and not marked
+    )
 
 
 def _code(statement: ast.stmt) -> Iterator[ast.AST]:

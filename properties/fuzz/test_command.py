@@ -7,6 +7,8 @@ from properties.fuzz.__main__ import main
 from properties.fuzz.conftest import on_l2norm
 from properties.fuzz.night import lap_seed
 
+pytestmark = pytest.mark.ops("l2norm")
+
 _CASE = '{"op":"l2norm","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":3},"lengths":[2]}'
 
 

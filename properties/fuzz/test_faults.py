@@ -24,6 +24,8 @@ from properties.fuzz.log import Log
 from properties.jobs import Job, hypothesis_test
 from properties.laws import Subject, Violation
 
+pytestmark = pytest.mark.ops("l2norm", "short_conv")
+
 CPU = torch.device("cpu")
 
 _ROOT = Path(__file__).parents[2]

@@ -25,6 +25,8 @@ from properties.laws.signature import Signature
 from properties.targets import scope
 from properties.targets.oracle import Oracle
 
+pytestmark = pytest.mark.ops("l2norm")
+
 Y = Signature("norm", "differential", "y")
 DX = Signature("norm", "differential", "dx")
 JOB = Job("l2norm", "fused", "differential", "float32")

@@ -21,6 +21,8 @@ from properties.jobs import Job
 from properties.laws import Violation
 from properties.verdict.picture import Picture, Strip
 
+pytestmark = pytest.mark.ops("l2norm")
+
 OTHER = Job("l2norm", "fused", "causality", "float32")
 UNTRIED = Job("gla", "chunk", "differential", "float32")
 

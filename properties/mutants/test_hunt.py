@@ -28,6 +28,8 @@ from properties.planting.nursery import Nursery, TrialDied
 from properties.planting.trial import Bench, LawAbout, Pinned, TestAt, pinned_of
 from properties.targets import load
 
+pytestmark = pytest.mark.ops("rotary_embedding", "l2norm")
+
 _TURNED = "kernels.position.rotary._rotate"
 
 

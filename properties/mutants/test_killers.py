@@ -18,6 +18,8 @@ from properties.mutants.scoreboard import Scoreboard
 from properties.planting.trial import LawAbout, TestAt, attempt, pinned_of
 from properties.targets import load
 
+pytestmark = pytest.mark.ops("rotary_embedding", "l2norm")
+
 _TURNED = "kernels.position.rotary._rotate"
 _CASE = Case(
     op="rotary_embedding", mode="fused", dtype="float32", dims={"B": 1, "H": 2, "P": 4, "D": 9},
