@@ -168,6 +168,8 @@ def _code(op: Op) -> str:
 
 def _kernels(op: Op) -> str:
     """The modes, and what the kernels' docstring says beside the spec's."""
+    if not op.modes:
+        return "No kernel yet: `reference` and the adapters of other libraries have it."
     theirs, ours = Docstring.of(op.oracle), Docstring.of(getattr(kernels, op.name))
     modes = ", ".join(f"`{mode.name}`" for mode in op.modes)
     parts = [f"`kernels.{op.name}` takes the same arguments and `mode` and `tile`. Modes: {modes}."]

@@ -82,11 +82,8 @@ class Job:
 
     @property
     def _has_kernels(self) -> bool:
-        """Whether the mode has kernels of its own, unlike a wrapper."""
-        # The device must be chosen before the kernels are imported.
-        from kernels.tiles import TABLE
-
-        return (self.op, self.mode) in TABLE
+        """Whether the op has kernels of its own, unlike a wrapper."""
+        return OPS[self.op].wraps is None
 
     @property
     def _has_its_turn(self) -> bool:

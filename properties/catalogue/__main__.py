@@ -34,7 +34,7 @@ def table() -> str:
     killed = {} if reached else _killed()
     rows = [["op", "modes", "laws"], ["---"] * 3]
     for op in OPS.values():
-        modes = ", ".join(mode.name for mode in op.modes)
+        modes = ", ".join(mode.name for mode in op.modes) or "none yet"
         rows.append([f"`{op.name}`", modes, _laws(op.laws, every)])
     below: list[str] = []
     if reached:

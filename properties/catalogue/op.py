@@ -102,6 +102,10 @@ class Mode:
     refuses: frozenset[str] = frozenset()
 
 
+# What the oracle of an op runs as where no kernel has a mode.
+REFERENCE = Mode("reference")
+
+
 @dataclass(frozen=True)
 class Output:
     """A tensor that an op returns.
@@ -144,7 +148,7 @@ class Op:
         oracle: the main form of the reference page.
         second_form: the same function derived another way.
         quiet_form: the one of the two that rounds less often on its way, for the error budgets.
-        modes: the kernel's modes.
+        modes: the kernel's modes; empty while the op has no kernel.
         arguments, options, outputs: in the order of the signature.
         dims: what is drawn for each letter that a case fixes.
         sizes: letters that follow from the case; it sees T, S and N among the case's dims.
@@ -220,7 +224,12 @@ class Op:
         return next(a for a in self.arguments if a.name == name)
 
     def mode(self, name: str) -> Mode:
-        return next(m for m in self.modes if m.name == name)
+        return next(m for m in self.modes_or_reference if m.name == name)
+
+    @property
+    def modes_or_reference(self) -> tuple[Mode, ...]:
+        """The kernel's modes, or that of the oracle for an op without a kernel."""
+        return self.modes or (REFERENCE,)
 
     def full(
         self, mode: str, dims: Mapping[str, int], lengths: tuple[int, ...], *, packed: bool

@@ -12,7 +12,7 @@ from properties.planting.closure import KERNELS, closure, digest, origin_of
 
 @dataclass(frozen=True)
 class Sources:
-    """The modules that an op is made of."""
+    """The modules that an op is made of; no kernels while it has none."""
 
     kernels: frozenset[str]
     reference: frozenset[str]
@@ -22,7 +22,7 @@ class Sources:
     def of(cls, op: Op) -> "Sources":
         oracles = {f.__module__ for f in (op.oracle, op.second_form, op.quiet_form)}
         return cls(
-            closure([origin_of(KERNELS, op.name)], lists=False),
+            closure([origin_of(KERNELS, op.name)] if op.modes else (), lists=False),
             closure(oracles, lists=False),
             op.work.__module__,
         )

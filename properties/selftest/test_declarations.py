@@ -134,7 +134,7 @@ def test_every_role_has_facts() -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_every_option_is_switched_to_something_else(op: Op) -> None:
-    case = next(iter(_cases(op, op.modes[0]).values()))
+    case = next(iter(_cases(op, op.modes_or_reference[0]).values()))
     for option in op.options:
         value = option.switched(case)
         assert value != option.default

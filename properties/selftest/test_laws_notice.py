@@ -58,7 +58,9 @@ def first_violation(
 ) -> Violation | None:
     """The first violation that the law finds in this many small cases."""
     # For rejection the mode that refuses most arguments, else the one that refuses fewest.
-    mode = (min if law.name != "rejection" else max)(op.modes, key=lambda m: len(m.refuses))
+    mode = (min if law.name != "rejection" else max)(
+        op.modes_or_reference, key=lambda m: len(m.refuses)
+    )
     subject = Subject(target, torch.device("cpu"), quick=True)
 
     @seed(0)
@@ -461,7 +463,11 @@ def test_law_notices(op: Op, planted: Planted) -> None:
     # CI's cases of a law, over all modes and dtypes, notice the rarest bug with probability 1/8
     # each. One run may miss it, depending on the release of Hypothesis; four do not.
     ci = settings.get_profile("ci").max_examples
-    jobs = [Job(op.name, mode.name, planted.law, dtype) for mode in op.modes for dtype in DTYPES]
+    jobs = [
+        Job(op.name, mode.name, planted.law, dtype)
+        for mode in op.modes_or_reference
+        for dtype in DTYPES
+    ]
     examples = 4 * sum(job.share(ci) for job in jobs)
     violation = first_violation(LAWS[planted.law], op, Wrong(planted.bug), ("float32",), examples)
     assert violation is not None, f"accepted in {examples} cases"

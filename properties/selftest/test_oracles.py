@@ -18,13 +18,12 @@ from properties.cases.tensors import (
     transformable,
     work,
 )
-from properties.catalogue import OPS, Mode, Op
-from properties.catalogue.op import Role
+from properties.catalogue import OPS, Op
+from properties.catalogue.op import REFERENCE, Role
 from properties.targets.oracle import Oracle
 from properties.verdict import Precision, budgets, compare
 
 FLOAT64 = Precision("float64", 2.0**-53, 2.0**-1022)
-REFERENCE = Mode("reference")
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)

@@ -324,7 +324,7 @@ def test_case_survives_json_and_pasting(op: Op, mode: Mode) -> None:
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
 def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
-    for case in chain(*_one_run(op, op.modes[-1].name, 0, 20)):
+    for case in chain(*_one_run(op, op.modes_or_reference[-1].name, 0, 20)):
         inputs, known = build(op, case), sizes(op, case)
         for argument in op.arguments:
             if argument.optional and argument.name not in case.given:
@@ -341,7 +341,7 @@ def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
 
 @pytest.mark.parametrize("op", [op for op in OPS.values() if "normalize" in op.names])
 def test_a_normaliser_keeps_its_sign(op: Op) -> None:
-    normalised = filter(op.nonnegative, chain(*_one_run(op, op.modes[-1].name, 0, 40)))
+    normalised = filter(op.nonnegative, chain(*_one_run(op, op.modes_or_reference[-1].name, 0, 40)))
     states = 0
     for case in normalised:
         tensors = build(op, case).given()

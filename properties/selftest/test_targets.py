@@ -95,11 +95,16 @@ def test_a_target_reports_what_it_lacks() -> None:
     )
 
 
-def test_whole_targets_lack_nothing() -> None:
-    for name in ("ours", "oracle"):
-        target = load(name, CPU)
-        assert list(scope.missing(target)) == []
-        assert scope.declared(target, "attention", "parallel") is ATTENTION
+def test_the_oracles_lack_nothing() -> None:
+    assert list(scope.missing(load("oracle", CPU))) == []
+
+
+def test_ours_lacks_the_ops_without_a_kernel_and_nothing_else() -> None:
+    absent = [op.name for op in OPS.values() if not op.modes]
+    expected = [f"target ours has no {', '.join(absent)}"] if absent else []
+    ours = load("ours", CPU)
+    assert list(scope.missing(ours)) == expected
+    assert scope.declared(ours, "attention", "parallel") is ATTENTION
 
 
 def test_jobs_are_those_that_the_target_has() -> None:

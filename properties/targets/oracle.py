@@ -19,6 +19,9 @@ class Oracle(Target):
     new_results = False
     contexts = ("grad", "no_grad", "inference_mode", "autocast", "bfloat16_by_default")
 
+    def modes(self, op: Op) -> tuple[str, ...]:
+        return tuple(mode.name for mode in op.modes_or_reference)
+
     def function(self, op: Op) -> Function:
         def implementation(
             *, mode: str, tile: int | None, **given: Any
@@ -45,7 +48,7 @@ def _without_autocast(given: Mapping[str, Any]) -> torch.autocast:
 
 def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
     """Raise the errors that kernels raise, then those of the oracle."""
-    names = [m.name for m in op.modes]
+    names = [m.name for m in op.modes_or_reference]
     if mode not in names:
         raise ValueError(f"mode: {mode!r}, expected one of {', '.join(names)}")
     if tile is not None:

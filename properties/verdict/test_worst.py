@@ -15,7 +15,7 @@ LEAST = 0.05
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [op.name for op in OPS.values() if op.modes])
 def test_errors_come_near_their_budgets_and_not_past_them(op: str, dtype: str) -> None:
     rows = [row for row in ROWS.values() if (row.op, row.dtype) == (op, dtype)]
     assert rows, "no run has recorded it"
