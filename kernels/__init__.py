@@ -14,7 +14,14 @@ from kernels.conv import short_conv
 from kernels.delta import delta_rule, dplr, gated_delta_rule, kda, rwkv7
 from kernels.linear import gla, lightning_attn, linear_attn, mamba2, retention, simple_gla
 from kernels.norm import l2norm
-from kernels.position import rotary_embedding, rotary_tables
+from kernels.position import (
+    multiaxis_rotary,
+    rotary_axes,
+    rotary_embedding,
+    rotary_frequencies,
+    rotary_tables,
+    xpos_tables,
+)
 from kernels.scale import resolve_scale
 from kernels.softmax import attention
 
@@ -35,11 +42,15 @@ __all__ = [
     "lightning_attn",
     "linear_attn",
     "mamba2",
+    "multiaxis_rotary",
     "resolve_scale",
     "retention",
+    "rotary_axes",
     "rotary_embedding",
+    "rotary_frequencies",
     "rotary_tables",
     "rwkv7",
     "short_conv",
     "simple_gla",
+    "xpos_tables",
 ]

@@ -251,13 +251,16 @@ _SIMPLE_GLA_FUSED_CHUNK = Entry(
     kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
 )
 
+# tokens: (batch, token, head) vectors of x.
+_ROTARY = (
+    Entry(tokens=32, max_dim=128),
+    Entry(tokens=8, num_warps=2),
+    Entry(tokens=128, num_warps=8, max_dim=64),
+)
+
 TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
-    # tokens: (batch, token, head) vectors of x.
-    ("rotary_embedding", "fused"): (
-        Entry(tokens=32, max_dim=128),
-        Entry(tokens=8, num_warps=2),
-        Entry(tokens=128, num_warps=8, max_dim=64),
-    ),
+    ("rotary_embedding", "fused"): _ROTARY,
+    ("multiaxis_rotary", "fused"): _ROTARY,
     # tokens: rows that a program holds, queries in the forward and dq kernels, keys in that of dk
     # and dv; keys: rows that it reads per step, of the other kind. Kernels: "dq"; "dkv", of dk and
     # dv. What is added to logits takes registers in the backward pass, which has other tiles then:

@@ -21,7 +21,13 @@ from reference.linear.linear_attn import linear_attn
 from reference.linear.mamba2 import mamba2
 from reference.linear.simple_gla import simple_gla
 from reference.norm.l2norm import l2norm
-from reference.position.rotary import rotary_embedding, rotary_tables
+from reference.position.rotary import multiaxis_rotary, rotary_embedding
+from reference.position.tables import (
+    rotary_axes,
+    rotary_frequencies,
+    rotary_tables,
+    xpos_tables,
+)
 from reference.scale import resolve_scale
 from reference.softmax.attention import attention
 
@@ -39,11 +45,15 @@ __all__ = [
     "lightning_attn",
     "linear_attn",
     "mamba2",
+    "multiaxis_rotary",
     "resolve_scale",
     "retention",
+    "rotary_axes",
     "rotary_embedding",
+    "rotary_frequencies",
     "rotary_tables",
     "rwkv7",
     "short_conv",
     "simple_gla",
+    "xpos_tables",
 ]

@@ -15,8 +15,8 @@ import inspect
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from types import NoneType, SimpleNamespace
-from typing import Any, ParamSpec, TypeVar, get_args, overload
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, overload
 
 from jaxtyping import AbstractArray, Shaped, jaxtyped
 from torch import Tensor
@@ -41,11 +41,12 @@ def checked(
     """Check the arguments of every call against the annotations of the function.
 
     Understood are jaxtyping arrays of `torch.Tensor`, `bool`, `int`, `float` (an int too, not a
-    bool), other classes, and unions of these with None. A size may be a name, a number
-    or a sum such as `N+1`; in a sum, integer and boolean arguments stand for their values, so that
-    `V+normalize` is `V+1` when `normalize=True`. Sizes are bound in the order of the signature,
-    and two beforehand, where the function has an argument `cu_seqlens`: N, the number of sequences,
-    is `len(cu_seqlens) - 1` if that is given and B, the first size of the first tensor, if not.
+    bool), other classes such as `Mapping[str, object]`, and unions of these with None. A size may
+    be a name, a number or a sum such as `N+1`; in a sum, integer and boolean arguments stand for
+    their values, so that `V+normalize` is `V+1` when `normalize=True`. Sizes are bound in the order
+    of the signature, and two beforehand, where the function has an argument `cu_seqlens`: N, the
+    number of sequences, is `len(cu_seqlens) - 1` if that is given and B, the first size of the
+    first tensor, if not.
 
     Args:
         function: a function whose parameters are all annotated.
@@ -108,8 +109,7 @@ def _check_each(signature: inspect.Signature, arguments: Mapping[str, Any]) -> d
     if "cu_seqlens" in arguments:
         _bind_sequences(arguments, sizes)
     for name, value in arguments.items():
-        annotation = signature.parameters[name].annotation
-        kinds = get_args(annotation) or (annotation,)
+        kinds = _kinds(signature.parameters[name].annotation)
         kind = next((kind for kind in kinds if _matches(value, kind)), None)
         if kind is None:
             raise _mismatch(name, value, kinds, sizes)
@@ -138,12 +138,17 @@ def _bind(name: str, size: int, sizes: dict[str, int]) -> None:
     isinstance(SimpleNamespace(shape=(size,), dtype="size"), vector)
 
 
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if union else (annotation,)
+
+
 def _matches(value: object, kind: Any) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind)
+    return isinstance(value, get_origin(kind) or kind)
 
 
 def _is_array(kind: Any) -> bool:

@@ -1,11 +1,14 @@
 """Rotary embedding as a module that keeps its tables."""
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from kernels.arguments import check_range, describe
 from kernels.position import rotary_embedding, rotary_tables
+from kernels.position.tables import tokens_that_scale
 
 
 class RotaryEmbedding(nn.Module):
@@ -13,15 +16,18 @@ class RotaryEmbedding(nn.Module):
 
     The tables are float32 whatever `.half()` or `.bfloat16()` does to the model, they are no part
     of the state dict, and `.to(device)` takes them along. They grow when a longer sequence arrives.
+    A `dynamic` or `longrope` scaling is that of the tokens so far, the last position of a call and
+    those before it: nothing remains of longer calls.
 
     Under `torch.compile` they stay as they are, because a graph's outputs are no memory to keep:
     a graph that needs longer tables computes them on every call, and one that is given a tensor of
-    offsets, whose values it cannot see, raises the op's ValueError. `reserve` avoids both.
+    offsets or positions, whose values it cannot see, raises the op's ValueError. `reserve` avoids
+    both.
 
     Args:
         head_dim: D, the size of one head; never the width of the model.
         rotary_dim: 2P, how many of a head's first dims turn; even, `head_dim` by default.
-        base: see `rotary_tables`.
+        base, scaling: see `rotary_tables`.
         interleaved: pair neighbours instead of halves.
 
     Raises:
@@ -34,6 +40,7 @@ class RotaryEmbedding(nn.Module):
         *,
         rotary_dim: int | None = None,
         base: float = 10000.0,
+        scaling: Mapping[str, object] | None = None,
         interleaved: bool = False,
     ) -> None:
         super().__init__()
@@ -47,40 +54,51 @@ class RotaryEmbedding(nn.Module):
         self.head_dim = head_dim
         self.rotary_dim = rotary_dim
         self.base = base
+        self.scaling = scaling
         self.interleaved = interleaved
-        # A plain attribute: a buffer would be cast with the model.
-        self._tables = self._build(2048, None)
+        # Plain attributes: a buffer would be cast with the model.
+        self._tables = self._build(2048, 0, None)
+        self._tokens = tokens_that_scale(scaling, 0)
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
         device = fn(self._tables.new_empty(0)).device
         if device != self._tables.device:
-            self._tables = self._build(self._tables.shape[1], device)
+            self._tables = self._build(self._tables.shape[1], self._tokens, device)
         return self
 
-    def _build(self, length: int, device: torch.device | None) -> Float[Tensor, "2 R P"]:
+    def _build(
+        self, length: int, tokens: int, device: torch.device | None
+    ) -> Float[Tensor, "2 R P"]:
         # An inference tensor could not be saved for a backward pass later.
         with torch.inference_mode(False):
-            return torch.stack(
-                rotary_tables(length, self.rotary_dim, base=self.base, device=device)
+            tables = rotary_tables(
+                length,
+                self.rotary_dim,
+                base=self.base,
+                scaling=self.scaling,
+                tokens=tokens,
+                device=device,
             )
+            return torch.stack(tables)
 
-    def _reach(self, length: int, device: torch.device) -> Float[Tensor, "2 R P"]:
+    def _reach(self, length: int, tokens: int, device: torch.device) -> Float[Tensor, "2 R P"]:
         rows = self._tables.shape[1]
-        if length <= rows and device == self._tables.device:
+        if length <= rows and tokens == self._tokens and device == self._tables.device:
             return self._tables
         # Doubling, so that decoding token by token rarely builds.
         while rows < length:
             rows *= 2
-        return self._build(rows, device)
+        return self._build(rows, tokens, device)
 
     def reserve(self, length: int) -> None:
         """Make the tables at least `length` positions long."""
-        self._tables = self._reach(length, self._tables.device)
+        self._tables = self._reach(length, self._tokens, self._tables.device)
 
     def forward(
         self,
         *x: Float[Tensor, "B T H D"],
+        position_ids: Int[Tensor, "B T"] | None = None,
         seqlen_offsets: int | Int[Tensor, " N"] = 0,
         cu_seqlens: Int[Tensor, " N+1"] | None = None,
         inplace: bool = False,
@@ -89,13 +107,14 @@ class RotaryEmbedding(nn.Module):
 
         Args:
             x: queries, keys.
-            seqlen_offsets, cu_seqlens, inplace: see `rotary_embedding`.
+            position_ids, seqlen_offsets, cu_seqlens, inplace: see `rotary_embedding`.
 
         Returns:
             The turned tensor; a tuple of them where several were given.
 
         Raises:
-            TypeError, ValueError: see `rotary_embedding`; a last dim that is not head_dim.
+            TypeError, ValueError: see `rotary_embedding`; a last dim that is not head_dim; in a
+                compiled graph, a tensor of positions or offsets for a scaling by the tokens so far.
         """
         if not x:
             raise TypeError("x: no tensor, expected at least one")
@@ -105,19 +124,16 @@ class RotaryEmbedding(nn.Module):
                     f"x: {describe(each)}, expected [B, T, H, head_dim] "
                     f"with head_dim = {self.head_dim}"
                 )
-        needed = max(each.shape[1] for each in x)
-        # Offsets of another type are for the op to refuse.
-        if isinstance(seqlen_offsets, (int, torch.SymInt)):
-            needed += seqlen_offsets
-        elif isinstance(seqlen_offsets, Tensor) and not torch.compiler.is_compiling():
-            needed += int(seqlen_offsets.max()) if seqlen_offsets.numel() else 0
-        tables = self._reach(needed, x[0].device)
+        needed = self._tokens_so_far(x, position_ids, seqlen_offsets, cu_seqlens)
+        tokens = tokens_that_scale(self.scaling, needed)
+        tables = self._reach(needed, tokens, x[0].device)
         if not torch.compiler.is_compiling():
-            self._tables = tables
+            self._tables, self._tokens = tables, tokens
         turned = tuple(
             rotary_embedding(
                 each,
                 *tables,
+                position_ids,
                 interleaved=self.interleaved,
                 seqlen_offsets=seqlen_offsets,
                 cu_seqlens=cu_seqlens,
@@ -127,8 +143,41 @@ class RotaryEmbedding(nn.Module):
         )
         return turned[0] if len(turned) == 1 else turned
 
+    def _tokens_so_far(
+        self,
+        x: tuple[Tensor, ...],
+        position_ids: Tensor | None,
+        seqlen_offsets: int | Tensor,
+        cu_seqlens: Tensor | None,
+    ) -> int:
+        """One more than the last position, or a bound of it where no scaling depends on it.
+
+        Arguments of another type are for the op to refuse.
+        """
+        tokens = max(each.shape[1] for each in x)
+        scales = tokens_that_scale(self.scaling, tokens) > 0
+        where = seqlen_offsets if position_ids is None else position_ids
+        packed = scales and position_ids is None and isinstance(cu_seqlens, Tensor)
+        if torch.compiler.is_compiling() and (packed or isinstance(where, Tensor)):
+            if scales:
+                name = "position_ids" if position_ids is not None else "seqlen_offsets, cu_seqlens"
+                raise ValueError(
+                    f"{name}: a tensor, whose values a compiled graph cannot see, "
+                    f"expected none with the scaling {self.scaling}"
+                )
+            return tokens
+        if position_ids is not None:
+            given = isinstance(where, Tensor) and where.numel()
+            return int(where.max()) + 1 if given else tokens
+        if packed:
+            lengths = cu_seqlens.diff()
+            return int(((lengths + where) * (lengths > 0)).max()) if lengths.numel() else 0
+        if isinstance(where, Tensor):
+            return tokens + int(where.max()) if where.numel() else tokens
+        return tokens + where if isinstance(where, (int, torch.SymInt)) else tokens
+
     def extra_repr(self) -> str:
         return (
             f"head_dim={self.head_dim}, rotary_dim={self.rotary_dim}, base={self.base}, "
-            f"interleaved={self.interleaved}"
+            f"scaling={self.scaling}, interleaved={self.interleaved}"
         )

@@ -172,3 +172,59 @@ def test_a_head_dim_outside_2_to_256_is_refused(head_dim: int) -> None:
 def test_a_sequence_longer_than_the_tables_makes_them_grow() -> None:
     x, module = _heads(1, 2500, 1, 8), _module()
     assert torch.equal(module(x), _rotated(x, 0))
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 8}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.0, 1.0],
+    "long_factor": [2.0, 4.0, 8.0],
+    "original_max_position_embeddings": 8,
+    "factor": 4.0,
+}
+
+
+def _scaled(x: Tensor, scaling: dict, tokens: int) -> Tensor:
+    """The last tokens of so many."""
+    tables = rotary_tables(tokens, 6, scaling=scaling)
+    return rotary_embedding(x, *tables, seqlen_offsets=tokens - x.shape[1])
+
+
+@pytest.mark.parametrize("scaling", [DYNAMIC, LONGROPE])
+def test_a_scaling_follows_the_tokens_so_far_and_nothing_else(scaling: dict) -> None:
+    module, x = RotaryEmbedding(8, rotary_dim=6, scaling=scaling), _heads(1, 3, 2, 8)
+    for tokens in (3, 8, 9, 3000, 3001, 9, 8, 3):
+        turned = module(x, seqlen_offsets=tokens - 3)
+        assert torch.equal(turned, _scaled(x, scaling, tokens)), tokens
+        positions = torch.arange(tokens - 3, tokens)[None]
+        assert torch.equal(module(x, position_ids=positions), turned), tokens
+
+
+def test_a_pack_is_scaled_by_its_longest_sequence() -> None:
+    module, x = RotaryEmbedding(8, rotary_dim=6, scaling=DYNAMIC), _heads(1, 12, 2, 8)
+    turned = module(x, cu_seqlens=torch.tensor([0, 6, 6, 12]))
+    assert torch.equal(turned, module(x.view(2, 6, 2, 8)).view_as(x))
+    turned = module(x, cu_seqlens=torch.tensor([0, 9, 12]), seqlen_offsets=torch.tensor([1, 2]))
+    assert torch.equal(turned[:, :9], _scaled(x[:, :9], DYNAMIC, 10))
+
+
+def test_positions_of_left_padded_prompts_turn_each_row_by_its_own() -> None:
+    x = _heads(2, 5, 3, 8)
+    turned = _module()(x, position_ids=torch.tensor([[0, 1, 2, 3, 4], [0, 0, 0, 1, 2]]))
+    assert torch.equal(turned[:1], _module()(x[:1]))
+    assert torch.equal(turned[1:, 2:], _module()(x[1:, 2:]))
+
+
+def test_positions_that_a_compiled_graph_cannot_see_are_refused_where_they_scale() -> None:
+    torch._dynamo.reset()
+    module = RotaryEmbedding(8, rotary_dim=6, scaling=DYNAMIC)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = _heads(1, 3, 2, 8)
+    assert torch.equal(compiled(x, seqlen_offsets=9), _scaled(x, DYNAMIC, 12))
+    with pytest.raises(Exception, match="position_ids"):
+        compiled(x, position_ids=torch.arange(3)[None])
+
+
+def test_a_bad_scaling_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="scaling: dynamic has no original_max_position"):
+        RotaryEmbedding(8, scaling={"rope_type": "dynamic", "factor": 4.0})

@@ -1,6 +1,18 @@
 """Position encodings."""
 
-from kernels.position.rotary import rotary_embedding
-from kernels.position.tables import rotary_tables
+from kernels.position.rotary import multiaxis_rotary, rotary_embedding
+from kernels.position.tables import (
+    rotary_axes,
+    rotary_frequencies,
+    rotary_tables,
+    xpos_tables,
+)
 
-__all__ = ["rotary_embedding", "rotary_tables"]
+__all__ = [
+    "multiaxis_rotary",
+    "rotary_axes",
+    "rotary_embedding",
+    "rotary_frequencies",
+    "rotary_tables",
+    "xpos_tables",
+]

@@ -1,4 +1,6 @@
-"""Rotary position embedding: one kernel for both pairings, both directions, copied or in place."""
+"""Rotary position embedding: one kernel for both pairings and both directions, for one position of
+a token or several, copied or in place.
+"""
 
 from typing import Literal
 
@@ -27,13 +29,14 @@ _INDICES = (torch.int32, torch.int64)
 
 @triton.jit(do_not_specialize=["tokens_per_sequence", "heads", "num_vectors", "offset"])
 def _rotate(
-    x_ptr, y_ptr, cos_ptr, sin_ptr, rows_ptr,
+    x_ptr, y_ptr, cos_ptr, sin_ptr, rows_ptr, axes_ptr,
     tokens_per_sequence, heads, head_dim: tl.int32, pairs: tl.int32, num_vectors, offset,
     x_stride_b: tl.int64, x_stride_t: tl.int64, x_stride_h: tl.int64, x_stride_d,
     y_stride_b: tl.int64, y_stride_t: tl.int64, y_stride_h: tl.int64, y_stride_d,
     cos_stride_r: tl.int64, cos_stride_p, sin_stride_r: tl.int64, sin_stride_p,
+    rows_stride_a: tl.int64, rows_stride_b: tl.int64, rows_stride_t: tl.int64, axes_stride,
     INTERLEAVED: tl.constexpr, CONJUGATE: tl.constexpr,
-    HAS_ROWS: tl.constexpr, IN_PLACE: tl.constexpr,
+    HAS_ROWS: tl.constexpr, HAS_AXES: tl.constexpr, IN_PLACE: tl.constexpr,
     VECTORS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """A program turns VECTORS consecutive (batch, token, head) vectors of x."""
@@ -51,17 +54,21 @@ def _rotate(
 
     x_ptr += (batch * x_stride_b + time * x_stride_t + head * x_stride_h)[:, None]
     y_ptr += (batch * y_stride_b + time * y_stride_t + head * y_stride_h)[:, None]
-    if HAS_ROWS:
-        row = tl.load(rows_ptr + token, mask=inside)
-    else:
-        row = time + offset
-
     # Dims may lie as far apart as anything else.
     pair = tl.arange(0, PAIRS)[None, :].to(tl.int64)
     turned = inside[:, None] & (pair < pairs)
+    if HAS_ROWS:
+        rows_ptr += (batch * rows_stride_b + time * rows_stride_t)[:, None]
+        if HAS_AXES:
+            axis = tl.load(axes_ptr + pair * axes_stride, mask=pair < pairs).to(tl.int64)
+            row = tl.load(rows_ptr + axis * rows_stride_a, mask=turned).to(tl.int64)
+        else:
+            row = tl.load(rows_ptr, mask=inside[:, None]).to(tl.int64)
+    else:
+        row = (time + offset)[:, None]
     # In float32, and with them the products. What is masked is nowhere stored.
-    cos = tl.load(cos_ptr + row[:, None] * cos_stride_r + pair * cos_stride_p, mask=turned)
-    sin = tl.load(sin_ptr + row[:, None] * sin_stride_r + pair * sin_stride_p, mask=turned)
+    cos = tl.load(cos_ptr + row * cos_stride_r + pair * cos_stride_p, mask=turned)
+    sin = tl.load(sin_ptr + row * sin_stride_r + pair * sin_stride_p, mask=turned)
     cos, sin = cos.to(tl.float32), sin.to(tl.float32)
     if CONJUGATE:
         sin = -sin
@@ -94,33 +101,48 @@ def _rotate(
 
 
 def _table_rows(
-    tokens: int, length: int, offset: int, offsets: Tensor | None, cu_seqlens: Tensor | None
+    x: Tensor,
+    length: int,
+    offset: int,
+    offsets: Tensor | None,
+    cu_seqlens: Tensor | None,
+    positions: Tensor | None,
+    axes: Tensor | None,
 ) -> Tensor | None:
-    """The table row of every token, or None where that is `offset + t` for every sequence.
+    """The table rows of every token, `[B, T]` or `[A, B, T]`; None where they are `offset + t`.
 
     Raises:
-        ValueError: a row outside `[0, length)`.
+        ValueError: a row outside `[0, length)`, an axis outside `[0, A)`.
     """
-    if offsets is None and cu_seqlens is None:
-        return None
-    if cu_seqlens is None:
-        rows = offsets[:, None] + torch.arange(tokens, device=offsets.device)
-    else:
+    batch, tokens = x.shape[:2]
+    if cu_seqlens is not None:
         check_boundaries("cu_seqlens", cu_seqlens, tokens)
+    if positions is not None:
+        rows = positions
+        if axes is not None:
+            _check_within("axes", axes, len(positions), "axes of position_ids")
+    elif cu_seqlens is not None:
         # In 64 bits, or an offset past the tables could wrap into them.
         bounds = cu_seqlens.long()
         row_of_token_0 = (offset if offsets is None else offsets) - bounds[:-1]
         rows = torch.arange(tokens, device=bounds.device) + row_of_token_0.repeat_interleave(
             bounds.diff(), output_size=tokens
         )
-    if rows.numel():
-        low, high = torch.stack(rows.aminmax()).tolist()
-        if low < 0 or high >= length:
-            raise ValueError(
-                f"seqlen_offsets: tokens read the rows {low} to {high} of cos, "
-                f"expected rows within the {length} there are"
-            )
-    return rows
+    elif offsets is not None:
+        rows = offsets[:, None] + torch.arange(tokens, device=offsets.device)
+    else:
+        return None
+    name = "seqlen_offsets" if positions is None else "position_ids"
+    _check_within(name, rows, length, "rows of cos")
+    return rows.view(batch, tokens) if positions is None else rows
+
+
+def _check_within(name: str, numbers: Tensor, count: int, of: str) -> None:
+    """Refuse numbers that are none of `count` rows or axes; waits for the device."""
+    if numbers.numel():
+        low, high = torch.stack(numbers.aminmax()).tolist()
+        if low < 0 or high >= count:
+            raise ValueError(f"{name}: from {low} to {high}, expected 0 to {count - 1}, the {of}")
 
 
 def _launch(
@@ -131,22 +153,26 @@ def _launch(
     offset: int,
     offsets: Tensor | None,
     cu_seqlens: Tensor | None,
+    positions: Tensor | None,
+    axes: Tensor | None,
     interleaved: bool,
     conjugate: bool,
     tile: int,
 ) -> None:
     batch, tokens, heads, head_dim = x.shape
     length, pairs = cos.shape
-    rows = _table_rows(tokens, length, offset, offsets, cu_seqlens)
+    rows = _table_rows(x, length, offset, offsets, cu_seqlens, positions, axes)
+    steps = (0, 0, 0) if rows is None else rows.stride()
     shape = tiles.TABLE["rotary_embedding", "fused"][tile]
     vectors = batch * tokens * heads
     with torch.cuda.device_of(x):
         _rotate[(cdiv(vectors, shape.tokens),)](
-            x, y, cos, sin, rows,
+            x, y, cos, sin, rows, axes,
             tokens, heads, head_dim, pairs, vectors, offset,
             *x.stride(), *y.stride(), *cos.stride(), *sin.stride(),
+            *(0,) * (3 - len(steps)), *steps, 0 if axes is None else axes.stride(0),
             INTERLEAVED=interleaved, CONJUGATE=conjugate,
-            HAS_ROWS=rows is not None, IN_PLACE=y is x,
+            HAS_ROWS=rows is not None, HAS_AXES=axes is not None, IN_PLACE=y is x,
             VECTORS=shape.tokens, PAIRS=max(16, next_power_of_2(pairs)),
             num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
@@ -160,17 +186,20 @@ def _rotary(
     offset: int,
     offsets: Tensor | None,
     cu_seqlens: Tensor | None,
+    positions: Tensor | None,
+    axes: Tensor | None,
     interleaved: bool,
     conjugate: bool,
     tile: int,
 ) -> Tensor:
     y = x.new_empty(x.shape)
-    _launch(x, y, cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate, tile)
+    where = offset, offsets, cu_seqlens, positions, axes
+    _launch(x, y, cos, sin, *where, interleaved, conjugate, tile)
     return y
 
 
 @_rotary.register_fake
-def _(x, cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate, tile):
+def _(x, *others):
     return x.new_empty(x.shape)
 
 
@@ -182,30 +211,33 @@ def _rotary_(
     offset: int,
     offsets: Tensor | None,
     cu_seqlens: Tensor | None,
+    positions: Tensor | None,
+    axes: Tensor | None,
     interleaved: bool,
     conjugate: bool,
     tile: int,
 ) -> None:
-    _launch(x, x, cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate, tile)
+    where = offset, offsets, cu_seqlens, positions, axes
+    _launch(x, x, cos, sin, *where, interleaved, conjugate, tile)
 
 
 @_rotary_.register_fake
-def _(x, cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate, tile):
+def _(x, *others):
     return None
 
 
 def _save(ctx, inputs) -> None:
-    _, cos, sin, offset, offsets, cu_seqlens, interleaved, conjugate, tile = inputs
-    ctx.save_for_backward(cos, sin, offsets, cu_seqlens)
+    _, cos, sin, offset, offsets, cu_seqlens, positions, axes, interleaved, conjugate, tile = inputs
+    ctx.save_for_backward(cos, sin, offsets, cu_seqlens, positions, axes)
     ctx.options = offset, interleaved, conjugate, tile
 
 
 def _turn_back(ctx, dy: Tensor):
     """A rotation's transpose is its inverse: the same kernel with the sine negated."""
-    cos, sin, offsets, cu_seqlens = ctx.saved_tensors
+    cos, sin, *where = ctx.saved_tensors
     offset, interleaved, conjugate, tile = ctx.options
-    dx = _rotary(dy, cos, sin, offset, offsets, cu_seqlens, interleaved, not conjugate, tile)
-    return dx, *(None,) * 8
+    dx = _rotary(dy, cos, sin, offset, *where, interleaved, not conjugate, tile)
+    return dx, *(None,) * 10
 
 
 _rotary.register_autograd(_turn_back, setup_context=lambda ctx, inputs, output: _save(ctx, inputs))
@@ -228,6 +260,7 @@ def rotary_embedding(
     x: Float[Tensor, "B T H D"],
     cos: Float[Tensor, "R P"],
     sin: Float[Tensor, "R P"],
+    position_ids: Int[Tensor, "B T"] | None = None,
     *,
     interleaved: bool = False,
     seqlen_offsets: int | Int[Tensor, " N"] = 0,
@@ -239,8 +272,8 @@ def rotary_embedding(
 ) -> Float[Tensor, "B T H D"]:
     """Turn pairs of a head's dims by angles that depend on the token's position.
 
-        y1 = x1 cos[r] - x2 sin[r]          r = seqlen_offsets[n] + t  for token t of sequence n
-        y2 = x1 sin[r] + x2 cos[r]
+        y1 = x1 cos[r] - x2 sin[r]          r = position_ids[b, t], or without them
+        y2 = x1 sin[r] + x2 cos[r]          r = seqlen_offsets[n] + t  for token t of sequence n
 
     The pairs `(x1, x2)` are `(x_i, x_{i+P})`, or `(x_{2i}, x_{2i+1})` when interleaved, for i < P.
     Dims from 2P on are copied bit for bit. Products are float32; x may have any strides.
@@ -249,6 +282,7 @@ def rotary_embedding(
         x: queries or keys. float32, bfloat16 or float16.
         cos, sin: the tables of `rotary_tables`, both float32 or both of the dtype of x; constants
             without gradient.
+        position_ids: position of each token, int32 or int64; not beside `seqlen_offsets`.
         interleaved: pair neighbours instead of halves.
         seqlen_offsets: position of the first token, one for all sequences or one for each.
         cu_seqlens: boundaries of N sequences packed along T, with B = 1; N = B without.
@@ -263,24 +297,17 @@ def rotary_embedding(
     Raises:
         TypeError: a dtype, or an argument that is no tensor, that the list above does not have.
         ValueError: shapes or devices that do not fit; tables wider than the head (2P > D); a token
-            whose row lies outside `[0, R)`; malformed `cu_seqlens`; `inplace` on a tensor whose
-            elements share memory; an unknown mode or tile.
+            whose row lies outside `[0, R)`; `position_ids` beside `seqlen_offsets`; malformed
+            `cu_seqlens`; `inplace` on a tensor whose elements share memory; an unknown mode or
+            tile.
 
     Source: RoFormer, arXiv 2104.09864; halves as in GPT-NeoX, arXiv 2204.06745.
     """
-    sizes = bind_dims(x=(x, "B T H D"), cos=(cos, "R P"), sin=(sin, "R P"))
-    check_flags(interleaved=interleaved, conjugate=conjugate, inplace=inplace)
-    dtype = check_one_dtype(x=x)
-    check_dtype("cos", cos, torch.float32, dtype)
-    check_dtype("sin", sin, cos.dtype)
-    batch, tokens, head_dim = sizes["B"], sizes["T"], sizes["D"]
-    length, pairs = sizes["R"], sizes["P"]
-    check_range("head_dim (the last dim of x)", head_dim, 1, 256)
-    if 2 * pairs > head_dim:
-        raise ValueError(
-            f"cos: {describe(cos)} turns {2 * pairs} dims of each head, "
-            f"expected at most head_dim = {head_dim}, the last dim of x"
-        )
+    sizes = bind_dims(
+        x=(x, "B T H D"), cos=(cos, "R P"), sin=(sin, "R P"), position_ids=(position_ids, "B T")
+    )
+    check_dtype("position_ids", position_ids, *_INDICES)
+    batch, tokens, length = sizes["B"], sizes["T"], sizes["R"]
     cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, batch, x.device)
     offset, offsets = 0, None
     if isinstance(seqlen_offsets, Tensor):
@@ -299,17 +326,99 @@ def rotary_embedding(
         )
     else:
         offset = seqlen_offsets
-        if cu_seqlens is None and batch * tokens > 0 and (offset < 0 or offset + tokens > length):
-            raise ValueError(
-                f"seqlen_offsets: {offset} with {tokens} tokens reads the rows {offset} to "
-                f"{offset + tokens - 1} of cos, expected rows within the {length} there are"
-            )
+    if position_ids is not None and (offsets is not None or offset != 0):
+        raise ValueError("position_ids: given beside seqlen_offsets, expected one of the two")
+    in_order = position_ids is None and offsets is None and cu_seqlens is None
+    if in_order and batch * tokens > 0 and (offset < 0 or offset + tokens > length):
+        raise ValueError(
+            f"seqlen_offsets: {offset} with {tokens} tokens reads the rows {offset} to "
+            f"{offset + tokens - 1} of cos, expected rows within the {length} there are"
+        )
+    where = offset, offsets, cu_seqlens, position_ids, None
+    return _turned(x, cos, sin, where, interleaved, conjugate, inplace, mode, tile)
+
+
+def multiaxis_rotary(
+    x: Float[Tensor, "B T H D"],
+    cos: Float[Tensor, "R P"],
+    sin: Float[Tensor, "R P"],
+    position_ids: Int[Tensor, "A B T"],
+    axes: Int[Tensor, " P"],
+    *,
+    interleaved: bool = False,
+    conjugate: bool = False,
+    inplace: bool = False,
+    mode: Literal["auto", "fused"] = "auto",
+    tile: int | None = None,
+) -> Float[Tensor, "B T H D"]:
+    """Turn each pair of a head's dims by the token's position on one of several axes (M-RoPE).
+
+        y1 = x1 cos[r, i] - x2 sin[r, i]          r = position_ids[axes[i], b, t]
+        y2 = x1 sin[r, i] + x2 cos[r, i]
+
+    Args:
+        x, cos, sin: as of `rotary_embedding`.
+        position_ids: position of each token on each axis, int32 or int64.
+        axes: the axis that turns each pair, as of `rotary_axes`; int32 or int64.
+        interleaved, conjugate, inplace, mode: as of `rotary_embedding`.
+        tile: entry of `kernels.tiles.TABLE["multiaxis_rotary", "fused"]`; None chooses.
+
+    Returns:
+        y: the turned x; x itself when in place, a new contiguous tensor otherwise.
+
+    Raises:
+        TypeError: a dtype, or an argument that is no tensor, that the list above does not have.
+        ValueError: shapes or devices that do not fit; tables wider than the head (2P > D); a
+            position outside `[0, R)`; an axis outside `[0, A)`; `inplace` on a tensor whose
+            elements share memory; an unknown mode or tile.
+
+    Source: Qwen2-VL, arXiv 2409.12191, section 2.1.
+    """
+    bind_dims(
+        x=(x, "B T H D"),
+        cos=(cos, "R P"),
+        sin=(sin, "R P"),
+        position_ids=(position_ids, "A B T"),
+        axes=(axes, "P"),
+    )
+    for name, indices in (("position_ids", position_ids), ("axes", axes)):
+        if indices is None:
+            raise TypeError(f"{name}: None, expected a tensor of integers")
+        check_dtype(name, indices, *_INDICES)
+    where = 0, None, None, position_ids, axes
+    return _turned(x, cos, sin, where, interleaved, conjugate, inplace, mode, tile)
+
+
+def _turned(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    where: tuple[int, Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+    interleaved: bool,
+    conjugate: bool,
+    inplace: bool,
+    mode: str,
+    tile: int | None,
+) -> Tensor:
+    """Check what both ops share, and launch."""
+    check_flags(interleaved=interleaved, conjugate=conjugate, inplace=inplace)
+    dtype = check_one_dtype(x=x)
+    check_dtype("cos", cos, torch.float32, dtype)
+    check_dtype("sin", sin, cos.dtype)
+    batch, tokens, _, head_dim = x.shape
+    pairs = cos.shape[1]
+    check_range("head_dim (the last dim of x)", head_dim, 1, 256)
+    if 2 * pairs > head_dim:
+        raise ValueError(
+            f"cos: {describe(cos)} turns {2 * pairs} dims of each head, "
+            f"expected at most head_dim = {head_dim}, the last dim of x"
+        )
     if mode not in ("auto", "fused"):
         raise ValueError(f"mode: {mode!r}, expected 'auto' or 'fused'")
     tile = tiles.choose(
         "rotary_embedding", "fused", dim=head_dim, dtype=dtype, device=x.device, tile=tile
     )
-    inputs = (x, cos, sin, offset, offsets, cu_seqlens, bool(interleaved), bool(conjugate), tile)
+    inputs = (x, cos, sin, *where, bool(interleaved), bool(conjugate), tile)
     if not inplace:
         return _rotary(*inputs)
     # PyTorch gives an empty tensor strides of 0 now and then.

@@ -27,7 +27,16 @@ def test_opcheck_passes(dtype: torch.dtype, packed: bool, each: bool) -> None:
     x = _heads(1 if packed else 2, 5, 3, 7).to(dtype)
     offsets = torch.tensor([3, 1]) if each else None
     cu_seqlens = torch.tensor([0, 2, 5]) if packed else None
-    arguments = (COS, SIN, 2, offsets, cu_seqlens, True, False, 0)
+    arguments = (COS, SIN, 2, offsets, cu_seqlens, None, None, True, False, 0)
+    opcheck(_rotary, (x.clone().requires_grad_(), *arguments))
+    opcheck(_rotary_, (x.clone(), *arguments))
+
+
+@pytest.mark.parametrize("axes", [None, torch.tensor([1, 0, 1])])
+def test_opcheck_passes_with_positions(axes: Tensor | None) -> None:
+    x, positions = _heads(2, 5, 3, 7), torch.arange(20).view(2, 2, 5)
+    given = (positions[0] if axes is None else positions, axes)
+    arguments = (COS, SIN, 0, None, None, *given, True, False, 0)
     opcheck(_rotary, (x.clone().requires_grad_(), *arguments))
     opcheck(_rotary_, (x.clone(), *arguments))
 

@@ -1,4 +1,6 @@
-"""Memory layouts: the same values at other addresses. Memory outside the view holds NaN."""
+"""Memory layouts: the same values at other addresses. Memory outside the view holds NaN, or the
+largest integer.
+"""
 
 from collections.abc import Callable
 
@@ -19,20 +21,20 @@ def heads_first(x: Tensor) -> Tensor:
 def sliced(x: Tensor) -> Tensor:
     """The middle of a wider last dim, as a slice of a packed QKV projection is."""
     width = x.shape[-1]
-    wide = x.new_full((*x.shape[:-1], 3 * width + 1), float("nan"))
+    wide = x.new_full((*x.shape[:-1], 3 * width + 1), _unread(x))
     view = wide[..., width : 2 * width]
     return view.copy_(x)
 
 
 def strided(x: Tensor) -> Tensor:
     """Every second element of the last dim."""
-    wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), float("nan"))
+    wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), _unread(x))
     return wide[..., ::2].copy_(x)
 
 
 def misaligned(x: Tensor) -> Tensor:
     """Dense, but one element past an aligned address."""
-    memory = x.new_full((x.numel() + 2,), float("nan"))
+    memory = x.new_full((x.numel() + 2,), _unread(x))
     return memory[1:-1].view(x.shape).copy_(x)
 
 
@@ -56,6 +58,11 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 # Layouts in which several elements share an address.
 SHARING = ("expanded", "repeated")
+
+
+def _unread(x: Tensor) -> float:
+    """The number beside a view, which nobody may read."""
+    return float("nan") if x.is_floating_point() else torch.iinfo(x.dtype).max
 
 
 def relaid(x: Tensor, layout: str) -> Tensor:

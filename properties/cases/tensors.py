@@ -121,6 +121,8 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
     """Build the tensors and options of a case, bit for bit the same on every machine."""
     generator = torch.Generator().manual_seed(case.seed)
     known = sizes(op, case)
+    # Either integer width is allowed; the seed decides.
+    width = torch.int32 if case.seed >> 8 & 1 else torch.int64
     tensors = {}
     for argument in op.arguments:
         if argument.optional and argument.name not in case.given:
@@ -130,11 +132,11 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
             argument.dtype == "either" and argument.name not in case.float32
         )
         dtype = case.torch_dtype if lower else torch.float32
+        if argument.dtype == "index":
+            dtype = width
         tensors[argument.name] = relaid(x.to(dtype).to(device), case.layout_of(argument.name))
     tensors = {name: x for name, x in tensors.items() if name not in case.same}
     options = {name: _number(case, value) for name, value in case.options.items()}
-    # Either integer width is allowed; the seed decides.
-    width = torch.int32 if case.seed >> 8 & 1 else torch.int64
     for name, value in case.options.items():
         if isinstance(value, (list, tuple)):
             tensors[name] = torch.tensor(value, dtype=width, device=device)
@@ -177,6 +179,8 @@ def _number(case: Case, value: Any) -> Any:
 def _filled(
     op: Op, case: Case, argument: Argument, known: Mapping[str, int], generator: torch.Generator
 ) -> Tensor:
+    if argument.fill is not None:
+        return argument.fill(case, known, generator)
     dims = argument.dims.split()
     axis = next((i for i, d in enumerate(dims) if d in ("T", "S")), None)
     lengths = case.key_lengths if axis is not None and dims[axis] == "S" else case.lengths

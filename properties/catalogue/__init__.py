@@ -12,7 +12,7 @@ from properties.catalogue.linear import (
 )
 from properties.catalogue.norm import L2NORM
 from properties.catalogue.op import DTYPES, Argument, Mode, Op, Option, Output, Role
-from properties.catalogue.position import ROTARY_EMBEDDING
+from properties.catalogue.position import MULTIAXIS_ROTARY, ROTARY_EMBEDDING
 from properties.catalogue.softmax import ATTENTION
 
 OPS: dict[str, Op] = {
@@ -31,6 +31,7 @@ OPS: dict[str, Op] = {
         RWKV7,
         ATTENTION,
         ROTARY_EMBEDDING,
+        MULTIAXIS_ROTARY,
         SHORT_CONV,
         L2NORM,
     )

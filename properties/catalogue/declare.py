@@ -18,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 
 from properties.cases.case import Case
 from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, asked, head_dims, scales
-from properties.catalogue.op import Argument, Mode, Op, Option, Output, Role, always
+from properties.catalogue.op import Argument, Fill, Mode, Op, Option, Output, Role, always
 from reference.arguments import arrays, same_dtype
 from reference.op import Op as Oracle
 from reference.op import axes
@@ -80,6 +80,7 @@ def declare(
     wraps: Op | None = None,
     roles: Mapping[str, Role] = MappingProxyType({}),
     constants: Sequence[str] = (),
+    indices: Mapping[str, Fill] = MappingProxyType({}),
     nonlinear: Sequence[str] = (),
     options: Sequence[Option] = (),
     dims: Mapping[str, SearchStrategy[int]] = MappingProxyType({}),
@@ -96,6 +97,7 @@ def declare(
         modes, work: as of `Op`; a wrapper has those of the op that it wraps.
         roles: of tensors whose names do not say what they mean.
         constants: tensors that get no gradient.
+        indices: tensors of integers → what fills them.
         nonlinear: outputs that are not linear in what the others are linear in.
         options: those that are neither flags nor common. One that is not stated is never drawn.
         dims: letters that other ops do not have.
@@ -104,9 +106,11 @@ def declare(
         special: further fields of `Op`, in the place of what follows from the signature.
     """
     signature = inspect.signature(oracle)
-    arguments = tuple(_arguments(oracle, signature, roles, constants))
+    arguments = tuple(_arguments(oracle, signature, roles, constants, indices))
     outputs = tuple(_outputs(oracle, signature, nonlinear))
-    of_call = tuple(_options(signature, {option.name: option for option in options}, outputs))
+    of_call = tuple(
+        _options(signature, {option.name: option for option in options}, outputs, indices)
+    )
     names = {*(x.name for x in arguments), *(option.name for option in of_call)}
     tensors: tuple[Argument | Output, ...] = (*arguments, *outputs)
     every = {dim for x in tensors for dim in x.dims.split()}
@@ -202,11 +206,22 @@ def _arguments(
     signature: Signature,
     roles: Mapping[str, Role],
     constants: Sequence[str],
+    indices: Mapping[str, Fill],
 ) -> Iterator[Argument]:
     first = next(iter(signature.parameters))
     alike = {first, *same_dtype(oracle)} if first in same_dtype(oracle) else {first}
     for name, parameter in signature.parameters.items():
-        if _is_tensor(parameter):
+        if name in indices:
+            yield Argument(
+                name,
+                _dims(parameter.annotation),
+                Role.INDEX,
+                optional=parameter.default is None,
+                differentiable=False,
+                dtype="index",
+                fill=indices[name],
+            )
+        elif _is_tensor(parameter):
             role = roles.get(name, _ROLES.get(name, Role.VALUE))
             dtype = "case" if name in alike else "either"
             yield Argument(
@@ -236,10 +251,17 @@ def _outputs(
 
 
 def _options(
-    signature: Signature, stated: Mapping[str, Option], outputs: Sequence[Output]
+    signature: Signature,
+    stated: Mapping[str, Option],
+    outputs: Sequence[Output],
+    indices: Mapping[str, Fill],
 ) -> Iterator[Option]:
     """The options in their order, those that are stated in theirs, and auxiliary ones last."""
-    others = {n: p for n, p in signature.parameters.items() if not _is_tensor(p) and not _packs(n)}
+    others = {
+        n: p
+        for n, p in signature.parameters.items()
+        if not (_is_tensor(p) or _packs(n) or n in indices)
+    }
     auxiliary = [output.asked_by for output in outputs if output.asked_by is not None]
     in_order = iter(stated.values())
     for name, parameter in others.items():

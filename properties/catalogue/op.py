@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import find, settings
 from hypothesis.errors import NoSuchExample, Unsatisfiable
 from hypothesis.strategies import SearchStrategy, just
-from torch import Tensor
+from torch import Generator, Tensor
 
 from properties.cases.case import Case
 from properties.verdict.budgets import Telescope
@@ -35,10 +35,15 @@ class Role(Enum):
     SLOPE = "slope, at least 0"
     COSINE = "cosine of an angle"
     SINE = "sine of an angle"
+    INDEX = "integer that says where something is, such as a position"
 
 
 # Roles of which any number is allowed.
 ANY_NUMBERS = (Role.QUERY, Role.KEY, Role.VALUE)
+
+
+# The integers of a tensor in a case, given the size of every letter.
+Fill = Callable[[Case, Mapping[str, int], Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,8 @@ class Argument:
         dims: its dims by name, "B T H K".
         optional: a case may leave it out.
         differentiable: the op promises a gradient.
-        dtype: "case" for that of the activations, "float32", or "either".
+        dtype: "case" for that of the activations, "float32", "either", or "index" for integers.
+        fill: fills a tensor of integers; None for numbers, which a recipe fills.
     """
 
     name: str
@@ -58,6 +64,7 @@ class Argument:
     optional: bool = False
     differentiable: bool = True
     dtype: str = "case"
+    fill: Fill | None = None
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,9 @@ def _with_another_future(op: Op, case: Case, inputs: Inputs, cuts: list[int]) ->
         if axis is None:
             continue
         x = x.clone(memory_format=torch.contiguous_format)
+        batch = dims.index("B") if "B" in dims else 0
         for n in range(case.sequences):
-            rows = x if case.packed else x.narrow(0, n, 1)
+            rows = x if case.packed else x.narrow(batch, n, 1)
             future = rows.movedim(axis, 0)[_future(op, case, dims[axis], cuts, n)]
             _change(op.argument(name).role, future)
         changed[name] = relaid(x, case.layout_of(name))
@@ -78,7 +79,7 @@ def _with_another_future(op: Op, case: Case, inputs: Inputs, cuts: list[int]) ->
 
 
 def _change(role: Role, future: Tensor) -> None:
-    """Change future values within the range of their role.
+    """Change future values within the range of their role; integers change places.
 
     Log decays stay negative, unsigned values stay unsigned, and a delta rule stays stable: an
     overflow would reach the past of its chunk as 0 times infinity.
@@ -92,6 +93,8 @@ def _change(role: Role, future: Tensor) -> None:
             future.neg_().add_(2)
         case Role.RATE:
             future.neg_().add_(1)
+        case Role.INDEX:
+            future.copy_(future.flip(0))
         case _:
             future.mul_(2).add_(0.5)
 

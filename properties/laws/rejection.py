@@ -212,8 +212,11 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
     tensors = tensors_of(op, inputs)
     for name, x in tensors.items():
         yield Mistake(f"{name} of another rank", {name: x[None]}, (name,), kind=RANK)
-        yield Mistake(f"{name} of integers", {name: x.to(torch.int32)}, (name,), kind=DTYPE)
         yield Mistake(f"{name} that is a list", {name: [1.0]}, (name,))
+        if not x.is_floating_point():
+            yield Mistake(f"{name} of floats", {name: x.float()}, (name,), kind=DTYPE)
+            continue
+        yield Mistake(f"{name} of integers", {name: x.to(torch.int32)}, (name,), kind=DTYPE)
         yield Mistake(f"{name} in float64", {name: x.double()}, (name,), False, DTYPE)
     yield from _mixed_dtypes(op, tensors)
     dims = {n: dims_of(op, n) for n in tensors}

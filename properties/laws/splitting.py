@@ -56,7 +56,8 @@ def _in_two_calls(
             lengths = [_length(op, piece, dim) for piece in half]
             bounds = torch.tensor(boundaries(lengths), dtype=given[op.packed_by[0]].dtype)
             options[name] = bounds.to(subject.device)
-        if op.continues_by == "seqlen_offsets":
+        # Positions that are given as data are cut with their tokens.
+        if op.continues_by == "seqlen_offsets" and "position_ids" not in tensors:
             options["seqlen_offsets"] = _offsets(case, subject, [0] * len(cuts) if early else cuts)
         function = subject.function(op)
         half_of = {**tensors, **options, "mode": case.called_mode, "tile": case.tile}

@@ -13,6 +13,7 @@ LINEAR_ATTN = ("reference/linear/test_linear_attn.py", f"{_AGREE}[linear_attn]")
 GLA = ("reference/linear/test_gla.py", f"{_AGREE}[gla]")
 ATTENTION = ("reference/softmax/test_attention.py", f"{_AGREE}[attention]")
 ROTARY = ("reference/position/test_rotary.py", f"{_AGREE}[rotary_embedding]")
+TABLES = ("reference/position/test_tables.py",)
 SIMPLE_GLA = ("reference/linear/test_simple_gla.py",)
 CONSTANT = ("reference/linear/test_constant_decay.py",)
 MAMBA2 = ("reference/linear/test_mamba2.py",)
@@ -30,6 +31,7 @@ CACHES = ("reference/cache/test_caches.py",)
 
 _linear, _gla = "reference.linear.linear_attn", "reference.linear.gla"
 _softmax, _rotary = "reference.softmax.attention", "reference.position.rotary"
+_tables = "reference.position.tables"
 _delta = "reference.delta"
 FLIPPED = {
     Edit(_linear, "S = S + torch", "S = S - torch"): LINEAR_ATTN,
@@ -40,7 +42,11 @@ FLIPPED = {
     Edit(_softmax, "s - slope[:, None] *", "s + slope[:, None] *"): ATTENTION,
     Edit(_rotary, "y1 = x1 * cos - x2 * sin", "y1 = x1 * cos + x2 * sin"): ROTARY,
     Edit(_rotary, "z = z * factor", "z = z * -factor"): ROTARY,
-    Edit(_rotary, "base ** (-2 * pair", "base ** (2 * pair"): ROTARY[:1],
+    Edit(_tables, "base ** (-2 * pair", "base ** (2 * pair"): TABLES,
+    Edit(_tables, "factor ** (-torch", "factor ** (torch"): TABLES,
+    Edit(_tables, "(1 - ramp) * θ + ramp", "(1 - ramp) * θ - ramp"): TABLES,
+    Edit(_tables, "smooth * θ + (1 - smooth)", "smooth * θ - (1 - smooth)"): TABLES,
+    Edit(_tables, "float64) / rotary_dim + γ)", "float64) / rotary_dim - γ)"): TABLES,
     Edit("reference.linear.simple_gla", "S = S + torch", "S = S - torch"): SIMPLE_GLA,
     Edit("reference.linear.simple_gla", "* S + written", "* S - written"): SIMPLE_GLA,
     Edit("reference.linear.constant_decay", "1 - 2.0 **", "1 + 2.0 **"): CONSTANT,

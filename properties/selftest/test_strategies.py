@@ -336,7 +336,10 @@ def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
             x = inputs.tensors[argument.name]
             assert x.shape == tuple(known[d] for d in argument.dims.split())
             float32 = argument.dtype == "float32" or argument.name in case.float32
-            assert x.dtype == (torch.float32 if float32 else case.torch_dtype)
+            if argument.dtype == "index":
+                assert x.dtype in (torch.int32, torch.int64)
+            else:
+                assert x.dtype == (torch.float32 if float32 else case.torch_dtype)
 
 
 @pytest.mark.parametrize("op", [op for op in OPS.values() if "normalize" in op.names])

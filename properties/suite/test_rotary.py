@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,42 @@ from properties.laws import Subject
 # The module's tables start with this many rows and then double.
 ROWS = 2048
 FLOATS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 100}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.0, 1.0],
+    "long_factor": [1.0, 4.0, 64.0],
+    "original_max_position_embeddings": 4096,
+    "attention_factor": 1.2,
+}
+BAD_SCALINGS: list[Any] = [
+    "yarn",
+    {},
+    {"factor": 2.0},
+    {"rope_type": "mrope"},
+    {"rope_type": "default", "factor": 2.0},
+    *({name: x for name, x in YARN.items() if name != key} for key in YARN),
+    *({name: x for name, x in LLAMA3.items() if name != key} for key in LLAMA3),
+    {name: x for name, x in LONGROPE.items() if name != "attention_factor"},
+    *({name: x for name, x in LONGROPE.items() if name != key} for key in list(LONGROPE)[:4]),
+    *(YARN | {"factor": bad} for bad in (0.0, -1.0, True, float("inf"), "2", None)),
+    *(DYNAMIC | {"original_max_position_embeddings": bad} for bad in (1, 99.5, 100.0, True)),
+    YARN | {"betafast": 1.0},
+    YARN | {"truncate": 1},
+    YARN | {"beta_fast": 0.5},
+    YARN | {"mscale": -1.0},
+    LLAMA3 | {"high_freq_factor": 1.0},
+    *(LONGROPE | {"long_factor": bad} for bad in ([1.0, 2.0], [1, 0, 1], 2.0, ["1", 1, 1])),
+    {"rope_type": "proportional", "partial_rotary_factor": 1.5},
+]
 
 
 @given(
@@ -35,6 +72,160 @@ def test_tables_are_those_of_the_reference_rounded_once(
         assert x.shape == (length, pairs)
         rounding = torch.finfo(dtype).eps / 2 * y.abs() + torch.finfo(torch.float64).eps
         assert ((x.cpu().double() - y).abs() <= angles + rounding).all()
+
+
+def _factors(pairs: int) -> st.SearchStrategy[dict[str, Any]]:
+    """A scaling of any type for so many pairs, with and without the factors that have defaults."""
+    factor, original = st.sampled_from([1.0, 2, 2.5, 40.0]), st.sampled_from([2, 100, 4096])
+    numbers = st.lists(st.sampled_from([1.0, 1.5, 64]), min_size=pairs, max_size=pairs)
+    scaled = {"factor": factor}
+    grown = scaled | {"original_max_position_embeddings": original}
+    mscale = st.sampled_from([0.0, 0.707, 1.0])
+    beta = {"beta_fast": st.sampled_from([2.5, 32, 64.0]), "beta_slow": st.sampled_from([0.5, 1])}
+    ramp = beta | {"mscale": mscale, "mscale_all_dim": mscale, "truncate": st.booleans()}
+    turns = {
+        "low_freq_factor": st.sampled_from([0.5, 1.0]),
+        "high_freq_factor": st.sampled_from([2.0, 4]),
+    }
+    given = {"attention_factor": st.none() | st.just(1.25)}
+    some = st.sampled_from([0.0, 0.25, 0.5, 0.99, 1])
+    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "default": ({}, {}),
+        "linear": (scaled, {}),
+        "ntk": (scaled, {}),
+        "dynamic": (grown, {}),
+        "yarn": (grown, ramp | given),
+        "llama3": (grown | turns, {}),
+        "longrope": (grown | {"short_factor": numbers, "long_factor": numbers}, given),
+        "proportional": ({"partial_rotary_factor": some}, scaled),
+    }
+    return st.one_of(
+        st.fixed_dictionaries({"rope_type": st.just(kind), **needed}, optional=optional)
+        for kind, (needed, optional) in kinds.items()
+    )
+
+
+# A position of 2^20 turns by up to 2^20 radians, with an error of three roundings of float64.
+@given(data=st.data(), itemsize=st.sampled_from([*FLOATS]))
+def test_scaled_tables_are_those_of_the_reference(
+    data: st.DataObject, itemsize: int, subject: Subject
+) -> None:
+    from kernels import rotary_frequencies, rotary_tables
+
+    pairs = data.draw(st.integers(1, 9), "pairs")
+    scaling = data.draw(_factors(pairs), "scaling")
+    base = data.draw(st.sampled_from([100.0, 10_000.0, 5e6]), "base")
+    tokens = data.draw(st.sampled_from([0, 2, 3, 100, 101, 4096, 4097, 2**20]), "tokens")
+    options: dict[str, Any] = {"base": base, "scaling": scaling, "tokens": tokens}
+    θ, factor = rotary_frequencies(2 * pairs, **options, device=subject.device)
+    want, wanted = reference.rotary_frequencies(2 * pairs, **options)
+    assert factor == pytest.approx(wanted, rel=1e-15)
+    torch.testing.assert_close(θ.cpu(), want, rtol=8e-15, atol=0)
+
+    dtype, length = FLOATS[itemsize], data.draw(st.sampled_from([1, 40, 2000]), "length")
+    got = rotary_tables(length, 2 * pairs, **options, dtype=dtype, device=subject.device)
+    exact = reference.rotary_tables(length, 2 * pairs, **options, dtype=torch.float64)
+    angles = 8e-15 * torch.arange(length)[:, None] * want
+    for x, y in zip(got, exact, strict=True):
+        assert x.dtype == dtype
+        rounding = torch.finfo(dtype).eps / 2 * y.abs() + 4 * torch.finfo(torch.float64).eps
+        assert ((x.cpu().double() - y).abs() <= wanted * (angles + rounding)).all()
+
+
+@given(
+    itemsize=st.sampled_from([*FLOATS]),
+    base=st.sampled_from([10_000.0, 500_000.0]),
+    factor=st.sampled_from([1.0, 8.0]),
+)
+def test_tables_are_right_at_position_2_to_the_20(
+    itemsize: int, base: float, factor: float, subject: Subject
+) -> None:
+    from kernels import rotary_tables
+
+    dtype, scaling = FLOATS[itemsize], {"rope_type": "linear", "factor": factor}
+    options: dict[str, Any] = {"base": base, "scaling": scaling}
+    got = rotary_tables(2**20 + 1, 4, **options, dtype=dtype, device=subject.device)
+    θ, _ = reference.rotary_frequencies(4, **options)
+    for x, function in zip(got, (torch.cos, torch.sin), strict=True):
+        want = function(2**20 * θ).to(dtype)
+        tolerance = torch.finfo(dtype).eps + 2**20 * 4e-16
+        assert ((x[-1].cpu() - want).abs().double() <= tolerance).all()
+
+
+@given(
+    length=st.integers(0, 40),
+    pairs=st.integers(1, 9),
+    scale_base=st.sampled_from([8.0, 512.0]),
+    center=st.integers(0, 20),
+    itemsize=st.sampled_from([*FLOATS]),
+)
+def test_tables_of_xpos_are_those_of_the_reference(
+    length: int, pairs: int, scale_base: float, center: int, itemsize: int, subject: Subject
+) -> None:
+    from kernels import xpos_tables
+
+    dtype = FLOATS[itemsize]
+    options: dict[str, Any] = {"scale_base": scale_base, "center": center}
+    got = xpos_tables(length, 2 * pairs, **options, dtype=dtype, device=subject.device)
+    want = reference.xpos_tables(length, 2 * pairs, **options, dtype=torch.float64)
+    for x, y in zip(got, want, strict=True):
+        assert x.dtype == dtype
+        torch.testing.assert_close(
+            x.cpu().double(), y, rtol=torch.finfo(dtype).eps / 2 + 1e-13, atol=1e-13
+        )
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans())
+def test_axes_are_those_of_the_reference(sections: list[int], interleaved: bool) -> None:
+    from kernels import rotary_axes
+
+    axes = rotary_axes(sum(sections), sections, interleaved=interleaved)
+    assert axes.equal(reference.rotary_axes(sum(sections), sections, interleaved=interleaved))
+
+
+BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    *(("scaling", (8, 6), {"scaling": scaling}) for scaling in BAD_SCALINGS),
+    ("tokens", (8, 6), {"tokens": -1}),
+    ("base", (8, 6), {"base": 1.0, "scaling": YARN}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "options"), BAD)
+def test_a_scaling_without_its_factors_is_refused_by_name(
+    name: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    import kernels
+
+    for package in (kernels, reference):
+        with pytest.raises((ValueError, TypeError), match=f"^{name}: "):
+            package.rotary_tables(*arguments, **options)
+
+
+@pytest.mark.parametrize("sections", [(2, 3), (), (7, -1), (3.0, 3), 6])
+def test_sections_that_do_not_add_up_are_refused_by_name(sections: Any) -> None:
+    import kernels
+
+    for package in (kernels, reference):
+        with pytest.raises((ValueError, TypeError), match=r"^sections: "):
+            package.rotary_axes(6, sections)
+
+
+@pytest.mark.parametrize(
+    ("length", "options", "name"),
+    [
+        (8, {"scale_base": 0.0}, "scale_base"),
+        (2**20, {}, "length"),
+        (8, {"dtype": torch.int8}, "dtype"),
+    ],
+)
+def test_scales_of_xpos_that_are_no_numbers_are_refused_by_name(
+    length: int, options: dict[str, Any], name: str
+) -> None:
+    import kernels
+
+    for package in (kernels, reference):
+        with pytest.raises((ValueError, TypeError), match=f"^{name}: "):
+            package.xpos_tables(length, 6, **options)
 
 
 @st.composite

@@ -77,7 +77,7 @@ def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...
     if sequences == 0:
         return op.oracle(**given)
     options = {n: v for n, v in given.items() if n not in (*tensors, *op.packed_by, "inplace")}
-    double = {n: x.double() for n, x in tensors.items()}
+    double = {n: x.double() if x.is_floating_point() else x for n, x in tensors.items()}
     apart = dims["H"] if "H" in dims and op.heads_alike else 1
     rows = []
     for n in range(sequences):

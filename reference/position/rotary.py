@@ -1,61 +1,11 @@
 """Rotary position embedding: a position is an angle, and attention sees differences of angles."""
 
-import math
-
 import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from reference.arguments import checked
 from reference.op import Form, op
 from reference.sequences import CuSeqlens, sequences
-
-
-@checked
-def rotary_tables(
-    length: int,
-    rotary_dim: int,
-    *,
-    base: float = 10000.0,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str | None = None,
-) -> tuple[Float[Tensor, "R P"], Float[Tensor, "R P"]]:
-    """Cosines and sines of the angle of each position and pair of dims.
-
-        θ_p = base ** (-2p / rotary_dim),   cos[r, p] = cos(r θ_p),   sin[r, p] = sin(r θ_p)
-
-    Computed in float64 and cast last: angles grow with the position, and rounding an angle of
-    many turns is an error of its phase.
-
-    Args:
-        length: R, the number of positions (tokens), from 0 on.
-        rotary_dim: 2P, the number of dims of a head that are rotated; even.
-        base: the wavelengths run from 2π towards 2π·base tokens.
-        dtype: of the tables.
-        device: of the tables.
-
-    Returns:
-        cos, sin: `[length, rotary_dim / 2]`.
-
-    Raises:
-        TypeError: an argument of a wrong type; a dtype that is not a float.
-        ValueError: a negative length, a rotary_dim that is odd or below 2, a base that is not a
-            positive finite number.
-
-    Source: Su et al., RoFormer, arXiv 2104.09864, equation 15 and section 3.3.
-    """
-    if length < 0:
-        raise ValueError(f"length: {length}, expected 0 or more")
-    if rotary_dim < 2 or rotary_dim % 2:
-        raise ValueError(f"rotary_dim: {rotary_dim}, expected an even number of at least 2")
-    if not (math.isfinite(base) and base > 0):
-        raise ValueError(f"base: {base}, expected a positive finite number")
-    if not dtype.is_floating_point:
-        raise TypeError(f"dtype: {dtype}, expected a floating point dtype")
-    position = torch.arange(length, dtype=torch.float64)
-    pair = torch.arange(rotary_dim // 2, dtype=torch.float64)
-    angle = torch.outer(position, base ** (-2 * pair / rotary_dim))
-    return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
 
 def rotation(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conjugate: bool) -> Tensor:
@@ -98,6 +48,7 @@ def _run(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
+    position_ids: Tensor | None,
     *,
     interleaved: bool,
     seqlen_offsets: int | Tensor,
@@ -105,27 +56,78 @@ def _run(
     conjugate: bool,
     inplace: bool,
 ) -> Tensor:
-    cos, sin = _rows(x, cos, sin, seqlen_offsets, cu_seqlens)
+    _check_tables(x, cos)
+    rows = _rows(x, cos, seqlen_offsets, cu_seqlens)
+    if position_ids is not None:
+        if isinstance(seqlen_offsets, Tensor) or seqlen_offsets != 0:
+            raise ValueError("position_ids: given beside seqlen_offsets, expected one of the two")
+        rows = _checked_positions(position_ids, cos)
+    cos, sin = (table.detach()[rows, None] for table in (cos, sin))
+    return _turned(form, x, cos, sin, interleaved, conjugate, inplace)
+
+
+def _run_on_axes(
+    form: Form,
+    sizes: object,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor,
+    axes: Tensor,
+    *,
+    interleaved: bool,
+    conjugate: bool,
+    inplace: bool,
+) -> Tensor:
+    _check_tables(x, cos)
+    A = len(position_ids)
+    if len(axes) and not 0 <= axes.min() <= axes.max() < A:
+        raise ValueError(f"axes: {axes.tolist()}, expected 0 to {A - 1}, the axes of position_ids")
+    rows = _checked_positions(position_ids, cos)[axes.long()].movedim(0, -1)
+    pair = torch.arange(cos.shape[1], device=x.device)
+    cos, sin = (table.detach()[rows, pair][:, :, None] for table in (cos, sin))
+    return _turned(form, x, cos, sin, interleaved, conjugate, inplace)
+
+
+def _turned(
+    form: Form,
+    x: Tensor,
+    cos: Float[Tensor, "B T 1 P"],
+    sin: Float[Tensor, "B T 1 P"],
+    interleaved: bool,
+    conjugate: bool,
+    inplace: bool,
+) -> Tensor:
     rotated = form(x, cos, sin, interleaved, conjugate)
     y = torch.cat([rotated.to(x.dtype), x[..., 2 * cos.shape[-1] :]], dim=-1)
     return x.copy_(y) if inplace else y
 
 
-def _rows(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    seqlen_offsets: int | Tensor,
-    cu_seqlens: Tensor | None,
-) -> tuple[Float[Tensor, "B T 1 P"], Float[Tensor, "B T 1 P"]]:
-    """The cosines and sines of each token, checked to be there."""
-    (R, P), (B, T, _, D) = cos.shape, x.shape
+def _check_tables(x: Tensor, cos: Tensor) -> None:
+    (R, P), D = cos.shape, x.shape[-1]
     if 2 * P > D:
         raise ValueError(
             f"cos: float[{R}, {P}] rotates {2 * P} dims, expected at most head_dim={D}"
         )
     if cos.dtype not in (torch.float32, x.dtype):
         raise TypeError(f"cos: {cos.dtype}, expected torch.float32 or {x.dtype}, the dtype of x")
+
+
+def _checked_positions(position_ids: Tensor, cos: Tensor) -> Tensor:
+    R = len(cos)
+    if position_ids.numel() and not 0 <= position_ids.min() <= position_ids.max() < R:
+        raise ValueError(
+            f"position_ids: from {position_ids.min()} to {position_ids.max()}, "
+            f"expected rows from 0 to {R - 1}, those of cos and sin"
+        )
+    return position_ids.long()
+
+
+def _rows(
+    x: Tensor, cos: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None
+) -> Int64[Tensor, "B T"]:
+    """The row of each token by its place in its sequence, checked to be there."""
+    R, (B, T) = len(cos), x.shape[:2]
     groups = list(sequences(cu_seqlens, B, T))
     N = groups[-1][0].stop
     offsets = (
@@ -141,8 +143,7 @@ def _rows(
                 f"expected rows from 0 to {R - 1}, those of cos and sin"
             )
         rows.extend(range(offset, offset + length))
-    index = torch.tensor(rows, dtype=torch.int64, device=x.device).view(B, T)
-    return cos.detach()[index, None], sin.detach()[index, None]
+    return torch.tensor(rows, dtype=torch.int64, device=x.device).view(B, T)
 
 
 @op(rotation, as_complex, run=_run, same_dtype=("cos", "sin"), outputs=("y",))
@@ -150,6 +151,7 @@ def rotary_embedding(
     x: Float[Tensor, "B T H D"],
     cos: Float[Tensor, "R P"],
     sin: Float[Tensor, "R P"],
+    position_ids: Int32[Tensor, "B T"] | Int64[Tensor, "B T"] | None = None,
     *,
     interleaved: bool = False,
     seqlen_offsets: int | Int32[Tensor, "N"] | Int64[Tensor, "N"] = 0,
@@ -162,14 +164,17 @@ def rotary_embedding(
         y1 = x1 cos r - x2 sin r
         y2 = x1 sin r + x2 cos r
 
-    where r = offset_n + t is the row of the tables for token t of sequence n. Pair p < P is
-    (x_p, x_{p+P}), or with `interleaved` (x_{2p}, x_{2p+1}). Dims from 2P on pass through bitwise.
+    where r is the row of the tables for the position of a token: `position_ids[b, t]`, or without
+    them offset_n + t for token t of sequence n. Pair p < P is (x_p, x_{p+P}), or with `interleaved`
+    (x_{2p}, x_{2p+1}). Dims from 2P on pass through bitwise.
 
     Args:
         x: Queries or keys.
         cos: Cosines, as of `rotary_tables`; float32 or the dtype of x. 2P <= D, the *head* dim. A
             constant: it gets no gradient.
         sin: Sines.
+        position_ids: Position of each token, in any order and repeated at will; not beside
+            `seqlen_offsets`. None means that tokens follow one another.
         interleaved: Pairs are neighbours rather than halves.
         seqlen_offsets: Position of the first token of each sequence, in tokens; one int stands for
             all.
@@ -183,8 +188,54 @@ def rotary_embedding(
 
     Raises:
         TypeError: cos neither float32 nor of x's dtype.
-        ValueError: 2P above the head dim; a row outside `[0, R)`; `cu_seqlens` with B != 1, or that
+        ValueError: 2P above the head dim; a row outside `[0, R)`; `position_ids` beside
+            `seqlen_offsets`; `cu_seqlens` with B != 1, or that
             does not start at 0, decreases, or does not end at T.
 
     Source: Su et al., RoFormer, arXiv 2104.09864, equation 34.
+    """
+
+
+@op(rotation, as_complex, run=_run_on_axes, same_dtype=("cos", "sin"), outputs=("y",))
+def multiaxis_rotary(
+    x: Float[Tensor, "B T H D"],
+    cos: Float[Tensor, "R P"],
+    sin: Float[Tensor, "R P"],
+    position_ids: Int32[Tensor, "A B T"] | Int64[Tensor, "A B T"],
+    axes: Int32[Tensor, "P"] | Int64[Tensor, "P"],
+    *,
+    interleaved: bool = False,
+    conjugate: bool = False,
+    inplace: bool = False,
+) -> Float[Tensor, "B T H D"]:
+    """Rotate each pair of dims by the position of a token on one of several axes.
+
+        r_p = position_ids[axes[p], b, t]
+        y1  = x1 cos[r_p, p] - x2 sin[r_p, p]
+        y2  = x1 sin[r_p, p] + x2 cos[r_p, p]
+
+    This is M-RoPE, with axes of time, height and width and `axes` of `rotary_axes`. With the same
+    positions on all axes it is `rotary_embedding`. The tables of a 2-D rotation, whose sections
+    have the same frequencies each, are those of half the dims side by side: `cos.repeat(1, 2)`.
+
+    Args:
+        x: Queries or keys.
+        cos: Cosines, as of `rotary_tables`; float32 or the dtype of x. 2P <= D, the *head* dim. A
+            constant: it gets no gradient.
+        sin: Sines.
+        position_ids: Position of each token on each axis.
+        axes: The axis that turns each pair, as of `rotary_axes`.
+        interleaved: Pairs are neighbours rather than halves. (`rotary_axes` can interleave axes.)
+        conjugate: Rotate backwards (sin negated), which undoes a rotation.
+        inplace: Write the result into x and return x.
+
+    Returns:
+        y: In the dtype of x.
+
+    Raises:
+        TypeError: cos neither float32 nor of x's dtype.
+        ValueError: 2P above the head dim; a position outside `[0, R)`; an axis outside `[0, A)`.
+
+    Source: Wang et al., Qwen2-VL, arXiv 2409.12191, section 2.1; Heo et al., Rotary Position
+        Embedding for Vision Transformer, arXiv 2403.13298, section 3.2 (two axes).
     """

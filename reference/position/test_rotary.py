@@ -16,6 +16,7 @@ from reference.testing import Form, both_forms_of, draw, rows
 
 FORMS: list[Form] = [reference.rotary_embedding, reference.rotary_embedding.second_form]
 both_forms = both_forms_of(reference.rotary_embedding)
+both_forms_on_axes = both_forms_of(reference.multiaxis_rotary)
 
 
 COS = rows([1, 1], [3 / 5, 0])
@@ -70,24 +71,6 @@ def test_dims_past_the_rotary_dim_pass_through_bitwise() -> None:
             assert torch.equal(*bits)
 
 
-def test_the_tables_are_those_of_the_head_dim_by_plain_arithmetic() -> None:
-    cos, sin = reference.rotary_tables(50, 6, base=100.0, dtype=torch.float64)
-    assert cos.shape == sin.shape == (50, 3)
-    for r, p in [(0, 0), (1, 0), (1, 2), (17, 1), (49, 2)]:
-        angle = r * 100.0 ** (-2 * p / 6)
-        assert cos[r, p] == pytest.approx(math.cos(angle), rel=1e-14)
-        assert sin[r, p] == pytest.approx(math.sin(angle), rel=1e-14, abs=1e-300)
-
-
-def test_the_tables_are_computed_in_float64_and_cast_last() -> None:
-    exact = reference.rotary_tables(100_000, 64, dtype=torch.float64)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        tables = reference.rotary_tables(100_000, 64, dtype=dtype)
-        for table, want in zip(tables, exact, strict=True):
-            assert table.dtype == dtype
-            assert torch.equal(table, want.to(dtype))
-
-
 @both_forms
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_a_product_of_query_and_key_depends_on_their_distance_alone(
@@ -128,6 +111,66 @@ def test_positions_start_anew_in_each_packed_sequence(form: Form) -> None:
     y = form(x, cos, sin, cu_seqlens=cu_seqlens, seqlen_offsets=offsets)
     pieces = [form(x[:, :3], cos[2:], sin[2:]), form(x[:, 3:], cos[5:], sin[5:])]
     assert torch.equal(y, torch.cat(pieces, 1))
+
+
+@both_forms
+def test_positions_come_in_any_order_by_hand(form: Form) -> None:
+    # The rows of each token are 1, 0 and 1, 1: pairs (1, 3) and (2, 4) as above.
+    x = X[:, :1].expand(2, 2, 1, 5)
+    y = form(x, COS, SIN, torch.tensor([[1, 0], [1, 1]]))
+    turned, still = rows(-1.8, -4, 2.6, 2, 7), rows(1, 2, 3, 4, 7)
+    assert_close(y[:, :, 0], torch.stack([turned, still, turned, turned]).view(2, 2, 5))
+
+
+@both_forms
+def test_positions_that_follow_one_another_are_an_offset(form: Form) -> None:
+    cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
+    x = draw(0, 2, 7, 3, 5)
+    positions = torch.tensor([3, 11])[:, None] + torch.arange(7)
+    y = form(x, cos, sin, seqlen_offsets=torch.tensor([3, 11]))
+    assert torch.equal(y, form(x, cos, sin, positions))
+    assert torch.equal(y, form(x, cos, sin, positions.int()))
+    # In a pack, positions are what they are.
+    y = form(x[:1], cos, sin, positions[:1], cu_seqlens=torch.tensor([0, 2, 7]))
+    assert torch.equal(y, form(x[:1], cos, sin, seqlen_offsets=3))
+
+
+@both_forms_on_axes
+def test_each_pair_turns_by_the_position_on_its_axis_by_hand(form: Form) -> None:
+    # Pair 0 is on row 1 of axis 1, pair 1 on row 0 of axis 0: (1, 3) becomes (-1.8, 2.6).
+    positions, axes = torch.tensor([[[0]], [[1]]]), torch.tensor([1, 0])
+    y = form(X[:, :1], COS, SIN, positions, axes)
+    assert_close(y[0, :, 0], rows([-1.8, 2, 2.6, 4, 7]))
+    # Neighbours: (1, 2) becomes (-1, 2), (3, 4) stays.
+    y = form(X[:, :1], COS, SIN, positions, axes, interleaved=True)
+    assert_close(y[0, :, 0], rows([-1, 2, 3, 4, 7]))
+
+
+@both_forms_on_axes
+@pytest.mark.parametrize("options", [{}, {"interleaved": True}, {"conjugate": True}])
+def test_with_one_position_for_all_axes_it_is_the_rotation(
+    form: Form, options: dict[str, Any]
+) -> None:
+    cos, sin = reference.rotary_tables(20, 6, dtype=torch.float64)
+    x, positions = draw(0, 2, 5, 3, 7), torch.arange(20, 10, -1).view(2, 5) - 1
+    y = form(x, cos, sin, positions.expand(3, 2, 5), torch.tensor([2, 0, 1]), **options)
+    torch.testing.assert_close(y, reference.rotary_embedding(x, cos, sin, positions, **options))
+
+
+@both_forms_on_axes
+def test_two_axes_turn_the_halves_of_a_head_each_like_a_head_of_its_own(form: Form) -> None:
+    # Neighbours are pairs: the first 4 dims turn by the row, the other 4 by the column of a patch.
+    cos, sin = reference.rotary_tables(9, 4, base=100.0, dtype=torch.float64)
+    x, patch = draw(0, 2, 6, 3, 8), torch.arange(12).view(2, 6)
+    row, column = patch // 4, patch % 4
+    wide = [table.repeat(1, 2) for table in (cos, sin)]
+    axes = reference.rotary_axes(4, (2, 2))
+    y = form(x, *wide, torch.stack([row, column]), axes, interleaved=True)
+    halves = [
+        reference.rotary_embedding(part, cos, sin, position, interleaved=True)
+        for part, position in zip(x.chunk(2, -1), (row, column), strict=True)
+    ]
+    torch.testing.assert_close(y, torch.cat(halves, -1), rtol=1e-14, atol=1e-14)
 
 
 @both_forms
@@ -177,6 +220,26 @@ def test_gradients(form: Form, interleaved: bool, conjugate: bool, inplace: bool
             seqlen_offsets=torch.tensor([3, 0]),
             cu_seqlens=torch.tensor([0, 2, 5]),
         )
+
+    assert torch.autograd.gradcheck(function, [x])
+
+
+@both_forms
+def test_gradients_with_positions(form: Form) -> None:
+    cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
+    x, positions = draw(0, 2, 3, 2, 5).requires_grad_(), torch.tensor([[5, 5, 0], [19, 18, 17]])
+    assert torch.autograd.gradcheck(lambda x: form(x, cos, sin, positions), [x])
+
+
+@both_forms_on_axes
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_gradients_on_axes(form: Form, interleaved: bool) -> None:
+    cos, sin = reference.rotary_tables(20, 6, dtype=torch.float64)
+    x, positions = draw(0, 2, 3, 2, 7).requires_grad_(), torch.arange(18).view(3, 2, 3)
+    axes = torch.tensor([2, 0, 1])
+
+    def function(x: Tensor) -> Any:
+        return form(x, cos, sin, positions, axes, interleaved=interleaved)
 
     assert torch.autograd.gradcheck(function, [x])
 
@@ -241,6 +304,26 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "cu_seqlens: decreases from 5 to 4",
     ),
+    "positions": (
+        {"position_ids": torch.zeros(2, 6, dtype=torch.int64)},
+        ValueError,
+        "position_ids: int64[2, 6], expected [B, T] with B=2, T=7",
+    ),
+    "positions of floats": (
+        {"position_ids": torch.zeros(2, 7)},
+        TypeError,
+        "position_ids: float32[2, 7], expected int32[B, T] or int64[B, T] or None",
+    ),
+    "a position too far": (
+        {"position_ids": torch.arange(14).view(2, 7) - 6},
+        ValueError,
+        "position_ids: from -6 to 7, expected rows from 0 to 7, those of cos and sin",
+    ),
+    "positions and offsets": (
+        {"position_ids": torch.zeros(2, 7, dtype=torch.int64), "seqlen_offsets": 1},
+        ValueError,
+        "position_ids: given beside seqlen_offsets, expected one of the two",
+    ),
     "flag": ({"interleaved": 1}, TypeError, "interleaved: 1 (int), expected bool"),
 }
 
@@ -255,22 +338,44 @@ def test_a_bad_argument_is_named(
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"length": -1}, ValueError, "length: -1, expected 0 or more"),
-        ({"length": 2.0}, TypeError, "length: 2.0 (float), expected int"),
-        ({"rotary_dim": 5}, ValueError, "rotary_dim: 5, expected an even number of at least 2"),
-        ({"rotary_dim": 0}, ValueError, "rotary_dim: 0, expected an even number of at least 2"),
-        ({"base": 0.0}, ValueError, "base: 0.0, expected a positive finite number"),
-        ({"base": math.nan}, ValueError, "base: nan, expected a positive finite number"),
-        ({"dtype": torch.int32}, TypeError, "dtype: torch.int32, expected a floating point dtype"),
-        ({"dtype": "float32"}, TypeError, "dtype: 'float32' (str), expected dtype"),
-    ],
-)
-def test_a_bad_argument_of_the_tables_is_named(
-    arguments: dict[str, Any], error: type[Exception], message: str
+positions = torch.zeros(3, 2, 7, dtype=torch.int64)
+BAD_AXES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "one axis": ({"position_ids": positions[0]}, ValueError, "position_ids: int64[2, 7], expected"),
+    "sections": (
+        {"axes": torch.tensor([0, 1, 2])},
+        ValueError,
+        "axes: int64[3], expected [P] with P=2",
+    ),
+    "no such axis": (
+        {"axes": torch.tensor([0, 3])},
+        ValueError,
+        "axes: [0, 3], expected 0 to 2, the axes of position_ids",
+    ),
+    "negative": (
+        {"axes": torch.tensor([-1, 0])},
+        ValueError,
+        "axes: [-1, 0], expected 0 to 2, the axes of position_ids",
+    ),
+    "too far": (
+        {"position_ids": positions + 8},
+        ValueError,
+        "position_ids: from 8 to 8, expected rows from 0 to 7, those of cos and sin",
+    ),
+    "model dim": (
+        {"cos": wide_cos, "sin": wide_sin, "axes": torch.tensor([0, 0, 0])},
+        ValueError,
+        "cos: float[8, 3] rotates 6 dims, expected at most head_dim=5",
+    ),
+}
+
+
+@both_forms_on_axes
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD_AXES.values(), ids=BAD_AXES)
+def test_a_bad_argument_of_the_rotation_on_axes_is_named(
+    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
+    axes = torch.zeros(2, dtype=torch.int64)
+    given = {"x": x, "cos": cos, "sin": sin, "position_ids": positions, "axes": axes}
     with pytest.raises(error) as caught:
-        reference.rotary_tables(**{"length": 8, "rotary_dim": 4, **arguments})
-    assert str(caught.value) == message
+        form(**{**given, **arguments})
+    assert str(caught.value).startswith(message)

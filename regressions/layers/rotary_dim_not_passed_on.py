@@ -14,7 +14,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.layers.rotary_embedding",
-        before="rotary_tables(length, self.rotary_dim, ",
-        after="rotary_tables(length, self.head_dim, ",
+        before="                self.rotary_dim,\n",
+        after="                self.head_dim,\n",
     ),
 )

@@ -14,7 +14,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.layers.rotary_embedding",
-        before="needed += int(seqlen_offsets.max())",
-        after="needed = max(needed, int(seqlen_offsets.max()))",
+        before="return tokens + int(where.max()) if",
+        after="return max(tokens, int(where.max())) if",
     ),
 )

@@ -16,7 +16,7 @@ BUG = KnownBug(
         before=(
             "        device = fn(self._tables.new_empty(0)).device\n"
             "        if device != self._tables.device:\n"
-            "            self._tables = self._build(self._tables.shape[1], device)\n"
+            "            self._tables = self._build(self._tables.shape[1], self._tokens, device)\n"
         ),
         after="        self._tables = fn(self._tables)\n",
     ),

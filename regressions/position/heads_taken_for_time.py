@@ -27,7 +27,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.position.rotary",
-        before="row = time + offset",
-        after="row = time + head + offset",
+        before="row = (time + offset)",
+        after="row = (time + head + offset)",
     ),
 )

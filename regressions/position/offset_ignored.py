@@ -28,7 +28,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.position.rotary",
-        before="row = time + offset",
+        before="row = (time + offset)",
         after="row = time",
     ),
 )

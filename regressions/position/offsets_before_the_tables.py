@@ -29,7 +29,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.position.rotary",
-        before="if low < 0 or high >= length:",
-        after="if high >= length:",
+        before="if low < 0 or high >= count:",
+        after="if high >= count:",
     ),
 )

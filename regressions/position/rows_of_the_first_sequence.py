@@ -29,7 +29,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.position.rotary",
-        before="tl.load(rows_ptr + token, ",
-        after="tl.load(rows_ptr + time, ",
+        before="batch * rows_stride_b + time * rows_stride_t",
+        after="time * rows_stride_t",
     ),
 )

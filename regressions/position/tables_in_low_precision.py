@@ -15,7 +15,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.position.tables",
-        before='exact = {"dtype": torch.float64, ',
-        after='exact = {"dtype": dtype, ',
+        before="angles = torch.outer(torch.arange(length, **exact), θ)",
+        after="angles = torch.outer(torch.arange(length).to(device, dtype), θ.to(dtype))",
     ),
 )

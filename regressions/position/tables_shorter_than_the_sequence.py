@@ -28,7 +28,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.position.rotary",
-        before="if low < 0 or high >= length:",
+        before="if low < 0 or high >= count:",
         after="if low < 0:",
     ),
 )
