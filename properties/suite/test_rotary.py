@@ -100,8 +100,10 @@ def _factors(pairs: int) -> st.SearchStrategy[dict[str, Any]]:
         "proportional": ({"partial_rotary_factor": some}, scaled),
     }
     return st.one_of(
-        st.fixed_dictionaries({"rope_type": st.just(kind), **needed}, optional=optional)
-        for kind, (needed, optional) in kinds.items()
+        [
+            st.fixed_dictionaries({"rope_type": st.just(kind), **needed}, optional=optional)
+            for kind, (needed, optional) in kinds.items()
+        ]
     )
 
 

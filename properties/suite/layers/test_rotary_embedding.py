@@ -189,8 +189,8 @@ class CastsItsTables(RotaryEmbedding):
 class CountsIn16Bits(RotaryEmbedding):
     """Positions wrap at 2^16."""
 
-    def _build(self, length: int, device: Any) -> Tensor:
-        return super()._build(min(length, 2**16), device)[
+    def _build(self, length: int, tokens: int, device: Any) -> Tensor:
+        return super()._build(min(length, 2**16), tokens, device)[
             :, torch.arange(length, device=device) % 2**16
         ]
 
@@ -210,8 +210,8 @@ class KeepsOffsets(RotaryEmbedding):
 class BuildsInInference(RotaryEmbedding):
     """Tables that grow in inference mode are inference tensors."""
 
-    def _build(self, length: int, device: Any) -> Tensor:
-        tables: Tensor = super()._build(length, device)
+    def _build(self, length: int, tokens: int, device: Any) -> Tensor:
+        tables: Tensor = super()._build(length, tokens, device)
         return tables * 1
 
 
