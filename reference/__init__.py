@@ -30,6 +30,12 @@ from reference.position.tables import (
 )
 from reference.scale import resolve_scale
 from reference.softmax.attention import attention
+from reference.softmax.dsa import dsa
+from reference.softmax.mla import mla
+from reference.softmax.moba import moba
+from reference.softmax.msa import msa
+from reference.softmax.nsa import nsa
+from reference.softmax.selected import selected_attention
 
 __all__ = [
     "CacheView",
@@ -38,6 +44,7 @@ __all__ = [
     "attention",
     "delta_rule",
     "dplr",
+    "dsa",
     "gated_delta_rule",
     "gla",
     "kda",
@@ -45,7 +52,11 @@ __all__ = [
     "lightning_attn",
     "linear_attn",
     "mamba2",
+    "mla",
+    "moba",
+    "msa",
     "multiaxis_rotary",
+    "nsa",
     "resolve_scale",
     "retention",
     "rotary_axes",
@@ -53,6 +64,7 @@ __all__ = [
     "rotary_frequencies",
     "rotary_tables",
     "rwkv7",
+    "selected_attention",
     "short_conv",
     "simple_gla",
     "xpos_tables",

@@ -1,0 +1,146 @@
+"""DeepSeek sparse attention: an indexer selects the tokens that each query attends to."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from reference.heads import heads_per_group
+from reference.op import Form, op
+from reference.scale import resolve_scale
+from reference.sequences import CuSeqlens
+from reference.softmax.masked import (
+    at_least_one,
+    attend,
+    each_sequence,
+    for_each_head,
+    logits,
+    positions,
+)
+from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
+from reference.softmax.selected import gathered
+
+
+def definition(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    q_index: Tensor,
+    k_index: Tensor,
+    w: Tensor,
+    top_k: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    H = q.shape[2]
+    p, j = positions(q.shape[1], k)
+    products = torch.relu(q_index.transpose(1, 2) @ k_index[:, None].mT)
+    scores = (w.transpose(1, 2)[..., None] * products).sum(1)
+    indices = top_k_indices(torch.where(j <= p, scores, -math.inf), top_k)
+    visible = chosen(indices, k.shape[1])[:, None]
+    return attend(logits(q, for_each_head(k, H), scale), visible, for_each_head(v, H))
+
+
+def by_rank(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    q_index: Tensor,
+    k_index: Tensor,
+    w: Tensor,
+    top_k: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """One indexer head after another; tokens ranked by counting, and fetched by their indices."""
+    p, j = positions(q.shape[1], k)
+    scores = torch.where(j <= p, k_index.new_zeros(()), -math.inf)
+    scores = scores.expand(q.shape[0], -1, -1)
+    for h in range(w.shape[-1]):
+        product = torch.einsum("bid,bjd->bij", q_index[:, :, h], k_index)
+        scores = scores + w[:, :, h, None] * torch.where(product > 0, product, 0.0)
+    indices = top_k_by_rank(scores, top_k)[:, :, None].expand(-1, -1, k.shape[2], -1)
+    return gathered(q, k, v, indices=indices, block_size=1, scale=scale)
+
+
+def run(
+    form: Form,
+    sizes: Mapping[str, int],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_index: Tensor,
+    k_index: Tensor,
+    w: Tensor,
+    *,
+    top_k: int,
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
+    at_least_one(top_k=top_k)
+    o, lse = each_sequence(
+        form,
+        {"q": q, "q_index": q_index.detach(), "w": w.detach()},
+        {"k": k, "v": v, "k_index": k_index.detach()},
+        cu_seqlens,
+        cu_seqlens_k,
+        top_k=top_k,
+        scale=resolve_scale(scale, sizes["K"]),
+    )
+    return o, lse if return_lse else None
+
+
+@op(definition, by_rank, run=run, same_dtype=("q", "k", "v"), outputs=("o", "lse"))
+def dsa(
+    q: Float[Tensor, "B T_q H K"],
+    k: Float[Tensor, "B T_k G K"],
+    v: Float[Tensor, "B T_k G V"],
+    q_index: Float[Tensor, "B T_q I D"],
+    k_index: Float[Tensor, "B T_k D"],
+    w: Float[Tensor, "B T_q I"],
+    *,
+    top_k: int = 2048,
+    scale: float | None = None,
+    cu_seqlens: CuSeqlens | None = None,
+    cu_seqlens_k: CuSeqlens | None = None,
+    return_lse: bool = False,
+) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
+    """DeepSeek sparse attention, by its definition.
+
+        p_i  = i + T_k - T_q                                  position of query i among the keys
+        r_ij = Σ_h w_ih relu(q_index_ih · k_index_j)          j <= p_i, the indexer's I heads
+        A_i  = the top_k tokens j by r_ij                     all of them if there are fewer
+        o, lse = selected_attention(q, k, v, A) with blocks of one token
+
+    All heads share a selection; query head h reads kv head h // (H / G). Of equal scores the lower
+    token wins, and -0.0 equals 0.0: relu makes exact ties common.
+
+    Args:
+        q_index: Queries of the indexer, already rotated. A constant: it gets no gradient.
+        k_index: Keys of the indexer, shared by its heads, already rotated. A constant.
+        w: Weight of each head of the indexer, any scale included. A constant.
+        top_k: At least 1, in tokens.
+        cu_seqlens: Boundaries of N packed sequences of queries, in tokens; B is then 1, and
+            sequence n attends to sequence n only. None means N = B sequences.
+        cu_seqlens_k: The boundaries among the keys; None means those of the queries.
+        return_lse: Return the logarithm of the softmax's denominator as well.
+
+    Returns:
+        lse: Natural logarithm, in the promoted dtype of the inputs of the logits; None unless
+            `return_lse`.
+
+    Raises:
+        ValueError: H not a multiple of G; `top_k` below 1; a scale that is NaN or infinite;
+            `cu_seqlens_k` without `cu_seqlens`; boundaries with B != 1, or that do not start at 0,
+            decrease, or do not end at T_q (T_k).
+
+    Source: DeepSeek-V3.2, arXiv 2512.02556, section 2.1, equations 1 (indexer) and 2 (selection).
+        The paper attends in the MQA form of MLA, which is G = 1 here. It trains the indexer by a
+        loss of its own, so the op gives it no gradient. Ties, and T_q != T_k, are conventions of
+        this project.
+    """

@@ -1,0 +1,106 @@
+"""What the pages of sparse softmax attention share: a masked softmax, and the sequences."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.sequences import sequences
+
+Form = Callable[..., tuple[Tensor, Tensor]]
+
+
+def attend(s: Tensor, visible: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over the visible keys: `o` and the LSE, 0 and -inf for a row that sees none.
+
+    Args:
+        s: `[B, H, T_q, T_k]`, logits.
+        visible: bool, broadcast to the shape of s.
+        v: `[B, T_k, H, V]`.
+
+    Returns:
+        `[B, T_q, H, V]` and `[B, H, T_q]`.
+    """
+    # One more key that nobody sees: there is a maximum even where there is no key.
+    s = torch.nn.functional.pad(torch.where(visible, s, -math.inf), (0, 1), value=-math.inf)
+    # -inf is replaced before the exponential and again after the quotient, so that neither the
+    # value nor the gradient of the branch not taken is NaN.
+    nothing = (s == -math.inf).all(-1, keepdim=True)
+    s = torch.where(nothing, 0.0, s)
+    top = s.amax(-1, keepdim=True).detach()
+    e = torch.exp(s - top)
+    total = e.sum(-1, keepdim=True)
+    lse = torch.where(nothing, -math.inf, top + torch.log(total))
+    o = e[..., :-1] @ v.to(s.dtype).transpose(1, 2)
+    return torch.where(nothing, 0.0, o / total).transpose(1, 2), lse[..., 0]
+
+
+def logits(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """`scale · q_i · k_j`, `[B, H, T_q, T_k]`, of `q [B, T_q, H, K]` and `k [B, T_k, H, K]`."""
+    return scale * (q.transpose(1, 2) @ k.permute(0, 2, 3, 1))
+
+
+def for_each_head(x: Tensor, heads: int) -> Tensor:
+    """Repeat the groups of `[B, T, G, ...]`, so that head h has those of group h // (H / G)."""
+    return x.repeat_interleave(heads // x.shape[2], 2)
+
+
+def positions(queries: int, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The position of each query among the keys `[T_q, 1]`, and of each key `[1, T_k]`."""
+    T_k = keys.shape[1]
+    p = torch.arange(T_k - queries, T_k, device=keys.device)
+    return p[:, None], torch.arange(T_k, device=keys.device)[None, :]
+
+
+def each_sequence(
+    form: Form,
+    queries: Mapping[str, Tensor],
+    keys: Mapping[str, Tensor],
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Run a form over every sequence of a batch.
+
+    Args:
+        queries: tensors with T_q tokens on their second dim; the first of them is `q`.
+        keys: tensors with T_k tokens there.
+        options: further arguments of the form.
+
+    Returns:
+        `o [B, T_q, H, V]` in the dtype of `q`, and `lse [B, H, T_q]`.
+    """
+    if cu_seqlens_k is not None and cu_seqlens is None:
+        raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
+    name_k = "cu_seqlens (for the keys)" if cu_seqlens_k is None else "cu_seqlens_k"
+    cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
+    q, k = next(iter(queries.values())), next(iter(keys.values()))
+    each_q = [i for _, i in sequences(cu_seqlens, q.shape[0], q.shape[1])]
+    each_k = [j for _, j in sequences(cu_seqlens_k, k.shape[0], k.shape[1], name_k)]
+    if len(each_q) != len(each_k):
+        raise ValueError(
+            f"cu_seqlens_k: {len(each_k)} sequences, expected {len(each_q)}, those of cu_seqlens"
+        )
+    results = [
+        form(
+            **{name: x[:, i] for name, x in queries.items()},
+            **{name: x[:, j] for name, x in keys.items()},
+            **options,
+        )
+        for i, j in zip(each_q, each_k, strict=True)
+    ]
+    o = torch.cat([o for o, _ in results], dim=1)
+    return o.to(q.dtype), torch.cat([lse for _, lse in results], dim=-1)
+
+
+def at_least_one(**counts: int) -> None:
+    """Refuse a count below 1.
+
+    Raises:
+        ValueError: one of them is below 1.
+    """
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name}: {count}, expected at least 1")
