@@ -216,6 +216,13 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
 
 
+def _multiaxis(x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, axes: Tensor) -> Tensor:
+    row, pair = position_ids[axes].movedim(0, -1), torch.arange(len(axes), device=x.device)
+    cos, sin = cos[row, pair][:, :, None], sin[row, pair][:, :, None]
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
+
+
 def _convolution(x: Tensor, weight: Tensor) -> Tensor:
     channels, width = weight.shape
     y = conv1d(x.transpose(1, 2), weight[:, None], padding=width - 1, groups=channels)
@@ -255,6 +262,7 @@ _TORCH: dict[tuple[str, Form], list[Contender]] = {
     ],
     ("attention", "packed"): [Contender("torch", "varlen_attn", _packed_attention)],
     ("rotary_embedding", "dense"): [Contender("torch", "composed", _rotary)],
+    ("multiaxis_rotary", "dense"): [Contender("torch", "composed", _multiaxis)],
     ("short_conv", "dense"): [Contender("torch", "conv1d", _convolution)],
     ("l2norm", "dense"): [Contender("torch", "normalize", _normalized)],
     ("cache_append", "dense"): [Contender("torch", "index_put", _append)],

@@ -65,6 +65,12 @@ def rotary_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
     return 2 * once if backward else once
 
 
+def multiaxis_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
+    """As of `rotary_bytes`, and three positions of 8 bytes for each token."""
+    positions = 3 * 8 * shape.vectors // shape.H
+    return rotary_bytes(shape, itemsize, backward) + (2 * positions if backward else positions)
+
+
 def linear_operations(shape: Shape, backward: bool) -> int:
     """Per element of the state and token: S and o; then S, dS, dq, dk, dv; 2 each."""
     return shape.vectors * shape.K * shape.V * (14 if backward else 4)

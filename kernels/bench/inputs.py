@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, softplus
 
-from kernels import rotary_tables
+from kernels import rotary_axes, rotary_tables
 from kernels.bench.shapes import Shape
 
 Tensors = dict[str, Tensor]
@@ -95,6 +95,17 @@ def rotary_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> Ten
     cos, sin = rotary_tables(shape.rows[1], shape.K, dtype=dtype, device=device)
     x = torch.randn(*shape.rows, shape.H, shape.K, dtype=dtype, device=device)
     return {"x": x, "cos": cos, "sin": sin}
+
+
+def multiaxis_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """Three axes, as for videos."""
+    pairs = shape.K // 2
+    sections = [len(range(axis, pairs, 3)) for axis in range(3)]
+    return {
+        **rotary_inputs(shape, dtype, device),
+        "position_ids": torch.arange(shape.rows[1], device=device).expand(3, *shape.rows),
+        "axes": rotary_axes(pairs, sections, interleaved=True, device=device),
+    }
 
 
 def cached(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:

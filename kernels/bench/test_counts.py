@@ -26,6 +26,8 @@ STEP = Shape(2, 1, 5, 4, 6, "decode")
         ("mamba2", (360 + 48) * 2 + 120, (900 + 144) * 2 + 360),
         # 30 vectors of 4 channels in, 30 out, and two tables of 3 times 2.
         ("rotary_embedding", (120 + 120 + 12) * 2, (120 + 120 + 12) * 4),
+        # And 3 positions of 8 bytes for each of 6 tokens.
+        ("multiaxis_rotary", (120 + 120 + 12) * 2 + 144, (120 + 120 + 12) * 4 + 288),
     ],
 )
 def test_bytes_are_those_counted_by_hand(op: str, forward: int, both: int) -> None:
