@@ -23,7 +23,7 @@ from kernels.position import (
     xpos_tables,
 )
 from kernels.scale import resolve_scale
-from kernels.softmax import attention
+from kernels.softmax import attention, merge_attention
 
 __all__ = [
     "CacheView",
@@ -43,6 +43,7 @@ __all__ = [
     "linear_attn",
     "mamba2",
     "multiaxis_rotary",
+    "merge_attention",
     "resolve_scale",
     "retention",
     "rotary_axes",

@@ -511,6 +511,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ),
     # tokens: (batch, token, head) vectors of x.
     ("l2norm", "fused"): (Entry(tokens=32, max_dim=128), Entry(tokens=8)),
+    # tokens: (batch, token, head) rows of o_a.
+    ("merge_attention", "fused"): (Entry(tokens=16, max_dim=128), Entry(tokens=4)),
 }
 
 

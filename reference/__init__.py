@@ -36,6 +36,7 @@ from reference.softmax.moba import moba
 from reference.softmax.msa import msa
 from reference.softmax.nsa import nsa
 from reference.softmax.selected import selected_attention
+from reference.softmax.merge import merge_attention
 
 __all__ = [
     "CacheView",
@@ -57,6 +58,7 @@ __all__ = [
     "msa",
     "multiaxis_rotary",
     "nsa",
+    "merge_attention",
     "resolve_scale",
     "retention",
     "rotary_axes",

@@ -1,5 +1,6 @@
 """Attention by a softmax over keys."""
 
 from kernels.softmax.attention import attention
+from kernels.softmax.merge import merge_attention
 
-__all__ = ["attention"]
+__all__ = ["attention", "merge_attention"]

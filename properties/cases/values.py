@@ -113,6 +113,14 @@ def large_logits(blank: Blank, generator: torch.Generator) -> Tensor:
             return x
 
 
+def empty_rows(blank: Blank, generator: torch.Generator) -> Tensor:
+    """A third of the logits are -inf: rows without keys, here, there or on both sides."""
+    x = gaussian(blank, generator)
+    if blank.role is Role.LOGIT:
+        return torch.where(_uniform(blank, generator) < 1 / 3, -math.inf, x)
+    return x
+
+
 def large_states(blank: Blank, generator: torch.Generator) -> Tensor:
     """Keys and values times 256, queries divided by 256: a state overflows float16.
 
@@ -273,6 +281,7 @@ RECIPES: dict[str, Recipe] = {
         gaussian,
         integers,
         large_logits,
+        empty_rows,
         large_states,
         late_maximum,
         early_maximum,

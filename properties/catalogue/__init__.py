@@ -14,6 +14,8 @@ from properties.catalogue.norm import L2NORM
 from properties.catalogue.op import DTYPES, Argument, Mode, Op, Option, Output, Role
 from properties.catalogue.position import MULTIAXIS_ROTARY, ROTARY_EMBEDDING
 from properties.catalogue.softmax import ATTENTION
+from properties.catalogue.position import ROTARY_EMBEDDING
+from properties.catalogue.softmax import ATTENTION, MERGE_ATTENTION
 
 OPS: dict[str, Op] = {
     op.name: op
@@ -30,6 +32,7 @@ OPS: dict[str, Op] = {
         DPLR,
         RWKV7,
         ATTENTION,
+        MERGE_ATTENTION,
         ROTARY_EMBEDDING,
         MULTIAXIS_ROTARY,
         SHORT_CONV,

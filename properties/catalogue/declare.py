@@ -245,7 +245,7 @@ def _outputs(
             name,
             _dims(annotation),
             asked_by=next(iter(asking), None),
-            dtype="float32" if asking else "case",
+            dtype="float32" if asking or name == "lse" else "case",
             linear=name not in nonlinear,
         )
 
@@ -308,6 +308,7 @@ def _laws(op: Mapping[str, Any]) -> Iterator[str]:
         "context_invariance": True,
         "request_invariance": len(trained) > 1 or len(op["outputs"]) > 1,
         "determinism": True,
+        "merging": {"lse"} == {output.name for output in op["outputs"][1:]},
         "plumbing": options,
         "untouched_inputs": True,
         "written_outputs": True,

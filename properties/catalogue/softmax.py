@@ -86,3 +86,12 @@ ATTENTION = declare(
         "cancelling",
     ),
 )
+
+MERGE_ATTENTION = declare(
+    reference.merge_attention,
+    modes=(Mode("fused"),),
+    roles={"lse_a": Role.LOGIT, "lse_b": Role.LOGIT},
+    nonlinear=("lse",),
+    work=lambda n: n["H"] * n["T"] * n["V"],
+    recipes=("gaussian", "empty_rows", "large_logits", "large_values", "zeros", "uneven"),
+)

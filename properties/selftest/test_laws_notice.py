@@ -152,6 +152,11 @@ def states_of_eight_bits(output: Output, y: Tensor) -> Tensor:
 
 
 @altering
+def lse_in_base_two(output: Output, y: Tensor) -> Tensor:
+    return y / math.log(2) if output.name == "lse" else y
+
+
+@altering
 def not_through_zero(output: Output, y: Tensor) -> Tensor:
     return y + 2**-6
 
@@ -437,6 +442,7 @@ PLANTED = (
         gradients_lost_without_an_output,
         _with_flags,
     ),
+    Planted("merging", "lse in base two", lse_in_base_two),
     Planted("plumbing", "options of the first call", options_of_the_first_call),
     Planted("plumbing", "options of the call before", options_of_the_call_before),
     Planted("plumbing", "a flag changes the output", flag_changes_the_output, _with_flags),

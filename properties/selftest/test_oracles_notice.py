@@ -12,6 +12,7 @@ _AGREE = "properties/selftest/test_oracles.py::test_second_form_agrees_with_the_
 LINEAR_ATTN = ("reference/linear/test_linear_attn.py", f"{_AGREE}[linear_attn]")
 GLA = ("reference/linear/test_gla.py", f"{_AGREE}[gla]")
 ATTENTION = ("reference/softmax/test_attention.py", f"{_AGREE}[attention]")
+MERGE = ("reference/softmax/test_merge.py", f"{_AGREE}[merge_attention]")
 ROTARY = ("reference/position/test_rotary.py", f"{_AGREE}[rotary_embedding]")
 TABLES = ("reference/position/test_tables.py",)
 SIMPLE_GLA = ("reference/linear/test_simple_gla.py",)
@@ -40,6 +41,8 @@ FLIPPED = {
     Edit("reference.decay", "torch.exp(between)", "torch.exp(-between)"): GLA,
     Edit(_softmax, "s - slope[:, None, None] *", "s + slope[:, None, None] *"): ATTENTION,
     Edit(_softmax, "s - slope[:, None] *", "s + slope[:, None] *"): ATTENTION,
+    Edit("reference.softmax.merge", "top + torch.log", "top - torch.log"): MERGE,
+    Edit("reference.softmax.merge", "torch.sigmoid(-x)", "torch.sigmoid(x)"): MERGE,
     Edit(_rotary, "y1 = x1 * cos - x2 * sin", "y1 = x1 * cos + x2 * sin"): ROTARY,
     Edit(_rotary, "z = z * factor", "z = z * -factor"): ROTARY,
     Edit(_tables, "base ** (-2 * pair", "base ** (2 * pair"): TABLES,

@@ -1,0 +1,162 @@
+"""Attention over the parts of a partition of the keys, merged, is the attention over all.
+
+Ring, cascade and split attention rest on this. The oracle merges the parts of `attention`, since a
+target need not have an op for it. `merge_attention` itself is commutative, has a neutral element,
+both bit for bit, and is associative.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import reference
+from properties.cases.case import Case
+from properties.cases.tensors import Inputs, Results, outputs_and_gradients, telling
+from properties.catalogue.op import Op
+from properties.laws.judge import compare_with_oracle, expect_identical
+from properties.laws.law import Law, Subject, with_options
+
+_AT_A_CUT = ("window", "alibi_slopes", "g")
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    if op.keys:
+        return _in_parts(op, case, subject, inputs, gradients_of)
+    return max(
+        _commutes(op, case, subject, inputs, gradients_of),
+        _has_a_neutral_element(op, case, subject, inputs),
+        _is_associative(op, case, subject, inputs, gradients_of),
+    )
+
+
+def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of: Results) -> float:
+    function = subject.function(op)
+
+    def over(queries: slice, keys: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+        """The attention of some queries over some keys, in float64."""
+        given |= {"q": given["q"][:, queries], "k": given["k"][:, keys], "v": given["v"][:, keys]}
+        with telling(op, given):
+            o, lse = function(**given, mode=case.called_mode, tile=case.tile)
+        return o.double(), lse.double()
+
+    def in_parts(**given: Any) -> tuple[Tensor, Tensor]:
+        dtype = given["q"].dtype
+        queries, keys = given["q"].shape[1], given["k"].shape[1]
+        # The sink is one more part: it is in one call alone.
+        rest = {name: x for name, x in given.items() if name != "sink"}
+        everything = slice(0, queries)
+        if not given["causal"]:
+            first, *others = _subsets(case, keys, given["k"].device)
+            parts = [over(everything, first, **given)]
+            parts += [over(everything, other, **rest) for other in others]
+        else:
+            cut = int(torch.randint(keys + 1, (), generator=_generator(case)))
+            # Queries before the cut see the first keys causally, later ones see them all.
+            early = min(max(cut - keys + queries, 0), queries)
+            place = torch.arange(keys, device=given["k"].device)
+            before = [
+                over(slice(0, early), place[:cut], **rest),
+                over(slice(early, queries), place[:cut], **{**rest, "causal": False}),
+            ]
+            outputs, sums = zip(*before, strict=True)
+            parts = [over(everything, place[cut:], **given)]
+            parts.append((torch.cat(outputs, 1), torch.cat(sums, 2)))
+        o, lse = parts[0]
+        for part in parts[1:]:
+            o, lse = reference.merge_attention(o, lse, *part)
+        return o.to(dtype), lse.float()
+
+    with subject.claiming(case):
+        got = outputs_and_gradients(op, in_parts, inputs, gradients_of)
+    return compare_with_oracle("merging", op, case, subject, inputs, gradients_of, got)
+
+
+def _subsets(case: Case, keys: int, device: torch.device) -> list[Tensor]:
+    """The places of the keys of two or three parts, any of which may be empty."""
+    count = 2 + case.seed % 2
+    part = torch.randint(count, (keys,), generator=_generator(case)).to(device)
+    return [(part == n).nonzero()[:, 0] for n in range(count)]
+
+
+def _generator(case: Case) -> torch.Generator:
+    return torch.Generator().manual_seed(case.seed + 5)
+
+
+def _commutes(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of: Results) -> float:
+    there = subject.run(op, case, inputs, gradients_of)
+    given = inputs.given()
+    swapped = {f"{x}_{a}": given[f"{x}_{b}"] for x in ("o", "lse") for a, b in ("ab", "ba")}
+    trained = tuple(_other(name) for name in inputs.trained)
+    back = subject.run(op, case, Inputs(swapped, inputs.options, trained=trained), gradients_of)
+    back = {name if name in ("o", "lse") else _other(name): x for name, x in back.items()}
+    expect_identical("merging", op, case, subject, back, there, "the parts in the other order")
+    return 0.0
+
+
+def _other(name: str) -> str:
+    """The same argument, or its gradient, of the other part."""
+    return name[:-1] + {"a": "b", "b": "a"}[name[-1]]
+
+
+def _has_a_neutral_element(op: Op, case: Case, subject: Subject, inputs: Inputs) -> float:
+    given = inputs.given()
+    o, lse = given["o_a"], given["lse_a"]
+    empty = {
+        "o_b": torch.full_like(given["o_b"], math.nan),
+        "lse_b": torch.full_like(given["lse_b"], -math.inf),
+    }
+    tensors = {"o_a": o, "lse_a": lse, **empty}
+    got = subject.run(op, case, Inputs(tensors, inputs.options))
+    nothing = (lse == -math.inf).transpose(1, 2)[..., None]
+    want = {"o": o.masked_fill(nothing, 0.0), "lse": lse.float()}
+    expect_identical("merging", op, case, subject, got, want, "the part that is not empty")
+    return 0.0
+
+
+def _is_associative(
+    op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of: Results
+) -> float:
+    """Merge the second part in two halves, which have its output and half its denominator."""
+    function = subject.function(op)
+    half = 1.0 if inputs.options.get("base2") else math.log(2)
+
+    def in_halves(**given: Any) -> tuple[Tensor, Tensor]:
+        o_b, lse_b = given.pop("o_b"), given.pop("lse_b")
+        given |= {"mode": case.called_mode, "tile": case.tile}
+        for _ in range(2):
+            o, lse = function(**given, o_b=o_b, lse_b=lse_b.float() - half)
+            given |= {"o_a": o, "lse_a": lse}
+        return o, lse
+
+    with subject.claiming(case):
+        got = outputs_and_gradients(op, in_halves, inputs, gradients_of)
+    return compare_with_oracle("merging", op, case, subject, inputs, gradients_of, got)
+
+
+def adapt(op: Op, case: Case) -> Case:
+    """Leave out options that a part cannot state: distances to keys that are not in it."""
+    if not op.keys:
+        return case
+    keys = case.key_lengths or case.lengths
+    return op.settle(
+        replace(
+            case,
+            packed=False,
+            lengths=(max((1, *case.lengths)),),
+            key_lengths=(max((1, *keys)),),
+            dims={**case.dims, "B": max(1, case.dims["B"])},
+            given=tuple(name for name in case.given if name not in _AT_A_CUT),
+            layouts={n: x for n, x in case.layouts.items() if n not in _AT_A_CUT},
+            float32=tuple(name for name in case.float32 if name not in _AT_A_CUT),
+            frozen=tuple(name for name in case.frozen if name not in _AT_A_CUT),
+            options=with_options(case, window=None, return_lse=True),
+            earlier=None,
+        )
+    )
+
+
+LAW = Law("merging", check, adapt, uses=("return_lse",))
