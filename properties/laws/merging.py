@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import reference
 from properties.cases.case import Case
 from properties.cases.tensors import Inputs, Results, outputs_and_gradients, telling
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Subject, with_options
+from reference.softmax import merge
 
 _AT_A_CUT = ("window", "alibi_slopes", "g")
 
@@ -67,7 +67,7 @@ def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of
             parts.append((torch.cat(outputs, 1), torch.cat(sums, 2)))
         o, lse = parts[0]
         for part in parts[1:]:
-            o, lse = reference.merge_attention(o, lse, *part)
+            o, lse = merge.weighted(o, lse, *part)
         return o.to(dtype), lse.float()
 
     with subject.claiming(case):
@@ -140,7 +140,7 @@ def _is_associative(
 def adapt(op: Op, case: Case) -> Case:
     """Leave out options that a part cannot state: distances to keys that are not in it."""
     if not op.keys:
-        return case
+        return replace(case, same={})
     keys = case.key_lengths or case.lengths
     return op.settle(
         replace(
