@@ -31,12 +31,12 @@ from reference.position.tables import (
 from reference.scale import resolve_scale
 from reference.softmax.attention import attention
 from reference.softmax.dsa import dsa
+from reference.softmax.merge import merge_attention
 from reference.softmax.mla import mla
 from reference.softmax.moba import moba
 from reference.softmax.msa import msa
 from reference.softmax.nsa import nsa
 from reference.softmax.selected import selected_attention
-from reference.softmax.merge import merge_attention
 
 __all__ = [
     "CacheView",
@@ -53,12 +53,12 @@ __all__ = [
     "lightning_attn",
     "linear_attn",
     "mamba2",
+    "merge_attention",
     "mla",
     "moba",
     "msa",
     "multiaxis_rotary",
     "nsa",
-    "merge_attention",
     "resolve_scale",
     "retention",
     "rotary_axes",

@@ -13,8 +13,6 @@ from properties.catalogue.linear import (
 from properties.catalogue.norm import L2NORM
 from properties.catalogue.op import DTYPES, Argument, Mode, Op, Option, Output, Role
 from properties.catalogue.position import MULTIAXIS_ROTARY, ROTARY_EMBEDDING
-from properties.catalogue.softmax import ATTENTION
-from properties.catalogue.position import ROTARY_EMBEDDING
 from properties.catalogue.softmax import ATTENTION, MERGE_ATTENTION
 
 OPS: dict[str, Op] = {
