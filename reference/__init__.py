@@ -36,6 +36,7 @@ from reference.softmax.mla import mla
 from reference.softmax.moba import moba
 from reference.softmax.msa import msa
 from reference.softmax.nsa import nsa
+from reference.softmax.paged import paged_attention
 from reference.softmax.selected import selected_attention
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "msa",
     "multiaxis_rotary",
     "nsa",
+    "paged_attention",
     "resolve_scale",
     "retention",
     "rotary_axes",
