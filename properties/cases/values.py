@@ -65,6 +65,10 @@ def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
             return torch.nn.functional.softplus(_normal(blank, generator))
         case Role.SLOPE:
             return torch.exp2(-4 * _uniform(blank, generator))
+        case Role.PROJECTION:
+            return _normal(blank, generator) / math.sqrt(max(blank.shape[-1], 1))
+        case Role.SCORE:
+            return _choice(blank, generator, (-1.0, 0.0, 1.0, 2.0))
         case Role.COSINE:
             return torch.cos(2 * math.pi * _uniform(blank, generator))
         case Role.SINE:

@@ -13,6 +13,7 @@ from properties.catalogue.linear import (
 from properties.catalogue.norm import L2NORM
 from properties.catalogue.op import DTYPES, Argument, Mode, Op, Option, Output, Role
 from properties.catalogue.position import MULTIAXIS_ROTARY, ROTARY_EMBEDDING
+from properties.catalogue.selected import DSA, MLA, MOBA, MSA, NSA, SELECTED_ATTENTION
 from properties.catalogue.softmax import ATTENTION, MERGE_ATTENTION
 
 OPS: dict[str, Op] = {
@@ -31,6 +32,12 @@ OPS: dict[str, Op] = {
         RWKV7,
         ATTENTION,
         MERGE_ATTENTION,
+        MLA,
+        SELECTED_ATTENTION,
+        NSA,
+        MOBA,
+        DSA,
+        MSA,
         ROTARY_EMBEDDING,
         MULTIAXIS_ROTARY,
         SHORT_CONV,

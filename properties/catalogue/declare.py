@@ -295,6 +295,8 @@ def _laws(op: Mapping[str, Any]) -> Iterator[str]:
         return
     options = {option.name for option in op["options"]}
     trained = [argument for argument in op["arguments"] if argument.differentiable]
+    # Of keys that are given as such, and that no index counts.
+    parted = {"q", "k", "v", "causal"} <= {*options, *(x.name for x in op["arguments"])}
     if_any = {
         "differential": True,
         "exactness": "integers" in op["recipes"],
@@ -308,7 +310,8 @@ def _laws(op: Mapping[str, Any]) -> Iterator[str]:
         "context_invariance": True,
         "request_invariance": len(trained) > 1 or len(op["outputs"]) > 1,
         "determinism": True,
-        "merging": {"lse"} == {output.name for output in op["outputs"][1:]},
+        "merging": (parted or not op["keys"])
+        and {"lse"} == {output.name for output in op["outputs"][1:]},
         "plumbing": options,
         "untouched_inputs": True,
         "written_outputs": True,

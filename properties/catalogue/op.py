@@ -35,6 +35,8 @@ class Role(Enum):
     SLOPE = "slope, at least 0"
     COSINE = "cosine of an angle"
     SINE = "sine of an angle"
+    PROJECTION = "weight of a projection, whose rows are about 1 long"
+    SCORE = "small integer of which scores are computed, so that no rounding decides a selection"
     INDEX = "integer that says where something is, such as a position"
 
 
@@ -139,6 +141,10 @@ def _none(case: Case, inputs: Any) -> Iterable[tuple[str, dict[str, Any], str]]:
     return ()
 
 
+def _as_they_are(case: Case, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return dict(tensors)
+
+
 def _zero(case: Case) -> float:
     return 0.0
 
@@ -182,6 +188,8 @@ class Op:
         continues_by: how a second call goes on where a first one ended: with its "initial_state",
             with all "keys" so far, or with "seqlen_offsets"; empty if it cannot.
         mistakes: further calls that must be refused: what, the bad arguments, the one to be named.
+        fitted: turns tensors of a case into tensors that another case accepts, such as one of
+            fewer keys or with another option.
         laws: names of the laws that hold, in `properties.laws.LAWS`.
         wraps: the name of the op whose kernels it calls; None for an op that has its own.
     """
@@ -206,6 +214,7 @@ class Op:
     linear_in: tuple[str, ...] = ()
     continues_by: str = "initial_state"
     mistakes: Callable[[Case, Any], Iterable[tuple[str, dict[str, Any], str]]] = _none
+    fitted: Callable[[Case, Mapping[str, Tensor]], dict[str, Tensor]] = _as_they_are
     multilinear: Callable[[Case], bool] = _never
     constant_decay: Callable[[Case], float] = _zero
     heads_alike: bool = True

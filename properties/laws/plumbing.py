@@ -71,6 +71,7 @@ def _with_default(op: Op, case: Case, inputs: Inputs, option: Option) -> tuple[I
         shape = tuple(known[d] for d in argument.dims.split())
         if argument.optional and argument.name in kept and kept[argument.name].shape != shape:
             del kept[argument.name]
+    kept = op.fitted(other, kept)
     # An option that is a list is passed as a tensor.
     rest = {name: x for name, x in kept.items() if name != option.name}
     options = {**inputs.options, option.name: other.options[option.name]}

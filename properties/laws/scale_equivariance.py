@@ -19,9 +19,11 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     if factor is None:
         return 0.0
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    q = next(a.name for a in op.arguments if a.role is Role.QUERY)
+    queries = [a.name for a in op.arguments if a.role is Role.QUERY]
     # Keep the layout: with another alignment a GPU need not give the same bits.
-    larger = inputs.with_tensors({q: relaid(factor * inputs.tensors[q], case.layout_of(q))})
+    larger = inputs.with_tensors(
+        {q: relaid(factor * inputs.tensors[q], case.layout_of(q)) for q in queries}
+    )
     larger = larger.with_options(scale=scale / factor)
     moved = subject.run(op, case, larger, gradients_of)
     if not subject.target.bitwise:
@@ -29,8 +31,10 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         call = "scale_equivariance", op, case, subject, larger, gradients_of
         return compare_with_oracle(*call, moved)
     plain = subject.run(op, case, inputs.with_options(scale=scale), gradients_of)
-    want = {name: x / factor if name == f"d{q}" else x for name, x in plain.items()}
-    against = f"scale {scale} where {q} is {factor} times larger and scale {scale / factor}"
+    scaled = [f"d{q}" for q in queries]
+    want = {name: x / factor if name in scaled else x for name, x in plain.items()}
+    which = " and ".join(queries)
+    against = f"scale {scale} where {which} is {factor} times larger and scale {scale / factor}"
     expect_identical("scale_equivariance", op, case, subject, moved, want, against, normal=True)
     return 0.0
 

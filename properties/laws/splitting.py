@@ -47,7 +47,7 @@ def _in_two_calls(
     results: list[list[Results]] = []
     for number, half in enumerate(halves):
         early = (number == 0) != last_first
-        tensors = join(op, case.packed, half)
+        tensors = op.fitted(_half(op, case, early), join(op, case.packed, half))
         if op.continues_by == "initial_state" and number == 1:
             states = [one["final_state"] for one in results[0]]
             tensors["initial_state"] = torch.cat(states)

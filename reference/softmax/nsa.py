@@ -90,7 +90,7 @@ def by_query(
     """One query after another, over the keys that it has.
 
     The mean of a block is never formed: q · mean(k) is the mean of q · k, and p · mean(v) gives a
-    C-th of p to each token. Blocks are ranked by counting, fetched by index, and so is the window.
+    C-th of p to each token. Blocks are ranked by counting and fetched by index.
     """
     (B, T_q, H, _), (T_k, G, V) = q.shape, v.shape[1:]
     C, R = block_size, H // G
@@ -101,6 +101,8 @@ def by_query(
         whole, own = seen // C, p // C
         q_i, k_i, v_i = q[:, i], k[:, :seen], v[:, :seen]
         s = scale * torch.einsum("bgrk,bjgk->bgrj", q_i.unflatten(1, (G, R)), k_i)
+        recent, v_swa = torch.softmax(s[..., -window:], -1), v_i[:, -window:].to(s.dtype)
+        o_swa = torch.einsum("bgrj,bjgv->bgrv", recent, v_swa).flatten(1, 2)
         s = s[..., : whole * C].unflatten(-1, (whole, C)).mean(-1)
         weight = torch.softmax(s, -1)
         each = (weight / C).repeat_interleave(C, -1)
@@ -116,10 +118,8 @@ def by_query(
         o_slc, lse_slc = gathered(
             one, k_i, v_i, indices=indices[:, None], block_size=C, scale=scale
         )
-        recent = torch.arange(max(seen - window, 0), seen, device=q.device).expand(B, 1, G, -1)
-        o_swa, _ = gathered(one, k_i, v_i, indices=recent, block_size=1, scale=scale)
         gates = torch.stack([g[:, i] for g in (g_cmp, g_slc, g_swa)], -1)
-        o_i = torch.stack([o_cmp, o_slc[:, 0], o_swa[:, 0]], -2)
+        o_i = torch.stack([o_cmp, o_slc[:, 0], o_swa], -2)
         o.append((gates[..., None] * o_i).sum(-2)[:, None])
         lse.append(lse_slc)
     return torch.cat(o, 1), torch.cat(lse, -1)

@@ -1,0 +1,242 @@
+"""Latent attention, and attention to selected blocks."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+
+import reference
+from properties.cases.case import Case
+from properties.cases.layouts import SHARING
+from properties.catalogue.declare import declare
+from properties.catalogue.draws import NO_COUNTS, head_dims
+from properties.catalogue.op import Option, Role
+
+if TYPE_CHECKING:
+    from properties.cases.tensors import Inputs
+
+Mistakes = Iterator[tuple[str, dict[str, Any], str]]
+
+_BLOCK_SIZE = Option(
+    "block_size",
+    64,
+    lambda case: st.one_of(
+        st.integers(1, 9), st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 128])
+    ),
+    bad=(0, -1, None, *NO_COUNTS),
+    switch=lambda case: 2,
+)
+_TOP_K = Option(
+    "top_k",
+    16,
+    lambda case: st.one_of(st.integers(1, 5), st.integers(1, 20)),
+    bad=(0, -1, None, *NO_COUNTS),
+    switch=lambda case: 1,
+)
+
+
+def _lengths(case: Case) -> list[tuple[int, int]]:
+    """Queries and keys of each sequence; of one for a whole dense batch."""
+    return list(zip(case.lengths, case.key_lengths or case.lengths, strict=True))
+
+
+def _blocks(case: Case) -> list[int]:
+    """The blocks of keys of each sequence."""
+    return [-(-keys // case.options["block_size"]) for _, keys in _lengths(case)]
+
+
+def _indices(case: Case, sizes: Mapping[str, int], generator: Generator) -> Tensor:
+    """Indices that exist, a row in one of these ways: any, duplicates, nothing, only future blocks,
+    the last block alone, any and the query's own. Every sixteenth case selects alike for all heads.
+    """
+
+    def drawn(most: int, *shape: int) -> Tensor:
+        return torch.randint(most, shape, generator=generator)
+
+    size, parts = case.options["block_size"], []
+    for (queries, keys), blocks in zip(_lengths(case), _blocks(case), strict=True):
+        shape = sizes["B"], queries, sizes["G"], sizes["M"]
+        if blocks == 0:
+            parts.append(torch.full(shape, -1))
+            continue
+        own = (torch.arange(keys - queries, keys) // size)[:, None, None]
+        x = drawn(blocks, *shape)
+        future = torch.where(own < blocks - 1, own + 1 + x % (blocks - 1 - own).clamp(min=1), -1)
+        with_own = torch.where(drawn(2, *shape) == 0, x, own)
+        ways = (
+            (x[..., :1], 1),
+            (torch.tensor(-1), 2),
+            (torch.where(own < 0, x, future), 3),
+            (torch.tensor(blocks - 1), 4),
+            (torch.where(own < 0, x, with_own), 5),
+            (torch.where(own < 0, x, with_own), 6),
+        )
+        way = drawn(8, *shape[:3], 1)
+        y = x
+        for indices, number in ways:
+            y = torch.where(way == number, indices, y)
+        parts.append(torch.where(drawn(8, *shape) == 0, -1, y))
+    indices = torch.cat(parts, 1)
+    return indices[:, :, :1].expand_as(indices) if case.seed % 16 == 0 else indices
+
+
+def _without_others(case: Case, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Empty the slots of blocks that a case does not have."""
+    x = tensors["indices"].clone(memory_format=torch.contiguous_format)
+    bounds = [0, *torch.tensor(case.lengths).cumsum(0).tolist()]
+    for blocks, (start, stop) in zip(_blocks(case), pairwise(bounds), strict=True):
+        rows = x[:, start:stop]
+        rows[rows >= blocks] = -1
+    return {**tensors, "indices": x}
+
+
+def _settle(case: Case) -> Case:
+    """A token repeated in all sequences would select blocks that not all of them have."""
+    if case.packed and case.layout_of("indices") in SHARING:
+        return replace(case, layouts={**case.layouts, "indices": "contiguous"})
+    return case
+
+
+def _mistakes_of_packs(case: Case, inputs: "Inputs") -> Mistakes:
+    """Heads that form no groups; boundaries that do not go together."""
+    tensors = inputs.tensors
+    if case.packed:
+        bounds = tensors.get("cu_seqlens_k", tensors["cu_seqlens"])
+        yield "boundaries of keys alone", {"cu_seqlens": None, "cu_seqlens_k": bounds}, "cu_seqlens"
+        another = torch.cat([bounds, bounds[-1:]])
+        yield "another number of sequences of keys", {"cu_seqlens_k": another}, "cu_seqlens_k"
+
+
+def _mistakes(case: Case, inputs: "Inputs") -> Mistakes:
+    """Blocks that do not exist."""
+    x = inputs.tensors["indices"]
+    first = 0
+    for (queries, _), blocks in zip(_lengths(case), _blocks(case), strict=True):
+        if queries and x.numel():
+            for index, where in ((blocks, "past the last block"), (-2, "below -1")):
+                elsewhere = x.clone(memory_format=torch.contiguous_format)
+                elsewhere[-1, first, -1, -1] = index
+                yield f"an index {where} of a sequence", {"indices": elsewhere}, "indices"
+        first += queries
+    yield from _mistakes_of_packs(case, inputs)
+
+
+def _mistakes_of_nsa(case: Case, inputs: "Inputs") -> Mistakes:
+    """Fewer slots than forced blocks."""
+    forced = case.options["local_blocks"] + 1
+    yield "fewer slots than forced blocks", {"top_k": forced - 1}, "top_k"
+    yield from _mistakes_of_packs(case, inputs)
+
+
+def _settle_nsa(case: Case) -> Case:
+    """The forced blocks have slots."""
+    options = dict(case.options)
+    if {"top_k", "local_blocks"} <= options.keys():
+        options["top_k"] = max(options["top_k"], options["local_blocks"] + 1)
+    return replace(case, options=options)
+
+
+_SOFTMAX = (
+    "gaussian",
+    "large_logits",
+    "late_maximum",
+    "early_maximum",
+    "large_values",
+    "uneven",
+    "one_hot_values",
+    "zeros",
+    "cancelling",
+)
+
+SELECTED_ATTENTION = declare(
+    reference.selected_attention,
+    quiet_form=reference.selected_attention,
+    indices={"indices": _indices},
+    nonlinear=("lse",),
+    options=(_BLOCK_SIZE,),
+    dims={"M": st.one_of(st.integers(1, 4), st.integers(1, 12))},
+    work=lambda n: n["H"] * n["T"] * n["S"],
+    settle=_settle,
+    fitted=_without_others,
+    mistakes=_mistakes,
+    float32_logits=True,
+    recipes=_SOFTMAX,
+)
+MLA = declare(
+    reference.mla,
+    quiet_form=reference.mla,
+    roles={
+        "q_n": Role.QUERY,
+        "q_r": Role.QUERY,
+        "c": Role.KEY,
+        "k_r": Role.KEY,
+        "w_uk": Role.PROJECTION,
+        "w_uv": Role.PROJECTION,
+    },
+    linear_in=("w_uv",),
+    nonlinear=("lse",),
+    dims={"R": head_dims(), "D": head_dims(64)},
+    work=lambda n: n["H"] * n["T"] * n["S"],
+    mistakes=_mistakes_of_packs,
+    recipes=tuple(name for name in _SOFTMAX if name != "one_hot_values"),
+)
+NSA = declare(
+    reference.nsa,
+    quiet_form=reference.nsa,
+    wraps=SELECTED_ATTENTION,
+    roles={"g_cmp": Role.RATE, "g_slc": Role.RATE, "g_swa": Role.RATE},
+    options=(
+        _BLOCK_SIZE,
+        _TOP_K,
+        replace(_TOP_K, name="local_blocks", draw=lambda case: st.integers(1, 3)),
+        Option(
+            "window",
+            512,
+            lambda case: st.one_of(st.integers(1, 9), st.integers(1, 200)),
+            bad=(0, -1, None, *NO_COUNTS),
+            switch=lambda case: 3,
+        ),
+    ),
+    settle=_settle_nsa,
+    mistakes=_mistakes_of_nsa,
+    heads_alike=False,
+    recipes=_SOFTMAX,
+)
+MOBA = declare(
+    reference.moba,
+    quiet_form=reference.moba,
+    wraps=SELECTED_ATTENTION,
+    nonlinear=("lse",),
+    options=(_BLOCK_SIZE, _TOP_K),
+    mistakes=_mistakes_of_packs,
+    float32_logits=True,
+    recipes=_SOFTMAX,
+)
+DSA = declare(
+    reference.dsa,
+    quiet_form=reference.dsa,
+    wraps=SELECTED_ATTENTION,
+    roles={"q_index": Role.SCORE, "k_index": Role.SCORE, "w": Role.SCORE},
+    constants=("q_index", "k_index", "w"),
+    nonlinear=("lse",),
+    options=(_TOP_K,),
+    mistakes=_mistakes_of_packs,
+    float32_logits=True,
+    recipes=_SOFTMAX,
+)
+MSA = declare(
+    reference.msa,
+    quiet_form=reference.msa,
+    wraps=SELECTED_ATTENTION,
+    roles={"q_index": Role.SCORE, "k_index": Role.SCORE},
+    constants=("q_index", "k_index"),
+    nonlinear=("lse",),
+    options=(_BLOCK_SIZE, _TOP_K),
+    mistakes=_mistakes_of_packs,
+    float32_logits=True,
+    recipes=_SOFTMAX,
+)
