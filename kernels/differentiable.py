@@ -27,7 +27,8 @@ def differentiable(
 
     Args:
         tensors: names of the tensor arguments, "?" after those that may be None.
-        settings: names of the other arguments, and their types in the language of schemas.
+        settings: names of the other arguments, and their types in the language of schemas,
+            "int?" for one that may be None.
         outputs: how many outputs there are; the first always exists.
         forward: from all arguments by name to the outputs.
         backward: from all arguments by name, "d" and the position of an output for its cotangent

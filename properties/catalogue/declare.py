@@ -103,7 +103,8 @@ def declare(
         dims: letters that other ops do not have.
         sizes, computed: as of `Op`, besides the heads of groups; and the letters that it computes.
         settle: as of `Op`, after options are exact where integers are drawn.
-        special: further fields of `Op`, in the place of what follows from the signature.
+        special: further fields of `Op`, in the place of what follows from the signature; the
+            `quiet_form` is the second form unless it is stated.
     """
     signature = inspect.signature(oracle)
     arguments = tuple(_arguments(oracle, signature, roles, constants, indices))
