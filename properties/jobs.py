@@ -87,7 +87,7 @@ class Job:
 
     @property
     def _has_its_turn(self) -> bool:
-        modes = [mode.name for mode in OPS[self.op].modes]
+        modes = [mode.name for mode in OPS[self.op].modes_or_reference]
         place = modes.index(self.mode) if self.mode in modes else 0
         turn = list(LAWS).index(self.law) + list(OPS).index(self.op)
         if self.dtype in _HALVES and self.dtype != _HALVES[(turn // 2 + place) % len(_HALVES)]:
