@@ -45,7 +45,7 @@ EACH_CASE = pytest.mark.parametrize(
 )
 LINES = 20
 # Targets → the packages that have their kernels.
-PACKAGES = {"fla": "fla-core ", "torch": "torch "}
+PACKAGES = {"fla": "fla-core ", "torch": "torch ", "transformers": "transformers "}
 
 Bug = Callable[[Op, Function], Function]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,11 +84,12 @@ def _positions_on_axes(case: Case, sizes: Mapping[str, int], generator: torch.Ge
 
 
 def _axes(case: Case, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
-    """Sections in blocks, interleaved, or any axis for any pair."""
+    """Sections of any lengths in blocks, the same interleaved, or any axis for any pair."""
     pairs, count = sizes["P"], sizes["A"]
     if case.seed % 3 == 2:
         return torch.randint(count, (pairs,), generator=generator)
-    sections = [len(range(axis, pairs, count)) for axis in range(count)]
+    cuts = torch.randint(pairs + 1, (count - 1,), generator=generator).sort().values.tolist()
+    sections = [stop - start for start, stop in pairwise([0, *cuts, pairs])]
     return reference.rotary_axes(pairs, sections, interleaved=case.seed % 3 == 1)
 
 

@@ -16,6 +16,7 @@ NAMES = {
     "oracle": "properties.targets.oracle:target",
     "torch": "properties.targets.pytorch:target",
     "fla": "properties.targets.fla:target",
+    "transformers": "properties.targets.transformers:target",
 }
 
 

@@ -1,0 +1,313 @@
+"""The functions with which models rotate queries and keys, behind our signatures.
+
+A model computes cosines and sines of each token and passes them on; here they are rows of our
+tables. Queries and keys are the first and the other heads of x, so that both results count.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from properties.cases.case import Case
+from properties.catalogue.op import Function
+from properties.targets.adapter import Bound, Implementation
+
+# `(model, q, k, cos, sin) -> (q, k)` of `[B, T, H, D]`, with cosines and sines `[B, T, P]`.
+Rotate = Callable[[ModuleType, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+_REJECTION = {"rejection": "tables and positions are the adapter's"}
+_ROWS = "positions are rows of tables, which models compute for each token"
+
+
+@cache
+def _model(name: str) -> ModuleType:
+    return import_module(f"transformers.models.{name}.modeling_{name}")
+
+
+def _twice(x: Tensor) -> Tensor:
+    return torch.cat([x, x], dim=-1)
+
+
+def _heads_first(
+    model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As a model calls it: `[B, H, T, D]`, and every cosine for both halves."""
+    q, k = model.apply_rotary_pos_emb(
+        q.transpose(1, 2), k.transpose(1, 2), _twice(cos), _twice(sin)
+    )
+    return q.transpose(1, 2), k.transpose(1, 2)
+
+
+def _heads_second(
+    model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    q, k = model.apply_rotary_pos_emb(q, k, _twice(cos), _twice(sin), unsqueeze_dim=2)
+    return q, k
+
+
+def _narrow(
+    model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Each cosine once."""
+    q, k = model.apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    return q.transpose(1, 2), k.transpose(1, 2)
+
+
+def _neighbours(
+    model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Each cosine for both neighbours."""
+    wide = (x.repeat_interleave(2, -1) for x in (cos, sin))
+    q, k = model.apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *wide)
+    return q.transpose(1, 2), k.transpose(1, 2)
+
+
+def _alone(
+    model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One tensor at a time, sines first."""
+    q, k = (model.apply_rotary_pos_emb(x, sin, cos) for x in (q, k))
+    return q, k
+
+
+def _at_the_end(
+    model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The last dims are rotated, one tensor at a time."""
+    width = 2 * cos.shape[-1]
+    rolled = (
+        model.apply_rotary_pos_emb(x.roll(-width, -1), cos, sin, unsqueeze_dim=2) for x in (q, k)
+    )
+    q, k = (x.roll(width, -1) for x in rolled)
+    return q, k
+
+
+def _regrouped(
+    model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Neighbours come out as halves."""
+    each = model.apply_rotary_pos_emb_interleave(
+        q.transpose(1, 2), k.transpose(1, 2), _twice(cos), _twice(sin)
+    )
+    q, k = (x.transpose(1, 2).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for x in each)
+    return q, k
+
+
+def _complex(
+    model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    factor = torch.complex(cos.float(), sin.float())
+    q, k = model.apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), factor)
+    return q.transpose(1, 2), k.transpose(1, 2)
+
+
+def _of_images(
+    model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """All tokens in a row, without a batch."""
+    flat = (x.flatten(0, 1) for x in (q, k, _twice(cos), _twice(sin)))
+    turned = model.apply_rotary_pos_emb_vision(*flat)
+    q, k = (x.view_as(y) for x, y in zip(turned, (q, k), strict=True))
+    return q, k
+
+
+@dataclass(frozen=True)
+class _Mode:
+    """How a model rotates.
+
+    Args:
+        rotate: calls its function.
+        neighbours: pairs are neighbours rather than halves.
+        partial: it rotates a part of a head, too.
+        conjugate: it rotates backwards.
+    """
+
+    rotate: Rotate
+    neighbours: bool = False
+    partial: bool = False
+    conjugate: bool = False
+
+    @property
+    def bounds(self) -> dict[str, Bound]:
+        bounds: dict[str, Bound] = {"tables in the dtype of x": _of_x}
+        if self.partial:
+            bounds["some dims of a head rotated"] = _some_pairs
+        else:
+            bounds["all dims of a head rotated"] = _whole
+        if self.neighbours:
+            bounds["neighbours as pairs"] = _always(interleaved=True)
+        if self.conjugate:
+            bounds["backwards"] = _always(conjugate=True)
+        return bounds
+
+
+# One of each kind that differs in its lines; by model.
+_MODES = {
+    "llama": _Mode(_heads_first),
+    "gpt_neox": _Mode(_heads_second, partial=True),
+    "phi3": _Mode(_heads_first, partial=True),
+    "esm": _Mode(_heads_first),
+    "gpt_oss": _Mode(_narrow),
+    "nanochat": _Mode(_heads_first, conjugate=True),
+    "qwen2_vl": _Mode(_of_images),
+    "glm": _Mode(_heads_first, neighbours=True, partial=True),
+    "ernie4_5": _Mode(_heads_second, neighbours=True),
+    "cohere": _Mode(_neighbours, neighbours=True),
+    "gptj": _Mode(_alone, neighbours=True),
+    "deepseek_v2": _Mode(_complex, neighbours=True),
+    "deepseek_v3": _Mode(_regrouped, neighbours=True),
+    "deepseek_v4": _Mode(_at_the_end, neighbours=True, partial=True),
+}
+
+
+def implementations() -> dict[str, dict[str, Implementation]]:
+    """Op → model → its implementation in the installed release."""
+    rotary = {name: _rotary(name, mode) for name, mode in _MODES.items() if _has(name)}
+    on_axes = {name: _on_axes(name, blocks) for name, blocks in _SECTIONS.items() if _has(name)}
+    return {"rotary_embedding": rotary, "multiaxis_rotary": on_axes}
+
+
+def _has(name: str) -> bool:
+    try:
+        return find_spec(f"transformers.models.{name}.modeling_{name}") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _rotary(name: str, mode: _Mode) -> Implementation:
+    """A model's function with the arguments of `rotary_embedding` that it has."""
+
+    def rotated(
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        position_ids: Tensor | None,
+        seqlen_offsets: int | Tensor,
+    ) -> Tensor:
+        if position_ids is None:
+            tokens = torch.arange(x.shape[1], device=x.device)
+            first = torch.as_tensor(seqlen_offsets, device=x.device).view(-1, 1)
+            position_ids = (first + tokens).expand(x.shape[:2])
+        _check_within(position_ids, cos)
+        return _halved(_model(name), mode.rotate, x, cos[position_ids], sin[position_ids])
+
+    def halves(
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        seqlen_offsets: int | Tensor = 0,
+    ) -> Tensor:
+        return rotated(x, cos, sin, position_ids, seqlen_offsets)
+
+    def backwards(
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        seqlen_offsets: int | Tensor = 0,
+        conjugate: bool = False,
+    ) -> Tensor:
+        if conjugate is not True:
+            raise ValueError(f"conjugate: {conjugate}, expected True of {name}")
+        return rotated(x, cos, sin, position_ids, seqlen_offsets)
+
+    def neighbours(
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        interleaved: bool = False,
+        seqlen_offsets: int | Tensor = 0,
+    ) -> Tensor:
+        if interleaved is not True:
+            raise ValueError(f"interleaved: {interleaved}, expected True of {name}")
+        return rotated(x, cos, sin, position_ids, seqlen_offsets)
+
+    function: Function = backwards if mode.conjugate else neighbours if mode.neighbours else halves
+    return Implementation(
+        function, conventions=(_ROWS,), bounds=mode.bounds, unstated=dict(_REJECTION)
+    )
+
+
+# Models with positions on axes → whether their sections are blocks.
+_SECTIONS = {"qwen2_vl": True, "qwen3_vl": False}
+
+
+def _on_axes(name: str, blocks: bool) -> Implementation:
+    """A model's choice of an axis for each pair, and its rotation."""
+
+    def multiaxis_rotary(
+        x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, axes: Tensor
+    ) -> Tensor:
+        model = _model(name)
+        _check_within(position_ids, cos)
+        sections = SimpleNamespace(mrope_section=axes.bincount(minlength=3).tolist())
+        kind = model.Qwen2VLRotaryEmbedding if blocks else model.Qwen3VLTextRotaryEmbedding
+        cos, sin = (
+            kind.recomposition_frequencies(sections, table[position_ids]) for table in (cos, sin)
+        )
+        half = cos.shape[-1] // 2
+        return _halved(model, _heads_first, x, cos[..., :half], sin[..., :half])
+
+    return Implementation(
+        multiaxis_rotary,
+        conventions=(_ROWS, "sections are counts of the axes"),
+        bounds={
+            "tables in the dtype of x": _of_x,
+            "all dims of a head rotated": _whole,
+            "three axes": _three_axes,
+            "sections in blocks" if blocks else "sections interleaved": _sections(not blocks),
+        },
+        unstated=dict(_REJECTION),
+    )
+
+
+def _halved(model: ModuleType, rotate: Rotate, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if x.shape[2] < 2:
+        return rotate(model, x, x, cos, sin)[0]
+    some = x.shape[2] // 2
+    return torch.cat(rotate(model, x[:, :, :some], x[:, :, some:], cos, sin), 2)
+
+
+def _check_within(position_ids: Tensor, cos: Tensor) -> None:
+    """Refuse what indexing would wrap around, or refuse with an error of its own."""
+    if position_ids.numel() and not 0 <= position_ids.min() <= position_ids.max() < len(cos):
+        raise ValueError(f"position_ids: {position_ids}, expected rows of {len(cos)}")
+
+
+def _of_x(case: Case) -> Case:
+    return replace(case, float32=tuple(n for n in case.float32 if n not in ("cos", "sin")))
+
+
+def _whole(case: Case) -> Case:
+    pairs = max(case.dims["D"] // 2, 1)
+    return replace(case, dims={**case.dims, "D": 2 * pairs, "P": pairs})
+
+
+def _some_pairs(case: Case) -> Case:
+    return replace(
+        case, dims={**case.dims, "D": max(case.dims["D"], 2), "P": max(case.dims["P"], 1)}
+    )
+
+
+def _three_axes(case: Case) -> Case:
+    return replace(case, dims={**case.dims, "A": 3})
+
+
+def _sections(interleaved: bool) -> Bound:
+    """The seed chooses the axes of the pairs, see `catalogue.position`."""
+    return lambda case: replace(case, seed=case.seed - case.seed % 3 + interleaved)
+
+
+def _always(**options: bool) -> Bound:
+    return lambda case: replace(case, options={**case.options, **options})
