@@ -31,6 +31,7 @@ DOCUMENTS = (
     "reference/README.md",
     "regressions/targets/fla/README.md",
     "regressions/targets/torch/README.md",
+    "regressions/targets/transformers/README.md",
 )
 # Arguments that kernels alone have.
 _OWN = ("mode", "tile")
@@ -60,6 +61,7 @@ Conventions <reference/README>
 :caption: Results
 regressions/targets/torch/README
 regressions/targets/fla/README
+regressions/targets/transformers/README
 Benchmarks <kernels/BENCHMARKS>
 LOG
 ```
