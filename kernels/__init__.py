@@ -23,7 +23,7 @@ from kernels.position import (
     xpos_tables,
 )
 from kernels.scale import resolve_scale
-from kernels.softmax import attention, merge_attention
+from kernels.softmax import attention, merge_attention, paged_attention
 
 __all__ = [
     "CacheView",
@@ -44,6 +44,7 @@ __all__ = [
     "mamba2",
     "merge_attention",
     "multiaxis_rotary",
+    "paged_attention",
     "resolve_scale",
     "retention",
     "rotary_axes",

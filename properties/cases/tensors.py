@@ -134,8 +134,9 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
         dtype = case.torch_dtype if lower else torch.float32
         if argument.dtype == "index":
             dtype = width
-        tensors[argument.name] = relaid(x.to(dtype).to(device), case.layout_of(argument.name))
-    tensors = {name: x for name, x in tensors.items() if name not in case.same}
+        tensors[argument.name] = x.to(dtype).to(device)
+    finished = op.finish(case, known, tensors).items()
+    tensors = {n: relaid(x, case.layout_of(n)) for n, x in finished if n not in case.same}
     options = {name: _number(case, value) for name, value in case.options.items()}
     for name, value in case.options.items():
         if isinstance(value, (list, tuple)):

@@ -12,6 +12,7 @@ from properties.catalogue.linear import (
 )
 from properties.catalogue.norm import L2NORM
 from properties.catalogue.op import DTYPES, Argument, Mode, Op, Option, Output, Role
+from properties.catalogue.paged import PAGED_ATTENTION
 from properties.catalogue.position import MULTIAXIS_ROTARY, ROTARY_EMBEDDING
 from properties.catalogue.selected import DSA, MLA, MOBA, MSA, NSA, SELECTED_ATTENTION
 from properties.catalogue.softmax import ATTENTION, MERGE_ATTENTION
@@ -38,6 +39,7 @@ OPS: dict[str, Op] = {
         MOBA,
         DSA,
         MSA,
+        PAGED_ATTENTION,
         ROTARY_EMBEDDING,
         MULTIAXIS_ROTARY,
         SHORT_CONV,

@@ -81,6 +81,7 @@ def declare(
     roles: Mapping[str, Role] = MappingProxyType({}),
     constants: Sequence[str] = (),
     indices: Mapping[str, Fill] = MappingProxyType({}),
+    alike: Sequence[str] = (),
     nonlinear: Sequence[str] = (),
     options: Sequence[Option] = (),
     dims: Mapping[str, SearchStrategy[int]] = MappingProxyType({}),
@@ -98,6 +99,7 @@ def declare(
         roles: of tensors whose names do not say what they mean.
         constants: tensors that get no gradient.
         indices: tensors of integers → what fills them.
+        alike: tensors in the dtype of the activations, although the signature allows others too.
         nonlinear: outputs that are not linear in what the others are linear in.
         options: those that are neither flags nor common. One that is not stated is never drawn.
         dims: letters that other ops do not have.
@@ -107,7 +109,7 @@ def declare(
             `quiet_form` is the second form unless it is stated.
     """
     signature = inspect.signature(oracle)
-    arguments = tuple(_arguments(oracle, signature, roles, constants, indices))
+    arguments = tuple(_arguments(oracle, signature, roles, constants, indices, alike))
     outputs = tuple(_outputs(oracle, signature, nonlinear))
     of_call = tuple(
         _options(signature, {option.name: option for option in options}, outputs, indices)
@@ -194,8 +196,7 @@ def _packs(name: str) -> bool:
 
 def _is_tensor(parameter: Parameter) -> bool:
     """Whether it is a tensor of numbers, not of boundaries or offsets."""
-    kinds = [kind.dtype.__name__ for kind in arrays(parameter.annotation)]
-    return kinds == ["Float"]
+    return "Float" in [kind.dtype.__name__ for kind in arrays(parameter.annotation)]
 
 
 def _dims(annotation: Any) -> str:
@@ -208,9 +209,11 @@ def _arguments(
     roles: Mapping[str, Role],
     constants: Sequence[str],
     indices: Mapping[str, Fill],
+    others_alike: Sequence[str],
 ) -> Iterator[Argument]:
     first = next(iter(signature.parameters))
     alike = {first, *same_dtype(oracle)} if first in same_dtype(oracle) else {first}
+    alike |= {*others_alike}
     for name, parameter in signature.parameters.items():
         if name in indices:
             yield Argument(

@@ -48,6 +48,10 @@ ANY_NUMBERS = (Role.QUERY, Role.KEY, Role.VALUE)
 Fill = Callable[[Case, Mapping[str, int], Generator], Tensor]
 
 
+# The tensors of a case by name, from those that recipes have filled.
+Finish = Callable[[Case, Mapping[str, int], dict[str, Tensor]], dict[str, Tensor]]
+
+
 @dataclass(frozen=True)
 class Argument:
     """A tensor that an op takes.
@@ -137,6 +141,12 @@ def _unchanged(case: Case) -> Case:
     return case
 
 
+def _as_filled(
+    case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    return tensors
+
+
 def _none(case: Case, inputs: Any) -> Iterable[tuple[str, dict[str, Any], str]]:
     return ()
 
@@ -170,6 +180,8 @@ class Op:
         settle: turns a drawn case into one that the op accepts.
         recipes: names of the value recipes that say something about this op.
         dtypes: of the activations.
+        finish: changes the numbers that recipes have filled in, given the size of every letter: as
+            of quantized tensors, or of places that are not read, which may hold NaN.
         packed_by: the arguments that pack sequences: of the queries, then of the keys. Without the
             second the keys are packed as the queries are; without both nothing is packed.
         keys: keys have lengths of their own, dim "S"; otherwise they share "T" with the queries.
@@ -208,6 +220,7 @@ class Op:
     work: Callable[[Mapping[str, int]], float]
     sizes: Callable[[Case], dict[str, int]] = lambda case: {}
     settle: Callable[[Case], Case] = _unchanged
+    finish: Finish = _as_filled
     dtypes: tuple[str, ...] = DTYPES
     packed_by: tuple[str, ...] = ("cu_seqlens",)
     keys: bool = False

@@ -1,0 +1,206 @@
+"""The kernels of paged attention: a tile of rows over one part of the keys, and the merge of parts.
+
+A row is a query of one head; a tile holds the rows of one kv head, so that a decoding step reads
+each key once for all heads of its group. Tiles of keys start at multiples of their length, whatever
+the pages, and a tile that a row does not see leaves its sums as they are. So the bits of a row
+depend on its own keys and on how these are split, and on no page size, neighbour or batch.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.softmax.logits import LN2, LOG2E, keys_of, locate, logits, sees
+
+
+@triton.jit
+def load_pages(
+    pages, scales, table, columns, inside, size, stride_table,
+    stride_page, stride_row, stride_dim, stride_scale_page, stride_scale_row,
+    dims, in_dims, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Rows of one sequence, `[columns, dims]` in the dtype of the pages, and their scales.
+
+    The row of a key that is not `inside` is not read, and neither is its entry of the table.
+    """
+    page = tl.load(table + (columns // size).to(tl.int64) * stride_table, mask=inside, other=0)
+    page = page.to(tl.int64)
+    row = (columns % size).to(tl.int64)
+    start = page * stride_page + row * stride_row
+    places = pages + start[:, None] + dims[None, :].to(tl.int64) * stride_dim
+    tile = tl.load(places, mask=inside[:, None] & in_dims[None, :], other=0.0)
+    scale = tl.full((columns.shape[0],), 1.0, tl.float32)
+    if SCALED:
+        place = scales + page * stride_scale_page + row * stride_scale_row
+        scale = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    return tile, scale
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_queries", "window", "tiles", "splits", "kv_heads", "group", "size", "parts_stride",
+    ]
+)  # fmt: skip
+def paged_forward(
+    q, k, v, o, lse, parts, peaks, totals, sink, slopes, k_scale, v_scale, enter, leave,
+    table, lengths, cu_seqlens, factor, cap, window, num_queries, tiles, splits, kv_heads, group,
+    size, parts_stride, key_dim: tl.int32, value_dim: tl.int32,
+    stride_qb, stride_qt, stride_qh, stride_kp, stride_kc, stride_kg, stride_kd,
+    stride_vp, stride_vc, stride_vg, stride_vd, stride_tn, stride_tm,
+    stride_ksp, stride_ksc, stride_ksg, stride_vsp, stride_vsc, stride_vsg,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SINK: tl.constexpr,
+    ALIBI: tl.constexpr, TREE: tl.constexpr, K_SCALED: tl.constexpr, V_SCALED: tl.constexpr,
+    PACKED: tl.constexpr, SPLIT: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of one kv head, over the keys of one split.
+
+    If SPLIT, `parts` gets the sum of weighted values, not divided, and `peaks` and `totals` the
+    maximum of the base-2 logits and the sum of their powers of 2; else o and lse.
+    """
+    tile = tl.program_id(0) % tiles
+    split = tl.program_id(0) // tiles % splits
+    kv_head = tl.program_id(0) // tiles // splits % kv_heads
+    n = tl.program_id(0) // tiles // splits // kv_heads
+    batch, start_q, length_q = locate(cu_seqlens, n, num_queries, PACKED)
+    length_k = tl.load(lengths + n).to(tl.int32)
+    shift = length_k - length_q
+    heads = kv_heads * group
+    wide_kv_head = kv_head.to(tl.int64)
+    k += wide_kv_head * stride_kg
+    v += wide_kv_head * stride_vg
+    k_scale += wide_kv_head * stride_ksg
+    v_scale += wide_kv_head * stride_vsg
+    table += n.to(tl.int64) * stride_tn
+
+    rows = tile * ROWS + tl.arange(0, ROWS)
+    token = rows // group
+    head = kv_head * group + rows % group
+    exists = token < length_q
+    first = tile * ROWS // group
+    last = tl.minimum((tile * ROWS + ROWS - 1) // group, length_q - 1)
+    dims_k = tl.arange(0, PAD_K)
+    dims_v = tl.arange(0, PAD_V)
+    in_k = dims_k < key_dim
+    in_v = dims_v < value_dim
+    start_row = (start_q + token) * stride_qt + head.to(tl.int64) * stride_qh
+    q += batch * stride_qb
+    q_tile = tl.load(
+        q + start_row[:, None] + dims_k[None, :],
+        mask=exists[:, None] & in_k[None, :],
+        other=0.0,
+    )
+    query = token[:, None]
+    place = batch * num_queries + start_q
+    slope = tl.zeros((ROWS, 1), tl.float32)
+    if ALIBI:
+        slope = tl.load(slopes + head, mask=exists, other=0.0).to(tl.float32)[:, None] * LOG2E
+    entered = tl.zeros((ROWS, 1), tl.int32)
+    if TREE:
+        entered = tl.load(enter + place + token, mask=exists, other=0)[:, None]
+
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    if SINK:
+        # The sink is one more logit: of the first split, as it may be there once only.
+        sink_logit = tl.load(sink + head, mask=exists, other=0.0).to(tl.float32) * LOG2E
+        peak = tl.where(split == 0, sink_logit, peak)
+        total = tl.where(peak == float("-inf"), 0.0, 1.0)
+    acc = tl.zeros((ROWS, PAD_V), tl.float32)
+
+    bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, True)
+    part = tl.cdiv(tl.cdiv(length_k, KEYS), splits) * KEYS
+    low = bounds[4]
+    high = bounds[3]
+    begin = tl.maximum(bounds[0], split * part)
+    end = tl.minimum(high, split * part + part)
+    for start in range(begin, end, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        key = columns[None, :]
+        inside = (columns >= low) & (columns < high)
+        k_tile, k_factor = load_pages(
+            k, k_scale, table, columns, inside, size, stride_tm, stride_kp, stride_kc, stride_kd,
+            stride_ksp, stride_ksc, dims_k, in_k, K_SCALED,
+        )  # fmt: skip
+        # Eight bits fit into the mantissa of every dtype of q.
+        k_tile = k_tile.to(q_tile.dtype)
+        products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+        if K_SCALED:
+            products *= k_factor[None, :]
+        s = logits(products, query, key, shift, factor, cap, slope, 0, 0, 0.0, CAPPED, ALIBI, False)
+        visible = sees(inside[None, :], query, key, window, shift, CAUSAL, WINDOW)
+        if TREE:
+            node = columns - shift
+            drafted = inside & (node >= 0)
+            entry = tl.load(enter + place + node, mask=drafted, other=0)[None, :]
+            exit = tl.load(leave + place + node, mask=drafted, other=0)[None, :]
+            visible = visible & ((key < shift) | (entry <= entered) & (entered < exit))
+        s = tl.where(visible, s, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(s, 1))
+        # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        s = logits(
+            products, query, key, shift, factor, cap, slope, 0, 0, base[:, None],
+            CAPPED, ALIBI, False,
+        )  # fmt: skip
+        p = tl.where(visible, tl.exp2(s), 0.0)
+        decay = tl.exp2(peak - base)
+        total = total * decay + tl.sum(p, 1)
+        peak = new_peak
+        v_tile, v_factor = load_pages(
+            v, v_scale, table, columns, inside, size, stride_tm, stride_vp, stride_vc, stride_vd,
+            stride_vsp, stride_vsc, dims_v, in_v, V_SCALED,
+        )  # fmt: skip
+        acc *= decay[:, None]
+        if V_SCALED:
+            # In float32, since a weight times a scale need not fit into 16 bits.
+            v_tile = v_tile.to(tl.float32) * v_factor[:, None]
+            acc = tl.dot(p, v_tile, acc, input_precision="ieee")
+        else:
+            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
+
+    row = (place + token) * heads + head
+    if SPLIT:
+        row += split.to(tl.int64) * parts_stride
+        o = parts
+        tl.store(peaks + row, peak, mask=exists)
+        tl.store(totals + row, total, mask=exists)
+    else:
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        to = (batch * heads + head) * num_queries + start_q + token
+        tl.store(lse + to, (peak + tl.log2(total)) * LN2, mask=exists)
+    o += row[:, None] * value_dim + dims_v[None, :]
+    tl.store(o, acc.to(o.dtype.element_ty), mask=exists[:, None] & in_v[None, :])
+
+
+@triton.jit(do_not_specialize=["count", "tokens", "splits", "heads"])
+def merge_parts(
+    parts, peaks, totals, o, lse, count, tokens, splits, heads, value_dim: tl.int32,
+    ROWS: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """Merge the splits of ROWS rows `[B, T, H]`, first to last."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, PAD_V)
+    exists = rows < count
+    mask = exists[:, None] & (dims < value_dim)[None, :]
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, PAD_V), tl.float32)
+    for split in range(splits):
+        row = rows + split * count
+        part_peak = tl.load(peaks + row, mask=exists, other=float("-inf"))
+        part = tl.load(parts + row[:, None] * value_dim + dims[None, :], mask=mask, other=0.0)
+        new_peak = tl.maximum(peak, part_peak)
+        # Two empty parts have no maximum to subtract.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        decay = tl.exp2(peak - base)
+        weight = tl.exp2(part_peak - base)
+        total = total * decay + tl.load(totals + row, mask=exists, other=0.0) * weight
+        acc = acc * decay[:, None] + part * weight[:, None]
+        peak = new_peak
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    to = o + rows[:, None] * value_dim + dims[None, :]
+    tl.store(to, acc.to(o.dtype.element_ty), mask=mask)
+    head = rows % heads
+    token = rows // heads
+    to = (token // tokens * heads + head) * tokens + token % tokens
+    tl.store(lse + to, (peak + tl.log2(total)) * LN2, mask=exists)

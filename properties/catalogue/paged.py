@@ -1,0 +1,206 @@
+"""Attention to keys and values in pages."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+
+import reference
+from properties.cases.case import Case
+from properties.cases.layouts import SHARING
+from properties.catalogue.declare import declare
+from properties.catalogue.draws import NO_COUNTS, NO_NUMBERS
+from properties.catalogue.op import Mode, Option, Role
+
+if TYPE_CHECKING:
+    from properties.cases.tensors import Inputs
+
+_PAGE_SIZES = st.sampled_from([1, 16, 64, 3, 5, 24])
+
+
+def _queries(case: Case) -> list[int]:
+    return list(case.lengths if case.packed else case.lengths * case.dims["B"])
+
+
+def key_lengths(case: Case) -> list[int]:
+    """Keys of each sequence: as many as queries, or more, or any number about a page's edge.
+
+    Fewer keys than queries leave rows that see nothing. A tree has at least its own.
+    """
+    random = Random(case.seed)
+    size = case.dims["C"]
+    lengths = []
+    for queries in _queries(case):
+        kinds = [queries, queries + random.randrange(2 * size + 1), queries + size]
+        kinds += [0, 1, size - 1, size, size + 1, 2 * size + 1]
+        length = random.choice(kinds)
+        lengths.append(max(length, queries) if "parents" in case.given else length)
+    return lengths
+
+
+def _blocks(case: Case) -> list[int]:
+    return [-(-length // case.dims["C"]) for length in key_lengths(case)]
+
+
+def _sizes(case: Case) -> dict[str, int]:
+    """Tables are up to two blocks wider than needed, and the pool has pages that nobody uses."""
+    blocks = _blocks(case)
+    return {"M": max([1, *blocks]) + case.seed % 3, "P": sum(blocks) + 1 + case.seed // 3 % 2}
+
+
+def _table(case: Case, sizes: Mapping[str, int], generator: Generator) -> Tensor:
+    """Pages in any order. In every third case the sequences share the pages of the first one."""
+    blocks = _blocks(case)
+    free = torch.randperm(sizes["P"], generator=generator)
+    table = torch.full((len(blocks), sizes["M"]), -1 if case.seed % 2 else 2**30)
+    for n, count in enumerate(blocks):
+        own, free = free[:count], free[count:]
+        table[n, :count] = own
+        if n and case.seed % 3 == 0:
+            shared = min(count, blocks[0])
+            table[n, :shared] = table[0, :shared]
+    return table
+
+
+def _lengths(case: Case, sizes: Mapping[str, int], generator: Generator) -> Tensor:
+    return torch.tensor(key_lengths(case), dtype=torch.int64)
+
+
+def _parents(case: Case, sizes: Mapping[str, int], generator: Generator) -> Tensor:
+    """A chain, which is a causal sequence, or any tree."""
+    random = Random(case.seed)
+    rows = []
+    for length in _queries(case):
+        if random.randrange(3) == 0:
+            rows.append([i - 1 for i in range(length)])
+        else:
+            rows.append([random.randrange(-1, i) for i in range(length)])
+    flat = torch.tensor([x for row in rows for x in row], dtype=torch.int64)
+    return flat.view(sizes["B"], sizes["T"])
+
+
+def _read(case: Case, tensors: Mapping[str, Tensor], pool: int) -> Tensor:
+    """Which rows of which pages some query sees, `[P, C]`."""
+    size = case.dims["C"]
+    read = torch.zeros(pool, size, dtype=torch.bool)
+    window = case.options.get("window")
+    table = tensors["block_table"].tolist()
+    for n, (queries, keys) in enumerate(zip(_queries(case), key_lengths(case), strict=True)):
+        low = 0 if window is None else max(0, keys - queries - window + 1)
+        for j in range(low, keys if queries else low):
+            read[table[n][j // size], j % size] = True
+    return read
+
+
+def _finish(case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Quantize pages that have scales, three times in four; put NaN wherever nothing is read."""
+    tensors = dict(tensors)
+    kind = case.seed // 4 % 4 if {"k_scale", "v_scale"} <= {*case.given} else 0
+    for name in ("k", "v"):
+        pages, scale = f"{name}_pages", f"{name}_scale"
+        if kind in (1, 2):
+            top = tensors[pages].abs().amax().clamp(min=1e-3)
+            tensors[pages] = (tensors[pages].float() / top * 127).round().to(torch.int8)
+            tensors[scale] = tensors[scale] / 32
+        elif kind == 3:
+            tensors[pages] = tensors[pages].clamp(-448, 448).to(torch.float8_e4m3fn)
+    unread = ~_read(case, tensors, sizes["P"]).to(tensors["k_pages"].device)
+    for name in ("k_pages", "v_pages", "k_scale", "v_scale"):
+        x = tensors.get(name)
+        if x is None or case.same or case.layout_of(name) in SHARING or not x.is_floating_point():
+            continue
+        mask = unread.view(*unread.shape, *[1] * (x.dim() - 2))
+        # Not every operation exists for 8 bits.
+        tensors[name] = torch.where(mask, torch.nan, x.float()).to(x.dtype)
+    return tensors
+
+
+def _settle(case: Case) -> Case:
+    """A tree is causal."""
+    if "parents" in case.given:
+        return replace(case, options={**case.options, "causal": True})
+    return case
+
+
+def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Pages that do not exist, tables that are too short, lengths that cannot be."""
+    table, lengths = inputs.tensors["block_table"], inputs.tensors["lengths"]
+    most = int(lengths.max()) if len(lengths) else 0
+    if most:
+        n = int(lengths.argmax())
+        needed = -(-most // case.dims["C"])
+        for page, what in ((-1, "no page"), (case.seed + 2**20, "a page outside the pool")):
+            wrong = table.clone()
+            wrong[n, case.seed % needed] = page
+            yield f"{what} in a block that is needed", {"block_table": wrong}, "block_table"
+        yield "a table too short", {"block_table": table[:, : needed - 1]}, "block_table"
+    if len(lengths):
+        wrong = lengths.clone()
+        wrong[-1] = -1
+        yield "a negative length", {"lengths": wrong}, "lengths"
+        more = torch.cat([table, table[:1]]), torch.cat([lengths, lengths[:1]])
+        yield "a sequence too many", {"block_table": more[0], "lengths": more[1]}, "block_table"
+    parents = inputs.tensors.get("parents")
+    if parents is not None:
+        yield "a tree that is not causal", {"causal": False}, "parents"
+        if parents.numel():
+            late = parents.clone()
+            late.view(-1)[0] = 0
+            yield "a node that is its own parent", {"parents": late}, "parents"
+
+
+PAGED_ATTENTION = declare(
+    reference.paged_attention,
+    quiet_form=reference.paged_attention,
+    modes=(Mode("fused"),),
+    roles={
+        "k_pages": Role.KEY,
+        "v_pages": Role.VALUE,
+        "sink": Role.LOGIT,
+        "alibi_slopes": Role.SLOPE,
+        "k_scale": Role.SLOPE,
+        "v_scale": Role.SLOPE,
+    },
+    # No kernel of it has a gradient.
+    constants=("q", "k_pages", "v_pages", "sink", "alibi_slopes", "k_scale", "v_scale"),
+    indices={"block_table": _table, "lengths": _lengths, "parents": _parents},
+    alike=("k_pages", "v_pages"),
+    nonlinear=("lse",),
+    options=(
+        Option(
+            "window",
+            None,
+            lambda case: st.one_of(st.none(), st.integers(1, 9), st.sampled_from([64, 2**31 - 1])),
+            bad=(0, -1, *NO_COUNTS),
+            switch=lambda case: 3,
+        ),
+        Option(
+            "softcap",
+            None,
+            lambda case: st.sampled_from([None, 0.5, 2, 2.0, 30.0]),
+            bad=(0.0, -1.0, float("nan"), float("inf"), *NO_NUMBERS),
+            switch=lambda case: 2.0,
+        ),
+        Option(
+            "num_splits",
+            1,
+            lambda case: st.sampled_from([1, 1, 2, 3, 4, 9]),
+            bad=(0, -1, None, *NO_COUNTS),
+            switch=lambda case: 3,
+        ),
+    ),
+    dims={"C": _PAGE_SIZES},
+    sizes=_sizes,
+    computed=("M", "P"),
+    work=lambda n: n["H"] * n["T"] * (n["T"] + 2 * n["C"] + 1),
+    settle=_settle,
+    finish=_finish,
+    mistakes=_mistakes,
+    float32_logits=True,
+    linear_in=("v_pages",),
+    recipes=("gaussian", "large_logits", "large_values", "uneven", "zeros"),
+)
