@@ -219,7 +219,7 @@ def _arguments(
             yield Argument(
                 name,
                 _dims(parameter.annotation),
-                Role.INDEX,
+                roles.get(name, Role.INDEX),
                 optional=parameter.default is None,
                 differentiable=False,
                 dtype="index",
@@ -300,7 +300,9 @@ def _laws(op: Mapping[str, Any]) -> Iterator[str]:
     options = {option.name for option in op["options"]}
     trained = [argument for argument in op["arguments"] if argument.differentiable]
     # Of keys that are given as such, and that no index counts.
-    parted = {"q", "k", "v", "causal"} <= {*options, *(x.name for x in op["arguments"])}
+    names = {*options, *(x.name for x in op["arguments"])}
+    parted = {"q", "k", "v", "causal"} <= names
+    paged = "block_table" in names
     if_any = {
         "differential": True,
         "exactness": "integers" in op["recipes"],
@@ -314,7 +316,8 @@ def _laws(op: Mapping[str, Any]) -> Iterator[str]:
         "context_invariance": True,
         "request_invariance": len(trained) > 1 or len(op["outputs"]) > 1,
         "determinism": True,
-        "merging": (parted or not op["keys"])
+        "batch_invariance": parted or paged,
+        "merging": (parted or not (op["keys"] or paged))
         and {"lse"} == {output.name for output in op["outputs"][1:]},
         "plumbing": options,
         "untouched_inputs": True,

@@ -15,6 +15,9 @@ from properties.verdict.budgets import Telescope
 
 Function = Callable[..., Tensor | tuple[Tensor | None, ...]]
 
+# Of batch invariance, see `properties.laws.batch_invariance`.
+LEVELS = ("batch", "pages", "cut", "splits")
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -38,6 +41,7 @@ class Role(Enum):
     PROJECTION = "weight of a projection, whose rows are about 1 long"
     SCORE = "small integer of which scores are computed, so that no rounding decides a selection"
     INDEX = "integer that says where something is, such as a position"
+    PARENT = "index of an earlier token of the sequence, or -1"
 
 
 # Roles of which any number is allowed.
@@ -109,10 +113,16 @@ class Option:
 
 @dataclass(frozen=True)
 class Mode:
-    """A kernel of an op, and the names of the arguments and options that it refuses."""
+    """A kernel of an op.
+
+    Args:
+        refuses: the names of the arguments and options that it refuses.
+        bits: the highest level of batch invariance, one of `LEVELS`, at which it keeps its bits.
+    """
 
     name: str
     refuses: frozenset[str] = frozenset()
+    bits: str = "batch"
 
 
 # What the oracle of an op runs as where no kernel has a mode.

@@ -1,6 +1,7 @@
 """The laws, one file each."""
 
 from properties.laws import (
+    batch_invariance,
     causality,
     context_invariance,
     determinism,
@@ -36,6 +37,7 @@ LAWS: dict[str, Law] = {
         context_invariance,
         request_invariance,
         determinism,
+        batch_invariance,
         merging,
         plumbing,
         untouched_inputs,

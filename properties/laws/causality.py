@@ -93,6 +93,8 @@ def _change(role: Role, future: Tensor) -> None:
             future.neg_().add_(2)
         case Role.RATE:
             future.neg_().add_(1)
+        case Role.PARENT:
+            future.fill_(-1)
         case Role.INDEX:
             future.copy_(future.flip(0))
         case _:

@@ -223,7 +223,9 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
     alike = [[n for n in dims if dims[n] == those] for those in dict.fromkeys(dims.values())]
     for names in [*([n] for n in dims), *(those for those in alike if len(those) > 1)]:
         for axis, dim in enumerate(dims[names[0]]):
-            sharing = [n for n in dims if n not in names and dim in dims[n]]
+            # A dense batch has one sequence a row.
+            same = {dim, "N"} if dim == "B" else {dim}
+            sharing = [n for n in dims if n not in names and same & {*dims[n]}]
             if sharing and tensors[names[0]].shape[axis]:
                 what = f"{' and '.join(names)} with {dim} larger by one"
                 longer = {n: _longer(tensors[n], axis) for n in names}

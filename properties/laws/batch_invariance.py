@@ -1,0 +1,211 @@
+"""The bits of a sequence do not depend on how a server happens to batch, store or cut it.
+
+The levels, of which `determinism` and `packing` test the first: `Mode.bits` names the highest at
+which a mode keeps its bits, and beyond it the error budget judges.
+
+    batch    each sequence alone or packed, beside any others
+    pages    pages of another size and order, not shared, in a wider table, beside pages of NaN
+    cut      a prompt in two chunks, cut anywhere; a decoding step is the last row of a prompt
+    splits   the keys in another number of parts
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from properties.cases.case import Case
+from properties.cases.sequences import spans
+from properties.cases.tensors import Inputs, Results
+from properties.catalogue.op import LEVELS, Op
+from properties.laws.judge import compare_with_oracle, expect_identical
+from properties.laws.law import (
+    Law,
+    Subject,
+    bits_are_comparable,
+    with_a_row,
+    with_options,
+    with_own_elements,
+)
+
+NAME = "batch_invariance"
+
+
+def check(op: Op, case: Case, subject: Subject) -> float:
+    inputs = subject.inputs(op, case)
+    paged = "block_table" in inputs.tensors
+    worst = 0.0
+    for level, changed in _LEVELS.items():
+        if paged or level == "cut":
+            worst = max(worst, changed(op, case, subject, inputs, level))
+    return worst
+
+
+def _judge(
+    op: Op, case: Case, subject: Subject, inputs: Inputs, got: Results, want: Results, level: str
+) -> float:
+    """Compare bits if the mode promises them at this level, else with the oracle.
+
+    Args:
+        inputs: of the call that gave `got`.
+    """
+    promised = LEVELS.index(level) <= LEVELS.index(op.mode(case.mode).bits)
+    if promised and bits_are_comparable(op, case, subject):
+        expect_identical(NAME, op, case, subject, got, want, f"another call at level {level!r}")
+        return 0.0
+    return compare_with_oracle(NAME, op, case, subject, inputs, {}, got)
+
+
+def _in_other_pages(op: Op, case: Case, subject: Subject, inputs: Inputs, level: str) -> float:
+    want = subject.run(op, case, inputs)
+    generator = torch.Generator().manual_seed(case.seed + 7)
+    others = _repaged(case, inputs, generator)
+    worst = _judge(op, case, subject, others, subject.run(op, case, others), want, level)
+    # Nothing is shared now: what one sequence holds may be NaN.
+    lengths = inputs.tensors["lengths"].tolist()
+    held = [n for n, length in enumerate(lengths) if length]
+    if len(lengths) > 1 and held:
+        garbage = held[case.seed % len(held)]
+        table = others.tensors["block_table"][garbage]
+        own = table[table >= 0].long()
+        pools = {n: x for n, x in _pools(others).items() if x.is_floating_point()}
+        spoiled = {name: _with_nan(x, own) for name, x in pools.items()}
+        beside = subject.run(op, case, others.with_tensors(spoiled))
+        axis = 1 if case.packed else 0
+        start, stop = spans(case)[garbage] if case.packed else (garbage, garbage + 1)
+
+        def rest(results: Results) -> Results:
+            return {
+                name: torch.cat(
+                    [
+                        y.narrow(_axis(name, axis), 0, start),
+                        y.narrow(_axis(name, axis), stop, y.shape[_axis(name, axis)] - stop),
+                    ],
+                    _axis(name, axis),
+                )
+                for name, y in results.items()
+            }
+
+        against = f"the call in which the pages of sequence {garbage} are not NaN"
+        expect_identical(NAME, op, case, subject, rest(beside), rest(want), against)
+    return worst
+
+
+def _axis(name: str, axis: int) -> int:
+    """Tokens are the last axis of an LSE."""
+    return 2 if name == "lse" and axis == 1 else axis
+
+
+def _pools(inputs: Inputs) -> Results:
+    names = ("k_pages", "v_pages", "k_scale", "v_scale")
+    return {name: inputs.tensors[name] for name in names if name in inputs.tensors}
+
+
+def _with_nan(x: Tensor, pages: Tensor) -> Tensor:
+    spoiled = x.float()
+    spoiled[pages] = torch.nan
+    return spoiled.to(x.dtype)
+
+
+def _repaged(case: Case, inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """The same keys and values in pages of another size, in another order."""
+    table, lengths = inputs.tensors["block_table"].long(), inputs.tensors["lengths"].tolist()
+    size = inputs.tensors["k_pages"].shape[1]
+    other = next(s for s in (16, 1, 7, 64) if s != size and s % 4 != case.seed % 4)
+    needed = [-(-length // other) for length in lengths]
+    pages = torch.randperm(sum(needed) + 2, generator=generator).to(table.device)
+    wider = table.new_full((len(lengths), max([0, *needed]) + 3), -1)
+    for n, count in enumerate(needed):
+        start = sum(needed[:n])
+        wider[n, :count] = pages[start : start + count]
+
+    def moved(x: Tensor) -> Tensor:
+        # Through float32, since not every operation exists for 8 bits.
+        y = torch.full((len(pages), other, *x.shape[2:]), torch.nan, device=x.device)
+        if not x.is_floating_point():
+            y.fill_(127)
+        for n, length in enumerate(lengths):
+            j = torch.arange(length, device=x.device)
+            y[wider[n, j // other], j % other] = x.float()[table[n, j // size], j % size]
+        return y.to(x.dtype)
+
+    tensors = {name: moved(x) for name, x in _pools(inputs).items()}
+    tensors["block_table"] = wider.to(inputs.tensors["block_table"].dtype)
+    return inputs.with_tensors(tensors)
+
+
+def _cut(op: Op, case: Case, subject: Subject, inputs: Inputs, level: str) -> float:
+    tokens = case.lengths[0]
+    want = subject.run(op, case, inputs)
+    generator = torch.Generator().manual_seed(case.seed + 9)
+    cuts = {int(torch.randint(tokens + 1, (), generator=generator)), tokens - 1}
+    worst = 0.0
+    for cut in cuts:
+        late = inputs.with_tensors({"q": inputs.tensors["q"][:, cut:]})
+        got = subject.run(op, case, late)
+        worst = max(worst, _judge(op, case, subject, late, got, _tokens(want, cut, tokens), level))
+        if inputs.options.get("num_splits", 1) == 1:
+            early = _first_tokens(inputs, cut, tokens)
+            if early is not None:
+                got = subject.run(op, case, early)
+                first = _tokens(want, 0, cut)
+                worst = max(worst, _judge(op, case, subject, early, got, first, level))
+    return worst
+
+
+def _tokens(results: Results, start: int, stop: int) -> Results:
+    return {
+        name: y[..., start:stop] if name == "lse" else y[:, start:stop]
+        for name, y in results.items()
+    }
+
+
+def _first_tokens(inputs: Inputs, cut: int, tokens: int) -> Inputs | None:
+    """The first queries, with the keys until then; None if some sequence has fewer keys."""
+    given, gone = inputs.tensors, tokens - cut
+    early = {"q": given["q"][:, :cut]}
+    if "lengths" in given:
+        if len(given["lengths"]) and int(given["lengths"].min()) < gone:
+            return None
+        return inputs.with_tensors({**early, "lengths": given["lengths"] - gone})
+    keys = given["k"].shape[1]
+    if keys < gone:
+        return None
+    names = [name for name in ("k", "v", "g") if name in given]
+    return inputs.with_tensors({**early, **{n: given[n][:, : keys - gone] for n in names}})
+
+
+def _in_other_splits(op: Op, case: Case, subject: Subject, inputs: Inputs, level: str) -> float:
+    splits = inputs.options["num_splits"]
+    want = subject.run(op, case, inputs)
+    other = inputs.with_options(num_splits=2 + (splits + case.seed) % 7)
+    return _judge(op, case, subject, other, subject.run(op, case, other), want, level)
+
+
+_LEVELS: dict[str, Callable[[Op, Case, Subject, Inputs, str], float]] = {
+    "pages": _in_other_pages,
+    "cut": _cut,
+    "splits": _in_other_splits,
+}
+
+
+def adapt(op: Op, case: Case) -> Case:
+    """A dense causal case with a row and a query, whose queries form no tree."""
+    left_out = ("parents",)
+    dense = replace(
+        case,
+        packed=False,
+        lengths=(max((1, *case.lengths)),),
+        key_lengths=None if case.key_lengths is None else (max(case.key_lengths),),
+        given=tuple(name for name in case.given if name not in left_out),
+        options=with_options(case, causal=True),
+        same={},
+        earlier=None,
+        frozen=(),
+        context="no_grad",
+    )
+    return op.settle(with_a_row(op, with_own_elements(dense)))
+
+
+LAW = Law(NAME, check, adapt, uses=("causal",))
