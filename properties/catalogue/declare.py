@@ -314,7 +314,7 @@ def _laws(op: Mapping[str, Any]) -> Iterator[str]:
         "scale_equivariance": "scale" in options,
         "layout_invariance": True,
         "context_invariance": True,
-        "request_invariance": len(trained) > 1 or len(op["outputs"]) > 1,
+        "request_invariance": trained and (len(trained) > 1 or len(op["outputs"]) > 1),
         "determinism": True,
         "batch_invariance": parted or paged,
         "merging": (parted or not (op["keys"] or paged))

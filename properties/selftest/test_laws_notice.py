@@ -173,7 +173,7 @@ def a_last_bit_by_chance(output: Output, y: Tensor) -> Tensor:
 
 @altering
 def another_last_bit_in_inference(output: Output, y: Tensor) -> Tensor:
-    return y if y.requires_grad else y * (1 + 2**-22)
+    return y if torch.is_grad_enabled() else y * (1 + 2**-22)
 
 
 def contents_of_the_call_before(op: Op, right: Function) -> Function:
@@ -403,6 +403,10 @@ def _with_scale(op: Op) -> bool:
     return any(option.name == "scale" for option in op.options)
 
 
+def _with_gradients(op: Op) -> bool:
+    return any(argument.differentiable for argument in op.arguments)
+
+
 def _with_flags(op: Op) -> bool:
     return any(option.auxiliary for option in op.options)
 
@@ -418,7 +422,8 @@ class Planted:
 
 
 PLANTED = (
-    Planted("differential", "no gradient", no_gradient),
+    Planted("differential", "no gradient", no_gradient, _with_gradients),
+    Planted("differential", "not through zero", not_through_zero),
     Planted("differential", "sign of scale ignored", sign_of_scale_ignored, _with_scale),
     Planted(
         "differential",

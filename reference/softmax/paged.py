@@ -69,7 +69,7 @@ def gathered(
     e = torch.exp(s - top)
     total = e.sum(-1, keepdim=True)
     lse = torch.where(nothing, -math.inf, top + torch.log(total))
-    o = e[..., :-1] @ v[:, kv_head].transpose(0, 1)
+    o = e[..., :-1] @ v[:, kv_head].to(e.dtype).transpose(0, 1)
     return torch.where(nothing, 0.0, o / total).transpose(0, 1), lse[..., 0]
 
 
@@ -134,7 +134,7 @@ def page_by_page(
         new = torch.maximum(m, s.amax(-1)).detach()
         shrink, weight = torch.exp(m - _finite(new)), torch.exp(s - _finite(new)[..., None])
         l = shrink * l + weight.sum(-1)
-        o = shrink[..., None] * o + torch.einsum("hij,jhv->hiv", weight, v)
+        o = shrink[..., None] * o + torch.einsum("hij,jhv->hiv", weight, v.to(weight.dtype))
         m = new
     l = torch.where(l == 0, 1.0, l)
     return (o / l[..., None]).transpose(0, 1), m + torch.log(l)
@@ -194,6 +194,7 @@ def run(
         raise ValueError("parents: given with causal=False, expected causal=True")
     keys = _dequantized(k_pages, k_scale, q.dtype)
     values = _dequantized(v_pages, v_scale, q.dtype)
+    dtype = torch.promote_types(keys.dtype, values.dtype)
     rows = [
         (b, tokens)
         for batch, tokens in sequences(cu_seqlens, q.shape[0], q.shape[1])
@@ -205,9 +206,9 @@ def run(
         length = int(lengths[n])
         pages = _pages(block_table, n, length, k_pages.shape[1], k_pages.shape[0])
         row_o, row_lse = form(
-            q[b, tokens],
-            keys,
-            values,
+            q[b, tokens].to(dtype),
+            keys.to(dtype),
+            values.to(dtype),
             pages,
             length,
             scale=scale,
@@ -230,7 +231,10 @@ def run(
 
 
 def _dequantized(pages: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    return pages.to(dtype) if scale is None else scale[..., None] * pages.to(scale.dtype)
+    if scale is None:
+        return pages.to(dtype)
+    dtype = torch.promote_types(scale.dtype, dtype)
+    return scale[..., None].to(dtype) * pages.to(dtype)
 
 
 def _pages(block_table: Tensor, n: int, length: int, size: int, pool: int) -> list[int]:
