@@ -10,9 +10,29 @@ from kernels.cache import (
     RecurrentCache,
     SlidingWindowCache,
 )
-from kernels.conv import short_conv
-from kernels.delta import delta_rule, dplr, gated_delta_rule, kda, rwkv7
-from kernels.linear import gla, lightning_attn, linear_attn, mamba2, retention, simple_gla
+from kernels.conv import short_conv, token_shift
+from kernels.delta import (
+    comba,
+    delta_rule,
+    dplr,
+    gated_delta_product,
+    gated_delta_rule,
+    gdn2,
+    iplr,
+    kda,
+    rwkv7,
+)
+from kernels.linear import (
+    gla,
+    gsa,
+    hgrn,
+    lightning_attn,
+    linear_attn,
+    mamba2,
+    retention,
+    rwkv6,
+    simple_gla,
+)
 from kernels.norm import l2norm
 from kernels.position import (
     multiaxis_rotary,
@@ -33,10 +53,16 @@ __all__ = [
     "RecurrentCache",
     "SlidingWindowCache",
     "attention",
+    "comba",
     "delta_rule",
     "dplr",
+    "gated_delta_product",
     "gated_delta_rule",
+    "gdn2",
     "gla",
+    "gsa",
+    "hgrn",
+    "iplr",
     "kda",
     "l2norm",
     "lightning_attn",
@@ -51,8 +77,10 @@ __all__ = [
     "rotary_embedding",
     "rotary_frequencies",
     "rotary_tables",
+    "rwkv6",
     "rwkv7",
     "short_conv",
     "simple_gla",
+    "token_shift",
     "xpos_tables",
 ]

@@ -53,6 +53,9 @@ _BAD_BOUNDARIES = (
     "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
 )
 
+# The recurrence that a wrapper calls checks these.
+_OF_SEQUENCES = ("initial_state", "cu_seqlens")
+
 
 @dataclass(frozen=True)
 class Form:
@@ -228,15 +231,33 @@ def wrapper(
     outputs: Sequence[str] = ("o", "final_state"),
     raises: Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make the public function of an op that calls the recurrence `wraps`: see `documented`."""
-    return documented(
-        run,
-        mode=f"That of `{wraps}`.",
-        tile=f"That of `{wraps}`.",
-        same_dtype=same_dtype,
-        outputs=outputs,
-        raises=raises,
-    )
+    """Make the public function of an op that calls the recurrence `wraps`: see `documented`.
+
+    `run` is called once the dims and dtypes of all tensors but the state match the annotations.
+    """
+
+    def decorate(page: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(page).parameters
+        dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
+        dims = {n: spec for n, spec in dims.items() if spec and n not in _OF_SEQUENCES}
+
+        def checked(**given: Any) -> Any:
+            bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
+            dtype = check_one_dtype(**{name: given[name] for name in same_dtype})
+            for name in dims.keys() - {*same_dtype}:
+                check_dtype(name, given[name], torch.float32, dtype)
+            return run(**given)
+
+        return documented(
+            checked,
+            mode=f"That of `{wraps}`.",
+            tile=f"That of `{wraps}`.",
+            same_dtype=same_dtype,
+            outputs=outputs,
+            raises=raises,
+        )(page)
+
+    return decorate
 
 
 def _of_heads(module: ModuleType) -> Form:

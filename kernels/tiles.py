@@ -405,6 +405,11 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # tokens: between two kept states in the backward pass; features: both sides of a tile of the
     # state.
     ("linear_attn", "fused_recurrent"): _FUSED_RECURRENT,
+    # features: channels of a program.
+    ("hgrn", "fused_recurrent"): (
+        Entry(tokens=1, features=64, num_warps=1),
+        Entry(tokens=1, features=16, num_warps=1),
+    ),
     ("gla", "fused_recurrent"): _FUSED_RECURRENT,
     ("simple_gla", "chunk"): (
         _NARROW_SIMPLE_GLA_ON_HOPPER,

@@ -10,15 +10,31 @@ dims.
 
 from reference.cache import CacheView, KVCache, RecurrentCache
 from reference.conv.short_conv import short_conv
+from reference.conv.token_shift import token_shift
+from reference.delta.comba import comba
 from reference.delta.delta_rule import delta_rule
 from reference.delta.dplr import dplr
+from reference.delta.gated_delta_product import gated_delta_product
 from reference.delta.gated_delta_rule import gated_delta_rule
+from reference.delta.gated_oja_rule import gated_oja_rule
+from reference.delta.gdn2 import gdn2
+from reference.delta.iplr import iplr
 from reference.delta.kda import kda
+from reference.delta.momentum_delta_rule import momentum_delta_rule
+from reference.delta.precond import precond_gated_delta_rule, precond_kda
 from reference.delta.rwkv7 import rwkv7
+from reference.linear.abc import abc
 from reference.linear.constant_decay import lightning_attn, retention
 from reference.linear.gla import gla
+from reference.linear.gsa import gsa
+from reference.linear.hgrn import hgrn
+from reference.linear.lightnet import lightnet
 from reference.linear.linear_attn import linear_attn
 from reference.linear.mamba2 import mamba2
+from reference.linear.mlstm import mlstm
+from reference.linear.rwkv4 import rwkv4
+from reference.linear.rwkv6 import rwkv6
+from reference.linear.selective_scan import selective_scan
 from reference.linear.simple_gla import simple_gla
 from reference.norm.l2norm import l2norm
 from reference.position.rotary import multiaxis_rotary, rotary_embedding
@@ -43,33 +59,50 @@ __all__ = [
     "CacheView",
     "KVCache",
     "RecurrentCache",
+    "abc",
     "attention",
+    "comba",
     "delta_rule",
     "dplr",
     "dsa",
+    "gated_delta_product",
     "gated_delta_rule",
+    "gated_oja_rule",
+    "gdn2",
     "gla",
+    "gsa",
+    "hgrn",
+    "iplr",
     "kda",
     "l2norm",
+    "lightnet",
     "lightning_attn",
     "linear_attn",
     "mamba2",
     "merge_attention",
     "mla",
+    "mlstm",
     "moba",
+    "momentum_delta_rule",
     "msa",
     "multiaxis_rotary",
     "nsa",
     "paged_attention",
+    "precond_gated_delta_rule",
+    "precond_kda",
     "resolve_scale",
     "retention",
     "rotary_axes",
     "rotary_embedding",
     "rotary_frequencies",
     "rotary_tables",
+    "rwkv4",
+    "rwkv6",
     "rwkv7",
     "selected_attention",
+    "selective_scan",
     "short_conv",
     "simple_gla",
+    "token_shift",
     "xpos_tables",
 ]

@@ -51,6 +51,7 @@ def recurrence(
     same_dtype: Sequence[str] = ("q", "k", "v"),
     neutral: Mapping[str, float] = MappingProxyType({}),
     groups: str = "heads",
+    start: Callable[[Tensor], Tensor] = lambda zeros: zeros,
     outputs: Sequence[str] = ("o", "final_state"),
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Make an op of a signature: a recurrence whose state runs through the tokens of a sequence.
@@ -68,6 +69,7 @@ def recurrence(
         same_dtype: arguments that must have one dtype, the first of them setting it.
         neutral: the values of tensors that are left out; others reach the forms as None.
         groups: what messages call the G heads.
+        start: the state of a sequence that has none, from zeros.
         outputs: the names of the results.
 
     Returns:
@@ -86,7 +88,7 @@ def recurrence(
             first,
             second,
             outputs=outputs,
-            run=functools.partial(_run, dims, around, neutral, groups),
+            run=functools.partial(_run, dims, around, neutral, groups, start),
             same_dtype=same_dtype,
             texts={**TEXTS, outputs[0]: f"In the dtype of {same_dtype[0]}."},
             raises=[*raises, _BAD_BOUNDARIES],
@@ -100,6 +102,7 @@ def _run(
     around: Around | None,
     neutral: Mapping[str, float],
     groups: str,
+    start: Callable[[Tensor], Tensor],
     form: Form,
     sizes: Mapping[str, int],
     *,
@@ -123,7 +126,7 @@ def _run(
         states = initial_state
         if states is None:
             state = [_size(dim, sizes) for dim in dims["initial_state"][1:]]
-            states = first.new_zeros(batches[-1][0].stop, *state)
+            states = start(first.new_zeros(batches[-1][0].stop, *state))
         for name in shared:
             arguments[name] = arguments[name].repeat_interleave(repeats, dim=2)
         given = {n: x for n, x in arguments.items() if isinstance(x, Tensor)}

@@ -25,6 +25,15 @@ Op = Callable[..., Any]
 REQUIRED = {"layer_idx": 1, "num_layers": 3}
 CHOICES = {"reverse": True, "use_qk_l2norm_in_kernel": True, "activation": "silu"}
 
+# Pages whose results are not integers where the arguments are: constant decays, and exponentials.
+ROUNDED = ("constant_decay", "gsa", "precond", "abc", "lightnet", "rwkv4", "mlstm")
+# Without a state these have seen nothing, which is the logarithm of 0 and no zero.
+LOG_STATES = ("abc", "lightnet", "rwkv4", "mlstm")
+GATES = ("g", "gk", "gv", "w", "A", "g_atk", "log_alpha", "log_mu")
+NEUTRAL = dict.fromkeys(("beta", "beta_atk", "eta", "erase", "write"), 1.0)
+NEUTRAL["log_atk_scale"] = -0.2
+SUMS = {"W-1": "L", "K+V+1": "Z", "K+V": "X", "V+1": "Y", "K+1": "I"}
+
 
 @dataclass(frozen=True)
 class Recurrence:
@@ -60,8 +69,8 @@ class Recurrence:
             state[1:],
             options={name: value for name, value in REQUIRED.items() if name in parameters},
             choices=({}, *({name: x} for name, x in CHOICES.items() if name in parameters)),
-            neutral={name: 1.0 if name == "beta" else 0.0 for name in optional},
-            exact=not op.__module__.endswith("constant_decay"),
+            neutral={name: NEUTRAL.get(name, 0.0) for name in optional},
+            exact=not op.__module__.endswith(ROUNDED),
         )
 
     @property
@@ -74,7 +83,7 @@ class Recurrence:
 
 
 def _letters(annotation: Any) -> str:
-    return "".join(axes(annotation)).replace("W-1", "M")
+    return "".join(SUMS.get(dim, dim) for dim in axes(annotation))
 
 
 def _recurrences() -> Iterator[Recurrence]:
@@ -86,8 +95,45 @@ def _recurrences() -> Iterator[Recurrence]:
 
 
 RECURRENCES = list(_recurrences())
-SIZES = {"B": 2, "T": 7, "G": 2, "H": 4, "K": 5, "V": 3, "D": 6, "W": 4, "M": 3}
-SMALL = {"B": 2, "T": 3, "G": 1, "H": 2, "K": 2, "V": 3, "D": 2, "W": 3, "M": 2}
+# L: W-1, X: K+V, Y: V+1, Z: K+V+1, I: K+1.
+SIZES = {
+    "B": 2,
+    "T": 7,
+    "J": 2,
+    "G": 2,
+    "H": 4,
+    "K": 5,
+    "V": 3,
+    "D": 6,
+    "W": 4,
+    "M": 4,
+    "L": 3,
+    "X": 8,
+    "Y": 4,
+    "Z": 9,
+    "I": 6,
+    "1": 1,
+    "2": 2,
+}
+SMALL = {
+    "B": 2,
+    "T": 3,
+    "J": 2,
+    "G": 1,
+    "H": 2,
+    "K": 2,
+    "V": 3,
+    "D": 2,
+    "W": 3,
+    "M": 3,
+    "L": 2,
+    "X": 5,
+    "Y": 4,
+    "Z": 6,
+    "I": 3,
+    "1": 1,
+    "2": 2,
+}
 
 each_form = pytest.mark.parametrize(
     ("op", "form"),
@@ -130,17 +176,28 @@ def draw(
         for name, shape in blank(op, sizes, lengths).items()
     }
     for name, x in tensors.items():
-        if name in ("g", "gk", "w", "A"):
+        if name in GATES:
             tensors[name] = -x.abs()
+        elif name in ("beta_atk", "eta", "s"):
+            tensors[name] = torch.sigmoid(x)
         elif name in ("dt", "beta"):
             tensors[name] = 2 * torch.sigmoid(x)
-        elif name == "kk" or (name == "k" and "beta" in tensors):
+        elif name == "erase":  # one rate for all channels, as the write is
+            tensors[name] = torch.sigmoid(x[..., :1]).expand_as(x).clone()
+        elif name == "kk" or (name == "k" and {"beta", "erase"} & tensors.keys()):
             tensors[name] = unit(x, dim=-1)
+    if op.name == "gated_oja_rule":
+        tensors["v"] = unit(tensors["v"], dim=-1)
+    if op.name.startswith("precond"):  # energies
+        tensors["initial_state"][..., -1] = tensors["initial_state"][..., -1].abs()
     if "kk" in tensors:  # one rate for all channels
         tensors["a"] = torch.sigmoid(tensors["a"][..., :1]).expand_as(tensors["a"]).clone()
-    if "gk" in tensors:  # the transition of a delta rule
+    if "p" in tensors:  # what is read is taken away, but no more than is left
+        tensors["p"] = torch.sigmoid(tensors["p"][..., :1]) * tensors["k"]
+        tensors["beta"] = tensors["beta"] / 2
+    if "b" in tensors:  # the transition of a delta rule
         direction = unit(tensors["a"], dim=-1)
-        tensors["a"] = torch.exp(tensors["gk"]) * direction
+        tensors["a"] = torch.exp(tensors["gk"]) * direction if "gk" in tensors else direction
         tensors["b"] = -2 * torch.sigmoid(tensors["b"][..., :1]) * direction
     return tensors
 
@@ -149,7 +206,7 @@ def integers(op: Recurrence, lengths: tuple[int, ...] | None) -> dict[str, Tenso
     """Small integers, gates that are open or shut, strengths 0, 1 and 2."""
     generator = torch.Generator().manual_seed(1)
     values: dict[str, tuple[float, ...]] = {
-        **dict.fromkeys(("g", "gk", "w"), (0.0, 0.0, -math.inf)),
+        **dict.fromkeys(GATES, (0.0, 0.0, -math.inf)),
         "A": (0.0,),
         **dict.fromkeys(("dt", "beta"), (0.0, 1.0, 2.0)),
     }
@@ -169,7 +226,7 @@ def magnitude(op: Recurrence, tensors: dict[str, Tensor]) -> float:
     product: float = 1.0
     scalars = ("dt", "beta", "D", "bias")
     for name in op.tensors:
-        if name not in ("g", "gk", "w", "A", "b", "a"):
+        if name not in (*GATES, "b", "a"):
             x = tensors[name]
             norm = x.abs().max() if name in scalars else x.norm(dim=-1).max()
             product *= max(1.0, norm.item())
@@ -204,7 +261,7 @@ def test_on_integers_both_forms_and_their_gradients_are_equal_to_the_bit(
     op: Recurrence, lengths: tuple[int, ...] | None
 ) -> None:
     tensors = integers(op, lengths)
-    names = [n for n in tensors if n not in ("g", "gk", "w", "A", "dt")]
+    names = [n for n in tensors if n not in (*GATES, "dt")]
     options = {**op.options, **packing(lengths), "output_final_state": True}
     if "scale" in inspect.signature(op.forms[0]).parameters:
         options["scale"] = 2.0
@@ -293,6 +350,8 @@ def test_what_is_left_out_is_neutral(op: Recurrence, form: Op) -> None:
     tensors = draw(op)
     neutral = {n: torch.full_like(tensors[n], value) for n, value in op.neutral.items()}
     neutral["initial_state"] = torch.zeros_like(tensors["initial_state"])
+    if op.name in LOG_STATES:
+        del neutral["initial_state"], tensors["initial_state"]
     given = {n: x for n, x in tensors.items() if n not in neutral}
     o, nothing = form(**given, **op.options)
     assert nothing is None
@@ -331,13 +390,13 @@ def test_a_state_in_a_narrower_dtype_is_widened_before_anything_else(
 @each_form
 def test_a_bad_argument_is_named(op: Recurrence, form: Op) -> None:
     tensors = draw(op)
-    first, second = same_dtype(form)[:2]
+    first, *others = same_dtype(form)
     state = tensors["initial_state"]
     bad: list[tuple[str, Any, type[Exception]]] = [
         (first, tensors[first].long(), TypeError),
         (first, tensors[first][0], ValueError),
-        (second, tensors[second].float(), TypeError),
-        (second, torch.cat([tensors[second]] * 2), ValueError),
+        *((x, tensors[x].float(), TypeError) for x in others),
+        *((x, torch.cat([tensors[x]] * 2), ValueError) for x in others),
         ("initial_state", state[:1], ValueError),
         ("initial_state", torch.cat([state, state[..., :1]], -1), ValueError),
         ("cu_seqlens", torch.tensor([0, 7]), ValueError),

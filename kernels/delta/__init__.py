@@ -1,14 +1,29 @@
 """Delta rules: linear recurrences whose state is corrected where it is read.
 
-`delta_rule.py`, `gated_delta_rule.py`, `kda.py`, `dplr.py` and `rwkv7.py` are what users call.
+`delta_rule.py`, `gated_delta_rule.py`, `kda.py` and `dplr.py` are what users call.
 `kernels.recurrence` makes a `torch.library` op of each and of `forward` and `backward` in
-`chunk.py` and `fused_recurrent.py`; `keys.py` normalises keys within it.
+`chunk.py` and `fused_recurrent.py`; `keys.py` normalises keys within it. `gated_delta_product.py`
+calls `gated_delta_rule`, and the others call `dplr`, the most general of them.
 """
 
+from kernels.delta.comba import comba
 from kernels.delta.delta_rule import delta_rule
 from kernels.delta.dplr import dplr
+from kernels.delta.gated_delta_product import gated_delta_product
 from kernels.delta.gated_delta_rule import gated_delta_rule
+from kernels.delta.gdn2 import gdn2
+from kernels.delta.iplr import iplr
 from kernels.delta.kda import kda
 from kernels.delta.rwkv7 import rwkv7
 
-__all__ = ["delta_rule", "dplr", "gated_delta_rule", "kda", "rwkv7"]
+__all__ = [
+    "comba",
+    "delta_rule",
+    "dplr",
+    "gated_delta_product",
+    "gated_delta_rule",
+    "gdn2",
+    "iplr",
+    "kda",
+    "rwkv7",
+]

@@ -2,11 +2,9 @@
 
 from typing import Any, Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_dtype, check_one_dtype
 from kernels.delta.dplr import dplr
 from kernels.recurrence import wrapper
 
@@ -14,16 +12,6 @@ from kernels.recurrence import wrapper
 def as_dplr(
     *, r: Tensor, w: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
-    bind_dims(
-        r=(r, "B T H K"),
-        w=(w, "B T H K"),
-        k=(k, "B T H K"),
-        v=(v, "B T H V"),
-        kk=(kk, "B T H K"),
-        a=(a, "B T H K"),
-    )
-    check_one_dtype(r=r, k=k, v=v, kk=kk, a=a)
-    check_dtype("w", w, torch.float32, r.dtype)
     return dplr(r, k, v, -kk, a * kk, w, **given)
 
 

@@ -4,7 +4,8 @@
 
 `linear_attn.py`, `gla.py`, `simple_gla.py`, `constant_decay.py` and `mamba2.py` are what users
 call. `kernels.recurrence` makes a `torch.library` op of each and of `forward` and `backward` in
-`chunk.py`, `fused_chunk.py`, `fused_recurrent.py` and `parallel.py`:
+`chunk.py`, `fused_chunk.py`, `fused_recurrent.py` and `parallel.py`; `rwkv6.py` and `gsa.py` call
+`gla`, and `hgrn.py` has a kernel of its own:
 
     forward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, output_final_state, out_dtype)
         -> (o, final_state | None)
@@ -30,8 +31,21 @@ call. `kernels.recurrence` makes a `torch.library` op of each and of `forward` a
 
 from kernels.linear.constant_decay import lightning_attn, retention
 from kernels.linear.gla import gla
+from kernels.linear.gsa import gsa
+from kernels.linear.hgrn import hgrn
 from kernels.linear.linear_attn import linear_attn
 from kernels.linear.mamba2 import mamba2
+from kernels.linear.rwkv6 import rwkv6
 from kernels.linear.simple_gla import simple_gla
 
-__all__ = ["gla", "lightning_attn", "linear_attn", "mamba2", "retention", "simple_gla"]
+__all__ = [
+    "gla",
+    "gsa",
+    "hgrn",
+    "lightning_attn",
+    "linear_attn",
+    "mamba2",
+    "retention",
+    "rwkv6",
+    "simple_gla",
+]

@@ -2,11 +2,10 @@
 
 from typing import Any, Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_dtype, check_one_dtype, describe
+from kernels.arguments import describe
 from kernels.linear.simple_gla import simple_gla
 from kernels.recurrence import compute, wrapper
 
@@ -14,18 +13,7 @@ from kernels.recurrence import compute, wrapper
 def through_simple_gla(
     *, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
-    sizes = bind_dims(
-        x=(x, "B T H V"),
-        dt=(dt, "B T H"),
-        A=(A, "H"),
-        B=(B, "B T G K"),
-        C=(C, "B T G K"),
-        D=(D, "H"),
-    )
-    dtype = check_one_dtype(x=x, B=B, C=C)
-    for name, each in (("dt", dt), ("A", A), ("D", D)):
-        check_dtype(name, each, torch.float32, dtype)
-    groups, heads = sizes["G"], sizes["H"]
+    groups, heads, dtype = B.shape[2], x.shape[2], x.dtype
     if groups == 0 or heads % groups:
         raise ValueError(f"x: {describe(x)}, expected a multiple of the {groups} groups of B and C")
     step = dt.float()

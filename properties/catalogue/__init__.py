@@ -1,13 +1,35 @@
 """One declaration per op; strategies, tests, fuzz jobs and mutants follow from it."""
 
-from properties.catalogue.conv import SHORT_CONV
-from properties.catalogue.delta import DELTA_RULE, DPLR, GATED_DELTA_RULE, KDA, RWKV7
+from properties.catalogue.conv import SHORT_CONV, TOKEN_SHIFT
+from properties.catalogue.delta import (
+    COMBA,
+    DELTA_RULE,
+    DPLR,
+    GATED_DELTA_PRODUCT,
+    GATED_DELTA_RULE,
+    GATED_OJA_RULE,
+    GDN2,
+    IPLR,
+    KDA,
+    MOMENTUM_DELTA_RULE,
+    PRECOND_GATED_DELTA_RULE,
+    PRECOND_KDA,
+    RWKV7,
+)
 from properties.catalogue.linear import (
+    ABC,
     GLA,
+    GSA,
+    HGRN,
+    LIGHTNET,
     LIGHTNING_ATTN,
     LINEAR_ATTN,
     MAMBA2,
+    MLSTM,
     RETENTION,
+    RWKV4,
+    RWKV6,
+    SELECTIVE_SCAN,
     SIMPLE_GLA,
 )
 from properties.catalogue.norm import L2NORM
@@ -26,11 +48,27 @@ OPS: dict[str, Op] = {
         LIGHTNING_ATTN,
         MAMBA2,
         GLA,
+        RWKV6,
+        HGRN,
+        GSA,
+        LIGHTNET,
+        ABC,
+        RWKV4,
+        MLSTM,
+        SELECTIVE_SCAN,
         DELTA_RULE,
         GATED_DELTA_RULE,
         KDA,
         DPLR,
         RWKV7,
+        IPLR,
+        GATED_DELTA_PRODUCT,
+        GDN2,
+        COMBA,
+        GATED_OJA_RULE,
+        PRECOND_GATED_DELTA_RULE,
+        PRECOND_KDA,
+        MOMENTUM_DELTA_RULE,
         ATTENTION,
         MERGE_ATTENTION,
         MLA,
@@ -43,6 +81,7 @@ OPS: dict[str, Op] = {
         ROTARY_EMBEDDING,
         MULTIAXIS_ROTARY,
         SHORT_CONV,
+        TOKEN_SHIFT,
         L2NORM,
     )
 }

@@ -6,6 +6,10 @@ import reference
 from properties.catalogue.declare import declare
 from properties.catalogue.op import Mode, Option, Role
 
+_CHANNELS = st.one_of(
+    st.integers(1, 20), st.sampled_from([32, 63, 64, 65, 128, 129, 130, 200, 256])
+)
+
 SHORT_CONV = declare(
     reference.short_conv,
     modes=(Mode("fused"),),
@@ -21,12 +25,18 @@ SHORT_CONV = declare(
         ),
     ),
     dims={
-        "D": st.one_of(
-            st.integers(1, 20), st.sampled_from([32, 63, 64, 65, 128, 129, 130, 200, 256])
-        ),
+        "D": _CHANNELS,
         "W": st.one_of(st.integers(2, 6), st.sampled_from([1, 8, 16]), st.integers(1, 16)),
     },
     work=lambda n: n["D"] * n["T"] * n["T"],
     multilinear=lambda case: case.options.get("activation") is None,
     recipes=("gaussian", "integers", "zeros", "cancelling", "large_states", "uneven"),
+)
+
+TOKEN_SHIFT = declare(
+    reference.token_shift,
+    wraps=SHORT_CONV,
+    dims={"D": _CHANNELS},
+    multilinear=lambda case: True,
+    recipes=("gaussian", "integers", "zeros", "large_states"),
 )

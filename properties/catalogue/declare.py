@@ -95,7 +95,8 @@ def declare(
     Args:
         recipes: as of `Op`. The recipes of gates are added where there are gates, unless some of
             them are stated.
-        modes, work: as of `Op`; a wrapper has those of the op that it wraps.
+        modes, work: as of `Op`; a wrapper has those of the op that it wraps, unless they
+            are stated.
         roles: of tensors whose names do not say what they mean.
         constants: tensors that get no gradient.
         indices: tensors of integers → what fills them.
@@ -141,8 +142,8 @@ def declare(
         return settle(case)
 
     if wraps is not None:
-        modes = [Mode(mode.name, mode.refuses & names) for mode in wraps.modes]
-        work = wraps.work
+        modes = modes or [Mode(mode.name, mode.refuses & names) for mode in wraps.modes]
+        work = work or wraps.work
         special["wraps"] = wraps.name
     if any(x.role is Role.LOG_DECAY for x in arguments) and not {*GATES} & {*recipes}:
         recipes = (*recipes, *GATES)

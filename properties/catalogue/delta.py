@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
@@ -72,4 +73,72 @@ RWKV7 = declare(
     quiet_form=_rwkv7_in_parallel,
     roles={"r": Role.QUERY, "w": Role.LOG_DECAY, "kk": Role.UNIT_KEY, "a": Role.RATE},
     recipes=(*_RECIPES, "parallel_keys"),
+)
+
+IPLR = declare(
+    reference.iplr,
+    wraps=DPLR,
+    roles={"a": Role.LOW_RANK, "b": Role.LOW_RANK},
+    recipes=_RECIPES,
+)
+
+GATED_DELTA_PRODUCT = declare(
+    reference.gated_delta_product,
+    wraps=GATED_DELTA_RULE,
+    work=lambda n: pairs_and_states({**n, "T": n["J"] * n["T"]}),
+    roles={"k": Role.UNIT_KEY},
+    options=(_NORMALIZE,),
+    dims={"J": st.integers(1, 3)},
+    recipes=_OF_UNIT_KEYS,
+)
+
+GDN2 = declare(
+    reference.gdn2,
+    wraps=DPLR,
+    roles={"k": Role.UNIT_KEY, "erase": Role.RATE, "write": Role.RATE},
+    options=(_NORMALIZE,),
+    recipes=_OF_UNIT_KEYS,
+)
+
+COMBA = declare(
+    reference.comba,
+    wraps=DPLR,
+    roles={"k": Role.UNIT_KEY, "p": Role.LOW_RANK},
+    options=(_NORMALIZE,),
+    recipes=_OF_UNIT_KEYS,
+)
+
+GATED_OJA_RULE = declare(
+    reference.gated_oja_rule,
+    roles={"k": Role.VALUE, "v": Role.UNIT_KEY},
+    work=lambda n: pairs_by_channel({**n, "K": n["V"], "V": n["K"]}),
+    recipes=_OF_UNIT_KEYS,
+)
+
+_ENERGIES = {"k": Role.UNIT_KEY, "g_atk": Role.LOG_DECAY, "beta_atk": Role.RATE}
+# The last column of a state is an energy, whose logarithm is taken.
+_PRECONDITIONED: Any = {
+    "roles": {**_ENERGIES, "log_atk_scale": Role.KEY},
+    "options": (_NORMALIZE,),
+    "linear_in": (),
+    "nonnegative": lambda case: True,
+    "recipes": tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
+}
+PRECOND_GATED_DELTA_RULE = declare(
+    reference.precond_gated_delta_rule, work=pairs_by_channel, **_PRECONDITIONED
+)
+PRECOND_KDA = declare(reference.precond_kda, work=pairs_by_channel, **_PRECONDITIONED)
+
+MOMENTUM_DELTA_RULE = declare(
+    reference.momentum_delta_rule,
+    roles={
+        "k": Role.UNIT_KEY,
+        "p": Role.LOW_RANK,
+        "log_alpha": Role.LOG_DECAY,
+        "log_mu": Role.LOG_DECAY,
+        "beta": Role.RATE,
+        "eta": Role.RATE,
+    },
+    work=lambda n: n["H"] * n["T"] * n["K"] * (n["T"] + 4 * n["K"]),
+    recipes=_OF_UNIT_KEYS,
 )

@@ -121,3 +121,75 @@ MAMBA2 = declare(
     # A step of 0 times -inf is NaN.
     recipes=(*_RECIPES, *(name for name in GATES if name != "closed_gates")),
 )
+
+_ROUNDED = tuple(name for name in _RECIPES if name != "integers")
+
+HGRN = declare(
+    reference.hgrn,
+    modes=(Mode("fused_recurrent"),),
+    work=lambda n: n["D"] * n["T"] * n["T"] / 3,
+    multilinear=lambda case: True,
+    recipes=("gaussian", "integers", "large_states", "uneven", "zeros"),
+)
+
+RWKV6 = declare(
+    reference.rwkv6,
+    wraps=GLA,
+    roles={"r": Role.QUERY, "w": Role.LOG_DECAY, "u": Role.KEY},
+    linear_in=("v", "initial_state"),
+    multilinear=lambda case: True,
+    recipes=_RECIPES,
+)
+
+# Logits are sums of keys that slots take, times values of a state: no number of them is bounded.
+GSA = declare(
+    reference.gsa,
+    wraps=GLA,
+    modes=(Mode("fused_recurrent"),),
+    roles={"s": Role.RATE},
+    linear_in=(),
+    work=lambda n: n["H"] * n["T"] * (n["T"] * n["M"] + n["M"] * (n["K"] + n["V"])) / 3,
+    recipes=tuple(name for name in _ROUNDED if name != "large_states"),
+)
+
+# The last column of a state is a logarithm, in which nothing is linear.
+LIGHTNET = declare(
+    reference.lightnet,
+    linear_in=(),
+    work=lambda n: n["H"] * n["T"] * n["K"] * (n["T"] + n["V"]),
+    recipes=_ROUNDED,
+)
+
+ABC = declare(
+    reference.abc,
+    roles={"s": Role.KEY},
+    linear_in=(),
+    work=lambda n: n["H"] * n["T"] * n["M"] * (n["T"] + n["K"] + n["V"]),
+    recipes=tuple(name for name in _ROUNDED if name != "large_states"),
+)
+
+RWKV4 = declare(
+    reference.rwkv4,
+    roles={"w": Role.KEY, "u": Role.KEY},
+    linear_in=(),
+    work=lambda n: n["D"] * n["T"] * n["T"],
+    recipes=("gaussian", "late_maximum", "zeros", "cancelling"),
+)
+
+# Its second form multiplies gates as they are: states around 2^8 are exponents that overflow.
+MLSTM = declare(
+    reference.mlstm,
+    roles={"i": Role.LOGIT},
+    linear_in=(),
+    work=pairs_and_states,
+    recipes=("gaussian", "late_maximum", "one_hot_values", "zeros", "cancelling"),
+)
+
+SELECTIVE_SCAN = declare(
+    reference.selective_scan,
+    roles={"dt": Role.STEP, "A": Role.LOG_DECAY, "B": Role.KEY, "C": Role.QUERY},
+    linear_in=("x", "initial_state"),
+    work=lambda n: n["D"] * n["T"] * n["K"] * n["T"],
+    # A step of 0 times -inf is NaN.
+    recipes=(*_RECIPES, *(name for name in GATES if name != "closed_gates")),
+)

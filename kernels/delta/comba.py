@@ -1,0 +1,56 @@
+"""Comba: a gated delta rule that is corrected by what another key finds before the decay."""
+
+from typing import Any, Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels.arguments import describe
+from kernels.delta.dplr import dplr
+from kernels.delta.keys import unit_keys
+from kernels.primitives.groups import of_each_head
+from kernels.recurrence import wrapper
+
+
+def as_dplr(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    use_qk_l2norm_in_kernel: bool,
+    **given: Any,
+) -> tuple[Tensor, Tensor | None]:
+    groups, heads = q.shape[2], v.shape[2]
+    if groups == 0 or heads % groups:
+        raise ValueError(f"v: {describe(v)}, expected a multiple of the {groups} heads of q and k")
+    q, k, p = (of_each_head(x, heads) for x in unit_keys(use_qk_l2norm_in_kernel, q, k, p))
+    taken, written = k, v
+    if beta is not None:
+        taken, written = ((beta.float()[..., None] * x).to(q.dtype) for x in (k, v))
+    gk = None if g is None else g[..., None].expand(k.shape)
+    return dplr(q, k, written, p, -taken, gk, **given)
+
+
+@wrapper(as_dplr, "dplr", same_dtype=("q", "k", "v", "p"))
+def comba(
+    q: Float[Tensor, "B T G K"],
+    k: Float[Tensor, "B T G K"],
+    v: Float[Tensor, "B T H V"],
+    p: Float[Tensor, "B T G K"],
+    g: Float[Tensor, "B T H"] | None = None,
+    beta: Float[Tensor, "B T H"] | None = None,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    initial_state: Float[Tensor, "N H K V"] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Int[Tensor, " N+1"] | None = None,
+    mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
+    tile: int | None = None,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
+    """Comba's closed loop, `reference.comba`: `dplr` with a = p, b = -β k, gk = g in each channel
+    and values β v.
+    """

@@ -1,0 +1,52 @@
+"""Gated DeltaNet-2: a delta rule that erases and writes with gates of its own for each channel."""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels.delta.dplr import dplr
+from kernels.delta.keys import unit_keys
+from kernels.recurrence import wrapper
+
+
+def as_dplr(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    erase: Tensor | None,
+    write: Tensor | None,
+    use_qk_l2norm_in_kernel: bool,
+    **given: Any,
+) -> tuple[Tensor, Tensor | None]:
+    q, k = unit_keys(use_qk_l2norm_in_kernel, q, k)
+    # S' = diag(exp g) S, so S'ᵀ e = Sᵀ (exp(g) ∘ e).
+    e = k.float() if erase is None else erase.float() * k
+    e = e if g is None else torch.exp(g.float()) * e
+    written = v if write is None else (write.float() * v).to(q.dtype)
+    return dplr(q, k, written, e.to(q.dtype), -k, g, **given)
+
+
+@wrapper(as_dplr, "dplr")
+def gdn2(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H K"] | None = None,
+    erase: Float[Tensor, "B T H K"] | None = None,
+    write: Float[Tensor, "B T H V"] | None = None,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    initial_state: Float[Tensor, "N H K V"] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Int[Tensor, " N+1"] | None = None,
+    mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
+    tile: int | None = None,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
+    """Gated DeltaNet-2, `reference.gdn2`: `dplr` with a = exp(g) ∘ erase ∘ k, b = -k, gk = g and
+    values write ∘ v.
+    """

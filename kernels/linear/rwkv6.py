@@ -1,0 +1,64 @@
+"""RWKV-6: gated linear attention that is read before it is written, with a bonus for the token."""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels.arguments import check_cu_seqlens
+from kernels.linear.gla import gla
+from kernels.primitives.shift import last_tokens, of_the_token_before
+from kernels.recurrence import wrapper
+
+
+def one_token_late(
+    *,
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    output_final_state: bool,
+    **given: Any,
+) -> tuple[Tensor, Tensor | None]:
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, r.shape[0], r.device)
+    # With what the token before writes and how it decays, S_t of `gla` is S_{t-1} of RWKV-6.
+    late = (of_the_token_before(x, cu_seqlens) for x in (k, v, w))
+    o, before = gla(
+        r, *late, **given, initial_state=initial_state, cu_seqlens=cu_seqlens,
+        output_final_state=output_final_state,
+    )  # fmt: skip
+    scale = given["scale"]
+    scale = r.shape[-1] ** -0.5 if scale is None or scale == -1 else scale
+    bonus = (r.float() * u.float() * k.float()).sum(-1, keepdim=True)
+    o = (o.float() + scale * bonus * v.float()).to(v.dtype)
+    if before is None:
+        return o, None
+    if r.shape[1] == 0:
+        return o, before
+    (k, v, w), empty = last_tokens((k, v, w), cu_seqlens)
+    after = torch.exp(w)[..., None] * before + k[..., None] * v[..., None, :]
+    return o, torch.where(empty[:, None, None, None], before, after)
+
+
+@wrapper(one_token_late, "gla", same_dtype=("r", "k", "v"))
+def rwkv6(
+    r: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    w: Float[Tensor, "B T H K"],
+    u: Float[Tensor, "H K"],
+    *,
+    scale: float | None = None,
+    initial_state: Float[Tensor, "N H K V"] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Int[Tensor, " N+1"] | None = None,
+    mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
+    tile: int | None = None,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
+    """The weighted key values of RWKV-6, `reference.rwkv6`: `gla` with the keys, values and gates
+    of the token before, plus the bonus.
+    """

@@ -1,0 +1,52 @@
+"""Token shift: the difference of each token to the one before."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from reference.recurrence import recurrence
+from reference.sequences import CuSeqlens
+
+
+def recurrent(x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
+    y = []
+    for t in range(x.shape[1]):
+        y.append(S[:, 0] - x[:, t])
+        S = x[:, t : t + 1]
+    return torch.stack(y, dim=1) if y else x, S
+
+
+def product(x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
+    """A product with one matrix.
+
+        y = M (x_0 ; x),    M_ts = 1 if s = t, -1 if s = t + 1, else 0
+
+    Source: Gray, Toeplitz and Circulant Matrices: A Review, 2006, chapter 1.
+    """
+    tokens = torch.cat([S, x], dim=1)
+    eye = torch.eye(tokens.shape[1], dtype=x.dtype, device=x.device)
+    return (eye[:-1] - eye[1:]) @ tokens, tokens[:, -1:]
+
+
+@recurrence(recurrent, product, same_dtype=("x",), outputs=("y", "final_state"))
+def token_shift(
+    x: Float[Tensor, "B T D"],
+    *,
+    initial_state: Float[Tensor, "N 1 D"] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: CuSeqlens | None = None,
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N 1 D"] | None]:
+    """The token before, less the token itself.
+
+        y_t = x_{t-1} - x_t
+
+    so that x + μ ∘ y mixes both. It is `short_conv` with the taps 1 and -1.
+
+    Args:
+        x: Inputs.
+        initial_state: The token before the first. None means zeros.
+        output_final_state: Return the last token as well; that of the initial state for an empty
+            sequence.
+
+    Source: Peng et al., RWKV, arXiv 2305.13048, section 3.1 (token shift).
+    """

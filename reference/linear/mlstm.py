@@ -1,0 +1,106 @@
+"""mLSTM: a matrix memory with exponential gates, and a normalizer."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from reference.decay import decays
+from reference.recurrence import recurrence
+from reference.sequences import CuSeqlens
+
+
+def recurrent(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, g: Tensor, S: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    C, n, z = S[..., :-1, :-1], S[..., :-1, -1], S[..., -1, -1]
+    h = []
+    for t in range(q.shape[1]):
+        left = z + g[:, t]
+        z = torch.logaddexp(left, i[:, t])
+        f, w = torch.exp(left - z), torch.exp(i[:, t] - z)
+        written = torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
+        C = f[..., None, None] * C + w[..., None, None] * written
+        n = f[..., None] * n + w[..., None] * k[:, t]
+        read = scale * torch.einsum("bhk,bhkv->bhv", q[:, t], C)
+        weight = scale * torch.einsum("bhk,bhk->bh", q[:, t], n)
+        h.append(_divide(read, weight, z))
+    state = torch.cat([C, n[..., None]], dim=-1)
+    corner = torch.cat([S[..., -1:, :-1], z[..., None, None]], dim=-1)
+    return torch.stack(h, dim=1) if h else v, torch.cat([state, corner], dim=-2)
+
+
+def _divide(read: Tensor, weight: Tensor, z: Tensor) -> Tensor:
+    """read / max(|weight|, exp -z), without an exponential above 1."""
+    down, up = torch.exp(z.clamp(max=0)), torch.exp(-z.clamp(min=0))
+    return down[..., None] * read / torch.maximum(down * weight.abs(), up)[..., None]
+
+
+def parallel(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, g: Tensor, S: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """All tokens at once: a matrix of gates over an attention matrix.
+
+        D_ij = exp(Σ_{j < t <= i} g_t + i_j)   if j <= i else 0
+        d_i  = exp(Σ_{t <= i} g_t + z_0)
+        A    = scale · ((Q Kᵀ) ∘ D),    c_i = scale · d_i q_i
+        h_i  = (A V + c_i C_0)_i / max(|Σ_j A_ij + c_i · n_0|, 1)
+
+    The gates are multiplied as they are, without a stabilizer.
+
+    Source: Beck et al., xLSTM, arXiv 2405.04517, appendix A.3 (parallel form).
+    """
+    if q.shape[1] == 0:
+        return v, S
+    C, z = S[..., :-1, :], S[..., -1, -1]
+    from_start, between = decays(g)
+    D = (between * torch.exp(i)[:, None]).permute(0, 3, 1, 2).tril()
+    start = from_start * torch.exp(z)[:, None]
+    A = scale * torch.einsum("bihk,bjhk->bhij", q, k) * D
+    values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    read = torch.einsum("bhij,bjhv->bihv", A, values)
+    read = read + scale * start[..., None] * torch.einsum("bihk,bhkv->bihv", q, C)
+    h = read[..., :-1] / read[..., -1:].abs().clamp(min=1)
+    total = D[:, :, -1].sum(-1) + start[:, -1]
+    written = torch.einsum("bhj,bjhk,bjhv->bhkv", D[:, :, -1], k, values)
+    state = (start[:, -1, :, None, None] * C + written) / total[..., None, None]
+    corner = torch.cat([S[..., -1:, :-1], torch.log(total)[..., None, None]], dim=-1)
+    return h, torch.cat([state, corner], dim=-2)
+
+
+def _nothing_seen(zeros: Tensor) -> Tensor:
+    zeros[..., -1, -1] = -torch.inf
+    return zeros
+
+
+@recurrence(recurrent, parallel, start=_nothing_seen)
+def mlstm(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    i: Float[Tensor, "B T H"],
+    g: Float[Tensor, "B T H"],
+    *,
+    scale: float | None = None,
+    initial_state: Float[Tensor, "N H K+1 V+1"] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: CuSeqlens | None = None,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K+1 V+1"] | None]:
+    """The matrix memory of xLSTM, as a recurrence over tokens.
+
+        C_t = exp(g_t) C_{t-1} + exp(i_t) k_t v_tᵀ
+        n_t = exp(g_t) n_{t-1} + exp(i_t) k_t
+        h_t = scale · C_tᵀ q_t / max(|scale · n_t · q_t|, 1)
+
+    The state keeps C exp(-z), n exp(-z) and the stabilizer z = log(Σ_j exp(i_j + Σ_{t > j} g_t)),
+    as the matrix (C n; · z), of which the last row but z is handed on unread. The paper's
+    stabilizer is the largest of these exponents in the place of their log-sum-exp; h is the same.
+    The output gate and the norm of the layer are the caller's. Stable for g <= 0.
+
+    Args:
+        i: Logarithm of the input gate; any number.
+        g: Logarithm of the forget gate, meant to be <= 0, -inf included: log sigmoid f, or f, of
+            what the network computes.
+        initial_state: None means that nothing was seen: zeros, and z = -inf.
+
+    Source: Beck et al., xLSTM, arXiv 2405.04517, equations 19 to 27.
+    """
