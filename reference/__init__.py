@@ -32,6 +32,7 @@ from reference.linear.lightnet import lightnet
 from reference.linear.linear_attn import linear_attn
 from reference.linear.mamba2 import mamba2
 from reference.linear.mlstm import mlstm
+from reference.linear.polynomial import based, rebased
 from reference.linear.rwkv4 import rwkv4
 from reference.linear.rwkv6 import rwkv6
 from reference.linear.selective_scan import selective_scan
@@ -46,6 +47,9 @@ from reference.position.tables import (
 )
 from reference.scale import resolve_scale
 from reference.softmax.attention import attention
+from reference.softmax.attnres import attnres
+from reference.softmax.deltaformer import deltaformer
+from reference.softmax.differential import differential_attention
 from reference.softmax.dsa import dsa
 from reference.softmax.merge import merge_attention
 from reference.softmax.mla import mla
@@ -53,7 +57,11 @@ from reference.softmax.moba import moba
 from reference.softmax.msa import msa
 from reference.softmax.nsa import nsa
 from reference.softmax.paged import paged_attention
+from reference.softmax.parallax import parallax
+from reference.softmax.path import path_attn
 from reference.softmax.selected import selected_attention
+from reference.softmax.stickbreaking import stickbreaking_attn
+from reference.softmax.wall import wall_attn
 
 __all__ = [
     "CacheView",
@@ -61,8 +69,12 @@ __all__ = [
     "RecurrentCache",
     "abc",
     "attention",
+    "attnres",
+    "based",
     "comba",
     "delta_rule",
+    "deltaformer",
+    "differential_attention",
     "dplr",
     "dsa",
     "gated_delta_product",
@@ -88,8 +100,11 @@ __all__ = [
     "multiaxis_rotary",
     "nsa",
     "paged_attention",
+    "parallax",
+    "path_attn",
     "precond_gated_delta_rule",
     "precond_kda",
+    "rebased",
     "resolve_scale",
     "retention",
     "rotary_axes",
@@ -103,6 +118,8 @@ __all__ = [
     "selective_scan",
     "short_conv",
     "simple_gla",
+    "stickbreaking_attn",
     "token_shift",
+    "wall_attn",
     "xpos_tables",
 ]

@@ -23,7 +23,11 @@ def decays(
         from_start: `[B, T, ...]`.
         between: `[B, T, T, ...]`; 1 where j > i.
     """
+    return torch.exp(g.cumsum(1)), torch.exp(sums_between(g))
+
+
+def sums_between(g: Float[Tensor, "B T *C"]) -> Float[Tensor, "B T T *C"]:
+    """Σ_{j < t <= i} g_t of tokens i and j, summed by itself; 0 where j >= i."""
     t = torch.arange(g.shape[1], device=g.device)
     later = (t[:, None] > t).view(len(t), len(t), *[1] * (g.ndim - 2))
-    between = torch.where(later, g[:, :, None], 0.0).cumsum(1)
-    return torch.exp(g.cumsum(1)), torch.exp(between)
+    return torch.where(later, g[:, :, None], 0.0).cumsum(1)

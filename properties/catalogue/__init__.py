@@ -1,5 +1,16 @@
 """One declaration per op; strategies, tests, fuzz jobs and mutants follow from it."""
 
+from properties.catalogue.causal import (
+    ATTNRES,
+    BASED,
+    DELTAFORMER,
+    DIFFERENTIAL_ATTENTION,
+    PARALLAX,
+    PATH_ATTN,
+    REBASED,
+    STICKBREAKING_ATTN,
+    WALL_ATTN,
+)
 from properties.catalogue.conv import SHORT_CONV, TOKEN_SHIFT
 from properties.catalogue.delta import (
     COMBA,
@@ -78,6 +89,15 @@ OPS: dict[str, Op] = {
         DSA,
         MSA,
         PAGED_ATTENTION,
+        STICKBREAKING_ATTN,
+        PATH_ATTN,
+        WALL_ATTN,
+        PARALLAX,
+        DELTAFORMER,
+        DIFFERENTIAL_ATTENTION,
+        BASED,
+        REBASED,
+        ATTNRES,
         ROTARY_EMBEDDING,
         MULTIAXIS_ROTARY,
         SHORT_CONV,

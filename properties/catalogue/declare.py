@@ -88,6 +88,7 @@ def declare(
     sizes: Callable[[Case], dict[str, int]] = lambda case: {},
     computed: Sequence[str] = (),
     settle: Callable[[Case], Case] = lambda case: case,
+    without: Sequence[str] = (),
     **special: Any,
 ) -> Op:
     """Declare an op: what its signature says, and what is stated here.
@@ -106,6 +107,7 @@ def declare(
         dims: letters that other ops do not have.
         sizes, computed: as of `Op`, besides the heads of groups; and the letters that it computes.
         settle: as of `Op`, after options are exact where integers are drawn.
+        without: laws that say nothing about the op.
         special: further fields of `Op`, in the place of what follows from the signature; the
             `quiet_form` is the second form unless it is stated.
     """
@@ -170,7 +172,8 @@ def declare(
         "mistakes": more_states if "initial_state" in names else _none,
         **special,
     }
-    return Op(**{"laws": tuple(_laws(fields)), **fields})
+    laws = tuple(law for law in _laws(fields) if law not in without)
+    return Op(**{"laws": laws, **fields})
 
 
 def flag(name: str, *, exact: bool) -> Option:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from properties.cases.case import Case
+from properties.catalogue.op import Option
 
 # Of numbers, Python's int and float are taken and what derives from them, NumPy's float64 too.
 NO_NUMBERS = ("0.5", True, numpy.float32(0.5), torch.tensor(0.5))
@@ -37,3 +38,16 @@ def scales() -> SearchStrategy[float | None]:
         st.sampled_from([1.0, 0.5, -0.5, -2.0, 2, -2, 2.0**-24]),
         st.floats(-3, 3, width=16),
     )
+
+
+def _windows(case: Case) -> SearchStrategy[int | None]:
+    keys, queries = max(case.key_lengths or case.lengths), max(case.lengths)
+    edges = sorted({max(1, n + d) for n in (keys, queries) for d in (-1, 0, 1)} | {512, 513})
+    return st.one_of(
+        st.none(),
+        st.integers(1, max(1, keys - 1)),
+        st.sampled_from([*edges, 2**31 - 1]),
+    )
+
+
+WINDOW = Option("window", None, _windows, bad=(0, -1, *NO_COUNTS), switch=lambda case: 3)

@@ -10,21 +10,11 @@ from hypothesis import strategies as st
 import reference
 from properties.cases.case import Case
 from properties.catalogue.declare import declare
-from properties.catalogue.draws import NO_COUNTS, NO_NUMBERS
+from properties.catalogue.draws import NO_NUMBERS, WINDOW
 from properties.catalogue.op import Mode, Option, Role
 
 if TYPE_CHECKING:
     from properties.cases.tensors import Inputs
-
-
-def _windows(case: Case) -> st.SearchStrategy[int | None]:
-    keys, queries = max(case.key_lengths or case.lengths), max(case.lengths)
-    edges = sorted({max(1, n + d) for n in (keys, queries) for d in (-1, 0, 1)} | {512, 513})
-    return st.one_of(
-        st.none(),
-        st.integers(1, max(1, keys - 1)),
-        st.sampled_from([*edges, 2**31 - 1]),
-    )
 
 
 def _settle(case: Case) -> Case:
@@ -57,7 +47,7 @@ ATTENTION = declare(
     constants=("alibi_slopes",),
     nonlinear=("lse",),
     options=(
-        Option("window", None, _windows, bad=(0, -1, *NO_COUNTS), switch=lambda case: 3),
+        WINDOW,
         Option(
             "softcap",
             None,

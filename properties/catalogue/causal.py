@@ -1,0 +1,114 @@
+"""Causal attention of a sequence with itself, and attention over depth."""
+
+from collections.abc import Mapping
+
+from hypothesis import strategies as st
+
+import reference
+from properties.catalogue.declare import declare, flag
+from properties.catalogue.draws import NO_NUMBERS, WINDOW
+from properties.catalogue.op import Option, Role
+
+_RECIPES = (
+    "gaussian",
+    "large_logits",
+    "late_maximum",
+    "early_maximum",
+    "large_values",
+    "uneven",
+    "one_hot_values",
+    "zeros",
+    "cancelling",
+)
+
+
+def _pairs(n: Mapping[str, int]) -> int:
+    return n["H"] * n["T"] * n["T"]
+
+
+STICKBREAKING_ATTN = declare(
+    reference.stickbreaking_attn,
+    nonlinear=("rest",),
+    work=_pairs,
+    float32_logits=True,
+    recipes=_RECIPES,
+)
+
+PATH_ATTN = declare(
+    reference.path_attn,
+    roles={"w": Role.UNIT_KEY},
+    work=_pairs,
+    float32_logits=True,
+    recipes=_RECIPES,
+)
+
+WALL_ATTN = declare(
+    reference.wall_attn,
+    options=(WINDOW,),
+    roles={"gs": Role.LOG_DECAY, "sink": Role.LOGIT},
+    work=lambda n: n["H"] * n["T"] * n["T"] * n["K"],
+    float32_logits=True,
+    recipes=_RECIPES,
+)
+
+PARALLAX = declare(
+    reference.parallax,
+    options=(WINDOW,),
+    # Not a query: the scale is no factor of its products.
+    roles={"r": Role.KEY},
+    work=_pairs,
+    float32_logits=True,
+    recipes=_RECIPES,
+)
+
+DELTAFORMER = declare(
+    reference.deltaformer,
+    roles={"beta": Role.RATE},
+    work=_pairs,
+    float32_logits=True,
+    recipes=_RECIPES,
+)
+
+DIFFERENTIAL_ATTENTION = declare(
+    reference.differential_attention,
+    options=(WINDOW,),
+    roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.STEP},
+    work=lambda n: 2 * n["H"] * n["T"] * n["S"],
+    float32_logits=True,
+    recipes=_RECIPES,
+)
+
+BASED = declare(
+    reference.based,
+    options=(flag("normalize", exact=False),),
+    work=lambda n: n["H"] * n["T"] * n["K"] * n["K"] * n["V"],
+    recipes=("gaussian", "uneven", "one_hot_values", "zeros", "cancelling"),
+)
+
+REBASED = declare(
+    reference.rebased,
+    options=(flag("normalize", exact=False),),
+    # A square has no sign.
+    without=("scale_equivariance",),
+    work=lambda n: n["H"] * n["T"] * n["K"] * n["K"] * n["V"],
+    recipes=("gaussian", "uneven", "one_hot_values", "zeros", "cancelling"),
+)
+
+ATTNRES = declare(
+    reference.attnres,
+    roles={"query": Role.QUERY, "weight": Role.KEY, "output_weight": Role.KEY},
+    options=(
+        Option(
+            "eps",
+            1e-6,
+            lambda case: st.sampled_from([1e-6, 1.0, 1, 100.0]),
+            bad=(0.0, -1e-6, float("nan"), float("inf"), *NO_NUMBERS),
+            switch=lambda case: 1e-3,
+        ),
+    ),
+    linear_in=(),
+    # The factor of the logits is no power of a key dim.
+    without=("scale_equivariance",),
+    work=lambda n: n["T"] * n["L"] * n["D"],
+    recipes=("gaussian", "large_logits", "large_values", "uneven", "zeros"),
+)

@@ -1,0 +1,117 @@
+"""What attention of a sequence with itself shares: its heads, its sequences, its window."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from reference.heads import heads_per_group
+from reference.op import Form, Op, axes, op
+from reference.scale import resolve_scale
+from reference.sequences import sequences
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TEXTS = {
+    "cu_seqlens": "Boundaries of N packed sequences, in tokens; B is then 1, and no query sees "
+    "another sequence. None means N = B sequences.",
+    "window": "W >= 1, the number of keys seen, the query's own included. None means all.",
+    "sink": "Natural units: one more logit per head that has no value.",
+}
+_BAD_BOUNDARIES = (
+    "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
+)
+
+
+def causal(
+    first: Form,
+    second: Form,
+    *,
+    same_dtype: Sequence[str] = ("q", "k", "v"),
+    outputs: Sequence[str] = ("o",),
+) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make an op of a signature: causal attention of each sequence with itself.
+
+    A form computes sequences of one length. It names those arguments of the op that it needs; all
+    tensors have one dtype, and all H heads where the signature has dims G and H. It returns the
+    outputs, each `[B, T, ...]`.
+
+    Args:
+        first: the definition.
+        second: the same, derived another way.
+        same_dtype: arguments that must have one dtype, the first of them setting it.
+        outputs: the names of the results; the first has the dtype of the first argument.
+    """
+
+    def decorate(page: Callable[P, R]) -> Op[P, R]:
+        parameters = inspect.signature(page).parameters
+        dims = {name: axes(parameter.annotation) for name, parameter in parameters.items()}
+        raises = ["H not a multiple of G"] if any("G" in each for each in dims.values()) else []
+        if "scale" in parameters:
+            raises.append("a scale that is NaN or infinite")
+        if "window" in parameters:
+            raises.append("a window below 1")
+        return op(
+            first,
+            second,
+            outputs=outputs,
+            run=functools.partial(_run, dims),
+            same_dtype=same_dtype,
+            texts=TEXTS,
+            raises=[*raises, _BAD_BOUNDARIES],
+        )(page)
+
+    return decorate
+
+
+def _run(
+    dims: Mapping[str, list[str]],
+    form: Form,
+    sizes: Mapping[str, int],
+    *,
+    cu_seqlens: Tensor | None,
+    **arguments: Any,
+) -> Tensor | tuple[Tensor, ...]:
+    """Run one form over every sequence of a batch, in one dtype."""
+    if arguments.get("window") is not None and arguments["window"] < 1:
+        wanted = "expected at least 1, the query's own key"
+        raise ValueError(f"window: {arguments['window']}, {wanted}")
+    if "scale" in arguments:
+        arguments["scale"] = resolve_scale(arguments["scale"], sizes["K"])
+    given = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
+    own: Tensor = next(iter(given.values()))
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in given.values()))
+    given = {name: x.to(dtype) for name, x in given.items()}
+    shared = [name for name in given if "G" in dims[name]]
+    if shared:
+        with_heads = next(name for name in given if "H" in dims[name])
+        repeats = heads_per_group(with_heads, sizes["H"], sizes["G"], shared)
+        given |= {name: given[name].repeat_interleave(repeats, dim=2) for name in shared}
+    by_token = [name for name in given if dims[name][:2] == ["B", "T"]]
+    wanted_by_form = inspect.signature(form).parameters
+
+    results = []
+    for _, t in sequences(cu_seqlens, sizes["B"], sizes["T"]):
+        pieces = {**arguments, **given, **{name: given[name][:, t] for name in by_token}}
+        found = form(**{name: pieces[name] for name in wanted_by_form})
+        results.append(found if isinstance(found, tuple) else (found,))
+    first, *others = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
+    return (first.to(own.dtype), *others) if others else first.to(own.dtype)
+
+
+def visible(T: int, window: int | None, device: torch.device, *, own: bool = True) -> Tensor:
+    """Return which keys each query sees, `[T, T]`: those before it, and its own if `own`."""
+    i, j = torch.arange(T, device=device)[:, None], torch.arange(T, device=device)
+    seen = j <= i if own else j < i
+    return seen if window is None else seen & (i - j < window)
+
+
+def weights(s: Tensor, seen: Tensor) -> Tensor:
+    """Softmax of the logits of the keys that are seen; a row that sees none has weights 0."""
+    nothing = ~seen.any(-1, keepdim=True)
+    masked = torch.where(seen | nothing, s, -torch.inf)
+    return torch.where(nothing, 0.0, torch.softmax(masked, -1))
