@@ -16,7 +16,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, overload
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, is_typeddict, overload
 
 from jaxtyping import AbstractArray, Shaped, jaxtyped
 from torch import Tensor
@@ -41,12 +41,12 @@ def checked(
     """Check the arguments of every call against the annotations of the function.
 
     Understood are jaxtyping arrays of `torch.Tensor`, `bool`, `int`, `float` (an int too, not a
-    bool), other classes such as `Mapping[str, object]`, and unions of these with None. A size may
-    be a name, a number or a sum such as `N+1`; in a sum, integer and boolean arguments stand for
-    their values, so that `V+normalize` is `V+1` when `normalize=True`. Sizes are bound in the order
-    of the signature, and two beforehand, where the function has an argument `cu_seqlens`: N, the
-    number of sequences, is `len(cu_seqlens) - 1` if that is given and B, the first size of the
-    first tensor, if not.
+    bool), other classes such as `Mapping[str, object]`, `TypedDict`s (any dict), and unions of
+    these with None. A size may be a name, `#B` (1, or B), a number or a sum such as `N+1`; in a
+    sum, integer and boolean arguments stand for their values, so that `V+normalize` is `V+1` when
+    `normalize=True`. Sizes are bound in the order of the signature, and two beforehand, where the
+    function has an argument `cu_seqlens`: N, the number of sequences, is `len(cu_seqlens) - 1` if
+    that is given and B, the first size of the first tensor, if not.
 
     Args:
         function: a function whose parameters are all annotated.
@@ -148,6 +148,8 @@ def _matches(value: object, kind: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if is_typeddict(kind):
+        return isinstance(value, dict)
     return isinstance(value, get_origin(kind) or kind)
 
 

@@ -3,11 +3,12 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import (
+    FLOATS,
     bind_dims,
     check_boundaries,
     check_cu_seqlens,
@@ -20,13 +21,26 @@ from kernels.arguments import (
 )
 from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import resolve_scale
-from kernels.softmax.backward import attention_backward_kv, attention_backward_q, attention_terms
+from kernels.softmax.backward import (
+    attention_backward_bias,
+    attention_backward_kv,
+    attention_backward_q,
+    attention_terms,
+)
 from kernels.softmax.forward import attention_forward
 from kernels.softmax.gates import add_levels, cumulative_gates, levels, within_blocks
 from kernels.softmax.logits import LOG2E
+from kernels.softmax.structure import (
+    Structure,
+    attention_rules,
+    check_pairs,
+    check_structure,
+)
 from kernels.tiles import cdiv, next_power_of_2
 
 MAX_DIM = 256
+# Tiles in which no pair is visible are not computed. That changes no bit.
+SKIP = True
 
 
 def attention(
@@ -41,6 +55,9 @@ def attention(
     sink: Float[Tensor, "H"] | None = None,
     alibi_slopes: Float[Tensor, "H"] | None = None,
     g: Float[Tensor, "B T_k H"] | None = None,
+    bias: Float[Tensor, "#B #H #T_q #T_k"] | None = None,
+    mask: Bool[Tensor, "#B #H #T_q #T_k"] | None = None,
+    structure: Structure | None = None,
     cu_seqlens: Int[Tensor, "N+1"] | None = None,
     cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
     return_lse: bool = False,
@@ -54,13 +71,15 @@ def attention(
         s_ij = c tanh(s_ij / c)                               softcap c
         s_ij = s_ij - slope · |p_i - j|                       ALiBi
         s_ij = s_ij + Σ_{j < t <= p_i} g_t                    forgetting gate
+        s_ij = s_ij + bias_ij
         s_ij = -inf   unless   j <= p_i  (causal)   and   |p_i - j| < W  (window)
+                      and   mask_ij   and   all rules of `structure`
         lse_i = log (exp(sink) + Σ_j exp(s_ij))               without a sink exp(sink) is 0
         o_i  = Σ_j exp(s_ij - lse_i) v_j
 
     Query head h reads kv head h // (H / G). A row that sees no key gets o = 0, lse = -inf (lse =
-    sink if there is one), and gradients 0. Gradients flow to q, k, v, sink and g, through o and
-    through lse; the backward pass cannot itself be differentiated.
+    sink if there is one), and gradients 0. Gradients flow to q, k, v, sink, g and bias, through o
+    and through lse; the backward pass cannot itself be differentiated.
 
     Args:
         q: queries `[B, T_q, H, K]`, float32, bfloat16 or float16, of any strides.
@@ -78,6 +97,14 @@ def attention(
         g: natural logarithm of the decay at each key `[B, T_k, H]`, in the dtype of q or float32,
             meant to be <= 0, -inf included. A gate below -2^17 is taken for -inf. Not scaled. Needs
             `causal`.
+        bias: natural units, float32, bfloat16 or float16, -inf included, which hides a pair;
+            `[#B, #H, #T_q, #T_k]` of any strides, where `#B` is B or 1, which stands for all. Its
+            gradient is summed over these. Of packed sequences T_q and T_k are all tokens, and what
+            is between two sequences is not read.
+        mask: bool, of the shapes of `bias`; false hides a pair.
+        structure: rules of positions that hide pairs, see `kernels.softmax.structure.Structure`:
+            documents, a prefix, chunks, blocks, a dilation, a tree, and, not for packed sequences,
+            a table of blocks. Documents, prefixes and trees are read before anything is launched.
         cu_seqlens: boundaries of N packed sequences of queries `[N+1]`, int32 or int64, in tokens;
             B is then 1, and sequence n attends to sequence n only. None means N = B sequences.
         cu_seqlens_k: the boundaries among the keys; None means those of the queries.
@@ -94,8 +121,8 @@ def attention(
         ValueError: shapes that do not match; K or V outside 1 to 256; H not a multiple of G; a
             scale that is NaN or infinite; a window below 1; a softcap that is not positive and
             finite; `g` without `causal`; `cu_seqlens_k` without `cu_seqlens`; boundaries with
-            B != 1, or that do not start at 0, decrease, or do not end at T_q (T_k); an unknown
-            mode or tile.
+            B != 1, or that do not start at 0, decrease, or do not end at T_q (T_k); an entry of
+            `structure` that is unknown or out of range; an unknown mode or tile.
 
     Source: Dao et al., arXiv 2205.14135 and Dao, arXiv 2307.08691 (tiles and recomputation); for
         the terms of the logits see `reference.attention`.
@@ -111,6 +138,8 @@ def attention(
     dtype = check_one_dtype(q=q, k=k, v=v)
     for name, x in (("sink", sink), ("alibi_slopes", alibi_slopes), ("g", g)):
         check_dtype(name, x, dtype, torch.float32)
+    check_pairs("bias", bias, sizes, q.device, *FLOATS)
+    check_pairs("mask", mask, sizes, q.device, torch.bool)
     check_range("head dim K of q and k", sizes["K"], 1, MAX_DIM)
     check_range("head dim V of v", sizes["V"], 1, MAX_DIM)
     if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
@@ -141,8 +170,13 @@ def attention(
             "like cu_seqlens"
         )
 
+    sequences = count_sequences(sizes["B"], cu_seqlens)
+    rules = check_structure(structure, sizes, sequences, q.device, packed=cu_seqlens is not None)
+    codes, lows, highs = _codes(q, k, cu_seqlens, cu_seqlens_k, rules)
+    (table,) = contiguous(rules.get("blocks"))
     o, lse, _ = attention_parallel(
         q, k, v, *contiguous(sink, alibi_slopes), g, cu_seqlens, cu_seqlens_k,
+        bias, mask, table, codes, lows, highs, rules.get("block_size", 1),
         resolve_scale(scale, sizes["K"]), causal, _window(window), _softcap(softcap),
         tiles.choose(
             "attention", "parallel",
@@ -150,6 +184,18 @@ def attention(
         ),
     )  # fmt: skip
     return o, lse if return_lse else None
+
+
+def _codes(
+    q: Tensor, k: Tensor, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, rules: Structure
+) -> tuple[Tensor | None, ...]:
+    """Codes, lows and highs of the rules; None if there are no rules."""
+    if not rules.keys() - {"blocks", "block_size"}:
+        return None, None, None
+    names = ("document_ids", "prefix", "parents", "chunk", "block_causal", "dilation")
+    each = (rules.get(name) for name in names)
+    codes: tuple[Tensor, ...] = attention_rules(q, k, cu_seqlens, cu_seqlens_k, *each)
+    return codes
 
 
 def _window(window: int | None) -> int | None:
@@ -194,6 +240,38 @@ def _options(
     return numbers, (q.shape[2] // k.shape[2], k.shape[3], v.shape[3]), constants
 
 
+Pairs = tuple[Tensor | None, ...]
+
+
+def _pairs(pairs: Pairs, block: int) -> tuple[Pairs, tuple[int, ...], dict[str, bool | int]]:
+    """What kernels take of the bias, the mask, the table of blocks, the codes, lows and highs."""
+    bias, mask, table, codes, lows, highs = pairs
+    steps = (
+        *_steps(bias), *_steps(mask),
+        *(_steps(table)[:2] if table is not None else (0, 0)), block,
+        0 if codes is None else codes.stride(0), 0 if lows is None else lows.stride(0),
+    )  # fmt: skip
+    constants = {
+        "BIASED": bias is not None,
+        "MASKED": mask is not None,
+        "TABLED": table is not None,
+        "RULES": 0 if codes is None else len(codes),
+        "SKIP": SKIP,
+    }
+    return (bias, _bytes(mask), _bytes(table), codes, lows, highs), steps, constants
+
+
+def _steps(x: Tensor | None) -> tuple[int, ...]:
+    """Strides, 0 along a size of 1, which stands for all."""
+    if x is None:
+        return (0, 0, 0, 0)
+    return tuple(0 if n == 1 else step for n, step in zip(x.shape, x.stride(), strict=True))
+
+
+def _bytes(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.view(torch.uint8)
+
+
 def _launch(tile: tiles.Tile, k: Tensor, v: Tensor, *, held: str, read: str) -> dict[str, int]:
     """What of a launch follows from the tile: `held` and `read` are how the kernel calls its rows.
 
@@ -227,6 +305,13 @@ def attention_parallel(
     g: Tensor | None,
     cu_seqlens: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    table: Tensor | None,
+    codes: Tensor | None,
+    lows: Tensor | None,
+    highs: Tensor | None,
+    block: int,
     scale: float,
     causal: bool,
     window: int | None,
@@ -251,6 +336,8 @@ def attention_parallel(
 
     shape = tiles.TABLE["attention", "parallel"][tile]
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
+    pairs, steps, of_pairs = _pairs((bias, mask, table, codes, lows, highs), block)
+    constants |= of_pairs
     count = cdiv(longest, shape.tokens)
     q, k, v = dense_rows(q, k, v)
     with torch.cuda.device_of(q):
@@ -258,7 +345,7 @@ def attention_parallel(
         attention_forward[(count * sequences * heads,)](
             q, k, v, o, lse, *softmax, sink, alibi_slopes, *gates, cu_seqlens, cu_seqlens_k,
             *numbers, queries, keys, count, heads, *dims,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], pairs, steps,
             SINK=sink is not None, ALIBI=alibi_slopes is not None, GATED=g is not None,
             PACKED=cu_seqlens is not None, **constants,
             **_launch(shape, k, v, held="QUERIES", read="KEYS"),
@@ -267,9 +354,7 @@ def attention_parallel(
 
 
 @attention_parallel.register_fake
-def _(
-    q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k, scale, causal, window, softcap, tile
-):  # fmt: skip
+def _(q, k, v, *more):
     batch, queries, heads, _ = q.shape
     o = q.new_empty(batch, queries, heads, v.shape[3])
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
@@ -288,15 +373,22 @@ def attention_parallel_backward(
     g: Tensor | None,
     cu_seqlens: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    table: Tensor | None,
+    codes: Tensor | None,
+    lows: Tensor | None,
+    highs: Tensor | None,
     o: Tensor,
     softmax: Tensor,
+    block: int,
     scale: float,
     causal: bool,
     window: int | None,
     softcap: float | None,
     tile: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, sink and g; the last two are empty if there is none."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, sink, g and bias; the last three are empty if there is none."""
     batch, queries, heads, key_dim = q.shape
     keys, kv_heads, value_dim = v.shape[1:]
     longest_q = check_boundaries("cu_seqlens", cu_seqlens, queries)
@@ -310,8 +402,10 @@ def attention_parallel_backward(
     terms = softmax.new_empty(batch, heads, queries, 4)
 
     entry = tiles.TABLE["attention", "parallel"][tile]
+    pairs, steps, of_pairs = _pairs((bias, mask, table, codes, lows, highs), block)
     special = "gated" if g is not None else ""
-    if g is None and (softcap is not None or alibi_slopes is not None):
+    added = (softcap, alibi_slopes, bias, mask, table, codes)
+    if g is None and any(x is not None for x in added):
         special = "biased" if "biased" in entry.kernels else ""
     # Apart, dk and dv take half the registers each, and one product more.
     apart = g is not None or "dk" in entry.kernels
@@ -319,9 +413,11 @@ def attention_parallel_backward(
     dq_tile = entry.of(special or "dq")
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
+    constants |= of_pairs
     q, k, v, do = dense_rows(q, k, v, do)
     dlse = dlse.contiguous()
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], pairs, steps)
+    dbias = q.new_empty(0)
     with torch.cuda.device_of(q):
         gates, row_sums, column_sums = (None, None, None), None, None
         count = cdiv(longest_q, dq_tile.tokens)
@@ -355,6 +451,25 @@ def attention_parallel_backward(
                     DK=of_k, DV=of_v, **constants,
                     **_launch(kv_tile, k, v, held="KEYS", read="QUERIES"),
                 )  # fmt: skip
+        if bias is not None:
+            dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
+            shape = _launch(dq_tile, k, v, held="QUERIES", read="KEYS")
+            tiled = cdiv(longest_q, shape["QUERIES"]), cdiv(longest_k, shape["KEYS"])
+            alone_b, alone_h, alone_q, alone_k = (n == 1 for n in bias.shape)
+            # Packed sequences have parts of their own in a matrix of all tokens.
+            alone_n = alone_q and alone_k if packed else alone_b
+            programs = 1
+            for alone, count in (
+                (alone_n, sequences), (alone_h, heads), (alone_q, tiled[0]), (alone_k, tiled[1]),
+            ):  # fmt: skip
+                programs *= 1 if alone else count
+            if dbias.numel() and programs:
+                attention_backward_bias[(programs,)](
+                    q, k, v, do, terms, dbias, alibi_slopes, *gates, cu_seqlens, cu_seqlens_k,
+                    *numbers, queries, keys, *tiled, heads, sequences, *dims, *strides,
+                    SUM_N=alone_n, SUM_H=alone_h, SUM_Q=alone_q, SUM_K=alone_k,
+                    **constants, **shape,
+                )  # fmt: skip
         if g is not None:
             span = dq_tile.tokens
             parts = terms.new_empty(1 + depth, batch, heads, keys)
@@ -368,7 +483,7 @@ def attention_parallel_backward(
                 )  # fmt: skip
             parts = add_levels(parts, row_sums, column_sums, span, cu_seqlens, cu_seqlens_k)
             dg = parts.to(g.dtype, memory_format=torch.contiguous_format)
-    return dq, dk, dv, _sink_gradient(sink, softmax, terms[..., 2], q), dg
+    return dq, dk, dv, _sink_gradient(sink, softmax, terms[..., 2], q), dg, dbias
 
 
 def _sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor, q: Tensor) -> Tensor:
@@ -384,8 +499,7 @@ def _sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor, q: Tenso
 
 @attention_parallel_backward.register_fake
 def _(
-    do, dlse, q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k, o, softmax,
-    scale, causal, window, softcap, tile,
+    do, dlse, q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k, bias, *more
 ):  # fmt: skip
     return (
         q.new_empty(q.shape),
@@ -393,22 +507,25 @@ def _(
         v.new_empty(v.shape),
         q.new_empty(0) if sink is None else sink.new_empty(sink.shape),
         q.new_empty(0) if g is None else g.new_empty(g.shape),
+        q.new_empty(0) if bias is None else bias.new_empty(bias.shape),
     )
 
 
 def _save(ctx, inputs, output) -> None:
     o, _, softmax = output
     ctx.mark_non_differentiable(softmax)
-    ctx.save_for_backward(*inputs[:8], o, softmax)
-    ctx.options = inputs[8:]
+    ctx.save_for_backward(*inputs[:14], o, softmax)
+    ctx.options = inputs[14:]
 
 
 def _differentiate(ctx, do, dlse, _):
-    sink, g = ctx.saved_tensors[3], ctx.saved_tensors[5]
-    dq, dk, dv, dsink, dg = attention_parallel_backward(do, dlse, *ctx.saved_tensors, *ctx.options)
+    sink, g, bias = (ctx.saved_tensors[at] for at in (3, 5, 8))
+    dq, dk, dv, dsink, dg, dbias = attention_parallel_backward(
+        do, dlse, *ctx.saved_tensors, *ctx.options
+    )
     return (
         dq, dk, dv, None if sink is None else dsink, None, None if g is None else dg,
-        None, None, *(None for _ in ctx.options),
+        None, None, None if bias is None else dbias, *(None for _ in range(5 + len(ctx.options))),
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from kernels.softmax.logits import (
     store_rows,
     tanh_slope,
 )
+from kernels.softmax.structure import restrict, some
 
 
 @triton.jit(do_not_specialize=["num_queries", "tiles", "heads"])
@@ -77,9 +78,11 @@ def attention_backward_q(
     scale, factor, cap, window, num_queries, num_keys, tiles, heads, level_stride,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
-    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
+    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh, pairs, steps,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
+    BIASED: tl.constexpr, MASKED: tl.constexpr, TABLED: tl.constexpr, RULES: tl.constexpr,
+    SKIP: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SPAN: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
@@ -89,6 +92,7 @@ def attention_backward_q(
     level's subtree (see gates.py). Tiles then start at positions and keys that are multiples of
     their length, so that one level holds the whole of a tile.
     """
+    PAIRED: tl.constexpr = BIASED or MASKED or TABLED or RULES > 0
     tile = tl.program_id(0) % tiles
     if CAUSAL:
         tile = tiles - 1 - tile
@@ -140,29 +144,38 @@ def attention_backward_q(
             if GATED and phase == 0:
                 columns = tl.where(columns < bounds[4], high, columns)
             key = columns[None, :]
-            k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
-            v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
-            key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
-            products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-            s = logits(
-                products, query, key, shift, factor, cap, slope, query_gate, key_gate,
-                base[:, None], CAPPED, ALIBI, GATED,
-            )  # fmt: skip
-            p = tl.exp2(s) * weight[:, None]
-            dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
-            ds = p * (dp - row_delta[:, None])
-            if phase != 1:
+            added = 0.0
+            if PAIRED or phase != 1:
                 visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
-                ds = tl.where(visible, ds, 0.0)
-            if GATED:
-                last_level = level
-                level = level_of(position, start, SPAN)
-                row_sum = tl.where(level == last_level, row_sum, 0.0) + tl.sum(ds, 1)
-                to = row_sums + level.to(tl.int64) * level_stride + rows
-                tl.store(to, row_sum, mask=(rows < length_q) & (level >= 0))
-            if CAPPED:
-                ds *= tanh_slope(products * factor)
-            acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision="ieee")
+            if PAIRED:
+                visible, added = restrict(
+                    visible & (query < length_q), query, key, query < length_q, key < high,
+                    pairs, steps, batch, wide_head, start_q, start_k, num_queries, num_keys,
+                    BIASED, MASKED, TABLED, RULES,
+                )  # fmt: skip
+            if not (PAIRED and SKIP) or some(visible):
+                k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
+                v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
+                key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
+                products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+                s = logits(
+                    products, query, key, shift, factor, cap, slope, query_gate, key_gate, added,
+                    base[:, None], CAPPED, ALIBI, GATED, BIASED,
+                )  # fmt: skip
+                p = tl.exp2(s) * weight[:, None]
+                dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+                ds = p * (dp - row_delta[:, None])
+                if PAIRED or phase != 1:
+                    ds = tl.where(visible, ds, 0.0)
+                if GATED:
+                    last_level = level
+                    level = level_of(position, start, SPAN)
+                    row_sum = tl.where(level == last_level, row_sum, 0.0) + tl.sum(ds, 1)
+                    to = row_sums + level.to(tl.int64) * level_stride + rows
+                    tl.store(to, row_sum, mask=(rows < length_q) & (level >= 0))
+                if CAPPED:
+                    ds *= tanh_slope(products * factor)
+                acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision="ieee")
 
     dq += ((batch * num_queries + start_q) * heads + wide_head) * key_dim
     store_rows(dq, heads * key_dim, rows, length_q, acc * scale, in_k)
@@ -179,9 +192,11 @@ def attention_backward_kv(
     scale, factor, cap, window, num_queries, num_keys, tiles, kv_heads, level_stride,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
-    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
+    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh, pairs, steps,
     DK: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     CAPPED: tl.constexpr, ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
+    BIASED: tl.constexpr, MASKED: tl.constexpr, TABLED: tl.constexpr, RULES: tl.constexpr,
+    SKIP: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SPAN: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
@@ -190,6 +205,7 @@ def attention_backward_kv(
     With gates also column_sums [L, B, H, T], the sums of dS over the queries of the right half of
     each level's subtree, for each query head. Tiles are keys by queries.
     """
+    PAIRED: tl.constexpr = BIASED or MASKED or TABLED or RULES > 0
     tile = tl.program_id(0) % tiles
     kv_head = (tl.program_id(0) // tiles % kv_heads).to(tl.int64)
     n = tl.program_id(0) // tiles // kv_heads
@@ -231,44 +247,183 @@ def attention_backward_kv(
                 if GATED and phase == 0:
                     rows = tl.where(rows < bounds[4], high, rows)
                 query = rows[None, :]
-                q_tile = load_rows(q_head, stride_qt, start, rows, high, in_k, FULL_K, phase != 1)
-                do_tile = load_rows(do_head, stride_ot, start, rows, high, in_v, FULL_V, phase != 1)
-                base, weight, row_delta = load_terms(
-                    terms + first_row * 4, start, rows, high, phase != 1
-                )
                 inside = query < high
-                # From the causal bound on, a query's own position is a key's.
-                query_gate = load_gates(gate, rest, closed, gates + query + shift, inside, GATED)
-                products = products_by_key(k_tile, q_tile)
-                s = logits(
-                    products, query, key, shift, factor, cap, slope, query_gate, key_gate,
-                    base[None, :], CAPPED, ALIBI, GATED,
-                )  # fmt: skip
-                p = tl.exp2(s) * weight[None, :]
-                if phase != 1:
+                added = 0.0
+                if PAIRED or phase != 1:
                     visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
-                    p = tl.where(visible, p, 0.0)
-                if DV:
-                    # Before ds, which is computed while the tensor cores do this.
-                    dv_acc = tl.dot(p.to(do_tile.dtype), do_tile, dv_acc, input_precision="ieee")
-                if DK:
-                    dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
-                    ds = p * (dp - row_delta[None, :])
-                    if phase != 1:
-                        # Nothing times a product that is infinite would be NaN.
-                        ds = tl.where(visible, ds, 0.0)
-                    if GATED:
-                        last_level = level
-                        level = level_of(start + shift, first, SPAN)
-                        column_sum = tl.where(level == last_level, column_sum, 0.0) + tl.sum(ds, 1)
-                        to = column_sums + level.to(tl.int64) * level_stride + gates + columns
-                        tl.store(to, column_sum, mask=(columns < length_k) & (level >= 0))
-                    if CAPPED:
-                        ds *= tanh_slope(products * factor)
-                    dk_acc = tl.dot(ds.to(q_tile.dtype), q_tile, dk_acc, input_precision="ieee")
+                if PAIRED:
+                    visible, added = restrict(
+                        visible & (key < length_k), query, key, inside, key < length_k,
+                        pairs, steps, batch, head, start_q, start_k, num_queries, num_keys,
+                        BIASED, MASKED, TABLED, RULES,
+                    )  # fmt: skip
+                if not (PAIRED and SKIP) or some(visible):
+                    bounded: tl.constexpr = phase != 1
+                    q_tile = load_rows(q_head, stride_qt, start, rows, high, in_k, FULL_K, bounded)
+                    do_tile = load_rows(
+                        do_head, stride_ot, start, rows, high, in_v, FULL_V, bounded
+                    )
+                    base, weight, row_delta = load_terms(
+                        terms + first_row * 4, start, rows, high, bounded
+                    )
+                    # From the causal bound on, a query's own position is a key's.
+                    query_gate = load_gates(
+                        gate, rest, closed, gates + query + shift, inside, GATED
+                    )
+                    products = products_by_key(k_tile, q_tile)
+                    s = logits(
+                        products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+                        added, base[None, :], CAPPED, ALIBI, GATED, BIASED,
+                    )  # fmt: skip
+                    p = tl.exp2(s) * weight[None, :]
+                    if PAIRED or bounded:
+                        p = tl.where(visible, p, 0.0)
+                    if DV:
+                        # Before ds, which is computed while the tensor cores do this.
+                        dv_acc = tl.dot(
+                            p.to(do_tile.dtype), do_tile, dv_acc, input_precision="ieee"
+                        )
+                    if DK:
+                        dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
+                        ds = p * (dp - row_delta[None, :])
+                        if PAIRED or bounded:
+                            # Nothing times a product that is infinite would be NaN.
+                            ds = tl.where(visible, ds, 0.0)
+                        if GATED:
+                            last_level = level
+                            level = level_of(start + shift, first, SPAN)
+                            column_sum = tl.where(level == last_level, column_sum, 0.0)
+                            column_sum += tl.sum(ds, 1)
+                            to = column_sums + level.to(tl.int64) * level_stride + gates + columns
+                            tl.store(to, column_sum, mask=(columns < length_k) & (level >= 0))
+                        if CAPPED:
+                            ds *= tanh_slope(products * factor)
+                        dk_acc = tl.dot(ds.to(q_tile.dtype), q_tile, dk_acc, input_precision="ieee")
 
     row = (batch * num_keys + start_k) * kv_heads + kv_head
     if DK:
         store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc * scale, in_k)
     if DV:
         store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_queries", "num_keys", "window", "tiles_q", "tiles_k", "heads", "sequences", "group"
+    ]
+)  # fmt: skip
+def attention_backward_bias(
+    q, k, v, do, terms, dbias, slopes, gate, rest, closed,
+    cu_seqlens_q, cu_seqlens_k,
+    factor, cap, window, num_queries, num_keys, tiles_q, tiles_k, heads, sequences,
+    group, key_dim: tl.int32, value_dim: tl.int32,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
+    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh, pairs, steps,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
+    BIASED: tl.constexpr, MASKED: tl.constexpr, TABLED: tl.constexpr, RULES: tl.constexpr,
+    SKIP: tl.constexpr,
+    SUM_N: tl.constexpr, SUM_H: tl.constexpr, SUM_Q: tl.constexpr, SUM_K: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
+):  # fmt: skip
+    """dbias, contiguous: dS of one tile of queries and keys, summed over what shares its bias.
+
+    That are all sequences if SUM_N, all heads if SUM_H, all queries if SUM_Q and all keys if SUM_K.
+    """
+    of_queries = 1 if SUM_Q else tiles_q
+    of_keys = 1 if SUM_K else tiles_k
+    of_heads = 1 if SUM_H else heads
+    program = tl.program_id(0)
+    first_q = program % of_queries
+    first_k = program // of_queries % of_keys
+    first_head = program // of_queries // of_keys % of_heads
+    first_n = program // of_queries // of_keys // of_heads
+    in_k = tl.arange(0, PAD_K) < key_dim
+    in_v = tl.arange(0, PAD_V) < value_dim
+
+    acc = tl.zeros((QUERIES, KEYS), tl.float32)
+    for n in range(first_n, sequences if SUM_N else first_n + 1):
+        batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
+        batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
+        shift = length_k - length_q
+        for member in range(first_head, heads if SUM_H else first_head + 1):
+            head = tl.cast(member, tl.int64)
+            kv_head = head // group
+            q_head = q + batch * stride_qb + start_q * stride_qt + head * stride_qh
+            do_head = do + batch * stride_ob + start_q * stride_ot + head * stride_oh
+            k_head = k + batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
+            v_head = v + batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
+            first_row = (batch * heads + head) * num_queries + start_q
+            gates = (batch * heads + head) * num_keys + start_k
+            slope = load_slope(slopes, head, ALIBI)
+            for tile_q in range(first_q, tiles_q if SUM_Q else first_q + 1):
+                first = tile_q * QUERIES
+                rows = first + tl.arange(0, QUERIES)
+                query = rows[:, None]
+                in_query = query < length_q
+                for tile_k in range(first_k, tiles_k if SUM_K else first_k + 1):
+                    start = tile_k * KEYS
+                    columns = start + tl.arange(0, KEYS)
+                    key = columns[None, :]
+                    in_key = key < length_k
+                    visible = sees(in_query & in_key, query, key, window, shift, CAUSAL, WINDOW)
+                    visible, added = restrict(
+                        visible, query, key, in_query, in_key,
+                        pairs, steps, batch, head, start_q, start_k, num_queries, num_keys,
+                        BIASED, MASKED, TABLED, RULES,
+                    )  # fmt: skip
+                    if not SKIP or some(visible):
+                        q_tile = load_rows(
+                            q_head, stride_qt, first, rows, length_q, in_k, FULL_K, True
+                        )
+                        do_tile = load_rows(
+                            do_head, stride_ot, first, rows, length_q, in_v, FULL_V, True
+                        )
+                        k_tile = load_rows(
+                            k_head, stride_kt, start, columns, length_k, in_k, FULL_K, True
+                        )
+                        v_tile = load_rows(
+                            v_head, stride_vt, start, columns, length_k, in_v, FULL_V, True
+                        )
+                        base, weight, row_delta = load_terms(
+                            terms + first_row * 4, first, rows, length_q, True
+                        )
+                        placed = in_query & (query + shift >= 0)
+                        query_gate = load_gates(
+                            gate, rest, closed, gates + query + shift, placed, GATED
+                        )
+                        key_gate = load_gates(gate, rest, closed, gates + key, in_key, GATED)
+                        products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+                        s = logits(
+                            products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+                            added, base[:, None], CAPPED, ALIBI, GATED, BIASED,
+                        )  # fmt: skip
+                        p = tl.exp2(s) * weight[:, None]
+                        dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
+                        acc += tl.where(visible, p * (dp - row_delta[:, None]), 0.0)
+
+    batch, start_q, length_q = locate(cu_seqlens_q, first_n, num_queries, PACKED)
+    batch, start_k, length_k = locate(cu_seqlens_k, first_n, num_keys, PACKED)
+    width = 1 if SUM_K else num_keys
+    height = 1 if SUM_Q else num_queries
+    dbias += ((0 if SUM_N else batch * of_heads) + first_head).to(tl.int64) * height * width
+    rows = tl.arange(0, QUERIES)
+    columns = tl.arange(0, KEYS)
+    stop_q = 1
+    stop_k = 1
+    if SUM_Q:
+        acc = tl.sum(acc, 0, keep_dims=True) + tl.zeros_like(acc)
+    else:
+        rows += first_q * QUERIES
+        stop_q = length_q
+        dbias += start_q * width
+    if SUM_K:
+        acc = tl.sum(acc, 1, keep_dims=True) + tl.zeros_like(acc)
+    else:
+        columns += first_k * KEYS
+        stop_k = length_k
+        dbias += start_k
+    pointers = dbias + rows[:, None].to(tl.int64) * width + columns[None, :]
+    inside = (rows < stop_q)[:, None] & (columns < stop_k)[None, :]
+    tl.store(pointers, acc.to(dbias.dtype.element_ty), mask=inside)

@@ -18,6 +18,7 @@ from kernels.softmax.logits import (
     sees,
     store_rows,
 )
+from kernels.softmax.structure import restrict, some
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles", "heads", "group"])
@@ -26,13 +27,16 @@ def attention_forward(
     factor, cap, window, num_queries, num_keys, tiles, heads,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
-    stride_vb, stride_vt, stride_vh,
+    stride_vb, stride_vt, stride_vh, pairs, steps,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SINK: tl.constexpr,
     ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
+    BIASED: tl.constexpr, MASKED: tl.constexpr, TABLED: tl.constexpr, RULES: tl.constexpr,
+    SKIP: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
     FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V], and lse, maximum and sum [B, H, T], of QUERIES queries of one head."""
+    PAIRED: tl.constexpr = BIASED or MASKED or TABLED or RULES > 0
     tile = tl.program_id(0) % tiles
     if CAUSAL:
         # The last queries see the most keys: start them first.
@@ -76,32 +80,41 @@ def attention_forward(
         for start in range(bounds[phase], bounds[phase + 1], KEYS):
             columns = start + tl.arange(0, KEYS)
             key = columns[None, :]
-            k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
-            key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
-            products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-            s = logits(
-                products, query, key, shift, factor, cap, slope, query_gate, key_gate, 0.0,
-                CAPPED, ALIBI, GATED,
-            )  # fmt: skip
-            if phase != 1:
+            added = 0.0
+            if PAIRED or phase != 1:
                 visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
-                s = tl.where(visible, s, float("-inf"))
-            new_peak = tl.maximum(peak, tl.max(s, 1))
-            # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-            s = logits(
-                products, query, key, shift, factor, cap, slope, query_gate, key_gate,
-                base[:, None], CAPPED, ALIBI, GATED,
-            )  # fmt: skip
-            p = tl.exp2(s)
-            if phase != 1:
-                p = tl.where(visible, p, 0.0)
-            decay = tl.exp2(peak - base)
-            total = total * decay + tl.sum(p, 1)
-            peak = new_peak
-            v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
-            acc *= decay[:, None]
-            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
+            if PAIRED:
+                visible, added = restrict(
+                    visible & (query < length_q), query, key, query < length_q, key < high,
+                    pairs, steps, batch, wide_head, start_q, start_k, num_queries, num_keys,
+                    BIASED, MASKED, TABLED, RULES,
+                )  # fmt: skip
+            if not (PAIRED and SKIP) or some(visible):
+                k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
+                key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
+                products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+                s = logits(
+                    products, query, key, shift, factor, cap, slope, query_gate, key_gate, added,
+                    0.0, CAPPED, ALIBI, GATED, BIASED,
+                )  # fmt: skip
+                if PAIRED or phase != 1:
+                    s = tl.where(visible, s, float("-inf"))
+                new_peak = tl.maximum(peak, tl.max(s, 1))
+                # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
+                base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+                s = logits(
+                    products, query, key, shift, factor, cap, slope, query_gate, key_gate, added,
+                    base[:, None], CAPPED, ALIBI, GATED, BIASED,
+                )  # fmt: skip
+                p = tl.exp2(s)
+                if PAIRED or phase != 1:
+                    p = tl.where(visible, p, 0.0)
+                decay = tl.exp2(peak - base)
+                total = total * decay + tl.sum(p, 1)
+                peak = new_peak
+                v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
+                acc *= decay[:, None]
+                acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
 
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     o += ((batch * num_queries + start_q) * heads + wide_head) * value_dim

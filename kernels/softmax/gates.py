@@ -46,6 +46,7 @@ from kernels.softmax.logits import (
     products_by_key,
     sees,
 )
+from kernels.softmax.structure import restrict
 from kernels.tiles import cdiv
 
 # exp(SHUT) is 0 in float64 as well, even against logits a hundred thousand apart.
@@ -101,9 +102,11 @@ def within_blocks(
     factor, cap, window, num_queries, num_keys, tiles, heads,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
-    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
+    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh, pairs, steps,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     ALIBI: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
+    BIASED: tl.constexpr, MASKED: tl.constexpr, TABLED: tl.constexpr, RULES: tl.constexpr,
+    SKIP: tl.constexpr,
     QUERIES: tl.constexpr, SPAN: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
     FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
@@ -149,15 +152,19 @@ def within_blocks(
             terms + first_row * 4, position - shift, rows, length_q, True
         )
         query_gate = load_gates(gate, rest, closed, gates + query + shift, exists, GATED)
+        visible = sees(exists & (key < length_k), query, key, window, shift, CAUSAL, WINDOW)
+        visible, added = restrict(
+            visible, query, key, exists, key < length_k,
+            pairs, steps, batch, head, start_q, start_k, num_queries, num_keys,
+            BIASED, MASKED, TABLED, RULES,
+        )  # fmt: skip
         products = products_by_key(k_tile, q_tile)
         s = logits(
-            products, query, key, shift, factor, cap, slope, query_gate, key_gate,
-            base[None, :], CAPPED, ALIBI, GATED,
+            products, query, key, shift, factor, cap, slope, query_gate, key_gate, added,
+            base[None, :], CAPPED, ALIBI, GATED, BIASED,
         )  # fmt: skip
         dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
         ds = tl.exp2(s) * weight[None, :] * (dp - row_delta[None, :])
-        inside = exists & (key < length_k)
-        visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
         ds = tl.cumsum(tl.where(visible, ds, 0.0), 0)
         acc += tl.sum(tl.where(t[:, None] <= query + shift, ds, 0.0), 1)
     tl.store(parts + gates + t, acc, mask=t < length_k)

@@ -226,20 +226,23 @@ def products_by_key(k_tile, q_tile):
 
 @triton.jit
 def logits(
-    products, query, key, shift, factor, cap, slope, query_gate, key_gate, base,
-    CAPPED: tl.constexpr, ALIBI: tl.constexpr, GATED: tl.constexpr,
+    products, query, key, shift, factor, cap, slope, query_gate, key_gate, added, base,
+    CAPPED: tl.constexpr, ALIBI: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     """Base-2 logits of `products = q·k`, before the mask, less `base`.
 
     `factor` is `scale·log2(e)`, or `scale/softcap` with a softcap, and `cap` `softcap·log2(e)`. The
-    gates are triples (leading part, rest, number of shut gates), see gates.py. Sums of products are
+    gates are triples (leading part, rest, number of shut gates), see gates.py; `added` is a bias of
+    each pair. Sums of products are
     written as fma, lest a compiler round them once in one kernel and twice in another.
     """
     if CAPPED:
         products = tanh(products * factor)
         factor = cap
-    if ALIBI or GATED:
+    if ALIBI or GATED or BIASED:
         bias = tl.zeros(products.shape, tl.float32)
+        if BIASED:
+            bias += added
         if GATED:
             bias += (query_gate[0] - key_gate[0]) + (query_gate[1] - key_gate[1])
         if ALIBI:

@@ -25,6 +25,7 @@ class Case:
         packed: sequences are concatenated behind `cu_seqlens`, and `B` is 1.
         given: names of the optional tensors that the call passes.
         float32: names of the tensors that are float32 in every `dtype`.
+        broadcast: dims that have size 1 in a tensor that may be broadcast, `{"mask": "BT"}`.
         options: the other arguments of the op.
         tile: entry of the tile table; None lets the op choose.
         architecture: the GPU that the simulator reports, a name of `properties.aot.architectures`;
@@ -52,6 +53,7 @@ class Case:
     packed: bool = False
     given: tuple[str, ...] = ()
     float32: tuple[str, ...] = ()
+    broadcast: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     tile: int | None = None
     architecture: str | None = None

@@ -14,7 +14,10 @@ Spans = Sequence[tuple[int, int]]
 
 
 def dims_of(op: Op, name: str) -> tuple[str, ...]:
-    """Return the dims of an argument, an output, or the gradient "dx" of the argument x."""
+    """Return the dims of an argument, an output, or the gradient "dx" of the argument x.
+
+    A dim that may have size 1 instead is `#B`.
+    """
     tensors: tuple[Argument | Output, ...] = (*op.arguments, *op.outputs)
     return next(tuple(x.dims.split()) for x in tensors if name in (x.name, f"d{x.name}"))
 
@@ -30,7 +33,7 @@ def spans(case: Case, dim: str = "T") -> list[tuple[int, int]]:
 def separate(op: Op, case: Case, tensors: Mapping[str, Tensor]) -> list[Results]:
     """Return the tensors of each sequence as a dense batch of one."""
     return [
-        {name: _of_sequence(x, dims_of(op, name), case, n) for name, x in tensors.items()}
+        {name: _of_sequence(x, own_dims(op, case, name), case, n) for name, x in tensors.items()}
         for n in range(case.sequences)
     ]
 
@@ -45,25 +48,49 @@ def _of_sequence(x: Tensor, dims: tuple[str, ...], case: Case, n: int) -> Tensor
     return x
 
 
-def join(op: Op, packed: bool, pieces: Sequence[Mapping[str, Tensor]]) -> Results:
+def own_dims(op: Op, case: Case, name: str) -> tuple[str, ...]:
+    """Return the dims of a tensor in a case: B for `#B`, or 1 where the case broadcasts it."""
+    ones = case.broadcast.get(name, case.broadcast.get(name.removeprefix("d"), ""))
+    dims = dims_of(op, name)
+    return tuple("1" if d[0] == "#" and d[1:] in ones else d.removeprefix("#") for d in dims)
+
+
+def join(op: Op, case: Case, pieces: Sequence[Mapping[str, Tensor]]) -> Results:
     """Undo `separate`: concatenate along the tokens if packed, else stack along the batch."""
     return {
-        name: _joined([piece[name] for piece in pieces], dims_of(op, name), packed)
+        name: _joined([piece[name] for piece in pieces], own_dims(op, case, name), case.packed)
         for name in pieces[0]
     }
 
 
 def _joined(parts: list[Tensor], dims: tuple[str, ...], packed: bool) -> Tensor:
     along = ("N", "T", "S") if packed else ("N", "B")
-    for axis, dim in enumerate(dims):
-        if dim in along:
-            return torch.cat(parts, axis)
-    return parts[0]
+    axes = [axis for axis, dim in enumerate(dims) if dim in along]
+    if len(axes) > 1:
+        parts = _beside_each_other(parts, axes[1] - len(dims))
+    return torch.cat(parts, axes[0]) if axes else parts[0]
 
 
-def shared_gradients(op: Op) -> set[str]:
+def _beside_each_other(parts: list[Tensor], axis: int) -> list[Tensor]:
+    """Pad each part with zeros for the others along an axis, counted from the last one."""
+    counts = [part.shape[axis] for part in parts]
+    before = [0] * 2 * (-axis - 1)
+    return [
+        torch.nn.functional.pad(part, (*before, sum(counts[:n]), sum(counts[n + 1 :])))
+        for n, part in enumerate(parts)
+    ]
+
+
+def shared_gradients(op: Op, case: Case) -> set[str]:
     """Return the gradients that sum over sequences: those of arguments shared by all sequences."""
-    return {f"d{a.name}" for a in op.arguments if not {"B", "N"} & set(a.dims.split())}
+
+    def shared(argument: Argument) -> bool:
+        # Packed sequences have parts of their own in a matrix of all tokens.
+        parts = case.packed and "#" in argument.dims
+        own = {"T", "S"} if parts else {"B", "N"}
+        return not own & {*own_dims(op, case, argument.name)}
+
+    return {f"d{a.name}" for a in op.arguments if shared(a)}
 
 
 def tensors_of(op: Op, inputs: Inputs) -> Results:

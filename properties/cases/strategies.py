@@ -18,13 +18,14 @@ from properties.cases.tensors import (
     asked_for,
     on_integers,
     present,
+    shape,
     sizes,
     trained,
     work,
 )
 from properties.cases.values import OF_GATES
 from properties.catalogue.kinds import is_delta
-from properties.catalogue.op import ANY_NUMBERS, Mode, Op, Option, Role
+from properties.catalogue.op import ANY_NUMBERS, Argument, Mode, Op, Option, Role
 from properties.targets import Target
 
 # The most numbers that a form of the oracle may hold at once. The float64 oracle and its twelve
@@ -383,7 +384,7 @@ def _with_arguments(draw: DrawFn, op: Op, mode: Mode, case: Case) -> tuple[Case,
     given = tuple(a.name for a in allowed if a.optional and draw(st.booleans()))
     present = [a for a in allowed if not a.optional or a.name in given]
     float32 = tuple(a.name for a in present if a.dtype == "either" and draw(st.booleans()))
-    case = replace(case, given=given, float32=float32)
+    case = replace(case, given=given, float32=float32, broadcast=_broadcast(draw, present))
     numbers = []
     for option in op.options:
         if option.name not in mode.refuses:
@@ -393,6 +394,16 @@ def _with_arguments(draw: DrawFn, op: Op, mode: Mode, case: Case) -> tuple[Case,
                 value = option.default
             case = replace(case, options={**case.options, option.name: value})
     return case, numbers
+
+
+def _broadcast(draw: DrawFn, arguments: Sequence[Argument]) -> dict[str, str]:
+    """Draw the dims of size 1 of each tensor that may be broadcast."""
+    ones = {
+        a.name: "".join(d[1:] for d in a.dims.split() if d[0] == "#" and draw(st.booleans()))
+        for a in arguments
+        if "#" in a.dims
+    }
+    return {name: letters for name, letters in ones.items() if letters}
 
 
 def _with_numbers(draw: DrawFn, numbers: Sequence[Option], case: Case) -> Case:
@@ -420,7 +431,7 @@ def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
 def _with_a_tensor_twice(draw: DrawFn, op: Op, case: Case) -> Case:
     """Pass one tensor as two arguments: queries as keys, or keys as values."""
     known = sizes(op, case)
-    shapes = {a.name: tuple(known[d] for d in a.dims.split()) for a in present(op, case)}
+    shapes = {a.name: shape(case, a, known) for a in present(op, case)}
     pairs = [
         (a.name, b.name)
         for a in present(op, case)

@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS, compiled
 from properties.cases.layouts import relaid
@@ -33,6 +34,16 @@ def sizes(op: Op, case: Case) -> dict[str, int]:
     known["S"] = sum(keys) if case.packed else keys[0]
     known["N"] = case.sequences
     return known | op.sizes(replace(case, dims=known))
+
+
+def shape(case: Case, argument: Argument, known: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of an argument, given the size of every letter.
+
+    A dim such as `#B` is 1 where the case broadcasts the tensor, else B.
+    """
+    ones = case.broadcast.get(argument.name, "")
+    dims = argument.dims.split()
+    return tuple(1 if d[0] == "#" and d[1:] in ones else known[d.removeprefix("#")] for d in dims)
 
 
 def work(op: Op, case: Case) -> float:
@@ -73,12 +84,12 @@ class Inputs:
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Inputs":
         """Convert to another float dtype and device, contiguous."""
-        return self.with_tensors(
-            {
-                n: x.to(device, dtype if x.is_floating_point() else x.dtype).contiguous()
-                for n, x in self.tensors.items()
-            }
-        )
+        tensors = {
+            n: x.to(device, dtype if x.is_floating_point() else x.dtype).contiguous()
+            for n, x in self.tensors.items()
+        }
+        moved = {n: _moved(value, device) for n, value in self.options.items()}
+        return self.with_tensors(tensors).with_options(**moved)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Inputs":
         return replace(self, tensors={**self.tensors, **tensors})
@@ -90,6 +101,12 @@ class Inputs:
         """Return every argument by name, with these tensors or with others in their place."""
         own = self.tensors if tensors is None else tensors
         return {**own, **{name: own[other] for name, other in self.same.items()}, **self.options}
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {n: x.to(device) if isinstance(x, Tensor) else x for n, x in value.items()}
 
 
 def present(op: Op, case: Case) -> list[Argument]:
@@ -134,6 +151,7 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
         dtype = case.torch_dtype if lower else torch.float32
         if argument.dtype == "index":
             dtype = width
+        dtype = torch.bool if argument.dtype == "bool" else dtype
         tensors[argument.name] = x.to(dtype).to(device)
     finished = op.finish(case, known, tensors).items()
     tensors = {n: relaid(x, case.layout_of(n)) for n, x in finished if n not in case.same}
@@ -142,6 +160,8 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
         if isinstance(value, (list, tuple)):
             tensors[name] = torch.tensor(value, dtype=width, device=device)
     options = {n: v for n, v in options.items() if n not in tensors}
+    if "structure" in options:
+        options["structure"] = structures.built(case, known["H"], device)
     if case.packed:
         # Without lengths of their own, keys have no boundaries of their own.
         for name, each in zip(op.packed_by, (case.lengths, case.key_lengths), strict=False):
@@ -187,7 +207,7 @@ def _filled(
     lengths = case.key_lengths if axis is not None and dims[axis] == "S" else case.lengths
     bounds = boundaries(lengths or case.lengths)
     spans = list(pairwise(bounds if case.packed else bounds[:2]))
-    blank = Blank(argument.role, tuple(known[d] for d in dims), axis, spans)
+    blank = Blank(argument.role, shape(case, argument, known), axis, spans)
     x = RECIPES[case.values](blank, generator)
     # One tensor may be keys and values.
     roles = {a.role for a in op.arguments if case.same.get(a.name, a.name) == argument.name}

@@ -46,7 +46,8 @@ def _choice(blank: Blank, generator: torch.Generator, values: Sequence[float]) -
 
 
 def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Unit gaussians; log decays from a log-sigmoid, half of them above -0.7.
+    """Unit gaussians; log decays from a log-sigmoid, half of them above -0.7; masks that hide one
+    pair in eight.
 
     Betas and rates are uniform in their range, a quarter of them at its ends or middle.
     """
@@ -69,6 +70,8 @@ def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
             return _normal(blank, generator) / math.sqrt(max(blank.shape[-1], 1))
         case Role.SCORE:
             return _choice(blank, generator, (-1.0, 0.0, 1.0, 2.0))
+        case Role.MASK:
+            return (_uniform(blank, generator) < 7 / 8).double()
         case Role.COSINE:
             return torch.cos(2 * math.pi * _uniform(blank, generator))
         case Role.SINE:
@@ -106,12 +109,14 @@ def integers(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def large_logits(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Queries and keys times 6, sinks times 100: the softmax saturates and exp overflows."""
+    """Queries and keys times 6, sinks and biases times 100: the softmax saturates and exp
+    overflows.
+    """
     x = gaussian(blank, generator)
     match blank.role:
         case Role.QUERY | Role.KEY:
             return 6 * x
-        case Role.LOGIT:
+        case Role.LOGIT | Role.BIAS:
             return 100 * x
         case _:
             return x
@@ -194,6 +199,34 @@ def lowest_gates(blank: Blank, generator: torch.Generator) -> Tensor:
         lowest = torch.finfo(torch.float32).min
         return _choice(blank, generator, (0.0, -0.3, -0.3, -(2.0**20), lowest))
     return gaussian(blank, generator)
+
+
+def hidden_rows(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Masks and biases by which a quarter of the queries see nothing, and others few keys."""
+    hidden = _uniform(blank, generator)
+    hidden = (hidden < 1 / 2) | (hidden[..., :1] < 1 / 4)
+    return _without(hidden, blank, generator)
+
+
+def hidden_tiles(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Masks and biases that hide the middle half of the keys: whole tiles between tiles."""
+    if blank.role not in (Role.BIAS, Role.MASK):
+        return gaussian(blank, generator)
+    key = torch.arange(blank.shape[-1])
+    quarter = blank.shape[-1] // 4
+    hidden = (key >= quarter) & (key < blank.shape[-1] - quarter) & (blank.shape[-1] > 1)
+    return _without(hidden.expand(blank.shape), blank, generator)
+
+
+def _without(hidden: Tensor, blank: Blank, generator: torch.Generator) -> Tensor:
+    x = gaussian(blank, generator)
+    match blank.role:
+        case Role.MASK:
+            return torch.where(hidden, 0.0, x)
+        case Role.BIAS:
+            return torch.where(hidden, -math.inf, x)
+        case _:
+            return x
 
 
 def large_values(blank: Blank, generator: torch.Generator) -> Tensor:
@@ -293,6 +326,8 @@ RECIPES: dict[str, Recipe] = {
         strong_gates,
         closed_gates,
         lowest_gates,
+        hidden_rows,
+        hidden_tiles,
         large_values,
         uneven,
         faint,

@@ -199,12 +199,16 @@ def _packs(name: str) -> bool:
 
 
 def _is_tensor(parameter: Parameter) -> bool:
-    """Whether it is a tensor of numbers, not of boundaries or offsets."""
-    return "Float" in [kind.dtype.__name__ for kind in arrays(parameter.annotation)]
+    """Whether it is a tensor of numbers or truths, not of boundaries or offsets."""
+    return bool({"Float", "Bool"} & {kind.dtype.__name__ for kind in arrays(parameter.annotation)})
 
 
 def _dims(annotation: Any) -> str:
-    return " ".join(_TOKENS.get(dim, dim) for dim in axes(annotation))
+    """Dims as the catalogue calls them; `#B` may have size 1 instead of B."""
+    return " ".join(
+        "#" * dim.startswith("#") + _TOKENS.get(dim.strip("#"), dim.strip("#"))
+        for dim in axes(annotation)
+    )
 
 
 def _arguments(
@@ -232,6 +236,8 @@ def _arguments(
         elif _is_tensor(parameter):
             role = roles.get(name, _ROLES.get(name, Role.VALUE))
             dtype = "case" if name in alike else "either"
+            if arrays(parameter.annotation)[0].dtype.__name__ == "Bool":
+                dtype = "bool"
             yield Argument(
                 name,
                 _dims(parameter.annotation),

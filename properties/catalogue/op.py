@@ -36,6 +36,8 @@ class Role(Enum):
     STATE = "state"
     LOGIT = "logit"
     SLOPE = "slope, at least 0"
+    BIAS = "what is added to the logit of a pair, -inf included"
+    MASK = "whether a pair is seen"
     COSINE = "cosine of an angle"
     SINE = "sine of an angle"
     PROJECTION = "weight of a projection, whose rows are about 1 long"
@@ -61,10 +63,11 @@ class Argument:
     """A tensor that an op takes.
 
     Args:
-        dims: its dims by name, "B T H K".
+        dims: its dims by name, "B T H K"; `#B` may have size 1 instead of B.
         optional: a case may leave it out.
         differentiable: the op promises a gradient.
-        dtype: "case" for that of the activations, "float32", "either", or "index" for integers.
+        dtype: "case" for that of the activations, "float32", "either" of these, "bool", or "index"
+            for integers.
         fill: fills a tensor of integers; None for numbers, which a recipe fills.
     """
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 import reference
+from properties.cases import structures
 from properties.cases.case import Case
 from properties.catalogue.declare import declare
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
@@ -18,15 +19,55 @@ if TYPE_CHECKING:
 
 
 def _settle(case: Case) -> Case:
-    """The forgetting gate is defined for causal attention alone."""
+    """The forgetting gate wants causal attention, and some rules want some lengths."""
+    options = dict(case.options)
+    if "structure" in options:
+        options["structure"] = structures.fitting(options["structure"], case)
     if "g" in case.given:
-        return replace(case, options={**case.options, "causal": True})
-    return case
+        options["causal"] = True
+    return replace(case, options=options)
+
+
+def _bad_structures(case: Case, inputs: "Inputs") -> Iterator[tuple[str, Any]]:
+    """Rules with numbers out of range, and of other sizes."""
+    device = inputs.tensors["q"].device
+
+    def numbers(*shape: int, filled: int = 0) -> torch.Tensor:
+        return torch.full(shape, filled, dtype=torch.int64, device=device)
+
+    (batch, queries), keys = inputs.tensors["q"].shape[:2], inputs.tensors["k"].shape[1]
+    yield "of another batch", {"document_ids": numbers(batch + 1, keys)}
+    yield "of floats", {"document_ids": numbers(batch, keys).float()}
+    yield "too short", {"prefix": numbers(case.sequences + 1)}
+    yield "longer than the keys", {"prefix": numbers(case.sequences, filled=keys + 1)}
+    yield "a tree of other queries", {"parents": numbers(queries + 1, filled=-1)}
+    if keys:
+        yield "a negative document", {"document_ids": numbers(batch, keys, filled=-1)}
+    if queries:
+        yield "a parent of itself", {"parents": numbers(queries)}
+        yield "a parent before none", {"parents": numbers(queries, filled=-2)}
+    table = numbers(1, -(-queries // 2), -(-keys // 2)) == 0
+    yield "a table without a size", {"blocks": table}
+    yield "a table too small", {"blocks": table, "block_size": max(queries, keys) * 2 + 1}
+    yield "a table of numbers", {"blocks": table.int(), "block_size": 2}
+    if case.packed:
+        yield "a table of packed sequences", {"blocks": table, "block_size": 2}
 
 
 def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Heads that form no groups, a gate that is not causal, boundaries that do not go together."""
+    """Heads that form no groups, a gate that is not causal, boundaries that do not go together,
+    masks of another size.
+    """
     tensors = inputs.tensors
+    for what, rules in _bad_structures(case, inputs):
+        yield f"rules {what}", {"structure": rules}, "structure"
+    heads = (*tensors["q"].shape[:1], tensors["q"].shape[2])
+    wanted = (*heads, tensors["q"].shape[1], tensors["k"].shape[1])
+    for name in ("mask", "bias"):
+        for axis, size in enumerate(wanted if name in tensors else ()):
+            shape = [*tensors[name].shape]
+            shape[axis] = size + 1 if size else 2
+            yield f"{name} of another size", {name: tensors[name].new_ones(shape)}, name
     if case.dims["R"] == 1:
         more = {name: torch.cat([tensors[name], tensors[name][:, :, :1]], 2) for name in ("k", "v")}
         yield "more heads of keys than of queries", more, "q"
@@ -43,8 +84,13 @@ ATTENTION = declare(
     reference.attention,
     quiet_form=reference.attention,
     modes=(Mode("parallel"),),
-    roles={"sink": Role.LOGIT, "alibi_slopes": Role.SLOPE},
-    constants=("alibi_slopes",),
+    roles={
+        "sink": Role.LOGIT,
+        "alibi_slopes": Role.SLOPE,
+        "bias": Role.BIAS,
+        "mask": Role.MASK,
+    },
+    constants=("alibi_slopes", "mask"),
     nonlinear=("lse",),
     options=(
         WINDOW,
@@ -54,6 +100,24 @@ ATTENTION = declare(
             lambda case: st.sampled_from([None, 0.5, 2, 2.0, 30.0]),
             bad=(0.0, -1.0, float("nan"), float("inf"), *NO_NUMBERS),
             switch=lambda case: 2.0,
+        ),
+        Option(
+            "structure",
+            None,
+            structures.drawn,
+            bad=(
+                "chunk",
+                2,
+                {"chunks": 2},
+                {"chunk": 0},
+                {"dilation": -1},
+                {"block_causal": 2.0},
+                {"chunk": True},
+                {"prefix": 2},
+                {"parents": [-1]},
+                {"block_size": 2},
+            ),
+            switch=lambda case: {"chunk": 2},
         ),
     ),
     work=lambda n: n["H"] * n["T"] * n["S"],
@@ -69,6 +133,8 @@ ATTENTION = declare(
         "strong_gates",
         "closed_gates",
         "lowest_gates",
+        "hidden_rows",
+        "hidden_tiles",
         "large_values",
         "uneven",
         "one_hot_values",

@@ -6,14 +6,16 @@ even if they are multiplied by 0.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.layouts import relaid
 from properties.cases.sequences import dims_of, join, separate, shared_gradients, spans, tensors_of
-from properties.cases.tensors import Inputs, Results
+from properties.cases.tensors import Inputs, Results, sizes
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
 from properties.laws.law import (
@@ -32,13 +34,13 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     tensors = separate(op, case, tensors_of(op, inputs))
     incoming = separate(op, case, gradients_of)
     for n in range(case.sequences):
-        options = {**inputs.options, **_offset_of(case, n)}
+        options = {**inputs.options, **_offset_of(case, n), **_structure_of(op, case, n, subject)}
         alone = replace(inputs, tensors=tensors[n], options=options)
         apart.append(subject.run(op, case, alone, incoming[n]))
-    shared = shared_gradients(op) & set(together)
+    shared = shared_gradients(op, case) & set(together)
     names = [name for name in together if name not in shared]
     _expect_no_neighbour(op, case, subject, inputs, gradients_of, together, names)
-    alone_joined = join(op, True, [{name: one[name] for name in names} for one in apart])
+    alone_joined = join(op, case, [{name: one[name] for name in names} for one in apart])
     if bits_are_comparable(op, case, subject):
         got = {name: together[name] for name in names}
         expect_identical("packing", op, case, subject, got, alone_joined, "each sequence alone")
@@ -80,7 +82,7 @@ def _expect_no_neighbour(
 
     def others(results: Results) -> Results:
         pieces = separate(op, case, {name: results[name] for name in names})
-        return join(op, True, [piece for n, piece in enumerate(pieces) if n != garbage])
+        return join(op, case, [piece for n, piece in enumerate(pieces) if n != garbage])
 
     against = f"the same call where sequence {garbage} is not NaN"
     expect_identical("packing", op, case, subject, others(beside), others(together), against)
@@ -95,6 +97,13 @@ def _offset_of(case: Case, n: int) -> dict[str, int]:
     if isinstance(offsets, (list, tuple)):
         return {"seqlen_offsets": offsets[n]}
     return {}
+
+
+def _structure_of(op: Op, case: Case, n: int, subject: Subject) -> dict[str, Any]:
+    if "structure" not in case.options:
+        return {}
+    heads = sizes(op, case)["H"]
+    return {"structure": structures.built(case, heads, subject.device, [n])}
 
 
 def adapt(op: Op, case: Case) -> Case:

@@ -1,18 +1,20 @@
 """Permuting batch rows, sequences or heads permutes the results.
 
-A gradient shared by all sequences is a sum whose order may change, so it is held to the error
-budget.
+A gradient shared by all sequences or heads is a sum whose order may change, so it is held to the
+error budget.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from properties.cases import structures
 from properties.cases.case import Case
-from properties.cases.sequences import dims_of, join, separate, shared_gradients, tensors_of
-from properties.cases.tensors import Inputs, Results, boundaries
+from properties.cases.sequences import join, own_dims, separate, shared_gradients, tensors_of
+from properties.cases.tensors import Inputs, Results, boundaries, sizes
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Subject, bits_are_comparable, with_a_row
@@ -35,10 +37,14 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         if isinstance(case.options.get(name), (list, tuple)):
             tensors[name] = x[order.to(x.device)]
     incoming = _permuted(op, case, gradients_of, order, heads)
-    results = subject.run(op, moved, replace(inputs, tensors=tensors), incoming)
+    others = replace(inputs, tensors=tensors).with_options(
+        **_structure(op, case, order, heads, subject.device)
+    )
+    results = subject.run(op, moved, others, incoming)
     back = _permuted(op, moved, results, order.argsort(), heads.argsort())
 
-    shared = shared_gradients(op) & set(plain)
+    summed = {f"d{name}" for name, ones in case.broadcast.items() if "H" in ones}
+    shared = (shared_gradients(op, case) | summed) & set(plain)
     names = [name for name in plain if name not in shared]
     if bits_are_comparable(op, case, subject):
         expect_identical(
@@ -81,12 +87,25 @@ def _boundaries(op: Op, case: Case, inputs: Inputs, device: torch.device) -> Res
     }
 
 
+def _structure(
+    op: Op, case: Case, order: Tensor, heads: Tensor, device: torch.device
+) -> dict[str, Any]:
+    if "structure" not in case.options:
+        return {}
+    rules = structures.built(case, sizes(op, case)["H"], device, order.tolist())
+    if rules is not None and "blocks" in rules and len(rules["blocks"]) > 1:
+        rules["blocks"] = _with_heads_in_order(rules["blocks"], ("H",), heads)
+    return {"structure": rules}
+
+
 def _permuted(
     op: Op, case: Case, tensors: Mapping[str, Tensor], order: Tensor, heads: Tensor
 ) -> Results:
     pieces = separate(op, case, tensors)
-    moved = join(op, case.packed, [pieces[n] for n in order.tolist()])
-    return {name: _with_heads_in_order(x, dims_of(op, name), heads) for name, x in moved.items()}
+    moved = join(op, case, [pieces[n] for n in order.tolist()])
+    return {
+        name: _with_heads_in_order(x, own_dims(op, case, name), heads) for name, x in moved.items()
+    }
 
 
 def _with_heads_in_order(x: Tensor, dims: tuple[str, ...], heads: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.cases.tensors import Inputs, sizes
+from properties.cases.tensors import Inputs, shape, sizes
 from properties.catalogue.op import Op, Option
 from properties.laws.judge import expect_identical, fail, oracle_results
 from properties.laws.law import Law, Subject, bits_are_comparable, within_bounds
@@ -68,8 +68,8 @@ def _with_default(op: Op, case: Case, inputs: Inputs, option: Option) -> tuple[I
     known = sizes(op, other)
     kept = dict(inputs.tensors)
     for argument in op.arguments:
-        shape = tuple(known[d] for d in argument.dims.split())
-        if argument.optional and argument.name in kept and kept[argument.name].shape != shape:
+        expected = shape(other, argument, known)
+        if argument.optional and argument.name in kept and kept[argument.name].shape != expected:
             del kept[argument.name]
     kept = op.fitted(other, kept)
     # An option that is a list is passed as a tensor.

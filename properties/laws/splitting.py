@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from properties.cases import structures
 from properties.cases.case import Case
-from properties.cases.sequences import dims_of, join, separate, spans
-from properties.cases.tensors import Results, boundaries, outputs_and_gradients, telling
+from properties.cases.sequences import dims_of, join, own_dims, separate, spans
+from properties.cases.tensors import Results, boundaries, outputs_and_gradients, sizes, telling
 from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.judge import compare_with_oracle
@@ -47,11 +48,15 @@ def _in_two_calls(
     results: list[list[Results]] = []
     for number, half in enumerate(halves):
         early = (number == 0) != last_first
-        tensors = op.fitted(_half(op, case, early), join(op, case.packed, half))
+        tensors = op.fitted(_half(op, case, early), join(op, case, half))
         if op.continues_by == "initial_state" and number == 1:
             states = [one["final_state"] for one in results[0]]
             tensors["initial_state"] = torch.cat(states)
         options = dict(given)
+        if "structure" in case.options:
+            part = _half(op, case, early)
+            heads = sizes(op, part)["H"]
+            options["structure"] = structures.built(part, heads, subject.device)
         for name, dim in zip(op.packed_by if case.packed else (), ("T", "S"), strict=False):
             lengths = [_length(op, piece, dim) for piece in half]
             bounds = torch.tensor(boundaries(lengths), dtype=given[op.packed_by[0]].dtype)
@@ -73,7 +78,7 @@ def _in_two_calls(
         whole.append(
             {name: _glued(op, name, [p[name] for p in parts], last_first) for name in parts[0]}
         )
-    joined = join(op, case.packed, whole)
+    joined = join(op, case, whole)
     return tuple(joined.get(o.name) for o in op.outputs)
 
 
@@ -98,7 +103,7 @@ def _tokens(op: Op, case: Case, piece: Results, cut: int, n: int, early: bool) -
     part = {}
     (start, stop), (first, last) = spans(case, "T")[n], spans(case, "S")[n]
     for name, x in piece.items():
-        for axis, dim in enumerate(dims_of(op, name)):
+        for axis, dim in enumerate(own_dims(op, case, name)):
             if dim == "T":
                 x = x.narrow(axis, 0, cut) if early else x.narrow(axis, cut, x.shape[axis] - cut)
             elif dim == "S" and early:
@@ -134,7 +139,8 @@ def adapt(op: Op, case: Case) -> Case:
 
     If keys cannot be packed apart from queries, use a dense batch with one cut.
     """
-    options = with_options(case, causal=True, output_final_state=True)
+    rules = structures.of_positions(case.options.get("structure"))
+    options = with_options(case, causal=True, output_final_state=True, structure=rules)
     case = summed_in_range(op, op.settle(replace(case, options=options)))
     if len(op.packed_by) < (2 if op.keys else 1):
         dims = {**case.dims, "B": max(1, case.dims["B"])}

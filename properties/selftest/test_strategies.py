@@ -15,7 +15,7 @@ from properties.cases.case import Case
 from properties.cases.contexts import WITHOUT_GRADIENTS
 from properties.cases.layouts import LAYOUTS, SHARING, relaid
 from properties.cases.strategies import MUCH_WORK, bundles
-from properties.cases.tensors import build, sizes, trained
+from properties.cases.tensors import build, shape, sizes, trained
 from properties.cases.values import RECIPES, Blank
 from properties.catalogue import DTYPES, OPS, Mode, Op
 from properties.catalogue.op import Argument, Option, Role
@@ -334,12 +334,13 @@ def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
                 assert inputs.given()[argument.name] is inputs.tensors[case.same[argument.name]]
                 continue
             x = inputs.tensors[argument.name]
-            assert x.shape == tuple(known[d] for d in argument.dims.split())
+            assert x.shape == shape(case, argument, known)
             float32 = argument.dtype == "float32" or argument.name in case.float32
             if argument.dtype == "index":
                 assert x.dtype in (torch.int32, torch.int64)
-            else:
-                assert x.dtype == (torch.float32 if float32 else case.torch_dtype)
+                continue
+            dtype = torch.float32 if float32 else case.torch_dtype
+            assert x.dtype == (torch.bool if argument.dtype == "bool" else dtype)
 
 
 @pytest.mark.parametrize("op", [op for op in OPS.values() if "normalize" in op.names])

@@ -83,7 +83,7 @@ def _has_many_keys(op: Op) -> bool:
 
 
 def _over_and_over(op: Op, case: Case, tensors: Results, times: int) -> Results:
-    return join(op, case.packed, separate(op, case, tensors) * times)
+    return join(op, case, separate(op, case, tensors) * times)
 
 
 def _repeated(op: Op, case: Case, inputs: Inputs, times: int, device: torch.device) -> Inputs:
@@ -117,7 +117,7 @@ def test_sequences_are_computed_alike_wherever_they_lie(
     incoming = _over_and_over(op, case, gradients_of, times)
     got = subject.run(op, many, _repeated(op, case, inputs, times, gpu), incoming)
     # The gradient of a shared argument sums over sequences.
-    for name in want.keys() - shared_gradients(op):
+    for name in want.keys() - shared_gradients(op, case):
         same = _over_and_over(op, case, {name: want[name]}, times)[name]
         assert torch.equal(got[name], same), f"{name}: {_differing(got[name], same)}"
         del same, got[name]

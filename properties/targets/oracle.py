@@ -88,7 +88,11 @@ def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...
                 for a in op.arguments
                 if a.name in double
             }
-            own = {k: v[n : n + 1] if isinstance(v, Tensor) else v for k, v in options.items()}
+            own: dict[str, Any] = {
+                k: v[n : n + 1] if isinstance(v, Tensor) else v for k, v in options.items()
+            }
+            if own.get("structure"):
+                own["structure"] = _rules(own["structure"], n, h, apart, bounds)
             returned = op.oracle(**piece, **own)
             heads.append(returned if isinstance(returned, tuple) else (returned,))
         rows.append(_joined(op, heads, "H") if apart > 1 else heads[0])
@@ -110,6 +114,9 @@ def _piece(dims: str, x: Tensor, n: int, h: int, heads: int, bounds: list[Tensor
     """One head of one sequence; a query head reads its kv head."""
     packed = bounds[0] is not None
     for axis, dim in enumerate(dims.split()):
+        if dim[0] == "#":
+            # A size of 1 stands for all.
+            dim = "1" if x.shape[axis] == 1 else dim[1:]
         if dim == "N" or (dim == "B" and not packed):
             x = x.narrow(axis, n, 1)
         elif dim in "HG" and heads > 1:
@@ -120,6 +127,19 @@ def _piece(dims: str, x: Tensor, n: int, h: int, heads: int, bounds: list[Tensor
             start, stop = cu_seqlens[n : n + 2].tolist()
             x = x.narrow(axis, start, stop - start)
     return x.contiguous()
+
+
+def _rules(
+    rules: Mapping[str, Any], n: int, h: int, heads: int, bounds: list[Tensor | None]
+) -> dict[str, Any]:
+    """The structure of one head of one sequence."""
+    dims = {"document_ids": "B S", "prefix": "N", "blocks": "#H 1 1"}
+    if bounds[0] is not None:
+        dims["parents"] = "T"
+    return {
+        name: _piece(dims[name], rule, n, h, heads, bounds) if name in dims else rule
+        for name, rule in rules.items()
+    }
 
 
 def _joined(

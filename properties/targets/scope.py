@@ -60,6 +60,7 @@ def check(target: Target, case: Case) -> None:
         ("dims", case.dims, op.dims),
         ("given", case.given, optional),
         ("float32", case.float32, inputs),
+        ("broadcast", case.broadcast, inputs),
         ("options", case.options, options),
         ("earlier", case.earlier or (), options),
         ("tile", () if case.tile is None else (case.tile,), tuple(_tiles(target, case))),

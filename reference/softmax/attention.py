@@ -3,12 +3,13 @@
 import math
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from reference.op import op
 from reference.sequences import CuSeqlens
 from reference.softmax.run import run
+from reference.softmax.structure import Structure, intervals, pairs
 
 
 def definition(
@@ -23,6 +24,9 @@ def definition(
     sink: Tensor | None,
     slope: Tensor | None,
     g: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    structure: Structure,
 ) -> tuple[Tensor, Tensor]:
     (B, T_q, H, _), (T_k, G) = q.shape, k.shape[1:3]
     kv_head = torch.arange(H, device=q.device) // (H // G)
@@ -39,9 +43,15 @@ def definition(
         s = s - slope[:, None, None] * (p - j).abs()
     if g is not None:
         s = s + _decay_between(g, p)
+    if bias is not None:
+        s = s + bias
     visible = (j <= p) if causal else torch.ones(T_q, T_k, dtype=torch.bool, device=q.device)
     if window is not None:
         visible = visible & ((p - j).abs() < window)
+    if mask is not None:
+        visible = visible & mask
+    for rule in pairs(structure, i, j, p):
+        visible = visible & rule
     no_sink = s.new_full((B, H, T_q, 1), -math.inf)
     s = torch.where(visible, s, -math.inf)
     s = torch.cat([s, no_sink if sink is None else sink.view(1, H, 1, 1).expand_as(no_sink)], -1)
@@ -85,6 +95,9 @@ def online(
     sink: Tensor | None,
     slope: Tensor | None,
     g: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    structure: Structure,
 ) -> tuple[Tensor, Tensor]:
     """One key after another, without a row of weights in memory.
 
@@ -109,6 +122,7 @@ def online(
     l = torch.exp(logit - _finite(m))
     o = l[..., None] * l.new_zeros(V)
     decay = torch.zeros_like(l)
+    rules = list(intervals(structure, T_q, T_k, q.device))
     for j in reversed(range(T_k)):
         s = scale * torch.einsum("bigrk,bgk->bgri", grouped, k[:, j]).flatten(1, 2)
         if softcap is not None:
@@ -118,8 +132,18 @@ def online(
         if g is not None:
             s = s + decay
             decay = decay + torch.where(j <= p, g[:, j, :, None], 0.0)
+        if bias is not None:
+            s = s + bias.expand(-1, -1, -1, T_k)[..., j]
         first = p - j if causal else (p - j).abs()
         visible = (first >= 0) & (first < (T_k + T_q if window is None else window))
+        for code, low, high in rules:
+            visible = visible & ((low[:, j, None] <= code) & (code < high[:, j, None]))[:, None]
+        if "blocks" in structure:
+            size = structure["block_size"]
+            column = structure["blocks"][:, :, j // size]
+            visible = visible & column.repeat_interleave(size, 1)[:, :T_q]
+        if mask is not None:
+            visible = visible & mask.expand(-1, -1, -1, T_k)[..., j]
         logit = torch.where(visible, s, -math.inf)
 
         new_m = torch.maximum(m, logit.detach())
@@ -153,6 +177,9 @@ def attention(
     sink: Float[Tensor, "H"] | None = None,
     alibi_slopes: Float[Tensor, "H"] | None = None,
     g: Float[Tensor, "B T_k H"] | None = None,
+    bias: Float[Tensor, "#B #H #T_q #T_k"] | None = None,
+    mask: Bool[Tensor, "#B #H #T_q #T_k"] | None = None,
+    structure: Structure | None = None,
     cu_seqlens: CuSeqlens | None = None,
     cu_seqlens_k: CuSeqlens | None = None,
     return_lse: bool = False,
@@ -164,7 +191,9 @@ def attention(
         s_ij = c tanh(s_ij / c)                               softcap c
         s_ij = s_ij - slope · |p_i - j|                       ALiBi
         s_ij = s_ij + Σ_{j < t <= p_i} g_t                    forgetting gate
+        s_ij = s_ij + bias_ij
         s_ij = -inf   unless   j <= p_i  (causal)   and   |p_i - j| < W  (window)
+                      and   mask_ij   and   all rules of `structure`
         lse_i = log (exp(sink) + Σ_j exp(s_ij))               without a sink exp(sink) is 0
         o_i  = Σ_j exp(s_ij - lse_i) v_j
 
@@ -181,6 +210,12 @@ def attention(
             gradient.
         g: Natural logarithm of the decay at each key, meant to be <= 0, -inf included. Not scaled.
             Needs `causal`.
+        bias: Natural units, -inf included, which hides a pair. `#B` is B or 1, and so on: a size of
+            1 stands for all, and its gradient is their sum. Of packed sequences T_q and T_k are all
+            tokens, and what is between two sequences is not read.
+        mask: False hides a pair; sizes of 1 as for `bias`.
+        structure: Rules of positions that hide pairs: documents, a prefix, chunks, blocks, a
+            dilation, a tree, a table of blocks. See `reference.softmax.structure.Structure`.
         cu_seqlens: Boundaries of N packed sequences of queries, in tokens; B is then 1, and
             sequence n attends to sequence n only. None means N = B sequences.
         cu_seqlens_k: The boundaries among the keys; None means those of the queries.
@@ -194,10 +229,12 @@ def attention(
         ValueError: H not a multiple of G; a scale that is NaN or infinite; a window below 1; a
             softcap that is not positive and finite; `g` without `causal`; `cu_seqlens_k` without
             `cu_seqlens`; boundaries with B != 1, or that do not start at 0, decrease, or do not end
-            at T_q (T_k).
+            at T_q (T_k); an entry of `structure` that is unknown or not as it says.
 
     Source: Vaswani et al., arXiv 1706.03762 (softmax attention); Gemma 2, arXiv 2408.00118 (soft
         capping); Press et al., arXiv 2108.12409 (ALiBi); Lin et al., Forgetting Transformer,
         arXiv 2503.02130 (g); Xiao et al., arXiv 2309.17453, and gpt-oss, arXiv 2508.10925 (sinks);
-        Ainslie et al., arXiv 2305.13245 (grouped heads).
+        Ainslie et al., arXiv 2305.13245 (grouped heads); Raffel et al., arXiv 1910.10683 (bias,
+        prefix); Beltagy et al., arXiv 2004.05150 (dilation); Zaheer et al., arXiv 2007.14062
+        (blocks); Miao et al., SpecInfer, arXiv 2305.09781 (tree).
     """

@@ -10,6 +10,7 @@ from reference.heads import heads_per_group
 from reference.op import Form
 from reference.scale import resolve_scale
 from reference.sequences import sequences
+from reference.softmax.structure import Structure, check, of_sequences
 
 
 def run(
@@ -26,6 +27,9 @@ def run(
     sink: Tensor | None,
     alibi_slopes: Tensor | None,
     g: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    structure: Structure | None,
     cu_seqlens: Tensor | None,
     cu_seqlens_k: Tensor | None,
     return_lse: bool,
@@ -53,11 +57,19 @@ def run(
 
     name_k = "cu_seqlens (for the keys)" if cu_seqlens_k is None else "cu_seqlens_k"
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
-    queries = [i for _, i in sequences(cu_seqlens, q.shape[0], q.shape[1])]
+    queries = list(sequences(cu_seqlens, q.shape[0], q.shape[1]))
     keys = [j for _, j in sequences(cu_seqlens_k, k.shape[0], k.shape[1], name_k)]
+    rules = Structure() if structure is None else structure
+    check(
+        rules,
+        batch=q.shape[0],
+        heads=sizes["H"],
+        queries=[i.stop - i.start for _, i in queries],
+        keys=[j.stop - j.start for j in keys],
+        packed=cu_seqlens is not None,
+    )
     outputs, log_sums = [], []
-    for n, i in enumerate(queries):
-        j = keys[n]
+    for (n, i), j in zip(queries, keys, strict=True):
         o, lse = form(
             q[:, i],
             k[:, j],
@@ -69,8 +81,19 @@ def run(
             sink=sink,
             slope=None if alibi_slopes is None else alibi_slopes.detach(),
             g=None if g is None else g[:, j],
+            bias=_between(bias, i, j),
+            mask=_between(mask, i, j),
+            structure=of_sequences(rules, n, i, j),
         )
         outputs.append(o)
         log_sums.append(lse)
     o, lse = torch.cat(outputs, dim=1), torch.cat(log_sums, dim=-1)
     return o.to(q.dtype), lse if return_lse else None
+
+
+def _between(x: Tensor | None, i: slice, j: slice) -> Tensor | None:
+    """The rows i and the columns j of a matrix; a size of 1 stands for all."""
+    if x is None:
+        return None
+    x = x if x.shape[2] == 1 else x[:, :, i]
+    return x if x.shape[3] == 1 else x[..., j]

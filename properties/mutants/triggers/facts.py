@@ -205,6 +205,8 @@ VALUES: dict[Role, dict[str, Test]] = {
         "past -88": _some(lambda x: x < -88),
     },
     Role.SLOPE: {**_ZEROS, "at least 1": _some(lambda x: x >= 1)},
+    Role.BIAS: {**_ZEROS, "of -inf": _some(lambda x: x == -torch.inf)},
+    Role.MASK: {"open": _all(lambda x: x), "shut": _all(lambda x: ~x)},
     Role.COSINE: {"1 in all": _all(lambda x: x == 1), **_ZEROS},
 }
 
@@ -261,6 +263,7 @@ _CHOICES: dict[str, tuple[Callable[[Any, Facts], str], tuple[str, ...]]] = {
         ("None", "1", "2 to 512, below S", "past 512, below S", "at least S"),
     ),
     "softcap": (_of_number, ("None", *_NUMBERS)),
+    "structure": (lambda value, known: "rules" if value else "None", ("None", "rules")),
     "eps": (_of_number, _NUMBERS),
     "seqlen_offsets": (
         _of_offsets,

@@ -1,0 +1,127 @@
+"""The structured masks of a case: small data, and the tensors that follow from it and the lengths.
+
+Drawn are the lengths of documents, the prefixes of sequences, how far behind its child a parent is,
+and the bits of a table; each list starts again at its end. So a case may be cut, packed or put in
+another order and its masks remain what they are at each position.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from properties.cases.case import Case
+
+Drawn = Mapping[str, Any]
+
+
+def drawn(case: Case) -> SearchStrategy[dict[str, Any] | None]:
+    """Rules for the lengths of a case; simplest is None, and then what hides least."""
+    longest = max(1, *(case.key_lengths or case.lengths))
+    size = st.one_of(st.integers(1, longest), st.sampled_from([16, 32, 64]))
+    lengths = st.lists(size, min_size=1, max_size=4)
+    rules: list[SearchStrategy[dict[str, Any]]] = [
+        st.fixed_dictionaries({name: size}) for name in ("chunk", "block_causal")
+    ]
+    rules += [
+        st.fixed_dictionaries({"dilation": st.integers(1, 5)}),
+        st.fixed_dictionaries({"document_ids": lengths}),
+        st.fixed_dictionaries(
+            {"prefix": st.lists(st.integers(0, longest), min_size=1, max_size=3)}
+        ),
+    ]
+    if all(t <= s for t, s in zip(case.lengths, case.key_lengths or case.lengths, strict=True)):
+        steps = st.lists(st.integers(0, 9), min_size=1, max_size=6)
+        rules.append(st.fixed_dictionaries({"parents": steps}))
+    if not case.packed:
+        table = {
+            "blocks": st.lists(
+                st.booleans().map(lambda hidden: not hidden), min_size=1, max_size=7
+            ),
+            "block_size": st.one_of(st.integers(1, 20), st.sampled_from([16, 32, 64])),
+            "of_heads": st.booleans(),
+        }
+        rules.append(st.fixed_dictionaries(table))
+    one = st.one_of(rules)
+    return st.one_of(st.none(), one, one, st.tuples(one, one).map(lambda two: {**two[0], **two[1]}))
+
+
+def fitting(rules: Drawn | None, case: Case) -> dict[str, Any] | None:
+    """The rules that the op takes in a case: a tree wants a key of each query."""
+    if rules is None:
+        return None
+    without = {"blocks", "block_size", "of_heads"} if case.packed else set()
+    pairs = zip(case.lengths, case.key_lengths or case.lengths, strict=True)
+    if any(t > s for t, s in pairs):
+        without.add("parents")
+    return {name: rule for name, rule in rules.items() if name not in without} or None
+
+
+def of_positions(rules: Drawn | None) -> dict[str, Any] | None:
+    """The rules that do not depend on which query is the first, so that a call can go on."""
+    apart = {"parents", "blocks", "block_size", "of_heads"}
+    kept = {name: rule for name, rule in (rules or {}).items() if name not in apart}
+    return kept or None
+
+
+def built(
+    case: Case, heads: int, device: torch.device | str, order: Sequence[int] | None = None
+) -> dict[str, Any] | None:
+    """The argument `structure` of a case.
+
+    Args:
+        heads: H.
+        order: numbers of its sequences, for a call of these alone or in another order.
+    """
+    rules = case.options.get("structure")
+    if rules is None:
+        return None
+    order = range(case.sequences) if order is None else order
+    lengths = case.lengths if case.packed else case.lengths * case.sequences
+    keys_of_all = case.key_lengths or case.lengths
+    keys = keys_of_all if case.packed else keys_of_all * case.sequences
+
+    made: dict[str, Any] = {}
+    for name, rule in rules.items():
+        if name == "document_ids":
+            ids = [token for n in order for token in _documents(rule, n, keys[n])]
+            shape = (1, len(ids)) if case.packed else (len(order), keys_of_all[0])
+            made[name] = torch.tensor(ids, dtype=torch.int64, device=device).view(shape)
+        elif name == "prefix":
+            each = [min(rule[n % len(rule)], keys[n]) for n in order]
+            made[name] = torch.tensor(each, dtype=torch.int32, device=device)
+        elif name == "parents":
+            counts = [lengths[n] for n in order] if case.packed else case.lengths
+            made[name] = torch.tensor(
+                [parent for count in counts for parent in _parents(rule, count)],
+                dtype=torch.int64,
+                device=device,
+            )
+        elif name == "blocks":
+            size = rules["block_size"]
+            counts = [-(-n // size) for n in (case.lengths[0], keys_of_all[0])]
+            counts = [heads if rules["of_heads"] else 1, *counts]
+            h, a, b = torch.meshgrid(*(torch.arange(n) for n in counts), indexing="ij")
+            bits = torch.tensor(rule)
+            made[name] = bits[(3 * h + 5 * a + b) % len(bits)].to(device)
+        elif name != "of_heads":
+            made[name] = rule
+    return made
+
+
+def _documents(lengths: Sequence[int], first: int, tokens: int) -> list[int]:
+    """Ids of a sequence that begins with document `first`; every third has the same id."""
+    runs: Iterable[int] = islice(cycle(lengths), first % len(lengths), None)
+    ids: list[int] = []
+    for number, run in enumerate(runs):
+        if len(ids) >= tokens:
+            break
+        ids += [number % 3] * run
+    return ids[:tokens]
+
+
+def _parents(steps: Sequence[int], tokens: int) -> list[int]:
+    return [max(i - 1 - steps[i % len(steps)], -1) for i in range(tokens)]
