@@ -62,6 +62,8 @@ SHARING = ("expanded", "repeated")
 
 def _unread(x: Tensor) -> float:
     """The number beside a view, which nobody may read."""
+    if x.dtype == torch.bool:
+        return True
     return float("nan") if x.is_floating_point() else torch.iinfo(x.dtype).max
 
 

@@ -162,8 +162,8 @@ def early_maximum(blank: Blank, generator: torch.Generator) -> Tensor:
     if blank.role is Role.LOG_DECAY:
         return _choice(blank, generator, (0.0, 0.0, 0.0, -5.0))
     x = gaussian(blank, generator)
-    dim = blank.shape[-1]
-    side = 8 * dim**-0.25 * (1 - 2 * (torch.arange(dim) % 2)).double()
+    dim = max(blank.shape[-1], 1)
+    side = 8 * dim**-0.25 * (1 - 2 * (torch.arange(blank.shape[-1]) % 2)).double()
     if blank.role is Role.QUERY:
         x += side
     if blank.role is Role.KEY and blank.token_axis is not None:

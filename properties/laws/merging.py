@@ -39,6 +39,10 @@ def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of
     def over(queries: slice, keys: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
         """The attention of some queries over some keys, in float64."""
         given |= {"q": given["q"][:, queries], "k": given["k"][:, keys], "v": given["v"][:, keys]}
+        for name in {"bias", "mask"} & given.keys():
+            # A size of 1 stands for all.
+            x = given[name] if given[name].shape[2] == 1 else given[name][:, :, queries]
+            given[name] = x if x.shape[3] == 1 else x[..., keys]
         with telling(op, given):
             o, lse = function(**given, mode=case.called_mode, tile=case.tile)
         return o.double(), lse.double()
@@ -138,7 +142,9 @@ def _is_associative(
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """Leave out options that a part cannot state: distances to keys that are not in it."""
+    """Leave out options that a part cannot state: places of keys, and distances to keys that are
+    not in it.
+    """
     if not op.keys:
         return replace(case, same={})
     keys = case.key_lengths or case.lengths
@@ -153,7 +159,7 @@ def adapt(op: Op, case: Case) -> Case:
             layouts={n: x for n, x in case.layouts.items() if n not in _AT_A_CUT},
             float32=tuple(name for name in case.float32 if name not in _AT_A_CUT),
             frozen=tuple(name for name in case.frozen if name not in _AT_A_CUT),
-            options=with_options(case, window=None, return_lse=True),
+            options=with_options(case, window=None, structure=None, return_lse=True),
             earlier=None,
         )
     )
