@@ -29,7 +29,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.softmax.attention",
-        before="*do.stride()[:3])",
-        after="*o.stride()[:3])",
+        before="*do.stride()[:3], pairs, steps)",
+        after="*o.stride()[:3], pairs, steps)",
     ),
 )

@@ -29,7 +29,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.softmax.backward",
-        before="terms + first_row * 4, start, rows, high, phase != 1",
-        after="terms + first_row * 4, bounds[0], rows, high, phase != 1",
+        before="terms + first_row * 4, start, rows, high, bounded",
+        after="terms + first_row * 4, bounds[0], rows, high, bounded",
     ),
 )
