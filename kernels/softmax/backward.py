@@ -159,8 +159,8 @@ def attention_backward_q(
                 key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
                 products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
                 s = logits(
-                    products, query, key, shift, factor, cap, slope, query_gate, key_gate, added,
-                    base[:, None], CAPPED, ALIBI, GATED, BIASED,
+                    products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+                    base[:, None], CAPPED, ALIBI, GATED, added, BIASED,
                 )  # fmt: skip
                 p = tl.exp2(s) * weight[:, None]
                 dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
@@ -273,7 +273,7 @@ def attention_backward_kv(
                     products = products_by_key(k_tile, q_tile)
                     s = logits(
                         products, query, key, shift, factor, cap, slope, query_gate, key_gate,
-                        added, base[None, :], CAPPED, ALIBI, GATED, BIASED,
+                        base[None, :], CAPPED, ALIBI, GATED, added, BIASED,
                     )  # fmt: skip
                     p = tl.exp2(s) * weight[None, :]
                     if PAIRED or bounded:
@@ -397,7 +397,7 @@ def attention_backward_bias(
                         products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
                         s = logits(
                             products, query, key, shift, factor, cap, slope, query_gate, key_gate,
-                            added, base[:, None], CAPPED, ALIBI, GATED, BIASED,
+                            base[:, None], CAPPED, ALIBI, GATED, added, BIASED,
                         )  # fmt: skip
                         p = tl.exp2(s) * weight[:, None]
                         dp = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")

@@ -94,8 +94,8 @@ def attention_forward(
                 key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
                 products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
                 s = logits(
-                    products, query, key, shift, factor, cap, slope, query_gate, key_gate, added,
-                    0.0, CAPPED, ALIBI, GATED, BIASED,
+                    products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+                    0.0, CAPPED, ALIBI, GATED, added, BIASED,
                 )  # fmt: skip
                 if PAIRED or phase != 1:
                     s = tl.where(visible, s, float("-inf"))
@@ -103,8 +103,8 @@ def attention_forward(
                 # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
                 base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
                 s = logits(
-                    products, query, key, shift, factor, cap, slope, query_gate, key_gate, added,
-                    base[:, None], CAPPED, ALIBI, GATED, BIASED,
+                    products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+                    base[:, None], CAPPED, ALIBI, GATED, added, BIASED,
                 )  # fmt: skip
                 p = tl.exp2(s)
                 if PAIRED or phase != 1:

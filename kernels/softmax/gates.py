@@ -160,8 +160,8 @@ def within_blocks(
         )  # fmt: skip
         products = products_by_key(k_tile, q_tile)
         s = logits(
-            products, query, key, shift, factor, cap, slope, query_gate, key_gate, added,
-            base[None, :], CAPPED, ALIBI, GATED, BIASED,
+            products, query, key, shift, factor, cap, slope, query_gate, key_gate,
+            base[None, :], CAPPED, ALIBI, GATED, added, BIASED,
         )  # fmt: skip
         dp = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
         ds = tl.exp2(s) * weight[None, :] * (dp - row_delta[None, :])

@@ -226,8 +226,9 @@ def products_by_key(k_tile, q_tile):
 
 @triton.jit
 def logits(
-    products, query, key, shift, factor, cap, slope, query_gate, key_gate, added, base,
-    CAPPED: tl.constexpr, ALIBI: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+    products, query, key, shift, factor, cap, slope, query_gate, key_gate, base,
+    CAPPED: tl.constexpr, ALIBI: tl.constexpr, GATED: tl.constexpr,
+    added=0.0, BIASED: tl.constexpr = False,
 ):  # fmt: skip
     """Base-2 logits of `products = q·k`, before the mask, less `base`.
 

@@ -30,7 +30,7 @@ BUG = KnownBug(
     ),
     planted=Edit(
         module="kernels.softmax.attention",
-        before="*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], pairs, steps,\n            SINK",
-        after="*q.stride()[:3], *k.contiguous().stride()[:3], *v.stride()[:3], pairs, steps,\n            SINK",
+        before="*k.stride()[:3], *v.stride()[:3], pairs, steps,\n            SINK",
+        after="*k.contiguous().stride()[:3], *v.stride()[:3], pairs, steps,\n            SINK",
     ),
 )
