@@ -8,7 +8,9 @@ BUG = KnownBug(
     happened="Dynamic NTK scaling was the same for every factor.",
     cause="The base grew with the length alone; the factor of the configuration was not used.",
     source="mlx-lm 1545 (one of four defects)",
-    pinned=TestAt("properties/suite/test_rotary.py::test_scaled_tables_are_those_of_the_reference"),
+    pinned=TestAt(
+        "properties/suite/test_rotary.py::test_scaled_tables_are_those_of_the_reference[dynamic]"
+    ),
     planted=Edit(
         module="kernels.position.tables",
         before="factor=1 + factor * past /",
