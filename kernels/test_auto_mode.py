@@ -53,8 +53,9 @@ def test_sequences_of_up_to_64_tokens_on_average_are_walked_over(
     assert called == [mode]
 
 
-@pytest.mark.parametrize("given", [{"reverse": True}, {"gv": torch.zeros(1, 65, 1, 4)}])
-def test_what_one_mode_alone_can_do_runs_there(given: dict[str, Any], called: list[str]) -> None:
-    x = torch.zeros(1, 65, 1, 4)
-    gla(x, x, x, x, **given)
+@pytest.mark.parametrize("tokens", [65, 2**17])
+@pytest.mark.parametrize("option", ["reverse", "gv"])
+def test_what_one_mode_alone_can_do_runs_there(option: str, tokens: int, called: list[str]) -> None:
+    x = torch.zeros(1, tokens, 1, 4)
+    gla(x, x, x, x, **{option: True if option == "reverse" else x})
     assert called == ["fused_recurrent"]

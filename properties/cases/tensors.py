@@ -1,7 +1,7 @@
 """Build the tensors of a case, and compute the outputs and gradients of a call."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -244,7 +244,7 @@ def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Result
     return made
 
 
-def _own_copy(x: Tensor) -> Tensor:
+def own_copy(x: Tensor) -> Tensor:
     """Copy `x` into memory of its own with the same strides and history, so that it can be written
     to.
     """
@@ -268,7 +268,8 @@ def outputs_and_gradients(
         gradients_of: cotangents by output; if empty, only the forward pass runs.
         context: the context of the forward pass, see `properties.cases.contexts`.
         earlier: options of a call before this one on the same tensor objects, which then hold other
-            numbers; None for no such call.
+            numbers; None for no such call. Another call on other numbers then comes before the
+            backward pass as well.
         extra: arguments of this implementation alone: `mode` and `tile`.
     """
     tensors = dict(inputs.tensors)
@@ -281,13 +282,15 @@ def outputs_and_gradients(
         _call_before(function, given, earlier, context, extra)
     if inputs.options.get("inplace"):
         name = op.arguments[0].name
-        given[name] = _own_copy(tensors[name])
+        given[name] = own_copy(tensors[name])
     if context == "compiled":
         function = compiled(function)
     with CONTEXTS[context](_device_type(inputs)), telling(op, {**given, **extra}):
         named = _named(op, function(**given, **extra))
     if not gradients_of:
         return {name: y.detach() for name, y in named.items()}
+    if earlier is not None:
+        _call_between(function, given, context, extra)
     # An output without history contributes no gradient: its inputs' gradients count as zero.
     wanted = [n for n in named if n in gradients_of and named[n].requires_grad]
     gradients: Sequence[Tensor | None] = [None] * len(names)
@@ -365,6 +368,25 @@ def _call_before(
         with torch.no_grad():
             for key, x in tensors.items():
                 x.copy_(before[key])
+
+
+def _call_between(
+    function: Function, given: Mapping[str, Any], context: str, extra: Mapping[str, Any]
+) -> None:
+    """Call the function with other numbers in other tensors, as the next layer of a model does.
+
+    The function may reject this call, as the options need not suit the numbers.
+    """
+    others = {
+        name: _turned(x.detach()).requires_grad_(x.requires_grad)
+        for name, x in given.items()
+        if isinstance(x, Tensor)
+    }
+    device = next(x.device for x in others.values())
+    with suppress(ValueError, TypeError), CONTEXTS[context](device.type):
+        function(
+            **{**given, **others, **({"inplace": False} if "inplace" in given else {})}, **extra
+        )
 
 
 def _has_own_elements(x: Tensor) -> bool:

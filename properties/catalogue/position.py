@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def _offsets(case: Case) -> st.SearchStrategy[int | list[int]]:
-    """None, one for all sequences, or one for each; past 2^16 where the tables are narrow."""
+    """None, one for all sequences, or one for each; past 2^15 where the tables are narrow."""
     some = st.integers(0, 9)
     if case.dims["P"] <= 4:
-        some = st.one_of(some, some, st.sampled_from([2**16 - 2, 2**16 + 1, 2**17]))
+        some = st.one_of(some, some, st.sampled_from([2**15 - 2, 2**16 - 2, 2**16 + 1, 2**17]))
     return st.one_of(
         st.just(0), some, st.lists(some, min_size=case.sequences, max_size=case.sequences)
     )
@@ -35,7 +35,7 @@ def _two_or_more(case: Case) -> int | list[int]:
 
 
 # Where positions begin. Tables of that many rows are for few pairs.
-_STARTS = (0, 0, 0, 2**16 - 3, 2**20 - 3)
+_STARTS = (0, 0, 0, 2**15 - 3, 2**16 - 3, 2**20 - 3)
 
 
 def _start(case: Case) -> int:

@@ -97,7 +97,7 @@ ATTENTION = declare(
         Option(
             "softcap",
             None,
-            lambda case: st.sampled_from([None, 0.5, 2, 2.0, 30.0]),
+            lambda case: st.sampled_from([None, 0.5, 2, 2.0, 30.0, 1e3, 1e4]),
             bad=(0.0, -1.0, float("nan"), float("inf"), *NO_NUMBERS),
             switch=lambda case: 2.0,
         ),

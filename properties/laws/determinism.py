@@ -1,8 +1,8 @@
 """The same call gives the same bits again, whatever the process called before it.
 
 Before the third call, the same tensor objects are called with other numbers (boundaries included)
-and perhaps another option. This catches caches keyed by object, by address, or by too few
-arguments.
+and perhaps another option. Before its backward pass, other tensors of the same shapes are called.
+This catches caches keyed by object, by address, or by too few arguments.
 """
 
 from dataclasses import replace

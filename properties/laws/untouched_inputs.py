@@ -1,6 +1,7 @@
 """A call writes neither to its inputs nor to the memory between their rows.
 
-Its outputs are new contiguous tensors, unless an in-place output is requested.
+Its outputs are new contiguous tensors, unless it is asked to work in place: then it returns the
+tensor that it was given.
 """
 
 from dataclasses import replace
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
-from properties.cases.tensors import Results
+from properties.cases.tensors import Inputs, Results, own_copy
 from properties.catalogue.op import Op
 from properties.laws.judge import fail
 from properties.laws.law import Law, Subject
@@ -28,7 +29,20 @@ def check(op: Op, case: Case, subject: Subject) -> float:
                 fail("untouched_inputs", op, case, subject, f"{name}: its memory was written to")
         if subject.target.new_results and not inputs.options.get("inplace"):
             _expect_new(op, case, subject, results, watched)
+        if inputs.options.get("inplace"):
+            _expect_given(op, moved, subject, inputs)
     return 0.0
+
+
+def _expect_given(op: Op, case: Case, subject: Subject, inputs: Inputs) -> None:
+    name = op.arguments[0].name
+    x = own_copy(inputs.tensors[name])
+    with subject.claiming(case):
+        given = inputs.given({**inputs.tensors, name: x})
+        y = subject.function(op)(**given, mode=case.called_mode, tile=case.tile)
+    assert isinstance(y, Tensor)
+    if y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
+        fail("untouched_inputs", op, case, subject, f"{name}: it was to be written to, and was not")
 
 
 def _expect_new(op: Op, case: Case, subject: Subject, results: Results, watched: Results) -> None:

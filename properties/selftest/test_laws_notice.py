@@ -189,6 +189,38 @@ def contents_of_the_call_before(op: Op, right: Function) -> Function:
     return wrong
 
 
+class _Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: dict[torch.Size, Tensor]) -> Tensor:
+        ctx.own = kept[x.shape] = x.detach().clone()
+        ctx.kept = kept
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None]:
+        return dx + (ctx.kept[ctx.own.shape] - ctx.own), None
+
+
+def kept_for_the_backward_pass_by_shape(op: Op, right: Function) -> Function:
+    """The next call of that shape replaces it."""
+    kept: dict[torch.Size, Tensor] = {}
+    name = op.arguments[0].name
+
+    def wrong(**given: Any) -> Any:
+        return right(**{**given, name: _Kept.apply(given[name], kept)})
+
+    return wrong
+
+
+def a_copy_written_to(op: Op, right: Function) -> Function:
+    name = op.arguments[0].name
+
+    def wrong(**given: Any) -> Any:
+        return right(**{**given, name: given[name].clone()})
+
+    return wrong
+
+
 def gradients_lost_beside_a_frozen_tensor(op: Op, right: Function) -> Function:
     names = [a.name for a in op.arguments if a.differentiable]
 
@@ -407,6 +439,10 @@ def _with_gradients(op: Op) -> bool:
     return any(argument.differentiable for argument in op.arguments)
 
 
+def _in_place(op: Op) -> bool:
+    return any(option.name == "inplace" for option in op.options)
+
+
 def _with_flags(op: Op) -> bool:
     return any(option.auxiliary for option in op.options)
 
@@ -446,6 +482,12 @@ PLANTED = (
     Planted("layout_invariance", "strides ignored", strides_ignored),
     Planted("determinism", "a last bit by chance", a_last_bit_by_chance),
     Planted("determinism", "contents of the call before", contents_of_the_call_before),
+    Planted(
+        "determinism",
+        "kept for the backward pass",
+        kept_for_the_backward_pass_by_shape,
+        _with_gradients,
+    ),
     Planted("context_invariance", "another last bit in inference", another_last_bit_in_inference),
     Planted(
         "request_invariance",
@@ -464,6 +506,7 @@ PLANTED = (
     Planted("plumbing", "options of the call before", options_of_the_call_before),
     Planted("plumbing", "a flag changes the output", flag_changes_the_output, _with_flags),
     Planted("untouched_inputs", "input overwritten", input_overwritten),
+    Planted("untouched_inputs", "a copy written to", a_copy_written_to, _in_place),
     Planted("untouched_inputs", "memory around an input", memory_around_an_input_overwritten),
     Planted("written_outputs", "last element unwritten", last_element_unwritten),
     Planted("rejection", "bad arguments accepted", bad_arguments_accepted),

@@ -1,10 +1,13 @@
 """Addresses past 2^31 elements: every tensor of every op, with a huge stride along one dim.
 
-The strides fit into 32 bits, but their products with an index do not. All tensors of a call
+The strides fit into 32 bits, but their products with an index do not: of a batch, a head, a token
+in a tile, a tile of tokens, or a packed sequence whose boundaries are int32. All tensors of a call
 interleave in one of 4 GiB, like slices of a fused projection, and touch few of its pages.
 """
 
 import os
+from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,12 +21,30 @@ from properties.catalogue.op import Op
 from properties.laws import Subject
 from properties.laws.judge import compare_with_oracle
 
-COUNT = 3
-STRIDE = 2**30 + 64
+
+class Way(NamedTuple):
+    """What lies far apart: the dims of these letters, in so many steps of that stride."""
+
+    dims: str
+    steps: int = 3
+    stride: int = 2**30 + 64
+
+    @property
+    def reach(self) -> int:
+        return (self.steps - 1) * self.stride
+
+
 DTYPE = torch.bfloat16
-_SIZES = {"B": COUNT, "H": COUNT, "G": COUNT, "R": 1, "K": 3, "V": 5, "D": 6, "P": 3}
+_SIZES = {"B": 3, "H": 3, "G": 3, "R": 1, "K": 3, "V": 5, "D": 6, "P": 3}
 _OTHER_SIZE = 4
-_DIMS = {"batch": "B", "tokens": "TS", "heads": "HG", "sequences": "TS"}
+# The longest tiles have 128 tokens.
+_WAYS = {
+    "batch": Way("B"),
+    "tokens": Way("TS"),
+    "tiles": Way("TS", 140, 2**24 + 64),
+    "heads": Way("HG"),
+    "sequences": Way("TS"),
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,11 +55,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         f"{op.name}-{mode.name}-{along}": (_case(op, mode.name, along), along)
         for op in OPS.values()
         for mode in op.modes
-        for along in _DIMS
+        for along, way in _WAYS.items()
         if (not option("oracles_op") or op.name in option("oracles_op"))
         and (not option("oracles_mode") or mode.name in option("oracles_mode"))
         and (along != "sequences" or op.packed_by)
-        and any(set(_DIMS[along]) & set(a.dims.split()) for a in op.arguments)
+        and any(set(way.dims) & set(a.dims.split()) for a in op.arguments)
     }
     metafunc.parametrize(("case", "along"), list(cases.values()), ids=list(cases))
 
@@ -46,13 +67,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _case(op: Op, mode: str, along: str) -> Case:
     """A case with every tensor of the mode; packed sequences have one token each."""
     dims = {d: _SIZES.get(d, _OTHER_SIZE) for d in op.dims}
-    packed = along == "sequences"
-    return op.full(mode, dims, (1,) * COUNT if packed else (COUNT,), packed=packed)
+    if along == "tiles":
+        dims |= {"B": 1} | {d: 1 for d in "HG" if d in dims}
+    packed, count = along == "sequences", _WAYS[along].steps
+    case = op.full(mode, dims, (1,) * count if packed else (count,), packed=packed)
+    # By this seed, boundaries are int32.
+    return replace(case, seed=1 << 8)
 
 
 @pytest.fixture(scope="module")
 def memory(subject: Subject) -> Tensor:
-    size = (COUNT - 1) * STRIDE + 2**16
+    size = max(way.reach for way in _WAYS.values()) + 2**16
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if subject.device.type == "cpu" and here < 4 * size:
         pytest.skip("few pages are touched, but a machine of less than 8 GB may refuse the memory")
@@ -60,16 +85,17 @@ def memory(subject: Subject) -> Tensor:
 
 
 def _stretched(op: Op, tensors: Results, along: str, memory: Tensor, place: int) -> Results:
-    """The tensors with `STRIDE` along the named dim, one after the other from `place`."""
+    """The tensors with a huge stride along the named dim, one after the other from `place`."""
     moved = {}
+    way = _WAYS[along]
     for name, x in tensors.items():
-        axis = next((n for n, d in enumerate(dims_of(op, name)) if d in _DIMS[along]), None)
+        axis = next((n for n, d in enumerate(dims_of(op, name)) if d in way.dims), None)
         if axis is None or x.dim() < 3 or x.dtype != DTYPE:
             continue
         strides = list(x.select(axis, 0).contiguous().stride())
-        strides.insert(axis, STRIDE)
+        strides.insert(axis, way.stride)
         moved[name] = memory.as_strided(x.shape, strides, place).copy_(x)
-        place += x.numel() // COUNT
+        place += x.numel() // x.shape[axis]
     return moved
 
 
