@@ -43,7 +43,17 @@ from kernels.position import (
     xpos_tables,
 )
 from kernels.scale import resolve_scale
-from kernels.softmax import attention, merge_attention, paged_attention
+from kernels.softmax import (
+    attention,
+    dsa,
+    merge_attention,
+    mla,
+    moba,
+    msa,
+    nsa,
+    paged_attention,
+    selected_attention,
+)
 
 __all__ = [
     "CacheView",
@@ -56,6 +66,7 @@ __all__ = [
     "comba",
     "delta_rule",
     "dplr",
+    "dsa",
     "gated_delta_product",
     "gated_delta_rule",
     "gdn2",
@@ -69,7 +80,11 @@ __all__ = [
     "linear_attn",
     "mamba2",
     "merge_attention",
+    "mla",
+    "moba",
+    "msa",
     "multiaxis_rotary",
+    "nsa",
     "paged_attention",
     "resolve_scale",
     "retention",
@@ -79,6 +94,7 @@ __all__ = [
     "rotary_tables",
     "rwkv6",
     "rwkv7",
+    "selected_attention",
     "short_conv",
     "simple_gla",
     "token_shift",

@@ -523,6 +523,13 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=16, keys=16, num_stages=1),
     ),
     # tokens: (batch, token, head) rows of o_a.
+    # tokens: query heads that a program holds, and rows of queries that dk and dv read per step;
+    # keys: keys that they read per step, or hold.
+    ("selected_attention", "parallel"): (
+        Entry(tokens=32, keys=64, max_dim=128, dtypes=_HALVES, arch=80, num_stages=1),
+        Entry(tokens=16, keys=32, num_warps=8, num_stages=1, arch=80),
+        Entry(tokens=16, keys=16, num_stages=1),
+    ),
     ("merge_attention", "fused"): (Entry(tokens=16, max_dim=128), Entry(tokens=4)),
 }
 

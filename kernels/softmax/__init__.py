@@ -1,7 +1,23 @@
 """Attention by a softmax over keys."""
 
 from kernels.softmax.attention import attention
+from kernels.softmax.dsa import dsa
 from kernels.softmax.merge import merge_attention
+from kernels.softmax.mla import mla
+from kernels.softmax.moba import moba
+from kernels.softmax.msa import msa
+from kernels.softmax.nsa import nsa
 from kernels.softmax.paged import paged_attention
+from kernels.softmax.selected import selected_attention
 
-__all__ = ["attention", "merge_attention", "paged_attention"]
+__all__ = [
+    "attention",
+    "dsa",
+    "merge_attention",
+    "mla",
+    "moba",
+    "msa",
+    "nsa",
+    "paged_attention",
+    "selected_attention",
+]

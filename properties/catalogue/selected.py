@@ -14,7 +14,8 @@ from properties.cases.case import Case
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import declare
 from properties.catalogue.draws import NO_COUNTS, head_dims
-from properties.catalogue.op import Option, Role
+from properties.catalogue.op import Mode, Option, Role
+from properties.catalogue.softmax import ATTENTION
 
 if TYPE_CHECKING:
     from properties.cases.tensors import Inputs
@@ -44,9 +45,14 @@ def _lengths(case: Case) -> list[tuple[int, int]]:
     return list(zip(case.lengths, case.key_lengths or case.lengths, strict=True))
 
 
+def _block_size(case: Case) -> int:
+    size: int = case.options.get("block_size", _BLOCK_SIZE.default)
+    return size
+
+
 def _blocks(case: Case) -> list[int]:
     """The blocks of keys of each sequence."""
-    return [-(-keys // case.options["block_size"]) for _, keys in _lengths(case)]
+    return [-(-keys // _block_size(case)) for _, keys in _lengths(case)]
 
 
 def _indices(case: Case, sizes: Mapping[str, int], generator: Generator) -> Tensor:
@@ -57,7 +63,7 @@ def _indices(case: Case, sizes: Mapping[str, int], generator: Generator) -> Tens
     def drawn(most: int, *shape: int) -> Tensor:
         return torch.randint(most, shape, generator=generator)
 
-    size, parts = case.options["block_size"], []
+    size, parts = _block_size(case), []
     for (queries, keys), blocks in zip(_lengths(case), _blocks(case), strict=True):
         shape = sizes["B"], queries, sizes["G"], sizes["M"]
         if blocks == 0:
@@ -127,7 +133,7 @@ def _mistakes(case: Case, inputs: "Inputs") -> Mistakes:
 
 def _mistakes_of_nsa(case: Case, inputs: "Inputs") -> Mistakes:
     """Fewer slots than forced blocks."""
-    forced = case.options["local_blocks"] + 1
+    forced = case.options.get("local_blocks", 2) + 1
     yield "fewer slots than forced blocks", {"top_k": forced - 1}, "top_k"
     yield from _mistakes_of_packs(case, inputs)
 
@@ -135,9 +141,16 @@ def _mistakes_of_nsa(case: Case, inputs: "Inputs") -> Mistakes:
 def _settle_nsa(case: Case) -> Case:
     """The forced blocks have slots."""
     options = dict(case.options)
-    if {"top_k", "local_blocks"} <= options.keys():
-        options["top_k"] = max(options["top_k"], options["local_blocks"] + 1)
+    if "top_k" in options:
+        options["top_k"] = max(options["top_k"], options.get("local_blocks", 2) + 1)
     return replace(case, options=options)
+
+
+def _settle_mla(case: Case) -> Case:
+    """Both parts of a key fit into one head."""
+    most = {"K": 192, "D": 64}
+    dims = {letter: min(size, most.get(letter, size)) for letter, size in case.dims.items()}
+    return replace(case, dims=dims)
 
 
 _SOFTMAX = (
@@ -154,6 +167,7 @@ _SOFTMAX = (
 
 SELECTED_ATTENTION = declare(
     reference.selected_attention,
+    modes=(Mode("parallel"),),
     quiet_form=reference.selected_attention,
     indices={"indices": _indices},
     nonlinear=("lse",),
@@ -169,6 +183,7 @@ SELECTED_ATTENTION = declare(
 MLA = declare(
     reference.mla,
     quiet_form=reference.mla,
+    wraps=ATTENTION,
     roles={
         "q_n": Role.QUERY,
         "q_r": Role.QUERY,
@@ -180,7 +195,7 @@ MLA = declare(
     linear_in=("w_uv",),
     nonlinear=("lse",),
     dims={"R": head_dims(), "D": head_dims(64)},
-    work=lambda n: n["H"] * n["T"] * n["S"],
+    settle=_settle_mla,
     mistakes=_mistakes_of_packs,
     recipes=tuple(name for name in _SOFTMAX if name != "one_hot_values"),
 )

@@ -1,0 +1,429 @@
+"""Attention to selected blocks: the public op, the custom ops behind it, and what is made of the
+indices.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels import tiles
+from kernels.arguments import (
+    bind_dims,
+    check_boundaries,
+    check_cu_seqlens,
+    check_flags,
+    check_one_dtype,
+    check_range,
+    describe,
+)
+from kernels.op import op
+from kernels.primitives.layout import dense_rows
+from kernels.scale import resolve_scale
+from kernels.softmax.logits import LOG2E
+from kernels.softmax.selection import selected_backward_kv, selected_backward_q, selected_forward
+from kernels.tiles import cdiv, next_power_of_2
+
+MAX_DIM = 256
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the kernels read instead of the indices.
+
+    Args:
+        slots: `[B, T_q, G, M]` int32, each block that a query sees once, the largest first, then
+            -1.
+        counts: `[B, T_q, G]` int32, the slots that are not -1.
+        positions: `[T_q]`, of each query among the keys of its sequence.
+        starts: `[T_q]`, the first key of its sequence.
+        first_block: `[T_q]`, the first block of its sequence among all.
+        blocks: `[blocks, 3]`, of each block of all sequences: its first key, the place of that in
+            its sequence, and the end of the sequence.
+    """
+
+    slots: Tensor
+    counts: Tensor
+    positions: Tensor
+    starts: Tensor
+    first_block: Tensor
+    blocks: Tensor
+
+    def queries_by_block(self) -> tuple[Tensor, Tensor]:
+        """Return the queries that selected each block `[B, G, blocks]`, and where each starts."""
+        batch, queries, kv_heads, _ = self.slots.shape
+        count = self.blocks.shape[0]
+        slots = self.slots.permute(0, 2, 1, 3)
+        heads = torch.arange(batch * kv_heads, device=slots.device).view(batch, kv_heads, 1, 1)
+        block = heads * count + self.first_block[:, None] + slots
+        query = torch.arange(queries, device=slots.device)[:, None].expand_as(slots)
+        there = slots >= 0
+        block, order = block[there].sort(stable=True)
+        ends = torch.arange(batch * kv_heads * count + 1, device=slots.device)
+        return query[there][order], torch.searchsorted(block, ends)
+
+
+def within(block_size: int, keys: int) -> int:
+    """A block size that makes the same blocks of so many keys, and is hardly larger than these."""
+    return min(block_size, keys + 1)
+
+
+def select(
+    indices: Tensor,
+    block_size: int,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    keys: int,
+) -> Selection:
+    """Check the indices, and sort them.
+
+    Raises:
+        ValueError: an index below -1 or past the last block of its sequence; boundaries that do not
+            fit.
+    """
+    queries, device = indices.shape[1], indices.device
+    check_boundaries("cu_seqlens", cu_seqlens, queries)
+    check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
+    bounds_q = [0, queries] if cu_seqlens is None else cu_seqlens.tolist()
+    bounds_k = [0, keys] if cu_seqlens_k is None else cu_seqlens_k.tolist()
+    each_q = torch.tensor([stop - start for start, stop in pairwise(bounds_q)])
+    each_k = torch.tensor([stop - start for start, stop in pairwise(bounds_k)])
+    each = (each_k + block_size - 1) // block_size
+    first_block = torch.tensor([0, *accumulate(each.tolist())][:-1])
+    first_q, first_k = torch.tensor(bounds_q[:-1]), torch.tensor(bounds_k[:-1])
+    sequence = torch.arange(len(each)).repeat_interleave(each_q)
+    positions = torch.arange(queries) + (each_k - each_q - first_q)[sequence]
+    of_block = torch.arange(len(each)).repeat_interleave(each)
+    place = (torch.arange(len(of_block)) - first_block[of_block]) * block_size
+    blocks = torch.stack([first_k[of_block] + place, place, (first_k + each_k)[of_block]], -1)
+
+    indices = indices.long()
+    limit = each[sequence].to(device)[:, None, None]
+    if bool(((indices < -1) | (indices >= limit)).any()):
+        raise ValueError(
+            f"indices: {int(indices.min())} to {int(indices.max())}, expected -1 to the last of "
+            f"the blocks of {block_size} keys of each sequence, of which there are {each.tolist()}"
+        )
+    positions = positions.to(device)
+    slots = torch.where(indices * block_size <= positions[:, None, None], indices, -1)
+    slots = slots.sort(-1, descending=True).values
+    again = torch.nn.functional.pad(slots[..., 1:] == slots[..., :-1], (1, 0))
+    slots = torch.where(again, -1, slots).sort(-1, descending=True).values
+    return Selection(
+        slots=slots.int().contiguous(),
+        counts=(slots >= 0).sum(-1).int(),
+        positions=positions,
+        starts=first_k[sequence].to(device),
+        first_block=first_block[sequence].to(device),
+        blocks=blocks.to(device),
+    )
+
+
+def _launch(
+    tile: int, k: Tensor, v: Tensor, *, rows: int
+) -> tuple[tuple[int, int], dict[str, int]]:
+    """Key dim and value dim, and the constants of a kernel."""
+    entry = tiles.TABLE["selected_attention", "parallel"][tile]
+    key_dim, value_dim = k.shape[3], v.shape[3]
+    constants = {
+        "ROWS": rows,
+        "KEYS": entry.keys,
+        "PAD_K": max(16, next_power_of_2(key_dim)),
+        "PAD_V": max(16, next_power_of_2(value_dim)),
+        "num_warps": entry.num_warps,
+        "num_stages": entry.num_stages,
+    }
+    return (key_dim, value_dim), constants
+
+
+def _rows(tile: int, group: int) -> int:
+    """How many heads of a group a program holds."""
+    entry = tiles.TABLE["selected_attention", "parallel"][tile]
+    return min(entry.tokens, max(16, next_power_of_2(group)))
+
+
+@torch.library.custom_op("attention_oracles::selected_parallel", mutates_args=())
+def selected_parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    block_size: int,
+    scale: float,
+    tile: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o and lse of `selected_attention`, where a kv head may have several selections of its query
+    heads. For the backward pass also [2, B, H, T], the maximum of a row's
+    base-2 logits and the sum of their powers of 2 after it is subtracted.
+    """
+    batch, queries, heads, _ = q.shape
+    select_heads = indices.shape[2]
+    group = heads // select_heads
+    o = q.new_empty(batch, queries, heads, v.shape[3])
+    lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
+    softmax = lse.new_empty(2, *lse.shape)
+    block_size = within(block_size, k.shape[1])
+    selection = select(indices, block_size, cu_seqlens, cu_seqlens_k, k.shape[1])
+    if lse.numel() == 0:
+        return o, lse, softmax
+    rows = _rows(tile, group)
+    parts = cdiv(group, rows)
+    dims, constants = _launch(tile, k, v, rows=rows)
+    q, k, v = dense_rows(q, k, v)
+    with torch.cuda.device_of(q):
+        selected_forward[(batch * queries * select_heads * parts,)](
+            q, k, v, o, lse, *softmax,
+            selection.slots, selection.counts, selection.positions, selection.starts,
+            scale * LOG2E.value, queries, select_heads, indices.shape[3], block_size, parts,
+            select_heads // k.shape[2], group, *dims,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **constants,
+        )  # fmt: skip
+    return o, lse, softmax
+
+
+@selected_parallel.register_fake
+def _(q, k, v, indices, cu_seqlens, cu_seqlens_k, block_size, scale, tile):
+    batch, queries, heads, _ = q.shape
+    o = q.new_empty(batch, queries, heads, v.shape[3])
+    lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
+    return o, lse, lse.new_empty(2, *lse.shape)
+
+
+@torch.library.custom_op("attention_oracles::selected_parallel_backward", mutates_args=())
+def selected_parallel_backward(
+    do: Tensor,
+    dlse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    o: Tensor,
+    softmax: Tensor,
+    block_size: int,
+    scale: float,
+    tile: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, queries, heads, key_dim = q.shape
+    keys, kv_heads, value_dim = v.shape[1:]
+    select_heads = indices.shape[2]
+    group, share = heads // select_heads, select_heads // kv_heads
+    dq = q.new_empty(batch, queries, heads, key_dim)
+    dk = k.new_empty(batch, keys, kv_heads, key_dim)
+    dv = v.new_empty(batch, keys, kv_heads, value_dim)
+    deltas = softmax.new_empty(batch, heads, queries)
+    block_size = within(block_size, keys)
+    selection = select(indices, block_size, cu_seqlens, cu_seqlens_k, keys)
+    q, k, v, do = dense_rows(q, k, v, do)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
+    factor = scale * LOG2E.value
+    with torch.cuda.device_of(q):
+        if dq.numel():
+            rows = _rows(tile, group)
+            parts = cdiv(group, rows)
+            dims, constants = _launch(tile, k, v, rows=rows)
+            selected_backward_q[(batch * queries * select_heads * parts,)](
+                q, k, v, o, do, dlse.contiguous(), *softmax, deltas, dq,
+                selection.slots, selection.counts, selection.positions, selection.starts,
+                scale, factor, queries, select_heads, indices.shape[3], block_size, parts,
+                share, group, *dims, *strides, **constants,
+            )  # fmt: skip
+        if dk.numel():
+            entry = tiles.TABLE["selected_attention", "parallel"][tile]
+            dims, constants = _launch(tile, k, v, rows=entry.tokens)
+            count, parts = selection.blocks.shape[0], cdiv(block_size, entry.keys)
+            selected_backward_kv[(batch * kv_heads * count * parts,)](
+                q, k, v, do, *softmax, deltas, dk, dv,
+                *selection.queries_by_block(), selection.positions, selection.blocks,
+                scale, factor, queries, keys, kv_heads, count, block_size, parts,
+                share, group, *dims, *strides, **constants,
+            )  # fmt: skip
+    return dq, dk, dv
+
+
+@selected_parallel_backward.register_fake
+def _(do, dlse, q, k, v, indices, cu_seqlens, cu_seqlens_k, o, softmax, block_size, scale, tile):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, block_size, scale, tile = inputs
+    o, _, softmax = output
+    ctx.save_for_backward(*tensors, o, softmax)
+    ctx.options = block_size, scale, tile
+    ctx.mark_non_differentiable(softmax)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, do, dlse, _):
+    *tensors, o, softmax = ctx.saved_tensors
+    if do is None:
+        do = torch.zeros_like(o)
+    if dlse is None:
+        dlse = softmax.new_zeros(softmax.shape[1:])
+    gradients = selected_parallel_backward(do, dlse, *tensors, o, softmax, *ctx.options)
+    return *gradients, *[None] * 6
+
+
+def _refuse(ctx, *_):
+    raise NotImplementedError("selected_attention: gradients of its gradients are not implemented")
+
+
+selected_parallel.register_autograd(_backward, setup_context=_setup_context)
+selected_parallel_backward.register_autograd(_refuse)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The checked arguments of a call that ops of selected attention share.
+
+    Args:
+        scale: as kernels take it.
+    """
+
+    scale: float
+    cu_seqlens: Tensor | None
+    cu_seqlens_k: Tensor | None
+    tile: int
+
+
+def checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    mode: str,
+    tile: int | None,
+    *,
+    return_lse: bool = False,
+) -> Call:
+    """Check what all of these ops take."""
+    sizes = bind_dims(q=(q, "B T_q H K"), k=(k, "B T_k G K"), v=(v, "B T_k G V"))
+    dtype = check_one_dtype(q=q, k=k, v=v)
+    check_range("head dim K of q and k", sizes["K"], 1, MAX_DIM)
+    check_range("head dim V of v", sizes["V"], 1, MAX_DIM)
+    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
+        raise ValueError(
+            f"q: {sizes['H']} heads, expected a multiple of the {sizes['G']} heads of k and v"
+        )
+    check_flags(return_lse=return_lse)
+    cu_seqlens, cu_seqlens_k = check_packs(cu_seqlens, cu_seqlens_k, sizes, q.device)
+    if mode not in ("auto", "parallel"):
+        raise ValueError(f"mode: {mode!r}, expected 'auto' or 'parallel'")
+    tile = tiles.choose(
+        "selected_attention", "parallel",
+        dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
+    )  # fmt: skip
+    return Call(resolve_scale(scale, sizes["K"]), cu_seqlens, cu_seqlens_k, tile)
+
+
+def attend(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """o and lse."""
+    o, lse, _ = selected_parallel(
+        q, k, v, indices, call.cu_seqlens, call.cu_seqlens_k, block_size, call.scale, call.tile
+    )
+    return o, lse
+
+
+def compute(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    block_size: int,
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    return_lse: bool,
+    mode: str,
+    tile: int | None,
+) -> tuple[Tensor, Tensor | None]:
+    bind_dims(q=(q, "B T_q H K"), k=(k, "B T_k G K"), indices=(indices, "B T_q G M"))
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"indices: {describe(indices)}, expected int32 or int64")
+    check_counts(block_size=block_size)
+    call = checked(q, k, v, scale, cu_seqlens, cu_seqlens_k, mode, tile, return_lse=return_lse)
+    o, lse = attend(call, q, k, v, indices, block_size)
+    return o, lse if return_lse else None
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse what is no int with a TypeError, and what is below 1 with a ValueError."""
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"{name}: {describe(count)}, expected an int")
+        if count < 1:
+            raise ValueError(f"{name}: {count}, expected at least 1")
+
+
+def check_packs(
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    sizes: dict[str, int],
+    device: torch.device,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The boundaries of queries and keys, whose metadata fit; those of the queries for both if the
+    keys have none.
+    """
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], device)
+    cu_seqlens_k = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, sizes["B"], device)
+    if cu_seqlens is None:
+        if cu_seqlens_k is not None:
+            raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
+    elif cu_seqlens_k is None:
+        if sizes["T_k"] != sizes["T_q"]:
+            raise ValueError(
+                f"cu_seqlens_k: not given, expected the boundaries of the {sizes['T_k']} keys, "
+                f"as there are {sizes['T_q']} queries"
+            )
+        cu_seqlens_k = cu_seqlens
+    elif cu_seqlens_k.shape != cu_seqlens.shape:
+        raise ValueError(
+            f"cu_seqlens_k: {describe(cu_seqlens_k)}, expected {describe(cu_seqlens)} "
+            "like cu_seqlens"
+        )
+    return cu_seqlens, cu_seqlens_k
+
+
+ABOUT = (
+    f"Differentiable once, in the float arguments that are no indexer's. K and V are 1 to "
+    f"{MAX_DIM}. A call waits for the device, to read indices and boundaries. The tile is one of "
+    "`selected_attention`."
+)
+TEXTS = {"lse": "float32; None unless `return_lse`.", "indices": "int32 or int64."}
+
+
+@op(
+    compute,
+    outputs=("o", "lse"),
+    about=ABOUT,
+    same_dtype=("q", "k", "v"),
+    texts=TEXTS,
+    raises=[f"K or V above {MAX_DIM}", "an index past the last block of its sequence"],
+)
+def selected_attention(
+    q: Float[Tensor, "B T_q H K"],
+    k: Float[Tensor, "B T_k G K"],
+    v: Float[Tensor, "B T_k G V"],
+    indices: Int[Tensor, "B T_q G M"],
+    *,
+    block_size: int = 64,
+    scale: float | None = None,
+    cu_seqlens: Int[Tensor, "N+1"] | None = None,
+    cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
+    return_lse: bool = False,
+    mode: Literal["auto", "parallel"] = "auto",
+    tile: int | None = None,
+) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
+    """Causal softmax attention to the blocks of keys that each query selects."""
