@@ -1,0 +1,100 @@
+"""Pages of 8 bits obey the laws of paged attention, with scales of every granularity."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+import kernels
+import reference
+from properties.cases.case import Case
+from properties.cases.layouts import SHARING
+from properties.cases.strategies import ORDINARY, cases
+from properties.catalogue import OPS
+from properties.laws import LAWS, Subject
+
+PAGED = OPS["paged_attention"]
+EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
+SCALES = ("k_scale", "v_scale")
+# One for all pages, one a page, one a token and head.
+GRANULARITIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "tensor": lambda x: x[:1, :1, :1].expand(x.shape),
+    "block": lambda x: x[:, :1, :1].expand(x.shape),
+    "token and head": lambda x: x,
+}
+
+
+def quantized(dtype: torch.dtype, granularity: str) -> object:
+    """The op whose cases have pages of 8 bits."""
+
+    def finish(
+        case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        tensors = dict(tensors)
+        for name in ("k", "v"):
+            x, scale = tensors[f"{name}_pages"].float(), tensors[f"{name}_scale"].float()
+            top = 127.0 if dtype == torch.int8 else 448.0
+            size = x.abs().amax().clamp(min=1e-3) if x.numel() else torch.tensor(1.0)
+            tensors[f"{name}_pages"] = (x / size * top).to(dtype)
+            scale = scale / top
+            if name == "v" and case.seed % 4 == 1:
+                # 0, the smallest subnormal number of float32, and a large one.
+                scale.view(-1)[case.seed % 7 :: 7] = (0.0, 2.0**-149, 2.0**96)[case.seed // 4 % 3]
+            tensors[f"{name}_scale"] = GRANULARITIES[granularity](scale)
+        return tensors
+
+    def settle(case: Case) -> Case:
+        """Scales are given, in float32, and lie as they are."""
+        case = PAGED.settle(case)
+        given = tuple(a.name for a in PAGED.arguments if a.name in {*case.given, *SCALES})
+        plain = {"k_pages", "v_pages", *SCALES}
+        return replace(
+            case,
+            given=given,
+            float32=tuple(dict.fromkeys((*case.float32, *SCALES))),
+            layout="contiguous" if case.layout in SHARING else case.layout,
+            layouts={n: x for n, x in case.layouts.items() if n not in plain},
+            same={},
+            earlier=None,
+        )
+
+    return replace(PAGED, finish=finish, settle=settle)
+
+
+@pytest.mark.parametrize(
+    "law", ["differential", "batch_invariance", "packing", "layout_invariance"]
+)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_law_holds_of_pages_of_eight_bits(
+    dtype: torch.dtype, granularity: str, law: str, subject: Subject
+) -> None:
+    op = quantized(dtype, granularity)
+    mode = PAGED.modes[0]
+
+    @settings(max_examples=6)
+    @given(
+        cases(op, mode, "float32", subject.target, longest=40, widest=20, extents=ORDINARY)
+        | cases(op, mode, "bfloat16", subject.target, longest=40, widest=20, extents=ORDINARY)
+        | cases(op, mode, "float16", subject.target, longest=40, widest=20, extents=ORDINARY)
+    )
+    def holds(case: Case) -> None:
+        LAWS[law](op, op.settle(case), subject)
+
+    holds()
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_quantization_is_no_error(dtype: torch.dtype, subject: Subject) -> None:
+    """With one key the output is its dequantized value, in every bit."""
+    values = torch.arange(-120, 128, 8).to(dtype).to(subject.device).view(1, 1, 1, 31)
+    scale = torch.full((1, 1, 1), 2.0**-5, device=subject.device)
+    q = torch.ones(1, 1, 2, 31, device=subject.device)
+    zero = torch.zeros(1, 1, dtype=torch.int32, device=subject.device)
+    given = q, values, values, zero, zero[0] + 1
+    for op in (kernels.paged_attention, reference.paged_attention):
+        o, _ = op(*given, k_scale=scale, v_scale=scale)
+        assert torch.equal(o[0, 0, 1], values.float().flatten() / 32)
