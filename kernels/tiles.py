@@ -518,8 +518,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("l2norm", "fused"): (Entry(tokens=32, max_dim=128), Entry(tokens=8)),
     # tokens: rows (a query of a head of a group) of a program; keys: rows of pages per step.
     ("paged_attention", "fused"): (
-        Entry(tokens=16, keys=64, max_dim=128, dtypes=_HALVES, arch=80),
-        Entry(tokens=16, keys=32, max_dim=128, num_stages=1),
+        Entry(tokens=16, keys=32, max_dim=64, num_stages=1),
         Entry(tokens=16, keys=16, num_stages=1),
     ),
     # tokens: (batch, token, head) rows of o_a.

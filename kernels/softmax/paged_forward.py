@@ -72,12 +72,14 @@ def paged_forward(
     v_scale += wide_kv_head * stride_vsg
     table += n.to(tl.int64) * stride_tn
 
-    rows = tile * ROWS + tl.arange(0, ROWS)
-    token = rows // group
-    head = kv_head * group + rows % group
+    # A sequence may have more rows than an index of 32 bits counts.
+    first_row = tile.to(tl.int64) * ROWS
+    rows = first_row + tl.arange(0, ROWS)
+    token = (rows // group).to(tl.int32)
+    head = kv_head * group + (rows % group).to(tl.int32)
     exists = token < length_q
-    first = tile * ROWS // group
-    last = tl.minimum((tile * ROWS + ROWS - 1) // group, length_q - 1)
+    first = (first_row // group).to(tl.int32)
+    last = tl.minimum(((first_row + ROWS - 1) // group).to(tl.int32), length_q - 1)
     dims_k = tl.arange(0, PAD_K)
     dims_v = tl.arange(0, PAD_V)
     in_k = dims_k < key_dim
@@ -186,7 +188,7 @@ def merge_parts(
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, PAD_V), tl.float32)
     for split in range(splits):
-        row = rows + split * count
+        row = rows + tl.cast(split, tl.int64) * count
         part_peak = tl.load(peaks + row, mask=exists, other=float("-inf"))
         part = tl.load(parts + row[:, None] * value_dim + dims[None, :], mask=mask, other=0.0)
         new_peak = tl.maximum(peak, part_peak)

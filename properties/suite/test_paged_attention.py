@@ -1,0 +1,47 @@
+"""Pages that lie far apart, and calls that a case cannot state."""
+
+import os
+
+import pytest
+import torch
+
+import kernels
+import reference
+from properties.laws import Subject
+
+STRIDE = 2**30 + 64
+
+
+def test_pages_are_addressed_in_64_bits(subject: Subject) -> None:
+    """The stride fits into 32 bits, its product with the last page does not."""
+    size = 2 * STRIDE + 2**10
+    if subject.device.type == "cpu" and os.sysconf("SC_PHYS_PAGES") * 4096 < 4 * size:
+        pytest.skip("few pages are touched, but a machine of less than 8 GB may refuse the memory")
+    memory = torch.empty(size, dtype=torch.bfloat16, device=subject.device)
+    q, k, v = (torch.randn(3, 4, 1, 8, generator=torch.manual_seed(n)) for n in range(3))
+    pages = [
+        memory.as_strided(x.shape, (STRIDE, 8, 8, 1), place).copy_(x)
+        for x, place in ((k, 0), (v, 64))
+    ]
+    q = q.bfloat16()[:1].to(subject.device)
+    table = torch.tensor([[2, 0]], device=subject.device)
+    length = torch.tensor([7], device=subject.device)
+    o, _ = kernels.paged_attention(q, *pages, table, length)
+    near = [x.contiguous().double() for x in pages]
+    want, _ = reference.paged_attention(q.double(), *near, table, length)
+    torch.testing.assert_close(o.double(), want, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_more_splits_than_tiles_leave_empty_parts(size: int, subject: Subject) -> None:
+    """A sequence without keys has nothing but empty parts."""
+    q, k = torch.randn(3, 1, 2, 8), torch.randn(4, size, 1, 8)
+    table, lengths = torch.tensor([[0, 1], [2, 3], [1, 0]]), torch.tensor([size + 1, 0, 2 * size])
+    given = [x.to(subject.device) for x in (q, k, k, table, lengths)]
+    want = kernels.paged_attention(*given, return_lse=True)
+    for splits in (2, 3, 100):
+        got = kernels.paged_attention(*given, num_splits=splits, return_lse=True)
+        for x, y in zip(got, want, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+        assert (got[1][1] == -torch.inf).all()
+        assert (got[0][1] == 0).all()
