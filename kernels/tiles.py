@@ -519,7 +519,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # tokens: rows (a query of a head of a group) of a program; keys: rows of pages per step.
     ("paged_attention", "fused"): (
         Entry(tokens=16, keys=32, max_dim=64, num_stages=1),
-        Entry(tokens=16, keys=16, num_stages=1),
+        Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
     ),
     # tokens: (batch, token, head) rows of o_a.
     # tokens: query heads that a program holds, and rows of queries that dk and dv read per step;
