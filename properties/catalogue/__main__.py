@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from properties.catalogue import OPS
+from properties.catalogue import OPS, Op
 from properties.mutants import shares
 from properties.mutants.mutant import modules
 from properties.mutants.triggers import run as triggers
@@ -13,6 +13,12 @@ from properties.planting.sources import Sources
 
 BEGIN = "<!-- table: python -m properties.catalogue --write properties/README.md -->"
 END = "<!-- end of table -->"
+_OF_BITS = (
+    "Bits are those of a sequence that is computed in another way: alone or beside others "
+    "(`batch`), from other pages\n(`pages`), in two chunks of a prompt (`cut`), in another number "
+    "of splits (`splits`). A level contains those before\nit. Beyond the level of an op the error "
+    "budget judges. A GPU's bits also depend on alignment."
+)
 _OF_MUTANTS = (
     "A mutant is a small mistake, planted alone in the kernels or the reference page of an op. The "
     "counts leave out\nmutants that are listed as equivalent; ops share kernels."
@@ -32,11 +38,11 @@ def table() -> str:
     every = list(dict.fromkeys(law for op in OPS.values() for law in op.laws))
     reached = triggers.read()
     killed = {} if reached else _killed()
-    rows = [["op", "modes", "laws"], ["---"] * 3]
+    rows = [["op", "modes", "bits", "laws"], ["---"] * 4]
     for op in OPS.values():
         modes = ", ".join(mode.name for mode in op.modes) or "none yet"
-        rows.append([f"`{op.name}`", modes, _laws(op.laws, every)])
-    below: list[str] = []
+        rows.append([f"`{op.name}`", modes, _bits(op), _laws(op.laws, every)])
+    below = ["", _OF_BITS]
     if reached:
         cells = [_percent(reached[name]) if name in reached else "" for name in OPS]
         rows = [[*row, cell] for row, cell in zip(rows, ["reach", "---", *cells], strict=True)]
@@ -60,6 +66,13 @@ def _killed() -> dict[str, shares.Share]:
         op.name: shares.together(known, Sources.of(op).modules & mutated) for op in OPS.values()
     }
     return {name: share for name, share in found.items() if share is not None}
+
+
+def _bits(op: Op) -> str:
+    """The highest level of batch invariance at which its modes keep their bits."""
+    if "packing" not in op.laws or not op.modes:
+        return ""
+    return ", ".join(dict.fromkeys(mode.bits for mode in op.modes))
 
 
 def _laws(laws: Sequence[str], every: Sequence[str]) -> str:
