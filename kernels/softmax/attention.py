@@ -41,6 +41,8 @@ from kernels.tiles import cdiv, next_power_of_2
 MAX_DIM = 256
 # Tiles in which no pair is visible are not computed. That changes no bit.
 SKIP = True
+# What is loaded of each pair takes registers, and smaller tiles are skipped more often.
+_PAIRED = tiles.Tile(tokens=32, keys=32, num_warps=8, num_stages=1)
 
 
 def attention(
@@ -240,6 +242,11 @@ def _options(
     return numbers, (q.shape[2] // k.shape[2], k.shape[3], v.shape[3]), constants
 
 
+def _tile(entry: tiles.Entry, kernel: str, *pairs: Tensor | None) -> tiles.Tile:
+    """The tile of a kernel, or the one of all kernels that load something of each pair."""
+    return entry.of(kernel) if all(x is None for x in pairs) else _PAIRED
+
+
 Pairs = tuple[Tensor | None, ...]
 
 
@@ -334,7 +341,7 @@ def attention_parallel(
     if lse.numel() == 0:
         return o, lse, softmax
 
-    shape = tiles.TABLE["attention", "parallel"][tile]
+    shape = _tile(tiles.TABLE["attention", "parallel"][tile], "", bias, mask, table, codes)
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     pairs, steps, of_pairs = _pairs((bias, mask, table, codes, lows, highs), block)
     constants |= of_pairs
@@ -404,13 +411,13 @@ def attention_parallel_backward(
     entry = tiles.TABLE["attention", "parallel"][tile]
     pairs, steps, of_pairs = _pairs((bias, mask, table, codes, lows, highs), block)
     special = "gated" if g is not None else ""
-    added = (softcap, alibi_slopes, bias, mask, table, codes)
-    if g is None and any(x is not None for x in added):
+    if g is None and (softcap is not None or alibi_slopes is not None):
         special = "biased" if "biased" in entry.kernels else ""
     # Apart, dk and dv take half the registers each, and one product more.
     apart = g is not None or "dk" in entry.kernels
     launches = [("dk", True, False), ("dv", False, True)] if apart else [("dkv", True, True)]
-    dq_tile = entry.of(special or "dq")
+    loaded = (bias, mask, table, codes)
+    dq_tile = _tile(entry, special or "dq", *loaded)
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
     constants |= of_pairs
@@ -442,7 +449,7 @@ def attention_parallel_backward(
             )  # fmt: skip
         if dk.numel():
             for name, of_k, of_v in launches:
-                kv_tile = entry.of(special or name)
+                kv_tile = _tile(entry, special or name, *loaded)
                 count = cdiv(longest_k, kv_tile.tokens)
                 attention_backward_kv[(count * sequences * kv_heads,)](
                     q, k, v, do, terms, dk, dv, column_sums, alibi_slopes, *gates,
