@@ -46,11 +46,11 @@ def _start(case: Case) -> int:
 def _positions(shape: tuple[int, ...], case: Case, generator: torch.Generator) -> Tensor:
     """Positions in one of several orders, which the seed chooses; the last axis is time.
 
-    They lie in `[start, start + T + 9)`, and so that tables may not end earlier, one of them is the
+    They lie in `[start, start + T + 8)`, and so that tables may not end earlier, one of them is the
     last of these. Positions of padding are 0.
     """
     tokens, start = shape[-1], _start(case)
-    reach = tokens + 9
+    reach = tokens + 8
     # In each order, rows of the batch differ.
     first = torch.randint(9, (*shape[:-1], 1), generator=generator)
     following = (first + torch.arange(tokens)).expand(shape)
@@ -123,7 +123,7 @@ def _table_rows(case: Case) -> dict[str, int]:
 
 
 def _rows_of_positions(case: Case) -> dict[str, int]:
-    return {"R": 1 + _start(case) + sum(case.lengths) + 9}
+    return {"R": 1 + _start(case) + sum(case.lengths) + 8}
 
 
 def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
