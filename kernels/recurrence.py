@@ -53,8 +53,7 @@ _BAD_BOUNDARIES = (
     "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
 )
 
-# The recurrence that a wrapper calls checks these.
-_OF_SEQUENCES = ("initial_state", "cu_seqlens")
+_OF_HEADS = {"K", "V", "M"}
 
 
 @dataclass(frozen=True)
@@ -233,19 +232,16 @@ def wrapper(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make the public function of an op that calls the recurrence `wraps`: see `documented`.
 
-    `run` is called once the dims and dtypes of all tensors but the state match the annotations.
+    `run` is called once all arguments are checked that the annotations describe, so that it may
+    launch kernels of its own before those of `wraps`. The values of `cu_seqlens` are not: kernels
+    read them.
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(page).parameters
-        dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
-        dims = {n: spec for n, spec in dims.items() if spec and n not in _OF_SEQUENCES}
 
         def checked(**given: Any) -> Any:
-            bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
-            dtype = check_one_dtype(**{name: given[name] for name in same_dtype})
-            for name in dims.keys() - {*same_dtype}:
-                check_dtype(name, given[name], torch.float32, dtype)
+            _check(parameters, same_dtype, wraps, given)
             return run(**given)
 
         return documented(
@@ -258,6 +254,47 @@ def wrapper(
         )(page)
 
     return decorate
+
+
+def _check(
+    parameters: Mapping[str, inspect.Parameter],
+    same_dtype: Sequence[str],
+    wraps: str,
+    given: Mapping[str, Any],
+) -> None:
+    """Check the arguments of a wrapper against its annotations."""
+    check_flags(**{n: given[n] for n, p in parameters.items() if isinstance(p.default, bool)})
+    dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
+    dims = {n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"}
+    state, state_dims = given["initial_state"], dims.pop("initial_state")
+    sizes = bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
+    dtype = check_one_dtype(**{name: given[name] for name in same_dtype})
+    for name in dims.keys() - {*same_dtype}:
+        check_dtype(name, given[name], torch.float32, dtype)
+    for letter in _OF_HEADS & sizes.keys():
+        check_range(letter, sizes[letter], 1, 256)
+    device = given[same_dtype[0]].device
+    cu_seqlens = check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], device)
+    sizes["N"] = count_sequences(sizes["B"], cu_seqlens)
+    wanted = [_size(dim, sizes) for dim in state_dims.split()]
+    bind_dims(initial_state=(state, state_dims))
+    check_dtype("initial_state", state, torch.float32)
+    if state is not None and [*state.shape] != wanted:
+        expected = f"[{', '.join(state_dims.split())}] = {wanted}"
+        raise ValueError(f"initial_state: {describe(state)}, expected {expected}")
+    if "scale" in given:
+        resolve_scale(given["scale"], sizes["K"])
+    modes = get_args(parameters["mode"].annotation)
+    if given["mode"] not in modes:
+        raise ValueError(f"mode: {given['mode']!r}, expected {', '.join(map(repr, modes))}")
+    mode = modes[-1] if given["mode"] == "auto" else given["mode"]
+    dim = max((sizes[letter] for letter in _OF_HEADS & sizes.keys()), default=1)
+    tiles.choose(wraps, mode, dim=dim, dtype=dtype, device=device, tile=given["tile"])
+
+
+def _size(dim: str, sizes: Mapping[str, int]) -> int:
+    """The size of a dim such as `V+1`."""
+    return sum(int(term) if term.isdecimal() else sizes[term] for term in dim.split("+"))
 
 
 def _of_heads(module: ModuleType) -> Form:

@@ -11,9 +11,11 @@ from kernels.delta.delta_rule import delta_rule
 from kernels.delta.dplr import dplr
 from kernels.delta.gated_delta_product import gated_delta_product
 from kernels.delta.gated_delta_rule import gated_delta_rule
+from kernels.delta.gated_oja_rule import gated_oja_rule
 from kernels.delta.gdn2 import gdn2
 from kernels.delta.iplr import iplr
 from kernels.delta.kda import kda
+from kernels.delta.precond import precond_gated_delta_rule, precond_kda
 from kernels.delta.rwkv7 import rwkv7
 
 __all__ = [
@@ -22,8 +24,11 @@ __all__ = [
     "dplr",
     "gated_delta_product",
     "gated_delta_rule",
+    "gated_oja_rule",
     "gdn2",
     "iplr",
     "kda",
+    "precond_gated_delta_rule",
+    "precond_kda",
     "rwkv7",
 ]

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels.arguments import check_cu_seqlens
 from kernels.delta.gated_delta_rule import gated_delta_rule
 from kernels.recurrence import wrapper
 
@@ -21,10 +20,9 @@ def as_steps(
     cu_seqlens: Tensor | None,
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    batch, _, steps = k.shape[:3]
+    steps = k.shape[2]
     if steps == 0:
         raise ValueError("k: 0 steps, expected at least 1")
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, batch, q.device)
     pad = torch.nn.functional.pad
     last = pad(q[:, :, None], (0, 0, 0, 0, steps - 1, 0))
     first = None if g is None else pad(g[:, :, None], (0, 0, 0, steps - 1))

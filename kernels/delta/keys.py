@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from kernels.arguments import check_flags
-from kernels.norm.l2norm import EPS, normalized, normalized_backward
+from kernels.norm.l2norm import l2norm, normalized, normalized_backward
 from kernels.recurrence import Form, Gradients
 
 
@@ -30,13 +28,5 @@ def normalized_keys(form: Form) -> Form:
 
 
 def unit_keys(use_qk_l2norm_in_kernel: bool, *keys: Tensor) -> tuple[Tensor, ...]:
-    """The same in a wrapper. PyTorch divides, so that nothing is launched before all
-    arguments are checked.
-    """
-    check_flags(use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)
-    return tuple(_unit(x) for x in keys) if use_qk_l2norm_in_kernel else keys
-
-
-def _unit(x: Tensor) -> Tensor:
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + EPS)).to(x.dtype)
+    """The same in a wrapper."""
+    return tuple(l2norm(x) for x in keys) if use_qk_l2norm_in_kernel else keys

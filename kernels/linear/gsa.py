@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels.arguments import bind_dims
 from kernels.linear.gla import gla
 from kernels.recurrence import wrapper
 
@@ -22,14 +21,12 @@ def by_two_passes(
     initial_state: Tensor | None,
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    dtype, K, V = q.dtype, k.shape[-1], v.shape[-1]
+    dtype = q.dtype
     # Logits and weights stay float32, as in any softmax.
-    q, k, v, s = (x.float() for x in (q, k, v, s))
+    q, k, v, s, g = (None if x is None else x.float() for x in (q, k, v, s, g))
     keys = values = None
     if initial_state is not None:
-        dims = f"N H {s.shape[-1]} {K + V}"
-        bind_dims(s=(s, "B T H M"), initial_state=(initial_state, dims))
-        keys, values = initial_state.split([K, V], dim=-1)
+        keys, values = initial_state.split([k.shape[-1], v.shape[-1]], dim=-1)
         keys = keys.mT
     logits, keys = gla(q, k, s, gv=g, scale=scale, initial_state=keys, **given)
     p = torch.softmax(logits, dim=-1)

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels.arguments import check_cu_seqlens
 from kernels.linear.gla import gla
 from kernels.primitives.shift import last_tokens, of_the_token_before
 from kernels.recurrence import wrapper
@@ -24,7 +23,6 @@ def one_token_late(
     output_final_state: bool,
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, r.shape[0], r.device)
     # With what the token before writes and how it decays, S_t of `gla` is S_{t-1} of RWKV-6.
     late = (of_the_token_before(x, cu_seqlens) for x in (k, v, w))
     o, before = gla(

@@ -8,23 +8,38 @@ from torch import Tensor
 
 
 def of_the_token_before(
-    x: Float[Tensor, "B T *D"], cu_seqlens: Int[Tensor, " N+1"] | None
+    x: Float[Tensor, "B T *D"],
+    cu_seqlens: Int[Tensor, " N+1"] | None,
+    start: Float[Tensor, "N *D"] | float = 0.0,
 ) -> Float[Tensor, "B T *D"]:
-    """Shift x by one token; the first of each sequence gets 0."""
+    """Shift x by one token; the first of each sequence gets what it has in `start`."""
+    if x.shape[1] == 0:
+        return x
     nothing = [0, 0] * (x.dim() - 2)
-    late = torch.nn.functional.pad(x[:, :-1], (*nothing, 1, 0)) if x.shape[1] else x
+    late = torch.nn.functional.pad(x[:, :-1], (*nothing, 1, 0))
+    t = torch.arange(x.shape[1], device=x.device)
     if cu_seqlens is None:
-        return late
-    first = torch.isin(torch.arange(x.shape[1], device=x.device), cu_seqlens[:-1])
-    return torch.where(first.view(1, -1, *[1] * (x.dim() - 2)), 0.0, late).to(x.dtype)
+        first = t[None] == 0
+        start = start[:, None] if isinstance(start, Tensor) else start
+    else:
+        first = torch.isin(t, cu_seqlens[:-1])[None]
+        if isinstance(start, Tensor):
+            sequence = torch.bucketize(t, cu_seqlens[1:].to(t.dtype), right=True)
+            start = start[None, sequence.clamp(max=len(start) - 1)]
+    return torch.where(first.view(1, -1, *[1] * (x.dim() - 2)), start, late).to(x.dtype)
 
 
 def last_tokens(
     tensors: Sequence[Float[Tensor, "B T *D"]], cu_seqlens: Int[Tensor, " N+1"] | None
 ) -> tuple[list[Float[Tensor, "N *D"]], Bool[Tensor, " N"]]:
-    """The last token of each sequence in float32, and whether there is none; T is not 0."""
+    """The last token of each sequence in float32, and whether there is none,
+    and then 0 stands for it; T is not 0.
+    """
     if cu_seqlens is None:
         some = torch.zeros(len(tensors[0]), dtype=torch.bool, device=tensors[0].device)
         return [x[:, -1].float() for x in tensors], some
-    last = (cu_seqlens[1:].long() - 1).clamp(min=0)
-    return [x[0].index_select(0, last).float() for x in tensors], cu_seqlens.diff() == 0
+    last, empty = (cu_seqlens[1:].long() - 1).clamp(min=0), cu_seqlens.diff() == 0
+    # An empty sequence reads a token of another one, which may be NaN.
+    nothing = empty.view(-1, *[1] * (tensors[0].dim() - 2))
+    found = (x[0].index_select(0, last).float() for x in tensors)
+    return [torch.where(nothing, 0.0, x) for x in found], empty

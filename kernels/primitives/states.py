@@ -20,6 +20,11 @@ def optional(state: Tensor | None, like: Tensor) -> tuple[Tensor, bool]:
     return state.contiguous(), True
 
 
+def without_last(state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A state without its last column, and that column."""
+    return (None, None) if state is None else (state[..., :-1], state[..., -1])
+
+
 def output_and_states(
     given: Mapping[str, Any], dtype: torch.dtype
 ) -> tuple[tuple[tuple[int, ...], torch.dtype], tuple[tuple[int, ...], torch.dtype]]:

@@ -130,7 +130,8 @@ def declare(
     sums = {dim: terms for dim in every if len(terms := _TERM.findall(dim)) > 1}
 
     def all_sizes(case: Case) -> dict[str, int]:
-        known = {"H": case.dims["G"] * case.dims["R"]} if grouped else {}
+        known = {dim: int(dim) for dim in every if dim.isdecimal()}
+        known |= {"H": case.dims["G"] * case.dims["R"]} if grouped else {}
         if sums:
             of_terms = {**defaults, **case.options, **case.dims}
             known |= {dim: _sum(terms, of_terms) for dim, terms in sums.items()}

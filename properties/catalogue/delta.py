@@ -110,6 +110,8 @@ COMBA = declare(
 
 GATED_OJA_RULE = declare(
     reference.gated_oja_rule,
+    wraps=KDA,
+    modes=(Mode("fused_recurrent"),),
     roles={"k": Role.VALUE, "v": Role.UNIT_KEY},
     work=lambda n: pairs_by_channel({**n, "K": n["V"], "V": n["K"]}),
     recipes=_OF_UNIT_KEYS,
@@ -125,9 +127,9 @@ _PRECONDITIONED: Any = {
     "recipes": tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
 }
 PRECOND_GATED_DELTA_RULE = declare(
-    reference.precond_gated_delta_rule, work=pairs_by_channel, **_PRECONDITIONED
+    reference.precond_gated_delta_rule, wraps=DPLR, **_PRECONDITIONED
 )
-PRECOND_KDA = declare(reference.precond_kda, work=pairs_by_channel, **_PRECONDITIONED)
+PRECOND_KDA = declare(reference.precond_kda, wraps=DPLR, **_PRECONDITIONED)
 
 MOMENTUM_DELTA_RULE = declare(
     reference.momentum_delta_rule,

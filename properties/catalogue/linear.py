@@ -155,6 +155,7 @@ GSA = declare(
 # The last column of a state is a logarithm, in which nothing is linear.
 LIGHTNET = declare(
     reference.lightnet,
+    wraps=GLA,
     linear_in=(),
     work=lambda n: n["H"] * n["T"] * n["K"] * (n["T"] + n["V"]),
     recipes=_ROUNDED,
@@ -162,6 +163,8 @@ LIGHTNET = declare(
 
 ABC = declare(
     reference.abc,
+    wraps=GLA,
+    modes=(Mode("fused_recurrent"),),
     roles={"s": Role.KEY},
     linear_in=(),
     work=lambda n: n["H"] * n["T"] * n["M"] * (n["T"] + n["K"] + n["V"]),
@@ -170,6 +173,8 @@ ABC = declare(
 
 RWKV4 = declare(
     reference.rwkv4,
+    wraps=HGRN,
+    modes=(Mode("fused_recurrent"),),
     roles={"w": Role.KEY, "u": Role.KEY},
     linear_in=(),
     work=lambda n: n["D"] * n["T"] * n["T"],
@@ -179,6 +184,7 @@ RWKV4 = declare(
 # Its second form multiplies gates as they are: states around 2^8 are exponents that overflow.
 MLSTM = declare(
     reference.mlstm,
+    wraps=SIMPLE_GLA,
     roles={"i": Role.LOGIT},
     linear_in=(),
     work=pairs_and_states,
@@ -187,6 +193,7 @@ MLSTM = declare(
 
 SELECTIVE_SCAN = declare(
     reference.selective_scan,
+    wraps=GLA,
     roles={"dt": Role.STEP, "A": Role.LOG_DECAY, "B": Role.KEY, "C": Role.QUERY},
     linear_in=("x", "initial_state"),
     work=lambda n: n["D"] * n["T"] * n["K"] * n["T"],

@@ -1,0 +1,45 @@
+"""Attention with bounded memory control: slots that are averages of the tokens so far."""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels.linear.gsa import by_two_passes
+from kernels.linear.log_weights import log_weights
+from kernels.primitives.states import without_last
+from kernels.recurrence import wrapper
+
+
+def as_gsa(
+    *,
+    s: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    **given: Any,
+) -> tuple[Tensor, Tensor | None]:
+    S, z = without_last(initial_state)
+    weight, _, left, z = log_weights(s, None, z, cu_seqlens)
+    s = torch.exp(s.float() - weight)
+    o, S = by_two_passes(s=s, g=left, initial_state=S, cu_seqlens=cu_seqlens, **given)
+    return o, None if S is None else torch.cat([S, z[..., None]], dim=-1)
+
+
+@wrapper(as_gsa, "gla", same_dtype=("q", "k", "v", "s"))
+def abc(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    s: Float[Tensor, "B T H M"],
+    *,
+    scale: float | None = None,
+    initial_state: Float[Tensor, "N H M K+V+1"] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Int[Tensor, " N+1"] | None = None,
+    mode: Literal["auto", "fused_recurrent"] = "auto",
+    tile: int | None = None,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H M K+V+1"] | None]:
+    """Attention with bounded memory control, `reference.abc`: the two passes of `gsa` with slots
+    that take exp(s - z), in float32. M is 1 to 256.
+    """
