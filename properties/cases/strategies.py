@@ -130,7 +130,7 @@ def _bundles(
     widest = min(widest, draw(st.sampled_from([256, 256, 64, 64, 40])))
     dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
     # If one tensor is passed as two arguments, they have one shape.
-    twin = draw(st.sampled_from([False] * 11 + [True]))
+    twin = draw(st.sampled_from([False] * 9 + [True]))
     dims |= {letter: n for letter, n in _large(draw, extent).items() if letter in dims}
     if twin:
         dims = _alike(dims)
@@ -288,7 +288,7 @@ def _with_lengths(
     elif packed and draw(st.sampled_from([False] * 7 + [True])):
         tokens = _decoded(draw, count)
     case = replace(case, lengths=tokens, key_lengths=keys)
-    return case if packed else _perhaps_empty(draw, op, case)
+    return _perhaps_empty(draw, op, case)
 
 
 _KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cached")
@@ -353,13 +353,14 @@ def _has_keys_of_its_own(op: Op, case: Case) -> bool:
 
 
 def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
-    """A dense case, now and then without rows, tokens or keys."""
-    match draw(st.sampled_from([*[None] * 7, *["rows", "keys"] * 2, "tokens"])):
+    """A case, now and then without rows, tokens or keys."""
+    empty = ["tokens"] if case.packed else ["rows", "rows", "tokens"] + ["keys", "keys"] * op.keys
+    match draw(st.sampled_from([None] * 10 + empty)):
         case "rows":
             return replace(case, dims={**case.dims, "B": 0})
         case "tokens":
-            return replace(case, lengths=(0,))
-        case "keys" if op.keys:
+            return replace(case, lengths=(0,) * len(case.lengths))
+        case "keys":
             return replace(case, key_lengths=(0,))
     return case
 
@@ -389,7 +390,7 @@ def _with_arguments(draw: DrawFn, op: Op, mode: Mode, case: Case) -> tuple[Case,
     for option in op.options:
         if option.name not in mode.refuses:
             value = draw(option.draw(case))
-            if not (value is None or isinstance(value, bool | str)):
+            if option.number or not (value is None or isinstance(value, bool | str)):
                 numbers.append(option)
                 value = option.default
             case = replace(case, options={**case.options, option.name: value})
@@ -408,7 +409,9 @@ def _broadcast(draw: DrawFn, arguments: Sequence[Argument]) -> dict[str, str]:
 
 def _with_numbers(draw: DrawFn, numbers: Sequence[Option], case: Case) -> Case:
     for option in numbers:
-        number = option.draw(case).filter(lambda value: value is not None)
+        number = option.draw(case)
+        if not option.number:
+            number = number.filter(lambda value: value is not None)
         case = replace(case, options={**case.options, option.name: draw(number)})
     return case
 
@@ -453,20 +456,12 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
     call.
     """
     names = trained(op, case)
-    kind = draw(st.sampled_from(["all"] * 4 + ["one", "all but one", "some", "none"]))
-    frozen: tuple[str, ...] = ()
-    if kind == "one" and names:
-        only = draw(st.sampled_from(names))
-        frozen = tuple(n for n in names if n != only)
-    elif kind == "all but one" and names:
-        frozen = (draw(st.sampled_from(names)),)
-    elif kind == "some":
-        frozen = tuple(n for n in names if draw(st.booleans()))
-    elif kind == "none":
-        frozen = names
+    frozen = draw(_frozen(names))
+    if draw(st.sampled_from([False] * 15 + [True])):
+        frozen = tuple(name for name in names if draw(st.booleans()))
     outputs = [o.name for o in asked_for(op, case)]
     silent: tuple[str, ...] = ()
-    if len(outputs) > 1 and draw(st.sampled_from([False, False, True])):
+    if len(outputs) > 1 and draw(st.booleans()):
         loud = draw(st.sampled_from(outputs))
         silent = tuple(name for name in outputs if name != loud)
     if target.chooses and draw(st.sampled_from([False] * 11 + [True])):
@@ -481,13 +476,23 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
 
 
 @lru_cache
+def _frozen(names: tuple[str, ...]) -> SearchStrategy[tuple[str, ...]]:
+    """Tensors that need no gradient: none, one, all but one, all."""
+    each: list[tuple[str, ...]] = []
+    if len(names) > 1:
+        each = [(one,) for one in names]
+        each += [tuple(name for name in names if name != one) for one in names]
+    return st.sampled_from([()] * max(3, len(each) // 2) + each + [names])
+
+
+@lru_cache
 def _contexts(known: tuple[str, ...]) -> SearchStrategy[str]:
-    """Mostly "grad"; "compiled" least often, as it takes seconds."""
+    """Half of the time "grad"; "compiled" least often, as it takes longest."""
     weights = {
-        "grad": 72,
-        "no_grad": 6,
-        "inference_mode": 6,
-        "autocast": 10,
+        "grad": 18,
+        "no_grad": 3,
+        "inference_mode": 3,
+        "autocast": 4,
         "compiled": 1,
         "bfloat16_by_default": 4,
     }
@@ -496,7 +501,7 @@ def _contexts(known: tuple[str, ...]) -> SearchStrategy[str]:
 
 def _earlier(draw: DrawFn, op: Op, mode: Mode, case: Case) -> dict[str, Any] | None:
     """No earlier call, one with other numbers only, or one with another option too."""
-    kind = draw(st.sampled_from([None, None, None, None, "numbers", "option"]))
+    kind = draw(st.sampled_from([None, None, "numbers", "option"]))
     if kind is None:
         return None
     options = [o for o in op.options if o.name not in mode.refuses and not o.auxiliary]

@@ -23,10 +23,12 @@ _OF_MUTANTS = (
     "A mutant is a small mistake, planted alone in the kernels or the reference page of an op. The "
     "counts leave out\nmutants that are listed as equivalent; ops share kernels."
 )
+_REACHED = "predicates reached: ci %, night %"
 _OF_TRIGGERS = (
-    'Reach is the share of predicates about calls, such as "K = 64 and only the initial state is '
-    'trained", that a\ntest of a law meets and would notice if results were wrong there '
-    "(`python -m properties.mutants --triggers`)."
+    'A predicate is about calls, such as "K = 64 and only the initial state is trained". It is '
+    "reached if a law fails\nwhen results are wrong in these calls: with the profile `ci`, and "
+    "after a night of fuzzing besides\n(`python -m properties.mutants --triggers`). An op without "
+    "numbers is not measured."
 )
 
 
@@ -44,8 +46,8 @@ def table() -> str:
         rows.append([f"`{op.name}`", modes, _bits(op), _laws(op.laws, every)])
     below = ["", _OF_BITS]
     if reached:
-        cells = [_percent(reached[name]) if name in reached else "" for name in OPS]
-        rows = [[*row, cell] for row, cell in zip(rows, ["reach", "---", *cells], strict=True)]
+        cells = [_percents(reached[name]) if name in reached else "" for name in OPS]
+        rows = [[*row, cell] for row, cell in zip(rows, [_REACHED, "---", *cells], strict=True)]
         below += ["", _OF_TRIGGERS]
     elif killed:
         column = ["mutants killed", "---", *(str(killed.get(name, "")) for name in OPS)]
@@ -54,9 +56,10 @@ def table() -> str:
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), *below])
 
 
-def _percent(share: Mapping[str, int]) -> str:
-    """Rounded down: all is all."""
-    return f"{100 * share['ci'] // share['predicates']} %"
+def _percents(share: Mapping[str, int]) -> str:
+    """Rounded down: 100 means all."""
+    parts = (share[name] for name in ("ci", "night") if name in share)
+    return ", ".join(f"{1000 * part // share['predicates'] / 10}" for part in parts)
 
 
 def _killed() -> dict[str, shares.Share]:

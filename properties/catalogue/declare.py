@@ -41,6 +41,7 @@ _SCALE = Option(
     None,
     lambda case: scales(),
     bad=BAD_SCALES,
+    number=True,
     # Powers of two, none of them the sentinel -1.
     exact=(0.5, -0.5, 2.0, -2.0, 1.0),
     switch=lambda case: -0.5,

@@ -87,6 +87,7 @@ class Option:
     Args:
         draw: given the case so far, a strategy of JSON values.
         bad: values that must be refused.
+        number: a number in every call, of which None is one: no program is specialised on it.
         auxiliary: it asks for one more output and may not change the others.
         exact: values with which the results of small integers are not rounded; every case of
             integers has the value, if there is one alone. Empty for any value.
@@ -97,6 +98,7 @@ class Option:
     default: Any
     draw: Callable[[Case], SearchStrategy[Any]]
     bad: tuple[Any, ...] = ()
+    number: bool = False
     auxiliary: bool = False
     exact: tuple[Any, ...] = ()
     switch: Callable[[Case], Any] | None = None

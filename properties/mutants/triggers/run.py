@@ -39,11 +39,13 @@ class OpReach:
 
     Args:
         ci: the predicates that the profile reaches, as in `Reach.reached`.
-        reach: those that a night reaches as well.
+        reach: those that the nights reach as well.
+        nights: how many were measured.
     """
 
     reach: Reach
     ci: Any
+    nights: int
     evaluations: int
     seconds: float
     _every: Any = field(init=False)
@@ -52,20 +54,21 @@ class OpReach:
         self._every = self.reach.wanted == 1
 
     def share(self) -> dict[str, int]:
-        """The number of predicates, and of those reached."""
-        by_night = (self.reach.reached & self._every).sum()
-        return {
-            "predicates": int(self._every.sum()),
-            "ci": int((self.ci & self._every).sum()),
-            "night": int(by_night),
-        }
+        """The number of predicates, and of those reached; without a night if none was measured."""
+        share = {"predicates": self._every, "ci": self.ci & self._every}
+        if self.nights:
+            share["night"] = self.reach.reached & self._every
+        return {name: int(mask.sum()) for name, mask in share.items()}
 
     def row(self) -> list[str]:
         alone = np.eye(len(self.reach.atoms), dtype=bool) & self._every
         share, cells = self.share(), [self.reach.op.name]
         for among in (alone, self._every & ~alone):
             cells += [f"{(mask & among).sum()}" for mask in (self._every, self.reach.held, self.ci)]
-        cells += [f"{100 * share[by] / share['predicates']:.1f}" for by in ("ci", "night")]
+        cells += [
+            f"{100 * share[by] / share['predicates']:.1f}" if by in share else ""
+            for by in ("ci", "night")
+        ]
         return [*cells, f"{(self.reach.wanted == -1).sum()}", f"{self.seconds:.0f}"]
 
     def atoms_missing(self) -> dict[str, list[str]]:
@@ -133,7 +136,7 @@ def measure(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int =
                 # At night all jobs get equally many.
                 seen = glance(job, declared(job), subject, max(most, job.share(most)), 1 + night)
                 explore(reach, seen, subject)
-    return OpReach(reach, ci, len(made), process_time() - started)
+    return OpReach(reach, ci, nights, len(made), process_time() - started)
 
 
 def measure_all(
@@ -195,6 +198,11 @@ def _shares(found: Mapping[str, OpReach]) -> dict[str, dict[str, int]]:
     return {name: one.share() for name, one in found.items()}
 
 
+def _row(row: Mapping[str, int]) -> dict[str, int]:
+    night = {"night": row["night"]} if "night" in row else {}
+    return {"predicates": row["predicates"], "ci": row["ci"], **night}
+
+
 def read(path: Path = PATH) -> dict[str, dict[str, int]]:
     """Op → number of predicates and of reached ones; empty if not recorded.
 
@@ -205,7 +213,7 @@ def read(path: Path = PATH) -> dict[str, dict[str, int]]:
         return {}
     try:
         rows = json.loads(path.read_text()).items()
-        return {op: {name: row[name] for name in ("predicates", "ci", "night")} for op, row in rows}
+        return {op: _row(row) for op, row in rows}
     except (json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
         expected = "expected a file that --triggers --record wrote"
         raise ValueError(f"--record: {path}, {expected}: {error}") from error

@@ -176,7 +176,10 @@ def test_the_command_lists_missing_predicates_and_records_shares(
 def test_shares_survive_their_file_and_stand_in_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {"gla": {"predicates": 200, "ci": 199, "night": 200}}
+    known = {
+        "gla": {"predicates": 2000, "ci": 1999, "night": 2000},
+        "dplr": {"predicates": 3, "ci": 2},
+    }
     run.write(tmp_path / "triggers.json", known)
     assert run.read(tmp_path / "triggers.json") == known
     assert run.read(tmp_path / "none.json") == {}
@@ -185,7 +188,8 @@ def test_shares_survive_their_file_and_stand_in_the_table(
         run.read(tmp_path / "triggers.json")
     monkeypatch.setattr(run, "read", lambda: known)
     rows = {line.split("`")[1]: line for line in table().splitlines() if line.startswith("| `")}
-    assert rows["gla"].endswith("| 99 % |")
+    assert rows["gla"].endswith("| 99.9, 100.0 |")
+    assert rows["dplr"].endswith("| 66.6 |")
     assert rows["kda"].endswith("|  |")
 
 
