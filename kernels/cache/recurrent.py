@@ -1,10 +1,29 @@
 """The cache of linear attention: one state per layer, whatever the number of tokens."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kernels.arguments import check_dtype, describe
 from kernels.cache.counts import check_size, sequence_indices, token_counts
+
+# A state, and how many tokens of each sequence it has seen.
+_Place = tuple[Tensor | None, list[int]]
+_NOWHERE: Any = object()
+
+
+def _rows(places: Sequence[Tensor | None]) -> Tensor | None:
+    """Row n of the n-th state, and 0 where there was none yet; None if there is no state at all."""
+    given = next((state for state in places if state is not None), None)
+    if given is None:
+        return None
+    if all(state is given for state in places):
+        return given
+    nothing = torch.zeros_like(given[0])
+    rows = [nothing if state is None else state[n] for n, state in enumerate(places)]
+    return torch.stack(rows)
 
 
 class RecurrentCache:
@@ -13,13 +32,15 @@ class RecurrentCache:
         update:   state of layer ← state, length of layer ← length of layer + offset
         reorder:  state, length of n ← those of index[n], in every layer
         reset:    state ← None, length ← 0, in every layer
+        rollback: state, length of n ← those after all but the last tokens[n] tokens
 
     Every layer counts its own tokens. In the middle of a forward pass the first layers have
     advanced and the others not; `length`, which is one answer for all layers, then refuses to give
     one rather than take some layer's, and `layer_length` tells.
 
-    A state sums its tokens up and cannot forget the last of them: `crop` refuses to. States are
-    kept as they are given, with their autograd graph if they have one, and never written to.
+    A state sums its tokens up and cannot forget the last of them: `crop` refuses to. Draft tokens
+    are taken back by `rollback`, for which `checkpoint` keeps the states before each update. States
+    are kept as they are given, with their autograd graph if they have one, and never written to.
 
     Args:
         batch: number of sequences N.
@@ -33,6 +54,8 @@ class RecurrentCache:
         check_size("layers", layers)
         self._states: list[Tensor | None] = [None] * layers
         self._length = [[0] * batch for _ in range(layers)]
+        self._depth = 0
+        self._past: list[list[_Place]] = [[] for _ in range(layers)]
 
     @property
     def batch(self) -> int:
@@ -104,6 +127,10 @@ class RecurrentCache:
                 f"{old.device} as before"
             )
         counts = token_counts("offset", offset, self.batch)
+        if self._depth:
+            past = self._past[layer]
+            past.append((old, self._length[layer]))
+            del past[: -self._depth]
         self._states[layer] = state
         self._length[layer] = [a + b for a, b in zip(self._length[layer], counts, strict=True)]
         return state
@@ -134,11 +161,69 @@ class RecurrentCache:
             ValueError: it is empty, or names a sequence outside [0, N).
         """
         indices = sequence_indices(index, self.batch)
-        self._states = [None if state is None else state[indices] for state in self._states]
-        self._length = [[length[n] for n in indices] for length in self._length]
+
+        def reordered(state: Tensor | None) -> Tensor | None:
+            return None if state is None else state[indices]
+
+        def counts(length: list[int]) -> list[int]:
+            return [length[n] for n in indices]
+
+        self._states = [reordered(state) for state in self._states]
+        self._length = [counts(length) for length in self._length]
+        self._past = [
+            [(reordered(state), counts(length)) for state, length in past] for past in self._past
+        ]
+
+    def checkpoint(self, updates: int) -> None:
+        """From now on, keep what `rollback` needs to take back this many updates of each layer.
+
+        Args:
+            updates: at least 0; what was kept before is dropped.
+
+        Raises:
+            TypeError: `updates` is no int.
+            ValueError: it is negative.
+        """
+        if isinstance(updates, bool) or not isinstance(updates, int):
+            raise TypeError(f"updates: {describe(updates)}, expected an int")
+        if updates < 0:
+            raise ValueError(f"updates: {updates}, expected at least 0")
+        self._depth = updates
+        self._past = [[] for _ in self._past]
+
+    def rollback(self, tokens: int | Tensor) -> None:
+        """Take back the last tokens of each sequence in every layer; the checkpoint is then here.
+
+        Args:
+            tokens: how many, or Int[N]. An update since the checkpoint must have begun there.
+
+        Raises:
+            TypeError: `tokens` is no int and no int tensor.
+            ValueError: it is negative, or no state is kept of that place. Nothing has changed then.
+        """
+        counts = token_counts("tokens", tokens, self.batch)
+        states, lengths = [], []
+        for layer, length in enumerate(self._length):
+            wanted = [seen - count for seen, count in zip(length, counts, strict=True)]
+            places = [*self._past[layer], (self._states[layer], length)]
+            rows = []
+            for n, target in enumerate(wanted):
+                # The latest, as an update may have added no token.
+                place = next((s for s, seen in reversed(places) if seen[n] == target), _NOWHERE)
+                if place is _NOWHERE:
+                    raise ValueError(
+                        f"tokens: {counts[n]} of sequence {n}, expected a number after which a "
+                        f"state of layer {layer} is kept"
+                    )
+                rows.append(place)
+            states.append(_rows(rows))
+            lengths.append(wanted)
+        self._states, self._length = states, lengths
+        self.checkpoint(self._depth)
 
     def reset(self) -> None:
-        """Forget everything, in every layer."""
+        """Forget everything, in every layer, the checkpoint too."""
+        self.checkpoint(0)
         self._states = [None] * self.layers
         self._length = [[0] * self.batch for _ in self._length]
 

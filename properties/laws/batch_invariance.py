@@ -191,15 +191,15 @@ _LEVELS: dict[str, Callable[[Op, Case, Subject, Inputs, str], float]] = {
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """A dense causal case with a row and a query, whose queries form no tree."""
-    left_out = ("parents",)
+    """A dense causal case with a row and a query, whose pairs are hidden by no table or tree."""
+    left_out = ("parents", "bias", "mask")
     dense = replace(
         case,
         packed=False,
         lengths=(max((1, *case.lengths)),),
         key_lengths=None if case.key_lengths is None else (max(case.key_lengths),),
         given=tuple(name for name in case.given if name not in left_out),
-        options=with_options(case, causal=True),
+        options=with_options(case, causal=True, structure=None),
         same={},
         earlier=None,
         frozen=(),

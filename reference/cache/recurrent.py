@@ -13,12 +13,14 @@ class RecurrentCache:
         update:   state of layer ← state, length of layer ← length of layer + offset
         reorder:  state, length of n ← those of index[n], in every layer
         reset:    state ← None, length ← 0, in every layer
+        rollback: state, length of n ← those after all but the last tokens[n] tokens
 
     Every layer counts its own tokens. In the middle of a forward pass the first layers have
     advanced and the others not; `length`, which is one answer for all layers, then refuses to give
     one rather than take some layer's, and `layer_length` tells.
 
-    A state sums its tokens up and cannot forget the last of them: `crop` refuses to.
+    A state sums its tokens up and cannot forget the last of them: `crop` refuses to. Draft tokens
+    are taken back by `rollback`, for which `checkpoint` keeps the states before each update.
 
     Args:
         batch: number of sequences N.
@@ -34,6 +36,8 @@ class RecurrentCache:
             raise ValueError(f"layers: {layers}, expected at least 1")
         self.states: list[Tensor | None] = [None] * layers
         self.seen = [[0] * batch for _ in range(layers)]
+        self.kept = 0
+        self.past: list[list[tuple[Tensor | None, list[int]]]] = [[] for _ in range(layers)]
 
     @property
     def length(self) -> Int[Tensor, " N"]:
@@ -90,6 +94,9 @@ class RecurrentCache:
                 f"{list(old.shape)} as before"
             )
         counts = token_counts("offset", offset, batch)
+        # With a checkpoint of no updates there is no past.
+        past = [*self.past[layer], (old, self.seen[layer])]
+        self.past[layer] = past[len(past) - min(len(past), self.kept) :]
         self.states[layer] = state
         self.seen[layer] = [s + c for s, c in zip(self.seen[layer], counts, strict=True)]
         return state
@@ -104,14 +111,73 @@ class RecurrentCache:
                     "state cannot forget tokens, reset() or run the prefix again"
                 )
 
+    def checkpoint(self, updates: int) -> None:
+        """From now on, be ready to take back this many updates of each layer, none before now.
+
+        Raises:
+            TypeError: `updates` is no int.
+            ValueError: it is negative.
+        """
+        if isinstance(updates, bool) or not isinstance(updates, int):
+            raise TypeError(f"updates: {type(updates).__name__}, expected an int")
+        if updates < 0:
+            raise ValueError(f"updates: {updates}, expected at least 0")
+        self.kept = updates
+        self.past = [[] for _ in self.past]
+
+    def rollback(self, tokens: int | Int[Tensor, " N"]) -> None:
+        """Take back the last tokens of each sequence in every layer; the checkpoint is then here.
+
+        Args:
+            tokens: how many, one number for all sequences or one each. Some update since the
+                checkpoint must have begun there.
+
+        Raises:
+            TypeError: `tokens` is no int and no integer tensor.
+            ValueError: it is negative, or no state is kept of that place. Nothing has changed then.
+        """
+        counts = token_counts("tokens", tokens, len(self.seen[0]))
+        found: list[list[tuple[Tensor | None, int]]] = []
+        for layer, seen in enumerate(self.seen):
+            rows = []
+            for n, count in enumerate(counts):
+                places = [*self.past[layer], (self.states[layer], seen)]
+                of = [state for state, lengths in places if lengths[n] == seen[n] - count]
+                if not of:
+                    raise ValueError(
+                        f"tokens: {count} of sequence {n}, expected a number after which a state "
+                        f"of layer {layer} is kept"
+                    )
+                # The last one, if tokens were added in none.
+                rows.append((of[-1], n))
+            found.append(rows)
+        for layer, rows in enumerate(found):
+            given = next((state for state, _ in rows if state is not None), None)
+            # A sequence without a state starts from 0.
+            self.states[layer] = (
+                given
+                if given is None
+                else torch.stack(
+                    [torch.zeros_like(given[n]) if state is None else state[n] for state, n in rows]
+                )
+            )
+            self.seen[layer] = [s - c for s, c in zip(self.seen[layer], counts, strict=True)]
+        self.checkpoint(self.kept)
+
     def reorder(self, index: Int[Tensor, " M"]) -> None:
-        """Make sequence n what sequence `index[n]` was, in every layer."""
+        """Make sequence n what sequence `index[n]` was, in every layer, its past included."""
         indices = sequence_indices(index, len(self.seen[0]))
-        self.seen = [[seen[n] for n in indices] for seen in self.seen]
-        self.states = [None if state is None else state[indices] for state in self.states]
+
+        def reordered(state: Tensor | None, seen: list[int]) -> tuple[Tensor | None, list[int]]:
+            return None if state is None else state[indices], [seen[n] for n in indices]
+
+        now = [reordered(*both) for both in zip(self.states, self.seen, strict=True)]
+        self.states, self.seen = [state for state, _ in now], [seen for _, seen in now]
+        self.past = [[reordered(*both) for both in past] for past in self.past]
 
     def reset(self) -> None:
-        """Forget everything, in every layer."""
+        """Forget everything, in every layer, the checkpoint too."""
+        self.checkpoint(0)
         self.states = [None] * len(self.states)
         self.seen = [[0] * len(seen) for seen in self.seen]
 

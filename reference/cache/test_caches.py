@@ -219,3 +219,33 @@ def test_a_layer_that_is_not_there_is_refused() -> None:
     for layer in (-1, 2):
         with pytest.raises(ValueError, match=rf"^layer: {layer}, expected a layer in \[0, 2\)"):
             cache.update(torch.ones(1, 2, 3, 5), layer, offset=1)
+
+
+def test_draft_tokens_are_taken_back_by_hand() -> None:
+    """Three tokens are drafted one by one; one sequence keeps all, one keeps the first."""
+    cache = RecurrentCache(2)
+    state = torch.ones(2, 1, 1, 1)
+    cache.update(state, offset=torch.tensor([5, 7]))
+    cache.checkpoint(3)
+    for token in (2, 3, 4):
+        cache.update(token * state, offset=1)
+    with pytest.raises(ValueError, match="^tokens: 4 of sequence 0, expected a number after which"):
+        cache.rollback(torch.tensor([4, 0]))
+    cache.rollback(torch.tensor([0, 2]))
+    assert cache.length.tolist() == [8, 8]
+    kept = cache.state(0)
+    assert kept is not None
+    assert kept.flatten().tolist() == [4, 2]
+    with pytest.raises(ValueError, match="^tokens: 1 of sequence 0"):
+        cache.rollback(1)
+
+
+def test_all_tokens_may_be_taken_back() -> None:
+    cache = RecurrentCache(2)
+    cache.checkpoint(1)
+    cache.update(torch.ones(2, 1, 1, 1), offset=3)
+    cache.rollback(torch.tensor([3, 0]))
+    kept = cache.state(0)
+    assert kept is not None
+    assert kept.flatten().tolist() == [0, 1]
+    assert cache.length.tolist() == [0, 3]

@@ -84,6 +84,39 @@ class RecurrentMachine(RuleBasedStateMachine):
         self.batch = len(picks)
         index.fill_(-1)
 
+    @rule(updates=st.integers(0, 3))
+    def checkpoint(self, updates: int) -> None:
+        self.cache.checkpoint(updates)
+        self.model.checkpoint(updates)
+
+    @rule(counts=COUNTS, kind=st.sampled_from([None, torch.int32, torch.int64]))
+    def rollback(self, counts: list[int], kind: torch.dtype | None) -> None:
+        """Back to any place, most of which have no state."""
+        tokens: int | Tensor = counts[0]
+        if kind is not None:
+            tokens = torch.tensor([counts[n % len(counts)] for n in range(self.batch)], dtype=kind)
+        self.back(tokens)
+
+    @rule(updates=st.integers(1, 3), seed=SEEDS, steps=st.lists(st.integers(0, 3), min_size=3))
+    def draft(self, updates: int, seed: int, steps: list[int]) -> None:
+        """Verify tokens one by one, and take back another number of each sequence."""
+        self.checkpoint(updates)
+        for step in range(updates):
+            for layer in range(self.LAYERS):
+                self.update(layer, seed + step, [1], None, "grad")
+        taken = [min(steps[n % len(steps)], updates) for n in range(self.batch)]
+        self.back(torch.tensor(taken))
+        self.reached.add("rolled back")
+
+    def back(self, tokens: int | Tensor) -> None:
+        try:
+            self.model.rollback(tokens)
+        except ValueError:
+            self.reached.add("past the checkpoint")
+            self.refuse("tokens", lambda: self.cache.rollback(tokens))
+        else:
+            self.cache.rollback(tokens)
+
     @rule()
     def reset(self) -> None:
         self.cache.reset()
@@ -144,6 +177,13 @@ class RecurrentMachine(RuleBasedStateMachine):
             ("index", lambda: cache.reorder(torch.arange(self.batch) - 1)),
             ("index", lambda: cache.reorder(torch.arange(0))),
             ("index", lambda: cache.reorder(list(range(self.batch)))),
+            ("updates", lambda: cache.checkpoint(-1)),
+            ("updates", lambda: cache.checkpoint(True)),
+            ("updates", lambda: cache.checkpoint(1.0)),
+            ("tokens", lambda: cache.rollback(-1)),
+            ("tokens", lambda: cache.rollback(10**6)),
+            ("tokens", lambda: cache.rollback(one_more)),
+            ("tokens", lambda: cache.rollback(None)),
         ]
         if first is not None:
             calls += [
