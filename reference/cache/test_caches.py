@@ -229,7 +229,9 @@ def test_draft_tokens_are_taken_back_by_hand() -> None:
     cache.checkpoint(3)
     for token in (2, 3, 4):
         cache.update(token * state, offset=1)
-    with pytest.raises(ValueError, match=r"^tokens: 4 of sequence 0, expected a number after which"):
+    with pytest.raises(
+        ValueError, match=r"^tokens: 4 of sequence 0, expected a number after which"
+    ):
         cache.rollback(torch.tensor([4, 0]))
     cache.rollback(torch.tensor([0, 2]))
     assert cache.length.tolist() == [8, 8]
