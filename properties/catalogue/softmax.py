@@ -48,7 +48,8 @@ def _bad_structures(case: Case, inputs: "Inputs") -> Iterator[tuple[str, Any]]:
         yield "a parent before none", {"parents": numbers(queries, filled=-2)}
     table = numbers(1, -(-queries // 2), -(-keys // 2)) == 0
     yield "a table without a size", {"blocks": table}
-    yield "a table too small", {"blocks": table, "block_size": max(queries, keys) * 2 + 1}
+    if max(queries, keys) > 2:
+        yield "a table too large", {"blocks": table, "block_size": max(queries, keys)}
     yield "a table of numbers", {"blocks": table.int(), "block_size": 2}
     if case.packed:
         yield "a table of packed sequences", {"blocks": table, "block_size": 2}
