@@ -61,6 +61,7 @@ from kernels.softmax import (
     nsa,
     paged_attention,
     selected_attention,
+    sigmoid_attention,
 )
 
 __all__ = [
@@ -112,6 +113,7 @@ __all__ = [
     "selected_attention",
     "selective_scan",
     "short_conv",
+    "sigmoid_attention",
     "simple_gla",
     "token_shift",
     "xpos_tables",

@@ -60,6 +60,7 @@ from reference.softmax.paged import paged_attention
 from reference.softmax.parallax import parallax
 from reference.softmax.path import path_attn
 from reference.softmax.selected import selected_attention
+from reference.softmax.sigmoid_attention import sigmoid_attention
 from reference.softmax.stickbreaking import stickbreaking_attn
 from reference.softmax.wall import wall_attn
 
@@ -117,6 +118,7 @@ __all__ = [
     "selected_attention",
     "selective_scan",
     "short_conv",
+    "sigmoid_attention",
     "simple_gla",
     "stickbreaking_attn",
     "token_shift",

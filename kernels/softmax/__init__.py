@@ -1,4 +1,4 @@
-"""Attention by a softmax over keys."""
+"""Attention by a softmax over keys, or by a sigmoid of each."""
 
 from kernels.softmax.attention import attention
 from kernels.softmax.dsa import dsa
@@ -9,6 +9,7 @@ from kernels.softmax.msa import msa
 from kernels.softmax.nsa import nsa
 from kernels.softmax.paged import paged_attention
 from kernels.softmax.selected import selected_attention
+from kernels.softmax.sigmoid_attention import sigmoid_attention
 
 __all__ = [
     "attention",
@@ -20,4 +21,5 @@ __all__ = [
     "nsa",
     "paged_attention",
     "selected_attention",
+    "sigmoid_attention",
 ]

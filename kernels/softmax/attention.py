@@ -11,16 +11,21 @@ from kernels.arguments import (
     FLOATS,
     bind_dims,
     check_boundaries,
-    check_cu_seqlens,
     check_dtype,
     check_flags,
     check_one_dtype,
-    check_range,
     count_sequences,
     describe,
 )
 from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import resolve_scale
+from kernels.softmax.arguments import (
+    check_heads,
+    check_mode,
+    check_packing,
+    check_window,
+    launch,
+)
 from kernels.softmax.backward import (
     attention_backward_bias,
     attention_backward_kv,
@@ -38,7 +43,6 @@ from kernels.softmax.structure import (
 )
 from kernels.tiles import cdiv, next_power_of_2
 
-MAX_DIM = 256
 # Tiles in which no pair is visible are not computed. That changes no bit.
 SKIP = True
 # What is loaded of each pair takes registers, and smaller tiles are skipped more often.
@@ -142,35 +146,13 @@ def attention(
         check_dtype(name, x, dtype, torch.float32)
     check_pairs("bias", bias, sizes, q.device, *FLOATS)
     check_pairs("mask", mask, sizes, q.device, torch.bool)
-    check_range("head dim K of q and k", sizes["K"], 1, MAX_DIM)
-    check_range("head dim V of v", sizes["V"], 1, MAX_DIM)
-    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
-        raise ValueError(
-            f"q: {sizes['H']} heads, expected a multiple of the {sizes['G']} heads of k and v"
-        )
+    check_heads(sizes)
     check_flags(causal=causal, return_lse=return_lse)
     if g is not None and not causal:
         raise ValueError("g: given with causal=False, expected causal=True")
-    if mode not in ("auto", "parallel"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto' or 'parallel'")
+    check_mode(mode)
 
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
-    cu_seqlens_k = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, sizes["B"], q.device)
-    if cu_seqlens is None:
-        if cu_seqlens_k is not None:
-            raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
-    elif cu_seqlens_k is None:
-        if sizes["T_k"] != sizes["T_q"]:
-            raise ValueError(
-                f"cu_seqlens_k: not given, expected the boundaries of the {sizes['T_k']} keys, "
-                f"as there are {sizes['T_q']} queries"
-            )
-        cu_seqlens_k = cu_seqlens
-    elif cu_seqlens_k.shape != cu_seqlens.shape:
-        raise ValueError(
-            f"cu_seqlens_k: {describe(cu_seqlens_k)}, expected {describe(cu_seqlens)} "
-            "like cu_seqlens"
-        )
+    cu_seqlens, cu_seqlens_k = check_packing(cu_seqlens, cu_seqlens_k, sizes, q.device)
 
     sequences = count_sequences(sizes["B"], cu_seqlens)
     rules = check_structure(structure, sizes, sequences, q.device, packed=cu_seqlens is not None)
@@ -179,7 +161,7 @@ def attention(
     o, lse, _ = attention_parallel(
         q, k, v, *contiguous(sink, alibi_slopes), g, cu_seqlens, cu_seqlens_k,
         bias, mask, table, codes, lows, highs, rules.get("block_size", 1),
-        resolve_scale(scale, sizes["K"]), causal, _window(window), _softcap(softcap),
+        resolve_scale(scale, sizes["K"]), causal, check_window(window), _softcap(softcap),
         tiles.choose(
             "attention", "parallel",
             dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
@@ -198,17 +180,6 @@ def _codes(
     each = (rules.get(name) for name in names)
     codes: tuple[Tensor, ...] = attention_rules(q, k, cu_seqlens, cu_seqlens_k, *each)
     return codes
-
-
-def _window(window: int | None) -> int | None:
-    """The window, no wider than any sequence can be."""
-    if window is None:
-        return None
-    if isinstance(window, bool) or not isinstance(window, int):
-        raise TypeError(f"window: {describe(window)}, expected an int or None")
-    if window < 1:
-        raise ValueError(f"window: {window}, expected at least 1, the query's own key")
-    return min(window, 2**31 - 1)
 
 
 def _softcap(softcap: float | None) -> float | None:
@@ -279,29 +250,6 @@ def _bytes(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.view(torch.uint8)
 
 
-def _launch(tile: tiles.Tile, k: Tensor, v: Tensor, *, held: str, read: str) -> dict[str, int]:
-    """What of a launch follows from the tile: `held` and `read` are how the kernel calls its rows.
-
-    Rows that are not aligned are loaded element by element, which takes registers. No copy to
-    shared memory is that narrow: what a later step needs would take them as well.
-    """
-    key_dim, value_dim = k.shape[3], v.shape[3]
-    aligned = tiles.aligned(key_dim, value_dim)
-    narrowest = tile.narrowest(k.dtype.itemsize)
-    pad_k = max(narrowest, next_power_of_2(key_dim))
-    pad_v = max(narrowest, next_power_of_2(value_dim))
-    return {
-        held: tile.tokens,
-        read: tile.keys if aligned else min(tile.keys, 16),
-        "PAD_K": pad_k,
-        "PAD_V": pad_v,
-        "FULL_K": pad_k == key_dim,
-        "FULL_V": pad_v == value_dim,
-        "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages if aligned else 1,
-    }
-
-
 @torch.library.custom_op("attention_oracles::attention_parallel", mutates_args=())
 def attention_parallel(
     q: Tensor,
@@ -355,7 +303,7 @@ def attention_parallel(
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], pairs, steps,
             SINK=sink is not None, ALIBI=alibi_slopes is not None, GATED=g is not None,
             PACKED=cu_seqlens is not None, **constants,
-            **_launch(shape, k, v, held="QUERIES", read="KEYS"),
+            **launch(shape, k, v, held="QUERIES", read="KEYS"),
         )  # fmt: skip
     return o, lse, softmax
 
@@ -445,7 +393,7 @@ def attention_parallel_backward(
                 q, k, v, do, terms, dq, row_sums, alibi_slopes, *gates,
                 cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, heads,
                 batch * heads * queries, *dims, *strides, SPAN=dq_tile.tokens, **constants,
-                **_launch(dq_tile, k, v, held="QUERIES", read="KEYS"),
+                **launch(dq_tile, k, v, held="QUERIES", read="KEYS"),
             )  # fmt: skip
         if dk.numel():
             for name, of_k, of_v in launches:
@@ -456,11 +404,11 @@ def attention_parallel_backward(
                     cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
                     batch * heads * keys, *dims, *strides, SPAN=kv_tile.tokens,
                     DK=of_k, DV=of_v, **constants,
-                    **_launch(kv_tile, k, v, held="KEYS", read="QUERIES"),
+                    **launch(kv_tile, k, v, held="KEYS", read="QUERIES"),
                 )  # fmt: skip
         if bias is not None:
             dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
-            shape = _launch(dq_tile, k, v, held="QUERIES", read="KEYS")
+            shape = launch(dq_tile, k, v, held="QUERIES", read="KEYS")
             tiled = cdiv(longest_q, shape["QUERIES"]), cdiv(longest_k, shape["KEYS"])
             alone_b, alone_h, alone_q, alone_k = (n == 1 for n in bias.shape)
             # Packed sequences have parts of their own in a matrix of all tokens.
@@ -486,7 +434,7 @@ def attention_parallel_backward(
                     q, k, v, do, terms, parts, alibi_slopes, *gates,
                     cu_seqlens, cu_seqlens_k,
                     *numbers, queries, keys, count, heads, *dims, *strides, **constants,
-                    **_launch(dq_tile, k, v, held="SPAN", read="QUERIES"),
+                    **launch(dq_tile, k, v, held="SPAN", read="QUERIES"),
                 )  # fmt: skip
             parts = add_levels(parts, row_sums, column_sums, span, cu_seqlens, cu_seqlens_k)
             dg = parts.to(g.dtype, memory_format=torch.contiguous_format)

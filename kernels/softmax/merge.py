@@ -15,7 +15,7 @@ from kernels.differentiable import differentiable
 from kernels.op import op
 from kernels.primitives.layout import contiguous
 from kernels.primitives.rows import load_rows, store_rows
-from kernels.softmax.attention import MAX_DIM
+from kernels.softmax.arguments import MAX_DIM
 from kernels.softmax.logits import LOG2E
 from kernels.tiles import cdiv, next_power_of_2
 

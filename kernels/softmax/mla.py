@@ -9,7 +9,8 @@ from torch import Tensor
 from kernels.arguments import bind_dims, check_flags, check_one_dtype, check_range
 from kernels.op import op
 from kernels.scale import resolve_scale
-from kernels.softmax.attention import MAX_DIM, attention
+from kernels.softmax.arguments import MAX_DIM
+from kernels.softmax.attention import attention
 
 
 def compute(

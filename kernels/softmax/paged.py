@@ -22,7 +22,8 @@ from kernels.arguments import (
 from kernels.op import op
 from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import resolve_scale
-from kernels.softmax.attention import MAX_DIM, _softcap, _window
+from kernels.softmax.arguments import MAX_DIM, check_window
+from kernels.softmax.attention import _softcap
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.paged_forward import merge_parts, paged_forward
 from kernels.tiles import cdiv, next_power_of_2
@@ -258,7 +259,8 @@ def compute(
         )
     o, lse = paged_attention_fused(
         q, k_pages, v_pages, block_table, lengths, sink, alibi_slopes, k_scale, v_scale, parents,
-        cu_seqlens, resolve_scale(scale, sizes["K"]), causal, _window(window), _softcap(softcap),
+        cu_seqlens, resolve_scale(scale, sizes["K"]), causal,
+        check_window(window), _softcap(softcap),
         num_splits,
         tiles.choose(
             "paged_attention", "fused",

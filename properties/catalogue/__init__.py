@@ -48,7 +48,7 @@ from properties.catalogue.op import DTYPES, Argument, Mode, Op, Option, Output, 
 from properties.catalogue.paged import PAGED_ATTENTION
 from properties.catalogue.position import MULTIAXIS_ROTARY, ROTARY_EMBEDDING
 from properties.catalogue.selected import DSA, MLA, MOBA, MSA, NSA, SELECTED_ATTENTION
-from properties.catalogue.softmax import ATTENTION, MERGE_ATTENTION
+from properties.catalogue.softmax import ATTENTION, MERGE_ATTENTION, SIGMOID_ATTENTION
 
 OPS: dict[str, Op] = {
     op.name: op
@@ -98,6 +98,7 @@ OPS: dict[str, Op] = {
         BASED,
         REBASED,
         ATTNRES,
+        SIGMOID_ATTENTION,
         ROTARY_EMBEDDING,
         MULTIAXIS_ROTARY,
         SHORT_CONV,

@@ -1,4 +1,4 @@
-"""Softmax attention."""
+"""Attention by a softmax over keys, or by a sigmoid of each."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -151,4 +151,34 @@ MERGE_ATTENTION = declare(
     nonlinear=("lse",),
     work=lambda n: n["H"] * n["T"] * n["V"],
     recipes=("gaussian", "empty_rows", "large_logits", "large_values", "zeros", "uneven"),
+)
+
+SIGMOID_ATTENTION = declare(
+    reference.sigmoid_attention,
+    quiet_form=reference.sigmoid_attention,
+    modes=(Mode("parallel"),),
+    options=(
+        WINDOW,
+        Option(
+            "bias",
+            None,
+            lambda case: st.sampled_from([None, None, 0.0, -2, -4.5, 3.0, -30.0]),
+            bad=(float("nan"), float("inf"), float("-inf"), *NO_NUMBERS),
+            switch=lambda case: -1.5,
+        ),
+    ),
+    work=lambda n: n["H"] * n["T"] * n["S"],
+    mistakes=_mistakes,
+    float32_logits=True,
+    recipes=(
+        "gaussian",
+        "large_logits",
+        "late_maximum",
+        "early_maximum",
+        "large_values",
+        "uneven",
+        "one_hot_values",
+        "zeros",
+        "cancelling",
+    ),
 )

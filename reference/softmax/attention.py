@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reference.op import op
 from reference.sequences import CuSeqlens
-from reference.softmax.run import run
+from reference.softmax.run import run, sees
 from reference.softmax.structure import Structure, intervals, pairs
 
 
@@ -45,9 +45,7 @@ def definition(
         s = s + _decay_between(g, p)
     if bias is not None:
         s = s + bias
-    visible = (j <= p) if causal else torch.ones(T_q, T_k, dtype=torch.bool, device=q.device)
-    if window is not None:
-        visible = visible & ((p - j).abs() < window)
+    visible = sees(T_q, T_k, causal, window, q.device)
     if mask is not None:
         visible = visible & mask
     for rule in pairs(structure, i, j, p):

@@ -1,9 +1,10 @@
-"""What the forms of softmax attention share: options that must agree, and the sequences."""
+"""What the forms of attention share: options that must agree, the sequences, and the mask."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from reference.heads import heads_per_group
@@ -11,6 +12,39 @@ from reference.op import Form
 from reference.scale import resolve_scale
 from reference.sequences import sequences
 from reference.softmax.structure import Structure, check, of_sequences
+
+
+def sees(
+    T_q: int, T_k: int, causal: bool, window: int | None, device: torch.device
+) -> Bool[Tensor, "T_q T_k"]:
+    """Whether query i, at position p = i + T_k - T_q among the keys, sees key j."""
+    p = torch.arange(T_k - T_q, T_k, device=device)[:, None]
+    j = torch.arange(T_k, device=device)[None, :]
+    visible = (j <= p) if causal else torch.ones(T_q, T_k, dtype=torch.bool, device=device)
+    return visible if window is None else visible & ((p - j).abs() < window)
+
+
+def check_window(window: int | None) -> None:
+    """Refuse a window without keys."""
+    if window is not None and window < 1:
+        raise ValueError(f"window: {window}, expected at least 1, the query's own key")
+
+
+def queries_and_keys(
+    q: Tensor, k: Tensor, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None
+) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield the rows of the batch, the queries and the keys of each sequence.
+
+    Of a dense batch there is one of each.
+    """
+    if cu_seqlens_k is not None and cu_seqlens is None:
+        raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
+    name_k = "cu_seqlens (for the keys)" if cu_seqlens_k is None else "cu_seqlens_k"
+    cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
+    queries = sequences(cu_seqlens, q.shape[0], q.shape[1])
+    keys = sequences(cu_seqlens_k, k.shape[0], k.shape[1], name_k)
+    for (n, i), (_, j) in zip(queries, keys, strict=True):
+        yield n, i, j
 
 
 def run(
@@ -46,30 +80,23 @@ def run(
     """
     heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
     scale = resolve_scale(scale, sizes["K"])
-    if window is not None and window < 1:
-        raise ValueError(f"window: {window}, expected at least 1, the query's own key")
+    check_window(window)
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap: {softcap}, expected a positive finite number")
     if g is not None and not causal:
         raise ValueError("g: given with causal=False, expected causal=True")
-    if cu_seqlens_k is not None and cu_seqlens is None:
-        raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
-
-    name_k = "cu_seqlens (for the keys)" if cu_seqlens_k is None else "cu_seqlens_k"
-    cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
-    queries = list(sequences(cu_seqlens, q.shape[0], q.shape[1]))
-    keys = [j for _, j in sequences(cu_seqlens_k, k.shape[0], k.shape[1], name_k)]
+    parts = list(queries_and_keys(q, k, cu_seqlens, cu_seqlens_k))
     rules = Structure() if structure is None else structure
     check(
         rules,
         batch=q.shape[0],
         heads=sizes["H"],
-        queries=[i.stop - i.start for _, i in queries],
-        keys=[j.stop - j.start for j in keys],
+        queries=[i.stop - i.start for _, i, _ in parts],
+        keys=[j.stop - j.start for _, _, j in parts],
         packed=cu_seqlens is not None,
     )
     outputs, log_sums = [], []
-    for (n, i), j in zip(queries, keys, strict=True):
+    for n, i, j in parts:
         o, lse = form(
             q[:, i],
             k[:, j],

@@ -1,0 +1,89 @@
+"""What the ops over pairs of queries and keys share: checks of arguments, and launch parameters."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kernels import tiles
+from kernels.arguments import check_cu_seqlens, check_range, describe
+from kernels.tiles import next_power_of_2
+
+MAX_DIM = 256
+
+
+def check_heads(sizes: Mapping[str, int]) -> None:
+    """Refuse head dims that no tile holds, and heads that form no groups."""
+    check_range("head dim K of q and k", sizes["K"], 1, MAX_DIM)
+    check_range("head dim V of v", sizes["V"], 1, MAX_DIM)
+    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
+        raise ValueError(
+            f"q: {sizes['H']} heads, expected a multiple of the {sizes['G']} heads of k and v"
+        )
+
+
+def check_mode(mode: str) -> None:
+    """Refuse a mode other than the one there is."""
+    if mode not in ("auto", "parallel"):
+        raise ValueError(f"mode: {mode!r}, expected 'auto' or 'parallel'")
+
+
+def check_packing(
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    sizes: Mapping[str, int],
+    device: torch.device,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the boundaries of the queries and of the keys, both or neither."""
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], device)
+    cu_seqlens_k = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, sizes["B"], device)
+    if cu_seqlens is None:
+        if cu_seqlens_k is not None:
+            raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
+    elif cu_seqlens_k is None:
+        if sizes["T_k"] != sizes["T_q"]:
+            raise ValueError(
+                f"cu_seqlens_k: not given, expected the boundaries of the {sizes['T_k']} keys, "
+                f"as there are {sizes['T_q']} queries"
+            )
+        cu_seqlens_k = cu_seqlens
+    elif cu_seqlens_k.shape != cu_seqlens.shape:
+        raise ValueError(
+            f"cu_seqlens_k: {describe(cu_seqlens_k)}, expected {describe(cu_seqlens)} "
+            "like cu_seqlens"
+        )
+    return cu_seqlens, cu_seqlens_k
+
+
+def check_window(window: int | None) -> int | None:
+    """Return the window, no wider than any sequence can be."""
+    if window is None:
+        return None
+    if isinstance(window, bool) or not isinstance(window, int):
+        raise TypeError(f"window: {describe(window)}, expected an int or None")
+    if window < 1:
+        raise ValueError(f"window: {window}, expected at least 1, the query's own key")
+    return min(window, 2**31 - 1)
+
+
+def launch(tile: tiles.Tile, k: Tensor, v: Tensor, *, held: str, read: str) -> dict[str, int]:
+    """What of a launch follows from the tile: `held` and `read` are how the kernel calls its rows.
+
+    Rows that are not aligned are loaded element by element, which takes registers. No copy to
+    shared memory is that narrow: what a later step needs would take them as well.
+    """
+    key_dim, value_dim = k.shape[3], v.shape[3]
+    aligned = tiles.aligned(key_dim, value_dim)
+    narrowest = tile.narrowest(k.dtype.itemsize)
+    pad_k = max(narrowest, next_power_of_2(key_dim))
+    pad_v = max(narrowest, next_power_of_2(value_dim))
+    return {
+        held: tile.tokens,
+        read: tile.keys if aligned else min(tile.keys, 16),
+        "PAD_K": pad_k,
+        "PAD_V": pad_v,
+        "FULL_K": pad_k == key_dim,
+        "FULL_V": pad_v == value_dim,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages if aligned else 1,
+    }
