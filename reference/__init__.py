@@ -9,6 +9,7 @@ dims.
 """
 
 from reference.cache import CacheView, KVCache, RecurrentCache
+from reference.cache.streaming import StreamingCache
 from reference.conv.short_conv import short_conv
 from reference.conv.token_shift import token_shift
 from reference.delta.comba import comba
@@ -68,6 +69,7 @@ __all__ = [
     "CacheView",
     "KVCache",
     "RecurrentCache",
+    "StreamingCache",
     "abc",
     "attention",
     "attnres",

@@ -34,7 +34,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of: Results) -> float:
-    function = subject.function(op)
+    function: Any = subject.function(op)
 
     def over(queries: slice, keys: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
         """The attention of some queries over some keys, in float64."""
@@ -125,7 +125,7 @@ def _is_associative(
     op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of: Results
 ) -> float:
     """Merge the second part in two halves, which have its output and half its denominator."""
-    function = subject.function(op)
+    function: Any = subject.function(op)
     half = 1.0 if inputs.options.get("base2") else math.log(2)
 
     def in_halves(**given: Any) -> tuple[Tensor, Tensor]:

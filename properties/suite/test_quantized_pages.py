@@ -13,7 +13,7 @@ import reference
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING
 from properties.cases.strategies import ORDINARY, cases
-from properties.catalogue import OPS
+from properties.catalogue import OPS, Op
 from properties.laws import LAWS, Subject
 
 PAGED = OPS["paged_attention"]
@@ -27,7 +27,7 @@ GRANULARITIES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def quantized(dtype: torch.dtype, granularity: str) -> object:
+def quantized(dtype: torch.dtype, granularity: str) -> Op:
     """The op whose cases have pages of 8 bits."""
 
     def finish(

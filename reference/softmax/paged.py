@@ -204,12 +204,12 @@ def run(
     lse = []
     for n, (b, tokens) in enumerate(rows):
         length = int(lengths[n])
-        pages = _pages(block_table, n, length, k_pages.shape[1], k_pages.shape[0])
+        held = _pages(block_table, n, length, k_pages.shape[1], k_pages.shape[0])
         row_o, row_lse = form(
             q[b, tokens].to(dtype),
             keys.to(dtype),
             values.to(dtype),
-            pages,
+            held,
             length,
             scale=scale,
             causal=causal,
