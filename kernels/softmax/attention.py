@@ -47,6 +47,7 @@ from kernels.tiles import cdiv, next_power_of_2
 SKIP = True
 # What is loaded of each pair takes registers, and smaller tiles are skipped more often.
 _PAIRED = tiles.Tile(tokens=32, keys=32, num_warps=8, num_stages=1)
+_PAIRED_AND_WIDE = tiles.Tile(tokens=32, keys=16, num_warps=8, num_stages=1)
 
 
 def attention(
@@ -215,7 +216,9 @@ def _options(
 
 def _tile(entry: tiles.Entry, kernel: str, *pairs: Tensor | None) -> tiles.Tile:
     """The tile of a kernel, or the one of all kernels that load something of each pair."""
-    return entry.of(kernel) if all(x is None for x in pairs) else _PAIRED
+    if all(x is None for x in pairs):
+        return entry.of(kernel)
+    return _PAIRED if entry.max_dim <= 128 else _PAIRED_AND_WIDE
 
 
 Pairs = tuple[Tensor | None, ...]
