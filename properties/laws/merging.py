@@ -45,6 +45,8 @@ def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of
             given[name] = x if x.shape[3] == 1 else x[..., keys]
         with telling(op, given):
             o, lse = function(**given, mode=case.called_mode, tile=case.tile)
+        assert o is not None
+        assert lse is not None
         return o.double(), lse.double()
 
     def in_parts(**given: Any) -> tuple[Tensor, Tensor]:
@@ -134,6 +136,8 @@ def _is_associative(
         for _ in range(2):
             o, lse = function(**given, o_b=o_b, lse_b=lse_b.float() - half)
             given |= {"o_a": o, "lse_a": lse}
+        assert o is not None
+        assert lse is not None
         return o, lse
 
     with subject.claiming(case):

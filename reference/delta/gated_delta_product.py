@@ -40,8 +40,8 @@ def parallel(
     last[:, :, R - 1] = q
     first = torch.zeros_like(beta)
     first[:, :, 0] = g
-    rows = (x.flatten(1, 2) for x in (last, k, v, first, beta))
-    o, S = gated_delta_rule.parallel(*rows, S, scale)
+    last, k, v, first, beta = (x.flatten(1, 2) for x in (last, k, v, first, beta))
+    o, S = gated_delta_rule.parallel(last, k, v, first, beta, S, scale)
     return o[:, R - 1 :: R], S
 
 

@@ -183,13 +183,13 @@ def run(
         raise ValueError(f"softcap: {softcap}, expected a positive finite number")
     if num_splits < 1:
         raise ValueError(f"num_splits: {num_splits}, expected at least 1")
-    for name, pages, factor in (("k", k_pages, k_scale), ("v", v_pages, v_scale)):
-        if pages.dtype != k_pages.dtype:
-            raise TypeError(f"v_pages: {pages.dtype}, expected {k_pages.dtype}, that of k_pages")
-        if pages.dtype.itemsize == 1 and factor is None:
+    for name, x, factor in (("k", k_pages, k_scale), ("v", v_pages, v_scale)):
+        if x.dtype != k_pages.dtype:
+            raise TypeError(f"v_pages: {x.dtype}, expected {k_pages.dtype}, that of k_pages")
+        if x.dtype.itemsize == 1 and factor is None:
             raise ValueError(f"{name}_scale: None, expected the scales of 8-bit pages")
-        if pages.dtype.itemsize > 1 and pages.dtype != q.dtype:
-            raise TypeError(f"{name}_pages: {pages.dtype}, expected {q.dtype} or 8 bits")
+        if x.dtype.itemsize > 1 and x.dtype != q.dtype:
+            raise TypeError(f"{name}_pages: {x.dtype}, expected {q.dtype} or 8 bits")
     if parents is not None and not causal:
         raise ValueError("parents: given with causal=False, expected causal=True")
     keys = _dequantized(k_pages, k_scale, q.dtype)
