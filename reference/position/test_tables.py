@@ -160,7 +160,9 @@ CASES: list[tuple[Scaling, Frequency, Sequence[int]]] = [
 
 @pytest.mark.parametrize("base", [500.0, 10_000.0, 500_000.0])
 @pytest.mark.parametrize("tokens", [0, 100, 101, 4096, 4097, 2**20])
-@pytest.mark.parametrize(("scaling", "frequency", "dims"), CASES, ids=lambda x: getattr(x, "__name__", str(x)[:60]))
+@pytest.mark.parametrize(
+    ("scaling", "frequency", "dims"), CASES, ids=lambda x: getattr(x, "__name__", str(x)[:60])
+)
 def test_each_frequency_follows_from_plain_arithmetic(
     scaling: Scaling, frequency: Frequency, dims: Sequence[int], tokens: int, base: float
 ) -> None:
