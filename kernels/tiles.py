@@ -530,7 +530,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # tokens: query heads that a program holds, and rows of queries that dk and dv read per step;
     # keys: keys that they read per step, or hold.
     ("selected_attention", "parallel"): (
-        Entry(tokens=32, keys=64, max_dim=128, dtypes=_HALVES, arch=80, num_stages=1),
+        Entry(tokens=32, keys=32, max_dim=128, dtypes=_HALVES, arch=80, num_stages=1),
         Entry(tokens=16, keys=32, num_warps=8, num_stages=1, arch=80),
         Entry(tokens=16, keys=16, num_stages=1),
     ),
