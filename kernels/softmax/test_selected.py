@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from kernels.softmax.selected import select
+
+
+def test_slots_hold_each_visible_block_once_the_largest_first() -> None:
+    indices = torch.tensor([[[[2, 0, 0, -1]], [[1, 1, 2, 0]], [[0, 2, 2, 1]]]])
+    selection = select(indices, 2, None, None, 5)
+    # Queries 0 to 2 are at positions 2 to 4, in blocks 1, 1 and 2.
+    assert selection.positions.tolist() == [2, 3, 4]
+    assert selection.slots[0, :, 0].tolist() == [[0, -1, -1, -1], [1, 0, -1, -1], [2, 1, 0, -1]]
+    assert selection.counts[0, :, 0].tolist() == [1, 2, 3]
+
+
+def test_queries_are_listed_by_block_in_their_order() -> None:
+    indices = torch.tensor([[[[0]], [[1]], [[0]], [[1]], [[0]]]])
+    queries, starts = select(indices, 2, None, None, 5).queries_by_block()
+    assert queries.tolist() == [0, 2, 4, 3]  # block 1 is the future of query 1
+    assert starts.tolist() == [0, 3, 4, 4]
+
+
+def test_blocks_of_packed_sequences_start_with_them() -> None:
+    bounds = torch.tensor([0, 3, 3, 5])
+    selection = select(torch.zeros(1, 5, 1, 1, dtype=torch.int32), 2, bounds, bounds, 5)
+    assert selection.blocks.tolist() == [[0, 0, 3], [2, 2, 3], [3, 0, 5]]
+    assert selection.positions.tolist() == [0, 1, 2, 0, 1]
+    assert selection.starts.tolist() == [0, 0, 0, 3, 3]
+    assert selection.first_block.tolist() == [0, 0, 0, 2, 2]
+
+
+def test_an_index_past_the_blocks_of_its_own_sequence_is_refused() -> None:
+    bounds = torch.tensor([0, 3, 5])
+    indices = torch.zeros(1, 5, 1, 1, dtype=torch.int64)
+    indices[0, 1] = 1
+    select(indices, 2, bounds, bounds, 5)
+    indices[0, 3] = 1
+    with pytest.raises(ValueError, match="indices: 0 to 1, expected -1 to the last"):
+        select(indices, 2, bounds, bounds, 5)
