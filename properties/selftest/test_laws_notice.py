@@ -298,6 +298,18 @@ def _without_earlier_keys(op: Op, given: dict[str, Any]) -> dict[str, Any]:
         for a in op.arguments
         if "S" in a.dims.split() and given.get(a.name) is not None
     }
+    chosen |= {
+        a.name: given[a.name][..., kept]
+        for a in op.arguments
+        # A size of 1 stands for all.
+        if a.dims.endswith("#S") and given.get(a.name) is not None and given[a.name].shape[-1] > 1
+    }
+    if rules := dict(given.get("structure") or {}):
+        if "document_ids" in rules:
+            rules["document_ids"] = rules["document_ids"][:, kept]
+        if "prefix" in rules:
+            rules["prefix"] = rules["prefix"].minimum(rules["prefix"].new_tensor(lengths))
+        chosen["structure"] = rules
     return {**given, **chosen, "cu_seqlens_k": torch.tensor(boundaries(lengths))}
 
 
