@@ -110,7 +110,8 @@ def test_ours_lacks_the_ops_without_a_kernel_and_nothing_else() -> None:
 def test_jobs_are_those_that_the_target_has() -> None:
     jobs = Selection().jobs(some())
     assert {(job.op, job.mode, job.dtype) for job in jobs} == {("attention", "some", "float32")}
-    assert {job.law for job in jobs} == set(ATTENTION.laws) - {"determinism"}
+    # It has no LSE to merge parts by.
+    assert {job.law for job in jobs} == set(ATTENTION.laws) - {"determinism", "merging"}
     with pytest.raises(ValueError, match="mode: 'parallel', expected one of some"):
         Selection(modes=("parallel",)).jobs(some())
 
