@@ -53,7 +53,7 @@ _BAD_BOUNDARIES = (
     "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
 )
 
-_OF_HEADS = {"K", "V", "M"}
+_OF_HEADS = ("K", "V", "M")
 
 
 @dataclass(frozen=True)
@@ -269,9 +269,11 @@ def _check(
     state, state_dims = given["initial_state"], dims.pop("initial_state")
     sizes = bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
     dtype = check_one_dtype(**{name: given[name] for name in same_dtype})
-    for name in dims.keys() - {*same_dtype}:
-        check_dtype(name, given[name], torch.float32, dtype)
-    for letter in _OF_HEADS & sizes.keys():
+    for name in dims:
+        if name not in same_dtype:
+            check_dtype(name, given[name], torch.float32, dtype)
+    letters = [letter for letter in _OF_HEADS if letter in sizes]
+    for letter in letters:
         check_range(letter, sizes[letter], 1, 256)
     device = given[same_dtype[0]].device
     cu_seqlens = check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], device)
@@ -288,7 +290,7 @@ def _check(
     if given["mode"] not in modes:
         raise ValueError(f"mode: {given['mode']!r}, expected {', '.join(map(repr, modes))}")
     mode = modes[-1] if given["mode"] == "auto" else given["mode"]
-    dim = max((sizes[letter] for letter in _OF_HEADS & sizes.keys()), default=1)
+    dim = max([1, *(sizes[letter] for letter in letters)])
     tiles.choose(wraps, mode, dim=dim, dtype=dtype, device=device, tile=given["tile"])
 
 

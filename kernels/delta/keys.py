@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from kernels.norm.l2norm import l2norm, normalized, normalized_backward
+from kernels.norm.l2norm import EPS, normalized, normalized_backward
 from kernels.recurrence import Form, Gradients
 
 
@@ -28,5 +29,12 @@ def normalized_keys(form: Form) -> Form:
 
 
 def unit_keys(use_qk_l2norm_in_kernel: bool, *keys: Tensor) -> tuple[Tensor, ...]:
-    """The same in a wrapper."""
-    return tuple(l2norm(x) for x in keys) if use_qk_l2norm_in_kernel else keys
+    """The same in a wrapper. PyTorch divides: the values of `cu_seqlens` are not checked yet, and
+    nothing is launched before.
+    """
+    return tuple(_unit(x) for x in keys) if use_qk_l2norm_in_kernel else keys
+
+
+def _unit(x: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide / torch.sqrt(wide.square().sum(-1, keepdim=True) + EPS)).to(x.dtype)
