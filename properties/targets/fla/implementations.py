@@ -92,6 +92,44 @@ def _convolution(kernel: Kernel, given: Given) -> Outputs:
     return y, state.transpose(1, 2).float() if given.get("output_final_state") else None
 
 
+def _steps_on_rows(kernel: Kernel, given: Given) -> Outputs:
+    """The steps of a token lie on rows beside each other."""
+    given["num_householder"] = given["k"].shape[2]
+    rows = {n: given[n].flatten(1, 2) for n in ("k", "v", "beta")}
+    return _state(kernel, {**given, **rows})
+
+
+def _slots(kernel: Kernel, given: Given) -> Outputs:
+    """The state of slots is a pair of the keys, transposed, and the values."""
+    state, K = given.get("initial_state"), given["k"].shape[-1]
+    if state is not None:
+        keys = state[..., :K].mT.contiguous()
+        given["initial_state"] = (keys, state[..., K:].contiguous())
+    o, final = kernel(**given)
+    return o, torch.cat([final[0].mT, final[1]], -1) if given.get("output_final_state") else None
+
+
+def _log_sum(kernel: Kernel, given: Given) -> Outputs:
+    """The last column of a state is apart, with an axis of one token."""
+    state = given.get("initial_state")
+    if state is not None:
+        given["initial_state"] = (state[..., :-1].contiguous(), state[..., -1].unsqueeze(1))
+    o, (S, z) = kernel(**given)
+    if not given.get("output_final_state"):
+        return o, None
+    return o, torch.cat([S, z.squeeze(1).unsqueeze(-1).to(S.dtype)], -1)
+
+
+def _energies(kernel: Kernel, given: Given) -> Outputs:
+    """The energies are a state of their own."""
+    state = given.get("initial_state")
+    if state is not None:
+        given["initial_state"] = state[..., :-1].contiguous()
+        given["initial_A_state"] = state[..., -1].contiguous()
+    o, S, A = kernel(**given)
+    return o, torch.cat([S, A.unsqueeze(-1)], -1) if given.get("output_final_state") else None
+
+
 def _of_all_taps(op: Op) -> Op:
     """A convolution whose state has a token for each tap; the oldest has weight 0."""
 
@@ -130,9 +168,16 @@ def _values_telescope(case: Case) -> tuple[Telescope, ...]:
 def _channels_telescope(case: Case) -> tuple[Telescope, ...]:
     """The same for a gate of each key channel; grouped query heads have no gradient each."""
     alone = case.dims.get("R", 1) == 1
-    name, query = {"dplr": ("dgk", "q"), "rwkv7": ("dw", "r")}.get(case.op, ("dg", "q"))
+    name, query = {"dplr": ("dgk", "q"), "rwkv7": ("dw", "r"), "rwkv6": ("dw", "r")}.get(
+        case.op, ("dg", "q")
+    )
     keys = (("B T H K", query, f"d{query}"), ("B T H K", "k", "dk"))
     return (Telescope(name, "B T H K", (*(keys if alone else _SEEN), *_carried(case))),)
+
+
+def _values_channels_telescope(case: Case) -> tuple[Telescope, ...]:
+    """The same for a gate of each value channel."""
+    return (Telescope("dgv", "B T H V", _SEEN + _carried(case)),)
 
 
 def _carried(case: Case) -> tuple[tuple[str, str, str], ...]:
@@ -342,6 +387,7 @@ _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
 _WIDE = {"K and V above 8": _at_least(9, "K", "V")}
 _WIDE_VALUES = {"V above 8": _at_least(9, "V")}
 _POSITIVE = {"a positive scale": _positive_scale}
+_GATES_OF_GDN2 = {"erase": "b", "write": "w"}
 _MODES: Mapping[str, Mapping[str, _Mode]] = {
     "linear_attn": {
         **_each("linear_attn", "chunk", call=_normalized, bounds=_EVEN),
@@ -402,6 +448,46 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         **_each("rwkv7", "fused_recurrent", call=_removal, ours=("kk",), forward_only=True),
         **_each("rwkv7", "fused_mul_recurrent", forward_only=True),
     },
+    "iplr": {
+        **_each("generalized_delta_rule", "chunk", name="iplr_delta_rule", forward_only=True),
+        **_each(
+            "generalized_delta_rule", "fused_recurrent", name="iplr_delta_rule", bounds=_POSITIVE
+        ),
+    },
+    "gated_delta_product": _each(
+        "gated_delta_product",
+        "chunk",
+        call=_steps_on_rows,
+        dtypes=("bfloat16", "float16"),
+    ),
+    "gdn2": {
+        **_each("gdn2", "chunk", theirs=_GATES_OF_GDN2, telescopes=_channels_telescope),
+        **_each("gdn2", "fused_recurrent", theirs=_GATES_OF_GDN2, forward_only=True),
+    },
+    "comba": {
+        **_each("comba", "chunk", telescopes=_values_telescope),
+        **_each("comba", "fused_recurrent", forward_only=True),
+    },
+    "gated_oja_rule": {
+        **_each("gated_oja_rule", "chunk", telescopes=_values_channels_telescope),
+        **_each("gated_oja_rule", "fused_recurrent", forward_only=True),
+    },
+    "precond_gated_delta_rule": {
+        **_each("precond_gated_delta_rule", "chunk", call=_energies, telescopes=_values_telescope),
+        **_each("precond_gated_delta_rule", "fused_recurrent", call=_energies, forward_only=True),
+    },
+    "precond_kda": _each("precond_kda", "fused_recurrent", call=_energies, forward_only=True),
+    "rwkv6": _each("rwkv6", "chunk", "fused_recurrent", telescopes=_channels_telescope),
+    "hgrn": _each("hgrn", "chunk", "fused_recurrent", conventions=()),
+    "gsa": _each("gsa", "chunk", "fused_recurrent", call=_slots),
+    "lightnet": _each("lightnet", "chunk", "fused_recurrent", call=_log_sum),
+    "abc": _each(
+        "abc",
+        "chunk",
+        call=_alone,
+        without=("initial_state", "output_final_state"),
+        unstated={"splitting": "the state lacks the sums of weights"},
+    ),
     "attention": _each(
         "attn",
         "parallel",
