@@ -313,6 +313,27 @@ LEDGER = (
         "contiguous copy does not, and written if there is a state.",
     ),
     KnownFailure(
+        name="gradient_of_the_final_state",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"hgrn","mode":"chunk","dtype":"float32","dims":{"B":1,"D":16},'
+                '"lengths":[3],"options":{"output_final_state":true}}'
+            ),
+            Case.from_json(
+                '{"op":"rwkv6","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,"H":1,'
+                '"K":16,"V":16},"lengths":[3],"options":{"scale":null,"output_final_state":true}}'
+            ),
+        ),
+        modes=("chunk", "fused_recurrent"),
+        shows=lambda given: bool(given["output_final_state"]),
+        symptoms=(Wrong(("dx", "dg", "dk", "dv", "dw", "dinitial_state"), most=math.inf),),
+        expected="1.0",
+        got="0.0",
+        cause="The backward pass takes the gradient of the final state and does not read it.",
+    ),
+    KnownFailure(
         name="strengths_of_the_query_heads",
         law="differential",
         releases=RELEASES,
