@@ -117,7 +117,13 @@ GATED_OJA_RULE = declare(
     recipes=_OF_UNIT_KEYS,
 )
 
-_ENERGIES = {"k": Role.UNIT_KEY, "g_atk": Role.LOG_DECAY, "beta_atk": Role.RATE}
+# Strengths up to 4/3 are stable, as a key that is written may be 1.5 times as long.
+_ENERGIES = {
+    "k": Role.UNIT_KEY,
+    "beta": Role.RATE,
+    "g_atk": Role.LOG_DECAY,
+    "beta_atk": Role.RATE,
+}
 # The last column of a state is an energy, whose logarithm is taken.
 _PRECONDITIONED: Any = {
     "roles": {**_ENERGIES, "log_atk_scale": Role.KEY},
