@@ -100,8 +100,16 @@ def _without_others(case: Case, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     return {**tensors, "indices": x}
 
 
+def _apart(case: Case) -> Case:
+    """Queries that are packed otherwise than keys are another tensor: other tensors go by both."""
+    if case.packed and case.key_lengths not in (None, case.lengths):
+        return replace(case, same={})
+    return case
+
+
 def _settle(case: Case) -> Case:
     """A token repeated in all sequences would select blocks that not all of them have."""
+    case = _apart(case)
     if case.packed and case.layout_of("indices") in SHARING:
         return replace(case, layouts={**case.layouts, "indices": "contiguous"})
     return case
@@ -140,6 +148,7 @@ def _mistakes_of_nsa(case: Case, inputs: "Inputs") -> Mistakes:
 
 def _settle_nsa(case: Case) -> Case:
     """The forced blocks have slots."""
+    case = _apart(case)
     options = dict(case.options)
     if "top_k" in options:
         options["top_k"] = max(options["top_k"], options.get("local_blocks", 2) + 1)
@@ -235,6 +244,7 @@ DSA = declare(
     reference.dsa,
     quiet_form=reference.dsa,
     wraps=SELECTED_ATTENTION,
+    settle=_apart,
     roles={"q_index": Role.SCORE, "k_index": Role.SCORE, "w": Role.SCORE},
     constants=("q_index", "k_index", "w"),
     nonlinear=("lse",),
@@ -247,6 +257,7 @@ MSA = declare(
     reference.msa,
     quiet_form=reference.msa,
     wraps=SELECTED_ATTENTION,
+    settle=_apart,
     roles={"q_index": Role.SCORE, "k_index": Role.SCORE},
     constants=("q_index", "k_index"),
     nonlinear=("lse",),

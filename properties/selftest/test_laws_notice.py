@@ -310,6 +310,9 @@ def _without_earlier_keys(op: Op, given: dict[str, Any]) -> dict[str, Any]:
         if "prefix" in rules:
             rules["prefix"] = rules["prefix"].minimum(rules["prefix"].new_tensor(lengths))
         chosen["structure"] = rules
+    if "indices" in given:
+        # An index past the keys would be refused.
+        chosen["indices"] = given["indices"].clamp(max=0)
     return {**given, **chosen, "cu_seqlens_k": torch.tensor(boundaries(lengths))}
 
 
