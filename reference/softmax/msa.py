@@ -93,10 +93,11 @@ def run(
 ) -> tuple[Tensor, Tensor | None]:
     heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
     at_least_one(block_size=block_size, top_k=top_k)
+    wide = torch.promote_types(q_index.dtype, k_index.dtype)
     o, lse = each_sequence(
         form,
-        {"q": q, "q_index": q_index.detach()},
-        {"k": k, "v": v, "k_index": k_index.detach()},
+        {"q": q, "q_index": q_index.detach().to(wide)},
+        {"k": k, "v": v, "k_index": k_index.detach().to(wide)},
         cu_seqlens,
         cu_seqlens_k,
         block_size=block_size,
