@@ -21,7 +21,7 @@ from properties.cases.case import Case
 from properties.cases.strategies import ORDINARY, cases
 from properties.cases.tensors import boundaries
 from properties.catalogue import DTYPES, OPS, Op
-from properties.catalogue.op import Function, Output, Role
+from properties.catalogue.op import Function, Output
 from properties.jobs import Job
 from properties.laws import LAWS, Law, Subject, Violation, exactness
 from properties.targets import Target, ours
