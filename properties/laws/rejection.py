@@ -226,7 +226,8 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
             # A dense batch has one sequence a row.
             same = {dim, "N"} if dim == "B" else {dim}
             sharing = [n for n in dims if n not in names and same & {*dims[n]}]
-            if sharing and tensors[names[0]].shape[axis]:
+            # Of a dim `#B` both 1 and B are right; the mistakes of an op know what is not.
+            if dim[0] != "#" and sharing and tensors[names[0]].shape[axis]:
                 what = f"{' and '.join(names)} with {dim} larger by one"
                 longer = {n: _longer(tensors[n], axis) for n in names}
                 yield Mistake(what, longer, (*names, *sharing, *op.packed_by), kind=SIZES)
