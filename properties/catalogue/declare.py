@@ -328,7 +328,7 @@ def _laws(op: Mapping[str, Any]) -> Iterator[str]:
         "context_invariance": True,
         "request_invariance": trained and (len(trained) > 1 or len(op["outputs"]) > 1),
         "determinism": True,
-        "batch_invariance": parted or paged,
+        "batch_invariance": paged,
         "merging": (parted or not (op["keys"] or paged))
         and {"lse"} == {output.name for output in op["outputs"][1:]},
         "plumbing": options,

@@ -16,7 +16,7 @@ from properties.cases.case import Case
 from properties.cases.tensors import Inputs, Results, outputs_and_gradients, telling
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Subject, with_options
+from properties.laws.law import Law, Subject, with_options, within_bounds
 from reference.softmax import merge
 
 _AT_A_CUT = ("window", "alibi_slopes", "g")
@@ -35,6 +35,8 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of: Results) -> float:
     function: Any = subject.function(op)
+    if not _parts_are_within_bounds(op, case):
+        return 0.0
 
     def over(queries: slice, keys: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
         """The attention of some queries over some keys, in float64."""
@@ -79,6 +81,20 @@ def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of
     with subject.claiming(case):
         got = outputs_and_gradients(op, in_parts, inputs, gradients_of)
     return compare_with_oracle("merging", op, case, subject, inputs, gradients_of, got)
+
+
+def _parts_are_within_bounds(op: Op, case: Case) -> bool:
+    """Whether an implementation takes fewer keys, and queries that see all of them."""
+    keys = 0 if case.key_lengths is None else max(case.key_lengths)
+    fewer = replace(case, key_lengths=(max(0, keys - 1),))
+    return within_bounds(op, fewer) and within_bounds(
+        op,
+        replace(
+            fewer,
+            lengths=(max(1, max(case.lengths) - 1),),
+            options=with_options(case, causal=False),
+        ),
+    )
 
 
 def _subsets(case: Case, keys: int, device: torch.device) -> list[Tensor]:
