@@ -23,6 +23,7 @@ from kernels import (
     rotary_embedding,
     rwkv7,
     short_conv,
+    sigmoid_attention,
     simple_gla,
 )
 from kernels.bench import counts, inputs
@@ -93,6 +94,8 @@ def _append(
     return k_pages
 
 
+# Ops with kernels that have no problem here yet.
+NOT_MEASURED = ("hgrn", "merge_attention", "paged_attention", "selected_attention")
 _RECURRENT: tuple[Form, ...] = ("dense", "packed", "decode")
 PROBLEMS = {
     "linear_attn": Problem(
@@ -205,6 +208,15 @@ PROBLEMS = {
     "attention": Problem(
         function=attention,
         modes=_modes("attention"),
+        make=inputs.queries_keys_values,
+        moved=counts.attention_bytes,
+        operations=counts.attention_operations,
+        products=True,
+        options={"causal": True},
+    ),
+    "sigmoid_attention": Problem(
+        function=sigmoid_attention,
+        modes=_modes("sigmoid_attention"),
         make=inputs.queries_keys_values,
         moved=counts.attention_bytes,
         operations=counts.attention_operations,

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from kernels.tiles import TABLE
 from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.jobs import EXAMPLES_OF_CI, Job, hypothesis_test, times
@@ -64,25 +63,10 @@ def _examples(jobs: Sequence[Job]) -> dict[str, int]:
     return {job.name: job.share(EXAMPLES) for job in jobs}
 
 
-@pytest.mark.parametrize("many", [1, 2])
-def test_new_ops_take_examples_from_the_others(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    today = _every()
-    before = _examples(today)
-    if len(OPS) == 15:
-        assert sum(before.values()) == EXAMPLES_OF_CI
-    for op in [*OPS.values()]:
-        for number in range(1, many):
-            twin = replace(op, name=f"{op.name}_{number}")
-            monkeypatch.setitem(OPS, twin.name, twin)
-            for mode in op.modes:
-                if (op.name, mode.name) in TABLE:
-                    monkeypatch.setitem(TABLE, (twin.name, mode.name), TABLE[op.name, mode.name])
-    after = _examples(_every())
-    assert len(after) == many * len(before)
-    assert abs(sum(after.values()) - EXAMPLES_OF_CI) < 0.02 * EXAMPLES_OF_CI
-    assert all(1 <= after[name] <= examples for name, examples in before.items())
-    most = max(before, key=lambda name: before[name])
-    assert before[most] // many <= after[most] <= before[most] // many + 1
+def test_all_jobs_together_get_the_examples_of_ci() -> None:
+    found = _examples(_every()).values()
+    assert abs(sum(found) - EXAMPLES_OF_CI) < 0.02 * EXAMPLES_OF_CI
+    assert min(found) >= 1
 
 
 def test_an_op_more_takes_little_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +83,9 @@ def test_a_run_of_few_jobs_draws_more_for_each() -> None:
     everything = _every()
     assert times(everything, EXAMPLES) == 1
     assert times([job for job in everything if job.op == "l2norm"], EXAMPLES) == 4
-    one = [job for job in everything if job.op == "gla"]
-    assert 1.5 < times(one, EXAMPLES) < 4
-    drawn = sum(job.share(EXAMPLES, times(one, EXAMPLES)) for job in one)
+    part = everything[::10]
+    assert 1.5 < times(part, EXAMPLES) < 4
+    drawn = sum(job.share(EXAMPLES, times(part, EXAMPLES)) for job in part)
     assert drawn == pytest.approx(EXAMPLES_OF_CI / 5, rel=0.05)
 
 

@@ -36,10 +36,8 @@ def parallel(
     Source: Siems et al., arXiv 2502.10297, section 4.
     """
     R = k.shape[2]
-    last = torch.zeros_like(k)
-    last[:, :, R - 1] = q
-    first = torch.zeros_like(beta)
-    first[:, :, 0] = g
+    last = torch.nn.functional.pad(q[:, :, None], (0, 0, 0, 0, R - 1, 0))
+    first = torch.nn.functional.pad(g[:, :, None], (0, 0, 0, R - 1))
     last, k, v, first, beta = (x.flatten(1, 2) for x in (last, k, v, first, beta))
     o, S = gated_delta_rule.parallel(last, k, v, first, beta, S, scale)
     return o[:, R - 1 :: R], S
