@@ -17,7 +17,9 @@ from properties.catalogue import OPS
 from properties.catalogue.kinds import gates, groups_heads, has
 from properties.catalogue.op import Role
 
-DELTA_RULES = [op.name for op in OPS.values() if op.wraps is None and has(op, Role.STRENGTH)]
+DELTA_RULES = [
+    op.name for op in OPS.values() if op.modes and op.wraps is None and has(op, Role.STRENGTH)
+]
 T, K, V = 4, 128, 64
 Tensors = dict[str, Tensor]
 

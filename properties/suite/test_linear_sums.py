@@ -20,7 +20,7 @@ from properties.catalogue import OPS
 from properties.catalogue.kinds import carries_states, gates, gates_of_keys, has, is_delta
 from properties.catalogue.op import Role
 
-RECURRENCES = [op for op in OPS.values() if op.wraps is None and carries_states(op)]
+RECURRENCES = [op for op in OPS.values() if op.modes and op.wraps is None and carries_states(op)]
 MODES = [(op.name, mode.name) for op in RECURRENCES if not is_delta(op) for mode in op.modes]
 K, V = 256, 256
 Tensors = dict[str, Tensor]
