@@ -273,8 +273,6 @@ def _check(
         if name not in same_dtype:
             check_dtype(name, given[name], torch.float32, dtype)
     letters = [letter for letter in _OF_HEADS if letter in sizes]
-    for letter in letters:
-        check_range(letter, sizes[letter], 1, 256)
     device = given[same_dtype[0]].device
     cu_seqlens = check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], device)
     sizes["N"] = count_sequences(sizes["B"], cu_seqlens)
@@ -284,6 +282,9 @@ def _check(
     if state is not None and [*state.shape] != wanted:
         expected = f"[{', '.join(state_dims.split())}] = {wanted}"
         raise ValueError(f"initial_state: {describe(state)}, expected {expected}")
+    for letter in letters:
+        name = next(n for n, spec in dims.items() if spec.endswith(letter))
+        check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
     if "scale" in given:
         resolve_scale(given["scale"], sizes["K"])
     modes = get_args(parameters["mode"].annotation)

@@ -42,7 +42,8 @@ def test_a_gate_of_minus_inf_equals_a_very_low_gate(
     rounded = op.float32_logits and subject.device.type == "cuda"
     for result, x in minus_inf.items():
         assert x.isfinite().all(), result
-        if rounded:
+        # The gradient of a bias takes gates as differences of their sums.
+        if rounded or result == "dbias":
             torch.testing.assert_close(x, low[result])
         else:
             assert torch.equal(x, low[result]), result
