@@ -1,11 +1,14 @@
 """Delta rules: linear recurrences whose state is corrected where it is read."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
+from properties.cases.case import Case
 from properties.catalogue.declare import declare, flag
 from properties.catalogue.op import Mode, Role
 from properties.catalogue.work import pairs_and_states, pairs_by_channel
@@ -100,11 +103,20 @@ GDN2 = declare(
     recipes=_OF_UNIT_KEYS,
 )
 
+
+def _erasing(case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Turn each p to the side of its k, as where it points away states grow at each token."""
+    p, k = tensors["p"], tensors["k"]
+    away = (p.float() * k.float()).sum(-1, keepdim=True) < 0
+    return {**tensors, "p": torch.where(away, -p, p)}
+
+
 COMBA = declare(
     reference.comba,
     wraps=DPLR,
     roles={"k": Role.UNIT_KEY, "p": Role.LOW_RANK},
     options=(_NORMALIZE,),
+    finish=_erasing,
     recipes=_OF_UNIT_KEYS,
 )
 
