@@ -334,7 +334,7 @@ def attention_backward_bias(
     of_queries = 1 if SUM_Q else tiles_q
     of_keys = 1 if SUM_K else tiles_k
     of_heads = 1 if SUM_H else heads
-    program = tl.program_id(0)
+    program = tl.program_id(0).to(tl.int64)
     first_q = program % of_queries
     first_k = program // of_queries % of_keys
     first_head = program // of_queries // of_keys % of_heads

@@ -60,7 +60,7 @@ def check_structure(
         TypeError, ValueError: an entry is unknown, or of a wrong type, dtype or shape.
     """
     if structure is None:
-        return Structure()
+        return {}
     if not isinstance(structure, dict):
         raise TypeError(f"structure: {describe(structure)}, expected a dict or None")
     shapes = {

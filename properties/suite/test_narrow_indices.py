@@ -169,7 +169,17 @@ def test_offsets_into_tensors_are_64_bits_wide(
         assert torch.equal(got[name], x), name
 
 
-@pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
+# Cases of an op of channels without taps have too few numbers, which is a gap of this file.
+_SMALL = pytest.mark.xfail(reason="its cases do not reach past an index", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        pytest.param(*each, marks=[_SMALL] if not {"H", "G", "W"} & {*OPS[each[0]].dims} else [])
+        for each in MODES_WITH_KERNELS
+    ],
+)
 def test_the_place_of_every_token_row_and_state_is_beyond_an_index(name: str, mode: str) -> None:
     """For smaller offsets the test above would prove nothing."""
     op = OPS[name]

@@ -18,7 +18,20 @@ from properties.laws.judge import expect_same
 from properties.targets.ours import MODES_WITH_KERNELS
 
 PACKED = [(op, mode) for op, mode in MODES_WITH_KERNELS if OPS[op].packed_by]
-_SIZES = {"B": 2, "H": 3, "G": 1, "R": 3, "K": 16, "V": 16, "D": 16, "W": 4, "P": 3, "A": 2}
+_SIZES = {
+    "B": 2,
+    "H": 3,
+    "G": 1,
+    "R": 3,
+    "K": 16,
+    "V": 16,
+    "D": 16,
+    "W": 4,
+    "P": 3,
+    "A": 2,
+    "C": 4,
+    "M": 3,
+}
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
