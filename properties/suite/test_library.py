@@ -130,6 +130,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # A wrapper runs another op's custom ops, which are tested in all its modes.
         if (op.wraps is None or mode is op.modes[0])
         and name in tried(op, mode)
+        and (tried is not _of_several_outputs or any(a.differentiable for a in op.arguments))
         and (not ops or op.name in ops)
         and (not modes or mode.name in modes)
         and (not dtypes or case.dtype in dtypes)
@@ -181,8 +182,8 @@ def test_registrations_are_sound(case: Case, subject: Subject) -> None:
     op = OPS[case.op]
     forward, backward = _calls(op, case, subject)
     assert forward, f"{case.op} calls no op of {_NAMESPACE}"
-    assert backward, f"the gradient of {case.op} calls no op of {_NAMESPACE}"
     promised = {a.name for a in op.arguments if a.differentiable}
+    assert backward or not promised, f"the gradient of {case.op} calls no op of {_NAMESPACE}"
     for call in forward:
         # The gradient of an op that writes to its arguments is defined elsewhere.
         func, args = _on_leaves(call, set() if call[0]._schema.is_mutable else promised)
@@ -208,7 +209,8 @@ def test_every_op_of_the_catalogue_is_called_by_some_case(subject: Subject) -> N
         for op in OPS
         if name.startswith(f"{_NAMESPACE}::{op}")
     }
-    assert called == registered
+    # Ops may call others, such as one that selects blocks.
+    assert registered <= called
 
 
 def test_a_loss_without_the_first_output_has_gradients(case: Case, subject: Subject) -> None:
