@@ -341,7 +341,7 @@ def _check_bias(bias: float | None) -> float | None:
         return None
     if isinstance(bias, bool) or not isinstance(bias, (int, float)):
         raise TypeError(f"bias: {describe(bias)}, expected a real number or None")
-    if not math.isfinite(bias):
+    if not -math.inf < bias < math.inf:
         raise ValueError(f"bias: {bias}, expected a finite number or None")
     return float(bias)
 
