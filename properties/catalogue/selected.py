@@ -193,8 +193,6 @@ MLA = declare(
     reference.mla,
     quiet_form=reference.mla,
     wraps=ATTENTION,
-    # Projections are matrix products of PyTorch, whose bits depend on the number of rows.
-    without=("packing",),
     roles={
         "q_n": Role.QUERY,
         "q_r": Role.QUERY,
