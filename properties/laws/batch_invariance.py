@@ -34,12 +34,7 @@ NAME = "batch_invariance"
 
 def check(op: Op, case: Case, subject: Subject) -> float:
     inputs = subject.inputs(op, case)
-    paged = "block_table" in inputs.tensors
-    worst = 0.0
-    for level, changed in _LEVELS.items():
-        if paged or level == "cut":
-            worst = max(worst, changed(op, case, subject, inputs, level))
-    return worst
+    return max(changed(op, case, subject, inputs, level) for level, changed in _LEVELS.items())
 
 
 def _judge(
@@ -163,17 +158,10 @@ def _tokens(results: Results, start: int, stop: int) -> Results:
 
 def _first_tokens(inputs: Inputs, cut: int, tokens: int) -> Inputs | None:
     """The first queries, with the keys until then; None if some sequence has fewer keys."""
-    given, gone = inputs.tensors, tokens - cut
-    early = {"q": given["q"][:, :cut]}
-    if "lengths" in given:
-        if len(given["lengths"]) and int(given["lengths"].min()) < gone:
-            return None
-        return inputs.with_tensors({**early, "lengths": given["lengths"] - gone})
-    keys = given["k"].shape[1]
-    if keys < gone:
+    lengths, gone = inputs.tensors["lengths"], tokens - cut
+    if len(lengths) and int(lengths.min()) < gone:
         return None
-    names = [name for name in ("k", "v", "g") if name in given]
-    return inputs.with_tensors({**early, **{n: given[n][:, : keys - gone] for n in names}})
+    return inputs.with_tensors({"q": inputs.tensors["q"][:, :cut], "lengths": lengths - gone})
 
 
 def _in_other_splits(op: Op, case: Case, subject: Subject, inputs: Inputs, level: str) -> float:
@@ -191,15 +179,14 @@ _LEVELS: dict[str, Callable[[Op, Case, Subject, Inputs, str], float]] = {
 
 
 def adapt(op: Op, case: Case) -> Case:
-    """A dense causal case with a row and a query, whose pairs are hidden by no table or tree."""
-    left_out = ("parents", "bias", "mask")
+    """A dense causal case with a row and a query, whose pairs are hidden by no tree."""
     dense = replace(
         case,
         packed=False,
         lengths=(max((1, *case.lengths)),),
         key_lengths=None if case.key_lengths is None else (max(case.key_lengths),),
-        given=tuple(name for name in case.given if name not in left_out),
-        options=with_options(case, causal=True, structure=None),
+        given=tuple(name for name in case.given if name != "parents"),
+        options=with_options(case, causal=True),
         same={},
         earlier=None,
         frozen=(),
