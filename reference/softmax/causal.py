@@ -12,6 +12,7 @@ from reference.heads import heads_per_group
 from reference.op import Form, Op, axes, op
 from reference.scale import resolve_scale
 from reference.sequences import sequences
+from reference.softmax.run import check_window, sees
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,9 +78,7 @@ def _run(
     **arguments: Any,
 ) -> Tensor | tuple[Tensor, ...]:
     """Run one form over every sequence of a batch, in one dtype."""
-    if arguments.get("window") is not None and arguments["window"] < 1:
-        wanted = "expected at least 1, the query's own key"
-        raise ValueError(f"window: {arguments['window']}, {wanted}")
+    check_window(arguments.get("window"))
     if "scale" in arguments:
         arguments["scale"] = resolve_scale(arguments["scale"], sizes["K"])
     given = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
@@ -105,9 +104,7 @@ def _run(
 
 def visible(T: int, window: int | None, device: torch.device, *, own: bool = True) -> Tensor:
     """Return which keys each query sees, `[T, T]`: those before it, and its own if `own`."""
-    i, j = torch.arange(T, device=device)[:, None], torch.arange(T, device=device)
-    seen = j <= i if own else j < i
-    return seen if window is None else seen & (i - j < window)
+    return sees(T, T, True, window, device).tril(0 if own else -1)
 
 
 def weights(s: Tensor, seen: Tensor) -> Tensor:

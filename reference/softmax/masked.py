@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference.sequences import sequences
+from reference.softmax.run import queries_and_keys
 
 Form = Callable[..., tuple[Tensor, Tensor]]
 
@@ -72,24 +72,14 @@ def each_sequence(
     Returns:
         `o [B, T_q, H, V]` in the dtype of `q`, and `lse [B, H, T_q]`.
     """
-    if cu_seqlens_k is not None and cu_seqlens is None:
-        raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
-    name_k = "cu_seqlens (for the keys)" if cu_seqlens_k is None else "cu_seqlens_k"
-    cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
     q, k = next(iter(queries.values())), next(iter(keys.values()))
-    each_q = [i for _, i in sequences(cu_seqlens, q.shape[0], q.shape[1])]
-    each_k = [j for _, j in sequences(cu_seqlens_k, k.shape[0], k.shape[1], name_k)]
-    if len(each_q) != len(each_k):
-        raise ValueError(
-            f"cu_seqlens_k: {len(each_k)} sequences, expected {len(each_q)}, those of cu_seqlens"
-        )
     results = [
         form(
             **{name: x[:, i] for name, x in queries.items()},
             **{name: x[:, j] for name, x in keys.items()},
             **options,
         )
-        for i, j in zip(each_q, each_k, strict=True)
+        for _, i, j in queries_and_keys(q, k, cu_seqlens, cu_seqlens_k)
     ]
     o = torch.cat([o for o, _ in results], dim=1)
     return o.to(q.dtype), torch.cat([lse for _, lse in results], dim=-1)

@@ -41,8 +41,12 @@ def queries_and_keys(
         raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
     name_k = "cu_seqlens (for the keys)" if cu_seqlens_k is None else "cu_seqlens_k"
     cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
-    queries = sequences(cu_seqlens, q.shape[0], q.shape[1])
-    keys = sequences(cu_seqlens_k, k.shape[0], k.shape[1], name_k)
+    queries = list(sequences(cu_seqlens, q.shape[0], q.shape[1]))
+    keys = list(sequences(cu_seqlens_k, k.shape[0], k.shape[1], name_k))
+    if len(keys) != len(queries):
+        raise ValueError(
+            f"cu_seqlens_k: {len(keys)} sequences, expected {len(queries)}, those of cu_seqlens"
+        )
     for (n, i), (_, j) in zip(queries, keys, strict=True):
         yield n, i, j
 
