@@ -65,7 +65,9 @@ def test_pages_get_the_same_tokens_by_pytorch_and_by_a_cache(subject: Any) -> No
 
 
 def test_every_op_has_its_baselines() -> None:
-    assert set(FLA) == set(PROBLEMS) - {"mamba2", "multiaxis_rotary", "cache_append"}
+    assert set(FLA) == set(PROBLEMS) - {
+        "mamba2", "multiaxis_rotary", "sigmoid_attention", "cache_append",
+    }  # fmt: skip
     assert available()[-1] == "torch"
     names = [one.name for one in contenders("attention", ("torch",))]
     assert names == ["torch flash", "torch cudnn", "torch efficient"]
