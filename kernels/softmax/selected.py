@@ -14,20 +14,17 @@ from kernels import tiles
 from kernels.arguments import (
     bind_dims,
     check_boundaries,
-    check_cu_seqlens,
     check_flags,
     check_one_dtype,
-    check_range,
     describe,
 )
 from kernels.op import op
 from kernels.primitives.layout import dense_rows
 from kernels.scale import resolve_scale
+from kernels.softmax.arguments import MAX_DIM, check_heads, check_mode, check_packing
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.selection import selected_backward_kv, selected_backward_q, selected_forward
 from kernels.tiles import cdiv, next_power_of_2
-
-MAX_DIM = 256
 
 
 @dataclass(frozen=True)
@@ -308,16 +305,10 @@ def checked(
     """Check what all of these ops take."""
     sizes = bind_dims(q=(q, "B T_q H K"), k=(k, "B T_k G K"), v=(v, "B T_k G V"))
     dtype = check_one_dtype(q=q, k=k, v=v)
-    check_range("head dim K of q and k", sizes["K"], 1, MAX_DIM)
-    check_range("head dim V of v", sizes["V"], 1, MAX_DIM)
-    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
-        raise ValueError(
-            f"q: {sizes['H']} heads, expected a multiple of the {sizes['G']} heads of k and v"
-        )
+    check_heads(sizes)
     check_flags(return_lse=return_lse)
-    cu_seqlens, cu_seqlens_k = check_packs(cu_seqlens, cu_seqlens_k, sizes, q.device)
-    if mode not in ("auto", "parallel"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto' or 'parallel'")
+    cu_seqlens, cu_seqlens_k = check_packing(cu_seqlens, cu_seqlens_k, sizes, q.device)
+    check_mode(mode)
     tile = tiles.choose(
         "selected_attention", "parallel",
         dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
@@ -365,35 +356,6 @@ def check_counts(**counts: int) -> None:
             raise TypeError(f"{name}: {describe(count)}, expected an int")
         if count < 1:
             raise ValueError(f"{name}: {count}, expected at least 1")
-
-
-def check_packs(
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    sizes: dict[str, int],
-    device: torch.device,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The boundaries of queries and keys, whose metadata fit; those of the queries for both if the
-    keys have none.
-    """
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], device)
-    cu_seqlens_k = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, sizes["B"], device)
-    if cu_seqlens is None:
-        if cu_seqlens_k is not None:
-            raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
-    elif cu_seqlens_k is None:
-        if sizes["T_k"] != sizes["T_q"]:
-            raise ValueError(
-                f"cu_seqlens_k: not given, expected the boundaries of the {sizes['T_k']} keys, "
-                f"as there are {sizes['T_q']} queries"
-            )
-        cu_seqlens_k = cu_seqlens
-    elif cu_seqlens_k.shape != cu_seqlens.shape:
-        raise ValueError(
-            f"cu_seqlens_k: {describe(cu_seqlens_k)}, expected {describe(cu_seqlens)} "
-            "like cu_seqlens"
-        )
-    return cu_seqlens, cu_seqlens_k
 
 
 ABOUT = (

@@ -33,8 +33,8 @@ def logistic(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Te
     """
     a, b = lse_a != -math.inf, lse_b != -math.inf
     x = torch.where(a & b, lse_a - torch.where(b, lse_b, 0.0), 0.0)
-    # log (1 + exp(x)) = max(x, 0) + log (1 + exp(-|x|)), which does not overflow.
-    both = torch.where(b, lse_b, 0.0) + x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+    # log (1 + exp(x)) = -log σ(-x), which does not overflow and has its gradient at x = 0, too.
+    both = torch.where(b, lse_b, 0.0) - torch.nn.functional.logsigmoid(-x)
     lse = torch.where(a & b, both, torch.where(a, lse_a, torch.where(b, lse_b, -math.inf)))
     w_a = torch.where(b, torch.where(a, torch.sigmoid(x), 0.0), a.to(x.dtype))
     w_b = torch.where(a, torch.where(b, torch.sigmoid(-x), 0.0), b.to(x.dtype))
