@@ -32,7 +32,7 @@ _HALVES = ("bfloat16", "float16")
 # Examples (bundles of cases) that all jobs get together in the profile `ci`. A new op, mode or law
 # takes its examples from the others, so the suite does not grow with the catalogue until there are
 # more than twice as many jobs: each job has at least one.
-EXAMPLES_OF_CI = 3988
+EXAMPLES_OF_CI = 7000
 # A run of few jobs draws up to `_MOST_TIMES` as many examples for each, while all together stay
 # below `_PART_FOR_FEW` of a run of all jobs.
 _MOST_TIMES, _PART_FOR_FEW = 4.0, 1 / 5

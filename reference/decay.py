@@ -23,7 +23,8 @@ def decays(
         from_start: `[B, T, ...]`.
         between: `[B, T, T, ...]`; 1 where j > i.
     """
-    return torch.exp(g.cumsum(1)), torch.exp(sums_between(g))
+    between = sums_between(g)
+    return torch.exp(g.cumsum(1)), torch.exp(between)
 
 
 def sums_between(g: Float[Tensor, "B T *C"]) -> Float[Tensor, "B T T *C"]:

@@ -350,7 +350,8 @@ def options_of_the_call_before(op: Op, right: Function) -> Function:
         before.update({n: v for n, v in given.items() if not isinstance(v, Tensor)})
         try:
             return right(**{**given, **{n: v for n, v in stale.items() if n in before}})
-        except ValueError:  # Offsets past the end of another call's tables.
+        # Offsets past the end of another call's tables, or a write to what shares memory.
+        except (ValueError, RuntimeError):
             return right(**given)
 
     return wrong
