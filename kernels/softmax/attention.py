@@ -24,7 +24,6 @@ from kernels.softmax.arguments import (
     check_mode,
     check_packing,
     check_window,
-    launch,
 )
 from kernels.softmax.backward import (
     attention_backward_bias,
@@ -34,6 +33,7 @@ from kernels.softmax.backward import (
 )
 from kernels.softmax.forward import attention_forward
 from kernels.softmax.gates import add_levels, cumulative_gates, levels, within_blocks
+from kernels.softmax.launch import launch
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.structure import (
     Structure,

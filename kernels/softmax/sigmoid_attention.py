@@ -32,8 +32,8 @@ from kernels.softmax.arguments import (
     check_mode,
     check_packing,
     check_window,
-    launch,
 )
+from kernels.softmax.launch import launch
 from kernels.softmax.logits import (
     LOG2E,
     keys_of,

@@ -1,0 +1,29 @@
+"""Launch parameters of kernels over pairs of queries and keys."""
+
+from torch import Tensor
+
+from kernels import tiles
+from kernels.tiles import next_power_of_2
+
+
+def launch(tile: tiles.Tile, k: Tensor, v: Tensor, *, held: str, read: str) -> dict[str, int]:
+    """What of a launch follows from the tile: `held` and `read` are how the kernel calls its rows.
+
+    Rows that are not aligned are loaded element by element, which takes registers. No copy to
+    shared memory is that narrow: what a later step needs would take them as well.
+    """
+    key_dim, value_dim = k.shape[3], v.shape[3]
+    aligned = tiles.aligned(key_dim, value_dim)
+    narrowest = tile.narrowest(k.dtype.itemsize)
+    pad_k = max(narrowest, next_power_of_2(key_dim))
+    pad_v = max(narrowest, next_power_of_2(value_dim))
+    return {
+        held: tile.tokens,
+        read: tile.keys if aligned else min(tile.keys, 16),
+        "PAD_K": pad_k,
+        "PAD_V": pad_v,
+        "FULL_K": pad_k == key_dim,
+        "FULL_V": pad_v == value_dim,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages if aligned else 1,
+    }
