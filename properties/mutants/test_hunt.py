@@ -41,9 +41,9 @@ def signs() -> list[Mutant]:
     return found
 
 
-def _suite(law: str, folder: Path, dtype: str = "float32", *, tests: bool = False) -> Suite:
+def _suite(law: str, folder: Path, *dtypes: str, tests: bool = False) -> Suite:
     target = load("ours", activate("auto"))
-    jobs = Selection(("rotary_embedding",), (), (law,), (dtype,)).jobs(target)
+    jobs = Selection(("rotary_embedding",), (), (law,), dtypes or ("float32",)).jobs(target)
     return Suite(jobs, "auto", folder, 1, tests=tests)
 
 
@@ -57,7 +57,7 @@ def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 @pytest.fixture(scope="module")
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """A suite whose law does not look at results; some of its cases are interleaved."""
-    suite = _suite("untouched_inputs", tmp_path_factory.mktemp("blind"), "bfloat16")
+    suite = _suite("untouched_inputs", tmp_path_factory.mktemp("blind"), "bfloat16", "float16")
     yield suite
     suite.close(at_once=True)
 
@@ -189,8 +189,7 @@ def _has_tokens(pinned: Pinned) -> bool:
 
 
 def test_only_cases_that_run_the_line_are_tried(signs: list[Mutant], blind: Suite) -> None:
-    (job,) = blind.jobs
-    checks = blind.checks_of(job)
+    checks = [check for job in blind.jobs for check in blind.checks_of(job)]
     found = [m for m in mutants(["kernels"], ["branch"]) if m.where == _TURNED]
     inside = next(m for m in found if "INTERLEAVED" in m.text)
     # A call without tokens may launch nothing.
@@ -210,6 +209,7 @@ def test_the_command_tells_kept_and_listed_mutants(
     listed.write_text("")
     sources = {p: p.read_bytes() for p in (ROOT / "kernels").rglob("*.py")}
     command = ["--op", "rotary_embedding", "--law", "untouched_inputs", "--dtype", "bfloat16"]
+    command += ["--dtype", "float16"]
     # This folder has the surveys of a suite with the same law.
     command += ["--within", _TURNED, "--operator", "sign", "--cache", str(blind.folder)]
     command += ["--jobs", "1", "--equivalents", str(listed), "--json", str(report)]
