@@ -38,9 +38,9 @@ def test_until_it_is_full_it_is_causal_attention_of_rotated_tokens() -> None:
     q, k, v = draw(0, 2, 7, 4, 6), draw(1, 2, 7, 2, 6), draw(2, 2, 7, 2, 5)
     cos, sin = (x.double() for x in reference.rotary_tables(7, 6))
     cache = reference.StreamingCache(2, sinks=2, window=5)
-    o = torch.cat([cache.attend(*(x[:, t] for x in (q, k, v)), cos, sin) for t in _PARTS], 1)
-    rotated = (reference.rotary_embedding(x, cos, sin) for x in (q, k))
-    want, _ = reference.attention(*rotated, v, causal=True)
+    o = torch.cat([cache.attend(q[:, t], k[:, t], v[:, t], cos, sin) for t in _PARTS], 1)
+    q, k = (reference.rotary_embedding(x, cos, sin) for x in (q, k))
+    want, _ = reference.attention(q, k, v, causal=True)
     torch.testing.assert_close(o, want, rtol=1e-12, atol=1e-12)
 
 
@@ -53,11 +53,11 @@ def test_it_does_not_matter_how_a_stream_is_cut(cuts: tuple[int, ...]) -> None:
     cos, sin = (x.double() for x in reference.rotary_tables(5, 6))
     cache = reference.StreamingCache(1, sinks=2, window=3)
     parts = [slice(a, b) for a, b in pairwise(cuts)]
-    o = torch.cat([cache.attend(*(x[:, t] for x in (q, k, v)), cos, sin) for t in parts], 1)
+    o = torch.cat([cache.attend(q[:, t], k[:, t], v[:, t], cos, sin) for t in parts], 1)
     # The last token sees tokens 0, 1, 9, 10 and 11, at places 0 to 4.
     seen = [0, 1, 9, 10, 11]
-    rotated = [reference.rotary_embedding(x[:, seen], cos, sin) for x in (q, k)]
-    want, _ = reference.attention(*rotated, v[:, seen], causal=True)
+    q, k = (reference.rotary_embedding(x[:, seen], cos, sin) for x in (q, k))
+    want, _ = reference.attention(q, k, v[:, seen], causal=True)
     torch.testing.assert_close(o[:, -1], want[:, -1], rtol=1e-12, atol=1e-12)
 
 
