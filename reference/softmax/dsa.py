@@ -1,23 +1,19 @@
 """DeepSeek sparse attention: an indexer selects the tokens that each query attends to."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.heads import heads_per_group
-from reference.op import Form, op
-from reference.scale import resolve_scale
+from reference.op import op
 from reference.sequences import CuSeqlens
 from reference.softmax.masked import (
-    at_least_one,
     attend,
-    each_sequence,
     for_each_head,
     logits,
     positions,
+    selecting,
 )
 from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
 from reference.softmax.selected import gathered
@@ -65,38 +61,13 @@ def by_rank(
     return gathered(q, k, v, indices=indices, block_size=1, scale=scale)
 
 
-def run(
-    form: Form,
-    sizes: Mapping[str, int],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_index: Tensor,
-    k_index: Tensor,
-    w: Tensor,
-    *,
-    top_k: int,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
-    at_least_one(top_k=top_k)
-    wide = torch.promote_types(q_index.dtype, k_index.dtype)
-    o, lse = each_sequence(
-        form,
-        {"q": q, "q_index": q_index.detach().to(wide), "w": w.detach()},
-        {"k": k, "v": v, "k_index": k_index.detach().to(wide)},
-        cu_seqlens,
-        cu_seqlens_k,
-        top_k=top_k,
-        scale=resolve_scale(scale, sizes["K"]),
-    )
-    return o, lse if return_lse else None
-
-
-@op(definition, by_rank, run=run, same_dtype=("q", "k", "v"), outputs=("o", "lse"))
+@op(
+    definition,
+    by_rank,
+    run=selecting(indexer=("q_index", "k_index"), weights="w"),
+    same_dtype=("q", "k", "v"),
+    outputs=("o", "lse"),
+)
 def dsa(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],

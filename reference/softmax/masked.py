@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference.heads import heads_per_group
+from reference.scale import resolve_scale
 from reference.softmax.run import queries_and_keys
 
 Form = Callable[..., tuple[Tensor, Tensor]]
+Run = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def attend(s: Tensor, visible: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,6 +86,46 @@ def each_sequence(
     ]
     o = torch.cat([o for o, _ in results], dim=1)
     return o.to(q.dtype), torch.cat([lse for _, lse in results], dim=-1)
+
+
+def selecting(*, indexer: tuple[str, str] | None = None, weights: str | None = None) -> Run:
+    """How an op runs that selects keys for each query, by counts and perhaps by an indexer.
+
+    Args:
+        indexer: the names of its queries and keys, constants that reach the forms in one dtype.
+        weights: the name of its weights, constants by query.
+
+    Returns:
+        What `reference.op` calls. The forms get every other argument of the op as it is.
+    """
+
+    def run(
+        form: Form,
+        sizes: Mapping[str, int],
+        *,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float | None,
+        cu_seqlens: Tensor | None,
+        cu_seqlens_k: Tensor | None,
+        return_lse: bool,
+        **rest: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
+        at_least_one(**{name: x for name, x in rest.items() if isinstance(x, int)})
+        queries, keys = {"q": q}, {"k": k, "v": v}
+        if indexer is not None:
+            x, y = (rest.pop(name).detach() for name in indexer)
+            wide = torch.promote_types(x.dtype, y.dtype)
+            queries[indexer[0]], keys[indexer[1]] = x.to(wide), y.to(wide)
+        if weights is not None:
+            queries[weights] = rest.pop(weights).detach()
+        scale = resolve_scale(scale, sizes["K"])
+        o, lse = each_sequence(form, queries, keys, cu_seqlens, cu_seqlens_k, scale=scale, **rest)
+        return o, lse if return_lse else None
+
+    return run
 
 
 def at_least_one(**counts: int) -> None:
