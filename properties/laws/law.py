@@ -11,8 +11,7 @@ import torch
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING
 from properties.cases.tensors import Inputs, Results, build, cotangents, outputs_and_gradients
-from properties.catalogue.kinds import has
-from properties.catalogue.op import Function, Op, Role
+from properties.catalogue.op import Function, Op
 from properties.device import claiming
 from properties.laws.signature import Signature, signature
 from properties.targets import Target
@@ -183,12 +182,10 @@ def bits_are_comparable(op: Op, case: Case, subject: Subject) -> bool:
 
     On a GPU, another alignment, stride or flag gives another specialisation, in which the compiler
     may contract a·b + c differently. Other libraries promise no bits, and nobody promises which
-    mode `auto` takes. A projection is a matrix product of PyTorch, whose bits depend on the number
-    of rows. On integers bits are still equal, if nothing else, such as a constant decay, multiplies
-    them.
+    mode `auto` takes. On integers bits are still equal, if nothing else, such as a constant decay,
+    multiplies them.
     """
-    whole = subject.device.type != "cuda" and subject.target.bitwise
-    promised = whole and not case.auto and not has(op, Role.PROJECTION)
+    promised = subject.device.type != "cuda" and subject.target.bitwise and not case.auto
     return promised or (case.values == "integers" and "exactness" in op.laws)
 
 
