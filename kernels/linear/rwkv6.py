@@ -24,6 +24,10 @@ def one_token_late(
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
     # With what the token before writes and how it decays, S_t of `gla` is S_{t-1} of RWKV-6.
+    dtype = v.dtype
+    if dtype == torch.float16:
+        # The parts of a gradient may overflow where their sum does not.
+        r, k, v, w = (x.float() for x in (r, k, v, w))
     late = (of_the_token_before(x, cu_seqlens) for x in (k, v, w))
     o, before = gla(
         r, *late, **given, initial_state=initial_state, cu_seqlens=cu_seqlens,
@@ -32,7 +36,7 @@ def one_token_late(
     scale = given["scale"]
     scale = r.shape[-1] ** -0.5 if scale is None or scale == -1 else scale
     bonus = (r.float() * u.float() * k.float()).sum(-1, keepdim=True)
-    o = (o.float() + scale * bonus * v.float()).to(v.dtype)
+    o = (o.float() + scale * bonus * v.float()).to(dtype)
     if before is None:
         return o, None
     if r.shape[1] == 0:
