@@ -126,9 +126,12 @@ def test_a_glance_records_the_first_call_of_a_law(op: str, subject: Subject) -> 
         calls = witness.start()
         with witness.eager():
             job.check(OPS[op], one.case, subject)
-        # It does not know which outputs depend on nothing trained, and includes them all.
+        # It does not know which outputs depend on nothing trained, and includes them all; where
+        # none depends on anything trained, there is no backward pass to compare.
         assert len(calls) == len(one.calls), one.case.line()
         for call, glanced in zip(calls, one.calls, strict=True):
+            if glanced.get("backward") and not call.get("backward"):
+                continue
             other = {name for name, value in call.items() if glanced.get(name) != value}
             assert all(name.startswith("loud ") for name in other), one.case.line()
 
