@@ -31,6 +31,7 @@ from reference.linear.gsa import gsa
 from reference.linear.hgrn import hgrn
 from reference.linear.lightnet import lightnet
 from reference.linear.linear_attn import linear_attn
+from reference.linear.log_linear_attn import log_linear_attn
 from reference.linear.mamba2 import mamba2
 from reference.linear.mlstm import mlstm
 from reference.linear.polynomial import based, rebased
@@ -93,6 +94,7 @@ __all__ = [
     "lightnet",
     "lightning_attn",
     "linear_attn",
+    "log_linear_attn",
     "mamba2",
     "merge_attention",
     "mla",

@@ -204,3 +204,19 @@ SELECTIVE_SCAN = declare(
     # A step of 0 times -inf is NaN.
     recipes=(*_RECIPES, *(name for name in GATES if name != "closed_gates")),
 )
+
+
+def _levels(case: Case) -> dict[str, int]:
+    """As many as the longest sequence needs."""
+    return {"L": max(0, *(length - 1 for length in case.lengths)).bit_length() + 1}
+
+
+LOG_LINEAR_ATTN = declare(
+    reference.log_linear_attn,
+    roles={"level_scales": Role.KEY},
+    sizes=_levels,
+    computed=("L",),
+    work=lambda n: n["H"] * n["T"] * (n["T"] + n["L"] * n["K"] * n["V"] / 12),
+    multilinear=lambda case: True,
+    recipes=_RECIPES,
+)

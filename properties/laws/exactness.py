@@ -48,9 +48,10 @@ def check(op: Op, case: Case, subject: Subject) -> float:
 
 
 def sums(op: Op) -> bool:
-    """Whether states are sums of `k vᵀ` that never round; a delta rule's writes may."""
+    """Whether it returns states that are sums of `k vᵀ` and never round; a delta rule's may."""
     roles = {argument.role for argument in op.arguments}
-    return {Role.QUERY, Role.KEY, Role.VALUE} <= roles and not is_delta(op)
+    returned = any(output.dtype == "float32" for output in op.outputs)
+    return returned and {Role.QUERY, Role.KEY, Role.VALUE} <= roles and not is_delta(op)
 
 
 def _is_weight(argument: Argument) -> bool:

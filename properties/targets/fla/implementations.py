@@ -212,6 +212,10 @@ def _at_least(least: int, *names: str) -> Bound:
     return bound
 
 
+def _a_block_of_keys(case: Case) -> Case:
+    return replace(case, dims={**_powers_of_two(case).dims, "K": 64})
+
+
 def _even_in_16_bits(case: Case) -> Case:
     if case.dtype == "float32":
         return case
@@ -487,6 +491,12 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         call=_alone,
         without=("initial_state", "output_final_state"),
         unstated={"splitting": "the state lacks the sums of weights"},
+    ),
+    "log_linear_attn": _each(
+        "log_linear_attn",
+        "chunk",
+        call=_alone,
+        bounds={"K = 64, V a power of two": _a_block_of_keys},
     ),
     "attention": _each(
         "attn",
