@@ -25,6 +25,7 @@ from kernels.delta import (
     precond_kda,
     rwkv7,
 )
+from kernels.gate import decay_gate, strength_gate
 from kernels.linear import (
     abc,
     gla,
@@ -74,6 +75,7 @@ __all__ = [
     "abc",
     "attention",
     "comba",
+    "decay_gate",
     "delta_rule",
     "dplr",
     "dsa",
@@ -115,6 +117,7 @@ __all__ = [
     "short_conv",
     "sigmoid_attention",
     "simple_gla",
+    "strength_gate",
     "token_shift",
     "xpos_tables",
 ]

@@ -520,6 +520,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         ),
         Entry(tokens=16, keys=2, features=64, num_warps=2),
     ),
+    # tokens: rows of a head of a program, more of them where the head is narrow.
+    ("decay_gate", "fused"): (Entry(tokens=32), Entry(tokens=8, num_warps=2)),
     # tokens: (batch, token, head) vectors of x.
     ("l2norm", "fused"): (Entry(tokens=32, max_dim=128), Entry(tokens=8)),
     # tokens: rows (a query of a head of a group) of a program; keys: rows of pages per step.

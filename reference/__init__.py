@@ -24,6 +24,8 @@ from reference.delta.kda import kda
 from reference.delta.momentum_delta_rule import momentum_delta_rule
 from reference.delta.precond import precond_gated_delta_rule, precond_kda
 from reference.delta.rwkv7 import rwkv7
+from reference.gate.decay_gate import decay_gate
+from reference.gate.strength_gate import strength_gate
 from reference.linear.abc import abc
 from reference.linear.constant_decay import lightning_attn, retention
 from reference.linear.gla import gla
@@ -76,6 +78,7 @@ __all__ = [
     "attnres",
     "based",
     "comba",
+    "decay_gate",
     "delta_rule",
     "deltaformer",
     "differential_attention",
@@ -125,6 +128,7 @@ __all__ = [
     "sigmoid_attention",
     "simple_gla",
     "stickbreaking_attn",
+    "strength_gate",
     "token_shift",
     "wall_attn",
     "xpos_tables",

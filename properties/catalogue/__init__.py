@@ -27,6 +27,7 @@ from properties.catalogue.delta import (
     PRECOND_KDA,
     RWKV7,
 )
+from properties.catalogue.gate import DECAY_GATE, STRENGTH_GATE
 from properties.catalogue.linear import (
     ABC,
     GLA,
@@ -105,6 +106,8 @@ OPS: dict[str, Op] = {
         MULTIAXIS_ROTARY,
         SHORT_CONV,
         TOKEN_SHIFT,
+        DECAY_GATE,
+        STRENGTH_GATE,
         L2NORM,
     )
 }

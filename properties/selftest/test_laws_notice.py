@@ -381,7 +381,7 @@ def flag_changes_the_output(op: Op, right: Function) -> Function:
 
 
 def input_overwritten(op: Op, right: Function) -> Function:
-    name = op.arguments[:2][-1].name
+    name = [a.name for a in op.arguments if not a.optional][:2][-1]
 
     def wrong(**given: Any) -> Any:
         returned = right(**given)
@@ -393,7 +393,7 @@ def input_overwritten(op: Op, right: Function) -> Function:
 
 
 def memory_around_an_input_overwritten(op: Op, right: Function) -> Function:
-    name = op.arguments[:2][-1].name
+    name = [a.name for a in op.arguments if not a.optional][:2][-1]
 
     def wrong(**given: Any) -> Any:
         x = given[name]

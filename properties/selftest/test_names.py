@@ -9,7 +9,7 @@ import pytest
 from properties.catalogue import OPS
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("conv", "delta", "linear", "norm", "position", "softmax")
+FAMILIES = ("conv", "delta", "gate", "linear", "norm", "position", "softmax")
 # Where modules may name ops, and why.
 PLACES = {
     "kernels/__init__.py": "exports",

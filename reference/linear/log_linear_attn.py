@@ -19,8 +19,8 @@ def recurrent(
         decay = 1.0 if g is None else torch.exp(g[:, t, :, None, None])
         S = [decay * level for level in S]
         S[0] = torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
-        reads = [torch.einsum("bhk,bhkv->bhv", q[:, t], level) for level in S]
-        o.append(scale * sum(level_scales[:, t, :, n, None] * reads[n] for n in range(L)))
+        reads = torch.einsum("bhk,lbhkv->bhvl", q[:, t], torch.stack(S))
+        o.append(scale * torch.einsum("bhvl,bhl->bhv", reads, level_scales[:, t, :, :L]))
         full = ((t + 1) & -(t + 1)).bit_length()
         if full < L:
             S[full] = sum(S[1:full], S[0])

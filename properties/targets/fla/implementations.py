@@ -130,6 +130,22 @@ def _energies(kernel: Kernel, given: Given) -> Outputs:
     return o, torch.cat([S, A.unsqueeze(-1)], -1) if given.get("output_final_state") else None
 
 
+def _gate(kernel: Kernel, given: Given) -> Outputs:
+    """Rates are required, except beside a bound; biases are a row."""
+    if given.get("A_log") is None:
+        given["A_log"] = given["g"].new_zeros(given["g"].shape[2], dtype=torch.float32)
+    if given.get("dt_bias") is not None:
+        given["dt_bias"] = given["dt_bias"].flatten()
+    g: Tensor = kernel(**given)
+    return g
+
+
+def _gate_of_heads(kernel: Kernel, given: Given) -> Outputs:
+    g = _gate(kernel, {**given, "g": given["g"].squeeze(-1)})
+    assert isinstance(g, Tensor)
+    return g.unsqueeze(-1)
+
+
 def _of_all_taps(op: Op) -> Op:
     """A convolution whose state has a token for each tap; the oldest has weight 0."""
 
@@ -214,6 +230,10 @@ def _at_least(least: int, *names: str) -> Bound:
 
 def _a_block_of_keys(case: Case) -> Case:
     return replace(case, dims={**_powers_of_two(case).dims, "K": 64})
+
+
+def _one_channel(case: Case) -> Case:
+    return replace(case, dims={**case.dims, "D": 1})
 
 
 def _even_in_16_bits(case: Case) -> Case:
@@ -497,6 +517,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "chunk",
         call=_alone,
         bounds={"K = 64, V a power of two": _a_block_of_keys},
+        telescopes=_values_telescope,
     ),
     "attention": _each(
         "attn",
@@ -529,6 +550,18 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             conventions=(_WINDOW,),
             bounds={"no state before tokens in 16 bits, as it is kept in theirs": _float32_state},
         )
+    },
+    "decay_gate": {
+        "fused": _Mode(
+            "fla.ops.kda.gate:fused_kda_gate", call=_gate, theirs={"x": "g"}, conventions=()
+        ),
+        "fused_of_heads": _Mode(
+            "fla.ops.gated_delta_rule.gate:fused_gdn_gate",
+            call=_gate_of_heads,
+            theirs={"x": "g"},
+            conventions=(),
+            bounds={"one channel": _one_channel},
+        ),
     },
     "l2norm": {"fused": _Mode("fla.modules.l2norm:l2norm", call=_alone, conventions=())},
 }

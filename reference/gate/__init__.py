@@ -1,0 +1,1 @@
+"""Gates and strengths from what a layer projects."""
