@@ -37,7 +37,7 @@ class Tile:
         On Hopper, four warps multiply 64 rows of 16-bit numbers as a group, out of shared memory.
         Triton 3.6 addresses a transposed operand wrongly there if its rows are shorter than the 128
         bytes of a full swizzle: wrong results, and reads outside the shared memory. Seen on an
-        H200; see `regressions/softmax/narrow_operands_on_hopper.py`.
+        H200; see `narrow_operands_on_hopper` in `regressions/softmax.py`.
         """
         return 64 if itemsize == 2 and self.tokens >= 64 and self.num_warps >= 4 else 16
 

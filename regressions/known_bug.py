@@ -1,16 +1,18 @@
-"""What a pinned bug is, and where to find all of them."""
+"""Known bugs: what one is, how to pin it, where all are."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from pkgutil import walk_packages
+from typing import Any
 
+from properties.cases.case import Case
+from properties.catalogue import OPS
 from properties.device import resolve
 from properties.planting.edit import Edit
-from properties.planting.trial import Pinned
+from properties.planting.trial import LawAbout, Pinned
 
-_HERE = f"{__package__}."
+FAMILIES = ("cache", "conv", "delta", "layers", "linear", "norm", "position", "softmax")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +42,46 @@ class KnownBug:
         return self.only_on in (None, resolve(device))
 
 
+def pin(
+    op: str,
+    mode: str,
+    dims: Mapping[str, int],
+    lengths: tuple[int, ...],
+    *,
+    law: str = "differential",
+    dtype: str = "float32",
+    options: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> LawAbout:
+    """Pin a law and a case.
+
+    Args:
+        options: those that differ from the op's defaults, in a call that asks for every output.
+        fields: the other fields of `Case`.
+    """
+    asked = {output.asked_by: True for output in OPS[op].outputs if output.asked_by}
+    defaults = {option.name: option.default for option in OPS[op].options}
+    return LawAbout(
+        law,
+        Case(
+            op=op,
+            mode=mode,
+            dtype=dtype,
+            dims=dims,
+            lengths=lengths,
+            options={**defaults, **asked, **(options or {})},
+            **fields,
+        ),
+    )
+
+
 def known_bugs() -> dict[str, KnownBug]:
-    """Every `BUG` of the modules below `regressions`, by family and file name."""
-    return {name.removeprefix(_HERE): import_module(name).BUG for name in _modules(Path(__file__))}
-
-
-def _modules(package: Path) -> Iterator[str]:
-    """The modules of the families, which are the folders here."""
-    for module in walk_packages([str(package.parent)], prefix=_HERE):
-        if not module.ispkg and module.name.removeprefix(_HERE).count(".") == 1:
-            yield module.name
+    """Every bug of the families, by family and name."""
+    return {
+        f"{family}.{name}": bug
+        for family in FAMILIES
+        for name, bug in import_module(f"{__package__}.{family}").BUGS.items()
+    }
 
 
 def bugs_in(module: str) -> dict[str, KnownBug]:

@@ -6,19 +6,20 @@ import pytest
 
 from properties.planting.edit import Edit
 from regressions import __main__ as command
-from regressions.linear.fused_chunk_negative_scale import BUG
+from regressions.linear import BUGS
 
 
 def test_a_bug_that_is_missed_or_cannot_be_planted_is_trouble(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    bug = BUGS["fused_chunk_negative_scale"]
     harmless = Edit("kernels.scale", "return float(scale)", "return 1.0 * float(scale)")
     stale = Edit("kernels.scale", "no such line", "")
     bugs = {
-        "linear.right": BUG,
-        "linear.missed": replace(BUG, planted=harmless),
-        "linear.stale": replace(BUG, planted=stale),
-        "softmax.not_asked_for": BUG,
+        "linear.right": bug,
+        "linear.missed": replace(bug, planted=harmless),
+        "linear.stale": replace(bug, planted=stale),
+        "softmax.not_asked_for": bug,
     }
     monkeypatch.setattr(command, "known_bugs", lambda: bugs)
     assert command.main(["linear", "--device", "simulator"]) == 1

@@ -279,7 +279,7 @@ def test_a_package_runs_if_one_of_its_modules_runs() -> None:
     assert "attention" not in _ops("kernels/norm/__init__.py")
 
 
-@pytest.mark.parametrize("file", ["regressions/softmax/nosuch.py", "regressions/linear/nosuch.py"])
+@pytest.mark.parametrize("file", ["regressions/nosuch.py", "regressions/softmax/nosuch.py"])
 def test_files_that_nothing_names_reach_the_nearest_tests(file: str) -> None:
     assert _reaches(file, "regressions/test_regressions.py::test_case_passes_today")
     assert not _reaches(file, "properties/suite/test_laws.py::test_law_holds")

@@ -1,1 +1,0 @@
-"""Caches, and layers that decode with them."""

@@ -1,1 +1,0 @@
-"""Convolution over the last few tokens."""

@@ -1,1 +1,0 @@
-"""Normalisation of queries and keys."""
