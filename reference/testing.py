@@ -1,6 +1,6 @@
 """What the tests of all pages share: both forms of an op, and numbers in float64."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -9,11 +9,44 @@ from torch import Tensor
 
 Form = Callable[..., Any]
 
+# Arguments of a call, the error that they raise, and how its message starts.
+Bad = tuple[dict[str, Any], type[Exception], str]
+
 
 def both_forms_of(op: Any) -> pytest.MarkDecorator:
     """Run a test with each form of an op as its argument `form`."""
     forms: list[Form] = [op, op.second_form]
     return pytest.mark.parametrize("form", forms, ids=lambda form: form.__name__)
+
+
+def each_bad(calls: Mapping[str, Bad]) -> pytest.MarkDecorator:
+    """Run a test with each of these calls as its argument `bad`."""
+    return pytest.mark.parametrize("bad", calls.values(), ids=calls)
+
+
+def assert_refused(bad: Bad, form: Form, **good: Any) -> None:
+    """Call a form with bad arguments in the place of good ones."""
+    arguments, error, message = bad
+    with pytest.raises(error) as caught:
+        form(**{**good, **arguments})
+    assert str(caught.value).startswith(message)
+
+
+def bad_boundaries(**tensors: Tensor) -> dict[str, Bad]:
+    """Return bad `cu_seqlens` of the first row of each tensor, which has 7 tokens."""
+    one = {name: x[:1] for name, x in tensors.items()}
+    return {
+        f"cu_seqlens {boundaries}": (
+            {**one, "cu_seqlens": torch.tensor(boundaries)},
+            ValueError,
+            f"cu_seqlens: {message}",
+        )
+        for boundaries, message in [
+            ([1, 7], "starts at 1, expected 0"),
+            ([0, 4, 3, 7], "decreases from 4 to 3"),
+            ([0, 6], "ends at 6, expected T=7"),
+        ]
+    }
 
 
 def rows(*values: Any) -> Tensor:

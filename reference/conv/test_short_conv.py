@@ -1,11 +1,10 @@
 import math
-from typing import Any
 
 import pytest
 import torch
 
 import reference
-from reference.testing import Form, both_forms_of, draw, rows
+from reference.testing import Bad, Form, assert_refused, both_forms_of, draw, each_bad, rows
 
 both_forms = both_forms_of(reference.short_conv)
 
@@ -75,7 +74,7 @@ def test_one_tap_has_no_state(form: Form) -> None:
 
 
 x, weight, bias = draw(0, 2, 7, 5), draw(1, 5, 4), draw(2, 5)
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+BAD: dict[str, Bad] = {
     "heads": ({"x": x[..., None]}, ValueError, "x: float64[2, 7, 5, 1], expected [B, T, D]"),
     "channels": ({"weight": weight[:4]}, ValueError, "weight: float64[4, 4], expected [D, W]"),
     "no taps": ({"weight": weight[:, :0]}, ValueError, "weight: 0 taps, expected at least 1"),
@@ -91,10 +90,6 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @both_forms
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        form(**{"x": x, "weight": weight, "bias": bias, **arguments})
-    assert str(caught.value).startswith(message)
+@each_bad(BAD)
+def test_a_bad_argument_is_named(form: Form, bad: Bad) -> None:
+    assert_refused(bad, form, x=x, weight=weight, bias=bias)

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, both_forms_of, draw, rows
+from reference.testing import (
+    Bad,
+    Form,
+    assert_refused,
+    bad_boundaries,
+    both_forms_of,
+    draw,
+    each_bad,
+    rows,
+)
 
 FORMS: list[Form] = [reference.gla, reference.gla.second_form]
 both_forms = both_forms_of(reference.gla)
@@ -244,7 +253,7 @@ def test_no_dtype_is_forced(form: Form) -> None:
 
 
 q, k, v, g, gv, S = inputs()
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+BAD: dict[str, Bad] = {
     "g per head": ({"g": g[..., 0]}, ValueError, "g: float64[2, 7, 3], expected [B, T, H, K]"),
     "g of values": ({"g": gv}, ValueError, "g: float64[2, 7, 3, 2], expected [B, T, H, K]"),
     "gv of keys": ({"gv": g}, ValueError, "gv: float64[2, 7, 3, 5], expected [B, T, H, V]"),
@@ -261,25 +270,10 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "scale nan": ({"scale": math.nan}, ValueError, "scale: nan, expected a finite number"),
     "batch": ({"cu_seqlens": torch.tensor([0, 7])}, ValueError, "cu_seqlens: given with B=2"),
 }
-BAD |= {
-    f"cu_seqlens {boundaries}": (
-        {"q": q[:1], "k": k[:1], "v": v[:1], "cu_seqlens": torch.tensor(boundaries)},
-        ValueError,
-        message,
-    )
-    for boundaries, message in [
-        ([1, 7], "cu_seqlens: starts at 1, expected 0"),
-        ([0, 4, 3, 7], "cu_seqlens: decreases from 4 to 3"),
-        ([0, 6], "cu_seqlens: ends at 6, expected T=7"),
-    ]
-}
+BAD |= bad_boundaries(q=q, k=k, v=v)
 
 
 @both_forms
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        form(**{"q": q, "k": k, "v": v, **arguments})
-    assert str(caught.value).startswith(message)
+@each_bad(BAD)
+def test_a_bad_argument_is_named(form: Form, bad: Bad) -> None:
+    assert_refused(bad, form, q=q, k=k, v=v)

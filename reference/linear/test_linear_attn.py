@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, both_forms_of, draw, rows
+from reference.testing import (
+    Bad,
+    Form,
+    assert_refused,
+    bad_boundaries,
+    both_forms_of,
+    draw,
+    each_bad,
+    rows,
+)
 
 FORMS: list[Form] = [reference.linear_attn, reference.linear_attn.second_form]
 both_forms = both_forms_of(reference.linear_attn)
@@ -225,7 +234,7 @@ def test_no_dtype_is_forced(form: Form) -> None:
 
 
 q, k, v, S = inputs()
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+BAD: dict[str, Bad] = {
     "rank": ({"q": q[0]}, ValueError, "q: float64[7, 3, 5], expected [B, T, H, K]"),
     "heads": ({"k": k[:, :, :2]}, ValueError, "k: float64[2, 7, 2, 5], expected [B, T, H, K]"),
     "key dim": ({"k": k[..., :4]}, ValueError, "k: float64[2, 7, 3, 4], expected [B, T, H, K]"),
@@ -249,25 +258,10 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "cu_seqlens: float32[2], expected int32[N+1]",
     ),
 }
-BAD |= {
-    f"cu_seqlens {boundaries}": (
-        {"q": q[:1], "k": k[:1], "v": v[:1], "cu_seqlens": torch.tensor(boundaries)},
-        ValueError,
-        message,
-    )
-    for boundaries, message in [
-        ([1, 7], "cu_seqlens: starts at 1, expected 0"),
-        ([0, 4, 3, 7], "cu_seqlens: decreases from 4 to 3"),
-        ([0, 6], "cu_seqlens: ends at 6, expected T=7"),
-    ]
-}
+BAD |= bad_boundaries(q=q, k=k, v=v)
 
 
 @both_forms
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        form(**{"q": q, "k": k, "v": v, **arguments})
-    assert str(caught.value).startswith(message)
+@each_bad(BAD)
+def test_a_bad_argument_is_named(form: Form, bad: Bad) -> None:
+    assert_refused(bad, form, q=q, k=k, v=v)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, both_forms_of, draw, rows
+from reference.testing import Bad, Form, assert_refused, both_forms_of, draw, each_bad, rows
 
 FORMS: list[Form] = [reference.rotary_embedding, reference.rotary_embedding.second_form]
 both_forms = both_forms_of(reference.rotary_embedding)
@@ -261,7 +261,7 @@ def test_the_output_has_the_dtype_of_the_input(form: Form, dtype: torch.dtype) -
 x = draw(0, 2, 7, 3, 5)
 cos, sin = reference.rotary_tables(8, 4, dtype=torch.float64)
 wide_cos, wide_sin = reference.rotary_tables(8, 6, dtype=torch.float64)
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+BAD: dict[str, Bad] = {
     "model dim": (
         {"cos": wide_cos, "sin": wide_sin},
         ValueError,
@@ -329,17 +329,13 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @both_forms
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        form(**{"x": x, "cos": cos, "sin": sin, **arguments})
-    assert str(caught.value).startswith(message)
+@each_bad(BAD)
+def test_a_bad_argument_is_named(form: Form, bad: Bad) -> None:
+    assert_refused(bad, form, x=x, cos=cos, sin=sin)
 
 
 positions = torch.zeros(3, 2, 7, dtype=torch.int64)
-BAD_AXES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+BAD_AXES: dict[str, Bad] = {
     "one axis": ({"position_ids": positions[0]}, ValueError, "position_ids: int64[2, 7], expected"),
     "sections": (
         {"axes": torch.tensor([0, 1, 2])},
@@ -370,12 +366,8 @@ BAD_AXES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @both_forms_on_axes
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD_AXES.values(), ids=BAD_AXES)
-def test_a_bad_argument_of_the_rotation_on_axes_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
+@each_bad(BAD_AXES)
+def test_a_bad_argument_of_the_rotation_on_axes_is_named(form: Form, bad: Bad) -> None:
     axes = torch.zeros(2, dtype=torch.int64)
     given = {"x": x, "cos": cos, "sin": sin, "position_ids": positions, "axes": axes}
-    with pytest.raises(error) as caught:
-        form(**{**given, **arguments})
-    assert str(caught.value).startswith(message)
+    assert_refused(bad, form, **given)

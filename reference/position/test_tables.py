@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import reference
+from reference.testing import assert_refused
 
 Scaling = dict[str, Any]
 Frequency = Callable[..., float]
@@ -366,18 +367,16 @@ BAD_SCALINGS: list[tuple[Scaling, type[Exception], str]] = [
 def test_a_bad_argument_of_the_tables_is_named(
     function: str, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error) as caught:
-        getattr(reference, function)(**{"length": 8, "rotary_dim": 4, **arguments})
-    assert str(caught.value).startswith(message)
+    bad = (arguments, error, message)
+    assert_refused(bad, getattr(reference, function), length=8, rotary_dim=4)
 
 
 @pytest.mark.parametrize(("scaling", "error", "message"), BAD_SCALINGS)
 def test_a_scaling_that_cannot_be_is_refused(
     scaling: Scaling, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error) as caught:
-        reference.rotary_tables(8, 6, scaling=scaling)
-    assert str(caught.value).startswith(f"scaling: {message}")
+    bad = ({"scaling": scaling}, error, f"scaling: {message}")
+    assert_refused(bad, reference.rotary_tables, length=8, rotary_dim=6)
 
 
 def test_yarn_refuses_a_base_without_an_order_of_wavelengths() -> None:

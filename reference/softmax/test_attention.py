@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, both_forms_of, draw, rows
+from reference.testing import Bad, Form, assert_refused, both_forms_of, draw, each_bad, rows
 
 Setting = tuple[dict[str, Any], tuple[str, ...]]
 FORMS: list[Form] = [reference.attention, reference.attention.second_form]
@@ -381,7 +381,7 @@ def test_no_dtype_is_forced(form: Form) -> None:
 
 
 q, k, v, tensors = inputs()
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+BAD: dict[str, Bad] = {
     "rank": ({"q": q[0]}, ValueError, "q: float64[5, 6, 3], expected [B, T_q, H, K]"),
     "key dim": ({"k": k[..., :2]}, ValueError, "k: float64[2, 7, 2, 2], expected [B, T_k, G, K]"),
     "batch": ({"k": k[:1]}, ValueError, "k: float64[1, 7, 2, 3], expected [B, T_k, G, K] with B=2"),
@@ -450,10 +450,6 @@ BAD |= {
 
 
 @both_forms
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        form(**{"q": q, "k": k, "v": v, **arguments})
-    assert str(caught.value).startswith(message)
+@each_bad(BAD)
+def test_a_bad_argument_is_named(form: Form, bad: Bad) -> None:
+    assert_refused(bad, form, q=q, k=k, v=v)

@@ -1,14 +1,13 @@
 """Weights by hand: a part of LSE log a counts a / (a + b) beside one of LSE log b."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, both_forms_of, draw, rows
+from reference.testing import Bad, Form, assert_refused, both_forms_of, draw, each_bad, rows
 
 both_forms = both_forms_of(reference.merge_attention)
 INF = math.inf
@@ -102,7 +101,7 @@ def test_numbers_far_from_zero_do_not_overflow(form: Form) -> None:
         assert torch.equal(merged, o(8.0 if far > 0 else 4.0))
 
 
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+BAD: dict[str, Bad] = {
     "lse": ({"lse_b": draw(1, 2, 5, 3)}, ValueError, "lse_b: float64[2, 5, 3], expected"),
     "o": ({"o_b": draw(1, 2, 5, 3, 6)}, ValueError, "o_b: float64[2, 5, 3, 6], expected"),
     "dtype": (
@@ -115,12 +114,8 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @both_forms
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
+@each_bad(BAD)
+def test_a_bad_argument_is_named(form: Form, bad: Bad) -> None:
     outputs, sums = draw(0, 2, 5, 3, 4), draw(1, 2, 3, 5)
     given = {"o_a": outputs, "lse_a": sums, "o_b": outputs, "lse_b": sums}
-    with pytest.raises(error) as caught:
-        form(**{**given, **arguments})
-    assert str(caught.value).startswith(message)
+    assert_refused(bad, form, **given)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, both_forms_of, draw, rows
+from reference.testing import Bad, Form, assert_refused, both_forms_of, draw, each_bad, rows
 
 both_forms = both_forms_of(reference.paged_attention)
 NAN = math.nan
@@ -122,7 +122,7 @@ GOOD: dict[str, Any] = {
 }
 EIGHT = {name: GOOD[name].to(torch.int8) for name in ("k_pages", "v_pages")}
 TREE = torch.tensor([[-1, 0, 1], [-1, 0, 1]])
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+BAD: dict[str, Bad] = {
     "page past the pool": (
         {"block_table": torch.tensor([[3, 5], [0, -1]])},
         ValueError,
@@ -176,10 +176,6 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @both_forms
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        form(**{**GOOD, **arguments})
-    assert str(caught.value).startswith(message)
+@each_bad(BAD)
+def test_a_bad_argument_is_named(form: Form, bad: Bad) -> None:
+    assert_refused(bad, form, **GOOD)

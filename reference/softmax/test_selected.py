@@ -11,7 +11,7 @@ from torch import Tensor
 
 import reference
 from reference.softmax.select import top_k_by_rank, top_k_indices
-from reference.testing import Form, both_forms_of, draw, rows
+from reference.testing import Bad, Form, assert_refused, both_forms_of, draw, each_bad, rows
 
 both_forms = both_forms_of(reference.selected_attention)
 
@@ -116,7 +116,7 @@ def test_packed_sequences_are_separate_ones_with_indices_of_their_own(form: Form
         assert torch.equal(lse[..., i], alone[1])
 
 
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+BAD: dict[str, Bad] = {
     "past the end": (
         {"indices": slots([0], [0], [3], [0], [0])},
         ValueError,
@@ -143,14 +143,9 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @both_forms
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    given: dict[str, Any] = {"indices": slots(*[[0]] * 5), "block_size": 2, **arguments}
-    with pytest.raises(error) as caught:
-        form(Q, K, V, **given)
-    assert str(caught.value).startswith(message)
+@each_bad(BAD)
+def test_a_bad_argument_is_named(form: Form, bad: Bad) -> None:
+    assert_refused(bad, form, q=Q, k=K, v=V, indices=slots(*[[0]] * 5), block_size=2)
 
 
 @pytest.mark.parametrize("select", [top_k_indices, top_k_by_rank])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import reference
-from reference.testing import Form, both_forms_of, draw, rows
+from reference.testing import Bad, Form, assert_refused, both_forms_of, draw, rows
 
 both_forms = both_forms_of(reference.sigmoid_attention)
 
@@ -104,7 +104,7 @@ q, k, v = inputs()
 
 @both_forms
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    "bad",
     [
         ({"q": q[:, :, :5]}, ValueError, "q: 5 heads, expected a multiple of the 2 heads"),
         ({"scale": math.nan}, ValueError, "scale: nan, expected a finite number"),
@@ -114,9 +114,5 @@ q, k, v = inputs()
         ({"cu_seqlens_k": torch.tensor([0, 3, 7])}, ValueError, "cu_seqlens_k: given without"),
     ],
 )
-def test_a_bad_argument_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        form(**{"q": q, "k": k, "v": v, **arguments})
-    assert str(caught.value).startswith(message)
+def test_a_bad_argument_is_named(form: Form, bad: Bad) -> None:
+    assert_refused(bad, form, q=q, k=k, v=v)

@@ -15,7 +15,7 @@ from torch import Tensor
 import reference
 from reference.softmax.structure import Structure
 from reference.softmax.test_attention import FORMS, LOG2, assert_weights, both_forms, inputs
-from reference.testing import Form, draw, rows
+from reference.testing import Bad, Form, assert_refused, draw, each_bad, rows
 
 HIDDEN = -math.inf
 
@@ -282,7 +282,7 @@ def test_the_lse_has_the_dtype_of_a_wide_bias(form: Form) -> None:
 q, k, v, _ = inputs()
 MASK, BIAS = masks(5, 7)
 IDS = torch.zeros(2, 7, dtype=torch.int64)
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+BAD: dict[str, Bad] = {
     "mask of floats": ({"mask": BIAS}, TypeError, "mask: float64[2, 6, 5, 7], expected bool"),
     "mask of two queries": (
         {"mask": MASK[:, :, :2]},
@@ -343,13 +343,9 @@ BAD |= {
 
 
 @both_forms
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_mask_is_named(
-    form: Form, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        form(q, k, v, **arguments)
-    assert str(caught.value).startswith(message)
+@each_bad(BAD)
+def test_a_bad_mask_is_named(form: Form, bad: Bad) -> None:
+    assert_refused(bad, form, q=q, k=k, v=v)
 
 
 def test_what_needs_a_dense_batch_or_a_key_of_each_query_says_so() -> None:
