@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reference.op import op
 from reference.sequences import CuSeqlens
-from reference.softmax.run import run, sees
+from reference.softmax.run import TEXTS, run, sees
 from reference.softmax.structure import Structure, intervals, pairs
 
 
@@ -162,7 +162,7 @@ def _finite(m: Tensor) -> Tensor:
     return torch.where(m == -math.inf, 0.0, m)
 
 
-@op(definition, online, run=run, same_dtype=("q", "k", "v"), outputs=("o", "lse"))
+@op(definition, online, run=run, same_dtype=("q", "k", "v"), outputs=("o", "lse"), texts=TEXTS)
 def attention(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],
@@ -214,14 +214,6 @@ def attention(
         mask: False hides a pair; sizes of 1 as for `bias`.
         structure: Rules of positions that hide pairs: documents, a prefix, chunks, blocks, a
             dilation, a tree, a table of blocks. See `reference.softmax.structure.Structure`.
-        cu_seqlens: Boundaries of N packed sequences of queries, in tokens; B is then 1, and
-            sequence n attends to sequence n only. None means N = B sequences.
-        cu_seqlens_k: The boundaries among the keys; None means those of the queries.
-        return_lse: Return the logarithm of the softmax's denominator as well.
-
-    Returns:
-        lse: Natural logarithm, in the promoted dtype of the inputs of the logits; None unless
-            `return_lse`.
 
     Raises:
         ValueError: H not a multiple of G; a scale that is NaN or infinite; a window below 1; a

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.op import op
 from reference.sequences import CuSeqlens
 from reference.softmax.masked import (
     attend,
@@ -15,6 +14,7 @@ from reference.softmax.masked import (
     positions,
     selecting,
 )
+from reference.softmax.run import attention_op
 from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
 from reference.softmax.selected import gathered
 
@@ -61,11 +61,10 @@ def by_rank(
     return gathered(q, k, v, indices=indices, block_size=1, scale=scale)
 
 
-@op(
+@attention_op(
     definition,
     by_rank,
     run=selecting(indexer=("q_index", "k_index"), weights="w"),
-    same_dtype=("q", "k", "v"),
     outputs=("o", "lse"),
 )
 def dsa(
@@ -97,19 +96,9 @@ def dsa(
         k_index: Keys of the indexer, shared by its heads, already rotated. A constant.
         w: Weight of each head of the indexer, any scale included. A constant.
         top_k: At least 1, in tokens.
-        cu_seqlens: Boundaries of N packed sequences of queries, in tokens; B is then 1, and
-            sequence n attends to sequence n only. None means N = B sequences.
-        cu_seqlens_k: The boundaries among the keys; None means those of the queries.
-        return_lse: Return the logarithm of the softmax's denominator as well.
-
-    Returns:
-        lse: Natural logarithm, in the promoted dtype of the inputs of the logits; None unless
-            `return_lse`.
 
     Raises:
-        ValueError: H not a multiple of G; `top_k` below 1; a scale that is NaN or infinite;
-            `cu_seqlens_k` without `cu_seqlens`; boundaries with B != 1, or that do not start at 0,
-            decrease, or do not end at T_q (T_k).
+        ValueError: H not a multiple of G; `top_k` below 1.
 
     Source: DeepSeek-V3.2, arXiv 2512.02556, section 2.1, equations 1 (indexer) and 2 (selection).
         The paper attends in the MQA form of MLA, which is G = 1 here. It trains the indexer by a

@@ -1,7 +1,7 @@
 """What the pages of sparse softmax attention share: a masked softmax, and the sequences."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,10 +88,16 @@ def each_sequence(
     return o.to(q.dtype), torch.cat([lse for _, lse in results], dim=-1)
 
 
-def selecting(*, indexer: tuple[str, str] | None = None, weights: str | None = None) -> Run:
+def selecting(
+    *,
+    queries: Sequence[str] = (),
+    indexer: tuple[str, str] | None = None,
+    weights: str | None = None,
+) -> Run:
     """How an op runs that selects keys for each query, by counts and perhaps by an indexer.
 
     Args:
+        queries: the names of further tensors by query.
         indexer: the names of its queries and keys, constants that reach the forms in one dtype.
         weights: the name of its weights, constants by query.
 
@@ -114,15 +120,16 @@ def selecting(*, indexer: tuple[str, str] | None = None, weights: str | None = N
     ) -> tuple[Tensor, Tensor | None]:
         heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
         at_least_one(**{name: x for name, x in rest.items() if isinstance(x, int)})
-        queries, keys = {"q": q}, {"k": k, "v": v}
+        by_query, by_key = {"q": q}, {"k": k, "v": v}
+        by_query |= {name: rest.pop(name) for name in queries}
         if indexer is not None:
             x, y = (rest.pop(name).detach() for name in indexer)
             wide = torch.promote_types(x.dtype, y.dtype)
-            queries[indexer[0]], keys[indexer[1]] = x.to(wide), y.to(wide)
+            by_query[indexer[0]], by_key[indexer[1]] = x.to(wide), y.to(wide)
         if weights is not None:
-            queries[weights] = rest.pop(weights).detach()
-        scale = resolve_scale(scale, sizes["K"])
-        o, lse = each_sequence(form, queries, keys, cu_seqlens, cu_seqlens_k, scale=scale, **rest)
+            by_query[weights] = rest.pop(weights).detach()
+        rest["scale"] = resolve_scale(scale, sizes["K"])
+        o, lse = each_sequence(form, by_query, by_key, cu_seqlens, cu_seqlens_k, **rest)
         return o, lse if return_lse else None
 
     return run

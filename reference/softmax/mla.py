@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.op import Form, op
+from reference.op import Form
 from reference.scale import resolve_scale
 from reference.sequences import CuSeqlens
 from reference.softmax.masked import attend, each_sequence, logits, positions
+from reference.softmax.run import attention_op
 
 
 def naive(
@@ -93,7 +94,7 @@ def run(
     return o, lse if return_lse else None
 
 
-@op(
+@attention_op(
     naive,
     absorbed,
     run=run,
@@ -136,19 +137,11 @@ def mla(
         scale: Factor of the whole logit. None and -1 mean `(K + D) ** -0.5`, any other finite
             number itself; a model with YaRN passes the product with its mscale².
         causal: Hide the keys after the query, aligned at the bottom right.
-        cu_seqlens: Boundaries of N packed sequences of queries, in tokens; B is then 1, and
-            sequence n attends to sequence n only. None means N = B sequences.
-        cu_seqlens_k: The boundaries among the keys; None means those of the queries.
-        return_lse: Return the logarithm of the softmax's denominator as well.
 
     Returns:
         o: In the dtype of q_n.
         lse: Natural logarithm, in the promoted dtype of the inputs of the logits; None unless
             `return_lse`.
-
-    Raises:
-        ValueError: a scale that is NaN or infinite; `cu_seqlens_k` without `cu_seqlens`; boundaries
-            with B != 1, or that do not start at 0, decrease, or do not end at T_q (T_k).
 
     Source: DeepSeek-V2, arXiv 2405.04434, sections 2.1.2 (low-rank joint compression) and 2.1.3
         (decoupled rotary embedding), equations 9 to 19.

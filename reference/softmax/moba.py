@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.op import op
 from reference.sequences import CuSeqlens
 from reference.softmax.masked import (
     attend,
@@ -15,6 +14,7 @@ from reference.softmax.masked import (
     positions,
     selecting,
 )
+from reference.softmax.run import attention_op
 from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
 from reference.softmax.selected import gathered
 
@@ -53,7 +53,7 @@ def by_rank(
     return gathered(q, k, v, indices=indices, block_size=C, scale=scale)
 
 
-@op(definition, by_rank, run=selecting(), same_dtype=("q", "k", "v"), outputs=("o", "lse"))
+@attention_op(definition, by_rank, run=selecting(), outputs=("o", "lse"))
 def moba(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],
@@ -80,19 +80,9 @@ def moba(
         block_size: C >= 1, tokens of a block.
         top_k: At least 1, the number of selected blocks. The query's own block counts and is always
             selected: with top_k = 1 it is the only one.
-        cu_seqlens: Boundaries of N packed sequences of queries, in tokens; B is then 1, and
-            sequence n attends to sequence n only. None means N = B sequences.
-        cu_seqlens_k: The boundaries among the keys; None means those of the queries.
-        return_lse: Return the logarithm of the softmax's denominator as well.
-
-    Returns:
-        lse: Natural logarithm, in the promoted dtype of the inputs of the logits; None unless
-            `return_lse`.
 
     Raises:
-        ValueError: H not a multiple of G; a block size or `top_k` below 1; a scale that is NaN or
-            infinite; `cu_seqlens_k` without `cu_seqlens`; boundaries with B != 1, or that do not
-            start at 0, decrease, or do not end at T_q (T_k).
+        ValueError: H not a multiple of G; a block size or `top_k` below 1.
 
     Source: Lu et al., arXiv 2502.13189, section 2.2, equations 4 to 6 (gate), and "Causality". The
         scores are not scaled. Ties, and T_q != T_k, are conventions of this project.

@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.heads import heads_per_group
-from reference.op import Form, op
-from reference.scale import resolve_scale
+from reference.op import Form
 from reference.sequences import CuSeqlens
 from reference.softmax.masked import (
-    at_least_one,
     attend,
-    each_sequence,
     for_each_head,
     logits,
     positions,
+    selecting,
 )
+from reference.softmax.run import attention_op
 from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
 from reference.softmax.selected import gathered
 
@@ -126,46 +125,19 @@ def by_query(
 
 
 def run(
-    form: Form,
-    sizes: Mapping[str, int],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g_cmp: Tensor,
-    g_slc: Tensor,
-    g_swa: Tensor,
-    *,
-    block_size: int,
-    top_k: int,
-    local_blocks: int,
-    window: int,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
+    form: Form, sizes: Mapping[str, int], *, top_k: int, local_blocks: int, **given: Any
 ) -> Tensor:
-    heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
-    at_least_one(block_size=block_size, local_blocks=local_blocks, window=window)
     if top_k < 1 + local_blocks:
         raise ValueError(
             f"top_k: {top_k}, expected at least {1 + local_blocks}: "
             f"the first block and local_blocks={local_blocks} are always selected"
         )
-    o, _ = each_sequence(
-        form,
-        {"q": q, "g_cmp": g_cmp, "g_slc": g_slc, "g_swa": g_swa},
-        {"k": k, "v": v},
-        cu_seqlens,
-        cu_seqlens_k,
-        block_size=block_size,
-        top_k=top_k,
-        local_blocks=local_blocks,
-        window=window,
-        scale=resolve_scale(scale, sizes["K"]),
-    )
+    selected = selecting(queries=("g_cmp", "g_slc", "g_swa"))
+    o, _ = selected(form, sizes, top_k=top_k, local_blocks=local_blocks, return_lse=False, **given)
     return o
 
 
-@op(definition, by_query, run=run, same_dtype=("q", "k", "v"), outputs=("o",))
+@attention_op(definition, by_query, run=run, outputs=("o",))
 def nsa(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],
@@ -203,15 +175,10 @@ def nsa(
         top_k: Number of selected blocks, forced ones included: at least 1 + local_blocks.
         local_blocks: L >= 1, the query's own block and those before it that are always selected.
         window: W >= 1, the number of keys of the window, the query's own included.
-        cu_seqlens: Boundaries of N packed sequences of queries, in tokens; B is then 1, and
-            sequence n attends to sequence n only. None means N = B sequences.
-        cu_seqlens_k: The boundaries among the keys; None means those of the queries.
 
     Raises:
         ValueError: H not a multiple of G; a block size, number of local blocks or window below 1;
-            `top_k` below 1 + local_blocks; a scale that is NaN or infinite; `cu_seqlens_k` without
-            `cu_seqlens`; boundaries with B != 1, or that do not start at 0, decrease, or do not end
-            at T_q (T_k).
+            `top_k` below 1 + local_blocks.
 
     Source: Yuan et al., arXiv 2502.11089, section 3.3, equations 5 to 12, with one block length for
         compression and selection (then equation 9 is P itself), no overlap, and the mean in the

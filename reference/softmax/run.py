@@ -1,5 +1,6 @@
 """What the forms of attention share: options that must agree, the sequences, and the mask."""
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -8,10 +9,31 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from reference.heads import heads_per_group
-from reference.op import Form
+from reference.op import Form, op
 from reference.scale import resolve_scale
 from reference.sequences import sequences
 from reference.softmax.structure import Structure, check, of_sequences
+
+TEXTS = {
+    "cu_seqlens": "Boundaries of N packed sequences of queries, in tokens; B is then 1, and "
+    "sequence n attends to sequence n only. None means N = B sequences.",
+    "cu_seqlens_k": "The boundaries among the keys; None means those of the queries.",
+    "return_lse": "Return the logarithm of the softmax's denominator as well.",
+    "lse": "Natural logarithm, in the promoted dtype of the inputs of the logits; None unless "
+    "`return_lse`.",
+}
+BAD_BOUNDARIES = (
+    "`cu_seqlens_k` without `cu_seqlens`",
+    "boundaries with B != 1, or that do not start at 0, decrease, or do not end at T_q (T_k)",
+)
+
+# `op` with the words that pages of attention share.
+attention_op = functools.partial(
+    op,
+    same_dtype=("q", "k", "v"),
+    texts=TEXTS,
+    raises=("a scale that is NaN or infinite", *BAD_BOUNDARIES),
+)
 
 
 def sees(

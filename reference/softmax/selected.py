@@ -3,23 +3,22 @@
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from reference.heads import heads_per_group
-from reference.op import Form, op
-from reference.scale import resolve_scale
+from reference.op import Form
 from reference.sequences import CuSeqlens
 from reference.softmax.masked import (
-    at_least_one,
     attend,
-    each_sequence,
     for_each_head,
     logits,
     positions,
+    selecting,
 )
+from reference.softmax.run import attention_op
 
 
 def masked(
@@ -76,32 +75,8 @@ def gathered(
     return o.permute(0, 2, 1, 3, 4).flatten(2, 3), lse.transpose(2, 3).flatten(1, 2)
 
 
-def run(
-    form: Form,
-    sizes: Mapping[str, int],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    indices: Tensor,
-    *,
-    block_size: int,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
-    at_least_one(block_size=block_size)
-    o, lse = each_sequence(
-        partial(_with_indices_inside, form),
-        {"q": q, "indices": indices},
-        {"k": k, "v": v},
-        cu_seqlens,
-        cu_seqlens_k,
-        block_size=block_size,
-        scale=resolve_scale(scale, sizes["K"]),
-    )
-    return o, lse if return_lse else None
+def run(form: Form, sizes: Mapping[str, int], **given: Any) -> tuple[Tensor, Tensor | None]:
+    return selecting(queries=("indices",))(partial(_with_indices_inside, form), sizes, **given)
 
 
 def _with_indices_inside(
@@ -118,7 +93,7 @@ def _with_indices_inside(
     return o, lse
 
 
-@op(masked, gathered, run=run, same_dtype=("q", "k", "v"), outputs=("o", "lse"))
+@attention_op(masked, gathered, run=run, outputs=("o", "lse"))
 def selected_attention(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],
@@ -148,20 +123,10 @@ def selected_attention(
         indices: Number of a block in its sequence, from 0, in each of M slots; -1 is an empty slot.
             The last block may be shorter than C. They get no gradient.
         block_size: C >= 1, in tokens.
-        cu_seqlens: Boundaries of N packed sequences of queries, in tokens; B is then 1, and
-            sequence n attends to sequence n only. None means N = B sequences.
-        cu_seqlens_k: The boundaries among the keys; None means those of the queries.
-        return_lse: Return the logarithm of the softmax's denominator as well.
-
-    Returns:
-        lse: Natural logarithm, in the promoted dtype of the inputs of the logits; None unless
-            `return_lse`.
 
     Raises:
         ValueError: H not a multiple of G; an index below -1 or past the last block of its sequence;
-            a block size below 1; a scale that is NaN or infinite; `cu_seqlens_k` without
-            `cu_seqlens`; boundaries with B != 1, or that do not start at 0, decrease, or do not end
-            at T_q (T_k).
+            a block size below 1.
 
     Source: Yuan et al., Native Sparse Attention, arXiv 2502.11089, section 3.3.2 (blocks shared by
         the heads of a group); Lu et al., MoBA, arXiv 2502.13189 (a softmax over all blocks). Empty

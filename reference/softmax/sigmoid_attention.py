@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.heads import heads_per_group
-from reference.op import Form, op
+from reference.op import Form
 from reference.scale import resolve_scale
 from reference.sequences import CuSeqlens
-from reference.softmax.run import check_window, queries_and_keys, sees
+from reference.softmax.run import BAD_BOUNDARIES, attention_op, check_window, queries_and_keys, sees
 
 
 def definition(
@@ -71,24 +72,21 @@ def pairwise(
 def run(
     form: Form,
     sizes: Mapping[str, int],
+    *,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
-    scale: float | None,
-    causal: bool,
-    window: int | None,
-    bias: float | None,
     cu_seqlens: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    **options: Any,
 ) -> Tensor:
     """Run one form over every sequence of a batch."""
     heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
-    scale = resolve_scale(scale, sizes["K"])
-    check_window(window)
+    options["scale"] = resolve_scale(options["scale"], sizes["K"])
+    check_window(options["window"])
+    bias = options["bias"]
     if bias is not None and not math.isfinite(bias):
         raise ValueError(f"bias: {bias}, expected a finite number or None")
-    options = {"scale": scale, "causal": causal, "window": window, "bias": bias}
     outputs = [
         form(q[:, i], k[:, j], v[:, j], **options)
         for _, i, j in queries_and_keys(q, k, cu_seqlens, cu_seqlens_k)
@@ -96,7 +94,7 @@ def run(
     return torch.cat(outputs, dim=1)
 
 
-@op(definition, pairwise, run=run, same_dtype=("q", "k", "v"), outputs=("o",))
+@attention_op(definition, pairwise, run=run, outputs=("o",), raises=BAD_BOUNDARIES)
 def sigmoid_attention(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],
@@ -126,14 +124,10 @@ def sigmoid_attention(
             keys that query i sees, which is the paper's sequence length where nothing is hidden. A
             row then depends on the keys that it sees alone, and decoding token by token agrees with
             one call. Under a mask the paper still takes the sequence length: pass -log(length).
-        cu_seqlens: Boundaries of N packed sequences of queries, in tokens; B is then 1, and
-            sequence n attends to sequence n only. None means N = B sequences.
-        cu_seqlens_k: The boundaries among the keys; None means those of the queries.
 
     Raises:
         ValueError: H not a multiple of G; a scale or bias that is NaN or infinite; a window below
-            1; `cu_seqlens_k` without `cu_seqlens`; boundaries with B != 1, or that do not start at
-            0, decrease, or do not end at T_q (T_k).
+            1.
 
     Source: Ramapuram et al., arXiv 2409.04431.
     """
