@@ -2,50 +2,21 @@
 
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_dtype
-from kernels.op import op
 from kernels.softmax.select import select_of_dsa
-from kernels.softmax.selected import ABOUT, TEXTS, attend, check_counts, checked
+from kernels.softmax.selected import Call, selecting
 
 
-def compute(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_index: Tensor,
-    k_index: Tensor,
-    w: Tensor,
-    top_k: int,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    return_lse: bool,
-    mode: str,
-    tile: int | None,
-) -> tuple[Tensor, Tensor | None]:
-    sizes = bind_dims(
-        q=(q, "B T_q H K"),
-        k=(k, "B T_k G K"),
-        q_index=(q_index, "B T_q I D"),
-        k_index=(k_index, "B T_k D"),
-        w=(w, "B T_q I"),
-    )
-    check_counts(top_k=top_k)
-    call = checked(q, k, v, scale, cu_seqlens, cu_seqlens_k, mode, tile, return_lse=return_lse)
-    for name, x in (("q_index", q_index), ("k_index", k_index), ("w", w)):
-        check_dtype(name, x, q.dtype, torch.float32)
-    packs = call.cu_seqlens, call.cu_seqlens_k
-    indices = select_of_dsa(q_index.detach(), k_index.detach(), w.detach(), *packs, top_k)
-    o, lse = attend(call, q, k, v, indices.expand(-1, -1, sizes["G"], -1), 1)
-    return o, lse if return_lse else None
+def select(
+    call: Call, q: Tensor, k: Tensor, *, q_index: Tensor, k_index: Tensor, w: Tensor, top_k: int
+) -> tuple[Tensor, int]:
+    indices = select_of_dsa(q_index, k_index, w, *call.packs, top_k)
+    return indices.expand(-1, -1, k.shape[2], -1), 1
 
 
-@op(compute, outputs=("o", "lse"), about=ABOUT, same_dtype=("q", "k", "v"), texts=TEXTS)
+@selecting(select, indexer=("q_index", "k_index", "w"))
 def dsa(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],

@@ -5,34 +5,15 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels.op import op
 from kernels.softmax.select import select_of_moba
-from kernels.softmax.selected import ABOUT, TEXTS, attend, check_counts, checked
+from kernels.softmax.selected import Call, selecting
 
 
-def compute(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_size: int,
-    top_k: int,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    return_lse: bool,
-    mode: str,
-    tile: int | None,
-) -> tuple[Tensor, Tensor | None]:
-    check_counts(block_size=block_size, top_k=top_k)
-    call = checked(q, k, v, scale, cu_seqlens, cu_seqlens_k, mode, tile, return_lse=return_lse)
-    packs = call.cu_seqlens, call.cu_seqlens_k
-    indices = select_of_moba(q, k, *packs, block_size, top_k)
-    o, lse = attend(call, q, k, v, indices, block_size)
-    return o, lse if return_lse else None
+def select(call: Call, q: Tensor, k: Tensor, *, block_size: int, top_k: int) -> tuple[Tensor, int]:
+    return select_of_moba(q, k, *call.packs, block_size, top_k), block_size
 
 
-@op(compute, outputs=("o", "lse"), about=ABOUT, same_dtype=("q", "k", "v"), texts=TEXTS)
+@selecting(select)
 def moba(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],

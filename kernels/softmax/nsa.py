@@ -109,13 +109,12 @@ def compute(
     call = checked(q, k, v, scale, cu_seqlens, cu_seqlens_k, mode, tile)
     for name, g in gates.items():
         check_dtype(name, g, q.dtype, torch.float32)
-    packs = call.cu_seqlens, call.cu_seqlens_k
-    indices = select_of_nsa(q, k, *packs, block_size, top_k, local_blocks, call.scale)
-    o_cmp = _compressed(q, k, v, *packs, block_size, call.scale)
+    indices = select_of_nsa(q, k, *call.packs, block_size, top_k, local_blocks, call.scale)
+    o_cmp = _compressed(q, k, v, *call.packs, block_size, call.scale)
     o_slc, _ = attend(call, q, k, v, indices, block_size)
     o_swa, _ = attention(
         q, k, v, scale=scale, causal=True, window=window,
-        cu_seqlens=packs[0], cu_seqlens_k=packs[1],
+        cu_seqlens=call.cu_seqlens, cu_seqlens_k=call.cu_seqlens_k,
     )  # fmt: skip
     branches = ((g_cmp, o_cmp), (g_slc, o_slc), (g_swa, o_swa))
     each = [g.float()[..., None] * o.float() for g, o in branches]

@@ -2,9 +2,11 @@
 indices.
 """
 
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -14,17 +16,23 @@ from kernels import tiles
 from kernels.arguments import (
     bind_dims,
     check_boundaries,
+    check_dtype,
     check_flags,
     check_one_dtype,
     describe,
 )
-from kernels.op import op
+from kernels.op import axes, op
 from kernels.primitives.layout import dense_rows
 from kernels.scale import resolve_scale
 from kernels.softmax.arguments import MAX_DIM, check_heads, check_mode, check_packing
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.selection import selected_backward_kv, selected_backward_q, selected_forward
 from kernels.tiles import cdiv, next_power_of_2
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Select = Callable[..., tuple[Tensor, int]]
 
 
 @dataclass(frozen=True)
@@ -289,6 +297,10 @@ class Call:
     cu_seqlens_k: Tensor | None
     tile: int
 
+    @property
+    def packs(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.cu_seqlens, self.cu_seqlens_k
+
 
 def checked(
     q: Tensor,
@@ -320,33 +332,8 @@ def attend(
     call: Call, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
     """o and lse."""
-    o, lse, _ = selected_parallel(
-        q, k, v, indices, call.cu_seqlens, call.cu_seqlens_k, block_size, call.scale, call.tile
-    )
+    o, lse, _ = selected_parallel(q, k, v, indices, *call.packs, block_size, call.scale, call.tile)
     return o, lse
-
-
-def compute(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    indices: Tensor,
-    block_size: int,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    return_lse: bool,
-    mode: str,
-    tile: int | None,
-) -> tuple[Tensor, Tensor | None]:
-    bind_dims(q=(q, "B T_q H K"), k=(k, "B T_k G K"), indices=(indices, "B T_q G M"))
-    if indices.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"indices: {describe(indices)}, expected int32 or int64")
-    check_counts(block_size=block_size)
-    call = checked(q, k, v, scale, cu_seqlens, cu_seqlens_k, mode, tile, return_lse=return_lse)
-    o, lse = attend(call, q, k, v, indices, block_size)
-    return o, lse if return_lse else None
 
 
 def check_counts(**counts: int) -> None:
@@ -363,16 +350,65 @@ ABOUT = (
     f"{MAX_DIM}. A call waits for the device, to read indices and boundaries. The tile is one of "
     "`selected_attention`."
 )
-TEXTS = {"lse": "float32; None unless `return_lse`.", "indices": "int32 or int64."}
+_COMMON = ("q", "k", "v", "cu_seqlens", "cu_seqlens_k")
 
 
-@op(
-    compute,
-    outputs=("o", "lse"),
-    about=ABOUT,
-    same_dtype=("q", "k", "v"),
-    texts=TEXTS,
-    raises=[f"K or V above {MAX_DIM}", "an index past the last block of its sequence"],
+def selecting(
+    select: Select, *, indexer: Sequence[str] = (), raises: Sequence[str] = ()
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make the public function of an op that attends to what it selects for each query.
+
+    Args:
+        select: `(call, q, k, **rest) -> (indices, block_size)`; `rest` has the arguments that only
+            this op has.
+        indexer: float tensors by which it selects. They get no gradient.
+        raises: reasons for a ValueError that others do not have.
+    """
+
+    def decorate(page: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(page).parameters
+        dims = {name: " ".join(axes(p.annotation)) for name, p in parameters.items()}
+        own = [name for name, spec in dims.items() if spec and name not in _COMMON]
+        counts = [name for name, p in parameters.items() if type(p.default) is int]
+
+        def run(
+            *, q: Tensor, k: Tensor, v: Tensor, scale: float | None, cu_seqlens: Tensor | None,
+            cu_seqlens_k: Tensor | None, return_lse: bool, mode: str, tile: int | None, **rest: Any,
+        ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+            tensors = {"q": q, "k": k, **{name: rest[name] for name in own}}
+            bind_dims(**{name: (x, dims[name]) for name, x in tensors.items()})
+            check_counts(**{name: rest[name] for name in counts})
+            call = checked(
+                q, k, v, scale, cu_seqlens, cu_seqlens_k, mode, tile, return_lse=return_lse
+            )
+            for name in indexer:
+                check_dtype(name, rest[name], q.dtype, torch.float32)
+                rest[name] = rest[name].detach()
+            o, lse = attend(call, q, k, v, *select(call, q, k, **rest))
+            return o, lse if return_lse else None
+
+        return op(
+            run,
+            outputs=("o", "lse"),
+            about=ABOUT,
+            same_dtype=("q", "k", "v"),
+            texts={"lse": "float32; None unless `return_lse`.", "indices": "int32 or int64."},
+            raises=raises,
+        )(page)
+
+    return decorate
+
+
+def _given(
+    call: Call, q: Tensor, k: Tensor, *, indices: Tensor, block_size: int
+) -> tuple[Tensor, int]:
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"indices: {describe(indices)}, expected int32 or int64")
+    return indices, block_size
+
+
+@selecting(
+    _given, raises=[f"K or V above {MAX_DIM}", "an index past the last block of its sequence"]
 )
 def selected_attention(
     q: Float[Tensor, "B T_q H K"],
