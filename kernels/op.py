@@ -45,13 +45,18 @@ def op(
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
-        parameters = inspect.signature(page).parameters
+        parameters = spelled_out(page).parameters
         names = tuple(parameters)
         defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
 
         @functools.wraps(page)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             page(*args, **kwargs)  # Python refuses a call that does not fit the signature.
+            for name in kwargs:
+                if name not in names:
+                    raise TypeError(
+                        f"{page.__name__}() got an unexpected keyword argument {name!r}"
+                    )
             result: R = run(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
             return result
 
@@ -61,6 +66,26 @@ def op(
         return call
 
     return decorate
+
+
+def spelled_out(page: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a page with its `**options: Unpack[...]` by name, and keep it there.
+
+    Options come before the keywords of the page. A bool is False by default, others None.
+    """
+    signature = inspect.signature(page)
+    *parameters, last = signature.parameters.values()
+    if last.kind is last.VAR_KEYWORD:
+        options = get_args(last.annotation)[0].__annotations__
+        first = sum(parameter.kind is not last.KEYWORD_ONLY for parameter in parameters)
+        parameters[first:first] = [
+            inspect.Parameter(name, last.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, kind in options.items()
+            for default in [False if kind is bool else None]
+        ]
+        signature = signature.replace(parameters=parameters)
+        page.__signature__ = signature
+    return signature
 
 
 def axes(annotation: Any) -> list[str]:

@@ -12,9 +12,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kernels import tiles
@@ -31,7 +32,7 @@ from kernels.arguments import (
 )
 from kernels.differentiable import differentiable
 from kernels.modes import choose_mode
-from kernels.op import axes, op
+from kernels.op import axes, op, spelled_out
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.primitives.states import output_and_states
 from kernels.scale import resolve_scale
@@ -112,6 +113,39 @@ REGISTERED: dict[tuple[str, str], Registered] = {}
 _PAGES: dict[str, _Page] = {}
 
 
+class _Scale(TypedDict, total=False):
+    scale: float | None
+
+
+class _UnitKeys(TypedDict, total=False):
+    use_qk_l2norm_in_kernel: bool
+
+
+class _States(TypedDict, total=False):
+    initial_state: Float[Tensor, "N H K V"] | None
+    output_final_state: bool
+
+
+class _Reverse(TypedDict, total=False):
+    reverse: bool
+
+
+class _Packing(TypedDict, total=False):
+    cu_seqlens: Int[Tensor, " N+1"] | None
+
+
+class Options(_Scale, _States, _Packing):
+    """Options of a recurrence with states `[N, H, K, V]`, in the order of its signature."""
+
+
+class DeltaOptions(_Scale, _UnitKeys, _States, _Packing):
+    """Options of a delta rule."""
+
+
+class ReversibleOptions(_Scale, _States, _Reverse, _Packing):
+    """Options of a recurrence that also runs from the last token to the first."""
+
+
 def recurrence(
     *modules: ModuleType,
     around: Around | None = None,
@@ -137,7 +171,7 @@ def recurrence(
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
-        name, parameters = page.__name__, inspect.signature(page).parameters
+        name, parameters = page.__name__, spelled_out(page).parameters
         modes = {module.__name__.rpartition(".")[2]: module for module in modules}
         declared = get_args(parameters["mode"].annotation)
         if declared != ("auto", *modes):
@@ -198,7 +232,7 @@ def documented(
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
-        parameters = inspect.signature(page).parameters
+        parameters = spelled_out(page).parameters
         values = ["K or V above 256"]
         if any("G" in axes(parameter.annotation) for parameter in parameters.values()):
             values.append("H not a multiple of G")
@@ -238,7 +272,7 @@ def wrapper(
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
-        parameters = inspect.signature(page).parameters
+        parameters = spelled_out(page).parameters
 
         def checked(**given: Any) -> Any:
             _check(parameters, same_dtype, wraps, given)

@@ -108,3 +108,12 @@ def test_left_out_strengths_are_1(subject: Any) -> None:
     x = torch.randn(1, 3, 2, 4, device=subject.device)
     ones = torch.ones(1, 3, 2, device=subject.device)
     assert torch.equal(kernels.delta_rule(x, x, x)[0], kernels.delta_rule(x, x, x, ones)[0])
+
+
+def test_options_of_the_family_are_spelled_out() -> None:
+    signature = inspect.signature(kernels.kda)
+    assert [*signature.parameters][-4:] == ["output_final_state", "cu_seqlens", "mode", "tile"]
+    assert signature.parameters["output_final_state"].default is False
+    x = torch.zeros(1, 1, 1, 1)
+    with pytest.raises(TypeError, match=r"kda\(\) got an unexpected keyword argument 'scales'"):
+        kernels.kda(x, x, x, scales=1.0)

@@ -5,15 +5,16 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from reference.heads import heads_per_group
-from reference.op import Form, Op, axes, op
+from reference.op import Form, Op, axes, op, spelled_out
 from reference.scale import resolve_scale
-from reference.sequences import sequences
+from reference.sequences import CuSeqlens, sequences
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +42,39 @@ _BAD_SCALE = "a scale that is NaN or infinite"
 _BAD_BOUNDARIES = (
     "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
 )
+
+
+class _Scale(TypedDict, total=False):
+    scale: float | None
+
+
+class _UnitKeys(TypedDict, total=False):
+    use_qk_l2norm_in_kernel: bool
+
+
+class _States(TypedDict, total=False):
+    initial_state: Float[Tensor, "N H K V"] | None
+    output_final_state: bool
+
+
+class _Reverse(TypedDict, total=False):
+    reverse: bool
+
+
+class _Packing(TypedDict, total=False):
+    cu_seqlens: CuSeqlens | None
+
+
+class Options(_Scale, _States, _Packing):
+    """Options of a recurrence with states `[N, H, K, V]`, in the order of its signature."""
+
+
+class DeltaOptions(_Scale, _UnitKeys, _States, _Packing):
+    """Options of a delta rule."""
+
+
+class ReversibleOptions(_Scale, _States, _Reverse, _Packing):
+    """Options of a recurrence that also runs from the last token to the first."""
 
 
 def recurrence(
@@ -77,7 +111,7 @@ def recurrence(
     """
 
     def decorate(page: Callable[P, R]) -> Op[P, R]:
-        parameters = inspect.signature(page).parameters
+        parameters = spelled_out(page).parameters
         dims = {name: axes(parameter.annotation) for name, parameter in parameters.items()}
         raises = []
         if any("G" in each for each in dims.values()):

@@ -1,15 +1,15 @@
 """Comba: a gated delta rule that is corrected by what another key finds before the decay."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.arguments import describe
 from kernels.delta.dplr import dplr
 from kernels.delta.keys import unit_keys
 from kernels.primitives.groups import of_each_head
-from kernels.recurrence import wrapper
+from kernels.recurrence import DeltaOptions, wrapper
 
 
 def as_dplr(
@@ -43,13 +43,9 @@ def comba(
     g: Float[Tensor, "B T H"] | None = None,
     beta: Float[Tensor, "B T H"] | None = None,
     *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Comba's closed loop, `reference.comba`: `dplr` with a = p, b = -β k, gk = g in each channel
     and values β v.

@@ -1,12 +1,12 @@
 """The general delta rule: the state is multiplied by a diagonal plus a matrix of rank one."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.delta import chunk, fused_recurrent
-from kernels.recurrence import recurrence
+from kernels.recurrence import Options, recurrence
 
 
 @recurrence(chunk, fused_recurrent, same_dtype=("q", "k", "v", "a", "b"), names={"gk": "g"})
@@ -18,11 +18,8 @@ def dplr(
     b: Float[Tensor, "B T H K"],
     gk: Float[Tensor, "B T H K"] | None = None,
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The general delta rule, `reference.dplr`."""

@@ -1,13 +1,13 @@
 """The gated delta product: several steps of a delta rule for each token."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.delta.gated_delta_rule import gated_delta_rule
-from kernels.recurrence import wrapper
+from kernels.recurrence import DeltaOptions, wrapper
 
 
 def as_steps(
@@ -42,13 +42,9 @@ def gated_delta_product(
     g: Float[Tensor, "B T H"] | None = None,
     beta: Float[Tensor, "B T J H"] | None = None,
     *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The gated delta product of `reference.gated_delta_product`: `gated_delta_rule` of the steps,
     of which the first of a token has its decay and the last its query.

@@ -1,15 +1,15 @@
 """The gated Oja rule: a delta rule with keys and values exchanged."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.delta.kda import kda
 from kernels.linear.gla import gla
 from kernels.primitives.shift import of_the_token_before
-from kernels.recurrence import wrapper
+from kernels.recurrence import Options, wrapper
 
 
 def by_two_passes(
@@ -52,12 +52,9 @@ def gated_oja_rule(
     gv: Float[Tensor, "B T H V"] | None = None,
     beta: Float[Tensor, "B T H"] | None = None,
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The gated Oja rule, `reference.gated_oja_rule`: `kda` for the keys that are written, and
     `gla` with gv for the rest, in float32.

@@ -1,14 +1,14 @@
 """Gated DeltaNet-2: a delta rule that erases and writes with gates of its own for each channel."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.delta.dplr import dplr
 from kernels.delta.keys import unit_keys
-from kernels.recurrence import wrapper
+from kernels.recurrence import DeltaOptions, wrapper
 
 
 def as_dplr(
@@ -39,13 +39,9 @@ def gdn2(
     erase: Float[Tensor, "B T H K"] | None = None,
     write: Float[Tensor, "B T H V"] | None = None,
     *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Gated DeltaNet-2, `reference.gdn2`: `dplr` with a = exp(g) ∘ erase ∘ k, b = -k, gk = g and
     values write ∘ v.

@@ -1,12 +1,12 @@
 """The delta rule whose transition is the identity plus a matrix of rank one."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.delta.dplr import dplr
-from kernels.recurrence import wrapper
+from kernels.recurrence import Options, wrapper
 
 
 @wrapper(dplr, "dplr", same_dtype=("q", "k", "v", "a", "b"))
@@ -17,11 +17,8 @@ def iplr(
     a: Float[Tensor, "B T H K"],
     b: Float[Tensor, "B T H K"],
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The delta rule without decay of `reference.iplr`: `dplr` without gk."""

@@ -1,13 +1,13 @@
 """Kimi delta attention: a delta rule whose state forgets, channel by channel."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.delta import chunk, fused_recurrent
 from kernels.delta.keys import normalized_keys
-from kernels.recurrence import recurrence
+from kernels.recurrence import DeltaOptions, recurrence
 
 
 @recurrence(chunk, fused_recurrent, within=normalized_keys, neutral={"beta": 1.0})
@@ -18,12 +18,8 @@ def kda(
     g: Float[Tensor, "B T H K"] | None = None,
     beta: Float[Tensor, "B T H"] | None = None,
     *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Kimi delta attention, `reference.kda`."""

@@ -1,14 +1,14 @@
 """Linear attentions whose decay is a constant of the head: retention and lightning attention."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.arguments import bind_dims, describe
 from kernels.linear.simple_gla import simple_gla
-from kernels.recurrence import wrapper
+from kernels.recurrence import ReversibleOptions, wrapper
 
 
 def retained(*, q: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
@@ -27,13 +27,9 @@ def retention(
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Retention, `reference.retention`: `simple_gla` with g = log γ_h."""
 
@@ -46,13 +42,9 @@ def lightning_attn(
     layer_idx: int,
     num_layers: int,
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Lightning attention, `reference.lightning_attn`: `simple_gla` with g = log λ_h."""
 

@@ -1,14 +1,14 @@
 """RWKV-6: gated linear attention that is read before it is written, with a bonus for the token."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear.gla import gla
 from kernels.primitives.shift import last_tokens, of_the_token_before
-from kernels.recurrence import wrapper
+from kernels.recurrence import Options, wrapper
 
 
 def one_token_late(
@@ -54,12 +54,9 @@ def rwkv6(
     w: Float[Tensor, "B T H K"],
     u: Float[Tensor, "H K"],
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The weighted key values of RWKV-6, `reference.rwkv6`: `gla` with the keys, values and gates
     of the token before, plus the bonus.

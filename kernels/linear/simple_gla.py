@@ -1,12 +1,12 @@
 """Simple gated linear attention: linear attention whose state forgets, all channels alike."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear import chunk, fused_chunk, fused_recurrent, parallel
-from kernels.recurrence import recurrence
+from kernels.recurrence import ReversibleOptions, recurrence
 
 
 @recurrence(chunk, fused_chunk, fused_recurrent, parallel)
@@ -16,12 +16,8 @@ def simple_gla(
     v: Float[Tensor, "B T H V"],
     g: Float[Tensor, "B T H"] | None = None,
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Linear attention with one decay per head and token, `reference.simple_gla`."""

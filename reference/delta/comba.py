@@ -1,13 +1,14 @@
 """Comba: a gated delta rule that is corrected by what another key finds before the decay."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.delta import dplr
 from reference.norm.l2norm import l2norm
-from reference.recurrence import Run, recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import DeltaOptions, Run, recurrence
 
 
 def recurrent(
@@ -55,12 +56,7 @@ def comba(
     p: Float[Tensor, "B T G K"],
     g: Float[Tensor, "B T H"] | None = None,
     beta: Float[Tensor, "B T H"] | None = None,
-    *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Comba's closed loop, as a recurrence over tokens.
 

@@ -1,13 +1,14 @@
 """The delta rule: a linear attention that writes the error of what its state predicts."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.delta.keys import normalized_keys
 from reference.delta.triangular import solve_unit_lower
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import DeltaOptions, recurrence
 
 
 def recurrent(
@@ -49,12 +50,7 @@ def delta_rule(
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
     beta: Float[Tensor, "B T H"] | None = None,
-    *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The delta rule, as a recurrence over tokens.
 

@@ -1,13 +1,14 @@
 """The general delta rule: the state is multiplied by a diagonal plus a matrix of rank one."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
 from reference.delta.triangular import solve_unit_lower
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import Options, recurrence
 
 
 def recurrent(
@@ -77,11 +78,7 @@ def dplr(
     a: Float[Tensor, "B T H K"],
     b: Float[Tensor, "B T H K"],
     gk: Float[Tensor, "B T H K"] | None = None,
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """A linear attention with a transition that is diagonal plus low rank (DPLR), over tokens.
 

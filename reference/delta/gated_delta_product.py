@@ -1,6 +1,6 @@
 """The gated delta product: several steps of a delta rule for each token."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from reference.delta import gated_delta_rule
 from reference.delta.keys import normalized_keys
-from reference.recurrence import Run, recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import DeltaOptions, Run, recurrence
 
 
 def recurrent(
@@ -60,12 +59,7 @@ def gated_delta_product(
     v: Float[Tensor, "B T J H V"],
     g: Float[Tensor, "B T H"] | None = None,
     beta: Float[Tensor, "B T J H"] | None = None,
-    *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The gated delta product, as a recurrence over tokens of J steps each.
 

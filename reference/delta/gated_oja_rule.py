@@ -1,13 +1,14 @@
 """The gated Oja rule: a delta rule with keys and values exchanged."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
 from reference.delta.triangular import solve_unit_lower
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import Options, recurrence
 
 
 def recurrent(
@@ -58,11 +59,7 @@ def gated_oja_rule(
     v: Float[Tensor, "B T H V"],
     gv: Float[Tensor, "B T H V"] | None = None,
     beta: Float[Tensor, "B T H"] | None = None,
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The gated Oja rule, as a recurrence over tokens.
 

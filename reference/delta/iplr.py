@@ -1,12 +1,13 @@
 """The delta rule whose transition is the identity plus a matrix of rank one."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.delta import dplr
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import Options, recurrence
 
 
 def recurrent(
@@ -37,11 +38,7 @@ def iplr(
     v: Float[Tensor, "B T H V"],
     a: Float[Tensor, "B T H K"],
     b: Float[Tensor, "B T H K"],
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """A linear attention with a transition that is the identity plus low rank (IPLR), over tokens.
 

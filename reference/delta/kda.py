@@ -1,5 +1,7 @@
 """Kimi delta attention: a gated delta rule with one decay per key channel."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -7,8 +9,7 @@ from torch import Tensor
 from reference.decay import decays
 from reference.delta.keys import normalized_keys
 from reference.delta.triangular import solve_unit_lower
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import DeltaOptions, recurrence
 
 
 def recurrent(
@@ -61,12 +62,7 @@ def kda(
     v: Float[Tensor, "B T H V"],
     g: Float[Tensor, "B T H K"] | None = None,
     beta: Float[Tensor, "B T H"] | None = None,
-    *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Kimi delta attention, as a recurrence over tokens.
 

@@ -1,14 +1,13 @@
 """Linear attentions whose decay is a constant of the head: retention and lightning attention."""
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.recurrence import Run, recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import ReversibleOptions, Run, recurrence
 
 # Decays are Python numbers until they are stored: all tokens would share a rounding of theirs, and
 # the error budgets do not grant it.
@@ -80,12 +79,7 @@ def retention(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Retention, as a recurrence over tokens.
 
@@ -107,12 +101,7 @@ def lightning_attn(
     v: Float[Tensor, "B T H V"],
     layer_idx: int,
     num_layers: int,
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Lightning attention, as a recurrence over tokens.
 

@@ -1,12 +1,13 @@
 """RWKV-6: gated linear attention that is read before it is written, with a bonus for the token."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import Options, recurrence
 
 
 def recurrent(
@@ -53,11 +54,7 @@ def rwkv6(
     v: Float[Tensor, "B T H V"],
     w: Float[Tensor, "B T H K"],
     u: Float[Tensor, "H K"],
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The weighted key values of RWKV-6, as a recurrence over tokens.
 

@@ -1,12 +1,13 @@
 """Simple gated linear attention: linear attention with one decay per head."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import ReversibleOptions, recurrence
 
 
 def recurrent(
@@ -49,12 +50,7 @@ def simple_gla(
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
     g: Float[Tensor, "B T H"] | None = None,
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Linear attention with one decay per head and token, as a recurrence over tokens.
 
