@@ -43,12 +43,7 @@ from reference.linear.selective_scan import selective_scan
 from reference.linear.simple_gla import simple_gla
 from reference.norm.l2norm import l2norm
 from reference.position.rotary import multiaxis_rotary, rotary_embedding
-from reference.position.tables import (
-    rotary_axes,
-    rotary_frequencies,
-    rotary_tables,
-    xpos_tables,
-)
+from reference.position.tables import rotary_axes, rotary_frequencies, rotary_tables, xpos_tables
 from reference.scale import resolve_scale
 from reference.softmax.attention import attention
 from reference.softmax.attnres import attnres

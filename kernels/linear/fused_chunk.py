@@ -27,12 +27,7 @@ from kernels.arguments import count_sequences
 from kernels.linear import chunk
 from kernels.linear.tiles import blocks, tile_of
 from kernels.primitives.chunks import locate_sequence
-from kernels.primitives.decay import (
-    decay_of_chunk,
-    head_decay,
-    load_head_gates,
-    pair_decay,
-)
+from kernels.primitives.decay import decay_of_chunk, head_decay, load_head_gates, pair_decay
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import TRITON_DTYPES, product

@@ -1,12 +1,7 @@
 """Position encodings."""
 
 from kernels.position.rotary import multiaxis_rotary, rotary_embedding
-from kernels.position.tables import (
-    rotary_axes,
-    rotary_frequencies,
-    rotary_tables,
-    xpos_tables,
-)
+from kernels.position.tables import rotary_axes, rotary_frequencies, rotary_tables, xpos_tables
 
 __all__ = [
     "multiaxis_rotary",

@@ -19,12 +19,7 @@ from kernels.arguments import (
 )
 from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import (
-    check_heads,
-    check_mode,
-    check_packing,
-    check_window,
-)
+from kernels.softmax.arguments import check_heads, check_mode, check_packing, check_window
 from kernels.softmax.backward import (
     attention_backward_bias,
     attention_backward_kv,
@@ -35,12 +30,7 @@ from kernels.softmax.forward import attention_forward
 from kernels.softmax.gates import add_levels, cumulative_gates, levels, within_blocks
 from kernels.softmax.launch import launch
 from kernels.softmax.logits import LOG2E
-from kernels.softmax.structure import (
-    Structure,
-    attention_rules,
-    check_pairs,
-    check_structure,
-)
+from kernels.softmax.structure import Structure, attention_rules, check_pairs, check_structure
 from kernels.tiles import cdiv, next_power_of_2
 
 # Tiles in which no pair is visible are not computed. That changes no bit.

@@ -27,12 +27,7 @@ from kernels.op import op
 from kernels.primitives.layout import dense_rows
 from kernels.primitives.product import product
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import (
-    check_heads,
-    check_mode,
-    check_packing,
-    check_window,
-)
+from kernels.softmax.arguments import check_heads, check_mode, check_packing, check_window
 from kernels.softmax.launch import launch
 from kernels.softmax.logits import (
     LOG2E,

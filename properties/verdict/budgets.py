@@ -33,12 +33,7 @@ from torch import Tensor
 
 from properties.verdict.compare import Budget, incoherent
 from properties.verdict.noise import Rounding
-from properties.verdict.precision import (
-    ACCUMULATOR,
-    Precision,
-    underflow,
-    unit_roundoff,
-)
+from properties.verdict.precision import ACCUMULATOR, Precision, underflow, unit_roundoff
 
 Tensors = Mapping[str, Tensor]
 # It also runs within `torch.func.vmap`, so its gradients come from `torch.func`.

@@ -7,13 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.sequences import CuSeqlens
-from reference.softmax.masked import (
-    attend,
-    for_each_head,
-    logits,
-    positions,
-    selecting,
-)
+from reference.softmax.masked import attend, for_each_head, logits, positions, selecting
 from reference.softmax.run import attention_op
 from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
 from reference.softmax.selected import gathered

@@ -11,13 +11,7 @@ from torch import Tensor
 
 from reference.op import Form
 from reference.sequences import CuSeqlens
-from reference.softmax.masked import (
-    attend,
-    for_each_head,
-    logits,
-    positions,
-    selecting,
-)
+from reference.softmax.masked import attend, for_each_head, logits, positions, selecting
 from reference.softmax.run import attention_op
 
 

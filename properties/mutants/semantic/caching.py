@@ -5,13 +5,7 @@ from collections.abc import Iterator
 
 from properties import package_of
 from properties.mutants.operators import Place
-from properties.mutants.semantic.places import (
-    above,
-    after,
-    knows,
-    returns,
-    together,
-)
+from properties.mutants.semantic.places import above, after, knows, returns, together
 from properties.mutants.semantic.registry import kind
 from properties.planting.source import Change, Function, called, words
 

@@ -4,9 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from properties.mutants.operators import Place, is_range
-from properties.mutants.semantic.places import (
-    before,
-)
+from properties.mutants.semantic.places import before
 from properties.mutants.semantic.registry import kind
 from properties.planting.source import Change
 

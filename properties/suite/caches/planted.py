@@ -5,13 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cache import (
-    ContiguousCache,
-    KVCache,
-    PagedCache,
-    RecurrentCache,
-    SlidingWindowCache,
-)
+from kernels.cache import ContiguousCache, KVCache, PagedCache, RecurrentCache, SlidingWindowCache
 from properties.suite.caches.kinds import ContiguousMachine, PagedMachine, SlidingMachine
 from properties.suite.caches.recurrent import RecurrentMachine
 

@@ -12,12 +12,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from torch import Tensor, nn
 
 from kernels.cache import RecurrentCache
