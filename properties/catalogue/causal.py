@@ -1,81 +1,60 @@
 """Causal attention of a sequence with itself, and attention over depth."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from hypothesis import strategies as st
 
 import reference
-from properties.catalogue.declare import declare, flag
+from properties.catalogue.declare import LOGITS, declare, flag
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
 from properties.catalogue.op import Option, Role
 
-_RECIPES = (
-    "gaussian",
-    "large_logits",
-    "late_maximum",
-    "early_maximum",
-    "large_values",
-    "uneven",
-    "one_hot_values",
-    "zeros",
-    "cancelling",
-)
+_declare = partial(declare, float32_logits=True, recipes=LOGITS)
 
 
 def _pairs(n: Mapping[str, int]) -> int:
     return n["H"] * n["T"] * n["T"]
 
 
-STICKBREAKING_ATTN = declare(
+STICKBREAKING_ATTN = _declare(
     reference.stickbreaking_attn,
     nonlinear=("rest",),
     work=_pairs,
-    float32_logits=True,
-    recipes=_RECIPES,
 )
 
-PATH_ATTN = declare(
+PATH_ATTN = _declare(
     reference.path_attn,
     roles={"w": Role.UNIT_KEY},
     work=_pairs,
-    float32_logits=True,
-    recipes=_RECIPES,
 )
 
-WALL_ATTN = declare(
+WALL_ATTN = _declare(
     reference.wall_attn,
     options=(WINDOW,),
     roles={"gs": Role.LOG_DECAY, "sink": Role.LOGIT},
     work=lambda n: n["H"] * n["T"] * n["T"] * n["K"],
-    float32_logits=True,
-    recipes=_RECIPES,
 )
 
-PARALLAX = declare(
+PARALLAX = _declare(
     reference.parallax,
     options=(WINDOW,),
     # Not a query: the scale is no factor of its products.
     roles={"r": Role.KEY},
     work=_pairs,
-    float32_logits=True,
-    recipes=_RECIPES,
 )
 
-DELTAFORMER = declare(
+DELTAFORMER = _declare(
     reference.deltaformer,
     roles={"beta": Role.RATE},
     work=_pairs,
-    float32_logits=True,
-    recipes=_RECIPES,
 )
 
-DIFFERENTIAL_ATTENTION = declare(
+DIFFERENTIAL_ATTENTION = _declare(
     reference.differential_attention,
     options=(WINDOW,),
     roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.STEP},
     work=lambda n: 2 * n["H"] * n["T"] * n["S"],
-    float32_logits=True,
-    recipes=_RECIPES,
 )
 
 BASED = declare(

@@ -59,6 +59,18 @@ _DIMS: Mapping[str, SearchStrategy[int]] = {
 _TOKENS = {"T_q": "T", "T_k": "S"}
 _TERM = re.compile(r"([+-]?)(\w+)")
 
+# Of attention: logits that are far apart, and what they weigh.
+LOGITS = (
+    "gaussian",
+    "large_logits",
+    "late_maximum",
+    "early_maximum",
+    "large_values",
+    "uneven",
+    "one_hot_values",
+    "zeros",
+    "cancelling",
+)
 GATES = ("extreme_gates", "strong_gates", "closed_gates")
 # A wrapper is a few lines before the kernels of another op: what these lines may break.
 _LAWS_OF_A_WRAPPER = (

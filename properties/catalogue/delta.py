@@ -1,6 +1,7 @@
 """Delta rules: linear recurrences whose state is corrected where it is read."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,32 +26,25 @@ _RECIPES = (
     "cancelling",
 )
 _OF_UNIT_KEYS = (*_RECIPES, "parallel_keys", "long_keys")
+_UNIT_KEY = {"k": Role.UNIT_KEY}
+_declare = partial(declare, roles=_UNIT_KEY, options=(_NORMALIZE,), recipes=_OF_UNIT_KEYS)
 
-DELTA_RULE = declare(
+DELTA_RULE = _declare(
     reference.delta_rule,
     modes=_MODES,
-    roles={"k": Role.UNIT_KEY},
-    options=(_NORMALIZE,),
     work=pairs_and_states,
-    recipes=_OF_UNIT_KEYS,
 )
 
-GATED_DELTA_RULE = declare(
+GATED_DELTA_RULE = _declare(
     reference.gated_delta_rule,
     modes=_MODES,
-    roles={"k": Role.UNIT_KEY},
-    options=(_NORMALIZE,),
     work=pairs_and_states,
-    recipes=_OF_UNIT_KEYS,
 )
 
-KDA = declare(
+KDA = _declare(
     reference.kda,
     modes=_MODES,
-    roles={"k": Role.UNIT_KEY},
-    options=(_NORMALIZE,),
     work=pairs_by_channel,
-    recipes=_OF_UNIT_KEYS,
 )
 
 DPLR = declare(
@@ -85,22 +79,17 @@ IPLR = declare(
     recipes=_RECIPES,
 )
 
-GATED_DELTA_PRODUCT = declare(
+GATED_DELTA_PRODUCT = _declare(
     reference.gated_delta_product,
     wraps=GATED_DELTA_RULE,
     work=lambda n: pairs_and_states({**n, "T": n["J"] * n["T"]}),
-    roles={"k": Role.UNIT_KEY},
-    options=(_NORMALIZE,),
     dims={"J": st.integers(1, 3)},
-    recipes=_OF_UNIT_KEYS,
 )
 
-GDN2 = declare(
+GDN2 = _declare(
     reference.gdn2,
     wraps=DPLR,
-    roles={"k": Role.UNIT_KEY, "erase": Role.RATE, "write": Role.RATE},
-    options=(_NORMALIZE,),
-    recipes=_OF_UNIT_KEYS,
+    roles={**_UNIT_KEY, "erase": Role.RATE, "write": Role.RATE},
 )
 
 
@@ -111,13 +100,11 @@ def _erasing(case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]) -
     return {**tensors, "p": torch.where(away, -p, p)}
 
 
-COMBA = declare(
+COMBA = _declare(
     reference.comba,
     wraps=DPLR,
-    roles={"k": Role.UNIT_KEY, "p": Role.LOW_RANK},
-    options=(_NORMALIZE,),
+    roles={**_UNIT_KEY, "p": Role.LOW_RANK},
     finish=_erasing,
-    recipes=_OF_UNIT_KEYS,
 )
 
 GATED_OJA_RULE = declare(

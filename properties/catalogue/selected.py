@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from torch import Generator, Tensor
 import reference
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING
-from properties.catalogue.declare import declare
+from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import NO_COUNTS, head_dims
 from properties.catalogue.op import Mode, Option, Role
 from properties.catalogue.softmax import ATTENTION
@@ -162,18 +163,6 @@ def _settle_mla(case: Case) -> Case:
     return replace(case, dims=dims)
 
 
-_SOFTMAX = (
-    "gaussian",
-    "large_logits",
-    "late_maximum",
-    "early_maximum",
-    "large_values",
-    "uneven",
-    "one_hot_values",
-    "zeros",
-    "cancelling",
-)
-
 SELECTED_ATTENTION = declare(
     reference.selected_attention,
     modes=(Mode("parallel"),),
@@ -187,7 +176,7 @@ SELECTED_ATTENTION = declare(
     fitted=_without_others,
     mistakes=_mistakes,
     float32_logits=True,
-    recipes=_SOFTMAX,
+    recipes=LOGITS,
 )
 MLA = declare(
     reference.mla,
@@ -206,7 +195,7 @@ MLA = declare(
     dims={"R": head_dims(), "D": head_dims(64)},
     settle=_settle_mla,
     mistakes=_mistakes_of_packs,
-    recipes=tuple(name for name in _SOFTMAX if name != "one_hot_values"),
+    recipes=tuple(name for name in LOGITS if name != "one_hot_values"),
 )
 NSA = declare(
     reference.nsa,
@@ -228,41 +217,34 @@ NSA = declare(
     settle=_settle_nsa,
     mistakes=_mistakes_of_nsa,
     heads_alike=False,
-    recipes=_SOFTMAX,
+    recipes=LOGITS,
 )
-MOBA = declare(
-    reference.moba,
-    quiet_form=reference.moba,
+_selecting = partial(
+    declare,
     wraps=SELECTED_ATTENTION,
     nonlinear=("lse",),
-    options=(_BLOCK_SIZE, _TOP_K),
     mistakes=_mistakes_of_packs,
     float32_logits=True,
-    recipes=_SOFTMAX,
+    recipes=LOGITS,
 )
-DSA = declare(
+MOBA = _selecting(
+    reference.moba,
+    quiet_form=reference.moba,
+    options=(_BLOCK_SIZE, _TOP_K),
+)
+DSA = _selecting(
     reference.dsa,
     quiet_form=reference.dsa,
-    wraps=SELECTED_ATTENTION,
     settle=_apart,
     roles={"q_index": Role.SCORE, "k_index": Role.SCORE, "w": Role.SCORE},
     constants=("q_index", "k_index", "w"),
-    nonlinear=("lse",),
     options=(_TOP_K,),
-    mistakes=_mistakes_of_packs,
-    float32_logits=True,
-    recipes=_SOFTMAX,
 )
-MSA = declare(
+MSA = _selecting(
     reference.msa,
     quiet_form=reference.msa,
-    wraps=SELECTED_ATTENTION,
     settle=_apart,
     roles={"q_index": Role.SCORE, "k_index": Role.SCORE},
     constants=("q_index", "k_index"),
-    nonlinear=("lse",),
     options=(_BLOCK_SIZE, _TOP_K),
-    mistakes=_mistakes_of_packs,
-    float32_logits=True,
-    recipes=_SOFTMAX,
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import reference
 from properties.cases import structures
 from properties.cases.case import Case
-from properties.catalogue.declare import declare
+from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
 from properties.catalogue.op import Mode, Option, Role
 
@@ -170,15 +170,5 @@ SIGMOID_ATTENTION = declare(
     work=lambda n: n["H"] * n["T"] * n["S"],
     mistakes=_mistakes,
     float32_logits=True,
-    recipes=(
-        "gaussian",
-        "large_logits",
-        "late_maximum",
-        "early_maximum",
-        "large_values",
-        "uneven",
-        "one_hot_values",
-        "zeros",
-        "cancelling",
-    ),
+    recipes=LOGITS,
 )
