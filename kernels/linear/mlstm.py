@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.linear.log_weights import log_weights
 from kernels.linear.simple_gla import simple_gla
+from kernels.primitives.shift import of_the_token_before
 from kernels.recurrence import wrapper
 
 
@@ -22,11 +23,15 @@ def with_a_normalizer(
     cu_seqlens: Tensor | None,
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    dtype, C, n, z = q.dtype, None, None, None
+    dtype, C, n, z0 = q.dtype, None, None, None
     if initial_state is not None:
         C, n = initial_state[..., :-1, :-1], initial_state[..., :-1, -1:]
-        z = initial_state[..., -1, -1]
-    z, _, left, last = log_weights(i, g, z, cu_seqlens)
+        z0 = initial_state[..., -1, -1]
+    # Outputs do not depend on z but by rounding: its terms cancel in every gradient, so none flows
+    # through it. The state that is handed on is divided by exp z, and depends on it.
+    z, _, _, last = log_weights(i, g, z0, cu_seqlens)
+    z = z.detach()
+    left = of_the_token_before(z, cu_seqlens, -torch.inf if z0 is None else z0) + g.float() - z
     # A quotient is rounded once, and not its two parts.
     q, k, v = q.float(), torch.exp(i.float() - z)[..., None] * k, v.float()
     given["cu_seqlens"] = cu_seqlens
@@ -36,6 +41,10 @@ def with_a_normalizer(
     h = (down * read / torch.maximum(down * weight.abs(), up)).to(dtype)
     if C is None:
         return h, None
+    empty = q.shape[1] == 0 if cu_seqlens is None else (cu_seqlens[1:] == cu_seqlens[:-1])[:, None]
+    moved = torch.where(last.isinf() | empty, 0.0, last.detach() - last)
+    divided = torch.exp(moved)[..., None, None]
+    C, n = divided * C, divided * n
     unread = torch.zeros_like(C[..., :1, :])
     if initial_state is not None:
         unread = initial_state[..., -1:, :-1]

@@ -20,13 +20,15 @@ rounding (see `noise`):
 
     |error| <= z·σ + u_out·|y| + tiny
 
-`rules` says which rule applies when, and with which z.
+`rules` says which rule applies when, and with which z. The oracle is known only as well as its two
+forms agree in float64: where a sum of theirs cancels to 0, one may give 0 and the other 1e-19. That
+difference is added, up to 2^-40 of the largest number of the case.
 """
 
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +52,8 @@ _AT_ONCE = 2**17
 # proportional to the result is removed, only the rounding of that subtraction remains.
 NARROW = 4
 NEGLIGIBLE = 1e-3
+# The largest difference between two exact runs, as a part of the largest number of the case.
+NOISE_OF_FLOAT64 = 2.0**-40
 # RMS of the relative error of one rounding to nearest, in units of u. The error is uniform and
 # mantissas are logarithmically distributed, which gives sqrt(1/3 · 3/(8 ln 2)). The perturbed
 # oracle uses a standard deviation of u, safe for a single element; over a whole tensor that
@@ -65,10 +69,12 @@ class Spread:
         sigma: standard deviation, by element.
         loss_limit: limit of the mean of |error|/sigma over the tensor: its mean in the perturbed
             runs plus six standard deviations, scaled to a kernel's roundings.
+        between_forms: how far apart the exact runs of the oracle's two forms are, by element.
     """
 
     sigma: Tensor
     loss_limit: float
+    between_forms: Tensor | float = 0.0
 
 
 @dataclass(frozen=True)
@@ -248,7 +254,13 @@ def budgets(
             if telescope.gradient in want:
                 spreads[telescope.gradient] = _telescoped(telescope, values, spreads)
         z = allowed_deviations(precision, terms, alike=alike)
-        bounds.append({name: z * spreads[name].sigma for name in want})
+        most = NOISE_OF_FLOAT64 * largest
+        bounds.append(
+            {
+                name: z * spread.sigma + torch.as_tensor(spread.between_forms).clamp(max=most)
+                for name, spread in spreads.items()
+            }
+        )
     made = {}
     for name, y in want.items():
         dtype = output_dtypes[name]
@@ -363,10 +375,13 @@ def sigma(
         for name, y in centre.items():
             results = mode.round(disturbed[name], unit_roundoff(output_dtypes[name]))
             deviations[name].append(torch.where(y.isfinite(), results - y, 0.0))
-    return {
-        name: _spread(torch.cat(each), want[name], precision, output_dtypes[name], cautious)
-        for name, each in deviations.items()
-    }
+    spreads = {}
+    for name, each in deviations.items():
+        y = want[name]
+        spread = _spread(torch.cat(each), y, precision, output_dtypes[name], cautious)
+        apart = torch.where(y.isfinite(), (y - centre[name]).abs(), 0.0).nan_to_num()
+        spreads[name] = replace(spread, between_forms=apart)
+    return spreads
 
 
 def _repeated(oracle: Oracle, copies: Tensors, tensors: Tensors) -> dict[str, Tensor]:
@@ -381,7 +396,8 @@ def _telescoped(telescope: Telescope, values: Tensors, spreads: Mapping[str, Spr
     """
     errors = {name: spread.sigma for name, spread in spreads.items()}
     own = errors[telescope.gradient]
-    return Spread(torch.hypot(own, telescope.sum_of_errors(values, errors, power=2)), math.inf)
+    sigma = torch.hypot(own, telescope.sum_of_errors(values, errors, power=2))
+    return replace(spreads[telescope.gradient], sigma=sigma, loss_limit=math.inf)
 
 
 def countable(want: Tensor, dtype: torch.dtype) -> Tensor:

@@ -216,6 +216,22 @@ def test_a_budget_is_a_function_of_its_case() -> None:
     assert (made[0] > 2.0**-8 * want["y"].abs()).all()
 
 
+@pytest.mark.parametrize(("apart", "allowed"), [(1e-16, True), (1e-6, False)])
+def test_a_budget_covers_what_the_forms_differ_by_in_float64_only(
+    apart: float, allowed: bool
+) -> None:
+    x = {"x": normal(5)}
+    made = budgets(
+        lambda t: {"y": 0 * t["x"]},
+        x,
+        {"y": torch.full((5,), apart, dtype=torch.float64)},
+        precision=FLOAT32,
+        output_dtypes={"y": torch.float32},
+        terms=1,
+    )
+    assert (made["y"].allowed > apart).all() == allowed
+
+
 def test_sigma_of_one_value_is_not_small_by_chance() -> None:
     x = {"x": torch.tensor([1.0], dtype=torch.float64)}
     want = {"y": x["x"] * 3}
