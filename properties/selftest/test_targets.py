@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from properties.laws import LAWS, Subject, Violation
 from properties.simulator import SimulationError
 from properties.simulator.errors import Location
 from properties.targets import NAMES, Adapter, Implementation, Target, load, scope
+from properties.targets.fla import library
 from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read
 
 CPU = torch.device("cpu")
@@ -573,6 +575,42 @@ def test_an_exception_is_excused_by_its_type_and_message() -> None:
 def test_an_entry_is_about_releases() -> None:
     assert KNOWN.installed
     assert not replace(KNOWN, releases=("torch 1.0.0", "no_such_package 1.0")).installed
+
+
+def test_an_entry_is_not_about_a_release_that_another_one_shadows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _package(tmp_path / "torch", "")
+    in_front = PathFinder.find_spec("torch", [str(tmp_path)])
+    monkeypatch.setattr("properties.targets.ledger.find_spec", lambda name: in_front)
+    assert not KNOWN.installed
+
+
+def test_ops_of_fla_are_found_where_its_models_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [n for n in sys.modules if n == "fla" or n.startswith("fla.")]:
+        monkeypatch.delitem(sys.modules, name)
+    _package(tmp_path / "fla", "raise ValueError('already used by a Transformers config')")
+    _package(tmp_path / "fla" / "ops", "def l2_norm(x): return x")
+    _package(tmp_path / "fla_core-0.1.2.dist-info", "")
+    (tmp_path / "fla_core-0.1.2.dist-info" / "METADATA").write_text(
+        "Name: fla-core\nVersion: 0.1.2"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        found = library.kernel("fla.ops:l2norm|l2_norm")
+        assert found is not None
+        assert found.__name__ == "l2_norm"
+        assert library.release() == (0, 1, 2)
+    finally:
+        for name in ("fla", "fla.ops"):
+            sys.modules.pop(name, None)
+
+
+def _package(folder: Path, source: str) -> None:
+    folder.mkdir()
+    (folder / "__init__.py").write_text(source)
 
 
 def test_a_ledger_is_read_from_a_file(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import runpy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +184,21 @@ class KnownFailure:
 def _installed(release: str) -> bool:
     package, number = release.split()
     try:
-        return version(package).partition("+")[0] == number
+        found = distribution(package)
     except PackageNotFoundError:
         return False
+    return found.version.partition("+")[0] == number and not _shadowed(found)
+
+
+def _shadowed(found: Distribution) -> bool:
+    """Whether its packages are imported from another place, as an old release in front of it."""
+    for file in found.files or ():
+        if len(file.parts) == 2 and file.name == "__init__.py":
+            spec = find_spec(file.parts[0])
+            place = Path(str(found.locate_file(file))).resolve()
+            if spec is not None and spec.origin and Path(spec.origin).resolve() != place:
+                return True
+    return False
 
 
 class Ledger:

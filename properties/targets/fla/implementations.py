@@ -31,9 +31,9 @@ def implementations() -> dict[str, dict[str, Implementation]]:
     for op, modes in _MODES.items():
         for mode, declared in modes.items():
             found = kernel(declared.function)
-            if found is not None:
-                old = release() < (0, 3)
-                settled = _as_it_was(op, mode, declared, found) if old else declared
+            # A function that lacks a tensor of the op is another one, of an earlier release.
+            if found is not None and declared.takes(OPS[op], found):
+                settled = _as_it_was(op, mode, declared, found)
                 made.setdefault(op, {})[mode] = settled.implementation(OPS[op], found)
     return made
 
@@ -58,9 +58,10 @@ def _normalized(kernel: Kernel, given: Given) -> Outputs:
     if given.get("initial_state") is not None:
         whole = given["initial_state"]
         given["initial_state"] = (whole[..., :-1].contiguous(), whole[..., -1].unsqueeze(1))
-    o, (state, keys) = kernel(**given)
+    o, pair = kernel(**given)
     if not given["output_final_state"]:
         return o, None
+    state, keys = pair
     return o, torch.cat([state, keys.squeeze(1).unsqueeze(-1).to(state.dtype)], -1)
 
 
@@ -144,6 +145,23 @@ def _gate_of_heads(kernel: Kernel, given: Given) -> Outputs:
     g = _gate(kernel, {**given, "g": given["g"].squeeze(-1)})
     assert isinstance(g, Tensor)
     return g.unsqueeze(-1)
+
+
+def _energies_of_unit_keys(kernel: Kernel, given: Given) -> Outputs:
+    """Energies of a function that always normalizes queries and keys."""
+    if not given.pop("use_qk_l2norm_in_kernel", False):
+        raise ValueError("use_qk_l2norm_in_kernel: False, expected True of chunk_precond_kda")
+    return _energies(kernel, given)
+
+
+def _shift(kernel: Kernel, given: Given) -> Outputs:
+    """The token before the first has no axis of its own."""
+    if given.get("cache") is not None:
+        given["cache"] = given["cache"].squeeze(1)
+    if not given.get("output_cache"):
+        return kernel(**given), None
+    y, state = kernel(**given)
+    return y, state.view(-1, 1, state.shape[-1])
 
 
 def _of_all_taps(op: Op) -> Op:
@@ -255,6 +273,26 @@ def _tables_like_x(case: Case) -> Case:
     return replace(case, float32=())
 
 
+def _at_most(most: int) -> Bound:
+    return lambda case: replace(case, dims={**case.dims, "K": (case.dims["K"] - 1) % most + 1})
+
+
+def _one_tile(case: Case) -> Case:
+    return replace(case, dims={**_powers_of_two(case).dims, "K": 16})
+
+
+def _square(case: Case) -> Case:
+    return replace(case, dims={**case.dims, "V": case.dims["K"]})
+
+
+def _float32_reflections(case: Case) -> Case:
+    return replace(case, float32=("w", "beta", *(n for n in case.given if n == "g")))
+
+
+def _unit_keys(case: Case) -> Case:
+    return replace(case, options={**case.options, "use_qk_l2norm_in_kernel": True})
+
+
 def _float32_state(case: Case) -> Case:
     if case.dtype == "float32":
         return case
@@ -276,6 +314,7 @@ class _Mode:
         function: "package.module:function".
         call: calls it with arguments under its own names; returns the op's outputs.
         theirs: our argument name → fla's, if different.
+        earlier: the same in releases that lack that name.
         ours: arguments that it lacks and `call` handles.
         without: arguments of the same name with another meaning.
         The rest as in `Implementation`.
@@ -284,6 +323,7 @@ class _Mode:
     function: str
     call: Callable[[Kernel, Given], Outputs] = _state
     theirs: Mapping[str, str] = field(default_factory=dict)
+    earlier: Mapping[str, str] = field(default_factory=dict)
     ours: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
@@ -309,24 +349,35 @@ class _Mode:
             whole=self.whole,
         )
 
-    def _name(self, name: str) -> str:
-        return self.theirs.get(name, name)
+    def _name(self, kernel: Kernel, name: str) -> str:
+        taken = signature(kernel).parameters
+        now = self.theirs.get(name, name)
+        return now if now in taken else self.earlier.get(name, now)
+
+    def takes(self, op: Op, kernel: Kernel) -> bool:
+        """Whether a function has all tensors that the op requires."""
+        taken, needed = (
+            signature(kernel).parameters,
+            (a.name for a in op.arguments if not a.optional),
+        )
+        return all(self._name(kernel, n) in taken or n in self.ours for n in needed)
 
     def _requires(self, kernel: Kernel, name: str) -> bool:
-        parameter = signature(kernel).parameters.get(self._name(name))
+        parameter = signature(kernel).parameters.get(self._name(kernel, name))
         return parameter is not None and parameter.default is Parameter.empty
 
     def _function(self, op: Op, kernel: Kernel, required: list[Argument]) -> Function:
         """The kernel under the op's argument names."""
         taken = signature(kernel).parameters
-        names = [n for n in op.names if self._name(n) in taken or n in self.ours]
+        called = {name: self._name(kernel, name) for name in op.names}
+        names = [n for n in op.names if called[n] in taken or n in self.ours]
         names = [n for n in names if n not in self.without]
 
         def function(**given: Any) -> Outputs:
             for argument in required:
                 if given.get(argument.name) is None:
                     given[argument.name] = _neutral(op, argument, given)
-            call = {self._name(name): value for name, value in given.items()}
+            call = {called[name]: value for name, value in given.items()}
             if "scale" in call:
                 dim = given[op.arguments[0].name].shape[-1]
                 call["scale"] = _scale(call["scale"], taken["scale"].default, dim)
@@ -337,12 +388,33 @@ class _Mode:
         return function
 
 
+# Op, mode → the first release in which value heads share a head of keys.
+_SHARED_SINCE = {
+    ("gated_delta_rule", "fused_recurrent"): (0, 3),
+    ("gated_delta_rule", "chunk"): (0, 5),
+    ("kda", "chunk"): (0, 5),
+    ("comba", "chunk"): (0, 6),
+}
+
+
 def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
-    """The mode in releases up to 0.2, which were more limited.
+    """The mode in the installed release: earlier ones were more limited."""
+    bounds: dict[str, Bound] = {}
+    if op == "linear_attn" and release() < (0, 5):
+        bounds["no state where normalized"] = _no_state_where_normalized
+    if release() < _SHARED_SINCE.get((op, mode), ()):
+        bounds["a head of keys for each of values"] = _ungrouped
+    if (0, 3) <= release() < (0, 3, 1) and {"K", "V"} <= OPS[op].dims.keys():
+        bounds["K and V at least 16"] = _at_least(16, "K", "V")
+    declared = replace(declared, bounds={**declared.bounds, **bounds})
+    return _before_0_3(op, mode, declared, kernel) if release() < (0, 3) else declared
+
+
+def _before_0_3(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
+    """The mode in releases up to 0.2.
 
     Head dims are powers of two from 16, gated recurrences pass no gradient through the final state,
-    recurrences of delta rules take positive scales only, a normalized op lacks half of its state,
-    and a convolution returns no state.
+    recurrences of delta rules take positive scales only, and a convolution returns no state.
     """
     if op == "short_conv" and "initial_state" not in signature(kernel).parameters:
         bounds = {"W a power of two": _power_of_two_window}
@@ -352,16 +424,21 @@ def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
     bounds = {**declared.bounds}
     if {"K", "V"} <= OPS[op].dims.keys():
         bounds["K and V powers of two, at least 16"] = _powers_of_two
-    if op == "gated_delta_rule":
-        bounds["a head of keys for each of values"] = _ungrouped
     recurrent = mode == "fused_recurrent"
     if recurrent and op in ("gated_delta_rule", "dplr", "rwkv7"):
         bounds.update(_POSITIVE)
-    changed = replace(declared, bounds=bounds, without=("normalize",))
+    changed = replace(declared, bounds=bounds)
     if recurrent and op in ("gla", "simple_gla"):
         alone = replace(changed, constants=("final_state",))
         return replace(alone, telescopes=lambda case: declared.telescopes(_without_state(case)))
     return changed
+
+
+def _no_state_where_normalized(case: Case) -> Case:
+    if not case.options.get("normalize"):
+        return case
+    given = tuple(n for n in case.given if n != "initial_state")
+    return replace(case, given=given, options={**case.options, "output_final_state": False})
 
 
 def _without_state(case: Case) -> Case:
@@ -411,6 +488,9 @@ _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
 _WIDE = {"K and V above 8": _at_least(9, "K", "V")}
 _WIDE_VALUES = {"V above 8": _at_least(9, "V")}
 _POSITIVE = {"a positive scale": _positive_scale}
+_TWO_TILES = {"K of 128 at most": _at_most(128)}
+_ONE_TILE = {"powers of two, K of 16 at most": _one_tile}
+_USE_NORM = {"normalize": "use_norm"}
 _GATES_OF_GDN2 = {"erase": "b", "write": "w"}
 _MODES: Mapping[str, Mapping[str, _Mode]] = {
     "linear_attn": {
@@ -447,6 +527,11 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
     "kda": {
         **_each("kda", "chunk", telescopes=_channels_telescope),
         **_each("kda", "fused_recurrent", forward_only=True),
+        "fused_recurrent_gated_delta_rule": _Mode(
+            "fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule",
+            theirs={"g": "gk"},
+            forward_only=True,
+        ),
     },
     "dplr": {
         **_each(
@@ -500,8 +585,24 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         **_each("precond_gated_delta_rule", "chunk", call=_energies, telescopes=_values_telescope),
         **_each("precond_gated_delta_rule", "fused_recurrent", call=_energies, forward_only=True),
     },
-    "precond_kda": _each("precond_kda", "fused_recurrent", call=_energies, forward_only=True),
-    "rwkv6": _each("rwkv6", "chunk", "fused_recurrent", telescopes=_channels_telescope),
+    "precond_kda": {
+        **_each(
+            "precond_kda",
+            "chunk",
+            call=_energies_of_unit_keys,
+            ours=("use_qk_l2norm_in_kernel",),
+            bounds={"normalized queries and keys": _unit_keys},
+            telescopes=_channels_telescope,
+        ),
+        **_each("precond_kda", "fused_recurrent", call=_energies, forward_only=True),
+    },
+    "rwkv6": _each(
+        "rwkv6",
+        "chunk",
+        "fused_recurrent",
+        earlier={"r": "q", "w": "g"},
+        telescopes=_channels_telescope,
+    ),
     "hgrn": _each("hgrn", "chunk", "fused_recurrent", conventions=()),
     "gsa": _each("gsa", "chunk", "fused_recurrent", call=_slots),
     "lightnet": _each("lightnet", "chunk", "fused_recurrent", call=_log_sum),
@@ -529,6 +630,42 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         bounds={"causal": _causal, "keys that are the queries' tokens": _one_length},
         unstated={"splitting": "a second call has more keys than queries"},
         telescopes=_rows_telescope,
+    ),
+    "based": {
+        **_each("based", "parallel", call=_alone, theirs=_USE_NORM, bounds=_TWO_TILES),
+        **_each("based", "fused_chunk", call=_alone, theirs=_USE_NORM, bounds=_ONE_TILE),
+    },
+    "rebased": _each(
+        "rebased",
+        "parallel",
+        call=_alone,
+        theirs={"normalize": "use_normalize"},
+        bounds=_TWO_TILES,
+    ),
+    "stickbreaking_attn": _each("stickbreaking_attn", "parallel"),
+    "path_attn": {
+        "parallel": _Mode(
+            "fla.ops.path_attn:parallel_path_attn|parallel_path_attention",
+            call=_alone,
+            bounds={
+                "K and V 16, 32, 64 or 128": _powers_of_two,
+                "w, beta and g in float32": _float32_reflections,
+            },
+        )
+    },
+    "wall_attn": _each(
+        "wall_attn",
+        "parallel",
+        call=_alone,
+        theirs={"gs": "g_scalar", "sink": "sink_bias", "window": "window_size"},
+    ),
+    "parallax": _each(
+        "parallax",
+        "parallel",
+        call=_alone,
+        theirs={"window": "window_size"},
+        dtypes=("bfloat16", "float16"),
+        bounds={"K = V": _square},
     ),
     "rotary_embedding": {
         "fused": _Mode(
@@ -563,5 +700,14 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             bounds={"one channel": _one_channel},
         ),
     },
-    "l2norm": {"fused": _Mode("fla.modules.l2norm:l2norm", call=_alone, conventions=())},
+    "token_shift": {
+        "fused": _Mode(
+            "fla.modules.token_shift:token_shift",
+            call=_shift,
+            theirs={"initial_state": "cache", "output_final_state": "output_cache"},
+            conventions=("a state has the dtype of x, and no axis of tokens",),
+            bounds={"a state in the dtype of x": _tables_like_x},
+        )
+    },
+    "l2norm": {"fused": _Mode("fla.modules.l2norm:l2norm|l2_norm", call=_alone, conventions=())},
 }

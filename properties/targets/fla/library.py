@@ -4,9 +4,10 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from inspect import signature
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,26 +15,33 @@ Kernel = Callable[..., Any]
 
 
 def release() -> tuple[int, ...]:
-    """The installed version, such as (0, 6, 0); fla is one package or two, depending on the
-    release.
+    """The version of the imported fla, such as (0, 6, 0).
+
+    fla is one distribution or two, depending on the release, and another may be behind it on the
+    path.
     """
-    try:
-        text = version("flash-linear-attention")
-    except PackageNotFoundError:
-        text = version("fla-core")
-    return tuple(int(part) for part in text.split("."))
+    spec = find_spec("fla")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    beside = [str(Path(place).parent) for place in places]
+    for package in ("fla-core", "flash-linear-attention"):
+        for found in (*distributions(name=package, path=beside), *distributions(name=package)):
+            return tuple(int(part) for part in found.version.split("."))
+    raise ModuleNotFoundError("No module named 'fla'", name="fla")
 
 
 def kernel(name: str) -> Kernel | None:
-    """A public function, "package.module:function", if the release has it."""
-    module, _, attribute = name.partition(":")
+    """A public function, "package.module:function", if the release has it; "function|earlier" also
+    has its earlier name.
+    """
+    module, _, attributes = name.partition(":")
     _without_models()
     try:
-        found: Kernel | None = getattr(import_module(module), attribute, None)
+        names = vars(import_module(module))
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise
         return None
+    found: Kernel | None = next((names[n] for n in attributes.split("|") if n in names), None)
     # A retired function takes anything and raises when called.
     if found is None or all(p.kind is p.VAR_KEYWORD for p in signature(found).parameters.values()):
         return None
@@ -44,22 +52,20 @@ def kernel(name: str) -> Kernel | None:
 
 
 def _without_models() -> None:
-    """Import the package without its layers and models, which need transformers.
+    """Import the package without its layers and models.
 
-    Releases up to 0.2 import them first, though operations do not need them.
+    Releases up to 0.3.1 import them first, though operations do not need them: they need
+    transformers, and not a later release of it than that of their day.
     """
-    if "fla" in sys.modules or find_spec("transformers") is not None:
-        return
-    spec = find_spec("fla")
+    spec = None if "fla" in sys.modules else find_spec("fla")
     if spec is None or spec.submodule_search_locations is None:
         return
     try:
         import_module("fla")
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        for name in [n for n in sys.modules if n.startswith("fla.")]:
+    except Exception:
+        for name in [n for n in sys.modules if n == "fla" or n.startswith("fla.")]:
             del sys.modules[name]
         bare = ModuleType("fla")
         bare.__path__ = list(spec.submodule_search_locations)
+        bare.__spec__ = spec
         sys.modules["fla"] = bare
