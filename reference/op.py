@@ -110,14 +110,13 @@ def op(
 def spelled_out(page: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a page with its `**options: Unpack[...]` by name, and keep it there.
 
-    Options come before the keywords of the page. A bool is False by default, others None.
+    A bool is False by default, others None.
     """
     signature = inspect.signature(page)
     *parameters, last = signature.parameters.values()
     if last.kind is last.VAR_KEYWORD:
         options = get_args(last.annotation)[0].__annotations__
-        first = sum(parameter.kind is not last.KEYWORD_ONLY for parameter in parameters)
-        parameters[first:first] = [
+        parameters += [
             inspect.Parameter(name, last.KEYWORD_ONLY, default=default, annotation=kind)
             for name, kind in options.items()
             for default in [False if kind is bool else None]

@@ -1,13 +1,26 @@
 """What the ops over pairs of queries and keys check of their arguments."""
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from kernels.arguments import check_cu_seqlens, check_range, describe
 
 MAX_DIM = 256
+
+
+class Packing(TypedDict, total=False):
+    """Boundaries of packed sequences of queries and of keys."""
+
+    cu_seqlens: Int[Tensor, "N+1"] | None
+    cu_seqlens_k: Int[Tensor, "N+1"] | None
+
+
+class LseOptions(Packing, total=False):
+    return_lse: bool
 
 
 def check_heads(sizes: Mapping[str, int]) -> None:

@@ -1,10 +1,11 @@
 """DeepSeek sparse attention: tokens selected by an indexer, and attention to them."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from kernels.softmax.arguments import LseOptions
 from kernels.softmax.select import select_of_dsa
 from kernels.softmax.selected import Call, selecting
 
@@ -27,10 +28,8 @@ def dsa(
     *,
     top_k: int = 2048,
     scale: float | None = None,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
-    cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
-    return_lse: bool = False,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """DeepSeek sparse attention: `selected_attention` to the tokens that PyTorch selects."""

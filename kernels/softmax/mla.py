@@ -1,15 +1,15 @@
 """Multi-head latent attention: keys and values from latents by PyTorch, then `attention`."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.arguments import bind_dims, check_flags, check_one_dtype, check_range
 from kernels.op import op
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import MAX_DIM
+from kernels.softmax.arguments import MAX_DIM, LseOptions
 from kernels.softmax.attention import attention
 
 
@@ -81,10 +81,8 @@ def mla(
     *,
     scale: float | None = None,
     causal: bool = False,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
-    cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
-    return_lse: bool = False,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Multi-head latent attention: `attention` to keys and values that PyTorch projects."""

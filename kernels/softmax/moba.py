@@ -1,10 +1,11 @@
 """Mixture of block attention: a selection for each head, and attention to it."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from kernels.softmax.arguments import LseOptions
 from kernels.softmax.select import select_of_moba
 from kernels.softmax.selected import Call, selecting
 
@@ -22,10 +23,8 @@ def moba(
     block_size: int = 512,
     top_k: int = 3,
     scale: float | None = None,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
-    cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
-    return_lse: bool = False,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Mixture of block attention: `selected_attention` to the blocks that PyTorch selects."""

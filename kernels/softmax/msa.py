@@ -1,10 +1,11 @@
 """MiniMax sparse attention: blocks selected by an indexer for each group, and attention to them."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from kernels.softmax.arguments import LseOptions
 from kernels.softmax.select import select_of_msa
 from kernels.softmax.selected import Call, selecting
 
@@ -27,10 +28,8 @@ def msa(
     block_size: int = 128,
     top_k: int = 16,
     scale: float | None = None,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
-    cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
-    return_lse: bool = False,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """MiniMax sparse attention: `selected_attention` to the blocks that PyTorch selects."""

@@ -1,14 +1,15 @@
 """Native sparse attention: compressed keys in PyTorch, selected and recent ones in kernels."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.arguments import bind_dims, check_dtype
 from kernels.differentiable import differentiable
 from kernels.op import op
+from kernels.softmax.arguments import Packing
 from kernels.softmax.attention import attention
 from kernels.softmax.select import (
     by_group,
@@ -141,9 +142,8 @@ def nsa(
     local_blocks: int = 2,
     window: int = 512,
     scale: float | None = None,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
-    cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[Packing],
 ) -> Float[Tensor, "B T_q H V"]:
     """Native sparse attention: three branches, mixed by gates."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -24,7 +24,7 @@ from kernels.arguments import (
 from kernels.op import axes, op
 from kernels.primitives.layout import dense_rows
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import MAX_DIM, check_heads, check_mode, check_packing
+from kernels.softmax.arguments import MAX_DIM, LseOptions, check_heads, check_mode, check_packing
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.selection import selected_backward_kv, selected_backward_q, selected_forward
 from kernels.tiles import cdiv, next_power_of_2
@@ -418,10 +418,8 @@ def selected_attention(
     *,
     block_size: int = 64,
     scale: float | None = None,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
-    cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
-    return_lse: bool = False,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Causal softmax attention to the blocks of keys that each query selects."""

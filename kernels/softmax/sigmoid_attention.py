@@ -5,12 +5,12 @@ gradients are dV = Pᵀ dO and dS = P (1 - P) (dO Vᵀ). Each is summed by one p
 """
 
 import math
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
@@ -27,7 +27,7 @@ from kernels.op import op
 from kernels.primitives.layout import dense_rows
 from kernels.primitives.product import product
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import check_heads, check_mode, check_packing, check_window
+from kernels.softmax.arguments import Packing, check_heads, check_mode, check_packing, check_window
 from kernels.softmax.launch import launch
 from kernels.softmax.logits import (
     LOG2E,
@@ -367,9 +367,8 @@ def sigmoid_attention(
     causal: bool = False,
     window: int | None = None,
     bias: float | None = None,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
-    cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[Packing],
 ) -> Float[Tensor, "B T_q H V"]:
     """Sigmoid attention in tiles, `reference.sigmoid_attention`."""

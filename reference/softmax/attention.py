@@ -1,14 +1,14 @@
 """Softmax attention, with everything that is commonly done to its logits."""
 
 import math
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from reference.op import op
-from reference.sequences import CuSeqlens
-from reference.softmax.run import TEXTS, run, sees
+from reference.softmax.run import TEXTS, LseOptions, run, sees
 from reference.softmax.structure import Structure, intervals, pairs
 
 
@@ -178,9 +178,7 @@ def attention(
     bias: Float[Tensor, "#B #H #T_q #T_k"] | None = None,
     mask: Bool[Tensor, "#B #H #T_q #T_k"] | None = None,
     structure: Structure | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    cu_seqlens_k: CuSeqlens | None = None,
-    return_lse: bool = False,
+    **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Softmax attention, by its definition.
 

@@ -1,12 +1,14 @@
 """Differential attention: the difference of two softmax attentions to the same values."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.op import Form, op
-from reference.sequences import CuSeqlens
 from reference.softmax.attention import attention
+from reference.softmax.run import Packing
 
 
 def definition(
@@ -81,8 +83,7 @@ def differential_attention(
     scale: float | None = None,
     causal: bool = False,
     window: int | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    cu_seqlens_k: CuSeqlens | None = None,
+    **options: Unpack[Packing],
 ) -> Float[Tensor, "B T_q H V"]:
     """The difference of two attentions, in which common noise cancels.
 

@@ -1,14 +1,14 @@
 """DeepSeek sparse attention: an indexer selects the tokens that each query attends to."""
 
 import math
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.sequences import CuSeqlens
 from reference.softmax.masked import attend, for_each_head, logits, positions, selecting
-from reference.softmax.run import attention_op
+from reference.softmax.run import LseOptions, attention_op
 from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
 from reference.softmax.selected import gathered
 
@@ -71,9 +71,7 @@ def dsa(
     *,
     top_k: int = 2048,
     scale: float | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    cu_seqlens_k: CuSeqlens | None = None,
-    return_lse: bool = False,
+    **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """DeepSeek sparse attention, by its definition.
 

@@ -1,6 +1,7 @@
 """Multi-head latent attention: keys and values of all heads from one latent vector a token."""
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
@@ -8,9 +9,8 @@ from torch import Tensor
 
 from reference.op import Form
 from reference.scale import resolve_scale
-from reference.sequences import CuSeqlens
 from reference.softmax.masked import attend, each_sequence, logits, positions
-from reference.softmax.run import attention_op
+from reference.softmax.run import LseOptions, attention_op
 
 
 def naive(
@@ -111,9 +111,7 @@ def mla(
     *,
     scale: float | None = None,
     causal: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
-    cu_seqlens_k: CuSeqlens | None = None,
-    return_lse: bool = False,
+    **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Multi-head latent attention, in its naive form.
 

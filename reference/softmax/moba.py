@@ -1,14 +1,14 @@
 """Mixture of block attention: each head attends to the blocks whose mean key it likes best."""
 
 import math
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.sequences import CuSeqlens
 from reference.softmax.masked import attend, for_each_head, logits, positions, selecting
-from reference.softmax.run import attention_op
+from reference.softmax.run import LseOptions, attention_op
 from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
 from reference.softmax.selected import gathered
 
@@ -56,9 +56,7 @@ def moba(
     block_size: int = 512,
     top_k: int = 3,
     scale: float | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    cu_seqlens_k: CuSeqlens | None = None,
-    return_lse: bool = False,
+    **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Mixture of block attention, by its definition.
 

@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.op import Form
-from reference.sequences import CuSeqlens
 from reference.softmax.masked import attend, for_each_head, logits, positions, selecting
-from reference.softmax.run import attention_op
+from reference.softmax.run import Packing, attention_op
 from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
 from reference.softmax.selected import gathered
 
@@ -145,8 +144,7 @@ def nsa(
     local_blocks: int = 2,
     window: int = 512,
     scale: float | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    cu_seqlens_k: CuSeqlens | None = None,
+    **options: Unpack[Packing],
 ) -> Float[Tensor, "B T_q H V"]:
     """Native sparse attention, by its definition.
 

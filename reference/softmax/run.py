@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from typing import TypedDict
 
 import torch
 from jaxtyping import Bool
@@ -11,7 +12,7 @@ from torch import Tensor
 from reference.heads import heads_per_group
 from reference.op import Form, op
 from reference.scale import resolve_scale
-from reference.sequences import sequences
+from reference.sequences import CuSeqlens, sequences
 from reference.softmax.structure import Structure, check, of_sequences
 
 TEXTS = {
@@ -34,6 +35,17 @@ attention_op = functools.partial(
     texts=TEXTS,
     raises=("a scale that is NaN or infinite", *BAD_BOUNDARIES),
 )
+
+
+class Packing(TypedDict, total=False):
+    """Boundaries of packed sequences of queries and of keys."""
+
+    cu_seqlens: CuSeqlens | None
+    cu_seqlens_k: CuSeqlens | None
+
+
+class LseOptions(Packing, total=False):
+    return_lse: bool
 
 
 def sees(

@@ -3,16 +3,15 @@
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 from reference.op import Form
-from reference.sequences import CuSeqlens
 from reference.softmax.masked import attend, for_each_head, logits, positions, selecting
-from reference.softmax.run import attention_op
+from reference.softmax.run import LseOptions, attention_op
 
 
 def masked(
@@ -96,9 +95,7 @@ def selected_attention(
     *,
     block_size: int = 64,
     scale: float | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    cu_seqlens_k: CuSeqlens | None = None,
-    return_lse: bool = False,
+    **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Causal softmax attention to the blocks of keys that each query selects.
 

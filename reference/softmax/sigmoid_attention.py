@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -11,8 +11,14 @@ from torch import Tensor
 from reference.heads import heads_per_group
 from reference.op import Form
 from reference.scale import resolve_scale
-from reference.sequences import CuSeqlens
-from reference.softmax.run import BAD_BOUNDARIES, attention_op, check_window, queries_and_keys, sees
+from reference.softmax.run import (
+    BAD_BOUNDARIES,
+    Packing,
+    attention_op,
+    check_window,
+    queries_and_keys,
+    sees,
+)
 
 
 def definition(
@@ -104,8 +110,7 @@ def sigmoid_attention(
     causal: bool = False,
     window: int | None = None,
     bias: float | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    cu_seqlens_k: CuSeqlens | None = None,
+    **options: Unpack[Packing],
 ) -> Float[Tensor, "B T_q H V"]:
     """Sigmoid attention, by its definition.
 
