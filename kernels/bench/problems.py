@@ -74,28 +74,18 @@ def _modes(op: str) -> tuple[str, ...]:
     return tuple(mode for name, mode in TABLE if name == op)
 
 
-def _append(
-    k: Tensor,
-    v: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    table: Tensor,
-    length: Tensor,
-    offset: Tensor,
-    *,
-    mode: str,
-) -> Tensor:
-    """What `update` of a cache writes; "contiguous" has one page for each sequence."""
+def _append(*, k_pages: Tensor, v_pages: Tensor, table: Tensor, mode: str, **new: Tensor) -> Tensor:
+    """Write what `update` of a cache writes; "contiguous" has one page for each sequence."""
     if mode == "contiguous":
-        sequences = len(k)
+        sequences = len(table)
         k_pages, v_pages = (x.view(sequences, -1, *x.shape[2:]) for x in (k_pages, v_pages))
-        table = torch.arange(sequences, dtype=torch.int32, device=k.device)[:, None]
-    pages.append(k, v, k_pages, v_pages, table, length, offset, False)
+        table = torch.arange(sequences, dtype=torch.int32, device=table.device)[:, None]
+    pages.append(k_pages=k_pages, v_pages=v_pages, table=table, ring=False, **new)
     return k_pages
 
 
 # Ops with kernels that have no problem here yet.
-NOT_MEASURED = ("hgrn", "merge_attention", "paged_attention", "selected_attention")
+NOT_MEASURED = ("decay_gate", "hgrn", "merge_attention", "paged_attention", "selected_attention")
 _RECURRENT: tuple[Form, ...] = ("dense", "packed", "decode")
 PROBLEMS = {
     "linear_attn": Problem(

@@ -181,16 +181,7 @@ def append(
 
 
 @append.register_fake
-def _(
-    k: Tensor,
-    v: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    table: Tensor,
-    length: Tensor,
-    offset: Tensor,
-    ring: bool,
-) -> None:
+def _(k, v, k_pages, v_pages, table, length, offset, ring):
     _check(k, v, k_pages, v_pages, table, length, offset)
 
 
@@ -242,18 +233,8 @@ def gather(
 
 @gather.register_fake
 def _(
-    k: Tensor,
-    v: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    table: Tensor,
-    first: Tensor,
-    length: Tensor,
-    cu_seqlens_k: Tensor,
-    tokens: int,
-    longest: int,
-    ring: bool,
-) -> tuple[Tensor, Tensor]:
+    k, v, k_pages, v_pages, table, first, length, cu_seqlens_k, tokens, longest, ring
+):  # fmt: skip
     sizes = _check(k, v, k_pages, v_pages, table, length, first)
     return (
         k.new_empty(1, tokens, sizes["G"], sizes["K"]),

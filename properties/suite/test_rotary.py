@@ -9,19 +9,12 @@ from hypothesis import strategies as st
 
 import reference
 from properties.laws import Subject
+from reference.position.test_tables import LLAMA3, YARN
 
 # The module's tables start with this many rows and then double.
 ROWS = 2048
 FLOATS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 100}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.0, 1.0],

@@ -36,16 +36,10 @@ def of_ntk(p: int, d: int, base: float, tokens: int, factor: float) -> float:
     return plain(p, d, base * factor ** (d / (d - 2))) if d > 2 else 1.0
 
 
-def of_dynamic(
-    p: int,
-    d: int,
-    base: float,
-    tokens: int,
-    factor: float,
-    original_max_position_embeddings: int,
-) -> float:
-    extra = max(0, tokens - original_max_position_embeddings)
-    return of_ntk(p, d, base, tokens, 1 + factor * extra / original_max_position_embeddings)
+def of_dynamic(p: int, d: int, base: float, tokens: int, **scaling: Any) -> float:
+    factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
+    extra = max(0, tokens - original)
+    return of_ntk(p, d, base, tokens, 1 + factor * extra / original)
 
 
 def of_yarn(

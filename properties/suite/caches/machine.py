@@ -4,8 +4,16 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from torch import Tensor
 
 import reference
@@ -39,6 +47,22 @@ def in_double(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, 
 def variant(machine: type[Any], device: torch.device, **attributes: Any) -> type[Any]:
     """The machine on a device, with its own record of what it reaches."""
     return type(machine.__name__, (machine,), {"device": device, "reached": set(), **attributes})
+
+
+def search(machine: type[Any], device: torch.device, planted: type[Any], steps: int) -> None:
+    """Run the machine with a planted bug on up to 200 examples, without making one smaller."""
+    run_state_machine_as_test(
+        variant(machine, device, kind=planted),
+        settings=settings(
+            max_examples=200,
+            stateful_step_count=steps,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            report_multiple_bugs=False,
+        ),
+    )
 
 
 class KVMachine(RuleBasedStateMachine):

@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from properties.simulator import SimulationError
-from properties.suite.caches.machine import variant
+from properties.suite.caches.machine import search
 from properties.suite.caches.planted import PLANTED
 
 
@@ -23,15 +21,4 @@ def test_a_planted_bug_is_caught(
     # The simulator sees some bugs first, as a race or an uninitialised read; tensors of different
     # lengths raise when compared.
     with pytest.raises((AssertionError, ValueError, RuntimeError, SimulationError)):
-        run_state_machine_as_test(
-            variant(machine, device, kind=planted),
-            settings=settings(
-                max_examples=200,
-                stateful_step_count=20,
-                derandomize=True,
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                report_multiple_bugs=False,
-            ),
-        )
+        search(machine, device, planted, steps=20)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from kernels.cache import RecurrentCache
 from kernels.layers import GatedLinearAttention
 from properties.cases.contexts import WITHOUT_GRADIENTS
 from properties.suite.caches.calls import CONTEXTS, context
-from properties.suite.caches.machine import variant
+from properties.suite.caches.machine import search, variant
 
 HIDDEN = 8
 LAYERS = 2
@@ -282,18 +282,7 @@ def test_a_call_depends_on_its_arguments_and_the_weights_of_now(device: torch.de
 def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> None:
     # A tensor cached in inference_mode cannot be trained with.
     with pytest.raises((AssertionError, RuntimeError)):
-        run_state_machine_as_test(
-            variant(LayerMachine, device, kind=planted),
-            settings=settings(
-                max_examples=200,
-                stateful_step_count=12,
-                derandomize=True,
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                report_multiple_bugs=False,
-            ),
-        )
+        search(LayerMachine, device, planted, steps=12)
 
 
 def test_any_width_of_a_head_can_be_said_as_a_multiple() -> None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from torch import Tensor
@@ -15,7 +15,7 @@ import reference
 from kernels.layers import RotaryEmbedding
 from properties.cases.contexts import WITHOUT_GRADIENTS
 from properties.suite.caches.calls import CONTEXTS, context
-from properties.suite.caches.machine import variant
+from properties.suite.caches.machine import search, variant
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"head_dim": 4},
@@ -223,15 +223,4 @@ def test_a_call_depends_on_its_arguments_alone(device: torch.device) -> None:
 def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> None:
     # The op rejects tables of another dtype; inference tensors cannot be trained with.
     with pytest.raises((AssertionError, RuntimeError, TypeError)):
-        run_state_machine_as_test(
-            variant(RotaryMachine, device, kind=planted),
-            settings=settings(
-                max_examples=200,
-                stateful_step_count=12,
-                derandomize=True,
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                report_multiple_bugs=False,
-            ),
-        )
+        search(RotaryMachine, device, planted, steps=12)
