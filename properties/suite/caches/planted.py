@@ -139,6 +139,15 @@ class ResetsStatesOnly(RecurrentCache):
         self._states = [None] * self.layers
 
 
+class ReordersThePresentOnly(RecurrentCache):
+    """A rollback after a reorder finds the states of other sequences."""
+
+    def reorder(self, index: Tensor) -> None:
+        past = self._past
+        super().reorder(index)
+        self._past = past
+
+
 PLANTED = {
     ContiguousMachine: (
         CountsHeads,
@@ -155,5 +164,5 @@ PLANTED = {
         StaleWindowAfterReset,
     ),
     PagedMachine: (TransposesTheTable, WritesToSharedPages, LosesPages),
-    RecurrentMachine: (OneCounter, ResetsStatesOnly),
+    RecurrentMachine: (OneCounter, ResetsStatesOnly, ReordersThePresentOnly),
 }

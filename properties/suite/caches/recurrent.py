@@ -14,6 +14,9 @@ from kernels.cache import RecurrentCache
 from properties.suite.caches.calls import CONTEXTS, check_refusal, context
 from properties.suite.caches.machine import COUNTS, SEEDS, TOKENS
 
+PICKS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+"""What is reordered to what, modulo the number of sequences."""
+
 
 class RecurrentMachine(RuleBasedStateMachine):
     """The recurrent cache of three layers, against `reference.RecurrentCache`."""
@@ -74,7 +77,7 @@ class RecurrentMachine(RuleBasedStateMachine):
             self.lengths_and_states_agree()
 
     @rule(
-        picks=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+        picks=PICKS,
         dtype=st.sampled_from([torch.int32, torch.int64]),
     )
     def reorder(self, picks: list[int], dtype: torch.dtype) -> None:
@@ -97,13 +100,22 @@ class RecurrentMachine(RuleBasedStateMachine):
             tokens = torch.tensor([counts[n % len(counts)] for n in range(self.batch)], dtype=kind)
         self.back(tokens)
 
-    @rule(updates=st.integers(1, 3), seed=SEEDS, steps=st.lists(st.integers(0, 3), min_size=3))
-    def draft(self, updates: int, seed: int, steps: list[int]) -> None:
-        """Verify tokens one by one, and take back another number of each sequence."""
+    @rule(
+        updates=st.integers(1, 3),
+        seed=SEEDS,
+        steps=st.lists(st.integers(0, 3), min_size=3),
+        picks=st.one_of(st.none(), PICKS),
+    )
+    def draft(self, updates: int, seed: int, steps: list[int], picks: list[int] | None) -> None:
+        """Verify tokens one by one, perhaps choose among the beams, and take back another number of
+        each sequence.
+        """
         self.checkpoint(updates)
         for step in range(updates):
             for layer in range(self.LAYERS):
                 self.update(layer, seed + step, [1], None, "grad")
+        if picks is not None:
+            self.reorder(picks, torch.int64)
         taken = [min(steps[n % len(steps)], updates) for n in range(self.batch)]
         self.back(torch.tensor(taken))
         self.reached.add("rolled back")
