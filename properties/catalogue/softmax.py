@@ -1,6 +1,6 @@
 """Attention by a softmax over keys, or by a sigmoid of each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import reference
 from properties.cases import structures
 from properties.cases.case import Case
+from properties.cases.layouts import SHARING
 from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
 from properties.catalogue.op import Mode, Option, Role
@@ -144,8 +145,23 @@ ATTENTION = declare(
     ),
 )
 
+
+def _of_no_keys(
+    case: Case, sizes: Mapping[str, int], tensors: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Put NaN into what a part without keys says: its o is not read."""
+    tensors = dict(tensors)
+    for o, lse in (("o_a", "lse_a"), ("o_b", "lse_b")):
+        # Elements that share an address share what it holds.
+        if not case.same and not {case.layout_of(o), case.layout_of(lse)} & {*SHARING}:
+            nothing = (tensors[lse] == -torch.inf).transpose(1, 2)[..., None]
+            tensors[o] = tensors[o].masked_fill(nothing, torch.nan)
+    return tensors
+
+
 MERGE_ATTENTION = declare(
     reference.merge_attention,
+    finish=_of_no_keys,
     modes=(Mode("fused"),),
     roles={"lse_a": Role.LOGIT, "lse_b": Role.LOGIT},
     nonlinear=("lse",),
