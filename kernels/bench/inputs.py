@@ -1,5 +1,7 @@
 """Random tensors for each problem, of numbers that trained models have."""
 
+from collections.abc import Callable
+
 import torch
 import triton
 from torch import Tensor
@@ -9,6 +11,7 @@ from kernels import rotary_axes, rotary_tables
 from kernels.bench.shapes import Shape
 
 Tensors = dict[str, Tensor]
+Make = Callable[[Shape, torch.dtype, torch.device], Tensors]
 
 PAGE = 16
 
@@ -34,12 +37,11 @@ def _gates_of_keys(shape: Shape, device: torch.device) -> Tensor:
     return _gates(*shape.rows, shape.H, shape.K, device=device)
 
 
-def gated(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    return {**queries_keys_values(shape, dtype, device), "g": _gates_of_keys(shape, device)}
+def _with_gates(make: Make, gates: Callable[[Shape, torch.device], Tensor]) -> Make:
+    def gated(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+        return {**make(shape, dtype, device), "g": gates(shape, device)}
 
-
-def gated_heads(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    return {**queries_keys_values(shape, dtype, device), "g": _gates_of_heads(shape, device)}
+    return gated
 
 
 def delta(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
@@ -49,12 +51,10 @@ def delta(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
     return {**tensors, "k": normalize(tensors["k"], dim=-1), "beta": beta}
 
 
-def gated_delta(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    return {**delta(shape, dtype, device), "g": _gates_of_heads(shape, device)}
-
-
-def kda(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
-    return {**delta(shape, dtype, device), "g": _gates_of_keys(shape, device)}
+gated = _with_gates(queries_keys_values, _gates_of_keys)
+gated_heads = _with_gates(queries_keys_values, _gates_of_heads)
+gated_delta = _with_gates(delta, _gates_of_heads)
+kda = _with_gates(delta, _gates_of_keys)
 
 
 def dplr(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:

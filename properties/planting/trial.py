@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from time import process_time
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -298,10 +298,5 @@ class Laboratory:
     def __enter__(self) -> "Laboratory":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.nursery.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self.nursery.__exit__(*error)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from reference.op import op
+from reference.softmax.masked import normalized
 from reference.softmax.run import TEXTS, LseOptions, run, sees
 from reference.softmax.structure import Structure, intervals, pairs
 
@@ -53,18 +54,8 @@ def definition(
     no_sink = s.new_full((B, H, T_q, 1), -math.inf)
     s = torch.where(visible, s, -math.inf)
     s = torch.cat([s, no_sink if sink is None else sink.view(1, H, 1, 1).expand_as(no_sink)], -1)
-
-    # A row of nothing but -inf has no softmax. It is replaced before the exponential and again
-    # after the quotient, so that neither the value nor the gradient of the branch not taken is NaN.
-    nothing = (s == -math.inf).all(-1, keepdim=True)
-    s = torch.where(nothing, 0.0, s)
-    top = s.amax(-1, keepdim=True).detach()
-    e = torch.exp(s - top)
-    total = e.sum(-1, keepdim=True)
-    lse = torch.where(nothing, -math.inf, top + torch.log(total))
-    o = e[..., :-1] @ v[:, :, kv_head].to(s.dtype).transpose(1, 2)
-    o = torch.where(nothing, 0.0, o / total)
-    return o.transpose(1, 2), lse[..., 0]
+    o, lse = normalized(s, v[:, :, kv_head].transpose(1, 2))
+    return o.transpose(1, 2), lse
 
 
 def _decay_between(

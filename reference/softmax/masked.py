@@ -28,6 +28,20 @@ def attend(s: Tensor, visible: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """
     # One more key that nobody sees: there is a maximum even where there is no key.
     s = torch.nn.functional.pad(torch.where(visible, s, -math.inf), (0, 1), value=-math.inf)
+    o, lse = normalized(s, v.transpose(1, 2))
+    return o.transpose(1, 2), lse
+
+
+def normalized(s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax of logits whose last column has no value: a sink, or -inf.
+
+    Args:
+        s: `[..., T_q, T_k + 1]`, logits.
+        v: `[..., T_k, V]`.
+
+    Returns:
+        `o [..., T_q, V]` and the LSE `[..., T_q]`; 0 and -inf for a row of nothing but -inf.
+    """
     # -inf is replaced before the exponential and again after the quotient, so that neither the
     # value nor the gradient of the branch not taken is NaN.
     nothing = (s == -math.inf).all(-1, keepdim=True)
@@ -36,8 +50,8 @@ def attend(s: Tensor, visible: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     e = torch.exp(s - top)
     total = e.sum(-1, keepdim=True)
     lse = torch.where(nothing, -math.inf, top + torch.log(total))
-    o = e[..., :-1] @ v.to(s.dtype).transpose(1, 2)
-    return torch.where(nothing, 0.0, o / total).transpose(1, 2), lse[..., 0]
+    o = e[..., :-1] @ v.to(s.dtype)
+    return torch.where(nothing, 0.0, o / total), lse[..., 0]
 
 
 def logits(q: Tensor, k: Tensor, scale: float) -> Tensor:

@@ -12,6 +12,7 @@ from reference.heads import heads_per_group
 from reference.op import Form, op
 from reference.scale import resolve_scale
 from reference.sequences import CuSeqlens, sequences
+from reference.softmax.masked import normalized
 
 ROOT = -1
 Indices: TypeAlias = Int32[Tensor, "B T_q"] | Int64[Tensor, "B T_q"]
@@ -62,15 +63,8 @@ def gathered(
     s = torch.where(visible, s, -math.inf)
     no_sink = s.new_full((H, T, 1), -math.inf)
     s = torch.cat([s, no_sink if sink is None else sink.view(H, 1, 1).expand_as(no_sink)], -1)
-
-    nothing = (s == -math.inf).all(-1, keepdim=True)
-    s = torch.where(nothing, 0.0, s)
-    top = s.amax(-1, keepdim=True).detach()
-    e = torch.exp(s - top)
-    total = e.sum(-1, keepdim=True)
-    lse = torch.where(nothing, -math.inf, top + torch.log(total))
-    o = e[..., :-1] @ v[:, kv_head].to(e.dtype).transpose(0, 1)
-    return torch.where(nothing, 0.0, o / total).transpose(0, 1), lse[..., 0]
+    o, lse = normalized(s, v[:, kv_head].transpose(0, 1))
+    return o.transpose(0, 1), lse
 
 
 def page_by_page(

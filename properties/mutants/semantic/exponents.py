@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from properties.mutants.operators import Place
-from properties.mutants.semantic.places import together
+from properties.mutants.semantic.places import everywhere
 from properties.mutants.semantic.registry import kind
 from properties.planting.source import Change, called, words
 
@@ -53,11 +53,7 @@ def maximum_at_least_zero(at: Place) -> Iterator[Change]:
 
 @kind("-10000 stands for -inf in all of a function")
 def finite_mask(at: Place) -> Iterator[Change]:
-    if not at.opens:
-        return
-    found = [at.put("-1.0e4", node) for node in at.function.nodes() if _is_infinite(node)]
-    if found:
-        yield together(found[0], *found[1:])
+    yield from everywhere(at, lambda node: "-1.0e4" if _is_infinite(node) else None)
 
 
 @kind("epsilon is added to the root, or bounds the sum")

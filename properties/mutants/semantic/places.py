@@ -1,7 +1,7 @@
 """Queries on functions and changes of several pieces, shared by semantic operators."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from properties.mutants.operators import Place
@@ -11,6 +11,14 @@ from properties.planting.source import Change, Function
 def together(first: Change, *others: Change) -> Change:
     """One change of several pieces."""
     return replace(first, also=(*first.also, *others))
+
+
+def everywhere(at: Place, written: Callable[[ast.AST], str | None]) -> Iterator[Change]:
+    """One change, at the head of a function, of all nodes for which something else is written."""
+    nodes = at.function.nodes() if at.opens else ()
+    found = [at.put(text, node) for node in nodes if (text := written(node)) is not None]
+    if found:
+        yield together(*found)
 
 
 def before(at: Place, statement: ast.stmt, *lines: str) -> Change:

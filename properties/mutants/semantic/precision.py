@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from properties.mutants.operators import Place
-from properties.mutants.semantic.places import together
+from properties.mutants.semantic.places import everywhere
 from properties.mutants.semantic.registry import kind
 from properties.planting.source import Change, called
 
@@ -58,15 +58,12 @@ def short_sums_in_input_dtype(at: Place) -> Iterator[Change]:
 
 @kind("float64 becomes float32 in all of a function")
 def float64_dropped(at: Place) -> Iterator[Change]:
-    if not at.opens:
-        return
-    found = [
-        at.put(f"{at.function.source.of(node.value)}.float32", node)
-        for node in at.function.nodes()
-        if isinstance(node, ast.Attribute) and node.attr == "float64"
-    ]
-    if found:
-        yield together(found[0], *found[1:])
+    def written(node: ast.AST) -> str | None:
+        if isinstance(node, ast.Attribute) and node.attr == "float64":
+            return f"{at.function.source.of(node.value)}.float32"
+        return None
+
+    yield from everywhere(at, written)
 
 
 @kind("terms are rounded to the dtype of the result before they are summed")
