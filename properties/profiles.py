@@ -21,6 +21,17 @@ EXAMPLES = 12
 _FEW = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 
 
+def drawn_only(examples: int) -> settings:
+    """Return settings that draw so many examples, and shrink and keep none."""
+    return settings(
+        max_examples=examples,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+
+
 def register() -> None:
     """Register the profiles; load `ci` if the environment variable CI is set, else `dev`.
 

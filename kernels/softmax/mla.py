@@ -1,6 +1,6 @@
 """Multi-head latent attention: keys and values from latents by PyTorch, then `attention`."""
 
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from jaxtyping import Float
@@ -22,12 +22,8 @@ def compute(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float | None,
-    causal: bool,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    return_lse: bool,
     mode: str,
-    tile: int | None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     sizes = bind_dims(
         q_n=(q_n, "B T_q H K"),
@@ -40,7 +36,7 @@ def compute(
     check_one_dtype(q_n=q_n, q_r=q_r, c=c, k_r=k_r, w_uk=w_uk, w_uv=w_uv)
     check_range("K + D of q_n and q_r", sizes["K"] + sizes["D"], 1, MAX_DIM)
     check_range("V of w_uv", sizes["V"], 1, MAX_DIM)
-    check_flags(causal=causal, return_lse=return_lse)
+    check_flags(causal=options["causal"], return_lse=options["return_lse"])
     scale = resolve_scale(scale, sizes["K"] + sizes["D"])
     if mode not in ("auto", "parallel"):
         raise ValueError(f"mode: {mode!r}, expected 'auto' or 'parallel'")
@@ -51,10 +47,7 @@ def compute(
     if scale == -1:
         # To `attention` a scale of -1 is a sentinel; this one is meant.
         q, scale = -q, 1.0
-    return attention(
-        q, k, v, scale=scale, causal=causal, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k,
-        return_lse=return_lse, tile=tile,
-    )  # fmt: skip
+    return attention(q, k, v, scale=scale, **options)
 
 
 def _up(c: Tensor, w: Tensor) -> Tensor:

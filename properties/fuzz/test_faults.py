@@ -31,6 +31,13 @@ CPU = torch.device("cpu")
 _ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file by which processes of a target know each other."""
+    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+    return tmp_path / "mark"
+
+
 @pytest.mark.parametrize("target", ["hanging", "endless"])
 def test_a_case_that_hangs_is_killed_and_reported(target: str, fuzz: Fuzz) -> None:
     code, printed = fuzz(target, "--case-timeout", "0.2")
@@ -51,25 +58,19 @@ def test_a_loop_that_reaches_the_turn_limit_is_reported(fuzz: Fuzz) -> None:
     assert "1 bug in" in printed
 
 
-def test_a_case_that_hangs_until_given_more_time_is_one_bug(
-    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+def test_a_case_that_hangs_until_given_more_time_is_one_bug(fuzz: Fuzz, mark: Path) -> None:
     code, printed = fuzz("hanging_once", "--case-timeout", "0.4")
     assert code == 1
-    assert (tmp_path / "mark").exists()
+    assert mark.exists()
     assert "ValueError: after a while" in printed
     assert "1 bug in" in printed
     assert "not repeated" not in printed
 
 
-def test_a_case_that_waits_for_a_core_does_not_hang(
-    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+def test_a_case_that_waits_for_a_core_does_not_hang(fuzz: Fuzz, mark: Path) -> None:
     code, printed = fuzz("starved", "--case-timeout", "1.5")
     assert code == 0
-    assert (tmp_path / "mark").exists()
+    assert mark.exists()
     assert "not repeated" not in printed
 
 
@@ -90,22 +91,14 @@ def test_the_deadline_ends_a_run_whose_target_hangs(
     assert re.search("no bugs in . examples, 0 min [2-9] s", printed)
 
 
-def test_running_out_of_memory_once_is_not_reported(
-    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
+def test_running_out_of_memory_once_is_not_reported(fuzz: Fuzz, mark: Path) -> None:
     code, printed = fuzz("exhausted_once")
     assert code == 0
     assert "not repeated, so no findings: runs out of memory 1" in printed
     assert "no bugs in" in printed
 
 
-def test_a_process_killed_from_outside_is_not_reported(
-    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = tmp_path / "mark"
-    monkeypatch.setenv(planted.MARK, str(mark))
-
+def test_a_process_killed_from_outside_is_not_reported(fuzz: Fuzz, mark: Path) -> None:
     def kill() -> None:
         while not (mark.exists() and mark.read_text().endswith("\n")):
             time.sleep(0.05)
@@ -120,27 +113,25 @@ def test_a_process_killed_from_outside_is_not_reported(
 
 
 def test_a_process_that_grows_is_replaced(
-    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fuzz: Fuzz, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "GROWTH", 1 << 20)
-    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
     code, printed = fuzz("growing")
     assert code == 0
     # A case makes at most three calls, which grow it too much: no process judges a second case.
     judged = int(re.findall("no bugs in ([0-9]+) examples", printed)[-1])
-    loaded = len({*(tmp_path / "mark").read_text().split()})
+    loaded = len({*mark.read_text().split()})
     # The test itself loads the target once.
     assert 5 <= judged <= loaded - 1
 
 
 def test_each_process_sees_a_gpu_of_its_own(
-    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fuzz: Fuzz, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "gpus", lambda device: ["0", "GPU-5"])
-    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
     _, printed = fuzz("looking", "--jobs", "3", "--examples", "30")
     assert "3 processes" in printed
-    assert sorted((tmp_path / "mark").read_text().split()[1:]) == ["0", "0", "GPU-5"]
+    assert sorted(mark.read_text().split()[1:]) == ["0", "0", "GPU-5"]
 
 
 @pytest.mark.parametrize(
@@ -362,9 +353,8 @@ def test_a_signal_ends_a_run_with_its_full_summary(
 
 
 def test_a_night_goes_on_after_its_process_was_killed(
-    tmp_path: Path, fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+    fuzz: Fuzz, mark: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
     run = _Run(tmp_path, "slow")
     kept = tmp_path / "kept" / "night.json"
     while not kept.exists():
@@ -398,10 +388,9 @@ def test_pytest_tries_the_fuzzers_findings_first(fuzz: Fuzz, tmp_path: Path) -> 
 
 
 def test_without_a_terminal_a_line_is_printed_every_minute(
-    fuzz: Fuzz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fuzz: Fuzz, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("properties.fuzz.__main__._LINE", 0.5)
-    monkeypatch.setenv(planted.MARK, str(tmp_path / "mark"))
     _, printed = fuzz("slow", "--minutes", "0.05")
     told = re.findall("^no bugs in .* left; latest l2norm-fused", printed, re.MULTILINE)
     assert len(told) >= 3

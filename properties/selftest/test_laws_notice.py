@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from properties.catalogue import DTYPES, OPS, Op
 from properties.catalogue.op import Function, Output
 from properties.jobs import Job
 from properties.laws import LAWS, Law, Subject, Violation, exactness
+from properties.profiles import drawn_only
 from properties.targets import Target, ours
 from properties.targets.oracle import Oracle
 
@@ -64,13 +65,7 @@ def first_violation(
     subject = Subject(target, torch.device("cpu"), quick=True)
 
     @seed(0)
-    @settings(
-        max_examples=examples,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        deadline=None,
-    )
+    @drawn_only(examples)
     @given(
         st.one_of(
             [cases(op, mode, d, target, longest=40, widest=20, extents=ORDINARY) for d in dtypes]

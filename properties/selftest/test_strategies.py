@@ -8,7 +8,7 @@ from itertools import chain
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from properties.cases.case import Case
@@ -22,6 +22,7 @@ from properties.catalogue.kinds import carries_states
 from properties.catalogue.op import Argument, Option, Role
 from properties.jobs import Job
 from properties.laws import LAWS
+from properties.profiles import drawn_only
 from properties.targets import load
 
 # Cases are drawn as in CI: in runs of a few, since a run starts with the simplest case and
@@ -82,13 +83,7 @@ def _one_run(op: Op, mode: str, run: int, examples: int) -> list[list[Case]]:
     found: list[list[Case]] = []
 
     @seed(run)
-    @settings(
-        max_examples=examples,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        deadline=None,
-    )
+    @drawn_only(examples)
     @given(bundles(op, op.mode(mode), "bfloat16", TARGET))
     def collect(bundle: list[Case]) -> None:
         found.append(bundle)

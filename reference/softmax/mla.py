@@ -1,7 +1,7 @@
 """Multi-head latent attention: keys and values of all heads from one latent vector a token."""
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -67,30 +67,15 @@ def absorbed(
 def run(
     form: Form,
     sizes: Mapping[str, int],
-    q_n: Tensor,
-    q_r: Tensor,
-    c: Tensor,
-    k_r: Tensor,
-    w_uk: Tensor,
-    w_uv: Tensor,
     *,
     scale: float | None,
-    causal: bool,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
     return_lse: bool,
+    **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    o, lse = each_sequence(
-        form,
-        {"q_n": q_n, "q_r": q_r},
-        {"c": c, "k_r": k_r},
-        cu_seqlens,
-        cu_seqlens_k,
-        w_uk=w_uk,
-        w_uv=w_uv,
-        scale=resolve_scale(scale, sizes["K"] + sizes["D"]),
-        causal=causal,
-    )
+    queries = {name: given.pop(name) for name in ("q_n", "q_r")}
+    keys = {name: given.pop(name) for name in ("c", "k_r")}
+    scale = resolve_scale(scale, sizes["K"] + sizes["D"])
+    o, lse = each_sequence(form, queries, keys, scale=scale, **given)
     return o, lse if return_lse else None
 
 
