@@ -49,7 +49,6 @@ def pin(
     lengths: tuple[int, ...],
     *,
     law: str = "differential",
-    dtype: str = "float32",
     options: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> LawAbout:
@@ -57,22 +56,12 @@ def pin(
 
     Args:
         options: those that differ from the op's defaults, in a call that asks for every output.
-        fields: the other fields of `Case`.
+        fields: the other fields of `Case`; the dtype is float32 unless it is one of them.
     """
     asked = {output.asked_by: True for output in OPS[op].outputs if output.asked_by}
     defaults = {option.name: option.default for option in OPS[op].options}
-    return LawAbout(
-        law,
-        Case(
-            op=op,
-            mode=mode,
-            dtype=dtype,
-            dims=dims,
-            lengths=lengths,
-            options={**defaults, **asked, **(options or {})},
-            **fields,
-        ),
-    )
+    options = {**defaults, **asked, **(options or {})}
+    return LawAbout(law, Case.of(op, mode, dims, lengths, options=options, **fields))
 
 
 def known_bugs() -> dict[str, KnownBug]:

@@ -114,6 +114,19 @@ class Case:
         except (TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"case: {text!r}, expected the JSON object of a case") from error
 
+    @classmethod
+    def of(
+        cls,
+        op: str,
+        mode: str,
+        dims: Mapping[str, int],
+        lengths: tuple[int, ...],
+        dtype: str = "float32",
+        **more: Any,
+    ) -> "Case":
+        """A case in few words."""
+        return cls(op=op, mode=mode, dims=dims, lengths=lengths, dtype=dtype, **more)
+
     def line(self) -> str:
         """Return the case as one line of Python to paste."""
         shown = [f"{name}={value!r}" for name, value in self._said().items()]

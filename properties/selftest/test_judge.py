@@ -15,12 +15,12 @@ from properties.targets.oracle import Oracle
 from properties.verdict import Budget, budgets, compare
 from properties.verdict.precision import underflow, unit_roundoff
 
-CASE = Case(
-    op="simple_gla",
-    mode="chunk",
+CASE = Case.of(
+    "simple_gla",
+    "chunk",
+    {"B": 2, "H": 2, "K": 5, "V": 3},
+    (7,),
     dtype="bfloat16",
-    dims={"B": 2, "H": 2, "K": 5, "V": 3},
-    lengths=(7,),
     given=("g", "initial_state"),
     options={"scale": 0.5, "output_final_state": True},
     values="integers",

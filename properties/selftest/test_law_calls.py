@@ -42,12 +42,11 @@ class Watched(Oracle):
 @pytest.mark.parametrize("law", ["linearity", "scale_equivariance", "causality"])
 def test_calls_of_which_the_bits_are_compared_lie_alike(law: str, layout: str) -> None:
     op = OPS["simple_gla"]
-    case = Case(
-        op=op.name,
-        mode="chunk",
-        dtype="float32",
-        dims={"B": 2, "H": 2, "K": 5, "V": 3},
-        lengths=(7,),
+    case = Case.of(
+        op.name,
+        "chunk",
+        {"B": 2, "H": 2, "K": 5, "V": 3},
+        (7,),
         given=("g", "initial_state"),
         options={"scale": 0.5, "output_final_state": True},
         layout=layout,
@@ -63,12 +62,11 @@ def test_calls_of_which_the_bits_are_compared_lie_alike(law: str, layout: str) -
 def test_a_batch_without_rows_has_no_offsets(law: str) -> None:
     """A row that a law adds to it gets an offset."""
     op = OPS["rotary_embedding"]
-    case = Case(
-        op=op.name,
-        mode="fused",
-        dtype="float32",
-        dims={"B": 0, "H": 2, "D": 8, "P": 4},
-        lengths=(5,),
+    case = Case.of(
+        op.name,
+        "fused",
+        {"B": 0, "H": 2, "D": 8, "P": 4},
+        (5,),
         options={"interleaved": True, "seqlen_offsets": [], "conjugate": False, "inplace": False},
     )
     LAWS[law](op, case, Subject(Oracle(), torch.device("cpu")))

@@ -266,12 +266,11 @@ def test_a_gradient_lost_in_results_outside_the_catalogue_is_seen(lost: bool) ->
     target = Adapter({"short_conv": {"some": Implementation(library, whole=of_all_taps)}})
     target.name = "mine"
     op = target.declaration(OPS["short_conv"], "some")
-    case = Case(
-        op="short_conv",
-        mode="some",
-        dtype="float32",
-        dims={"B": 1, "D": 2, "W": 3},
-        lengths=(5,),
+    case = Case.of(
+        "short_conv",
+        "some",
+        {"B": 1, "D": 2, "W": 3},
+        (5,),
         given=("initial_state",),
         options={"output_final_state": True},
     )
@@ -332,12 +331,11 @@ def test_a_call_with_an_argument_that_the_target_lacks_is_rejected() -> None:
         function(q=x, k=x, v=x, mode="chunk", tile=None)
 
 
-SQUARE = Case(
-    op="attention",
-    mode="some",
-    dtype="float32",
-    dims={"B": 1, "G": 1, "R": 1, "K": 3, "V": 2},
-    lengths=(5,),
+SQUARE = Case.of(
+    "attention",
+    "some",
+    {"B": 1, "G": 1, "R": 1, "K": 3, "V": 2},
+    (5,),
     options={"scale": 0.0, "causal": True},
 )
 
@@ -452,12 +450,11 @@ def leaves_its_tensors(given: Mapping[str, Any]) -> Any:
     return None
 
 
-PLAIN = Case(
-    op="attention",
-    mode="parallel",
-    dtype="float32",
-    dims={"B": 1, "G": 1, "R": 1, "K": 3, "V": 3},
-    lengths=(5,),
+PLAIN = Case.of(
+    "attention",
+    "parallel",
+    {"B": 1, "G": 1, "R": 1, "K": 3, "V": 3},
+    (5,),
     options={"scale": None, "causal": True, "window": 4, "softcap": None, "return_lse": False},
 )
 

@@ -12,20 +12,20 @@ from properties.verdict import Budget, Comparison, compare
 from properties.verdict.report import regression_file, report
 
 DIMS = ("B", "T", "H", "V")
-DENSE = Case(
-    op="linear_attn",
-    mode="chunk",
+DENSE = Case.of(
+    "linear_attn",
+    "chunk",
+    {"B": 2, "H": 3, "K": 5, "V": 7},
+    (65,),
     dtype="bfloat16",
-    dims={"B": 2, "H": 3, "K": 5, "V": 7},
-    lengths=(65,),
     options={"scale": -1.5},
 )
-PACKED = Case(
-    op="linear_attn",
-    mode="chunk",
+PACKED = Case.of(
+    "linear_attn",
+    "chunk",
+    {"B": 1, "H": 3, "K": 5, "V": 7},
+    (70, 0, 59),
     dtype="bfloat16",
-    dims={"B": 1, "H": 3, "K": 5, "V": 7},
-    lengths=(70, 0, 59),
     packed=True,
 )
 

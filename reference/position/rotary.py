@@ -146,7 +146,18 @@ def _rows(
     return torch.tensor(rows, dtype=torch.int64, device=x.device).view(B, T)
 
 
-@op(rotation, as_complex, run=_run, same_dtype=("cos", "sin"), outputs=("y",))
+TEXTS = {
+    "x": "Queries or keys.",
+    "cos": "Cosines, as of `rotary_tables`; float32 or the dtype of x. 2P <= D, the *head* dim. A "
+    "constant: it gets no gradient.",
+    "sin": "Sines.",
+    "conjugate": "Rotate backwards (sin negated), which undoes a rotation.",
+    "inplace": "Write the result into x and return x.",
+    "y": "In the dtype of x.",
+}
+
+
+@op(rotation, as_complex, run=_run, same_dtype=("cos", "sin"), outputs=("y",), texts=TEXTS)
 def rotary_embedding(
     x: Float[Tensor, "B T H D"],
     cos: Float[Tensor, "R P"],
@@ -169,10 +180,6 @@ def rotary_embedding(
     (x_{2p}, x_{2p+1}). Dims from 2P on pass through bitwise.
 
     Args:
-        x: Queries or keys.
-        cos: Cosines, as of `rotary_tables`; float32 or the dtype of x. 2P <= D, the *head* dim. A
-            constant: it gets no gradient.
-        sin: Sines.
         position_ids: Position of each token, in any order and repeated at will; not beside
             `seqlen_offsets`. None means that tokens follow one another.
         interleaved: Pairs are neighbours rather than halves.
@@ -180,11 +187,6 @@ def rotary_embedding(
             all.
         cu_seqlens: Boundaries of N packed sequences, in tokens; B is then 1. Positions start anew
             in each. None means N = B sequences.
-        conjugate: Rotate backwards (sin negated), which undoes a rotation.
-        inplace: Write the result into x and return x.
-
-    Returns:
-        y: In the dtype of x.
 
     Raises:
         TypeError: cos neither float32 nor of x's dtype.
@@ -196,7 +198,7 @@ def rotary_embedding(
     """
 
 
-@op(rotation, as_complex, run=_run_on_axes, same_dtype=("cos", "sin"), outputs=("y",))
+@op(rotation, as_complex, run=_run_on_axes, same_dtype=("cos", "sin"), outputs=("y",), texts=TEXTS)
 def multiaxis_rotary(
     x: Float[Tensor, "B T H D"],
     cos: Float[Tensor, "R P"],
@@ -219,18 +221,9 @@ def multiaxis_rotary(
     have the same frequencies each, are those of half the dims side by side: `cos.repeat(1, 2)`.
 
     Args:
-        x: Queries or keys.
-        cos: Cosines, as of `rotary_tables`; float32 or the dtype of x. 2P <= D, the *head* dim. A
-            constant: it gets no gradient.
-        sin: Sines.
         position_ids: Position of each token on each axis.
         axes: The axis that turns each pair, as of `rotary_axes`.
         interleaved: Pairs are neighbours rather than halves. (`rotary_axes` can interleave axes.)
-        conjugate: Rotate backwards (sin negated), which undoes a rotation.
-        inplace: Write the result into x and return x.
-
-    Returns:
-        y: In the dtype of x.
 
     Raises:
         TypeError: cos neither float32 nor of x's dtype.
