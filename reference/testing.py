@@ -65,6 +65,23 @@ def unit(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x, dim=-1)
 
 
+def assert_forgets(form: Form, op: Form, *tensors: Tensor, tolerance: float) -> None:
+    """Compare a sequence whose gate g is closed at token 3 with a new sequence from there on.
+
+    Args:
+        form: of `op`.
+        tensors: q, k, v and g `[1, 7, H]`, and what comes after them.
+    """
+    leaves = [x.requires_grad_() for x in tensors]
+    o, final_state = form(*leaves, output_final_state=True)
+    expected, states = op(*leaves, output_final_state=True, cu_seqlens=torch.tensor([0, 3, 7]))
+    torch.testing.assert_close(o, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(final_state[0], states[1], rtol=tolerance, atol=tolerance)
+    gradients = torch.autograd.grad(o.sum() + final_state.sum(), leaves)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert torch.equal(gradients[3][:, 3], torch.zeros_like(leaves[3][:, 3]))
+
+
 def assert_nothing_grows(run: Callable[..., tuple[Tensor, Tensor]], tokens: int) -> None:
     """Hold a final state to the size of the first one, of 3 heads with 5 keys and 2 values.
 

@@ -240,7 +240,7 @@ def _append(
     v_pages: Tensor,
     table: Tensor,
     length: Tensor,
-    offset: Tensor,
+    **_: Tensor,
 ) -> Tensor:
     position = length[:, None] + torch.arange(k.shape[1], device=k.device)
     page = table.gather(1, position // k_pages.shape[1])

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 import reference
-from reference.testing import Form, assert_nothing_grows, both_forms_of, draw, rows, unit
+from reference.testing import (
+    Form,
+    assert_forgets,
+    assert_nothing_grows,
+    both_forms_of,
+    draw,
+    rows,
+    unit,
+)
 
 both_forms = both_forms_of(reference.gated_delta_rule)
 
@@ -59,17 +67,7 @@ def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
     q, k, v = draw(0, 1, 7, 3, 5), unit(draw(1, 1, 7, 3, 5)), draw(2, 1, 7, 3, 2)
     g, beta = -draw(3, 1, 7, 3).abs(), 2 * torch.sigmoid(draw(4, 1, 7, 3))
     g[:, 3] = closed
-    leaves = [x.requires_grad_() for x in (q, k, v, g, beta)]
-    o, final_state = form(*leaves, output_final_state=True)
-    expected, states = reference.gated_delta_rule(
-        q, k, v, g, beta, output_final_state=True, cu_seqlens=torch.tensor([0, 3, 7])
-    )
-    assert states is not None
-    torch.testing.assert_close(o, expected, rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(final_state[0], states[1], rtol=1e-13, atol=1e-13)
-    gradients = torch.autograd.grad(o.sum() + final_state.sum(), leaves)
-    assert all(gradient.isfinite().all() for gradient in gradients)
-    assert torch.equal(gradients[3][:, 3], torch.zeros_like(g[:, 3]))
+    assert_forgets(form, reference.gated_delta_rule, q, k, v, g, beta, tolerance=1e-13)
 
 
 @both_forms

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Form, both_forms_of, draw, rows
+from reference.testing import Form, assert_forgets, both_forms_of, draw, rows
 
 both_forms = both_forms_of(reference.simple_gla)
 
@@ -78,17 +78,7 @@ def test_a_closed_gate_forgets_everything_before_it_and_leaves_finite_gradients(
     q, k, v = draw(0, 1, 7, 3, 5), draw(1, 1, 7, 3, 5), draw(2, 1, 7, 3, 2)
     g = -draw(4, 1, 7, 3).abs()
     g[:, 3] = closed
-    leaves = [x.requires_grad_() for x in (q, k, v, g)]
-    o, final_state = form(*leaves, output_final_state=True)
-    expected, states = reference.simple_gla(
-        q, k, v, g, output_final_state=True, cu_seqlens=torch.tensor([0, 3, 7])
-    )
-    assert states is not None
-    torch.testing.assert_close(o, expected, rtol=1e-14, atol=1e-14)
-    torch.testing.assert_close(final_state[0], states[1], rtol=1e-14, atol=1e-14)
-    gradients = torch.autograd.grad(o.sum() + final_state.sum(), leaves)
-    assert all(gradient.isfinite().all() for gradient in gradients)
-    assert torch.equal(gradients[3][:, 3], torch.zeros_like(g[:, 3]))
+    assert_forgets(form, reference.simple_gla, q, k, v, g, tolerance=1e-14)
 
 
 @both_forms

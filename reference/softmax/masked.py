@@ -123,19 +123,14 @@ def selecting(
         form: Form,
         sizes: Mapping[str, int],
         *,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
         scale: float | None,
-        cu_seqlens: Tensor | None,
-        cu_seqlens_k: Tensor | None,
         return_lse: bool,
         **rest: Any,
     ) -> tuple[Tensor, Tensor | None]:
         heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
         at_least_one(**{name: x for name, x in rest.items() if isinstance(x, int)})
-        by_query, by_key = {"q": q}, {"k": k, "v": v}
-        by_query |= {name: rest.pop(name) for name in queries}
+        by_query = {name: rest.pop(name) for name in ("q", *queries)}
+        by_key = {name: rest.pop(name) for name in ("k", "v")}
         if indexer is not None:
             x, y = (rest.pop(name).detach() for name in indexer)
             wide = torch.promote_types(x.dtype, y.dtype)
@@ -143,7 +138,7 @@ def selecting(
         if weights is not None:
             by_query[weights] = rest.pop(weights).detach()
         rest["scale"] = resolve_scale(scale, sizes["K"])
-        o, lse = each_sequence(form, by_query, by_key, cu_seqlens, cu_seqlens_k, **rest)
+        o, lse = each_sequence(form, by_query, by_key, **rest)
         return o, lse if return_lse else None
 
     return run
