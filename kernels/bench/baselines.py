@@ -234,13 +234,7 @@ def _normalized(x: Tensor) -> Tensor:
 
 
 def _append(
-    k: Tensor,
-    v: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    table: Tensor,
-    length: Tensor,
-    **_: Tensor,
+    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, length: Tensor, **_: Any
 ) -> Tensor:
     position = length[:, None] + torch.arange(k.shape[1], device=k.device)
     page = table.gather(1, position // k_pages.shape[1])

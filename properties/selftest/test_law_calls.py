@@ -62,11 +62,7 @@ def test_calls_of_which_the_bits_are_compared_lie_alike(law: str, layout: str) -
 def test_a_batch_without_rows_has_no_offsets(law: str) -> None:
     """A row that a law adds to it gets an offset."""
     op = OPS["rotary_embedding"]
-    case = Case.of(
-        op.name,
-        "fused",
-        {"B": 0, "H": 2, "D": 8, "P": 4},
-        (5,),
-        options={"interleaved": True, "seqlen_offsets": [], "conjugate": False, "inplace": False},
-    )
+    dims = {"B": 0, "H": 2, "D": 8, "P": 4}
+    options = {"interleaved": True, "seqlen_offsets": [], "conjugate": False, "inplace": False}
+    case = Case.of(op.name, "fused", dims, (5,), options=options)
     LAWS[law](op, case, Subject(Oracle(), torch.device("cpu")))

@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,14 +21,7 @@ DENSE = Case.of(
     dtype="bfloat16",
     options={"scale": -1.5},
 )
-PACKED = Case.of(
-    "linear_attn",
-    "chunk",
-    {"B": 1, "H": 3, "K": 5, "V": 7},
-    (70, 0, 59),
-    dtype="bfloat16",
-    packed=True,
-)
+PACKED = replace(DENSE, dims={**DENSE.dims, "B": 1}, lengths=(70, 0, 59), packed=True, options={})
 
 
 def failure(case: Case, tokens: int, at: tuple[int | slice, ...]) -> Comparison:

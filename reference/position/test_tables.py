@@ -42,27 +42,18 @@ def of_dynamic(p: int, d: int, base: float, tokens: int, **scaling: Any) -> floa
     return of_ntk(p, d, base, tokens, 1 + factor * extra / original)
 
 
-def of_yarn(
-    p: int,
-    d: int,
-    base: float,
-    tokens: int,
-    factor: float,
-    original_max_position_embeddings: int,
-    beta_fast: float = 32,
-    beta_slow: float = 1,
-    truncate: bool = True,
-    **attention: float,
-) -> float:
+def of_yarn(p: int, d: int, base: float, tokens: int, **scaling: float) -> float:
     """The wavelength of the pair that turns β times in the original length is original / β."""
 
+    factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
+
     def pair(β: float) -> float:
-        wavelength = original_max_position_embeddings / β
+        wavelength = original / β
         return d / 2 * math.log(wavelength / (2 * math.pi), base)
 
-    low = pair(beta_fast)
-    high = pair(beta_slow)
-    if truncate:
+    low = pair(scaling.get("beta_fast", 32))
+    high = pair(scaling.get("beta_slow", 1))
+    if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, d - 1)
     θ = plain(p, d, base)
