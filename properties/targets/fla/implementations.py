@@ -395,6 +395,8 @@ _SHARED_SINCE = {
     ("kda", "chunk"): (0, 5),
     ("comba", "chunk"): (0, 6),
 }
+# Op, mode → the first release that takes float32.
+_FLOAT32_SINCE = {("gated_delta_rule", "chunk"): (0, 4), ("iplr", "chunk"): (0, 3)}
 
 
 def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
@@ -406,7 +408,10 @@ def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
         bounds["a head of keys for each of values"] = _ungrouped
     if (0, 3) <= release() < (0, 3, 1) and {"K", "V"} <= OPS[op].dims.keys():
         bounds["K and V at least 16"] = _at_least(16, "K", "V")
-    declared = replace(declared, bounds={**declared.bounds, **bounds})
+    dtypes = declared.dtypes
+    if release() < _FLOAT32_SINCE.get((op, mode), ()):
+        dtypes = tuple(dtype for dtype in dtypes if dtype != "float32")
+    declared = replace(declared, bounds={**declared.bounds, **bounds}, dtypes=dtypes)
     return _before_0_3(op, mode, declared, kernel) if release() < (0, 3) else declared
 
 
