@@ -459,6 +459,11 @@ def _powers_of_two(case: Case) -> Case:
     return replace(case, dims={**case.dims, **rounded})
 
 
+def _up_to_128(case: Case) -> Case:
+    rounded = _powers_of_two(case).dims
+    return replace(case, dims={**rounded, **{n: min(128, rounded[n]) for n in ("K", "V")}})
+
+
 def _power_of_two_window(case: Case) -> Case:
     return replace(case, dims={**case.dims, "W": 1 << (case.dims["W"] - 1).bit_length()})
 
@@ -653,7 +658,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             "fla.ops.path_attn:parallel_path_attn|parallel_path_attention",
             call=_alone,
             bounds={
-                "K and V 16, 32, 64 or 128": _powers_of_two,
+                "K and V 16, 32, 64 or 128": _up_to_128,
                 "w, beta and g in float32": _float32_reflections,
             },
         )

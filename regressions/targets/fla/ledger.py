@@ -433,6 +433,27 @@ LEDGER = (
         "of them is left out: the mask of the tokens that get one is for all but it.",
     ),
     KnownFailure(
+        name="path_gradient_of_narrow_values",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"path_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":2,"R":1,'
+                '"K":32,"V":16},"lengths":[257],"float32":["w","beta"],"options":{"scale":null}}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=lambda given: given["k"].shape[-1] != given["v"].shape[-1],
+        symptoms=(
+            Wrong(("dv",), most=math.inf),
+            Raised("AtomicOutOfBounds", "in kernel parallel_path_bwd_dkv_kernel"),
+        ),
+        expected="[16.0, 16.0]",
+        got="atomic out of bounds in kernel parallel_path_bwd_dkv_kernel",
+        cause="The gradient of the values begins at a multiple of the keys' dims for each head and "
+        "sequence, not of the values'.",
+    ),
+    KnownFailure(
         name="boundaries_edited_in_place",
         law="differential",
         releases=RELEASES,
