@@ -225,6 +225,14 @@ def _rows_telescope(case: Case) -> tuple[Telescope, ...]:
     return (Telescope("dg", "B T H", (("B T H V", "gradient of o", "o"),)),)
 
 
+def _wall_telescope(case: Case) -> tuple[Telescope, ...]:
+    """A gate of each channel, and one of each head; grouped keys have no gradient for each."""
+    queries, keys = ("B T H K", "q", "dq"), ("B T H K", "k", "dk")
+    channels = (queries, keys) if case.dims["R"] == 1 else (queries,)
+    rows = (replace(rows, gradient="dgs") for rows in _rows_telescope(case))
+    return (Telescope("dg", "B T H K", channels), *rows)
+
+
 _SEEN = (("B T H V", "gradient of o", "o"), ("B T H V", "v", "dv"))
 
 
@@ -657,6 +665,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "parallel": _Mode(
             "fla.ops.path_attn:parallel_path_attn|parallel_path_attention",
             call=_alone,
+            telescopes=_rows_telescope,
             bounds={
                 "K and V 16, 32, 64 or 128": _up_to_128,
                 "w, beta and g in float32": _float32_reflections,
@@ -668,6 +677,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "parallel",
         call=_alone,
         theirs={"gs": "g_scalar", "sink": "sink_bias", "window": "window_size"},
+        telescopes=_wall_telescope,
     ),
     "parallax": _each(
         "parallax",
