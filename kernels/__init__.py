@@ -42,7 +42,7 @@ from kernels.linear import (
     selective_scan,
     simple_gla,
 )
-from kernels.norm import l2norm
+from kernels.norm import l2norm, layer_norm_gated, rms_norm_gated
 from kernels.position import (
     multiaxis_rotary,
     rotary_axes,
@@ -64,6 +64,7 @@ from kernels.softmax import (
     selected_attention,
     sigmoid_attention,
 )
+from kernels.sums import cumsum, logcumsumexp, solve_tril
 
 __all__ = [
     "CacheView",
@@ -75,6 +76,7 @@ __all__ = [
     "abc",
     "attention",
     "comba",
+    "cumsum",
     "decay_gate",
     "delta_rule",
     "dplr",
@@ -89,9 +91,11 @@ __all__ = [
     "iplr",
     "kda",
     "l2norm",
+    "layer_norm_gated",
     "lightnet",
     "lightning_attn",
     "linear_attn",
+    "logcumsumexp",
     "mamba2",
     "merge_attention",
     "mla",
@@ -105,6 +109,7 @@ __all__ = [
     "precond_kda",
     "resolve_scale",
     "retention",
+    "rms_norm_gated",
     "rotary_axes",
     "rotary_embedding",
     "rotary_frequencies",
@@ -117,6 +122,7 @@ __all__ = [
     "short_conv",
     "sigmoid_attention",
     "simple_gla",
+    "solve_tril",
     "strength_gate",
     "token_shift",
     "xpos_tables",

@@ -520,6 +520,15 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         ),
         Entry(tokens=16, keys=2, features=64, num_warps=2),
     ),
+    # tokens: of a step of the walk; features: channels of a program.
+    ("cumsum", "fused"): (
+        Entry(tokens=32, features=64),
+        Entry(tokens=16, features=16, num_warps=1),
+    ),
+    # tokens: none, as the chunk is given by the last dim.
+    ("solve_tril", "fused"): (Entry(tokens=64), Entry(tokens=64, num_warps=2)),
+    # tokens: (batch, token, head) vectors of x.
+    ("rms_norm_gated", "fused"): (Entry(tokens=16, max_dim=128), Entry(tokens=4)),
     # tokens: rows of a head of a program, more of them where the head is narrow.
     ("decay_gate", "fused"): (Entry(tokens=32), Entry(tokens=8, num_warps=2)),
     # tokens: (batch, token, head) vectors of x.

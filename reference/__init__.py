@@ -21,6 +21,7 @@ from reference.delta.gated_oja_rule import gated_oja_rule
 from reference.delta.gdn2 import gdn2
 from reference.delta.iplr import iplr
 from reference.delta.kda import kda
+from reference.delta.mesa_net import mesa_net
 from reference.delta.momentum_delta_rule import momentum_delta_rule
 from reference.delta.precond import precond_gated_delta_rule, precond_kda
 from reference.delta.rwkv7 import rwkv7
@@ -41,6 +42,7 @@ from reference.linear.rwkv4 import rwkv4
 from reference.linear.rwkv6 import rwkv6
 from reference.linear.selective_scan import selective_scan
 from reference.linear.simple_gla import simple_gla
+from reference.norm.gated import layer_norm_gated, rms_norm_gated
 from reference.norm.l2norm import l2norm
 from reference.position.rotary import multiaxis_rotary, rotary_embedding
 from reference.position.tables import rotary_axes, rotary_frequencies, rotary_tables, xpos_tables
@@ -62,6 +64,9 @@ from reference.softmax.selected import selected_attention
 from reference.softmax.sigmoid_attention import sigmoid_attention
 from reference.softmax.stickbreaking import stickbreaking_attn
 from reference.softmax.wall import wall_attn
+from reference.sums.cumsum import cumsum
+from reference.sums.logcumsumexp import logcumsumexp
+from reference.sums.solve_tril import solve_tril
 
 __all__ = [
     "CacheView",
@@ -73,6 +78,7 @@ __all__ = [
     "attnres",
     "based",
     "comba",
+    "cumsum",
     "decay_gate",
     "delta_rule",
     "deltaformer",
@@ -89,12 +95,15 @@ __all__ = [
     "iplr",
     "kda",
     "l2norm",
+    "layer_norm_gated",
     "lightnet",
     "lightning_attn",
     "linear_attn",
     "log_linear_attn",
+    "logcumsumexp",
     "mamba2",
     "merge_attention",
+    "mesa_net",
     "mla",
     "mlstm",
     "moba",
@@ -110,6 +119,7 @@ __all__ = [
     "rebased",
     "resolve_scale",
     "retention",
+    "rms_norm_gated",
     "rotary_axes",
     "rotary_embedding",
     "rotary_frequencies",
@@ -122,6 +132,7 @@ __all__ = [
     "short_conv",
     "sigmoid_attention",
     "simple_gla",
+    "solve_tril",
     "stickbreaking_attn",
     "strength_gate",
     "token_shift",

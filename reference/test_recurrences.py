@@ -26,9 +26,9 @@ REQUIRED = {"layer_idx": 1, "num_layers": 3}
 CHOICES = {"reverse": True, "use_qk_l2norm_in_kernel": True, "activation": "silu"}
 
 # Pages whose results are not integers where the arguments are: constant decays, and exponentials.
-ROUNDED = ("constant_decay", "gsa", "precond", "abc", "lightnet", "rwkv4", "mlstm")
-# Without a state these have seen nothing, which is the logarithm of 0 and no zero.
-LOG_STATES = ("abc", "lightnet", "rwkv4", "mlstm")
+# Without a state some of these have seen nothing, which is the logarithm of 0 and no zero.
+LOG_STATES = ("abc", "lightnet", "rwkv4", "mlstm", "logcumsumexp")
+ROUNDED = ("constant_decay", "gsa", "precond", "mesa_net", *LOG_STATES)
 GATES = ("g", "gk", "gv", "w", "A", "g_atk", "log_alpha", "log_mu")
 NEUTRAL = dict.fromkeys(("beta", "beta_atk", "eta", "erase", "write"), 1.0)
 NEUTRAL["log_atk_scale"] = -0.2

@@ -206,10 +206,11 @@ def scan(
     return o, final_state if output_final_state else None
 
 
-def _checked(
+def checked(
     *, x: Tensor, g: Tensor, initial_state: Tensor | None, output_final_state: bool,
-    cu_seqlens: Tensor | None, mode: str, tile: int | None,
+    cu_seqlens: Tensor | None, mode: str, tile: int | None, log: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Check the arguments, and `scan`."""
     check_flags(output_final_state=output_final_state)
     sizes = bind_dims(
         x=(x, "B T D"), g=(g, "B T D"), initial_state=(initial_state, "N D")
@@ -225,12 +226,12 @@ def _checked(
         raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused_recurrent'")
     return scan(
         x, g, initial_state=initial_state, output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens, tile=tile,
+        cu_seqlens=cu_seqlens, log=log, tile=tile,
     )  # fmt: skip
 
 
 @op(
-    _checked,
+    checked,
     outputs=("o", "final_state"),
     about="Differentiable once, through both returns. All sums are float32.",
     texts={

@@ -83,14 +83,18 @@ _l2norm = differentiable(
 )
 
 
-def compute(*, x: Tensor, eps: float, mode: str, tile: int | None) -> Tensor:
-    dim = bind_dims(x=(x, "B T H D"))["D"]
-    dtype = check_one_dtype(x=x)
-    check_range("D (the last dim of x)", dim, 1, 256)
+def check_eps(eps: float) -> None:
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
         raise TypeError(f"eps: {describe(eps)}, expected a real number")
     if not 0 < eps < math.inf:
         raise ValueError(f"eps: {eps}, expected a positive finite number")
+
+
+def compute(*, x: Tensor, eps: float, mode: str, tile: int | None) -> Tensor:
+    dim = bind_dims(x=(x, "B T H D"))["D"]
+    dtype = check_one_dtype(x=x)
+    check_range("D (the last dim of x)", dim, 1, 256)
+    check_eps(eps)
     if mode not in ("auto", "fused"):
         raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
     tile = tiles.choose("l2norm", "fused", dim=dim, dtype=dtype, device=x.device, tile=tile)

@@ -22,6 +22,7 @@ from properties.catalogue.delta import (
     GDN2,
     IPLR,
     KDA,
+    MESA_NET,
     MOMENTUM_DELTA_RULE,
     PRECOND_GATED_DELTA_RULE,
     PRECOND_KDA,
@@ -45,12 +46,13 @@ from properties.catalogue.linear import (
     SELECTIVE_SCAN,
     SIMPLE_GLA,
 )
-from properties.catalogue.norm import L2NORM
+from properties.catalogue.norm import L2NORM, LAYER_NORM_GATED, RMS_NORM_GATED
 from properties.catalogue.op import DTYPES, Argument, Mode, Op, Option, Output, Role
 from properties.catalogue.paged import PAGED_ATTENTION
 from properties.catalogue.position import MULTIAXIS_ROTARY, ROTARY_EMBEDDING
 from properties.catalogue.selected import DSA, MLA, MOBA, MSA, NSA, SELECTED_ATTENTION
 from properties.catalogue.softmax import ATTENTION, MERGE_ATTENTION, SIGMOID_ATTENTION
+from properties.catalogue.sums import CUMSUM, LOGCUMSUMEXP, SOLVE_TRIL
 
 OPS: dict[str, Op] = {
     op.name: op
@@ -83,6 +85,7 @@ OPS: dict[str, Op] = {
         PRECOND_GATED_DELTA_RULE,
         PRECOND_KDA,
         MOMENTUM_DELTA_RULE,
+        MESA_NET,
         ATTENTION,
         MERGE_ATTENTION,
         MLA,
@@ -106,9 +109,14 @@ OPS: dict[str, Op] = {
         MULTIAXIS_ROTARY,
         SHORT_CONV,
         TOKEN_SHIFT,
+        CUMSUM,
+        LOGCUMSUMEXP,
+        SOLVE_TRIL,
         DECAY_GATE,
         STRENGTH_GATE,
         L2NORM,
+        RMS_NORM_GATED,
+        LAYER_NORM_GATED,
     )
 }
 

@@ -149,3 +149,26 @@ MOMENTUM_DELTA_RULE = declare(
     work=lambda n: n["H"] * n["T"] * n["K"] * (n["T"] + 4 * n["K"]),
     recipes=_OF_UNIT_KEYS,
 )
+
+
+def _solvable(
+    case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Ridges of at least 1/4, and states that are sums of `k kᵀ`."""
+    found = {**tensors, "lamb": tensors["lamb"] + 1 / 4}
+    if (state := tensors.get("initial_state")) is not None:
+        K = sizes["K"]
+        kk = state[..., :K] @ state[..., :K].mT / max(K, 1)
+        found["initial_state"] = torch.cat([kk, state[..., K:]], dim=-1)
+    return found
+
+
+MESA_NET = declare(
+    reference.mesa_net,
+    roles={"k": Role.UNIT_KEY, "lamb": Role.STEP, "beta": Role.RATE},
+    options=(_NORMALIZE,),
+    finish=_solvable,
+    linear_in=(),
+    work=lambda n: n["H"] * n["T"] * (n["K"] * (n["T"] + n["K"] + n["V"]) + n["T"] * n["T"]),
+    recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
+)

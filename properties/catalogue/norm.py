@@ -1,27 +1,61 @@
-"""Normalisation of queries and keys."""
+"""Normalisation of queries and keys, and of outputs with a gate."""
+
+from typing import Any
 
 from hypothesis import strategies as st
 
 import reference
-from properties.catalogue.declare import declare
+from properties.catalogue.declare import declare, flag
 from properties.catalogue.draws import NO_NUMBERS
-from properties.catalogue.op import Mode, Option
+from properties.catalogue.op import Mode, Option, Role
+
+_EPS = Option(
+    "eps",
+    1e-6,
+    # Beside squares of gaussian numbers: nothing, a little, and most of the sum.
+    lambda case: st.sampled_from([1e-6, 1.0, 1, 100.0]),
+    bad=(0.0, -1e-6, float("nan"), float("inf"), *NO_NUMBERS),
+    switch=lambda case: 1e-3,
+)
 
 L2NORM = declare(
     reference.l2norm,
     quiet_form=reference.l2norm,
     modes=(Mode("fused"),),
-    options=(
-        Option(
-            "eps",
-            1e-6,
-            # Beside squares of gaussian numbers: nothing, a little, and most of the sum.
-            lambda case: st.sampled_from([1e-6, 1.0, 1, 100.0]),
-            bad=(0.0, -1e-6, float("nan"), float("inf"), *NO_NUMBERS),
-            switch=lambda case: 1e-3,
-        ),
-    ),
+    options=(_EPS,),
     work=lambda n: n["H"] * n["T"] * n["D"],
     linear_in=(),
     recipes=("gaussian", "zeros", "large_states", "uneven"),
+)
+
+_GATED: dict[str, Any] = {
+    "roles": {"z": Role.LOGIT, "weight": Role.KEY, "bias": Role.KEY},
+    "options": (
+        _EPS,
+        Option(
+            "activation",
+            "silu",
+            lambda case: st.sampled_from(["silu", "sigmoid"]),
+            bad=("relu", None, 1),
+            switch=lambda case: "sigmoid",
+        ),
+        flag("gate_first", exact=False),
+    ),
+    "work": lambda n: n["H"] * n["T"] * n["D"],
+    "linear_in": (),
+    "recipes": ("gaussian", "zeros", "large_states", "large_logits", "uneven"),
+}
+RMS_NORM_GATED = declare(
+    reference.rms_norm_gated,
+    quiet_form=reference.rms_norm_gated,
+    modes=(Mode("fused"),),
+    **_GATED,
+)
+LAYER_NORM_GATED = declare(
+    reference.layer_norm_gated,
+    quiet_form=reference.layer_norm_gated,
+    wraps=RMS_NORM_GATED,
+    # Each token by itself.
+    without=("splitting", "packing"),
+    **_GATED,
 )

@@ -9,7 +9,7 @@ import pytest
 from properties.catalogue import OPS
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("conv", "delta", "gate", "linear", "norm", "position", "softmax")
+FAMILIES = ("conv", "delta", "gate", "linear", "norm", "position", "softmax", "sums")
 # Where modules may name ops, and why.
 PLACES = {
     "kernels/__init__.py": "exports",
@@ -24,6 +24,7 @@ PLACES = {
     "properties/fuzz/planted.py": "the op with which the fuzzer is tested",
     "properties/simulator/bench.py": "the kernels with which simulators are timed",
     "properties/suite/caches": "tests of caches, which are built on attention",
+    "properties/verdict/noise.py": "operations of PyTorch, some of one name with ours",
     "properties/verdict/calibrate.py": "kernels that are emulated",
 }
 

@@ -31,9 +31,13 @@ def scaled(x: Tensor, eps: float) -> Tensor:
     return z[..., :-1] / length
 
 
-def _run(form: Form, sizes: object, x: Tensor, eps: float) -> Tensor:
+def check_eps(eps: float) -> None:
     if not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"eps: {eps}, expected a positive finite number")
+
+
+def _run(form: Form, sizes: object, x: Tensor, eps: float) -> Tensor:
+    check_eps(eps)
     y: Tensor = form(x, eps)
     return y
 

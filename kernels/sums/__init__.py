@@ -1,0 +1,7 @@
+"""Sums over tokens, and systems of a chunk of them."""
+
+from kernels.sums.cumsum import cumsum
+from kernels.sums.logcumsumexp import logcumsumexp
+from kernels.sums.solve_tril import solve_tril
+
+__all__ = ["cumsum", "logcumsumexp", "solve_tril"]

@@ -1,0 +1,131 @@
+"""Running sums over tokens, of a sequence or of its chunks.
+
+A program has some channels of a chunk, or of a sequence, and walks its tokens. The gradient of x is
+the sum of that of y the other way.
+"""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels import tiles
+from kernels.arguments import (
+    bind_dims,
+    check_boundaries,
+    check_cu_seqlens,
+    check_flags,
+    check_one_dtype,
+    describe,
+)
+from kernels.differentiable import differentiable
+from kernels.op import op
+from kernels.primitives.chunks import cut, locate_chunk, locate_sequence
+from kernels.primitives.rows import load_rows, store_rows
+from kernels.tiles import cdiv, next_power_of_2
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens"])
+def _walk(
+    x_ptr, y_ptr, cu_seqlens_ptr, sequences, tokens, dim: tl.int32,
+    C: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, REVERSE: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """C is 0 for whole sequences."""
+    parts = tl.cdiv(dim, BD)
+    part = tl.program_id(0) // parts
+    if C == 0:
+        first, count, _ = locate_sequence(part.to(tl.int64), cu_seqlens_ptr, tokens, 1, PACKED)
+    else:
+        first, left, _, _ = locate_chunk(part, cu_seqlens_ptr, sequences, tokens, C, PACKED)
+        count = tl.minimum(left, C)
+    cols = (tl.program_id(0) % parts) * BD + tl.arange(0, BD)
+    carry = tl.zeros((BD,), tl.float32)
+    for start in range(0, count, BT):
+        t = start + tl.arange(0, BT)
+        # Rows past the end, and before the start, are not there.
+        row = tl.where(t < count, count - 1 - t, count) if REVERSE else t
+        x_rows = x_ptr + first * dim
+        x = load_rows(x_rows, row.to(tl.int64), cols, dim, count, dim).to(tl.float32)
+        y = carry[None, :] + tl.cumsum(x, 0)
+        store_rows(y_ptr + first * dim, y, row.to(tl.int64), cols, dim, count, dim)
+        carry += tl.sum(x, 0)
+
+
+def _sums(x: Tensor, cu_seqlens: Tensor | None, chunk: int, reverse: bool, tile: int) -> Tensor:
+    x = x.contiguous()
+    batch, tokens, dim = x.shape
+    entry, y = tiles.TABLE["cumsum", "fused"][tile], torch.empty_like(x)
+    features = min(entry.features, next_power_of_2(dim))
+    chunks = cut(batch, tokens, cu_seqlens, chunk or 1)
+    count = chunks.count if chunk else chunks.sequences
+    _walk[(count * cdiv(dim, features),)](
+        x, y, cu_seqlens, chunks.sequences, tokens, dim, C=chunk, BT=entry.tokens, BD=features,
+        REVERSE=reverse, PACKED=cu_seqlens is not None, num_warps=entry.num_warps,
+    )  # fmt: skip
+    return y
+
+
+def _forward_of(
+    *, x: Tensor, cu_seqlens: Tensor | None, chunk: int, reverse: bool, tile: int
+) -> list[Tensor | None]:
+    check_boundaries("cu_seqlens", cu_seqlens, x.shape[1])
+    return [_sums(x, cu_seqlens, chunk, reverse, tile)]
+
+
+def _backward_of(
+    *, x: Tensor, cu_seqlens: Tensor | None, chunk: int, reverse: bool, tile: int, d0: Tensor
+) -> list[Tensor | None]:
+    return [_sums(d0, cu_seqlens, chunk, not reverse, tile), None]
+
+
+_cumsum = differentiable(
+    "cumsum_fused",
+    tensors=("x", "cu_seqlens?"),
+    settings={"chunk": "int", "reverse": "bool", "tile": "int"},
+    outputs=1,
+    forward=_forward_of,
+    backward=_backward_of,
+    shapes=lambda given: [(given["x"].shape, given["x"].dtype)],
+)
+
+
+def compute(
+    *, x: Tensor, chunk_size: int | None, reverse: bool, cu_seqlens: Tensor | None, mode: str,
+    tile: int | None,
+) -> Tensor:  # fmt: skip
+    check_flags(reverse=reverse)
+    batch = bind_dims(x=(x, "B T D"))["B"]
+    dtype = check_one_dtype(x=x)
+    if chunk_size is not None:
+        if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
+            raise TypeError(f"chunk_size: {describe(chunk_size)}, expected an int or None")
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size: {chunk_size}, expected at least 1")
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, batch, x.device)
+    if mode not in ("auto", "fused"):
+        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
+    tile = tiles.choose("cumsum", "fused", dim=1, dtype=dtype, device=x.device, tile=tile)
+    return _cumsum(x, cu_seqlens, chunk_size or 0, reverse, tile)
+
+
+@op(
+    compute,
+    outputs=("y",),
+    about="Differentiable once. Sums are float32, and rounded once.",
+    texts={"cu_seqlens": "int32 or int64."},
+    raises=["a chunk_size below 1"],
+)
+def cumsum(
+    x: Float[Tensor, "B T D"],
+    *,
+    chunk_size: int | None = None,
+    reverse: bool = False,
+    cu_seqlens: Int[Tensor, " N+1"] | None = None,
+    mode: Literal["auto", "fused"] = "auto",
+    tile: int | None = None,
+) -> Float[Tensor, "B T D"]:
+    """Running sums over tokens, `reference.cumsum`. Each chunk size is another kernel."""

@@ -1,0 +1,120 @@
+"""The inverses of the unit triangles that delta rules solve, one for each chunk of tokens.
+
+A program has the chunk of a head. The gradient is `dA = -Xᵀ dX Xᵀ` below the diagonal.
+"""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels import tiles
+from kernels.arguments import (
+    bind_dims,
+    check_boundaries,
+    check_cu_seqlens,
+    check_one_dtype,
+    check_range,
+)
+from kernels.differentiable import differentiable
+from kernels.op import op
+from kernels.primitives.chunks import cut, locate_chunk
+from kernels.primitives.product import product
+from kernels.primitives.rows import load_rows, store_rows
+from kernels.primitives.triangular import inverse_unit_lower
+from kernels.tiles import next_power_of_2
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens"])
+def _invert(
+    A_ptr, X_ptr, dX_ptr, dA_ptr, cu_seqlens_ptr, sequences, tokens, heads,
+    C: tl.constexpr, BC: tl.constexpr, BACKWARD: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0) % heads
+    first, left, _, _ = locate_chunk(
+        tl.program_id(0) // heads, cu_seqlens_ptr, sequences, tokens, C, PACKED
+    )  # fmt: skip
+    left = tl.minimum(left, C)
+    row = tl.arange(0, BC)
+    stride = heads * C
+    offset = (first * heads + head) * C
+    below = row[:, None] > row[None, :]
+    A = load_rows(A_ptr + offset, row.to(tl.int64), row, stride, left, C).to(tl.float32)
+    X = inverse_unit_lower(tl.where(below, A, 0.0), BC, tl.float32)
+    if BACKWARD:
+        dX = load_rows(dX_ptr + offset, row.to(tl.int64), row, stride, left, C).to(tl.float32)
+        dX = tl.where(below, dX, 0.0)
+        dA = product(tl.trans(X), dX, tl.float32, FINE_A=True, FINE_B=True)
+        dA = -product(dA, tl.trans(X), tl.float32, FINE_A=True, FINE_B=True)
+        dA = tl.where(below, dA, 0.0)
+        store_rows(dA_ptr + offset, dA, row.to(tl.int64), row, stride, left, C)
+    else:
+        store_rows(X_ptr + offset, X, row.to(tl.int64), row, stride, left, C)
+
+
+def _launch(A: Tensor, dX: Tensor | None, cu_seqlens: Tensor | None, tile: int) -> Tensor:
+    A = A.contiguous()
+    batch, tokens, heads, C = A.shape
+    made, entry = torch.empty_like(A), tiles.TABLE["solve_tril", "fused"][tile]
+    chunks = cut(batch, tokens, cu_seqlens, C)
+    dX = made if dX is None else dX.contiguous()
+    backward = dX is not made
+    _invert[(chunks.count * heads,)](
+        A, made, dX, made, cu_seqlens, chunks.sequences, tokens, heads, C=C,
+        BC=max(16, next_power_of_2(C)), BACKWARD=backward, PACKED=cu_seqlens is not None,
+        num_warps=entry.num_warps,
+    )  # fmt: skip
+    return made
+
+
+def _forward_of(*, A: Tensor, cu_seqlens: Tensor | None, tile: int) -> list[Tensor | None]:
+    check_boundaries("cu_seqlens", cu_seqlens, A.shape[1])
+    return [_launch(A, None, cu_seqlens, tile)]
+
+
+def _backward_of(
+    *, A: Tensor, cu_seqlens: Tensor | None, tile: int, d0: Tensor
+) -> list[Tensor | None]:
+    return [_launch(A, d0, cu_seqlens, tile), None]
+
+
+_solve = differentiable(
+    "solve_tril_fused",
+    tensors=("A", "cu_seqlens?"),
+    settings={"tile": "int"},
+    outputs=1,
+    forward=_forward_of,
+    backward=_backward_of,
+    shapes=lambda given: [(given["A"].shape, given["A"].dtype)],
+)
+
+
+def compute(*, A: Tensor, cu_seqlens: Tensor | None, mode: str, tile: int | None) -> Tensor:
+    sizes = bind_dims(A=(A, "B T H C"))
+    dtype = check_one_dtype(A=A)
+    check_range("C (the last dim of A)", sizes["C"], 1, 64)
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], A.device)
+    if mode not in ("auto", "fused"):
+        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
+    tile = tiles.choose("solve_tril", "fused", dim=1, dtype=dtype, device=A.device, tile=tile)
+    return _solve(A, cu_seqlens, tile)
+
+
+@op(
+    compute,
+    outputs=("X",),
+    about="Differentiable once. Sums are float32. C is 1 to 64, each another kernel.",
+    texts={"cu_seqlens": "int32 or int64."},
+    raises=["C above 64"],
+)
+def solve_tril(
+    A: Float[Tensor, "B T H C"],
+    *,
+    cu_seqlens: Int[Tensor, " N+1"] | None = None,
+    mode: Literal["auto", "fused"] = "auto",
+    tile: int | None = None,
+) -> Float[Tensor, "B T H C"]:
+    """The inverse of a unit lower triangle for each chunk of C tokens, `reference.solve_tril`."""

@@ -1,0 +1,49 @@
+"""Sums over tokens, and systems of a chunk of them."""
+
+from hypothesis import strategies as st
+
+import reference
+from properties.catalogue.declare import declare
+from properties.catalogue.draws import NO_COUNTS
+from properties.catalogue.linear import HGRN
+from properties.catalogue.op import Mode, Option, Role
+
+CUMSUM = declare(
+    reference.cumsum,
+    modes=(Mode("fused"),),
+    options=(
+        Option(
+            "chunk_size",
+            None,
+            lambda case: st.sampled_from([None, None, 1, 3, 16, 64]),
+            bad=(0, -1, *NO_COUNTS),
+            switch=lambda case: 2,
+        ),
+    ),
+    work=lambda n: n["D"] * n["T"] * n["T"] / 3,
+    multilinear=lambda case: True,
+    recipes=("gaussian", "integers", "large_states", "uneven", "zeros", "cancelling"),
+)
+
+LOGCUMSUMEXP = declare(
+    reference.logcumsumexp,
+    wraps=HGRN,
+    # It keeps each sum, and rounds it: an ulp of a hundred is the error of an exponential.
+    quiet_form=reference.logcumsumexp,
+    modes=(Mode("fused_recurrent"),),
+    roles={"x": Role.LOGIT},
+    linear_in=(),
+    work=lambda n: n["D"] * n["T"] * n["T"],
+    recipes=("gaussian", "large_logits", "empty_rows", "zeros"),
+)
+
+SOLVE_TRIL = declare(
+    reference.solve_tril,
+    modes=(Mode("fused"),),
+    # Rows about 1 long, with which an inverse stays small.
+    roles={"A": Role.PROJECTION},
+    dims={"C": st.sampled_from([16, 1, 5, 16, 32, 33, 64])},
+    linear_in=(),
+    work=lambda n: n["H"] * n["T"] * n["C"] * n["C"] / 3,
+    recipes=("gaussian", "zeros"),
+)

@@ -1,0 +1,1 @@
+"""Sums over tokens, and systems of a chunk of them."""
