@@ -9,8 +9,8 @@ and h_{t-1} is kept by a first walk: a walk backwards would divide by exp(g_t), 
 
 The same kernels run in the log of a sum, `z_t = log(exp(z_{t-1} + g_t) + exp(x_t))`, where
 
-    D_t  = dz_t + exp(z_t + g_{t+1} - z_{t+1}) ∘ D_{t+1}
-    dx_t = exp(x_t - z_t) ∘ D_t,    dg_t = exp(z_{t-1} + g_t - z_t) ∘ D_t
+    D_t  = dz_t + sigmoid(z_t + g_{t+1} - x_{t+1}) ∘ D_{t+1}
+    dx_t = sigmoid(x_t - z_{t-1} - g_t) ∘ D_t,    dg_t = sigmoid(z_{t-1} + g_t - x_t) ∘ D_t
 """
 
 from typing import Literal
@@ -61,10 +61,11 @@ def _step(h, x, g, LOG: tl.constexpr):
 def _slopes(h, x, g, LOG: tl.constexpr):
     """The derivatives of h_t by what is left of h_{t-1}, and by x_t."""
     if LOG:
-        after = _step(h, x, g, LOG)
-        after = tl.where(after == float("-inf"), 0.0, after)
-        kept = tl.exp(h + g - after)
-        taken = tl.exp(x - after)
+        # Of the difference, as an ulp of a large sum would be an error of its exponential.
+        nothing = (h + g == float("-inf")) & (x == float("-inf"))
+        ahead = x - (h + g)
+        kept = tl.where(nothing, 0.0, tl.sigmoid(-ahead))
+        taken = tl.where(nothing, 0.0, tl.sigmoid(ahead))
     else:
         kept = tl.exp(g)
         taken = tl.full(x.shape, 1.0, tl.float32)

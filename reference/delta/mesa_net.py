@@ -62,7 +62,8 @@ def dual(
 def _solve(A: Tensor, y: Tensor) -> Tensor:
     """A⁻¹ y. Narrower dtypes than float32 are computed in float32."""
     dtype = torch.promote_types(y.dtype, torch.float32)
-    return torch.linalg.solve(A.to(dtype), y.to(dtype)).to(y.dtype)
+    x: Tensor = torch.linalg.solve(A.to(dtype), y.to(dtype))
+    return x.to(y.dtype)
 
 
 @recurrence(recurrent, dual, around=normalized_keys, neutral={"g": 0.0, "beta": 1.0})

@@ -9,7 +9,7 @@ from reference.softmax.causal import causal
 
 
 def substitution(A: Tensor) -> Tensor:
-    C, rows = A.shape[-1], []
+    C, rows = A.shape[-1], list[Tensor]()
     eye = torch.eye(C, dtype=A.dtype, device=A.device)
     for t in range(A.shape[1]):
         r = t % C

@@ -141,6 +141,27 @@ def _gate(kernel: Kernel, given: Given) -> Outputs:
     return g
 
 
+def _gated_norm(kernel: Kernel, given: Given) -> Outputs:
+    """Weights and biases may be None, but are required; a gate that comes first is another op."""
+    if given.pop("gate_first", False):
+        raise ValueError("gate_first: True, expected False, as fla normalises first")
+    y: Tensor = kernel(**{"bias": None, **given})
+    return y
+
+
+def _sums(kernel: Kernel, given: Given) -> Outputs:
+    y: Tensor = kernel(**given, output_dtype=None)
+    return y
+
+
+def _last_token(kernel: Kernel, given: Given) -> Outputs:
+    """The state of a token shift is the last token, without an axis of its own."""
+    state, asked = given.pop("initial_state", None), given.pop("output_final_state", False)
+    cache = None if state is None else state[:, 0].to(given["x"].dtype)
+    y = kernel(**given, cache=cache, output_cache=asked)
+    return (y[0], y[1].float().view(-1, 1, y[1].shape[-1])) if asked else (y, None)
+
+
 def _gate_of_heads(kernel: Kernel, given: Given) -> Outputs:
     g = _gate(kernel, {**given, "g": given["g"].squeeze(-1)})
     assert isinstance(g, Tensor)
@@ -256,6 +277,19 @@ def _at_least(least: int, *names: str) -> Bound:
 
 def _a_block_of_keys(case: Case) -> Case:
     return replace(case, dims={**_powers_of_two(case).dims, "K": 64})
+
+
+def _norm_first(case: Case) -> Case:
+    return replace(case, options={**case.options, "gate_first": False})
+
+
+def _chunks(case: Case) -> Case:
+    size = case.options.get("chunk_size") or 64
+    return replace(case, options={**case.options, "chunk_size": 1 << (size - 1).bit_length()})
+
+
+def _chunks_of_a_dot(case: Case) -> Case:
+    return replace(case, dims={**case.dims, "C": max(16, 1 << (case.dims["C"] - 1).bit_length())})
 
 
 def _one_channel(case: Case) -> Case:
@@ -485,7 +519,7 @@ def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
         for letter, size in zip(a.dims.split(), given[a.name].shape, strict=True)
     }
     shape = [sizes[letter] for letter in argument.dims.split()]
-    value = 1.0 if argument.role is Role.STRENGTH else 0.0
+    value = 1.0 if argument.role is Role.STRENGTH or argument.name == "weight" else 0.0
     return torch.full(shape, value, device=given[op.arguments[0].name].device)
 
 
@@ -500,6 +534,17 @@ def _each(folder: str, *modes: str, name: str = "", **settings: Any) -> dict[str
     """Modes of an operation that differ only in name."""
     function = f"fla.ops.{folder}:{{}}_{name or folder}"
     return {mode: _Mode(function.format(mode), **settings) for mode in modes}
+
+
+def _gated(name: str) -> _Mode:
+    return _Mode(
+        f"fla.modules.norm.fused_norm_gate:{name}",
+        call=_gated_norm,
+        theirs={"z": "g"},
+        ours=("gate_first",),
+        conventions=(),
+        bounds={"the gate last": _norm_first},
+    )
 
 
 _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
@@ -705,6 +750,43 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             call=_convolution,
             whole=_of_all_taps,
             conventions=(_WINDOW,),
+            bounds={"no state before tokens in 16 bits, as it is kept in theirs": _float32_state},
+        )
+    },
+    "rms_norm_gated": {"fused": _gated("rms_norm_gated")},
+    "layer_norm_gated": {"fused": _gated("layer_norm_gated")},
+    "cumsum": {
+        "fused": _Mode(
+            "fla.ops.utils.cumsum:chunk_global_cumsum",
+            call=_sums,
+            theirs={"x": "s"},
+            conventions=(),
+            forward_only=True,
+        ),
+        "chunk": _Mode(
+            "fla.ops.utils.cumsum:chunk_local_cumsum",
+            call=_sums,
+            theirs={"x": "g"},
+            conventions=(),
+            bounds={"a chunk_size that is a power of two": _chunks},
+            forward_only=True,
+        ),
+    },
+    "solve_tril": {
+        "fused": _Mode(
+            "fla.ops.utils.solve_tril:solve_tril",
+            call=_sums,
+            conventions=(),
+            bounds={"C of 16, 32 or 64": _chunks_of_a_dot},
+            forward_only=True,
+        )
+    },
+    "token_shift": {
+        "fused": _Mode(
+            "fla.modules.token_shift:token_shift",
+            call=_last_token,
+            ours=("initial_state", "output_final_state"),
+            conventions=(),
             bounds={"no state before tokens in 16 bits, as it is kept in theirs": _float32_state},
         )
     },
