@@ -39,6 +39,7 @@ LOGCUMSUMEXP = declare(
 
 SOLVE_TRIL = declare(
     reference.solve_tril,
+    quiet_form=reference.solve_tril,
     modes=(Mode("fused"),),
     # Rows about 1 long, with which an inverse stays small.
     roles={"A": Role.PROJECTION},

@@ -9,35 +9,39 @@ from reference.softmax.causal import causal
 
 
 def substitution(A: Tensor) -> Tensor:
-    C, rows = A.shape[-1], list[Tensor]()
-    eye = torch.eye(C, dtype=A.dtype, device=A.device)
-    for t in range(A.shape[1]):
-        r = t % C
-        x = eye[r].expand_as(A[:, t])
-        if r:
-            x = x - torch.einsum("bhc,bchd->bhd", A[:, t, :, :r], torch.stack(rows[t - r :], dim=1))
-        rows.append(x)
-    return torch.stack(rows, dim=1) if rows else A
+    L = _chunks(A)
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(L)
+    X = eye[..., :1, :]
+    for r in range(1, A.shape[-1]):
+        X = torch.cat([X, eye[..., r : r + 1, :] - L[..., r : r + 1, :r] @ X], dim=-2)
+    return _rows(X, A.shape[1])
 
 
 def series(A: Tensor) -> Tensor:
-    """The series of powers, which ends as A^C = 0.
+    """The series of powers, which ends as L^C = 0.
 
-        (I + A)⁻¹ = I - A + A² - ... ± A^{C-1}
+        (I + L)⁻¹ = I - L + L² - ... ± L^{C-1}
 
     Source: Golub and Van Loan, Matrix Computations, 4th edition, section 2.3.4 (Neumann series).
     """
-    T, C = A.shape[1], A.shape[-1]
-    if T == 0:
-        return A
-    whole = torch.nn.functional.pad(A, (0, 0, 0, 0, 0, -T % C)).unflatten(1, (-1, C))
-    whole = whole.transpose(2, 3).tril(-1)
-    term = torch.eye(C, dtype=A.dtype, device=A.device).expand_as(whole)
-    total = term
-    for _ in range(C - 1):
-        term = -(whole @ term)
+    L = _chunks(A)
+    total = term = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(L)
+    for _ in range(A.shape[-1] - 1):
+        term = -(L @ term)
         total = total + term
-    return total.transpose(2, 3).flatten(1, 2)[:, :T]
+    return _rows(total, A.shape[1])
+
+
+def _chunks(A: Tensor) -> Tensor:
+    """`[B, T, H, C]` → `[B, T / C, H, C, C]`, strictly lower triangular; rows past T are 0."""
+    T, C = A.shape[1], A.shape[-1]
+    whole = torch.nn.functional.pad(A, (0, 0, 0, 0, 0, -T % C)).unflatten(1, (-(-T // C), C))
+    return whole.transpose(2, 3).tril(-1)
+
+
+def _rows(X: Tensor, T: int) -> Tensor:
+    rows: Tensor = X.transpose(2, 3).flatten(1, 2)
+    return rows[:, :T]
 
 
 @causal(substitution, series, same_dtype=("A",), outputs=("X",))
