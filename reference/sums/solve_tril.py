@@ -35,7 +35,9 @@ def series(A: Tensor) -> Tensor:
 def _chunks(A: Tensor) -> Tensor:
     """`[B, T, H, C]` → `[B, T / C, H, C, C]`, strictly lower triangular; rows past T are 0."""
     T, C = A.shape[1], A.shape[-1]
-    whole = torch.nn.functional.pad(A, (0, 0, 0, 0, 0, -T % C)).unflatten(1, (-(-T // C), C))
+    whole: Tensor = torch.nn.functional.pad(A, (0, 0, 0, 0, 0, -T % C)).unflatten(
+        1, (-(-T // C), C)
+    )
     return whole.transpose(2, 3).tril(-1)
 
 

@@ -154,14 +154,6 @@ def _sums(kernel: Kernel, given: Given) -> Outputs:
     return y
 
 
-def _last_token(kernel: Kernel, given: Given) -> Outputs:
-    """The state of a token shift is the last token, without an axis of its own."""
-    state, asked = given.pop("initial_state", None), given.pop("output_final_state", False)
-    cache = None if state is None else state[:, 0].to(given["x"].dtype)
-    y = kernel(**given, cache=cache, output_cache=asked)
-    return (y[0], y[1].float().view(-1, 1, y[1].shape[-1])) if asked else (y, None)
-
-
 def _gate_of_heads(kernel: Kernel, given: Given) -> Outputs:
     g = _gate(kernel, {**given, "g": given["g"].squeeze(-1)})
     assert isinstance(g, Tensor)
@@ -779,15 +771,6 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             conventions=(),
             bounds={"C of 16, 32 or 64": _chunks_of_a_dot},
             forward_only=True,
-        )
-    },
-    "token_shift": {
-        "fused": _Mode(
-            "fla.modules.token_shift:token_shift",
-            call=_last_token,
-            ours=("initial_state", "output_final_state"),
-            conventions=(),
-            bounds={"no state before tokens in 16 bits, as it is kept in theirs": _float32_state},
         )
     },
     "decay_gate": {
