@@ -417,7 +417,8 @@ def _with_numbers(draw: DrawFn, numbers: Sequence[Option], case: Case) -> Case:
 
 
 def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
-    """Draw one layout for all tensors, or one for each input and cotangent.
+    """Draw one layout for all tensors, or one for each input, each cotangent and the tensors of an
+    option.
 
     Few cases repeat one token: its rounding errors repeat too, so budgets are wide there.
     """
@@ -427,6 +428,7 @@ def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
     if draw(st.sampled_from([True, True, True, False])):
         layouts = st.sampled_from(sorted(LAYOUTS.keys() - {"repeated"}))
     names = [a.name for a in present(op, case)] + [f"d{o.name}" for o in asked_for(op, case)]
+    names += [name for name, value in case.options.items() if isinstance(value, dict)]
     each = {name: draw(layouts) for name in names}
     return replace(case, layouts={n: x for n, x in each.items() if x != case.layout})
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from properties.cases.case import Case
+from properties.cases.layouts import SHARING, relaid
 
 Drawn = Mapping[str, Any]
 
@@ -70,7 +71,7 @@ def of_positions(rules: Drawn | None) -> dict[str, Any] | None:
 def built(
     case: Case, heads: int, device: torch.device | str, order: Sequence[int] | None = None
 ) -> dict[str, Any] | None:
-    """The argument `structure` of a case.
+    """The argument `structure` of a case, its tensors in the layout that the case has for it.
 
     Args:
         heads: H.
@@ -109,7 +110,10 @@ def built(
             made[name] = bits[(3 * h + 5 * a + b) % len(bits)].to(device)
         elif name != "of_heads":
             made[name] = rule
-    return made
+    layout = case.layout_of("structure")
+    if layout in SHARING:
+        return made
+    return {n: relaid(x, layout) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
 
 
 def _documents(lengths: Sequence[int], first: int, tokens: int) -> list[int]:

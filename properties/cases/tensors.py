@@ -348,10 +348,13 @@ def _call_before(
     The function may reject this call, since the options need not suit the tensors.
     """
     tensors = {id(x): x for x in given.values() if isinstance(x, Tensor) and _has_own_elements(x)}
+    # A tree in reverse order would only have the call refused, and so might other lists.
+    tables = [x for x in _in_options(given) if x.dim() > 1]
+    tensors |= {id(x): x for x in tables}
     before = {key: x.detach().clone() for key, x in tensors.items()}
     with torch.no_grad():
         for x in tensors.values():
-            x.copy_(_turned(x))
+            x.copy_(x.flip(-1) if any(x is table for table in tables) else _turned(x))
     inplace = {"inplace": False} if "inplace" in given else {}
     device = next(x.device for x in given.values() if isinstance(x, Tensor))
     lists = {
@@ -387,6 +390,12 @@ def _call_between(
         function(
             **{**given, **others, **({"inplace": False} if "inplace" in given else {})}, **extra
         )
+
+
+def _in_options(given: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors in options that are dicts."""
+    options = (value.values() for value in given.values() if isinstance(value, dict))
+    return [x for each in options for x in each if isinstance(x, Tensor)]
 
 
 def _has_own_elements(x: Tensor) -> bool:
