@@ -390,10 +390,8 @@ class _Mode:
 
     def takes(self, op: Op, kernel: Kernel) -> bool:
         """Whether a function has all tensors that the op requires."""
-        taken, needed = (
-            signature(kernel).parameters,
-            (a.name for a in op.arguments if not a.optional),
-        )
+        taken = signature(kernel).parameters
+        needed = [a.name for a in op.arguments if not a.optional]
         return all(self._name(kernel, n) in taken or n in self.ours for n in needed)
 
     def _requires(self, kernel: Kernel, name: str) -> bool:
