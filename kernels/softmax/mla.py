@@ -44,9 +44,6 @@ def compute(
         k_n, v = (_up(c, w) for w in (w_uk, w_uv))
         k = torch.cat([k_n, k_r[:, :, None].expand(*k_n.shape[:3], -1)], -1)
         q = torch.cat([q_n, q_r], -1)
-    if scale == -1:
-        # To `attention` a scale of -1 is a sentinel; this one is meant.
-        q, scale = -q, 1.0
     return attention(q, k, v, scale=scale, **options)
 
 
