@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.linear.gla import gla
 from kernels.primitives.shift import last_tokens, of_the_token_before
 from kernels.recurrence import Options, wrapper
+from kernels.scale import resolve_scale
 
 
 def one_token_late(
@@ -33,8 +34,7 @@ def one_token_late(
         r, *late, **given, initial_state=initial_state, cu_seqlens=cu_seqlens,
         output_final_state=output_final_state,
     )  # fmt: skip
-    scale = given["scale"]
-    scale = r.shape[-1] ** -0.5 if scale is None or scale == -1 else scale
+    scale = resolve_scale(given["scale"], r.shape[-1])
     bonus = (r.float() * u.float() * k.float()).sum(-1, keepdim=True)
     o = (o.float() + scale * bonus * v.float()).to(dtype)
     if before is None:
