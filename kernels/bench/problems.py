@@ -85,7 +85,16 @@ def _append(*, k_pages: Tensor, v_pages: Tensor, table: Tensor, mode: str, **new
 
 
 # Ops with kernels that have no problem here yet.
-NOT_MEASURED = ("decay_gate", "hgrn", "merge_attention", "paged_attention", "selected_attention")
+NOT_MEASURED = (
+    "cumsum",
+    "decay_gate",
+    "hgrn",
+    "merge_attention",
+    "paged_attention",
+    "rms_norm_gated",
+    "selected_attention",
+    "solve_tril",
+)
 _RECURRENT: tuple[Form, ...] = ("dense", "packed", "decode")
 PROBLEMS = {
     "linear_attn": Problem(

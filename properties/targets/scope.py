@@ -55,6 +55,7 @@ def check(target: Target, case: Case) -> None:
     optional = {argument.name for argument in op.arguments if argument.optional}
     outputs = {output.name for output in op.outputs}
     options = {option.name for option in op.options}
+    dicts = {name for name, value in case.options.items() if isinstance(value, dict)}
     for field, values, known in (
         ("dtype", (case.dtype,), op.dtypes),
         ("dims", case.dims, op.dims),
@@ -67,7 +68,7 @@ def check(target: Target, case: Case) -> None:
         ("architecture", filter(None, [case.architecture]), ARCHITECTURES),
         ("values", (case.values,), op.recipes),
         ("layout", (case.layout,), LAYOUTS),
-        ("layouts", case.layouts, inputs | {f"d{name}" for name in outputs}),
+        ("layouts", case.layouts, inputs | {f"d{name}" for name in outputs} | dicts),
         ("layouts", case.layouts.values(), LAYOUTS),
         ("same", (*case.same, *case.same.values()), inputs),
         ("frozen", case.frozen, inputs),
