@@ -8,6 +8,12 @@ from types import MappingProxyType
 _SHORT = 64
 
 
+def check_mode(mode: str, *modes: str) -> None:
+    """Raise ValueError unless `mode` is "auto" or one of `modes`."""
+    if mode not in ("auto", *modes):
+        raise ValueError(f"mode: {mode!r}, expected 'auto', {', '.join(map(repr, modes))}")
+
+
 def choose_mode(
     mode: str,
     modes: Sequence[str],
@@ -29,8 +35,7 @@ def choose_mode(
     if mode == "auto":
         long = tokens > _SHORT * sequences
         return "chunk" if long and not any(recurrent_only.values()) else "fused_recurrent"
-    if mode not in modes:
-        raise ValueError(f"mode: {mode!r}, expected 'auto', {', '.join(map(repr, modes))}")
+    check_mode(mode, *modes)
     if mode != "fused_recurrent":
         for argument, given in recurrent_only.items():
             if given:

@@ -38,6 +38,7 @@ from kernels.arguments import (
     describe,
 )
 from kernels.differentiable import differentiable
+from kernels.modes import check_mode
 from kernels.primitives.chunks import cut, locate_chunk
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
@@ -376,8 +377,7 @@ def short_conv(
             f"initial_state: {describe(initial_state)}, expected [N, W-1, D] with N={sequences}, "
             f"W={sizes['W']}"
         )
-    if mode not in ("auto", "fused"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
+    check_mode(mode, "fused")
     tile = tiles.choose("short_conv", "fused", dim=1, dtype=dtype, device=x.device, tile=tile)
     y, final_state = _short_conv(
         x, weight, bias, initial_state, cu_seqlens, activation == "silu", output_final_state, tile

@@ -19,6 +19,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import bind_dims, check_dtype, check_one_dtype, check_range, describe
 from kernels.differentiable import differentiable
+from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
@@ -182,8 +183,7 @@ def compute(
             wanted = "expected a negative finite number or None"
             raise ValueError(f"lower_bound: {lower_bound}, {wanted}")
         lower_bound = float(lower_bound)
-    if mode not in ("auto", "fused"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
+    check_mode(mode, "fused")
     return gate(x, A_log, dt_bias, lower_bound, tile)
 
 

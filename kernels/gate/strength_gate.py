@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.arguments import bind_dims, check_flags, check_one_dtype
 from kernels.gate.decay_gate import gate
+from kernels.modes import check_mode
 from kernels.op import op
 
 
@@ -14,8 +15,7 @@ def compute(*, x: Tensor, allow_neg_eigval: bool, mode: str, tile: int | None) -
     check_flags(allow_neg_eigval=allow_neg_eigval)
     bind_dims(x=(x, "B T H"))
     check_one_dtype(x=x)
-    if mode not in ("auto", "fused"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
+    check_mode(mode, "fused")
     most = 2.0 if allow_neg_eigval else 1.0
     return gate(x[..., None], None, None, most, tile)[..., 0]
 

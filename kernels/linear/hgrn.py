@@ -33,6 +33,7 @@ from kernels.arguments import (
     describe,
 )
 from kernels.differentiable import differentiable
+from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.layout import contiguous
@@ -223,8 +224,7 @@ def checked(
     if initial_state is not None and len(initial_state) != sequences:
         wanted = f"expected [N, D] with N={sequences}, D={sizes['D']}"
         raise ValueError(f"initial_state: {describe(initial_state)}, {wanted}")
-    if mode not in ("auto", "fused_recurrent"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused_recurrent'")
+    check_mode(mode, "fused_recurrent")
     return scan(
         x, g, initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=cu_seqlens, log=log, tile=tile,

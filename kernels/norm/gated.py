@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import bind_dims, check_dtype, check_flags, check_one_dtype, check_range
 from kernels.differentiable import differentiable
+from kernels.modes import check_mode
 from kernels.norm.l2norm import EPS, check_eps
 from kernels.op import op
 from kernels.primitives.layout import contiguous
@@ -180,8 +181,7 @@ def _checked(
     check_eps(eps)
     if activation not in ("silu", "sigmoid"):
         raise ValueError(f"activation: {activation!r}, expected 'silu' or 'sigmoid'")
-    if mode not in ("auto", "fused"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
+    check_mode(mode, "fused")
     tile = tiles.choose(
         "rms_norm_gated", "fused", dim=dim, dtype=dtype, device=x.device, tile=tile
     )  # fmt: skip

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import bind_dims, check_one_dtype, check_range, describe
 from kernels.differentiable import differentiable
+from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import contiguous
 from kernels.primitives.rows import load_rows, store_rows
@@ -95,8 +96,7 @@ def compute(*, x: Tensor, eps: float, mode: str, tile: int | None) -> Tensor:
     dtype = check_one_dtype(x=x)
     check_range("D (the last dim of x)", dim, 1, 256)
     check_eps(eps)
-    if mode not in ("auto", "fused"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
+    check_mode(mode, "fused")
     tile = tiles.choose("l2norm", "fused", dim=dim, dtype=dtype, device=x.device, tile=tile)
     return _l2norm(x, float(eps), tile)
 

@@ -22,6 +22,7 @@ from kernels.arguments import (
     describe,
 )
 from kernels.differentiable import differentiable
+from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.chunks import cut, locate_chunk, locate_sequence
 from kernels.primitives.rows import load_rows, store_rows
@@ -106,8 +107,7 @@ def compute(
         if chunk_size < 1:
             raise ValueError(f"chunk_size: {chunk_size}, expected at least 1")
     cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, batch, x.device)
-    if mode not in ("auto", "fused"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
+    check_mode(mode, "fused")
     tile = tiles.choose("cumsum", "fused", dim=1, dtype=dtype, device=x.device, tile=tile)
     return _cumsum(x, cu_seqlens, chunk_size or 0, reverse, tile)
 

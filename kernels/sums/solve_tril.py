@@ -20,6 +20,7 @@ from kernels.arguments import (
     check_range,
 )
 from kernels.differentiable import differentiable
+from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.chunks import cut, locate_chunk
 from kernels.primitives.product import product
@@ -97,8 +98,7 @@ def compute(*, A: Tensor, cu_seqlens: Tensor | None, mode: str, tile: int | None
     dtype = check_one_dtype(A=A)
     check_range("C (the last dim of A)", sizes["C"], 1, 64)
     cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], A.device)
-    if mode not in ("auto", "fused"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto', 'fused'")
+    check_mode(mode, "fused")
     tile = tiles.choose("solve_tril", "fused", dim=1, dtype=dtype, device=A.device, tile=tile)
     return _solve(A, cu_seqlens, tile)
 
