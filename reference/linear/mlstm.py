@@ -43,7 +43,8 @@ def parallel(
         D_ij = exp(Σ_{j < t <= i} g_t + i_j)   if j <= i else 0
         d_i  = exp(Σ_{t <= i} g_t + z_0)
         A    = scale · ((Q Kᵀ) ∘ D),    c_i = scale · d_i q_i
-        h_i  = (A V + c_i C_0)_i / max(|Σ_j A_ij + c_i · n_0|, 1)
+        n_i  = Σ_j D_ij k_j + d_i n_0
+        h_i  = (A V + c_i C_0)_i / max(|scale · q_i · n_i|, 1)
 
     The gates are multiplied as they are, without a stabilizer.
 
@@ -56,11 +57,13 @@ def parallel(
     D = (between * torch.exp(i)[:, None]).permute(0, 3, 1, 2).tril()
     start = from_start * torch.exp(z)[:, None]
     A = scale * torch.einsum("bihk,bjhk->bhij", q, k) * D
-    values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-    read = torch.einsum("bhij,bjhv->bihv", A, values)
-    read = read + scale * start[..., None] * torch.einsum("bihk,bhkv->bihv", q, C)
-    h = read[..., :-1] / read[..., -1:].abs().clamp(min=1)
+    read = torch.einsum("bhij,bjhv->bihv", A, v)
+    read = read + scale * start[..., None] * torch.einsum("bihk,bhkv->bihv", q, C[..., :-1])
+    n = torch.einsum("bhij,bjhk->bihk", D, k) + start[..., None] * C[:, None, :, :, -1]
+    weight = scale * torch.einsum("bihk,bihk->bih", q, n)
+    h = read / weight.abs().clamp(min=1)[..., None]
     total = D[:, :, -1].sum(-1) + start[:, -1]
+    values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     written = torch.einsum("bhj,bjhk,bjhv->bhkv", D[:, :, -1], k, values)
     state = (start[:, -1, :, None, None] * C + written) / total[..., None, None]
     corner = torch.cat([S[..., -1:, :-1], torch.log(total)[..., None, None]], dim=-1)
