@@ -98,17 +98,15 @@ def _allowed(
         inputs = inputs.with_options(**asked)
         nothing = torch.zeros_like(want["o"])
         incoming = {"o": nothing, "lse": nothing[..., 0].transpose(1, 2), **incoming}
-    tensors = {
-        **inputs.to(torch.float64).tensors,
-        **{_INCOMING + name: x for name, x in incoming.items()},
-    }
+    exact = inputs.to(torch.float64)
+    tensors = {**exact.tensors, **{_INCOMING + name: x for name, x in incoming.items()}}
     size = work(op, case)
     form = op.quiet_form if size <= _MOST_WORK else op.oracle
     absolute = (
-        inputs.with_options(scale=_absolute_scale(inputs)) if "scale" in inputs.options else inputs
+        exact.with_options(scale=_absolute_scale(exact)) if "scale" in exact.options else exact
     )
     return budgets(
-        _by_tensors(op, form, inputs),
+        _by_tensors(op, form, exact),
         tensors,
         want,
         precision=BY_DTYPE[case.torch_dtype],
