@@ -22,33 +22,22 @@ def definition(
     return torch.einsum("bhij,bjhv->bihv", p * (1 + mean - x), v)
 
 
-def running(q: Tensor, r: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-    """One key after another, with running moments of what the weights select.
+def moments(q: Tensor, r: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    """Four moments of the keys, each a sum over them, as kernels keep them.
 
-    l = Σ p,   a = Σ p v,   b = Σ p x,   c = Σ p x v        all shrink where the maximum grows
+    l = Σ p,   a = Σ p v,   b = Σ p x,   c = Σ p x v        with weights p that are not normalized
     o = a / l + (a b / l - c) / l
     """
-    T = q.shape[1]
-    m = torch.full_like(q[..., 0], -torch.inf)
-    l, b = torch.zeros_like(m), torch.zeros_like(m)
-    a, c = torch.zeros_like(v), torch.zeros_like(v)
-    seen = visible(T, window, q.device)
-    for j in range(T):
-        s = scale * torch.einsum("bihk,bhk->bih", q, k[:, j])
-        s = torch.where(seen[:, j, None], s, -torch.inf)
-        x = torch.einsum("bihk,bhk->bih", r, k[:, j])
-        top = torch.maximum(m, s.detach())
-        base = torch.where(top == -torch.inf, 0.0, top)
-        shrink, p = torch.exp(m - base), torch.exp(s - base)
-        l, b = shrink * l + p, shrink * b + p * x
-        a = shrink[..., None] * a + p[..., None] * v[:, None, j]
-        c = shrink[..., None] * c + (p * x)[..., None] * v[:, None, j]
-        m = top
-    l, b = l[..., None], b[..., None]
+    s = scale * torch.einsum("bihk,bjhk->bhij", q, k)
+    s = torch.where(visible(q.shape[1], window, q.device), s, -torch.inf)
+    p = torch.exp(s - s.detach().logsumexp(-1, keepdim=True))
+    px = p * torch.einsum("bihk,bjhk->bhij", r, k)
+    l, b = (y.sum(-1).transpose(1, 2)[..., None] for y in (p, px))
+    a, c = ((y @ v.transpose(1, 2)).transpose(1, 2) for y in (p, px))
     return a / l + (a * b / l - c) / l
 
 
-@causal(definition, running, same_dtype=("q", "r", "k", "v"))
+@causal(definition, moments, same_dtype=("q", "r", "k", "v"))
 def parallax(
     q: Float[Tensor, "B T H K"],
     r: Float[Tensor, "B T H K"],

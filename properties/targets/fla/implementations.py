@@ -149,6 +149,25 @@ def _gated_norm(kernel: Kernel, given: Given) -> Outputs:
     return y
 
 
+def _reflections(kernel: Kernel, given: Given) -> Outputs:
+    """fla scales the gates too."""
+    if given.get("g") is not None:
+        factor = given["q"].shape[-1] ** -0.5 if given["scale"] is None else given["scale"]
+        given["g"] = given["g"] / factor
+    return _alone(kernel, given)
+
+
+def _triangle(kernel: Kernel, given: Given) -> Outputs:
+    """The chunk of a token above its diagonal must be zero."""
+    A = given["A"]
+    bounds = given.get("cu_seqlens")
+    token = torch.arange(A.shape[1], device=A.device)
+    if bounds is not None:
+        token = token - bounds[torch.bucketize(token, bounds, right=True) - 1]
+    below = token[:, None] % A.shape[-1] > torch.arange(A.shape[-1], device=A.device)
+    return _sums(kernel, {**given, "A": A.where(below[:, None], 0)})
+
+
 def _sums(kernel: Kernel, given: Given) -> Outputs:
     y: Tensor = kernel(**given, output_dtype=None)
     return y
@@ -331,6 +350,21 @@ def _float32_state(case: Case) -> Case:
     if case.dtype == "float32":
         return case
     return replace(case, given=tuple(n for n in case.given if n != "initial_state"))
+
+
+def _silent_state(case: Case) -> Case:
+    if case.dtype == "float32" or not case.options.get("output_final_state"):
+        return case
+    return replace(case, silent=tuple({**dict.fromkeys(case.silent), "final_state": None}))
+
+
+def _finite_gates(case: Case) -> Case:
+    return replace(case, values="strong_gates") if case.values == "closed_gates" else case
+
+
+def _scale_of_gates(case: Case) -> Case:
+    unscaled = "g" in case.given and case.options.get("scale") == 0
+    return replace(case, options={**case.options, "scale": 1.0}) if unscaled else case
 
 
 def _positive_scale(case: Case) -> Case:
@@ -699,9 +733,11 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
     "path_attn": {
         "parallel": _Mode(
             "fla.ops.path_attn:parallel_path_attn|parallel_path_attention",
-            call=_alone,
+            call=_reflections,
             telescopes=_rows_telescope,
+            conventions=(_SCALE, "gates are scaled as logits are"),
             bounds={
+                "a scale other than 0 beside gates": _scale_of_gates,
                 "K and V 16, 32, 64 or 128": _up_to_128,
                 "w, beta and g in float32": _float32_reflections,
             },
@@ -713,6 +749,8 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         call=_alone,
         theirs={"gs": "g_scalar", "sink": "sink_bias", "window": "window_size"},
         telescopes=_wall_telescope,
+        # With WALL_ATTN_DEBUG=1, fla.ops.wall_attn.parallel asserts it of `g` and `g_scalar`.
+        bounds={"finite gates": _finite_gates},
     ),
     "parallax": _each(
         "parallax",
@@ -720,7 +758,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         call=_alone,
         theirs={"window": "window_size"},
         dtypes=("bfloat16", "float16"),
-        bounds={"K = V": _square},
+        bounds={"K = V above 8": lambda case: _square(_at_least(9, "K")(case))},
     ),
     "rotary_embedding": {
         "fused": _Mode(
@@ -765,8 +803,8 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
     "solve_tril": {
         "fused": _Mode(
             "fla.ops.utils.solve_tril:solve_tril",
-            call=_sums,
-            conventions=(),
+            call=_triangle,
+            conventions=("numbers on and above the diagonal are zeroed: fla reads them",),
             bounds={"C of 16, 32 or 64": _chunks_of_a_dot},
             forward_only=True,
         )
@@ -789,7 +827,10 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             call=_shift,
             theirs={"initial_state": "cache", "output_final_state": "output_cache"},
             conventions=("a state has the dtype of x, and no axis of tokens",),
-            bounds={"a state in the dtype of x": _tables_like_x},
+            bounds={
+                "a state in the dtype of x": _tables_like_x,
+                "no gradient of a state in 16 bits, as it is rounded to them": _silent_state,
+            },
         )
     },
     "l2norm": {"fused": _Mode("fla.modules.l2norm:l2norm|l2_norm", call=_alone, conventions=())},
