@@ -149,7 +149,267 @@ def _shared_keys(given: Given) -> bool:
     return given.get("beta") is None and given["q"].shape[2] != given["v"].shape[2]
 
 
+def _longest(given: Given) -> int:
+    bounds = given.get("cu_seqlens")
+    lengths = [given["q"].shape[1]] if bounds is None else bounds.diff().tolist()
+    return max(lengths, default=0)
+
+
+def _closed(given: Given) -> bool:
+    g = _gates(given)
+    return g is not None and math.isinf(float(g.max()))
+
+
+def _in_float16(given: Given) -> float:
+    """Float32 numbers that are rounded to float16, beside the budget of float32."""
+    if float(given["q"].detach().abs().max()) > FLOAT16:
+        return math.inf
+    return 2.0**13 if given["q"].dtype == torch.float32 else 1.0
+
+
+def _total_gates(given: Given) -> float:
+    """The sum of all gates of a channel, in octaves."""
+    g = given["g"].detach().float().abs()
+    return float(g.sum(1).max()) / math.log(2) if g.numel() else 0.0
+
+
+def _empty_sequence(given: Given) -> bool:
+    bounds = given.get("cu_seqlens")
+    return bounds is not None and bool((bounds.diff() == 0).any())
+
+
+def _small_step(given: Given) -> bool:
+    x, bias = given["x"].detach().float().flatten(3).squeeze(-1), given.get("dt_bias")
+    z = x if bias is None else x + bias.detach().float().flatten()
+    return bool((z < -4).any())
+
+
 LEDGER = (
+    KnownFailure(
+        name="softplus_of_large_logits",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"stickbreaking_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,'
+                '"R":1,"K":4,"V":1},"lengths":[15],"packed":true,"options":{"scale":null,'
+                '"attend_current":false},"values":"large_logits"}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=lambda given: given["q"].dtype == torch.float32 and _largest_logit(given) > 10,
+        # 2^-15 of a weight, in round-offs of float32.
+        symptoms=(Wrong(most=512),),
+        expected="0.999972",
+        got="1.0",
+        cause="log2(1 + 2^z) is taken to be z from z = 15 on: weights lose 2^-15 of themselves.",
+    ),
+    KnownFailure(
+        name="wall_gradient_past_the_end",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"wall_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":16,"V":16},"lengths":[150],"options":{"scale":null,"window":null}}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=lambda given: _total_gates(given) > 126,
+        symptoms=(Wrong(("dk", "dg"), finite=False),),
+        expected="0.0",
+        got="nan",
+        cause="The gates of queries past the end are summed to 0, and the reference to a decay at "
+        "the start of their block: the quotient overflows, and times a query of 0 it is NaN.",
+    ),
+    KnownFailure(
+        name="wall_keys_behind_strong_gates",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"wall_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":1,"V":1},"lengths":[15],"packed":true,"options":{"scale":null,"window":null},'
+                '"values":"strong_gates"}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=lambda given: _total_gates(given) > 110,
+        symptoms=(Wrong(most=math.inf, finite=False),),
+        expected="0.4223",
+        got="0.3359",
+        cause="Keys are divided by their decay since the start of a block, at most by 2^-110: "
+        "behind stronger gates they count for less, and products of what is above are infinite.",
+    ),
+    KnownFailure(
+        name="gates_of_minus_infinity",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":16,"V":16},"lengths":[5],"given":["g"],"options":{"scale":1.0,"causal":true,'
+                '"window":null},"values":"closed_gates"}'
+            ),
+            Case.from_json(
+                '{"op":"path_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":16,"V":16},"lengths":[5],"given":["g"],"float32":["w","beta","g"],'
+                '"options":{"scale":1.0},"values":"closed_gates"}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=_closed,
+        symptoms=(Wrong(most=math.inf, finite=False),),
+        expected="[1.0, 1.0]",
+        got="[1.0, nan]",
+        cause="A logit gets the difference of two sums of gates: of -inf and -inf, NaN.",
+    ),
+    KnownFailure(
+        name="path_reflections_in_float16",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"path_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":16,"V":16},"lengths":[200],"float32":["w","beta"],"options":{"scale":1.0}}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=lambda given: _longest(given) > CHUNK and _in_float16(given) > 1,
+        symptoms=(Wrong(most=_in_float16),),
+        expected="1.0",
+        got="nan",
+        cause="Between chunks, queries, directions and strengths are rounded to float16.",
+    ),
+    KnownFailure(
+        name="path_scale_below_zero",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"path_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":16,"V":16},"lengths":[5],"given":["g"],"float32":["w","beta","g"],'
+                '"options":{"scale":-2.25}}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=lambda given: (given["scale"] or 1) < 0 and given.get("g") is not None,
+        symptoms=(Wrong(most=math.inf, finite=False),),
+        expected="1.0",
+        got="nan",
+        cause="With gates, logits of queries past the end are -inf before they are scaled: a "
+        "negative scale makes them inf, and infinite weights times gradients of 0 are NaN.",
+    ),
+    KnownFailure(
+        name="norm_of_no_tokens",
+        law="differential",
+        releases=RELEASES,
+        cases=tuple(
+            Case.from_json(
+                f'{{"op":"{op}","mode":"fused","dtype":"float32","dims":{{"B":1,"H":1,"D":1}},'
+                '"lengths":[0],"options":{"eps":1e-06,"activation":"silu","gate_first":false}}'
+            )
+            for op in ("rms_norm_gated", "layer_norm_gated")
+        ),
+        modes=("fused",),
+        shows=lambda given: given["x"].numel() == 0,
+        symptoms=(Raised("ZeroDivisionError", "division by zero"),),
+        expected="(1, 0, 1, 16)",
+        got="ZeroDivisionError",
+        cause="The backward pass has as many programs as rows or fewer, and divides by them.",
+    ),
+    KnownFailure(
+        name="shift_of_no_tokens",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"token_shift","mode":"fused","dtype":"float32","dims":{"B":1,"D":2},'
+                '"lengths":[0,1],"packed":true,"given":["initial_state"],'
+                '"options":{"output_final_state":true}}'
+            ),
+        ),
+        modes=("fused",),
+        shows=lambda given: given["x"].shape[1] == 0 or _empty_sequence(given),
+        symptoms=(Wrong(("final_state", "dinitial_state"), most=math.inf, finite=False),),
+        expected="[2.0, 1.0]",
+        got="[nan, 1.0]",
+        cause="The state of a sequence and its gradient are written at its last and first token, "
+        "and without any not at all.",
+    ),
+    KnownFailure(
+        name="log_linear_of_no_tokens",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"log_linear_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":64,"V":16},"lengths":[0],"packed":true,"options":{"scale":null}}'
+            ),
+        ),
+        modes=("chunk",),
+        shows=lambda given: given["q"].shape[1] == 0,
+        symptoms=(Raised("ValueError", "math domain error"),),
+        expected="(1, 0, 1, 16)",
+        got="ValueError",
+        cause="The number of levels is the logarithm of the number of chunks, which is 0.",
+    ),
+    KnownFailure(
+        name="log_linear_empty_sequence",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"log_linear_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":64,"V":16},"lengths":[0,1],"packed":true,"options":{"scale":null}}'
+            ),
+        ),
+        modes=("chunk",),
+        shows=_empty_sequence,
+        symptoms=(
+            Raised("LoadOutOfBounds", "in kernel chunkwise_bwd_kernel_dkg"),
+            Wrong(("dq", "dk", "dv", "dg", "dlevel_scales"), most=math.inf, finite=False),
+        ),
+        expected="64.0",
+        got="load out of bounds in kernel chunkwise_bwd_kernel_dkg",
+        cause="The last gate of a sequence without tokens is read: the one before the sequence.",
+    ),
+    KnownFailure(
+        name="log_linear_scales_in_float32",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"log_linear_attn","mode":"chunk","dtype":"bfloat16","dims":{"B":1,"G":1,'
+                '"R":1,"K":64,"V":16},"lengths":[1],"float32":["level_scales"],'
+                '"options":{"scale":null}}'
+            ),
+        ),
+        modes=("chunk",),
+        shows=lambda given: given["level_scales"].dtype != given["v"].dtype,
+        symptoms=(Raised("CompilationError", "Both operands must be same dtype"),),
+        expected="16.0",
+        got="CompilationError",
+        cause="Weights times level scales have their dtype, and the values, which they multiply, "
+        "another.",
+    ),
+    KnownFailure(
+        name="gate_of_a_small_step",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"decay_gate","mode":"fused_of_heads","dtype":"bfloat16","dims":{"B":1,"H":1,'
+                '"D":1},"lengths":[15],"given":["A_log"],"values":"large_logits","seed":1}'
+            ),
+        ),
+        modes=("fused_of_heads",),
+        shows=_small_step,
+        symptoms=(Wrong(("g", "dA_log"), most=math.inf),),
+        expected="-4.1e-08",
+        got="-0.0e+00",
+        cause="A softplus is log(1 + exp(x)): below x = -4 it loses digits, and below -17 all.",
+    ),
     KnownFailure(
         name="state_after_a_part_of_a_chunk",
         law="differential",
