@@ -101,7 +101,12 @@ def _steps_on_rows(kernel: Kernel, given: Given) -> Outputs:
 
 
 def _slots(kernel: Kernel, given: Given) -> Outputs:
-    """The state of slots is a pair of the keys, transposed, and the values."""
+    """The state of slots is a pair of the keys, transposed, and the values.
+
+    Without gates fla derives some from the weights of the slots.
+    """
+    if given.get("g") is None:
+        given["g"] = torch.zeros_like(given["s"])
     state, K = given.get("initial_state"), given["k"].shape[-1]
     if state is not None:
         keys = state[..., :K].mT.contiguous()
@@ -330,6 +335,15 @@ def _at_most(most: int) -> Bound:
     return lambda case: replace(case, dims={**case.dims, "K": (case.dims["K"] - 1) % most + 1})
 
 
+def _at_most_values(most: int) -> Bound:
+    return lambda case: replace(case, dims={**case.dims, "V": (case.dims["V"] - 1) % most + 1})
+
+
+def _slots_of_a_dot(case: Case) -> Case:
+    slots = max(16, 1 << (case.dims["M"] - 1).bit_length())
+    return replace(case, dims={**_at_least(9, "K", "V")(case).dims, "M": slots})
+
+
 def _one_tile(case: Case) -> Case:
     return replace(case, dims={**_powers_of_two(case).dims, "K": 16})
 
@@ -385,6 +399,7 @@ class _Mode:
         earlier: the same in releases that lack that name.
         ours: arguments that it lacks and `call` handles.
         without: arguments of the same name with another meaning.
+        needs: arguments that default to None and that its docstring does not call optional.
         The rest as in `Implementation`.
     """
 
@@ -394,6 +409,7 @@ class _Mode:
     earlier: Mapping[str, str] = field(default_factory=dict)
     ours: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
     conventions: tuple[str, ...] = (_SCALE,)
     dtypes: tuple[str, ...] = DTYPES
@@ -429,6 +445,8 @@ class _Mode:
         return all(self._name(kernel, n) in taken or n in self.ours for n in needed)
 
     def _requires(self, kernel: Kernel, name: str) -> bool:
+        if name in self.needs:
+            return True
         parameter = signature(kernel).parameters.get(self._name(kernel, name))
         return parameter is not None and parameter.default is Parameter.empty
 
@@ -543,7 +561,8 @@ def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
         for letter, size in zip(a.dims.split(), given[a.name].shape, strict=True)
     }
     shape = [sizes[letter] for letter in argument.dims.split()]
-    value = 1.0 if argument.role is Role.STRENGTH or argument.name == "weight" else 0.0
+    strengths = (Role.STRENGTH, Role.RATE)
+    value = 1.0 if argument.role in strengths or argument.name == "weight" else 0.0
     return torch.full(shape, value, device=given[op.arguments[0].name].device)
 
 
@@ -661,16 +680,28 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         **_each("gdn2", "fused_recurrent", theirs=_GATES_OF_GDN2, forward_only=True),
     },
     "comba": {
-        **_each("comba", "chunk", telescopes=_values_telescope),
+        **_each("comba", "chunk", needs=("beta",), telescopes=_values_telescope),
         **_each("comba", "fused_recurrent", forward_only=True),
     },
     "gated_oja_rule": {
-        **_each("gated_oja_rule", "chunk", telescopes=_values_channels_telescope),
-        **_each("gated_oja_rule", "fused_recurrent", forward_only=True),
+        **_each("gated_oja_rule", "chunk", bounds=_WIDE, telescopes=_values_channels_telescope),
+        **_each(
+            "gated_oja_rule",
+            "fused_recurrent",
+            forward_only=True,
+            # It asserts that.
+            bounds={"V of 128 at most": _at_most_values(128)},
+        ),
     },
     "precond_gated_delta_rule": {
         **_each("precond_gated_delta_rule", "chunk", call=_energies, telescopes=_values_telescope),
-        **_each("precond_gated_delta_rule", "fused_recurrent", call=_energies, forward_only=True),
+        **_each(
+            "precond_gated_delta_rule",
+            "fused_recurrent",
+            call=_energies,
+            needs=("g_atk", "beta_atk"),
+            forward_only=True,
+        ),
     },
     "precond_kda": {
         **_each(
@@ -681,7 +712,13 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             bounds={"normalized queries and keys": _unit_keys},
             telescopes=_channels_telescope,
         ),
-        **_each("precond_kda", "fused_recurrent", call=_energies, forward_only=True),
+        **_each(
+            "precond_kda",
+            "fused_recurrent",
+            call=_energies,
+            needs=("g_atk", "beta_atk"),
+            forward_only=True,
+        ),
     },
     "rwkv6": _each(
         "rwkv6",
@@ -697,6 +734,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "abc",
         "chunk",
         call=_alone,
+        bounds={"K and V above 8, M a power of two from 16": _slots_of_a_dot},
         without=("initial_state", "output_final_state"),
         unstated={"splitting": "the state lacks the sums of weights"},
     ),

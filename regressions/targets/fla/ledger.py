@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def _overflows_past_the_end(given: Given) -> bool:
 
 def _gates(given: Given) -> Tensor | None:
     """Gates without their sign, under the name that the op has for them."""
-    g = next((given[name] for name in ("g", "gk", "w") if given.get(name) is not None), None)
+    g = next((given[name] for name in ("g", "gk", "gv", "w") if given.get(name) is not None), None)
     return None if g is None or not g.numel() else g.detach().float().abs()
 
 
@@ -183,6 +184,208 @@ def _small_step(given: Given) -> bool:
     z = x if bias is None else x + bias.detach().float().flatten()
     return bool((z < -4).any())
 
+
+# A call of each other op in a mode.
+_OTHERS = {
+    (case.op, case.mode): case
+    for case in (
+        Case.from_json(
+            '{"op":"gsa","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16,"M":16},"options":{"scale":null,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"lightnet","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"lightnet","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"abc","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16,"M":16},"options":{},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"log_linear_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":64,"V":16},"options":{"scale":null},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"gated_delta_product","mode":"chunk","dtype":"bfloat16","dims":{"B":1,"H":1,"K":16,"V":16,"J":2},"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"gdn2","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"gdn2","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"comba","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"gated_oja_rule","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"precond_gated_delta_rule","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"precond_kda","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"precond_kda","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"rwkv6","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"hgrn","mode":"chunk","dtype":"float32","dims":{"B":1,"D":4},"options":{"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"hgrn","mode":"fused_recurrent","dtype":"float32","dims":{"B":1,"D":4},"options":{"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"iplr","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"stickbreaking_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"options":{"scale":null,"attend_current":false},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"path_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"float32":["w","beta"],"options":{"scale":null},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"wall_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"options":{"scale":null,"window":null},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"parallax","mode":"parallel","dtype":"bfloat16","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"options":{"scale":null,"window":null},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"based","mode":"parallel","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"scale":null,"normalize":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"rebased","mode":"parallel","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"options":{"normalize":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"token_shift","mode":"fused","dtype":"float32","dims":{"B":1,"D":4},"options":{"output_final_state":true},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"cumsum","mode":"chunk","dtype":"float32","dims":{"B":1,"D":4},"options":{"chunk_size":64,"reverse":false},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"cumsum","mode":"fused","dtype":"float32","dims":{"B":1,"D":4},"options":{"chunk_size":64,"reverse":false},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"solve_tril","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"C":16},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"decay_gate","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4},"options":{},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"rms_norm_gated","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4},"options":{"eps":1e-06,"activation":"silu","gate_first":false},"lengths":[3]}'
+        ),
+        Case.from_json(
+            '{"op":"layer_norm_gated","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4},"options":{"eps":1e-06,"activation":"silu","gate_first":false},"lengths":[3]}'
+        ),
+    )
+}
+_EDITED = (
+    ("gsa", "chunk"),
+    ("lightnet", "chunk"),
+    ("log_linear_attn", "chunk"),
+    ("gated_delta_product", "chunk"),
+    ("gdn2", "chunk"),
+    ("comba", "chunk"),
+    ("gated_oja_rule", "chunk"),
+    ("precond_gated_delta_rule", "chunk"),
+    ("precond_kda", "chunk"),
+    ("rwkv6", "chunk"),
+    ("iplr", "chunk"),
+    ("stickbreaking_attn", "parallel"),
+    ("path_attn", "parallel"),
+    ("wall_attn", "parallel"),
+    ("parallax", "parallel"),
+    ("token_shift", "fused"),
+    ("cumsum", "chunk"),
+    ("solve_tril", "fused"),
+)
+_UNCHECKED = (
+    ("gsa", "chunk"),
+    ("lightnet", "fused_recurrent"),
+    ("abc", "chunk"),
+    ("log_linear_attn", "chunk"),
+    ("gdn2", "fused_recurrent"),
+    ("comba", "chunk"),
+    ("gated_oja_rule", "chunk"),
+    ("precond_gated_delta_rule", "chunk"),
+    ("precond_kda", "fused_recurrent"),
+    ("rwkv6", "chunk"),
+    ("hgrn", "chunk"),
+    ("iplr", "chunk"),
+    ("stickbreaking_attn", "parallel"),
+    ("path_attn", "parallel"),
+    ("wall_attn", "parallel"),
+    ("parallax", "parallel"),
+    ("based", "parallel"),
+    ("rebased", "parallel"),
+    ("token_shift", "fused"),
+    ("cumsum", "fused"),
+    ("decay_gate", "fused"),
+    ("rms_norm_gated", "fused"),
+    ("layer_norm_gated", "fused"),
+)
+_UNBOUND = (
+    ("gsa", "chunk"),
+    ("lightnet", "chunk"),
+    ("log_linear_attn", "chunk"),
+    ("gated_delta_product", "chunk"),
+    ("gdn2", "chunk"),
+    ("comba", "chunk"),
+    ("gated_oja_rule", "chunk"),
+    ("precond_gated_delta_rule", "chunk"),
+    ("precond_kda", "chunk"),
+    ("rwkv6", "chunk"),
+    ("hgrn", "fused_recurrent"),
+    ("iplr", "chunk"),
+    ("stickbreaking_attn", "parallel"),
+    ("path_attn", "parallel"),
+    ("wall_attn", "parallel"),
+    ("parallax", "parallel"),
+    ("token_shift", "fused"),
+    ("cumsum", "fused"),
+    ("solve_tril", "fused"),
+)
+
+
+_UNCHECKED_OPTIONS = (
+    ("stickbreaking_attn", "parallel"),
+    ("wall_attn", "parallel"),
+    ("parallax", "parallel"),
+    ("rms_norm_gated", "fused"),
+    ("layer_norm_gated", "fused"),
+)
+
+# Of ops whose cause is one, the first has the script.
+_GATES_OF_A_CHUNK = (
+    (
+        Case.from_json(
+            '{"op":"gated_delta_rule","mode":"chunk","dtype":"float32","dims":{"B":2,"G":1,"R":1,"K":7,"V":8},"lengths":[47],"given":["g","initial_state"],"options":{"scale":-2.25,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"values":"extreme_gates"}'
+        ),
+        Case.from_json(
+            '{"op":"comba","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":3},"lengths":[128],"given":["g","beta"],"options":{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":false},"values":"strong_gates"}'
+        ),
+        Case.from_json(
+            '{"op":"gated_oja_rule","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":15,"V":31},"lengths":[2],"packed":true,"given":["gv"],"options":{"scale":null,"output_final_state":false},"values":"extreme_gates","context":"no_grad"}'
+        ),
+    ),
+    (
+        Case.from_json(
+            '{"op":"kda","mode":"chunk","dtype":"float32","dims":{"B":2,"G":1,"R":1,"K":7,"V":8},"lengths":[47],"given":["g","initial_state"],"float32":["g"],"options":{"scale":-2.25,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"values":"extreme_gates"}'
+        ),
+    ),
+    (
+        Case.from_json(
+            '{"op":"dplr","mode":"chunk","dtype":"float32","dims":{"B":1,"H":2,"K":16,"V":16},"lengths":[10],"given":["gk"],"float32":["gk"],"options":{"scale":2.25,"output_final_state":true},"values":"extreme_gates","seed":18}'
+        ),
+    ),
+    (
+        Case.from_json(
+            '{"op":"rwkv7","mode":"chunk","dtype":"float32","dims":{"B":2,"H":3,"K":16,"V":9},"lengths":[2],"given":["initial_state"],"options":{"scale":null,"output_final_state":true},"values":"extreme_gates","seed":65535}'
+        ),
+    ),
+)
 
 LEDGER = (
     KnownFailure(
@@ -603,6 +806,11 @@ LEDGER = (
                 '"G":1,"R":2,"K":8,"V":8},"lengths":[1],"options":{"scale":null,'
                 '"use_qk_l2norm_in_kernel":false,"output_final_state":true}}'
             ),
+            Case.from_json(
+                '{"op":"comba","mode":"fused_recurrent","dtype":"bfloat16","dims":{"B":1,"G":1,'
+                '"R":2,"K":1,"V":1},"lengths":[1],"options":{"scale":null,'
+                '"use_qk_l2norm_in_kernel":false,"output_final_state":true}}'
+            ),
         ),
         modes=("fused_recurrent",),
         shows=_shared_keys,
@@ -754,6 +962,10 @@ LEDGER = (
             Case.from_json(
                 '{"op":"short_conv","mode":"fused","dtype":"float32","dims":{"B":1,"D":4,"W":3},"lengths":[1,65,0],"packed":true,"options":{"activation":null,"output_final_state":true},"earlier":{}}'
             ),
+            *(
+                replace(_OTHERS[one], lengths=(1, 65, 0), packed=True, earlier={})
+                for one in _EDITED
+            ),
         ),
         modes=("chunk", "parallel", "fused"),
         shows=_edited,
@@ -815,6 +1027,7 @@ LEDGER = (
             Case.from_json(
                 '{"op":"l2norm","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4},"lengths":[3],"options":{"eps":1e-06}}'
             ),
+            *(_OTHERS[one] for one in _UNCHECKED),
         ),
         modes=MODES,
         shows=_always,
@@ -875,6 +1088,7 @@ LEDGER = (
             Case.from_json(
                 '{"op":"rotary_embedding","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4,"P":1},"lengths":[3,2],"packed":true,"options":{"interleaved":false,"seqlen_offsets":[0,0],"inplace":false}}'
             ),
+            *(replace(_OTHERS[one], lengths=(3, 2), packed=True) for one in _UNBOUND),
         ),
         modes=MODES,
         shows=lambda given: given.get("cu_seqlens") is not None,
@@ -904,6 +1118,7 @@ LEDGER = (
             Case.from_json(
                 '{"op":"rotary_embedding","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4,"P":1},"lengths":[3],"options":{"interleaved":false,"seqlen_offsets":0,"inplace":false}}'
             ),
+            *(_OTHERS[one] for one in _UNCHECKED_OPTIONS),
         ),
         modes=("parallel", "fused", "chunk", "fused_recurrent"),
         shows=_always,
@@ -913,6 +1128,9 @@ LEDGER = (
             *(f"activation={x!r}" for x in ("relu", True, 1)),
             *(f"{n}={x}" for n in ("num_layers", "layer_idx") for x in _COUNTS),
             *(f"eps={x}" for x in (0.0, -1e-6)),
+            "scale=nan",
+            "scale='0.5'",
+            "activation=None",
             "an offset before the tables",
             "an offset each, before the tables",
         ),
@@ -926,7 +1144,7 @@ LEDGER = (
             name=f"{case.op}_gates_of_a_chunk",
             law="differential",
             releases=RELEASES,
-            cases=(case,),
+            cases=(case, *others),
             modes=("chunk",),
             shows=lambda given: _sum_in_a_chunk(given) > 100,
             symptoms=(Wrong(most=_digits(_sum_in_a_chunk)),),
@@ -935,19 +1153,6 @@ LEDGER = (
             cause="Decays are differences of two sums of gates from the first token of the chunk "
             "on, in float32: what came before a key takes the digits of what came after it.",
         )
-        for case in (
-            Case.from_json(
-                '{"op":"gated_delta_rule","mode":"chunk","dtype":"float32","dims":{"B":2,"G":1,"R":1,"K":7,"V":8},"lengths":[47],"given":["g","initial_state"],"options":{"scale":-2.25,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"values":"extreme_gates"}'
-            ),
-            Case.from_json(
-                '{"op":"kda","mode":"chunk","dtype":"float32","dims":{"B":2,"G":1,"R":1,"K":7,"V":8},"lengths":[47],"given":["g","initial_state"],"float32":["g"],"options":{"scale":-2.25,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"values":"extreme_gates"}'
-            ),
-            Case.from_json(
-                '{"op":"dplr","mode":"chunk","dtype":"float32","dims":{"B":1,"H":2,"K":16,"V":16},"lengths":[10],"given":["gk"],"float32":["gk"],"options":{"scale":2.25,"output_final_state":true},"values":"extreme_gates","seed":18}'
-            ),
-            Case.from_json(
-                '{"op":"rwkv7","mode":"chunk","dtype":"float32","dims":{"B":2,"H":3,"K":16,"V":9},"lengths":[2],"given":["initial_state"],"options":{"scale":null,"output_final_state":true},"values":"extreme_gates","seed":65535}'
-            ),
-        )
+        for case, *others in _GATES_OF_A_CHUNK
     ),
 )

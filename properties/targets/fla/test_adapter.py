@@ -1,0 +1,35 @@
+"""Calls in which an argument means something else to fla, or is not optional there."""
+
+import pytest
+import torch
+
+from properties.cases.case import Case
+from properties.laws import LAWS, Subject
+from properties.targets import load, scope
+
+CASES = {
+    "writes that are not given are 1": '{"op":"gdn2","mode":"chunk","dtype":"float32",'
+    '"dims":{"B":1,"H":1,"K":9,"V":9},"lengths":[3]}',
+    "gates of slots that are not given are 0": '{"op":"gsa","mode":"fused_recurrent",'
+    '"dtype":"float32","dims":{"B":1,"H":1,"K":9,"V":9,"M":4},"lengths":[3]}',
+    "strengths of Comba are required": '{"op":"comba","mode":"chunk","dtype":"float32",'
+    '"dims":{"B":1,"G":1,"R":1,"K":9,"V":9},"lengths":[3]}',
+    "gates of energies are required": '{"op":"precond_gated_delta_rule","mode":"fused_recurrent",'
+    '"dtype":"float32","dims":{"B":1,"H":1,"K":9,"V":9},"lengths":[3],'
+    '"options":{"use_qk_l2norm_in_kernel":false}}',
+    "gates of PaTH are scaled": '{"op":"path_attn","mode":"parallel","dtype":"float32",'
+    '"dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3],"given":["g"],'
+    '"float32":["w","beta","g"],"options":{"scale":0.3},"context":"no_grad"}',
+    "what lies above a triangle is not read": '{"op":"solve_tril","mode":"fused",'
+    '"dtype":"float32","dims":{"B":1,"H":2,"C":32},"lengths":[5,0,40],"packed":true}',
+    "products of Parallax are rounded to 16 bits": '{"op":"parallax","mode":"parallel",'
+    '"dtype":"bfloat16","dims":{"B":1,"G":1,"R":1,"K":9,"V":9},"lengths":[1],'
+    '"values":"large_logits"}',
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_fla_agrees_where_its_arguments_mean_something_else(case: str) -> None:
+    one = Case.from_json(case)
+    target, device = load("fla", torch.device("cpu")), torch.device("cpu")
+    LAWS["differential"](scope.declared(target, one.op, one.mode), one, Subject(target, device))
