@@ -183,7 +183,11 @@ def _announces_itself(op: Op, mistake: Mistake, inputs: Inputs, got: Results) ->
     numbers = [n for n, x in mistake.arguments.items() if isinstance(x, float)]
     if all(math.isfinite(mistake.arguments[name]) for name in numbers):
         return False
-    want = oracle_results(op, inputs.with_options(**dict.fromkeys(numbers, 1.0)), None)
+    try:
+        want = oracle_results(op, inputs.with_options(**dict.fromkeys(numbers, 1.0)), None)
+    except ValueError:
+        # A bound from below is negative.
+        want = oracle_results(op, inputs.with_options(**dict.fromkeys(numbers, -1.0)), None)
     shown = [o.name for o in op.outputs if o.asked_by is None]
     return all(bool((want[n][got[n].cpu().isfinite()] == 0).all()) for n in shown)
 

@@ -355,6 +355,7 @@ _UNCHECKED_OPTIONS = (
     ("parallax", "parallel"),
     ("rms_norm_gated", "fused"),
     ("layer_norm_gated", "fused"),
+    ("decay_gate", "fused"),
 )
 
 # Of ops whose cause is one, the first has the script.
@@ -1131,6 +1132,7 @@ LEDGER = (
             "scale=nan",
             "scale='0.5'",
             "activation=None",
+            *(f"lower_bound={x}" for x in (0.0, 5.0, True)),
             "an offset before the tables",
             "an offset each, before the tables",
         ),
