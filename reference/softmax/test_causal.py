@@ -161,3 +161,30 @@ def test_packed_sequences_see_themselves_alone(name: str) -> None:
     for span in (slice(0, 3), slice(3, 7)):
         alone = first(op(*(x[:, span] for x in (q, k, v, *more))))
         torch.testing.assert_close(together[:, span], alone, rtol=1e-14, atol=1e-14)
+
+
+@both_forms_of(reference.wall_attn)
+def test_gates_of_wall_attention_telescope(form: Form) -> None:
+    # dg_t = Σ_{s >= t} (q_s dq_s - k_s dk_s) of a query head in a sequence.
+    q, k, v = draw(0, 1, 7, 4, 3), draw(1, 1, 7, 2, 3), draw(2, 1, 7, 2, 5)
+    k, v = k.repeat_interleave(2, 2), v.repeat_interleave(2, 2)
+    g, gs = -draw(3, 1, 7, 4, 3).abs(), -draw(4, 1, 7, 4).abs()
+    leaves = [x.requires_grad_() for x in (q, k, g, gs)]
+    o = form(q, k, v, g, gs=gs, window=3, cu_seqlens=torch.tensor([0, 4, 4, 7]))
+    dq, dk, dg, dgs = torch.autograd.grad(o, leaves, draw(5, 1, 7, 4, 5))
+    terms = q * dq - k * dk
+    parts = [terms[:, :4], terms[:, 4:]]
+    expected = torch.cat([part.flip(1).cumsum(1).flip(1) for part in parts], 1)
+    torch.testing.assert_close(dg, expected.detach(), rtol=1e-12, atol=1e-13)
+    # The first gate of a sequence acts on nothing: all rows and columns sum to the same.
+    torch.testing.assert_close(dgs[:, [0, 4]], torch.zeros(1, 2, 4).to(dgs), rtol=0, atol=1e-13)
+
+
+@both_forms_of(reference.path_attn)
+def test_rows_and_columns_of_path_logits_sum_to_the_same(form: Form) -> None:
+    q, k, v = draw(0, 1, 7, 4, 3), draw(1, 1, 7, 2, 3), draw(2, 1, 7, 2, 5)
+    w, beta = draw(3, 1, 7, 2, 3) / 2, draw(4, 1, 7, 2).sigmoid()
+    g = (-draw(5, 1, 7, 4).abs()).requires_grad_()
+    o = form(q, k, v, w, beta, g, cu_seqlens=torch.tensor([0, 4, 4, 7]))
+    (dg,) = torch.autograd.grad(o, g, draw(6, 1, 7, 4, 5))
+    torch.testing.assert_close(dg[:, [0, 4]], torch.zeros(1, 2, 4).to(dg), rtol=0, atol=1e-13)

@@ -263,9 +263,9 @@ def _rows_telescope(case: Case) -> tuple[Telescope, ...]:
 
 
 def _wall_telescope(case: Case) -> tuple[Telescope, ...]:
-    """A gate of each channel, and one of each head; grouped keys have no gradient for each."""
-    queries, keys = ("B T H K", "q", "dq"), ("B T H K", "k", "dk")
-    channels = (queries, keys) if case.dims["R"] == 1 else (queries,)
+    """A gate of each channel, and one of each head; of grouped keys the sum over heads is known."""
+    heads = "B T H K" if case.dims["R"] == 1 else "B T G K"
+    channels = (("B T H K", "q", "dq"), (heads, "k", "dk"))
     rows = (replace(rows, gradient="dgs") for rows in _rows_telescope(case))
     return (Telescope("dg", "B T H K", channels), *rows)
 
