@@ -31,6 +31,7 @@ PATH_ATTN = _declare(
 
 WALL_ATTN = _declare(
     reference.wall_attn,
+    quiet_form=reference.wall_attn,
     options=(WINDOW,),
     roles={"gs": Role.LOG_DECAY, "sink": Role.LOGIT},
     work=lambda n: n["H"] * n["T"] * n["T"] * n["K"],

@@ -1,5 +1,6 @@
 """Comparison of results: bit for bit, or with the oracle within the error budget."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -93,6 +94,7 @@ def _allowed(
         want = oracle_results(op, inputs, incoming)
         dtypes = {name: dtypes.get(name, case.torch_dtype) for name in want}
     softmax = op.float32_logits and len(incoming) > 0
+    has_lse = any(o.name == "lse" for o in op.outputs)
     if softmax:
         asked = {o.asked_by: True for o in op.outputs if o.asked_by is not None}
         inputs = inputs.with_options(**asked)
@@ -118,11 +120,17 @@ def _allowed(
         constant_decay=op.constant_decay(case),
         telescopes=telescopes,
         float32_logits=op.float32_logits,
+        row_sums=_of_a_row_sum(want["o"], dtypes["o"]) if softmax and not has_lse else 0.0,
         passed_on=_passed_on(op, inputs, incoming, want, dtypes) if softmax else None,
         size=size,
         quick=quick,
         seed=case.seed,
     )
+
+
+def _of_a_row_sum(o: Tensor, dtype: torch.dtype) -> float:
+    """The relative error of `do · o` beside `dp`: of the rounded output, and of two sums."""
+    return math.hypot(unit_roundoff(dtype), ACCUMULATOR * math.sqrt(2 * o.shape[-1]))
 
 
 def _passed_on(

@@ -186,6 +186,7 @@ def budgets(
     constant_decay: float = 0.0,
     telescopes: tuple[Telescope, ...] = (),
     float32_logits: bool = False,
+    row_sums: float = 0.0,
     passed_on: Mapping[str, Error] | None = None,
     size: float = 0.0,
     quick: bool = False,
@@ -211,6 +212,8 @@ def budgets(
         telescopes: gradients that are differences of large sums.
         float32_logits: products of two inputs and elementwise functions of them are never stored,
             as in softmax attention. Not for maps whose products may be reordered.
+        row_sums: relative error of what the gradient of a softmax subtracts in a row, beside the
+            `passed_on` error of an LSE.
         passed_on: initial errors of tensors in the perturbed runs, by name.
         size: roughly how many numbers the oracle holds at once.
         quick: use a third of the perturbed runs and the smaller budgets that they guarantee. A
@@ -243,6 +246,7 @@ def budgets(
             precision,
             output_dtypes=output_dtypes,
             float32_logits=float32_logits,
+            row_sums=row_sums,
             terms=terms,
             passed_on=passed_on or {},
             size=size,
@@ -335,6 +339,7 @@ def sigma(
     *,
     output_dtypes: Mapping[str, torch.dtype],
     float32_logits: bool = False,
+    row_sums: float = 0.0,
     terms: int = 1,
     passed_on: Mapping[str, Error] | None = None,
     size: float = 0.0,
@@ -360,7 +365,9 @@ def sigma(
     float32_logits = float32_logits and precision.coarse
     # Float32 intermediates may be biased, as everything is for float32 inputs: see `rules`.
     bias = 1 + math.sqrt(terms) / 6 if float32_logits else 1.0
-    mode = Rounding(precision, generator, float32_logits=float32_logits, bias=bias)
+    mode = Rounding(
+        precision, generator, float32_logits=float32_logits, row_sums=row_sums, bias=bias
+    )
     # Centre on its own exact run: a difference between the oracle's forms is no rounding.
     centre = {name: y for name, y in oracle(tensors).items() if name in want}
     at_once = max(1, min(draws, int(_AT_ONCE / max(size, 1.0))))

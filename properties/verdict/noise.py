@@ -69,7 +69,9 @@ class Rounding(TorchDispatchMode):
 
     With `float32_logits` only the operands of products are stored: u is 2^-23 everywhere else, and
     a product of exactly stored tensors has only its summation error. `bias` enlarges the noise of
-    float32 intermediates.
+    float32 intermediates. With `row_sums`, the `Σ p dp` that the gradient of a softmax subtracts
+    has an error of its own, of that many times `sqrt(Σ p dp²)`: kernels take it from the rounded
+    output.
 
     The mode sees the operations of autograd too, so gradients are perturbed at their own
     intermediates. Zeros and infinities stay. Noise below float16's normal numbers is at least its
@@ -84,12 +86,14 @@ class Rounding(TorchDispatchMode):
         generator: torch.Generator,
         *,
         float32_logits: bool = False,
+        row_sums: float = 0.0,
         bias: float = 1.0,
     ) -> None:
         super().__init__()
         self.precision = precision
         self.generator = generator
         self.float32_logits = float32_logits
+        self.row_sums = row_sums
         self.accumulator = bias * ACCUMULATOR
         self.unit = 2 * self.accumulator if float32_logits else precision.unit
         self.underflow = 0.0 if float32_logits else precision.underflow
@@ -108,6 +112,10 @@ class Rounding(TorchDispatchMode):
         result = func(*args, **kwargs)
         if view or name in _EXACT or not any(_inexact(a) for a in (*args, *kwargs.values())):
             return result
+        if name == "_softmax_backward_data" and self.row_sums:
+            dp, p, dim = args[:3]
+            size = self.row_sums * (p * dp.square()).sum(dim, keepdim=True).sqrt()
+            result = result + p * self._disturbed(torch.zeros_like(size), size)
         in_place = any(r.alias_info is not None and r.alias_info.is_write for r in returns)
 
         def disturb(y: Tensor) -> Tensor:

@@ -110,6 +110,21 @@ def test_float32_logits_leave_products_of_stored_numbers_exact() -> None:
     assert (scatter(lambda: weights @ q, BFLOAT16, True) > 2.0**-9 * (weights @ q).abs()).all()
 
 
+def test_a_row_of_one_key_has_the_error_of_its_sum() -> None:
+    logits = torch.zeros(3, 1, dtype=torch.float64, requires_grad=True)
+    dp = normal(3, 1)
+
+    def gradient() -> Tensor:
+        (found,) = torch.autograd.grad(torch.softmax(logits, -1), logits, dp)
+        return found
+
+    generator = torch.Generator().manual_seed(0)
+    with Rounding(FLOAT16, generator, float32_logits=True, row_sums=2.0**-11):
+        runs = torch.stack([gradient() for _ in range(200)])
+    torch.testing.assert_close(runs.square().mean(0).sqrt(), 2.0**-11 * dp.abs(), rtol=0.3, atol=0)
+    assert (scatter(gradient, FLOAT16, True) < 2.0**-20).all()
+
+
 def test_magnitude_takes_every_term_positive_and_leaves_gates() -> None:
     tensors = {"x": torch.tensor([1.0, -2.0]), "g": torch.tensor([-1.0]), "at": torch.tensor([1])}
 
