@@ -251,6 +251,12 @@ _SIMPLE_GLA_FUSED_CHUNK = Entry(
     kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
 )
 
+# In float32 the first one spills on sm_120.
+_WEIGHTED = (
+    Entry(tokens=32, keys=32, num_stages=1, max_dim=64, dtypes=_HALVES),
+    Entry(tokens=16, keys=16, num_stages=1),
+)
+
 # tokens: (batch, token, head) vectors of x.
 _ROTARY = (
     Entry(tokens=32, max_dim=128),
@@ -359,10 +365,12 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=16, keys=16, num_stages=1),
     ),
     # The same; one tile for all kernels.
-    ("sigmoid_attention", "parallel"): (
-        # In float32 this one spills on sm_120.
-        Entry(tokens=32, keys=32, num_stages=1, max_dim=64, dtypes=_HALVES),
-        Entry(tokens=16, keys=16, num_stages=1),
+    ("sigmoid_attention", "parallel"): _WEIGHTED,
+    ("based", "parallel"): _WEIGHTED,
+    ("rebased", "parallel"): _WEIGHTED,
+    ("parallax", "parallel"): (
+        Entry(tokens=16, keys=16, num_stages=1, max_dim=128),
+        Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
     ),
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which

@@ -1,6 +1,7 @@
 """Attention by a softmax over keys, or by a sigmoid of each."""
 
 from kernels.softmax.attention import attention
+from kernels.softmax.differential import differential_attention
 from kernels.softmax.dsa import dsa
 from kernels.softmax.merge import merge_attention
 from kernels.softmax.mla import mla
@@ -8,11 +9,15 @@ from kernels.softmax.moba import moba
 from kernels.softmax.msa import msa
 from kernels.softmax.nsa import nsa
 from kernels.softmax.paged import paged_attention
+from kernels.softmax.parallax import parallax
+from kernels.softmax.polynomial import based, rebased
 from kernels.softmax.selected import selected_attention
 from kernels.softmax.sigmoid_attention import sigmoid_attention
 
 __all__ = [
     "attention",
+    "based",
+    "differential_attention",
     "dsa",
     "merge_attention",
     "mla",
@@ -20,6 +25,8 @@ __all__ = [
     "msa",
     "nsa",
     "paged_attention",
+    "parallax",
+    "rebased",
     "selected_attention",
     "sigmoid_attention",
 ]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 import reference
 from properties.catalogue.declare import LOGITS, declare, flag
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
-from properties.catalogue.op import Option, Role
+from properties.catalogue.op import Mode, Option, Role
+from properties.catalogue.softmax import ATTENTION
 
 _declare = partial(declare, float32_logits=True, recipes=LOGITS)
 
@@ -39,6 +40,7 @@ WALL_ATTN = _declare(
 
 PARALLAX = _declare(
     reference.parallax,
+    modes=(Mode("parallel"),),
     options=(WINDOW,),
     # Not a query: the scale is no factor of its products.
     roles={"r": Role.KEY},
@@ -53,6 +55,7 @@ DELTAFORMER = _declare(
 
 DIFFERENTIAL_ATTENTION = _declare(
     reference.differential_attention,
+    wraps=ATTENTION,
     options=(WINDOW,),
     roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.STEP},
     work=lambda n: 2 * n["H"] * n["T"] * n["S"],
@@ -60,6 +63,7 @@ DIFFERENTIAL_ATTENTION = _declare(
 
 BASED = declare(
     reference.based,
+    modes=(Mode("parallel"),),
     options=(flag("normalize", exact=False),),
     work=lambda n: n["H"] * n["T"] * n["K"] * n["K"] * n["V"],
     recipes=("gaussian", "uneven", "one_hot_values", "zeros", "cancelling"),
@@ -67,6 +71,7 @@ BASED = declare(
 
 REBASED = declare(
     reference.rebased,
+    modes=(Mode("parallel"),),
     options=(flag("normalize", exact=False),),
     # A square has no sign.
     without=("scale_equivariance",),
