@@ -368,6 +368,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("sigmoid_attention", "parallel"): _WEIGHTED,
     ("based", "parallel"): _WEIGHTED,
     ("rebased", "parallel"): _WEIGHTED,
+    ("differential_attention", "parallel"): _WEIGHTED,
     ("parallax", "parallel"): (
         Entry(tokens=16, keys=16, num_stages=1, max_dim=128),
         Entry(tokens=16, keys=16, num_warps=8, num_stages=1),

@@ -413,10 +413,10 @@ def _rows_of_queries(
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, weights: Weights, cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None, r: Tensor | None = None,
+    cu_seqlens_k: Tensor | None, r: Tensor | None = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """o, in the dtype of q."""
-    o = q.new_empty(*q.shape[:3], v.shape[3])
+    """o, in that dtype or that of q."""
+    o = q.new_empty(*q.shape[:3], v.shape[3], dtype=dtype)
     _rows_of_queries(q, r, k, v, None, o, weights, cu_seqlens, cu_seqlens_k)
     return o
 

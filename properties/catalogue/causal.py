@@ -9,7 +9,6 @@ import reference
 from properties.catalogue.declare import LOGITS, declare, flag
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
 from properties.catalogue.op import Mode, Option, Role
-from properties.catalogue.softmax import ATTENTION
 
 _declare = partial(declare, float32_logits=True, recipes=LOGITS)
 
@@ -55,7 +54,7 @@ DELTAFORMER = _declare(
 
 DIFFERENTIAL_ATTENTION = _declare(
     reference.differential_attention,
-    wraps=ATTENTION,
+    modes=(Mode("parallel"),),
     options=(WINDOW,),
     roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.STEP},
     work=lambda n: 2 * n["H"] * n["T"] * n["S"],
