@@ -1,4 +1,4 @@
-"""Differential attention: the kernels of a softmax twice, and their difference before it is rounded.
+"""Differential attention: two softmaxes, and their difference before anything is rounded.
 
 dλ = -Σ dO ∘ O2,    and the second attention has the cotangent -λ dO
 """
