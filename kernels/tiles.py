@@ -370,8 +370,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("rebased", "parallel"): _WEIGHTED,
     ("differential_attention", "parallel"): _WEIGHTED,
     ("parallax", "parallel"): (
-        Entry(tokens=16, keys=16, num_stages=1, max_dim=128),
-        Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
+        Entry(tokens=16, keys=16, num_stages=1, max_dim=64),
+        Entry(tokens=16, keys=16, num_warps=16, num_stages=1),
     ),
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which

@@ -12,7 +12,7 @@ and with D = dO Vᵀ, M_i = Σ_j P_ij D_ij and C_i = Σ_j P_ij x_ij (D_ij - M_i)
     dX = -P (D - M)
 
 M and C are 0 where weights are not divided. They are sums over keys of their own, before those of
-dq, so that no rounded output enters them. Each gradient is summed by one program in a fixed order.
+dq, so that no rounded output enters them. A cotangent in float32 is one that the caller computed. Each gradient is summed by one program in a fixed order.
 """
 
 from typing import NamedTuple
@@ -200,14 +200,14 @@ def _by_query(
                     weighted_x = weight * product(r_tile, tl.trans(k_tile), DTYPE)
                     of_x += tl.sum(weighted_x, 1)
                 if GRADIENT:
-                    d = product(do_tile, tl.trans(v_tile), DTYPE)
+                    d = product(do_tile, tl.trans(v_tile), DTYPE, FINE_A=True)
                     of_d += tl.sum(weight * d, 1)
                     if CORRECTED:
                         of_both += tl.sum(weighted_x * d, 1)
                 else:
-                    acc = product(weight, v_tile, DTYPE, acc=acc)
+                    acc = product(weight, v_tile, DTYPE, FINE_A=CORRECTED, acc=acc)
                     if CORRECTED:
-                        of_xv = product(weighted_x, v_tile, DTYPE, acc=of_xv)
+                        of_xv = product(weighted_x, v_tile, DTYPE, FINE_A=True, acc=of_xv)
     inverse = tl.full((QUERIES,), 1.0, tl.float32)
     if DIVIDED:
         # Weights may sum to 0 where no key is seen.
@@ -249,7 +249,7 @@ def _by_query(
                     visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
                     weight = tl.where(visible, weight, 0.0)
                     slope = tl.where(visible, slope, 0.0)
-                dp = product(do_tile, tl.trans(v_tile), DTYPE)
+                dp = product(do_tile, tl.trans(v_tile), DTYPE, FINE_A=True)
                 if DIVIDED:
                     dp = (dp - of_d[:, None]) * inverse[:, None]
                 if CORRECTED:
@@ -328,7 +328,7 @@ def _by_key(
                     visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
                     weight = tl.where(visible, weight, 0.0)
                     slope = tl.where(visible, slope, 0.0)
-                dp = product(v_tile, tl.trans(do_tile), DTYPE)
+                dp = product(v_tile, tl.trans(do_tile), DTYPE, FINE_B=True)
                 if DIVIDED:
                     inverse = tl.load(term + 1, mask=inside, other=0.0)
                     of_d = tl.load(term + 2, mask=inside, other=0.0)
@@ -346,7 +346,7 @@ def _by_key(
                     dk_acc = product(-weight * dp, r_tile, DTYPE, acc=dk_acc)
                     dp = share * dp + covariance * inverse
                     value_weight *= share
-                dv_acc = product(value_weight, do_tile, DTYPE, acc=dv_acc)
+                dv_acc = product(value_weight, do_tile, DTYPE, FINE_B=True, acc=dv_acc)
                 dk_acc = product(slope * dp * scale, q_tile, DTYPE, acc=dk_acc)
 
     row = (batch * num_keys + start_k) * kv_heads + kv_head

@@ -17,6 +17,12 @@ def _pairs(n: Mapping[str, int]) -> int:
     return n["H"] * n["T"] * n["T"]
 
 
+def _pairs_and_moments(n: Mapping[str, int]) -> float:
+    """The weights of all pairs, and the second moments at each token; only one form keeps those,
+    and only one of some twelve runs of an oracle for its budget is of that form."""
+    return n["H"] * n["T"] * (n["T"] + n["K"] * n["K"] * n["V"] / 12)
+
+
 STICKBREAKING_ATTN = _declare(
     reference.stickbreaking_attn,
     nonlinear=("rest",),
@@ -39,6 +45,7 @@ WALL_ATTN = _declare(
 
 PARALLAX = _declare(
     reference.parallax,
+    quiet_form=reference.parallax,
     modes=(Mode("parallel"),),
     options=(WINDOW,),
     # Not a query: the scale is no factor of its products.
@@ -54,6 +61,7 @@ DELTAFORMER = _declare(
 
 DIFFERENTIAL_ATTENTION = _declare(
     reference.differential_attention,
+    quiet_form=reference.differential_attention,
     modes=(Mode("parallel"),),
     options=(WINDOW,),
     roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.STEP},
@@ -62,19 +70,21 @@ DIFFERENTIAL_ATTENTION = _declare(
 
 BASED = declare(
     reference.based,
+    quiet_form=reference.based,
     modes=(Mode("parallel"),),
     options=(flag("normalize", exact=False),),
-    work=lambda n: n["H"] * n["T"] * n["K"] * n["K"] * n["V"],
+    work=_pairs_and_moments,
     recipes=("gaussian", "uneven", "one_hot_values", "zeros", "cancelling"),
 )
 
 REBASED = declare(
     reference.rebased,
+    quiet_form=reference.rebased,
     modes=(Mode("parallel"),),
     options=(flag("normalize", exact=False),),
     # A square has no sign.
     without=("scale_equivariance",),
-    work=lambda n: n["H"] * n["T"] * n["K"] * n["K"] * n["V"],
+    work=_pairs_and_moments,
     recipes=("gaussian", "uneven", "one_hot_values", "zeros", "cancelling"),
 )
 
