@@ -52,7 +52,12 @@ def compute(
     return o
 
 
-@causal_op(compute, outputs=("o",), about=ABOUT, same_dtype=("q", "r", "k", "v"))
+@causal_op(
+    compute,
+    outputs=("o",),
+    about=f"{ABOUT} On compute capability 12 they are 1 to 128 in float32.",
+    same_dtype=("q", "r", "k", "v"),
+)
 def parallax(
     q: Float[Tensor, "B T H K"],
     r: Float[Tensor, "B T H K"],

@@ -6,13 +6,14 @@ With w_ij the weight of a pair, x_ij = r_i · k_j if there are such rows, and el
     m_i  = Σ_j P_ij x_ij
     o_i  = Σ_j P_ij (1 + m_i - x_ij) v_j
 
-and with D = dO Vᵀ, M_i = Σ_j P_ij D_ij and C_i = Σ_j P_ij x_ij (D_ij - M_i) the gradients are
+and with D = dO Vᵀ, M_i = Σ_j P_ij D_ij and C_i = Σ_j P_ij (x_ij - m_i) (D_ij - M_i),
 
     dS = (w' / (Σ w + eps)) ((1 + m - x) (D - M) + C)
     dX = -P (D - M)
 
 M and C are 0 where weights are not divided. They are sums over keys of their own, before those of
-dq, so that no rounded output enters them. A cotangent in float32 is one that the caller computed. Each gradient is summed by one program in a fixed order.
+dq, so that no rounded output enters them. A cotangent in float32 is one that the caller computed,
+and keeps 16 bits. Each gradient is summed by one program in a fixed order.
 """
 
 from typing import NamedTuple
@@ -157,14 +158,12 @@ def _by_query(
 
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
     high = bounds[3]
-    # Sums over keys of w, w·x, w·D and w·x·D.
+    # Sums over keys of w, w·x and w·D.
     peak = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     of_x = tl.zeros((QUERIES,), tl.float32)
     of_d = tl.zeros((QUERIES,), tl.float32)
-    of_both = tl.zeros((QUERIES,), tl.float32)
     acc = tl.zeros((QUERIES, PAD_V), tl.float32)
-    of_xv = tl.zeros((QUERIES, PAD_V), tl.float32)
     if DIVIDED or not GRADIENT:
         for phase in tl.static_range(3):
             for start in range(bounds[phase], bounds[phase + 1], KEYS):
@@ -185,46 +184,55 @@ def _by_query(
                     peak = new_peak
                     offset = -base[:, None]
                     total *= decay
-                    acc *= decay[:, None]
-                    if CORRECTED:
-                        of_x *= decay
-                        of_xv *= decay[:, None]
-                        of_both *= decay
+                    of_x *= decay
                     of_d *= decay
+                    acc *= decay[:, None]
                 weight, _ = _weigh(products, factor, offset, KIND)
                 if phase != 1:
                     weight = tl.where(visible, weight, 0.0)
                 if DIVIDED:
                     total += tl.sum(weight, 1)
                 if CORRECTED:
-                    weighted_x = weight * product(r_tile, tl.trans(k_tile), DTYPE)
-                    of_x += tl.sum(weighted_x, 1)
+                    of_x += tl.sum(weight * product(r_tile, tl.trans(k_tile), DTYPE), 1)
                 if GRADIENT:
                     d = product(do_tile, tl.trans(v_tile), DTYPE, FINE_A=True)
                     of_d += tl.sum(weight * d, 1)
-                    if CORRECTED:
-                        of_both += tl.sum(weighted_x * d, 1)
-                else:
-                    acc = product(weight, v_tile, DTYPE, FINE_A=CORRECTED, acc=acc)
-                    if CORRECTED:
-                        of_xv = product(weighted_x, v_tile, DTYPE, FINE_A=True, acc=of_xv)
+                elif not CORRECTED:
+                    acc = product(weight, v_tile, DTYPE, acc=acc)
     inverse = tl.full((QUERIES,), 1.0, tl.float32)
     if DIVIDED:
         # Weights may sum to 0 where no key is seen.
         total += eps
         inverse = tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
+        acc *= inverse[:, None]
     mean = of_x * inverse
+    of_d *= inverse
+    covariance = tl.zeros((QUERIES,), tl.float32)
+    if CORRECTED:
+        # Once more, with the means known: differences from them keep their digits.
+        for phase in tl.static_range(3):
+            for start in range(bounds[phase], bounds[phase + 1], KEYS):
+                columns = start + tl.arange(0, KEYS)
+                key = columns[None, :]
+                k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
+                v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
+                products = product(q_tile, tl.trans(k_tile), DTYPE)
+                weight, _ = _weigh(products, factor, offset, KIND)
+                if phase != 1:
+                    visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
+                    weight = tl.where(visible, weight, 0.0)
+                weight *= inverse[:, None]
+                less = mean[:, None] - product(r_tile, tl.trans(k_tile), DTYPE)
+                if GRADIENT:
+                    d = product(do_tile, tl.trans(v_tile), DTYPE, FINE_A=True)
+                    covariance -= tl.sum(weight * less * (d - of_d[:, None]), 1)
+                else:
+                    acc = product(weight * (1.0 + less), v_tile, DTYPE, acc=acc)
 
     row = (batch * num_queries + start_q) * heads + head
     if not GRADIENT:
-        if DIVIDED:
-            acc *= inverse[:, None]
-        if CORRECTED:
-            acc += mean[:, None] * acc - of_xv * inverse[:, None]
         store_rows(out + row * value_dim, heads * value_dim, rows, length_q, acc, in_v)
     else:
-        of_d *= inverse
-        covariance = of_both * inverse - mean * of_d
         if DIVIDED:
             of_head = (batch * heads + head) * num_queries + start_q
             to = terms + (of_head + rows) * 5
@@ -251,11 +259,13 @@ def _by_query(
                     slope = tl.where(visible, slope, 0.0)
                 dp = product(do_tile, tl.trans(v_tile), DTYPE, FINE_A=True)
                 if DIVIDED:
-                    dp = (dp - of_d[:, None]) * inverse[:, None]
+                    dp -= of_d[:, None]
+                    weight *= inverse[:, None]
+                    slope *= inverse[:, None]
                 if CORRECTED:
                     x = product(r_tile, tl.trans(k_tile), DTYPE)
                     dr_acc = product(-weight * dp, k_tile, DTYPE, acc=dr_acc)
-                    dp = (1.0 + (mean[:, None] - x)) * dp + (covariance * inverse)[:, None]
+                    dp = (1.0 + (mean[:, None] - x)) * dp + covariance[:, None]
                 dq_acc = product(slope * dp * scale, k_tile, DTYPE, acc=dq_acc)
         store_rows(out + row * key_dim, heads * key_dim, rows, length_q, dq_acc, in_k)
         if CORRECTED:
@@ -274,12 +284,13 @@ def _by_key(
     stride_qb, stride_qt, stride_qh, stride_rb, stride_rt, stride_rh,
     stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
+    DK: tl.constexpr, DV: tl.constexpr,
     KIND: tl.constexpr, DIVIDED: tl.constexpr, CORRECTED: tl.constexpr,
     CAUSAL: tl.constexpr, STRICT: tl.constexpr, WINDOW: tl.constexpr, COUNTED: tl.constexpr,
     PACKED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
-    """dk [B, T, G, K] and dv [B, T, G, V] of KEYS keys of one kv head, over its query heads."""
+    """dk [B, T, G, K], dv [B, T, G, V] or both of KEYS keys of a kv head, over its query heads."""
     tile = tl.program_id(0) % tiles
     kv_head = (tl.program_id(0) // tiles % kv_heads).to(tl.int64)
     n = tl.program_id(0) // tiles // kv_heads
@@ -328,30 +339,33 @@ def _by_key(
                     visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
                     weight = tl.where(visible, weight, 0.0)
                     slope = tl.where(visible, slope, 0.0)
-                dp = product(v_tile, tl.trans(do_tile), DTYPE, FINE_B=True)
                 if DIVIDED:
                     inverse = tl.load(term + 1, mask=inside, other=0.0)
-                    of_d = tl.load(term + 2, mask=inside, other=0.0)
-                    dp = (dp - of_d) * inverse
-                    value_weight = weight * inverse
-                else:
-                    value_weight = weight
+                    weight *= inverse
+                    slope *= inverse
+                share = 1.0
                 if CORRECTED:
                     mean = tl.load(term + 3, mask=inside, other=0.0)
-                    covariance = tl.load(term + 4, mask=inside, other=0.0)
                     r_tile = load_rows(
                         r_head, stride_rt, start, rows, high, in_k, FULL_K, phase != 1
                     )
                     share = 1.0 + (mean - products_by_key(k_tile, r_tile))
-                    dk_acc = product(-weight * dp, r_tile, DTYPE, acc=dk_acc)
-                    dp = share * dp + covariance * inverse
-                    value_weight *= share
-                dv_acc = product(value_weight, do_tile, DTYPE, FINE_B=True, acc=dv_acc)
-                dk_acc = product(slope * dp * scale, q_tile, DTYPE, acc=dk_acc)
+                if DV:
+                    dv_acc = product(weight * share, do_tile, DTYPE, FINE_B=True, acc=dv_acc)
+                if DK:
+                    dp = product(v_tile, tl.trans(do_tile), DTYPE, FINE_B=True)
+                    if DIVIDED:
+                        dp -= tl.load(term + 2, mask=inside, other=0.0)
+                    if CORRECTED:
+                        dk_acc = product(-weight * dp, r_tile, DTYPE, acc=dk_acc)
+                        dp = share * dp + tl.load(term + 4, mask=inside, other=0.0)
+                    dk_acc = product(slope * dp * scale, q_tile, DTYPE, acc=dk_acc)
 
     row = (batch * num_keys + start_k) * kv_heads + kv_head
-    store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc, in_k)
-    store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)
+    if DK:
+        store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc, in_k)
+    if DV:
+        store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)
 
 
 def _options(
@@ -438,11 +452,14 @@ def gradients(
     numbers, window, dims, constants = _options(q, k, v, weights, cu_seqlens, r is not None)
     count = cdiv(longest, weights.tile.tokens)
     q, r, k, v, do = dense_rows(q, r, k, v, do)
+    # With r, registers do not hold both.
+    launches = [(True, True)] if r is None else [(True, False), (False, True)]
     with torch.cuda.device_of(q):
-        _by_key[(count * count_sequences(batch, cu_seqlens) * kv_heads,)](
-            q, r, k, v, do, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window,
-            q.shape[1], keys, count, kv_heads, *dims,
-            *_strides(q, q if r is None else r, k, v, do), **constants,
-            **launch(weights.tile, k, v, held="KEYS", read="QUERIES"),
-        )  # fmt: skip
+        for of_k, of_v in launches:
+            _by_key[(count * count_sequences(batch, cu_seqlens) * kv_heads,)](
+                q, r, k, v, do, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window,
+                q.shape[1], keys, count, kv_heads, *dims,
+                *_strides(q, q if r is None else r, k, v, do), DK=of_k, DV=of_v, **constants,
+                **launch(weights.tile, k, v, held="KEYS", read="QUERIES"),
+            )  # fmt: skip
     return dq, dr, dk, dv
