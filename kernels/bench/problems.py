@@ -93,7 +93,6 @@ NOT_MEASURED = (
     "hgrn",
     "merge_attention",
     "paged_attention",
-    "parallax",
     "rebased",
     "rms_norm_gated",
     "selected_attention",

@@ -9,7 +9,6 @@ from kernels.softmax.moba import moba
 from kernels.softmax.msa import msa
 from kernels.softmax.nsa import nsa
 from kernels.softmax.paged import paged_attention
-from kernels.softmax.parallax import parallax
 from kernels.softmax.polynomial import based, rebased
 from kernels.softmax.selected import selected_attention
 from kernels.softmax.sigmoid_attention import sigmoid_attention
@@ -25,7 +24,6 @@ __all__ = [
     "msa",
     "nsa",
     "paged_attention",
-    "parallax",
     "rebased",
     "selected_attention",
     "sigmoid_attention",

@@ -54,8 +54,8 @@ def _backward(
     dlam = -(d0.double() * second).sum((0, 1, 3)).to(lam.dtype)
     d1 = d0.float()
     d2 = -lam.float()[:, None] * d1
-    dq1, _, dk1, dv1 = gradients(q1, k1, v, d1, *of, dtype=torch.float32)
-    dq2, _, dk2, dv2 = gradients(q2, k2, v, d2, *of, dtype=torch.float32)
+    dq1, dk1, dv1 = gradients(q1, k1, v, d1, *of, dtype=torch.float32)
+    dq2, dk2, dv2 = gradients(q2, k2, v, d2, *of, dtype=torch.float32)
     each = [x.to(v.dtype) for x in (dq1, dk1, dq2, dk2, dv1 + dv2)]
     return [*each, dlam, None, None]
 

@@ -29,7 +29,7 @@ def _forward(
 def _backward(
     *, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, d0: Tensor, **given: Any
 ) -> list[Tensor | None]:
-    dq, _, dk, dv = gradients(q, k, v, d0, _of(**given), cu_seqlens, cu_seqlens)
+    dq, dk, dv = gradients(q, k, v, d0, _of(**given), cu_seqlens, cu_seqlens)
     return [dq, dk, dv, None]
 
 

@@ -38,7 +38,7 @@ def _forward(*, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> list[Tensor | 
 
 
 def _backward(*, q: Tensor, k: Tensor, v: Tensor, d0: Tensor, **given: Any) -> list[Tensor | None]:
-    dq, _, dk, dv = gradients(q, k, v, d0, *_of(given))
+    dq, dk, dv = gradients(q, k, v, d0, *_of(given))
     return [dq, dk, dv, None, None]
 
 

@@ -1,19 +1,17 @@
 """Attention whose weights are a function of their scores: kernels of several ops.
 
-With w_ij the weight of a pair, x_ij = r_i · k_j if there are such rows, and else 0,
+With w_ij the weight of a pair, a function of its score,
 
     P_ij = w_ij / (Σ_j w_ij + eps)                   or w_ij itself
-    m_i  = Σ_j P_ij x_ij
-    o_i  = Σ_j P_ij (1 + m_i - x_ij) v_j
+    o_i  = Σ_j P_ij v_j
 
-and with D = dO Vᵀ, M_i = Σ_j P_ij D_ij and C_i = Σ_j P_ij (x_ij - m_i) (D_ij - M_i),
+and with D = dO Vᵀ and M_i = Σ_j P_ij D_ij
 
-    dS = (w' / (Σ w + eps)) ((1 + m - x) (D - M) + C)
-    dX = -P (D - M)
+    dS = (w' / (Σ w + eps)) (D - M)
 
-M and C are 0 where weights are not divided. They are sums over keys of their own, before those of
-dq, so that no rounded output enters them. A cotangent in float32 is one that the caller computed,
-and keeps 16 bits. Each gradient is summed by one program in a fixed order.
+M is 0 where weights are not divided. It is a sum over keys of its own, before that of dq, so that
+no rounded output enters it. A cotangent in float32 is one that the caller computed, and keeps 16
+bits. Each gradient is summed by one program in a fixed order.
 """
 
 from typing import NamedTuple
@@ -50,7 +48,6 @@ class Weights(NamedTuple):
         divided: whether they are divided by their sum; of a softmax they always are.
         eps: what is added to that sum.
         causal: keys after the query are hidden.
-        strict: so is the query's own key.
         window: how many keys are seen, None for all.
         bias: of the scores of a sigmoid, None for minus the logarithm of how many keys are seen.
         tile: of an op.
@@ -62,7 +59,6 @@ class Weights(NamedTuple):
     divided: bool = False
     eps: float = 0.0
     causal: bool = True
-    strict: bool = False
     window: int | None = None
     bias: float | None = 0.0
 
@@ -112,19 +108,18 @@ def _weigh(products, factor, offset, KIND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles", "heads", "group"])
 def _by_query(
-    q, r, k, v, do, out, dr, terms, cu_seqlens_q, cu_seqlens_k,
+    q, k, v, do, out, terms, cu_seqlens_q, cu_seqlens_k,
     scale, factor, bias, eps, window, num_queries, num_keys, tiles, heads,
     group, key_dim: tl.int32, value_dim: tl.int32,
-    stride_qb, stride_qt, stride_qh, stride_rb, stride_rt, stride_rh,
-    stride_kb, stride_kt, stride_kh,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
-    KIND: tl.constexpr, DIVIDED: tl.constexpr, CORRECTED: tl.constexpr, GRADIENT: tl.constexpr,
-    CAUSAL: tl.constexpr, STRICT: tl.constexpr, WINDOW: tl.constexpr, COUNTED: tl.constexpr,
+    KIND: tl.constexpr, DIVIDED: tl.constexpr, GRADIENT: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COUNTED: tl.constexpr,
     PACKED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] of QUERIES queries of one head; or if GRADIENT dq [B, T, H, K], dr, and terms
-    [B, H, T, 5] if DIVIDED: the offset of scores, 1 / the sum of weights, M, m and C."""
+    """o [B, T, H, V] of QUERIES queries of one head; or if GRADIENT dq [B, T, H, K], and terms
+    [B, H, T, 3] if DIVIDED: the offset of scores, 1 / the sum of weights, and M."""
     tile = tl.program_id(0) % tiles
     if CAUSAL:
         # The last queries see the most keys: start them first.
@@ -134,8 +129,6 @@ def _by_query(
     batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
     batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
     shift = length_k - length_q
-    if STRICT:
-        shift -= 1
     q += batch * stride_qb + start_q * stride_qt + head * stride_qh
     k += batch * stride_kb + start_k * stride_kt + head // group * stride_kh
     v += batch * stride_vb + start_k * stride_vt + head // group * stride_vh
@@ -149,19 +142,15 @@ def _by_query(
     DTYPE: tl.constexpr = q.dtype.element_ty
     q_tile = load_rows(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
     offset = _bias(query, length_k, window, shift, bias, CAUSAL, WINDOW, COUNTED)
-    if CORRECTED:
-        r += batch * stride_rb + start_q * stride_rt + head * stride_rh
-        r_tile = load_rows(r, stride_rt, first, rows, length_q, in_k, FULL_K, True)
     if GRADIENT:
         do += batch * stride_ob + start_q * stride_ot + head * stride_oh
         do_tile = load_rows(do, stride_ot, first, rows, length_q, in_v, FULL_V, True)
 
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
     high = bounds[3]
-    # Sums over keys of w, w·x and w·D.
+    # Sums over keys of w and w·D.
     peak = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
-    of_x = tl.zeros((QUERIES,), tl.float32)
     of_d = tl.zeros((QUERIES,), tl.float32)
     acc = tl.zeros((QUERIES, PAD_V), tl.float32)
     if DIVIDED or not GRADIENT:
@@ -184,7 +173,6 @@ def _by_query(
                     peak = new_peak
                     offset = -base[:, None]
                     total *= decay
-                    of_x *= decay
                     of_d *= decay
                     acc *= decay[:, None]
                 weight, _ = _weigh(products, factor, offset, KIND)
@@ -192,12 +180,10 @@ def _by_query(
                     weight = tl.where(visible, weight, 0.0)
                 if DIVIDED:
                     total += tl.sum(weight, 1)
-                if CORRECTED:
-                    of_x += tl.sum(weight * product(r_tile, tl.trans(k_tile), DTYPE), 1)
                 if GRADIENT:
                     d = product(do_tile, tl.trans(v_tile), DTYPE, FINE_A=True)
                     of_d += tl.sum(weight * d, 1)
-                elif not CORRECTED:
+                else:
                     acc = product(weight, v_tile, DTYPE, acc=acc)
     inverse = tl.full((QUERIES,), 1.0, tl.float32)
     if DIVIDED:
@@ -205,46 +191,19 @@ def _by_query(
         total += eps
         inverse = tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
         acc *= inverse[:, None]
-    mean = of_x * inverse
     of_d *= inverse
-    covariance = tl.zeros((QUERIES,), tl.float32)
-    if CORRECTED:
-        # Once more, with the means known: differences from them keep their digits.
-        for phase in tl.static_range(3):
-            for start in range(bounds[phase], bounds[phase + 1], KEYS):
-                columns = start + tl.arange(0, KEYS)
-                key = columns[None, :]
-                k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
-                v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
-                products = product(q_tile, tl.trans(k_tile), DTYPE)
-                weight, _ = _weigh(products, factor, offset, KIND)
-                if phase != 1:
-                    visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
-                    weight = tl.where(visible, weight, 0.0)
-                weight *= inverse[:, None]
-                less = mean[:, None] - product(r_tile, tl.trans(k_tile), DTYPE)
-                if GRADIENT:
-                    d = product(do_tile, tl.trans(v_tile), DTYPE, FINE_A=True)
-                    covariance -= tl.sum(weight * less * (d - of_d[:, None]), 1)
-                else:
-                    acc = product(weight * (1.0 + less), v_tile, DTYPE, acc=acc)
-
     row = (batch * num_queries + start_q) * heads + head
     if not GRADIENT:
         store_rows(out + row * value_dim, heads * value_dim, rows, length_q, acc, in_v)
     else:
         if DIVIDED:
             of_head = (batch * heads + head) * num_queries + start_q
-            to = terms + (of_head + rows) * 5
+            to = terms + (of_head + rows) * 3
             inside = rows < length_q
             tl.store(to, tl.sum(offset, 1), mask=inside)
             tl.store(to + 1, inverse, mask=inside)
             tl.store(to + 2, of_d, mask=inside)
-            if CORRECTED:
-                tl.store(to + 3, mean, mask=inside)
-                tl.store(to + 4, covariance, mask=inside)
         dq_acc = tl.zeros((QUERIES, PAD_K), tl.float32)
-        dr_acc = tl.zeros((QUERIES, PAD_K), tl.float32)
         for phase in tl.static_range(3):
             for start in range(bounds[phase], bounds[phase + 1], KEYS):
                 columns = start + tl.arange(0, KEYS)
@@ -262,14 +221,8 @@ def _by_query(
                     dp -= of_d[:, None]
                     weight *= inverse[:, None]
                     slope *= inverse[:, None]
-                if CORRECTED:
-                    x = product(r_tile, tl.trans(k_tile), DTYPE)
-                    dr_acc = product(-weight * dp, k_tile, DTYPE, acc=dr_acc)
-                    dp = (1.0 + (mean[:, None] - x)) * dp + covariance[:, None]
                 dq_acc = product(slope * dp * scale, k_tile, DTYPE, acc=dq_acc)
         store_rows(out + row * key_dim, heads * key_dim, rows, length_q, dq_acc, in_k)
-        if CORRECTED:
-            store_rows(dr + row * key_dim, heads * key_dim, rows, length_q, dr_acc, in_k)
 
 
 @triton.jit(
@@ -278,27 +231,23 @@ def _by_query(
     do_not_specialize_on_alignment=["group"],
 )
 def _by_key(
-    q, r, k, v, do, dk, dv, terms, cu_seqlens_q, cu_seqlens_k,
+    q, k, v, do, dk, dv, terms, cu_seqlens_q, cu_seqlens_k,
     scale, factor, bias, window, num_queries, num_keys, tiles, kv_heads,
     group, key_dim: tl.int32, value_dim: tl.int32,
-    stride_qb, stride_qt, stride_qh, stride_rb, stride_rt, stride_rh,
-    stride_kb, stride_kt, stride_kh,
+    stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
-    DK: tl.constexpr, DV: tl.constexpr,
-    KIND: tl.constexpr, DIVIDED: tl.constexpr, CORRECTED: tl.constexpr,
-    CAUSAL: tl.constexpr, STRICT: tl.constexpr, WINDOW: tl.constexpr, COUNTED: tl.constexpr,
+    KIND: tl.constexpr, DIVIDED: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COUNTED: tl.constexpr,
     PACKED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
-    """dk [B, T, G, K], dv [B, T, G, V] or both of KEYS keys of a kv head, over its query heads."""
+    """dk [B, T, G, K] and dv [B, T, G, V] of KEYS keys of one kv head, over its query heads."""
     tile = tl.program_id(0) % tiles
     kv_head = (tl.program_id(0) // tiles % kv_heads).to(tl.int64)
     n = tl.program_id(0) // tiles // kv_heads
     batch, start_q, length_q = locate(cu_seqlens_q, n, num_queries, PACKED)
     batch, start_k, length_k = locate(cu_seqlens_k, n, num_keys, PACKED)
     shift = length_k - length_q
-    if STRICT:
-        shift -= 1
     k += batch * stride_kb + start_k * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + start_k * stride_vt + kv_head * stride_vh
 
@@ -321,8 +270,6 @@ def _by_key(
         q_head = q + batch * stride_qb + start_q * stride_qt + head * stride_qh
         do_head = do + batch * stride_ob + start_q * stride_ot + head * stride_oh
         of_head = (batch * kv_heads * group + head) * num_queries + start_q
-        if CORRECTED:
-            r_head = r + batch * stride_rb + start_q * stride_rt + head * stride_rh
         for phase in tl.static_range(3):
             for start in range(bounds[phase], bounds[phase + 1], QUERIES):
                 rows = start + tl.arange(0, QUERIES)
@@ -331,7 +278,7 @@ def _by_key(
                 q_tile = load_rows(q_head, stride_qt, start, rows, high, in_k, FULL_K, phase != 1)
                 do_tile = load_rows(do_head, stride_ot, start, rows, high, in_v, FULL_V, phase != 1)
                 offset = _bias(query, length_k, window, shift, bias, CAUSAL, WINDOW, COUNTED)
-                term = terms + (of_head + query) * 5
+                term = terms + (of_head + query) * 3
                 if KIND == "softmax":
                     offset = tl.load(term, mask=inside, other=0.0)
                 weight, slope = _weigh(products_by_key(k_tile, q_tile), factor, offset, KIND)
@@ -343,33 +290,19 @@ def _by_key(
                     inverse = tl.load(term + 1, mask=inside, other=0.0)
                     weight *= inverse
                     slope *= inverse
-                share = 1.0
-                if CORRECTED:
-                    mean = tl.load(term + 3, mask=inside, other=0.0)
-                    r_tile = load_rows(
-                        r_head, stride_rt, start, rows, high, in_k, FULL_K, phase != 1
-                    )
-                    share = 1.0 + (mean - products_by_key(k_tile, r_tile))
-                if DV:
-                    dv_acc = product(weight * share, do_tile, DTYPE, FINE_B=True, acc=dv_acc)
-                if DK:
-                    dp = product(v_tile, tl.trans(do_tile), DTYPE, FINE_B=True)
-                    if DIVIDED:
-                        dp -= tl.load(term + 2, mask=inside, other=0.0)
-                    if CORRECTED:
-                        dk_acc = product(-weight * dp, r_tile, DTYPE, acc=dk_acc)
-                        dp = share * dp + tl.load(term + 4, mask=inside, other=0.0)
-                    dk_acc = product(slope * dp * scale, q_tile, DTYPE, acc=dk_acc)
+                dv_acc = product(weight, do_tile, DTYPE, FINE_B=True, acc=dv_acc)
+                dp = product(v_tile, tl.trans(do_tile), DTYPE, FINE_B=True)
+                if DIVIDED:
+                    dp -= tl.load(term + 2, mask=inside, other=0.0)
+                dk_acc = product(slope * dp * scale, q_tile, DTYPE, acc=dk_acc)
 
     row = (batch * num_keys + start_k) * kv_heads + kv_head
-    if DK:
-        store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc, in_k)
-    if DV:
-        store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)
+    store_rows(dk + row * key_dim, kv_heads * key_dim, columns, length_k, dk_acc, in_k)
+    store_rows(dv + row * value_dim, kv_heads * value_dim, columns, length_k, dv_acc, in_v)
 
 
 def _options(
-    q: Tensor, k: Tensor, v: Tensor, weights: Weights, cu_seqlens: Tensor | None, corrected: bool
+    q: Tensor, k: Tensor, v: Tensor, weights: Weights, cu_seqlens: Tensor | None
 ) -> tuple[tuple[float, float, float], int, tuple[int, int, int], dict[str, bool | str]]:
     """(scale, factor, bias), the window, (group, key dim, value dim), and constants."""
     # Distances are below the limit, and a wider window could overflow when it is added to one.
@@ -384,9 +317,7 @@ def _options(
     constants: dict[str, bool | str] = {
         "KIND": weights.kind,
         "DIVIDED": weights.divided or weights.kind == "softmax",
-        "CORRECTED": corrected,
         "CAUSAL": weights.causal,
-        "STRICT": weights.strict,
         "WINDOW": weights.window is not None,
         "COUNTED": weights.bias is None,
         "PACKED": cu_seqlens is not None,
@@ -399,67 +330,62 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _rows_of_queries(
-    q: Tensor, r: Tensor | None, k: Tensor, v: Tensor, do: Tensor | None, out: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor | None, out: Tensor,
     weights: Weights, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
-) -> tuple[Tensor | None, Tensor]:  # fmt: skip
-    """Fill `out` with o, or with dq if there is a cotangent `do`; return dr and terms of rows."""
+) -> Tensor:  # fmt: skip
+    """Fill `out` with o, or with dq if there is a cotangent `do`; return the terms of rows."""
     batch, queries, heads, _ = q.shape
     longest = check_boundaries("cu_seqlens", cu_seqlens, queries)
     check_boundaries("cu_seqlens_k", cu_seqlens_k, k.shape[1])
-    dr = None if r is None or do is None else torch.empty_like(out, dtype=r.dtype)
-    numbers, window, dims, constants = _options(q, k, v, weights, cu_seqlens, r is not None)
+    numbers, window, dims, constants = _options(q, k, v, weights, cu_seqlens)
     kept = do is not None and constants["DIVIDED"]
-    terms = q.new_empty(batch, heads, queries, 5 if kept else 0, dtype=torch.float32)
+    terms = q.new_empty(batch, heads, queries, 3 if kept else 0, dtype=torch.float32)
     if out.numel() == 0:
-        return dr, terms
+        return terms
     count = cdiv(longest, weights.tile.tokens)
-    q, r, k, v, do = dense_rows(q, r, k, v, do)
+    q, k, v, do = dense_rows(q, k, v, do)
     with torch.cuda.device_of(q):
         _by_query[(count * count_sequences(batch, cu_seqlens) * heads,)](
-            q, r, k, v, do, out, dr, terms, cu_seqlens, cu_seqlens_k, *numbers, weights.eps,
+            q, k, v, do, out, terms, cu_seqlens, cu_seqlens_k, *numbers, weights.eps,
             window, queries, k.shape[1], count, heads, *dims,
-            *_strides(q, q if r is None else r, k, v, q if do is None else do),
+            *_strides(q, k, v, q if do is None else do),
             GRADIENT=do is not None, **constants,
             **launch(weights.tile, k, v, held="QUERIES", read="KEYS"),
         )  # fmt: skip
-    return dr, terms
+    return terms
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, weights: Weights, cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None, r: Tensor | None = None, dtype: torch.dtype | None = None,
+    cu_seqlens_k: Tensor | None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """o, in that dtype or that of q."""
     o = q.new_empty(*q.shape[:3], v.shape[3], dtype=dtype)
-    _rows_of_queries(q, r, k, v, None, o, weights, cu_seqlens, cu_seqlens_k)
+    _rows_of_queries(q, k, v, None, o, weights, cu_seqlens, cu_seqlens_k)
     return o
 
 
 def gradients(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, weights: Weights, cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None, r: Tensor | None = None, dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:  # fmt: skip
-    """dq, dr, dk and dv, in that dtype or that of q."""
+    cu_seqlens_k: Tensor | None, dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """dq, dk and dv, in that dtype or that of q."""
     dtype = q.dtype if dtype is None else dtype
     dq, dk, dv = (
         torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in (q, k, v)
     )
-    dr, terms = _rows_of_queries(q, r, k, v, do, dq, weights, cu_seqlens, cu_seqlens_k)
+    terms = _rows_of_queries(q, k, v, do, dq, weights, cu_seqlens, cu_seqlens_k)
     if dk.numel() == 0:
-        return dq, dr, dk, dv
+        return dq, dk, dv
     batch, keys, kv_heads, _ = k.shape
     longest = check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
-    numbers, window, dims, constants = _options(q, k, v, weights, cu_seqlens, r is not None)
+    numbers, window, dims, constants = _options(q, k, v, weights, cu_seqlens)
     count = cdiv(longest, weights.tile.tokens)
-    q, r, k, v, do = dense_rows(q, r, k, v, do)
-    # With r, registers do not hold both.
-    launches = [(True, True)] if r is None else [(True, False), (False, True)]
+    q, k, v, do = dense_rows(q, k, v, do)
     with torch.cuda.device_of(q):
-        for of_k, of_v in launches:
-            _by_key[(count * count_sequences(batch, cu_seqlens) * kv_heads,)](
-                q, r, k, v, do, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window,
-                q.shape[1], keys, count, kv_heads, *dims,
-                *_strides(q, q if r is None else r, k, v, do), DK=of_k, DV=of_v, **constants,
-                **launch(weights.tile, k, v, held="KEYS", read="QUERIES"),
-            )  # fmt: skip
-    return dq, dr, dk, dv
+        _by_key[(count * count_sequences(batch, cu_seqlens) * kv_heads,)](
+            q, k, v, do, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window, q.shape[1],
+            keys, count, kv_heads, *dims, *_strides(q, k, v, do), **constants,
+            **launch(weights.tile, k, v, held="KEYS", read="QUERIES"),
+        )  # fmt: skip
+    return dq, dk, dv
