@@ -173,8 +173,10 @@ def _by_query(
                     peak = new_peak
                     offset = -base[:, None]
                     total *= decay
-                    of_d *= decay
-                    acc *= decay[:, None]
+                    if GRADIENT:
+                        of_d *= decay
+                    else:
+                        acc *= decay[:, None]
                 weight, _ = _weigh(products, factor, offset, KIND)
                 if phase != 1:
                     weight = tl.where(visible, weight, 0.0)
@@ -190,7 +192,8 @@ def _by_query(
         # Weights may sum to 0 where no key is seen.
         total += eps
         inverse = tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
-        acc *= inverse[:, None]
+        if not GRADIENT:
+            acc *= inverse[:, None]
     of_d *= inverse
     row = (batch * num_queries + start_q) * heads + head
     if not GRADIENT:
