@@ -55,7 +55,6 @@ from kernels.scale import resolve_scale
 from kernels.softmax import (
     attention,
     based,
-    differential_attention,
     dsa,
     merge_attention,
     mla,
@@ -83,7 +82,6 @@ __all__ = [
     "cumsum",
     "decay_gate",
     "delta_rule",
-    "differential_attention",
     "dplr",
     "dsa",
     "gated_delta_product",

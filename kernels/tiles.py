@@ -368,11 +368,6 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("sigmoid_attention", "parallel"): _WEIGHTED,
     ("based", "parallel"): _WEIGHTED,
     ("rebased", "parallel"): _WEIGHTED,
-    # Its cotangents are float32, and take registers.
-    ("differential_attention", "parallel"): (
-        Entry(tokens=16, keys=16, num_stages=1, max_dim=64),
-        Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
-    ),
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which
     # want wide sides (see `narrowest`): gates of channels leave none for those. Kernels: "states",

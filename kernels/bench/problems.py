@@ -89,7 +89,6 @@ NOT_MEASURED = (
     "based",
     "cumsum",
     "decay_gate",
-    "differential_attention",
     "hgrn",
     "merge_attention",
     "paged_attention",

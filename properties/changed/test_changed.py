@@ -170,7 +170,7 @@ def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:
     assert _ops("kernels/linear/simple_gla.py") == {
         "simple_gla", "retention", "lightning_attn", "mamba2", "mlstm",
     }  # fmt: skip
-    assert _ops("reference/softmax/attention.py") == {"attention", "differential_attention"}
+    assert _ops("reference/softmax/attention.py") == {"attention"}
     every = {name for name, _ in modules(["kernels"])}
     for op in _WITH_KERNELS:
         far = every - Sources.of(op).kernels
