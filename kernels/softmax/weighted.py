@@ -10,8 +10,7 @@ and with D = dO Vᵀ and M_i = Σ_j P_ij D_ij
     dS = (w' / (Σ w + eps)) (D - M)
 
 M is 0 where weights are not divided. It is a sum over keys of its own, before that of dq, so that
-no rounded output enters it. A cotangent in float32 is one that the caller computed, and keeps 16
-bits. Each gradient is summed by one program in a fixed order.
+no rounded output enters it. Each gradient is summed by one program in a fixed order.
 """
 
 from typing import NamedTuple
@@ -43,9 +42,9 @@ class Weights(NamedTuple):
     """What the weights of a call are.
 
     Args:
-        kind: "sigmoid", "softmax", "taylor" (1 + s + s²/2) or "square".
+        kind: "sigmoid", "taylor" (1 + s + s²/2) or "square".
         scale: of the scores.
-        divided: whether they are divided by their sum; of a softmax they always are.
+        divided: whether they are divided by their sum.
         eps: what is added to that sum.
         causal: keys after the query are hidden.
         window: how many keys are seen, None for all.
@@ -92,9 +91,6 @@ def _weigh(products, factor, offset, KIND: tl.constexpr):
         inverse = 1.0 / (1.0 + e)
         weight = tl.where(x < 0, e, 1.0) * inverse
         slope = e * inverse * inverse
-    elif KIND == "softmax":
-        weight = tl.exp2(tl.fma(products, factor, offset))
-        slope = weight
     elif KIND == "taylor":
         s = products * factor
         weight = tl.fma(s, tl.fma(s, 0.5, 1.0), 1.0)
@@ -119,7 +115,7 @@ def _by_query(
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] of QUERIES queries of one head; or if GRADIENT dq [B, T, H, K], and terms
-    [B, H, T, 3] if DIVIDED: the offset of scores, 1 / the sum of weights, and M."""
+    [B, H, T, 2] if DIVIDED: 1 / the sum of weights, and M."""
     tile = tl.program_id(0) % tiles
     if CAUSAL:
         # The last queries see the most keys: start them first.
@@ -149,7 +145,6 @@ def _by_query(
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
     high = bounds[3]
     # Sums over keys of w and w·D.
-    peak = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     of_d = tl.zeros((QUERIES,), tl.float32)
     acc = tl.zeros((QUERIES, PAD_V), tl.float32)
@@ -162,28 +157,13 @@ def _by_query(
                 k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
                 v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
                 products = product(q_tile, tl.trans(k_tile), DTYPE)
-                if KIND == "softmax":
-                    s = products * factor
-                    if phase != 1:
-                        s = tl.where(visible, s, float("-inf"))
-                    new_peak = tl.maximum(peak, tl.max(s, 1))
-                    # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-                    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-                    decay = tl.exp2(peak - base)
-                    peak = new_peak
-                    offset = -base[:, None]
-                    total *= decay
-                    if GRADIENT:
-                        of_d *= decay
-                    else:
-                        acc *= decay[:, None]
                 weight, _ = _weigh(products, factor, offset, KIND)
                 if phase != 1:
                     weight = tl.where(visible, weight, 0.0)
                 if DIVIDED:
                     total += tl.sum(weight, 1)
                 if GRADIENT:
-                    d = product(do_tile, tl.trans(v_tile), DTYPE, FINE_A=True)
+                    d = product(do_tile, tl.trans(v_tile), DTYPE)
                     of_d += tl.sum(weight * d, 1)
                 else:
                     acc = product(weight, v_tile, DTYPE, acc=acc)
@@ -201,11 +181,10 @@ def _by_query(
     else:
         if DIVIDED:
             of_head = (batch * heads + head) * num_queries + start_q
-            to = terms + (of_head + rows) * 3
+            to = terms + (of_head + rows) * 2
             inside = rows < length_q
-            tl.store(to, tl.sum(offset, 1), mask=inside)
-            tl.store(to + 1, inverse, mask=inside)
-            tl.store(to + 2, of_d, mask=inside)
+            tl.store(to, inverse, mask=inside)
+            tl.store(to + 1, of_d, mask=inside)
         dq_acc = tl.zeros((QUERIES, PAD_K), tl.float32)
         for phase in tl.static_range(3):
             for start in range(bounds[phase], bounds[phase + 1], KEYS):
@@ -219,7 +198,7 @@ def _by_query(
                     visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
                     weight = tl.where(visible, weight, 0.0)
                     slope = tl.where(visible, slope, 0.0)
-                dp = product(do_tile, tl.trans(v_tile), DTYPE, FINE_A=True)
+                dp = product(do_tile, tl.trans(v_tile), DTYPE)
                 if DIVIDED:
                     dp -= of_d[:, None]
                     weight *= inverse[:, None]
@@ -281,22 +260,20 @@ def _by_key(
                 q_tile = load_rows(q_head, stride_qt, start, rows, high, in_k, FULL_K, phase != 1)
                 do_tile = load_rows(do_head, stride_ot, start, rows, high, in_v, FULL_V, phase != 1)
                 offset = _bias(query, length_k, window, shift, bias, CAUSAL, WINDOW, COUNTED)
-                term = terms + (of_head + query) * 3
-                if KIND == "softmax":
-                    offset = tl.load(term, mask=inside, other=0.0)
+                term = terms + (of_head + query) * 2
                 weight, slope = _weigh(products_by_key(k_tile, q_tile), factor, offset, KIND)
                 if phase != 1:
                     visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
                     weight = tl.where(visible, weight, 0.0)
                     slope = tl.where(visible, slope, 0.0)
                 if DIVIDED:
-                    inverse = tl.load(term + 1, mask=inside, other=0.0)
+                    inverse = tl.load(term, mask=inside, other=0.0)
                     weight *= inverse
                     slope *= inverse
-                dv_acc = product(weight, do_tile, DTYPE, FINE_B=True, acc=dv_acc)
-                dp = product(v_tile, tl.trans(do_tile), DTYPE, FINE_B=True)
+                dv_acc = product(weight, do_tile, DTYPE, acc=dv_acc)
+                dp = product(v_tile, tl.trans(do_tile), DTYPE)
                 if DIVIDED:
-                    dp -= tl.load(term + 2, mask=inside, other=0.0)
+                    dp -= tl.load(term + 1, mask=inside, other=0.0)
                 dk_acc = product(slope * dp * scale, q_tile, DTYPE, acc=dk_acc)
 
     row = (batch * num_keys + start_k) * kv_heads + kv_head
@@ -310,16 +287,15 @@ def _options(
     """(scale, factor, bias), the window, (group, key dim, value dim), and constants."""
     # Distances are below the limit, and a wider window could overflow when it is added to one.
     limit = q.shape[1] + k.shape[1]
-    in_base_2 = weights.kind in ("sigmoid", "softmax")
     numbers = (
         weights.scale,
-        weights.scale * LOG2E.value if in_base_2 else weights.scale,
+        weights.scale * LOG2E.value if weights.kind == "sigmoid" else weights.scale,
         0.0 if weights.bias is None else weights.bias * LOG2E.value,
     )
     window = limit if weights.window is None else min(weights.window, limit)
     constants: dict[str, bool | str] = {
         "KIND": weights.kind,
-        "DIVIDED": weights.divided or weights.kind == "softmax",
+        "DIVIDED": weights.divided,
         "CAUSAL": weights.causal,
         "WINDOW": weights.window is not None,
         "COUNTED": weights.bias is None,
@@ -342,7 +318,7 @@ def _rows_of_queries(
     check_boundaries("cu_seqlens_k", cu_seqlens_k, k.shape[1])
     numbers, window, dims, constants = _options(q, k, v, weights, cu_seqlens)
     kept = do is not None and constants["DIVIDED"]
-    terms = q.new_empty(batch, heads, queries, 3 if kept else 0, dtype=torch.float32)
+    terms = q.new_empty(batch, heads, queries, 2 if kept else 0, dtype=torch.float32)
     if out.numel() == 0:
         return terms
     count = cdiv(longest, weights.tile.tokens)
@@ -360,23 +336,20 @@ def _rows_of_queries(
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, weights: Weights, cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None, dtype: torch.dtype | None = None,
+    cu_seqlens_k: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """o, in that dtype or that of q."""
-    o = q.new_empty(*q.shape[:3], v.shape[3], dtype=dtype)
+    """o [B, T, H, V]."""
+    o = q.new_empty(*q.shape[:3], v.shape[3])
     _rows_of_queries(q, k, v, None, o, weights, cu_seqlens, cu_seqlens_k)
     return o
 
 
 def gradients(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, weights: Weights, cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None, dtype: torch.dtype | None = None,
+    cu_seqlens_k: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk and dv, in that dtype or that of q."""
-    dtype = q.dtype if dtype is None else dtype
-    dq, dk, dv = (
-        torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in (q, k, v)
-    )
+    """dq, dk and dv."""
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     terms = _rows_of_queries(q, k, v, do, dq, weights, cu_seqlens, cu_seqlens_k)
     if dk.numel() == 0:
         return dq, dk, dv
