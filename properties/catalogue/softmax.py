@@ -82,8 +82,22 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
         yield "another number of sequences of keys", {"cu_seqlens_k": another}, "cu_seqlens_k"
 
 
+def _with_shut_gates(
+    case: Case, sizes: Mapping[str, int], tensors: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Make gates below -2^17 -inf, as kernels do, where a query may see no key but those behind.
+
+    Its own key is behind none, so only what hides that makes a difference.
+    """
+    hides = {"mask", "bias"} & {*case.given} or "blocks" in (case.options.get("structure") or {})
+    if "g" not in tensors or not hides:
+        return tensors
+    return {**tensors, "g": tensors["g"].masked_fill(tensors["g"] < -(2.0**17), -torch.inf)}
+
+
 ATTENTION = declare(
     reference.attention,
+    finish=_with_shut_gates,
     quiet_form=reference.attention,
     modes=(Mode("parallel"),),
     roles={
