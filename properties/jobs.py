@@ -32,11 +32,11 @@ _OF_CONTEXTS = "context_invariance"
 _HALVES = ("bfloat16", "float16")
 # Examples (bundles of cases) that all jobs get together in the profile `ci`. A new op, mode or law
 # takes its examples from the others, so the suite does not grow with the catalogue until there are
-# more than twice as many jobs: each job has at least one.
-EXAMPLES_OF_CI = 7000
+# as many jobs: each job has at least one.
+EXAMPLES_OF_CI = 3700
 # A run of few jobs draws up to `_MOST_TIMES` as many examples for each, while all together stay
-# below `_PART_FOR_FEW` of a run of all jobs.
-_MOST_TIMES, _PART_FOR_FEW = 4.0, 1 / 5
+# below `_EXAMPLES_OF_FEW`.
+_MOST_TIMES, _EXAMPLES_OF_FEW = 8.0, 1400
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Job:
         weight is 1/6 if another job tries nearly the same: the other 16-bit dtype, or another mode
         of a wrapper, which runs the same lines in every mode. Laws take turns there.
 
-        Once the catalogue outgrows `EXAMPLES_OF_CI`, all are scaled down; a hash of the job's name
-        decides how its fraction is rounded.
+        Once the catalogue outgrows `EXAMPLES_OF_CI`, all are scaled down to 1 at the least; a hash
+        of the job's name decides how its fraction is rounded.
         """
-        part = self._wanted(examples) * _proportion(tuple(OPS)) * Fraction(times)
-        return max(1, math.floor(part + Fraction(crc32(self.name.encode()), 2**32)))
+        part = max(1, self._wanted(examples) * _proportion(tuple(OPS))) * Fraction(times)
+        return math.floor(part + Fraction(crc32(self.name.encode()), 2**32))
 
     def _wanted(self, examples: int) -> int:
         """The share before scaling."""
@@ -112,7 +112,7 @@ class Job:
 def times(jobs: Iterable[Job], examples: int) -> float:
     """How many times its share of examples each of these jobs gets."""
     drawn = sum(job.share(examples) for job in jobs)
-    return min(_MOST_TIMES, max(1.0, _PART_FOR_FEW * EXAMPLES_OF_CI / max(drawn, 1)))
+    return min(_MOST_TIMES, max(1.0, _EXAMPLES_OF_FEW / max(drawn, 1)))
 
 
 def examples(job: Job, target: Target, most: int, times: float = 1.0) -> int:
@@ -125,15 +125,21 @@ def examples(job: Job, target: Target, most: int, times: float = 1.0) -> int:
 
 @cache
 def _proportion(ops: tuple[str, ...]) -> Fraction:
-    """The factor that scales the jobs' shares down to `EXAMPLES_OF_CI`."""
-    wanted = sum(
+    """The factor that scales the jobs' shares, each at least 1, down to `EXAMPLES_OF_CI`."""
+    wanted = [
         Job(op.name, mode.name, law, dtype)._wanted(EXAMPLES)
         for op in map(OPS.__getitem__, ops)
         for mode in op.modes
         for law in op.laws
         for dtype in op.dtypes
-    )
-    return min(Fraction(1), Fraction(EXAMPLES_OF_CI, wanted))
+    ]
+    low, high = Fraction(0), Fraction(1)
+    # By halves, until the sum of shares is off by less than an example.
+    for _ in range(16):
+        middle = (low + high) / 2
+        fits = sum(max(1, middle * share) for share in wanted) <= EXAMPLES_OF_CI
+        low, high = (middle, high) if fits else (low, middle)
+    return high
 
 
 @dataclass(frozen=True)
