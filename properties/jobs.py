@@ -67,7 +67,7 @@ class Job:
         Once the catalogue outgrows `EXAMPLES_OF_CI`, all are scaled down to 1 at the least; a hash
         of the job's name decides how its fraction is rounded.
         """
-        part = max(1, self._wanted(examples) * _proportion(tuple(OPS))) * Fraction(times)
+        part = max(Fraction(1), self._wanted(examples) * _proportion(tuple(OPS))) * Fraction(times)
         return math.floor(part + Fraction(crc32(self.name.encode()), 2**32))
 
     def _wanted(self, examples: int) -> int:
@@ -137,7 +137,7 @@ def _proportion(ops: tuple[str, ...]) -> Fraction:
     # By halves, until the sum of shares is off by less than an example.
     for _ in range(16):
         middle = (low + high) / 2
-        fits = sum(max(1, middle * share) for share in wanted) <= EXAMPLES_OF_CI
+        fits = sum(max(Fraction(1), middle * share) for share in wanted) <= EXAMPLES_OF_CI
         low, high = (middle, high) if fits else (low, middle)
     return high
 
