@@ -55,6 +55,7 @@ from kernels.scale import resolve_scale
 from kernels.softmax import (
     attention,
     based,
+    differential_attention,
     dsa,
     merge_attention,
     mla,
@@ -82,6 +83,7 @@ __all__ = [
     "cumsum",
     "decay_gate",
     "delta_rule",
+    "differential_attention",
     "dplr",
     "dsa",
     "gated_delta_product",

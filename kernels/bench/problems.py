@@ -89,6 +89,7 @@ NOT_MEASURED = (
     "based",
     "cumsum",
     "decay_gate",
+    "differential_attention",
     "hgrn",
     "merge_attention",
     "paged_attention",

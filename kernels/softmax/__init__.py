@@ -1,6 +1,7 @@
 """Attention by a softmax over keys, or by a sigmoid of each."""
 
 from kernels.softmax.attention import attention
+from kernels.softmax.differential import differential_attention
 from kernels.softmax.dsa import dsa
 from kernels.softmax.merge import merge_attention
 from kernels.softmax.mla import mla
@@ -15,6 +16,7 @@ from kernels.softmax.sigmoid_attention import sigmoid_attention
 __all__ = [
     "attention",
     "based",
+    "differential_attention",
     "dsa",
     "merge_attention",
     "mla",

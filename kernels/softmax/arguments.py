@@ -23,14 +23,13 @@ class LseOptions(Packing, total=False):
     return_lse: bool
 
 
-def check_heads(sizes: Mapping[str, int]) -> None:
+def check_heads(sizes: Mapping[str, int], queries: str = "q", keys: str = "k and v") -> None:
     """Refuse head dims that no tile holds, and heads that form no groups."""
-    check_range("head dim K of q and k", sizes["K"], 1, MAX_DIM)
+    check_range(f"head dim K of {queries}", sizes["K"], 1, MAX_DIM)
     check_range("head dim V of v", sizes["V"], 1, MAX_DIM)
     if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
-        raise ValueError(
-            f"q: {sizes['H']} heads, expected a multiple of the {sizes['G']} heads of k and v"
-        )
+        wanted = f"a multiple of the {sizes['G']} heads of {keys}"
+        raise ValueError(f"{queries}: {sizes['H']} heads, expected {wanted}")
 
 
 def check_mode(mode: str) -> None:

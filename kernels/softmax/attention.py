@@ -157,6 +157,7 @@ def attention(
             "attention", "parallel",
             dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
         ),
+        False,
     )  # fmt: skip
     return o, lse if return_lse else None
 
@@ -265,18 +266,20 @@ def attention_parallel(
     window: int | None,
     softcap: float | None,
     tile: int,
+    wide: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o and lse of `attention`, its arguments resolved and checked but for the boundaries.
 
     For the backward pass also [2, B, H, T], the maximum of a row's base-2 logits and the sum of
-    their powers of 2 after it is subtracted.
+    their powers of 2 after it is subtracted. If `wide`, o is float32 in every dtype: for ops that
+    compute with it and have a gradient of their own.
     """
     batch, queries, heads, _ = q.shape
     keys, value_dim = k.shape[1], v.shape[3]
     longest = check_boundaries("cu_seqlens", cu_seqlens, queries)
     check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
     sequences = count_sequences(batch, cu_seqlens)
-    o = q.new_empty(batch, queries, heads, value_dim)
+    o = q.new_empty(batch, queries, heads, value_dim, dtype=torch.float32 if wide else q.dtype)
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
     softmax = lse.new_empty(2, *lse.shape)
     if lse.numel() == 0:
@@ -304,7 +307,8 @@ def attention_parallel(
 @attention_parallel.register_fake
 def _(q, k, v, *more):
     batch, queries, heads, _ = q.shape
-    o = q.new_empty(batch, queries, heads, v.shape[3])
+    wide = more[-1]
+    o = q.new_empty(batch, queries, heads, v.shape[3], dtype=torch.float32 if wide else q.dtype)
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
     return o, lse, lse.new_empty(2, *lse.shape)
 
@@ -336,7 +340,10 @@ def attention_parallel_backward(
     softcap: float | None,
     tile: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, sink, g and bias; the last three are empty if there is none."""
+    """Gradients of q, k, v, sink, g and bias; the last three are empty if there is none.
+
+    That of v is in the dtype of o. The cotangent `do` is in that of q.
+    """
     batch, queries, heads, key_dim = q.shape
     keys, kv_heads, value_dim = v.shape[1:]
     longest_q = check_boundaries("cu_seqlens", cu_seqlens, queries)
@@ -345,7 +352,7 @@ def attention_parallel_backward(
     packed = cu_seqlens is not None
     dq = q.new_empty(batch, queries, heads, key_dim)
     dk = k.new_empty(batch, keys, kv_heads, key_dim)
-    dv = v.new_empty(batch, keys, kv_heads, value_dim)
+    dv = o.new_empty(batch, keys, kv_heads, value_dim)
     dg = q.new_empty(0)
     terms = softmax.new_empty(batch, heads, queries, 4)
 
@@ -447,12 +454,13 @@ def _sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor, q: Tenso
 
 @attention_parallel_backward.register_fake
 def _(
-    do, dlse, q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k, bias, *more
+    do, dlse, q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k,
+    bias, mask, table, codes, lows, highs, o, *more,
 ):  # fmt: skip
     return (
         q.new_empty(q.shape),
         k.new_empty(k.shape),
-        v.new_empty(v.shape),
+        o.new_empty(v.shape),
         q.new_empty(0) if sink is None else sink.new_empty(sink.shape),
         q.new_empty(0) if g is None else g.new_empty(g.shape),
         q.new_empty(0) if bias is None else bias.new_empty(bias.shape),
@@ -463,7 +471,8 @@ def _save(ctx, inputs, output) -> None:
     o, _, softmax = output
     ctx.mark_non_differentiable(softmax)
     ctx.save_for_backward(*inputs[:14], o, softmax)
-    ctx.options = inputs[14:]
+    # The last one, `wide`, shows in the dtype of o.
+    ctx.options = inputs[14:-1]
 
 
 def _differentiate(ctx, do, dlse, _):
@@ -473,7 +482,7 @@ def _differentiate(ctx, do, dlse, _):
     )
     return (
         dq, dk, dv, None if sink is None else dsink, None, None if g is None else dg,
-        None, None, None if bias is None else dbias, *(None for _ in range(5 + len(ctx.options))),
+        None, None, None if bias is None else dbias, *(None for _ in range(6 + len(ctx.options))),
     )  # fmt: skip
 
 

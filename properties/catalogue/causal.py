@@ -59,6 +59,8 @@ DELTAFORMER = _declare(
 
 DIFFERENTIAL_ATTENTION = _declare(
     reference.differential_attention,
+    quiet_form=reference.differential_attention,
+    modes=(Mode("parallel"),),
     options=(WINDOW,),
     roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.STEP},
     work=lambda n: 2 * n["H"] * n["T"] * n["S"],

@@ -163,14 +163,16 @@ def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:
     assert _ops("kernels/linear/gla.py") == {
         "gla", "abc", "gated_oja_rule", "gsa", "lightnet", "rwkv6", "selective_scan",
     }  # fmt: skip
-    assert _ops("kernels/softmax/backward.py") == {"attention", "mla", "nsa", "paged_attention"}
+    assert _ops("kernels/softmax/backward.py") == {
+        "attention", "differential_attention", "mla", "nsa", "paged_attention",
+    }  # fmt: skip
     assert _ops("kernels/delta/dplr.py") == {
         "dplr", "comba", "gdn2", "iplr", "precond_gated_delta_rule", "precond_kda", "rwkv7",
     }  # fmt: skip
     assert _ops("kernels/linear/simple_gla.py") == {
         "simple_gla", "retention", "lightning_attn", "mamba2", "mlstm",
     }  # fmt: skip
-    assert _ops("reference/softmax/attention.py") == {"attention"}
+    assert _ops("reference/softmax/attention.py") == {"attention", "differential_attention"}
     every = {name for name, _ in modules(["kernels"])}
     for op in _WITH_KERNELS:
         far = every - Sources.of(op).kernels
