@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from properties.cases import contexts
 
+T = TypeVar("T")
 CONTEXTS = tuple(name for name in contexts.CONTEXTS if name != "compiled")
 
 
@@ -31,6 +33,15 @@ def bits(x: Tensor) -> Tensor:
     """The bits of a tensor as integers, which tell NaN from NaN and -0 from 0."""
     widths = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.contiguous().view(widths[x.element_size()])
+
+
+def refuses(call: Callable[[T], object], argument: T) -> bool:
+    """Whether a call raises a ValueError."""
+    try:
+        call(argument)
+    except ValueError:
+        return True
+    return False
 
 
 def check_refusal(argument: str, call: Callable[[], object]) -> None:

@@ -1,6 +1,7 @@
 """kv caches, called in any order and compared with lists of tokens."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ from properties.suite.caches.calls import (
     context,
     is_expanded,
     packed,
+    refuses,
 )
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -575,6 +577,17 @@ class KVMachine(RuleBasedStateMachine):
         assert length.tolist() == self.length() == self.model.length.tolist()
         assert length.dtype == torch.int64
         self.use_up(length)
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "cache"))
+    def a_crop_of_any_sequence_is_refused_where_the_model_refuses_it(self) -> None:
+        """By one token, tried on copies."""
+        for n in range(self.batch):
+            length = self.model.length
+            length[n] = max(0, int(length[n]) - 1)
+            cache, model = (deepcopy(each) for each in (self.cache, self.model))
+            assert refuses(cache.crop, length) == refuses(model.crop, length), f"sequence {n}"
+            assert cache.length.tolist() == model.length.tolist()
 
     @invariant()
     @precondition(lambda self: hasattr(self, "cache"))

@@ -96,6 +96,15 @@ class StaleWindowAfterReset(SlidingWindowCache):
         self._length = [0] * self.batch
 
 
+class ForgetsWhoForgot(SlidingWindowCache):
+    """What each sequence has forgotten stays in its place in a reorder."""
+
+    def _reorder(self, indices: list[int]) -> None:
+        first = self._first
+        super()._reorder(indices)
+        self._first = (first * len(indices))[: len(indices)]
+
+
 class TransposesTheTable(PagedCache):
     """Looks up block n of sequence j as block j of sequence n."""
 
@@ -139,6 +148,30 @@ class ResetsStatesOnly(RecurrentCache):
         self._states = [None] * self.layers
 
 
+class KeepsTheCheckpointOnReset(RecurrentCache):
+    """States from before a reset can be rolled back to."""
+
+    def reset(self) -> None:
+        kept = self._depth, self._past
+        super().reset()
+        self._depth, self._past = kept
+
+
+class RollsBackLayerByLayer(RecurrentCache):
+    """A refused rollback has taken back the layers before the one that refuses."""
+
+    def rollback(self, tokens: int | Tensor) -> None:
+        states, lengths, past = whole = self._states, self._length, self._past
+        try:
+            for layer, of_layer in enumerate(zip(*whole, strict=True)):
+                self._states, self._length, self._past = ([x] for x in of_layer)
+                super().rollback(tokens)
+                states[layer], lengths[layer] = self._states[0], self._length[0]
+        finally:
+            self._states, self._length, self._past = whole
+        self._past = [[] for _ in past]
+
+
 class ReordersThePresentOnly(RecurrentCache):
     """A rollback after a reorder finds the states of other sequences."""
 
@@ -162,7 +195,14 @@ PLANTED = {
         SaturatingLength,
         CropsTheForgotten,
         StaleWindowAfterReset,
+        ForgetsWhoForgot,
     ),
     PagedMachine: (TransposesTheTable, WritesToSharedPages, LosesPages),
-    RecurrentMachine: (OneCounter, ResetsStatesOnly, ReordersThePresentOnly),
+    RecurrentMachine: (
+        OneCounter,
+        ResetsStatesOnly,
+        KeepsTheCheckpointOnReset,
+        RollsBackLayerByLayer,
+        ReordersThePresentOnly,
+    ),
 }

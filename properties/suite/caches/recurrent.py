@@ -1,6 +1,7 @@
 """The cache of recurrent states, called in any order."""
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any, ClassVar
 
 import pytest
@@ -11,11 +12,22 @@ from torch import Tensor
 
 import reference
 from kernels.cache import RecurrentCache
-from properties.suite.caches.calls import CONTEXTS, check_refusal, context
+from properties.suite.caches.calls import CONTEXTS, check_refusal, context, refuses
 from properties.suite.caches.machine import COUNTS, SEEDS, TOKENS
 
 PICKS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 """What is reordered to what, modulo the number of sequences."""
+
+
+def copied(x: Any) -> Any:
+    """A cache with lists of its own."""
+    if isinstance(x, list):
+        return [copied(each) for each in x]
+    if isinstance(x, (RecurrentCache, reference.RecurrentCache)):
+        another = copy(x)
+        vars(another).update({name: copied(each) for name, each in vars(x).items()})
+        return another
+    return x
 
 
 class RecurrentMachine(RuleBasedStateMachine):
@@ -211,6 +223,23 @@ class RecurrentMachine(RuleBasedStateMachine):
     def refuse(self, argument: str, call: Callable[[], object]) -> None:
         check_refusal(argument, call)
         self.lengths_and_states_agree()
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "cache"))
+    def a_rollback_gives_what_it_gives_to_the_model(self) -> None:
+        """Tried on copies: of the last tokens, and of one that follows, or of one too few for one
+        of the layers. A copy has the tensors of the original, which are never written to.
+        """
+        for tokens, following in ((1, ()), (2, ()), (1, (1, 1, 1)), (1, (1, 1, 2))):
+            cache, model = (copied(each) for each in (self.cache, self.model))
+            for layer, count in enumerate(following):
+                for each in (cache, model):
+                    each.update(self.draw_state(layer, 1), layer, offset=count)
+            assert refuses(cache.rollback, tokens) == refuses(model.rollback, tokens)
+            for layer in range(self.LAYERS):
+                got, want = cache.state(layer), model.state(layer)
+                assert got is want or torch.equal(got, want), f"state of layer {layer}"
+                assert cache.layer_length(layer).tolist() == model.layer_length(layer).tolist()
 
     @invariant()
     @precondition(lambda self: hasattr(self, "cache"))
