@@ -163,8 +163,9 @@ class RollsBackLayerByLayer(RecurrentCache):
     def rollback(self, tokens: int | Tensor) -> None:
         states, lengths, past = whole = self._states, self._length, self._past
         try:
-            for layer, of_layer in enumerate(zip(*whole, strict=True)):
-                self._states, self._length, self._past = ([x] for x in of_layer)
+            for layer in range(self.layers):
+                self._states, self._length = [states[layer]], [lengths[layer]]
+                self._past = [past[layer]]
                 super().rollback(tokens)
                 states[layer], lengths[layer] = self._states[0], self._length[0]
         finally:
