@@ -72,10 +72,13 @@ class PagedMachine(KVMachine):
         ]
         length = [draw.randint(0, len(row) * page_size) for row in table]
         layout = draw.choice(OWN_MEMORY)
-        k_pages, v_pages = (
-            relaid(self.integers(seed, largest, number, page_size, self.kv_heads, dim), layout)
-            for largest, dim in ((8, self.key_dim), (256, self.value_dim))
-        )
+        # What a caller makes in inference mode cannot be written to outside.
+        with torch.inference_mode(False):
+            lengths = self.told("length", length, False)
+            k_pages, v_pages = (
+                relaid(self.integers(seed, largest, number, page_size, self.kv_heads, dim), layout)
+                for largest, dim in ((8, self.key_dim), (256, self.value_dim))
+            )
         for n, (row, tokens) in enumerate(zip(table, length, strict=True)):
             self.begin(n, k_pages[row].flatten(0, 1)[:tokens], v_pages[row].flatten(0, 1)[:tokens])
         if self.shared_and_full(table, length, page_size):
@@ -83,7 +86,6 @@ class PagedMachine(KVMachine):
         width = max(map(len, table)) + draw.randint(0, 1)
         rows = [row + [-1] * (width - len(row)) for row in table]
         block_table = torch.tensor(rows, dtype=torch.int32, device=self.device)
-        lengths = self.told("length", length, False)
         cache = self.kind.from_pages(k_pages, v_pages, block_table, lengths)
         assert cache.k_pages.data_ptr() == k_pages.data_ptr(), "other pages than those given"
         self.use_up(block_table, lengths)

@@ -103,6 +103,7 @@ class KVMachine(RuleBasedStateMachine):
         page_size=st.integers(1, 4),
         seed=SEEDS,
         poisoned=st.booleans(),
+        where=st.sampled_from(CONTEXTS),
     )
     def create(
         self,
@@ -114,6 +115,7 @@ class KVMachine(RuleBasedStateMachine):
         page_size: int,
         seed: int,
         poisoned: bool,
+        where: str,
     ) -> None:
         self.batch, self.dtype, self.poisoned = batch, dtype, poisoned
         self.kv_heads, self.heads = heads[0], heads[0] * heads[1]
@@ -122,7 +124,8 @@ class KVMachine(RuleBasedStateMachine):
         self.everything = reference.KVCache(batch)
         self.buffers: dict[tuple[object, ...], Tensor] = {}
         self.views: list[tuple[CacheView, list[Tensor]]] = []
-        self.cache = self.build(room, page_size, seed)
+        with context(where, self.device):
+            self.cache = self.build(room, page_size, seed)
         # Another layer's cache, which calls of this one must not change.
         self.neighbour = self.new(max(room, page_size), page_size)
         self.neighbours_tokens = self.draw_tokens(1, seed)[1:]

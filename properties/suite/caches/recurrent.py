@@ -40,10 +40,11 @@ class RecurrentMachine(RuleBasedStateMachine):
     """H, K and V of each layer."""
     LAYERS = len(DIMS)
 
-    @initialize(batch=st.integers(1, 3))
-    def create(self, batch: int) -> None:
+    @initialize(batch=st.integers(1, 3), where=st.sampled_from(CONTEXTS))
+    def create(self, batch: int, where: str) -> None:
         self.batch = batch
-        self.cache = self.kind(batch, self.LAYERS)
+        with context(where, self.device):
+            self.cache = self.kind(batch, self.LAYERS)
         self.model = reference.RecurrentCache(batch, self.LAYERS)
         self.given: list[tuple[Tensor, Tensor]] = []
         # Another model's cache, which calls of this one must not change.
@@ -224,6 +225,20 @@ class RecurrentMachine(RuleBasedStateMachine):
         check_refusal(argument, call)
         self.lengths_and_states_agree()
 
+    def states_agree(self, cache: RecurrentCache, model: reference.RecurrentCache) -> None:
+        for layer in range(self.LAYERS):
+            want = model.state(layer)
+            got = cache.state(layer)
+            if got is None or want is None:
+                assert got is want, f"layer {layer} has a state, or should have"
+            else:
+                assert torch.equal(got, want), f"the state of layer {layer} differs"
+                assert got.requires_grad == want.requires_grad, f"layer {layer} has lost its graph"
+            length = cache.layer_length(layer)
+            assert length.tolist() == model.seen[layer]
+            assert length.dtype == torch.int64
+            length.fill_(-1)
+
     @invariant()
     @precondition(lambda self: hasattr(self, "cache"))
     def a_rollback_gives_what_it_gives_to_the_model(self) -> None:
@@ -236,26 +251,12 @@ class RecurrentMachine(RuleBasedStateMachine):
                 for each in (cache, model):
                     each.update(self.draw_state(layer, 1), layer, offset=count)
             assert refuses(cache.rollback, tokens) == refuses(model.rollback, tokens)
-            for layer in range(self.LAYERS):
-                got, want = cache.state(layer), model.state(layer)
-                assert got is want or torch.equal(got, want), f"state of layer {layer}"
-                assert cache.layer_length(layer).tolist() == model.layer_length(layer).tolist()
+            self.states_agree(cache, model)
 
     @invariant()
     @precondition(lambda self: hasattr(self, "cache"))
     def lengths_and_states_agree(self) -> None:
-        for layer in range(self.LAYERS):
-            want = self.model.state(layer)
-            got = self.cache.state(layer)
-            if got is None or want is None:
-                assert got is want, f"layer {layer} has a state, or should have"
-            else:
-                assert torch.equal(got, want), f"the state of layer {layer} differs"
-                assert got.requires_grad == want.requires_grad, f"layer {layer} has lost its graph"
-            length = self.cache.layer_length(layer)
-            assert length.tolist() == self.model.seen[layer]
-            assert length.dtype == torch.int64
-            length.fill_(-1)
+        self.states_agree(self.cache, self.model)
         if all(seen == self.model.seen[0] for seen in self.model.seen):
             assert self.cache.length.tolist() == self.model.seen[0]
         else:
