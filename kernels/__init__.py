@@ -66,6 +66,7 @@ from kernels.softmax import (
     rebased,
     selected_attention,
     sigmoid_attention,
+    stickbreaking_attn,
 )
 from kernels.sums import cumsum, logcumsumexp, solve_tril
 
@@ -129,6 +130,7 @@ __all__ = [
     "sigmoid_attention",
     "simple_gla",
     "solve_tril",
+    "stickbreaking_attn",
     "strength_gate",
     "token_shift",
     "xpos_tables",

@@ -368,6 +368,12 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("sigmoid_attention", "parallel"): _WEIGHTED,
     ("based", "parallel"): _WEIGHTED,
     ("rebased", "parallel"): _WEIGHTED,
+    ("stickbreaking_attn", "parallel"): (
+        Entry(tokens=32, keys=32, num_stages=1, max_dim=64, dtypes=_HALVES),
+        # In four warps the wide ones spill on NVIDIA's, and in eight on AMD's.
+        Entry(tokens=16, keys=16, num_warps=8, num_stages=1, arch=80),
+        Entry(tokens=16, keys=16, num_stages=1, arch_below=80),
+    ),
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which
     # want wide sides (see `narrowest`): gates of channels leave none for those. Kernels: "states",

@@ -97,6 +97,7 @@ NOT_MEASURED = (
     "rms_norm_gated",
     "selected_attention",
     "solve_tril",
+    "stickbreaking_attn",
 )
 _RECURRENT: tuple[Form, ...] = ("dense", "packed", "decode")
 PROBLEMS = {

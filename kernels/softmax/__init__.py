@@ -12,6 +12,7 @@ from kernels.softmax.paged import paged_attention
 from kernels.softmax.polynomial import based, rebased
 from kernels.softmax.selected import selected_attention
 from kernels.softmax.sigmoid_attention import sigmoid_attention
+from kernels.softmax.stickbreaking import stickbreaking_attn
 
 __all__ = [
     "attention",
@@ -27,4 +28,5 @@ __all__ = [
     "rebased",
     "selected_attention",
     "sigmoid_attention",
+    "stickbreaking_attn",
 ]

@@ -25,6 +25,9 @@ def _pairs_and_moments(n: Mapping[str, int]) -> float:
 
 STICKBREAKING_ATTN = _declare(
     reference.stickbreaking_attn,
+    # The second form has no matrix products, whose operands are rounded.
+    quiet_form=reference.stickbreaking_attn,
+    modes=(Mode("parallel"),),
     nonlinear=("rest",),
     work=_pairs,
 )
