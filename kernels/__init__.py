@@ -54,6 +54,7 @@ from kernels.position import (
 from kernels.scale import resolve_scale
 from kernels.softmax import (
     attention,
+    attnres,
     based,
     differential_attention,
     dsa,
@@ -79,6 +80,7 @@ __all__ = [
     "SlidingWindowCache",
     "abc",
     "attention",
+    "attnres",
     "based",
     "comba",
     "cumsum",

@@ -537,6 +537,12 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ),
     # tokens: none, as the chunk is given by the last dim.
     ("solve_tril", "fused"): (Entry(tokens=64), Entry(tokens=64, num_warps=2)),
+    # tokens: (batch, token) rows of o.
+    ("attnres", "fused"): (
+        Entry(tokens=16, max_dim=128),
+        Entry(tokens=8, num_warps=8),
+        Entry(tokens=1, num_warps=8, max_dim=8192),
+    ),
     # tokens: (batch, token, head) vectors of x.
     ("rms_norm_gated", "fused"): (Entry(tokens=16, max_dim=128), Entry(tokens=4)),
     # tokens: rows of a head of a program, more of them where the head is narrow.

@@ -1,6 +1,7 @@
 """Attention by a softmax over keys, or by a sigmoid of each."""
 
 from kernels.softmax.attention import attention
+from kernels.softmax.attnres import attnres
 from kernels.softmax.differential import differential_attention
 from kernels.softmax.dsa import dsa
 from kernels.softmax.merge import merge_attention
@@ -16,6 +17,7 @@ from kernels.softmax.stickbreaking import stickbreaking_attn
 
 __all__ = [
     "attention",
+    "attnres",
     "based",
     "differential_attention",
     "dsa",

@@ -91,6 +91,8 @@ REBASED = declare(
 
 ATTNRES = declare(
     reference.attnres,
+    quiet_form=reference.attnres,
+    modes=(Mode("fused"),),
     roles={"query": Role.QUERY, "weight": Role.KEY, "output_weight": Role.KEY},
     options=(
         Option(
