@@ -130,16 +130,17 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
     """Tables of the model's width instead of the head's; tables that end too early."""
     cos = inputs.tensors["cos"]
     positions = inputs.tensors.get("position_ids")
+    each = torch.zeros(case.sequences, dtype=torch.int64, device=cos.device)
     if cos.shape[0] > 1 and positions is None:
         short = cos.new_zeros(cos.shape[0] - 2, cos.shape[1])
         yield "tables too short", {"cos": short, "sin": short}, "cos"
-        each = torch.zeros(case.sequences, dtype=torch.int64, device=cos.device)
         for offset, where in ((10**6, "past"), (-1, "before")):
             yield f"an offset {where} the tables", {"seqlen_offsets": offset}, "seqlen_offsets"
             all_of_them = {"seqlen_offsets": each + offset}
             yield f"an offset each, {where} the tables", all_of_them, "seqlen_offsets"
     if positions is not None and "seqlen_offsets" in case.options:
         yield "positions beside an offset", {"seqlen_offsets": 1}, "position_ids"
+        yield "positions beside an offset each", {"seqlen_offsets": each}, "position_ids"
     yield from _mistakes_on_axes(case, inputs)
 
 

@@ -238,6 +238,8 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
     for option in op.options:
         for bad in option.bad:
             yield Mistake(f"{option.name}={bad!r}", {option.name: bad}, (option.name,))
+    if any(option.name == "inplace" for option in op.options):
+        yield from _shared_in_place(op, tensors)
     for name in op.packed_by:
         if name in inputs.tensors:
             yield from _bad_boundaries(name, inputs.tensors[name])
@@ -257,6 +259,17 @@ def _mixed_dtypes(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
         x = tensors[name]
         other = torch.bfloat16 if x.dtype == torch.float32 else torch.float32
         yield Mistake(f"{name} in another dtype", {name: x.to(other)}, tuple(names), kind=DTYPE)
+
+
+def _shared_in_place(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
+    """What is written in place, with one element for all along each axis in turn."""
+    name = op.arguments[0].name
+    x = tensors[name]
+    for axis, size in enumerate(x.shape):
+        if size > 1 and x.numel():
+            shared = {name: x.narrow(axis, 0, 1).expand(x.shape), "inplace": True}
+            what = f"inplace of {name} shared along axis {axis}"
+            yield Mistake(what, shared, ("inplace",), everywhere=False)
 
 
 def _longer(x: Tensor, axis: int) -> Tensor:

@@ -87,17 +87,11 @@ def _registered(op: Op, mode: Mode) -> tuple[str, ...]:
 
 
 def _compiled(op: Op, mode: Mode) -> tuple[str, ...]:
-    """The cases to compile: all in an op's first mode, two in each other mode, by turns.
-
-    Modes of an op differ only in the custom ops that they call. A wrapper calls those of another
-    op, so two of its cases are compiled.
+    """The cases to compile: two in each mode, by turns. Either pair has a dense and a packed case,
+    and a bare and a loaded one.
     """
-    place = op.modes.index(mode)
-    if place == 0 and op.wraps is not None:
-        return _LEAST_AND_MOST
-    if place == 0:
-        return (*_LEAST_AND_MOST, *_BETWEEN)
-    return _LEAST_AND_MOST if place % 2 else _BETWEEN
+    turn = list(OPS).index(op.name) + op.modes.index(mode)
+    return _LEAST_AND_MOST if turn % 2 else _BETWEEN
 
 
 def _of_several_outputs(op: Op, mode: Mode) -> tuple[str, ...]:
@@ -195,23 +189,22 @@ def test_registrations_are_sound(case: Case, subject: Subject) -> None:
 
 
 def test_every_op_of_the_catalogue_is_called_by_some_case(subject: Subject) -> None:
-    called = {
-        func._schema.name
-        for op in OPS.values()
-        for mode in op.modes
-        for name, case in _cases(op, mode).items()
-        if name in _LEAST_AND_MOST
-        for calls in _calls(op, case, subject)
-        for func, _ in calls
-    }
     registered = {
         name
         for name in torch._C._dispatch_get_all_op_names()
         for op in OPS
         if name.startswith(f"{_NAMESPACE}::{op}")
     }
-    # Ops may call others, such as one that selects blocks.
-    assert registered <= called
+    # Those that are called by no case tried so far. Ops may call others, such as one that selects
+    # blocks.
+    for name in reversed(_LEAST_AND_MOST):
+        for op in OPS.values():
+            for mode in op.modes:
+                forward, backward = _calls(op, _cases(op, mode)[name], subject)
+                registered -= {func._schema.name for func, _ in (*forward, *backward)}
+        if not registered:
+            return
+    assert not registered
 
 
 def test_a_loss_without_the_first_output_has_gradients(case: Case, subject: Subject) -> None:
