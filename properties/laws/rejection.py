@@ -268,8 +268,7 @@ def _shared_in_place(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
     for axis, size in enumerate(x.shape):
         if size > 1 and x.numel():
             shared = {name: x.narrow(axis, 0, 1).expand(x.shape), "inplace": True}
-            what = f"inplace of {name} shared along axis {axis}"
-            yield Mistake(what, shared, ("inplace",), everywhere=False)
+            yield Mistake(f"inplace of {name} shared along axis {axis}", shared, ("inplace",))
 
 
 def _longer(x: Tensor, axis: int) -> Tensor:

@@ -5,6 +5,7 @@ do not depend on layout, order, neighbours, or what else the call requests.
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -59,10 +60,11 @@ def _check(op: Op, mode: str, tile: object, given: Mapping[str, Any]) -> None:
     for name, x in given.items():
         if isinstance(x, Tensor) and x.dtype == torch.float64:
             raise TypeError(f"{name}: float64, expected float32, bfloat16 or float16")
-    # Check without writing in place, which would happen twice.
-    whole = {**given, "inplace": False} if given.get("inplace") is True else given
+    # A call in place writes to a copy of the same strides here.
+    first = op.arguments[0].name
+    copied = {first: deepcopy(given[first].detach())} if given.get("inplace") is True else {}
     with torch.no_grad():
-        op.oracle(**whole)
+        op.oracle(**{**given, **copied})
 
 
 def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...]:

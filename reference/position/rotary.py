@@ -98,6 +98,9 @@ def _turned(
     conjugate: bool,
     inplace: bool,
 ) -> Tensor:
+    shared = any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True))
+    if inplace and x.numel() and shared:
+        raise ValueError(f"inplace: x has strides {x.stride()}, expected elements of their own")
     rotated = form(x, cos, sin, interleaved, conjugate)
     y = torch.cat([rotated.to(x.dtype), x[..., 2 * cos.shape[-1] :]], dim=-1)
     return x.copy_(y) if inplace else y
@@ -191,8 +194,8 @@ def rotary_embedding(
     Raises:
         TypeError: cos neither float32 nor of x's dtype.
         ValueError: 2P above the head dim; a row outside `[0, R)`; `position_ids` beside
-            `seqlen_offsets`; `cu_seqlens` with B != 1, or that
-            does not start at 0, decreases, or does not end at T.
+            `seqlen_offsets`; `inplace` of elements that share memory; `cu_seqlens` with B != 1, or
+            that does not start at 0, decreases, or does not end at T.
 
     Source: Su et al., RoFormer, arXiv 2104.09864, equation 34.
     """
@@ -227,7 +230,8 @@ def multiaxis_rotary(
 
     Raises:
         TypeError: cos neither float32 nor of x's dtype.
-        ValueError: 2P above the head dim; a position outside `[0, R)`; an axis outside `[0, A)`.
+        ValueError: 2P above the head dim; a position outside `[0, R)`; an axis outside `[0, A)`;
+            `inplace` of elements that share memory.
 
     Source: Wang et al., Qwen2-VL, arXiv 2409.12191, section 2.1; Heo et al., Rotary Position
         Embedding for Vision Transformer, arXiv 2403.13298, section 3.2 (two axes).
