@@ -152,7 +152,7 @@ BUGS = {
         pinned=HEADS_FIRST,
         planted=Edit(
             "kernels.softmax.attention",
-            "dv = v.new_empty(batch, keys, kv_heads, value_dim)",
+            "dv = o.new_empty(batch, keys, kv_heads, value_dim)",
             "dv = torch.empty_like(v)",
         ),
     ),
