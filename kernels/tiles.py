@@ -427,6 +427,9 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=1, features=16, num_warps=1),
     ),
     ("gla", "fused_recurrent"): _FUSED_RECURRENT,
+    # tokens: a power of two, between two kept nodes in the backward pass; features: values of a
+    # program.
+    ("log_linear_attn", "fused_recurrent"): _DELTA_RECURRENT,
     ("simple_gla", "chunk"): (
         _NARROW_SIMPLE_GLA_ON_HOPPER,
         Entry(

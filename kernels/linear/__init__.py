@@ -5,7 +5,7 @@
 `linear_attn.py`, `gla.py`, `simple_gla.py`, `constant_decay.py` and `mamba2.py` are what users
 call. `kernels.recurrence` makes a `torch.library` op of each and of `forward` and `backward` in
 `chunk.py`, `fused_chunk.py`, `fused_recurrent.py` and `parallel.py`; `rwkv6.py` and `gsa.py` call
-`gla`, and `hgrn.py` has a kernel of its own:
+`gla`, and `hgrn.py` and `log_linear_attn.py` have kernels of their own:
 
     forward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, output_final_state, out_dtype)
         -> (o, final_state | None)
@@ -36,6 +36,7 @@ from kernels.linear.gsa import gsa
 from kernels.linear.hgrn import hgrn
 from kernels.linear.lightnet import lightnet
 from kernels.linear.linear_attn import linear_attn
+from kernels.linear.log_linear_attn import log_linear_attn
 from kernels.linear.mamba2 import mamba2
 from kernels.linear.mlstm import mlstm
 from kernels.linear.rwkv4 import rwkv4
@@ -51,6 +52,7 @@ __all__ = [
     "lightnet",
     "lightning_attn",
     "linear_attn",
+    "log_linear_attn",
     "mamba2",
     "mlstm",
     "retention",
