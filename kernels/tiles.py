@@ -311,6 +311,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             kernels={
                 "dq": Tile(tokens=128, keys=32, num_warps=8),
                 "dk": Tile(tokens=128, keys=32, num_warps=8),
+                # The other spills if sequences are packed too.
+                "windowed_dk": Tile(tokens=128, keys=16, num_warps=8),
                 "dv": Tile(tokens=128, keys=32, num_warps=8),
                 "biased": Tile(tokens=32, keys=32, num_warps=8),
                 "gated": Tile(tokens=32, keys=16, num_warps=8, num_stages=1),
@@ -370,9 +372,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("rebased", "parallel"): _WEIGHTED,
     ("stickbreaking_attn", "parallel"): (
         Entry(tokens=32, keys=32, num_stages=1, max_dim=64, dtypes=_HALVES),
-        # In four warps the wide ones spill on NVIDIA's, and in eight on AMD's.
-        Entry(tokens=16, keys=16, num_warps=8, num_stages=1, arch=80),
-        Entry(tokens=16, keys=16, num_stages=1, arch_below=80),
+        Entry(tokens=16, keys=16, num_stages=1),
     ),
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which
@@ -568,9 +568,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("merge_attention", "fused"): (Entry(tokens=16, max_dim=128), Entry(tokens=4)),
 }
 
-# The entries of `attention` for the two softmaxes of `differential_attention`, by its own indices.
-# With a window of packed sequences, dk of the one left out spills on Hopper.
-OF_DIFFERENTIAL = (0, 1, 3, 4, 5, 6, 7)
+# Its two softmaxes are heads of `attention`, whose entries have the same indices.
 TABLE["differential_attention", "parallel"] = tuple(
     replace(
         entry,
@@ -578,7 +576,7 @@ TABLE["differential_attention", "parallel"] = tuple(
             name: tile for name, tile in entry.kernels.items() if name not in ("biased", "gated")
         },
     )
-    for entry in (TABLE["attention", "parallel"][index] for index in OF_DIFFERENTIAL)
+    for entry in TABLE["attention", "parallel"]
 )
 
 

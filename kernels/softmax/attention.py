@@ -397,6 +397,8 @@ def attention_parallel_backward(
             )  # fmt: skip
         if dk.numel():
             for name, of_k, of_v in launches:
+                if window is not None and f"windowed_{name}" in entry.kernels:
+                    name = f"windowed_{name}"
                 kv_tile = _tile(entry, special or name, *loaded)
                 count = cdiv(longest_k, kv_tile.tokens)
                 attention_backward_kv[(count * sequences * kv_heads,)](

@@ -167,9 +167,7 @@ def compute(
         dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q1.device, tile=tile,
     )  # fmt: skip
     o: Tensor
-    o, *_ = _parallel(
-        q1, k1, q2, k2, v, lam, *boundaries, scale, causal, window, tiles.OF_DIFFERENTIAL[tile]
-    )
+    o, *_ = _parallel(q1, k1, q2, k2, v, lam, *boundaries, scale, causal, window, tile)
     return o
 
 
