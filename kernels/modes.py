@@ -25,7 +25,8 @@ def choose_mode(
     """The mode that is asked for, if the op has it and it can do what is asked of it.
 
     Args:
-        mode: one of `modes`, or "auto": chunk for long sequences, fused_recurrent for short ones.
+        mode: one of `modes`, or "auto": chunk for long sequences if there is one, fused_recurrent
+            otherwise.
         tokens, sequences: how many there are in all.
         recurrent_only: arguments that fused_recurrent alone takes, and whether they are given.
 
@@ -34,7 +35,8 @@ def choose_mode(
     """
     if mode == "auto":
         long = tokens > _SHORT * sequences
-        return "chunk" if long and not any(recurrent_only.values()) else "fused_recurrent"
+        chunked = "chunk" in modes and not any(recurrent_only.values())
+        return "chunk" if long and chunked else "fused_recurrent"
     check_mode(mode, *modes)
     if mode != "fused_recurrent":
         for argument, given in recurrent_only.items():

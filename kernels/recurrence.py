@@ -1,7 +1,8 @@
 """One registration for all recurrences over tokens: a signature, and the kernels of each mode.
 
-A mode is a module with two functions, `forward` and `backward` (see `kernels.linear`). An argument
-that `forward` does not take is one that the mode does not have.
+A mode is a module with two functions, `forward` and `backward` (see `kernels.linear`), or a `Mode`
+of two functions that one op has to itself. An argument that `forward` does not take is one that the
+mode does not have.
 
 Where a recurrence is not stable and overflows, the rows before the overflow in the same chunk may
 be NaN too: a product with the triangle of a chunk multiplies what is not seen by 0.
@@ -55,6 +56,15 @@ _BAD_BOUNDARIES = (
 )
 
 _OF_HEADS = ("K", "V", "M")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A mode that is no module of its own: what `forward` and `backward` of a module would be."""
+
+    name: str
+    forward: Callable[..., tuple[Tensor, Tensor | None]]
+    backward: Callable[..., tuple[Tensor | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -147,7 +157,7 @@ class ReversibleOptions(_Scale, _States, _Reverse, _Packing):
 
 
 def recurrence(
-    *modules: ModuleType,
+    *modules: ModuleType | Mode,
     around: Around | None = None,
     within: Within | None = None,
     same_dtype: Sequence[str] = ("q", "k", "v"),
@@ -172,7 +182,7 @@ def recurrence(
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
         name, parameters = page.__name__, spelled_out(page).parameters
-        modes = {module.__name__.rpartition(".")[2]: module for module in modules}
+        modes = {_name(module): module for module in modules}
         declared = get_args(parameters["mode"].annotation)
         if declared != ("auto", *modes):
             raise ValueError(f"{name}: modes {declared}, expected 'auto', {[*modes]}")
@@ -183,7 +193,7 @@ def recurrence(
         for mode, form in forms.items():
             REGISTERED[name, mode] = _register(name, mode, form, parameters, names)
         everything = frozenset().union(*(form.takes for form in forms.values()))
-        only = everything - forms["chunk"].takes
+        only = everything - forms["chunk"].takes if "chunk" in forms else frozenset()
         dims = {n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"}
         _PAGES[name] = _Page(
             dims=dims,
@@ -203,7 +213,7 @@ def recurrence(
         ]
         return documented(
             functools.partial(compute, name),
-            mode=f"{which}; `auto` chooses by the length.",
+            mode=f"{which}; `auto` chooses by the length." if len(modes) > 1 else f"{which}.",
             tile=f'Index into `kernels.tiles.TABLE["{name}", mode]`; None chooses by head '
             "dim, dtype, device and how many sequences and heads there are.",
             same_dtype=same_dtype,
@@ -334,7 +344,11 @@ def _size(dim: str, sizes: Mapping[str, int]) -> int:
     return sum(int(term) if term.isdecimal() else sizes[term] for term in dim.split("+"))
 
 
-def _of_heads(module: ModuleType) -> Form:
+def _name(module: ModuleType | Mode) -> str:
+    return module.name if isinstance(module, Mode) else module.__name__.rpartition(".")[2]
+
+
+def _of_heads(module: ModuleType | Mode) -> Form:
     """Give each head the q and k of its group, and add their gradients up again."""
     forward_takes = tuple(inspect.signature(module.forward).parameters)
     backward_takes = tuple(inspect.signature(module.backward).parameters)
@@ -370,6 +384,7 @@ def _register(
     taken = {n: p for n, p in parameters.items() if names.get(n, n) in form.takes}
     tensors = {n: n + "?" * (p.default is None) for n, p in taken.items() if axes(p.annotation)}
     settings = {n: "bool" for n, p in taken.items() if isinstance(p.default, bool)}
+    stacked = tuple(int(d) for d in axes(parameters["initial_state"].annotation) if d.isdecimal())
     if "out_dtype" in form.takes:
         settings["out_dtype"] = "ScalarType"
 
@@ -387,7 +402,7 @@ def _register(
         return [gradients.get(names.get(each, each)) for each in tensors]
 
     def shapes(given: Mapping[str, Any]) -> Any:
-        return output_and_states(given, given.get("out_dtype", given["v"].dtype))
+        return output_and_states(given, given.get("out_dtype", given["v"].dtype), stacked)
 
     settings = {"scale": "float", **settings, "tile": "int"}
     registered = differentiable(
@@ -432,7 +447,7 @@ def compute(op: str, *, grouped: Sequence[str] = (), **given: Any) -> tuple[Tens
     cu_seqlens = check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], v.device)
     sequences = count_sequences(sizes["B"], cu_seqlens)
     if state is not None and (
-        state.shape[0] != sequences or state.shape[3] != sizes["V"] + columns
+        state.shape[0] != sequences or state.shape[-1] != sizes["V"] + columns
     ):
         raise ValueError(
             f"initial_state: {describe(state)}, expected "

@@ -521,6 +521,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("gated_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
     ("kda", "fused_recurrent"): _DELTA_RECURRENT,
     ("dplr", "fused_recurrent"): _DELTA_RECURRENT,
+    ("momentum_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
     # tokens: of a chunk, at least the 15 rows of the largest state; keys: rows that a program loads
     # before it uses the first; features: its channels with up to four taps. Kernels: "backward".
     ("short_conv", "fused"): (

@@ -2,8 +2,9 @@
 
 `delta_rule.py`, `gated_delta_rule.py`, `kda.py` and `dplr.py` are what users call.
 `kernels.recurrence` makes a `torch.library` op of each and of `forward` and `backward` in
-`chunk.py` and `fused_recurrent.py`; `keys.py` normalises keys within it. `gated_delta_product.py`
-calls `gated_delta_rule`, and the others call `dplr`, the most general of them.
+`chunk.py` and `fused_recurrent.py`; `keys.py` normalises keys within it. `momentum_delta_rule.py`
+has a kernel of its own, `gated_delta_product.py` calls `gated_delta_rule`, and the others call
+`dplr`, the most general of them.
 """
 
 from kernels.delta.comba import comba
@@ -15,6 +16,7 @@ from kernels.delta.gated_oja_rule import gated_oja_rule
 from kernels.delta.gdn2 import gdn2
 from kernels.delta.iplr import iplr
 from kernels.delta.kda import kda
+from kernels.delta.momentum_delta_rule import momentum_delta_rule
 from kernels.delta.precond import precond_gated_delta_rule, precond_kda
 from kernels.delta.rwkv7 import rwkv7
 
@@ -28,6 +30,7 @@ __all__ = [
     "gdn2",
     "iplr",
     "kda",
+    "momentum_delta_rule",
     "precond_gated_delta_rule",
     "precond_kda",
     "rwkv7",

@@ -26,11 +26,12 @@ def without_last(state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def output_and_states(
-    given: Mapping[str, Any], dtype: torch.dtype
+    given: Mapping[str, Any], dtype: torch.dtype, stacked: tuple[int, ...] = ()
 ) -> tuple[tuple[tuple[int, ...], torch.dtype], tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of what a recurrent op makes of its arguments, by their names: `o` like `v`,
-    of that dtype, and float32 states `[N, H, K, V]`, without elements if none are asked for."""
+    of that dtype, and float32 states `[N, H, *stacked, K, V]`, without elements if none are asked
+    for."""
     k, v = given["k"], given["v"]
     sequences = count_sequences(k.shape[0], given["cu_seqlens"])
-    states = (sequences, v.shape[2], k.shape[3], v.shape[3])
+    states = (sequences, v.shape[2], *stacked, k.shape[3], v.shape[3])
     return (v.shape, dtype), (states if given["output_final_state"] else (0,), torch.float32)

@@ -138,6 +138,10 @@ PRECOND_KDA = declare(reference.precond_kda, wraps=DPLR, **_PRECONDITIONED)
 
 MOMENTUM_DELTA_RULE = declare(
     reference.momentum_delta_rule,
+    modes=(Mode("fused_recurrent"),),
+    # The second form multiplies dense transitions of 2 K rows. A walk changes the state by products
+    # of rank one, and so rounds less.
+    quiet_form=reference.momentum_delta_rule,
     roles={
         "k": Role.UNIT_KEY,
         "p": Role.LOW_RANK,
@@ -147,7 +151,8 @@ MOMENTUM_DELTA_RULE = declare(
         "eta": Role.RATE,
     },
     work=lambda n: n["H"] * n["T"] * n["K"] * (n["T"] + 4 * n["K"]),
-    recipes=_OF_UNIT_KEYS,
+    # A state that is a sum of sums outgrows the integers that float32 holds.
+    recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
 )
 
 
