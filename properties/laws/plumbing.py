@@ -2,7 +2,7 @@
 
 An auxiliary flag changes no other output. An option that changes the oracle changes the
 implementation. A call with another option leaves nothing behind: repeating the first call gives the
-same bits.
+same bits. A float32 tensor beside 16-bit ones is not rounded to theirs.
 """
 
 from dataclasses import replace
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.cases.tensors import Inputs, shape, sizes
+from properties.cases.tensors import Inputs, Results, shape, sizes
 from properties.catalogue.op import Op, Option
 from properties.laws.judge import expect_identical, fail, oracle_results
 from properties.laws.law import Law, Subject, bits_are_comparable, within_bounds
+
+# So many changed elements are no accident of a kernel's own roundings.
+_ENOUGH = 4
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
@@ -25,6 +28,8 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     if option is not None:
         inputs, other = _with_default(op, case, inputs, option)
     first = subject.run(op, case, inputs)
+    for name in case.float32:
+        _expect_all_digits_are_read(op, case, subject, inputs, name, first)
     quiet = {o.name: False for o in op.options if o.auxiliary and o.name in inputs.options}
     if quiet and within_bounds(op, replace(case, options={**case.options, **quiet})):
         got = subject.run(op, case, inputs.with_options(**quiet))
@@ -47,6 +52,26 @@ def check(op: Op, case: Case, subject: Subject) -> float:
             text = f"{option.name}={_value(case, option)!r} gives the same {name} as its default"
             fail("plumbing", op, case, subject, text)
     return 0.0
+
+
+def _expect_all_digits_are_read(
+    op: Op, case: Case, subject: Subject, inputs: Inputs, name: str, first: Results
+) -> None:
+    """Check that some bit changes where a float32 tensor is rounded to 16 bits, if that changes a
+    tenth of a result of the oracle, rounded to 16 bits too.
+    """
+    rounded = inputs.tensors[name].to(case.torch_dtype).to(torch.float32)
+    if name in case.same or torch.equal(rounded, inputs.tensors[name]):
+        return
+    other = inputs.with_tensors({name: rounded})
+    before, after = (oracle_results(op, each, None) for each in (inputs, other))
+    changed = {n: before[n].to(case.torch_dtype) != after[n].to(case.torch_dtype) for n in first}
+    if not any(x.sum() >= max(_ENOUGH, x.numel() / 10) for x in changed.values()):
+        return
+    got = subject.run(op, case, other)
+    if all(torch.equal(y, got[n]) for n, y in first.items()):
+        text = f"{name} in float32 gives the same as {name} rounded to {case.dtype}"
+        fail("plumbing", op, case, subject, text)
 
 
 def _value(case: Case, option: Option) -> object:

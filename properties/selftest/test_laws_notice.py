@@ -21,7 +21,7 @@ from properties.cases.case import Case
 from properties.cases.strategies import ORDINARY, cases
 from properties.cases.tensors import boundaries
 from properties.catalogue import DTYPES, OPS, Op
-from properties.catalogue.op import Function, Output
+from properties.catalogue.op import Function, Output, Role
 from properties.jobs import Job, times
 from properties.laws import LAWS, Law, Subject, Violation, exactness
 from properties.profiles import drawn_only
@@ -324,6 +324,18 @@ def strides_ignored(op: Op, given: dict[str, Any]) -> dict[str, Any]:
     return {**given, name: x.as_strided(x.shape, dense, x.storage_offset())}
 
 
+@misreading
+def float32_tensors_rounded(op: Op, given: dict[str, Any]) -> dict[str, Any]:
+    dtype = given[op.arguments[0].name].dtype
+    names = [a.name for a in op.arguments if a.dtype == "either" and a.name in given]
+    return {**given, **{n: given[n].to(dtype).to(given[n].dtype) for n in names}}
+
+
+def _with_wider_gates(op: Op) -> bool:
+    """Whether a decay may be float32 beside 16 bits, so that rounding it changes the results."""
+    return any(a.dtype == "either" and a.role is Role.LOG_DECAY for a in op.arguments)
+
+
 def options_of_the_first_call(op: Op, right: Function) -> Function:
     """Caches by shape only."""
     kept: dict[Any, dict[str, Any]] = {}
@@ -463,12 +475,13 @@ def _with_flags(op: Op) -> bool:
 
 @dataclass(frozen=True)
 class Planted:
-    """A bug, the law that must notice it, and the ops that can have it."""
+    """A bug, the law that must notice it, the ops that can have it, and in which dtypes."""
 
     law: str
     what: str
     bug: Bug
     possible: Callable[[Op], bool] = _anywhere
+    dtypes: tuple[str, ...] = ("float32",)
 
 
 PLANTED = (
@@ -518,6 +531,13 @@ PLANTED = (
     Planted("merging", "lse in base two", lse_in_base_two),
     Planted("plumbing", "options of the first call", options_of_the_first_call),
     Planted("plumbing", "options of the call before", options_of_the_call_before),
+    Planted(
+        "plumbing",
+        "float32 tensors rounded",
+        float32_tensors_rounded,
+        _with_wider_gates,
+        ("float16", "bfloat16"),
+    ),
     Planted("plumbing", "a flag changes the output", flag_changes_the_output, _with_flags),
     Planted("untouched_inputs", "input overwritten", input_overwritten),
     Planted("untouched_inputs", "a copy written to", a_copy_written_to, _in_place),
@@ -563,7 +583,8 @@ def test_law_notices(op: Op, planted: Planted) -> None:
     ]
     # An op without kernels has few jobs.
     examples = max(48, sum(job.share(ci, times(jobs, ci)) for job in jobs))
-    violation = first_violation(LAWS[planted.law], op, Wrong(planted.bug), ("float32",), examples)
+    law, wrong = LAWS[planted.law], Wrong(planted.bug)
+    violation = first_violation(law, op, wrong, planted.dtypes, examples)
     assert violation is not None, f"accepted in {examples} cases"
     assert violation.law == planted.law
 
@@ -610,7 +631,7 @@ def test_each_law_of_an_op_has_something_to_notice(op: Op) -> None:
 def test_a_law_that_is_switched_off_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LAWS, name, Law(name, lambda op, case, subject: 0.0))
     # A law that accepts one case of the oracle accepts all of them.
-    monkeypatch.setattr(Job, "share", lambda job, examples: 1)
+    monkeypatch.setattr(Job, "share", lambda job, examples, times=1.0: 1)
     op = next(op for op in OPS.values() if name in op.laws)
     for planted in PLANTED:
         if planted.law == name and planted.possible(op):
