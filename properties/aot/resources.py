@@ -19,6 +19,13 @@ spills 4 to 28 bytes at 96, 128 and 168 registers of 255. The affected kernels c
 version, and none is slow.
 """
 
+_KNOWN = {("kernels.softmax.selection.selected_backward_q", "sm_120"): 192}
+"""Bytes that kernels are known to spill, by name and architecture.
+
+That one does in float32 at a head dim of 256, for which no tile of 2 to 16 warps and 16 to 64 keys
+spills less: a slow kernel, and no wrong one.
+"""
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -76,7 +83,7 @@ def faults(launch: Launch, architecture: Architecture) -> list[str]:
             f"{launch} needs {need.shared_memory} bytes of shared memory, {architecture.name} has "
             f"{architecture.shared_memory} ({architecture.source})"
         )
-    if need.spilled > TOLERATED:
+    if need.spilled > _KNOWN.get((launch.name, architecture.name), TOLERATED):
         found.append(
             f"{launch} spills {need.spilled} bytes of each thread's registers on "
             f"{architecture.name}, beside the {need.registers} registers it has"

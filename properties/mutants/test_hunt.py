@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from properties import ROOT
+from properties.catalogue import DTYPES
 from properties.device import activate
 from properties.jobs import Selection
 from properties.mutants import equivalents, hunt
@@ -57,7 +58,7 @@ def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 @pytest.fixture(scope="module")
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """A suite whose law does not look at results; some of its cases are interleaved."""
-    suite = _suite("untouched_inputs", tmp_path_factory.mktemp("blind"), "bfloat16", "float16")
+    suite = _suite("untouched_inputs", tmp_path_factory.mktemp("blind"), *DTYPES)
     yield suite
     suite.close(at_once=True)
 

@@ -50,7 +50,7 @@ def _met_within(examples: int) -> float:
 # A condition is met within so many examples: those that laws with cases of their own draw of a mode
 # in some two runs of all jobs, and those that all its laws draw. Constants, so that no op fails
 # because another is added. A run of one op draws more.
-OFTEN, SELDOM = _met_within(43), _met_within(52)
+OFTEN, SELDOM = _met_within(46), _met_within(58)
 
 
 @dataclass(frozen=True)

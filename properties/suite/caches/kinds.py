@@ -71,6 +71,8 @@ class PagedMachine(KVMachine):
             draw.sample(range(number), draw.randint(0, -(-number // 2))) for _ in range(self.batch)
         ]
         length = [draw.randint(0, len(row) * page_size) for row in table]
+        if draw.random() < 1 / 2:
+            length = [tokens // page_size * page_size for tokens in length]
         layout = draw.choice(OWN_MEMORY)
         # What a caller makes in inference mode cannot be written to outside.
         with torch.inference_mode(False):
