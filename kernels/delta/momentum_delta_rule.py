@@ -30,6 +30,7 @@ from torch import Tensor
 
 from kernels.arguments import count_sequences
 from kernels.primitives.chunks import cut, locate_sequence
+from kernels.primitives.decay import decay_of_token
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.states import optional
@@ -58,8 +59,8 @@ def _step(
     p = _load(p_ptr, row, key_dim, keys, in_k)
     v = _load(v_ptr, row, value_dim, values, in_v)
     u = _load_one(eta_ptr, row) * (v - tl.sum(p[:, None] * S, 0))
-    M = tl.exp(_load_one(mu_ptr, row)) * M + k[:, None] * u[None, :]
-    S = tl.exp(_load_one(alpha_ptr, row)) * S + _load_one(beta_ptr, row) * M
+    M = decay_of_token(_load_one(mu_ptr, row)) * M + k[:, None] * u[None, :]
+    S = decay_of_token(_load_one(alpha_ptr, row)) * S + _load_one(beta_ptr, row) * M
     return S, M
 
 
@@ -171,8 +172,8 @@ def _backward(
             p = _load(p_ptr, row, key_dim, keys, in_k)
             v = _load(v_ptr, row, value_dim, values, in_v)
             do = _load(do_ptr, row, value_dim, values, in_v)
-            alpha = tl.exp(_load_one(alpha_ptr, row))
-            mu = tl.exp(_load_one(mu_ptr, row))
+            alpha = decay_of_token(_load_one(alpha_ptr, row))
+            mu = decay_of_token(_load_one(mu_ptr, row))
             beta = _load_one(beta_ptr, row)
             eta = _load_one(eta_ptr, row)
             here_ptr = states_ptr + (t - start).to(tl.int64) * 2 * SIZE

@@ -110,6 +110,13 @@ def decay_of_chunk(g, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def decay_of_token(g):
+    """`exp(g)` of float32 log decays. A GPU's exp rounds its argument, which costs |g| 2^-24."""
+    steps, rest = _split(tl.maximum(g, _FLOOR))
+    return tl.exp2(steps) * tl.exp(rest)
+
+
+@triton.jit
 def _split(g):
     steps = tl.floor(g * _LOG2_E * 256) * (1 / 256)
     # steps has 16 bits, its product with _HIGH is exact, and so is the difference.
