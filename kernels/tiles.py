@@ -564,9 +564,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("selected_attention", "parallel"): (
         Entry(tokens=32, keys=32, max_dim=128, dtypes=_HALVES, arch=80, num_stages=1),
         Entry(tokens=16, keys=32, num_warps=8, num_stages=1, arch=80, arch_below=120),
-        Entry(tokens=16, keys=16, num_stages=1, arch_below=120),
-        # The others spill more on sm_120.
-        Entry(tokens=16, keys=16, num_warps=8, num_stages=1, arch=120),
+        # Others spill more on sm_120.
+        Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
     ),
     ("merge_attention", "fused"): (Entry(tokens=16, max_dim=128), Entry(tokens=4)),
 }
