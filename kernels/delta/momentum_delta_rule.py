@@ -33,20 +33,10 @@ from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.decay import decay_of_token
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
+from kernels.primitives.rows import load_number, load_row
 from kernels.primitives.states import optional
 from kernels.recurrence import Mode, recurrence
 from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
-
-
-@triton.jit
-def _load(ptr, row, width, cols, inside):
-    """A row of a contiguous `[..., D]` tensor in float32, 0 outside."""
-    return tl.load(ptr + row * width + cols, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _load_one(ptr, row):
-    return tl.load(ptr + row).to(tl.float32)
 
 
 @triton.jit
@@ -55,12 +45,12 @@ def _step(
     key_dim, value_dim, keys, in_k, values, in_v,
 ):  # fmt: skip
     """S_t and M_t from those of the token before."""
-    k = _load(k_ptr, row, key_dim, keys, in_k)
-    p = _load(p_ptr, row, key_dim, keys, in_k)
-    v = _load(v_ptr, row, value_dim, values, in_v)
-    u = _load_one(eta_ptr, row) * (v - tl.sum(p[:, None] * S, 0))
-    M = decay_of_token(_load_one(mu_ptr, row)) * M + k[:, None] * u[None, :]
-    S = decay_of_token(_load_one(alpha_ptr, row)) * S + _load_one(beta_ptr, row) * M
+    k = load_row(k_ptr, row, key_dim, keys, in_k)
+    p = load_row(p_ptr, row, key_dim, keys, in_k)
+    v = load_row(v_ptr, row, value_dim, values, in_v)
+    u = load_number(eta_ptr, row) * (v - tl.sum(p[:, None] * S, 0))
+    M = decay_of_token(load_number(mu_ptr, row)) * M + k[:, None] * u[None, :]
+    S = decay_of_token(load_number(alpha_ptr, row)) * S + load_number(beta_ptr, row) * M
     return S, M
 
 
@@ -92,7 +82,7 @@ def _forward(
             S, M, row, k_ptr, v_ptr, p_ptr, alpha_ptr, mu_ptr, beta_ptr, eta_ptr,
             key_dim, value_dim, keys, in_k, values, in_v,
         )  # fmt: skip
-        q = _load(q_ptr, row, key_dim, keys, in_k)
+        q = load_row(q_ptr, row, key_dim, keys, in_k)
         o = tl.sum(S * q[:, None], 0) * scale
         tl.store(o_ptr + row * value_dim + values, o, mask=in_v)
     tl.store(final_ptr + cells, S, mask=in_state & store_final)
@@ -167,15 +157,15 @@ def _backward(
             t = stop - 1 - from_last
             row = (first + t) * heads + head
             own = part * rows + row
-            q = _load(q_ptr, row, key_dim, keys, in_k)
-            k = _load(k_ptr, row, key_dim, keys, in_k)
-            p = _load(p_ptr, row, key_dim, keys, in_k)
-            v = _load(v_ptr, row, value_dim, values, in_v)
-            do = _load(do_ptr, row, value_dim, values, in_v)
-            alpha = decay_of_token(_load_one(alpha_ptr, row))
-            mu = decay_of_token(_load_one(mu_ptr, row))
-            beta = _load_one(beta_ptr, row)
-            eta = _load_one(eta_ptr, row)
+            q = load_row(q_ptr, row, key_dim, keys, in_k)
+            k = load_row(k_ptr, row, key_dim, keys, in_k)
+            p = load_row(p_ptr, row, key_dim, keys, in_k)
+            v = load_row(v_ptr, row, value_dim, values, in_v)
+            do = load_row(do_ptr, row, value_dim, values, in_v)
+            alpha = decay_of_token(load_number(alpha_ptr, row))
+            mu = decay_of_token(load_number(mu_ptr, row))
+            beta = load_number(beta_ptr, row)
+            eta = load_number(eta_ptr, row)
             here_ptr = states_ptr + (t - start).to(tl.int64) * 2 * SIZE
             S = tl.load(here_ptr + tile)
             M = tl.load(here_ptr + SIZE + tile)

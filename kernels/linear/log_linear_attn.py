@@ -49,19 +49,9 @@ from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
+from kernels.primitives.rows import load_number, load_row
 from kernels.scale import resolve_scale
 from kernels.tiles import Tile, cdiv, next_power_of_2
-
-
-@triton.jit
-def _load(ptr, row, width, cols, inside):
-    """A row of a contiguous `[..., D]` tensor in float32, 0 outside."""
-    return tl.load(ptr + row * width + cols, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _load_one(ptr, cell):
-    return tl.load(ptr + cell).to(tl.float32)
 
 
 @triton.jit
@@ -99,20 +89,20 @@ def _forward(
 
     for t in range(length):
         row = (first + t) * heads + head
-        q = _load(q_ptr, row, key_dim, keys, in_k)
-        k = _load(k_ptr, row, key_dim, keys, in_k)
-        v = _load(v_ptr, row, value_dim, values, in_v)
+        q = load_row(q_ptr, row, key_dim, keys, in_k)
+        k = load_row(k_ptr, row, key_dim, keys, in_k)
+        v = load_row(v_ptr, row, value_dim, values, in_v)
         if USE_G:
-            left = _decay_all(left, _load_one(g_ptr, row))
+            left = _decay_all(left, load_number(g_ptr, row))
         # What becomes the node of this token.
         B = k[:, None] * v[None, :]
-        o = _load_one(level_scales_ptr, row * levels) * tl.sum(B * q[:, None], 0)
+        o = load_number(level_scales_ptr, row * levels) * tl.sum(B * q[:, None], 0)
         for bit in range(bits):
             if (t >> bit) & 1 == 1:
                 S = tl.load(nodes_ptr + bit * SIZE + tile)
                 if USE_G:
                     S *= tl.sum(tl.where(numbers == bit, left, 0.0), 0)
-                level_scale = _load_one(level_scales_ptr, row * levels + bit + 1)
+                level_scale = load_number(level_scales_ptr, row * levels + bit + 1)
                 o += level_scale * tl.sum(S * q[:, None], 0)
                 B += tl.where((t + 1) % (2 << bit) == 0, S, 0.0)
         tl.store(o_ptr + row * value_dim + values, o * scale, mask=in_v)
@@ -169,15 +159,15 @@ def _backward(
     for t in range(length):
         row = (first + t) * heads + head
         own = part * rows + row
-        q = _load(q_ptr, row, key_dim, keys, in_k)
-        k = _load(k_ptr, row, key_dim, keys, in_k)
-        v = _load(v_ptr, row, value_dim, values, in_v)
-        do = _load(do_ptr, row, value_dim, values, in_v)
+        q = load_row(q_ptr, row, key_dim, keys, in_k)
+        k = load_row(k_ptr, row, key_dim, keys, in_k)
+        v = load_row(v_ptr, row, value_dim, values, in_v)
+        do = load_row(do_ptr, row, value_dim, values, in_v)
         if USE_G:
-            left = _decay_all(left, _load_one(g_ptr, row))
+            left = _decay_all(left, load_number(g_ptr, row))
         B = k[:, None] * v[None, :]
         read = tl.sum(B * do[None, :], 1)
-        dq = _load_one(level_scales_ptr, row * levels) * read
+        dq = load_number(level_scales_ptr, row * levels) * read
         dlevel_scales = tl.where(numbers == 0, tl.sum(q * read, 0) * scale, 0.0)
         for bit in range(bits):
             if (t >> bit) & 1 == 1:
@@ -185,7 +175,7 @@ def _backward(
                 S = tl.load(nodes_ptr + place + tile)
                 if USE_G:
                     S *= tl.sum(tl.where(numbers == bit, left, 0.0), 0)
-                level_scale = _load_one(level_scales_ptr, row * levels + bit + 1)
+                level_scale = load_number(level_scales_ptr, row * levels + bit + 1)
                 read = tl.sum(S * do[None, :], 1)
                 dq += level_scale * read
                 found = tl.sum(q * read, 0) * scale
@@ -208,10 +198,10 @@ def _backward(
         left = tl.full((BL,), 1.0, dtype=tl.float32)
         for t in range(start, stop):
             row = (first + t) * heads + head
-            k = _load(k_ptr, row, key_dim, keys, in_k)
-            v = _load(v_ptr, row, value_dim, values, in_v)
+            k = load_row(k_ptr, row, key_dim, keys, in_k)
+            v = load_row(v_ptr, row, value_dim, values, in_v)
             if USE_G:
-                left = _decay_all(left, _load_one(g_ptr, row))
+                left = _decay_all(left, load_number(g_ptr, row))
             B = k[:, None] * v[None, :]
             for bit in range(SEGMENT_BITS):
                 if ((t >> bit) & 1 == 1) & ((t + 1) % (2 << bit) == 0):
@@ -237,28 +227,28 @@ def _backward(
                 if USE_G:
                     decay = 1.0
                     for i in range(e, end):
-                        decay = _decay_all(decay, _load_one(g_ptr, (first + i) * heads + head))
+                        decay = _decay_all(decay, load_number(g_ptr, (first + i) * heads + head))
                     B = tl.load(nodes_ptr + _place(e, kept, stride, SEGMENT, SIZE) + tile)
                     total = tl.sum(tl.sum(B * D, 1), 0) * decay
             for from_back in range(end - e):
                 row = (first + end - 1 - from_back) * heads + head
-                q = _load(q_ptr, row, key_dim, keys, in_k)
-                do = _load(do_ptr, row, value_dim, values, in_v)
-                level_scale = _load_one(level_scales_ptr, row * levels + zeros + 1)
+                q = load_row(q_ptr, row, key_dim, keys, in_k)
+                do = load_row(do_ptr, row, value_dim, values, in_v)
+                level_scale = load_number(level_scales_ptr, row * levels + zeros + 1)
                 D += (q * scale * level_scale)[:, None] * do[None, :]
                 if USE_G:
                     own = part * rows + row
                     total += tl.load(reads_ptr + own * BL + zeros)
                     tl.store(sums_ptr + own * BL + zeros, total)
-                    D = _decay_all(D, _load_one(g_ptr, row))
+                    D = _decay_all(D, load_number(g_ptr, row))
             if e < length:
                 tl.store(slots_ptr + zeros.to(tl.int64) * SIZE + tile, D)
             row = (first + e - 1) * heads + head
-            q = _load(q_ptr, row, key_dim, keys, in_k)
-            k = _load(k_ptr, row, key_dim, keys, in_k)
-            v = _load(v_ptr, row, value_dim, values, in_v)
-            do = _load(do_ptr, row, value_dim, values, in_v)
-            D += (q * scale * _load_one(level_scales_ptr, row * levels))[:, None] * do[None, :]
+            q = load_row(q_ptr, row, key_dim, keys, in_k)
+            k = load_row(k_ptr, row, key_dim, keys, in_k)
+            v = load_row(v_ptr, row, value_dim, values, in_v)
+            do = load_row(do_ptr, row, value_dim, values, in_v)
+            D += (q * scale * load_number(level_scales_ptr, row * levels))[:, None] * do[None, :]
             dk = tl.sum(D * v[None, :], 1)
             tl.store(dk_ptr + (part * rows + row) * key_dim + keys, dk, mask=in_k)
             tl.store(dv_ptr + row * value_dim + values, tl.sum(D * k[:, None], 0), mask=in_v)
