@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
 
+import hypothesis
+import jaxtyping
 import torch
 import triton
 
@@ -17,12 +19,12 @@ from properties.targets.ledger import Fault
 from properties.verdict import Comparison
 
 _SUITE = Path(__file__).parents[1]
-# Code between a law and the kernel that it calls, and libraries below the kernel.
+# Code between a law and the kernel that it calls, and libraries above and below the kernel.
 _BETWEEN = (
     *(str(_SUITE / name) for name in ("cases", "laws", "verdict", "simulator", "fuzz/worker.py")),
     *(str(_SUITE / f"{name}.py") for name in ("jobs", "device", "interpreter")),
     *(str(_SUITE / "targets" / f"{name}.py") for name in ("adapter", "ledger", "ours")),
-    *(str(Path(module.__file__).parent) for module in (torch, triton) if module.__file__),
+    *(folder for one in (hypothesis, jaxtyping, torch, triton) for folder in one.__path__),
 )
 _STANDARD = sysconfig.get_path("stdlib")
 _INSTALLED = sysconfig.get_path("purelib")

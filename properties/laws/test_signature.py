@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis.internal.entropy
 import pytest
 import torch
 from hypothesis import Phase, settings
@@ -15,7 +16,7 @@ from properties.fuzz import planted
 from properties.fuzz.planted import outside, raising, twofold
 from properties.jobs import Job, hypothesis_test, judge
 from properties.laws import Subject, Violation
-from properties.laws.signature import Signature, short, signature
+from properties.laws.signature import Signature, is_own, short, signature
 from properties.targets import Adapter
 
 CPU = torch.device("cpu")
@@ -49,6 +50,13 @@ def test_an_address_has_the_line_of_its_kernel() -> None:
         assert failed.value.signature.error == "LoadOutOfBounds"
     (place,) = seen
     assert str(place).startswith("properties/fuzz/planted.py:")
+
+
+def test_installed_libraries_are_not_the_targets_own() -> None:
+    # Hypothesis collects garbage within any frame of a target.
+    for library in (hypothesis.internal.entropy, torch.nn.functional):
+        assert not is_own(str(library.__file__))
+    assert is_own(planted.__file__)
 
 
 def test_a_place_is_the_same_wherever_a_run_is_started(
