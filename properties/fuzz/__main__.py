@@ -248,7 +248,9 @@ def fuzz(
 
     def tell(bucket: Bucket) -> None:
         bucket.write(chosen.findings, chosen.target)
-        _say(console, bucket.report, "")
+        cause = next((one for one in log.causes if bucket in one.buckets), None)
+        # Those of one cause are told whole until it is known, and in the end all in its place.
+        _say(console, *((bucket.line, f"  {cause.line}") if cause else (bucket.report,)), "")
 
     night = Night(
         log,
@@ -267,13 +269,12 @@ def fuzz(
     with Live(display, console=console, refresh_per_second=2, transient=not console.is_terminal):
         running = night.start(workers)
         copied = told = monotonic()
-        while not all(lane.done() for lane in running):
+        while not all(lane.done() for lane in running) and not night.abandoned:
             sleep(_LOOK)
             if asked and not night.stopped:
                 _say(console, f"stopped by {asked[0]}")
                 night.stop()
-            if night.overdue:
-                night.stop()
+            night.watch()
             now = monotonic()
             if now - copied > _COPY:
                 keep("running")
@@ -296,8 +297,16 @@ def fuzz(
         console.print(display)
     _say(console, display.summary(), *display.closing())
     for lane in running:
-        lane.result()
-    return 1 if log.buckets or log.errors else 0
+        if lane.done():
+            lane.result()
+    code = 1 if log.buckets or log.errors else 0
+    if night.abandoned:
+        # Python would wait for the threads.
+        for worker in night.workers:
+            worker.close()
+        sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 class _Kept:

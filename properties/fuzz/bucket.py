@@ -20,7 +20,7 @@ class Bucket:
 
     Two signatures belong to one bug if a case shows both: a wrong mask gives wrong results, and if
     these are zeros, wrong gradients only. Each signature keeps its smallest case, in case they are
-    two bugs after all.
+    two bugs after all. Cases whose kernels share no source line show two bugs.
 
     Args:
         smallest: the failure with the smallest case of each signature, in order of discovery.
@@ -29,6 +29,7 @@ class Bucket:
         again: a line for each engine on which the first failure repeats.
         file: what was written of it, or why nothing was.
         found: seconds since the start.
+        lines: source lines of kernels that all of its cases launched; None before the first.
         name: the name of its files, which stays when a smaller case is found.
     """
 
@@ -38,6 +39,7 @@ class Bucket:
     again: tuple[str, ...] = ()
     file: str = ""
     found: float = 0.0
+    lines: frozenset[str] | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -53,6 +55,10 @@ class Bucket:
     @property
     def count(self) -> int:
         return sum(self.seen.values())
+
+    @property
+    def ops(self) -> set[str]:
+        return {job.partition("-")[0] for job in self.seen}
 
     @property
     def report(self) -> str:
@@ -83,12 +89,18 @@ class Bucket:
                 return
         self.smallest.append(failure)
 
+    def ran(self, lines: frozenset[str]) -> None:
+        """Note the lines that one more of its cases launched."""
+        self.lines = lines if self.lines is None else self.lines & lines
+
     def absorb(self, other: "Bucket") -> None:
         """Merge another bucket of the same bug."""
         for failure in other.smallest:
             self.add(failure)
         self.linked |= other.linked
         self.seen += other.seen
+        if other.lines is not None:
+            self.ran(other.lines)
 
     def write(self, folder: Path, target: str) -> None:
         """Write what pins the bug, of our kernels or of somebody's own, and an entry of a ledger.

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
+from properties.fuzz.bucket import Bucket
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 
@@ -20,7 +21,7 @@ class Display:
         self.log: Log = night.log
 
     def summary(self) -> str:
-        elapsed, found = self.night.elapsed, len(self.log.buckets)
+        elapsed, found = self.night.elapsed, self.log.bug_count
         examples = self.log.total.examples
         return (
             f"{found or 'no'} bug{'' if found == 1 else 's'} in {examples} examples, "
@@ -37,9 +38,15 @@ class Display:
 
     def closing(self) -> Iterator[str]:
         """Lines after the summary: each bug again, and what was not reported."""
+        explained: set[Bucket] = set()
+        for cause in self.log.causes:
+            yield f"  {cause.line}:"
+            yield from (f"    {bucket.count} x {bucket.line}" for bucket in cause.buckets)
+            explained.update(cause.buckets)
         for bucket in self.log.buckets:
-            yield f"  {bucket.count} x {bucket.line}"
-            yield from bucket.others
+            if bucket not in explained:
+                yield f"  {bucket.count} x {bucket.line}"
+                yield from bucket.others
         for told, counts in (
             ("known failures met, by examples", self.log.excused),
             ("not repeated, so no findings", self.log.unrepeated),

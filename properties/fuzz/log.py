@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from properties.cases.case import Case
 from properties.files import write_whole
 from properties.fuzz.bucket import Bucket
+from properties.fuzz.cause import Cause, causes
 from properties.fuzz.record import Key, Record
 from properties.fuzz.worker import Failure
 from properties.jobs import Job
@@ -94,6 +95,7 @@ class Log:
         errors: tracebacks of the suite's own errors.
         history: of all jobs together.
         latest: the job that drew last.
+        ran: op → source lines that its cases launched which failed or met the oracle.
     """
 
     target: str
@@ -107,15 +109,31 @@ class Log:
     errors: Counter[str] = field(default_factory=Counter)
     history: History = field(default_factory=History)
     latest: Job | None = None
+    ran: dict[str, set[str]] = field(default_factory=dict)
 
     @property
     def total(self) -> Tally:
         return sum(self.tallies.values(), Tally())
 
-    def bucket(self, *signatures: Signature) -> Bucket | None:
-        """The bucket of a bug that shows one of these signatures."""
+    @property
+    def causes(self) -> list[Cause]:
+        """Source lines that explain several buckets."""
+        return causes(self.buckets, self.ran)
+
+    @property
+    def bug_count(self) -> int:
+        """The number of buckets, where those of one cause count once."""
+        return len(self.buckets) - sum(len(cause.buckets) - 1 for cause in self.causes)
+
+    def bucket(self, *signatures: Signature, lines: frozenset[str] = frozenset()) -> Bucket | None:
+        """The bucket of a bug that shows one of these signatures.
+
+        Args:
+            lines: that the case launched; kernels without a common line have no common bug.
+        """
         for bucket in self.buckets:
-            if any(map(bucket.has, signatures)):
+            apart = lines and bucket.lines and not lines & bucket.lines
+            if any(map(bucket.has, signatures)) and not apart:
                 return bucket
         return None
 
@@ -155,6 +173,7 @@ class Log:
             "unrepeated": self.unrepeated,
             "errors": self.errors,
             "history": asdict(self.history),
+            "ran": {op: _by_file(lines) for op, lines in self.ran.items()},
         }
         write_whole(folder / _FILE, json.dumps(said, indent=1))
 
@@ -173,6 +192,7 @@ class Log:
             said["buckets"] = [_heard(bucket) for bucket in said["buckets"]]
             said["tallies"] = {Job(**job): Tally(**tally) for job, tally in said["tallies"]}
             said["history"] = _history(**said["history"])
+            said["ran"] = {op: {*_of_files(files)} for op, files in said["ran"].items()}
             counts = {n: Counter(said[n]) for n in ("excused", "unrepeated", "errors")}
             return cls(**said | counts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -185,7 +205,22 @@ def _said(bucket: Bucket) -> dict[str, Any]:
         for failure in bucket.smallest
     ]
     linked = [asdict(one) for one in bucket.linked]
-    return {**vars(bucket), "smallest": smallest, "linked": linked}
+    lines = None if bucket.lines is None else _by_file(bucket.lines)
+    return {**vars(bucket), "smallest": smallest, "linked": linked, "lines": lines}
+
+
+def _by_file(lines: Iterable[str]) -> dict[str, list[int]]:
+    """Lines as they take the least room: file → numbers."""
+    files: dict[str, list[int]] = {}
+    for line in lines:
+        file, _, number = line.rpartition(":")
+        files.setdefault(file, []).append(int(number))
+    return files
+
+
+def _of_files(files: dict[str, list[int]]) -> Iterator[str]:
+    for file, numbers in files.items():
+        yield from (f"{file}:{number}" for number in numbers)
 
 
 def _heard(said: dict[str, Any]) -> Bucket:
@@ -196,6 +231,7 @@ def _heard(said: dict[str, Any]) -> Bucket:
         again=tuple(said["again"]),
         file=said["file"],
         found=said["found"],
+        lines=None if said["lines"] is None else frozenset(_of_files(said["lines"])),
         name=said["name"],
     )
 

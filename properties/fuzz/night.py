@@ -1,6 +1,8 @@
 """A night: jobs take turns at drawing cases until the time is up; each bug is reported once."""
 
+import ctypes
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -8,15 +10,16 @@ from dataclasses import replace
 from functools import cache
 from itertools import count as counting
 from itertools import islice
-from threading import RLock
+from threading import RLock, get_ident
 from time import monotonic
-from traceback import format_exc
+from traceback import extract_stack, format_exc, format_list
 
 from hypothesis import Phase, settings
 from hypothesis import seed as seeded
 from hypothesis.errors import Flaky
 
 from properties.cases.case import Case
+from properties.catalogue import OPS
 from properties.device import resolve
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
@@ -32,7 +35,7 @@ from properties.fuzz.worker import (
     without_interrupts,
 )
 from properties.jobs import Job, drawing
-from properties.laws.signature import Signature
+from properties.laws.signature import Signature, is_own
 from properties.targets import Target, scope
 
 EXAMPLES_PER_ROUND = 5
@@ -40,6 +43,8 @@ EXAMPLES_PER_ROUND = 5
 _SHRINKING = 60.0
 # Seconds after the deadline for rounds to finish.
 _GRACE = 30.0
+# Seconds that drawing a case may take, and the drawing of the last one once the night is stopped.
+_DRAWING, _LAST = 60.0, 5.0
 # A job rests once its cases that hang or end their process have cost `_PATIENCE` of a case's time
 # limit, and those of its kernel `_SHARE` of the kernel's time.
 _PATIENCE, _SHARE = 0.25, 0.25
@@ -52,6 +57,10 @@ _OTHER_ENGINE = {"simulator": "interpreter", "interpreter": "simulator", "cuda":
 
 class Enough(BaseException):
     """Ends shrinking, or a resting job. Hypothesis does not catch it."""
+
+
+class Endless(BaseException):
+    """Ends drawing: what an adapter says of its bounds may never return."""
 
 
 class Night:
@@ -85,12 +94,22 @@ class Night:
             self.kernels.setdefault((job.op, job.mode), []).append(job)
         self.turns = islice(_turns([*log.tallies], log.seed), log.turns, None)
         self.workers: list[Judge] = []
+        self.rounds: list[_Round] = []
         self.playing = 0
-        self.stopped = False
+        self.stopped_at = float("inf")
 
     @property
     def elapsed(self) -> float:
         return monotonic() - self.started
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopped_at < float("inf")
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether threads go on long after the night was stopped, as only compiled code can."""
+        return monotonic() > self.stopped_at + _GRACE
 
     @property
     def overdue(self) -> bool:
@@ -135,17 +154,29 @@ class Night:
 
     def stop(self) -> None:
         """Stop now. Buckets not reported yet are reported as they are."""
-        self.stopped = True
+        self.stopped_at = min(self.stopped_at, monotonic())
         # Threads may leave the list meanwhile.
         for worker in [*self.workers]:
             worker.stop()
 
+    def watch(self) -> None:
+        """End what takes too long outside the processes that run cases."""
+        if self.overdue and not self.stopped:
+            self.stop()
+        limit = _LAST if self.stopped else _DRAWING
+        for one in [*self.rounds]:
+            if monotonic() - one.drawing > limit:
+                one.interrupt()
+
     def _lane(self, worker: Judge) -> None:
         try:
             while not worker.stopped and (turn := self._next()) is not None:
+                one = _Round(self, worker, *turn)
+                self.rounds.append(one)
                 try:
-                    _Round(self, worker, *turn).play()
+                    one.play()
                 finally:
+                    self.rounds.remove(one)
                     with self.lock:
                         self.playing -= 1
         finally:
@@ -170,6 +201,8 @@ class _Round:
     Args:
         found: the buckets of this round. Hypothesis does not see failures of other buckets.
         until: when shrinking ends.
+        drawing: since when no process works for it, as while a case is drawn; infinity while one
+            does.
     """
 
     def __init__(self, night: Night, worker: Judge, job: Job, lap: int) -> None:
@@ -177,9 +210,13 @@ class _Round:
         self.log = night.log
         self.found: list[Bucket] = []
         self.until = float("inf")
+        self.drawing = float("inf")
+        self.thread = get_ident()
+        self.endless = ""
         self.elsewhere: dict[str, _Elsewhere] = {}
 
     def play(self) -> None:
+        self.drawing = monotonic()
         try:
             if self.lap == 0:
                 with suppress(Enough):
@@ -187,23 +224,39 @@ class _Round:
             self._draw()
             for bucket in list(self.found):
                 self._link(bucket)
+            self.drawing = float("inf")
             for bucket in self.found:
                 bucket.again = self._again(bucket)
         except Stopped:
             pass
+        except Endless:
+            self._broken(self.endless)
         except Exception:
-            # An error of the suite: other jobs continue.
-            with self.night.lock:
-                self.log.errors[format_exc()] += 1
-                # Unless only this worker cannot continue.
-                self.log.tallies[self.job].broken = not self.worker.stopped
+            # An error of the suite: other jobs continue, unless only this worker cannot.
+            self._broken(format_exc())
         finally:
+            self.drawing = float("inf")
             for second in self.elsewhere.values():
                 second.close()
             for bucket in self.found:
                 for failure in bucket.smallest:
                     self.night.corpus.keep(self.job, failure.case, float("inf"))
                 self.night.tell(bucket)
+
+    def interrupt(self) -> None:
+        """Raise in the thread that draws, which no exception of its own will end."""
+        seconds, self.drawing = monotonic() - self.drawing, float("inf")
+        frame = sys._current_frames().get(self.thread)
+        frames = [one for one in extract_stack(frame) if is_own(one.filename)] if frame else []
+        where = "".join(format_list(frames[-3:]))
+        self.endless = f"drawing a case of {self.job.name} takes over {seconds:.0f} s, in\n{where}"
+        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        raise_in(ctypes.c_ulong(self.thread), ctypes.py_object(Endless))
+
+    def _broken(self, error: str) -> None:
+        with self.night.lock:
+            self.log.errors[error] += 1
+            self.log.tallies[self.job].broken = not self.worker.stopped
 
     def _try_kept(self) -> None:
         """Try the cases that earlier nights kept, if they are still valid."""
@@ -256,16 +309,20 @@ class _Round:
         )
         with self.night.lock:
             self.log.add(self.job, tally, self.night.elapsed)
+            if self.job.law == _ORACLE or failure is not None:
+                # Most other laws hold for results that are wrong in the same way each time.
+                self.log.ran.setdefault(self.job.op, set()).update(answer.lines)
             self.log.excused.update(answer.excused)
             if failure is None:
                 self.night.corpus.keep(self.job, case, answer.worst)
                 return None
-            bucket = self.log.bucket(failure.signature, *failure.also)
+            bucket = self.log.bucket(failure.signature, *failure.also, lines=answer.lines)
             if bucket is None:
                 bucket = Bucket([failure], found=self.night.elapsed)
                 self.found.append(bucket)
                 self.log.buckets.append(bucket)
             bucket.add(failure)
+            bucket.ran(answer.lines)
             bucket.seen[self.job.name] += not shrinking
         return failure
 
@@ -273,24 +330,40 @@ class _Round:
         return any(bucket.has(signature) for bucket in self.found)
 
     def _link(self, bucket: Bucket) -> None:
-        """Check a case that breaks another law against the oracle: it may show a known bug."""
+        """Compare a case with the oracle, every output and gradient asked for.
+
+        A case that breaks another law, or asks for little, may show a known bug this way.
+        """
         failure = bucket.first
-        laws = scope.laws(self.night.whose, failure.case.op, failure.case.mode)
-        if failure.signature.place or failure.fatal:
+        case = _asks_for_all(failure.case)
+        laws = scope.laws(self.night.whose, case.op, case.mode)
+        if failure.signature.place or failure.fatal or _ORACLE not in laws:
             return
-        if failure.law == _ORACLE or _ORACLE not in laws:
+        try:
+            scope.check(self.night.whose, case)
+        except ValueError:
+            case = failure.case
+        if failure.law == _ORACLE and case == failure.case:
             return
-        differs = self.worker.ask(_ORACLE, failure.case).failure
+        answer = self._ask(_ORACLE, case)
+        differs = answer.failure
         if differs is None or differs.fatal:
             return
         shown = differs.signature, *differs.also
         with self.night.lock:
-            known = self.log.bucket(*shown)
+            known = self.log.bucket(*shown, lines=answer.lines)
             bucket.linked.update(shown)
             if known is not None and known is not bucket:
                 known.absorb(bucket)
                 self.log.buckets.remove(bucket)
                 self.found.remove(bucket)
+
+    def _ask(self, law: str, case: Case) -> Answer:
+        self.drawing = float("inf")
+        try:
+            return self.worker.ask(law, case)
+        finally:
+            self.drawing = monotonic()
 
     def _sure(self, case: Case) -> Answer:
         """Judge a case; if the machine may be at fault, repeat until it fails in the same way
@@ -300,12 +373,12 @@ class _Round:
         hangs runs on the second engine at the same time, which would take as long again.
         """
         doubts: dict[str, Failure | None] = {}
-        answer = self.worker.ask(self.job.law, case)
+        answer = self._ask(self.job.law, case)
         while answer.doubtful and answer.doubtful not in doubts and not self._knows(answer.failure):
             doubts[answer.doubtful] = answer.failure
             if answer.doubtful == HANGS:
                 self._begin_elsewhere(self.job.law, case)
-            answer = self.worker.ask(self.job.law, case)
+            answer = self._ask(self.job.law, case)
         doubts.pop(answer.doubtful, None)
         hung = doubts.get(HANGS)
         if hung is not None and answer.failure is not None:
@@ -369,6 +442,11 @@ class _Elsewhere:
         self.thread.shutdown()
         self.worker.close()
         self.night.workers.remove(self.worker)
+
+
+def _asks_for_all(case: Case) -> Case:
+    options = {**case.options, **OPS[case.op].asks_for_all}
+    return replace(case, options=options, frozen=(), silent=())
 
 
 def _shows(answer: Answer, bucket: Bucket) -> bool:

@@ -6,17 +6,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from properties.cases.case import Case
 from properties.simulator import runtime
-from properties.targets import Adapter
+from properties.targets import Adapter, Implementation
 from reference.norm.l2norm import l2norm as right
+from reference.sums.cumsum import cumsum as right_sum
 
 # Names the file that the first of several processes creates.
 MARK = "PLANTED_MARK"
@@ -64,6 +68,33 @@ def crashing(device: torch.device) -> Adapter:
         return x
 
     return _adapter(l2norm)
+
+
+def _bounded(bound: Callable[[Case], Case]) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        return right(x)
+
+    return Adapter({"l2norm": {"fused": Implementation(l2norm, bounds={"a bound": bound})}})
+
+
+def drawing_endlessly(device: torch.device) -> Adapter:
+    """A bound that seeks a case that does not exist."""
+
+    def bound(case: Case) -> Case:
+        while True:
+            case = replace(case, seed=case.seed + 1)
+
+    return _bounded(bound)
+
+
+def drawing_in_compiled_code(device: torch.device) -> Adapter:
+    """A bound that no exception interrupts for some seconds."""
+
+    def bound(case: Case) -> Case:
+        sleep(3)
+        return case
+
+    return _bounded(bound)
 
 
 def waiting_once(device: torch.device) -> Adapter:
@@ -217,6 +248,57 @@ def _outside(x, y, size):  # type: ignore[no-untyped-def]
 @triton.jit
 def _outside_too(x, y, size):  # type: ignore[no-untyped-def]
     tl.store(y + tl.arange(0, 16), _row_after(x, size) * 2)
+
+
+def miscounting(device: torch.device) -> Adapter:
+    """Three ops whose kernels share a wrong function, and one whose kernel does not call it."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        return _elementwise(_one_more, x)
+
+    def token_shift(x: Tensor) -> Tensor:
+        return _elementwise(_two_more, x)
+
+    def decay_gate(x: Tensor) -> Tensor:
+        return _elementwise(_three_more, x)
+
+    def cumsum(x: Tensor) -> Tensor:
+        _elementwise(_copy, x)
+        return right_sum(x)
+
+    ops = {f.__name__: {"fused": f} for f in (l2norm, token_shift, decay_gate, cumsum)}
+    return Adapter(ops)
+
+
+def _elementwise(kernel: Any, x: Tensor) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype)
+    kernel[(x.numel(),)](x.contiguous(), y)
+    return y
+
+
+@triton.jit
+def _wrong(x):  # type: ignore[no-untyped-def]
+    return tl.load(x + tl.program_id(0)) * 2
+
+
+@triton.jit
+def _one_more(x, y):  # type: ignore[no-untyped-def]
+    tl.store(y + tl.program_id(0), _wrong(x) + 1)
+
+
+@triton.jit
+def _two_more(x, y):  # type: ignore[no-untyped-def]
+    tl.store(y + tl.program_id(0), _wrong(x) + 2)
+
+
+@triton.jit
+def _three_more(x, y):  # type: ignore[no-untyped-def]
+    tl.store(y + tl.program_id(0), _wrong(x) + 3)
+
+
+@triton.jit
+def _copy(x, y):  # type: ignore[no-untyped-def]
+    tl.store(y + tl.program_id(0), tl.load(x + tl.program_id(0)))
 
 
 def twofold(device: torch.device) -> Adapter:

@@ -3,6 +3,7 @@
 import json
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
@@ -18,6 +19,7 @@ from properties.device import describe, resolve
 from properties.files import write_whole
 from properties.fuzz import svg
 from properties.fuzz.bucket import Bucket
+from properties.fuzz.cause import Cause
 from properties.fuzz.display import duration
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
@@ -45,6 +47,7 @@ def write(night: Night, state: str, folder: Path) -> None:
 
 def data(night: Night, state: str) -> dict[str, Any]:
     log, device = night.log, resolve(night.origin.device)
+    causes = log.causes
     jobs = [
         asdict(job) | _numbers(tally) | {"rests": night.rests(job)}
         for job, tally in log.tallies.items()
@@ -60,7 +63,11 @@ def data(night: Night, state: str) -> dict[str, Any]:
         "seconds": round(night.elapsed, 1),
         "left": night.left,
         **_numbers(log.total),
-        "bugs": [_bug(bucket, log.target, device) for bucket in log.buckets],
+        "bug_count": log.bug_count,
+        "causes": [
+            {"line": one.line, "bugs": [bucket.name for bucket in one.buckets]} for one in causes
+        ],
+        "bugs": [_bug(bucket, log.target, device) for bucket in _in_order(log.buckets, causes)],
         "jobs": jobs,
         "history": {
             "step": log.history.step,
@@ -81,6 +88,12 @@ def _numbers(tally: Tally) -> dict[str, Any]:
         "examples_per_second_of_a_worker": rate and round(rate, 3),
         "error_over_budget": tally.worst,
     }
+
+
+def _in_order(buckets: Sequence[Bucket], causes: Sequence[Cause]) -> list[Bucket]:
+    """First those of each cause, then the others."""
+    explained = [bucket for cause in causes for bucket in cause.buckets]
+    return explained + [bucket for bucket in buckets if bucket not in explained]
 
 
 def _bug(bucket: Bucket, target: str, device: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A night survives faults of its target and of the machine."""
 
+import inspect
 import os
 import re
 import resource
@@ -91,6 +92,28 @@ def test_the_deadline_ends_a_run_whose_target_hangs(
     assert re.search("no bugs in . examples, 0 min [2-9] s", printed)
 
 
+def test_drawing_that_never_ends_is_told_and_ended(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(night, "_DRAWING", 0.5)
+    code, printed = fuzz("drawing_endlessly", "--minutes", "5")
+    assert code == 1
+    assert "drawing a case of l2norm-fused-differential-float32 takes over" in printed
+    assert "case = replace(case, seed=case.seed + 1)" in printed
+
+
+def test_drawing_in_compiled_code_does_not_hold_up_the_end(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.setattr(night, "_GRACE", 0.5)
+    monkeypatch.setattr(night, "_LAST", 0.1)
+    _, printed = fuzz("drawing_in_compiled_code", "--minutes", "0.001")
+    assert "no bugs in 0 examples" in printed
+    assert left == [0]
+
+
 def test_running_out_of_memory_once_is_not_reported(fuzz: Fuzz, mark: Path) -> None:
     code, printed = fuzz("exhausted_once")
     assert code == 0
@@ -158,6 +181,15 @@ def test_a_bug_in_code_that_ops_share_is_one_bug(fuzz: Fuzz) -> None:
     (line,) = re.findall("^  [0-9]+ x .*", printed, re.MULTILINE)
     assert "short_conv-fused" in line
     assert "l2norm-fused" in line
+
+
+def test_wrong_values_of_code_that_ops_share_are_one_bug(fuzz: Fuzz) -> None:
+    ops = [part for op in ("token_shift", "decay_gate", "cumsum") for part in ("--op", op)]
+    _, printed = fuzz("miscounting", *ops, "--examples", "60", "--seed", "3")
+    (cause,) = {*re.findall("^  3 failures that (.*) would explain", printed, re.MULTILINE)}
+    source, line = inspect.getsourcelines(planted._wrong.fn)
+    assert cause == f"properties/fuzz/planted.py:{line + len(source) - 1}"
+    assert "1 bug in" in printed
 
 
 def test_a_new_bug_beside_a_known_one_is_reported(fuzz: Fuzz, tmp_path: Path) -> None:

@@ -167,11 +167,49 @@ def test_failures_at_one_line_are_one_bug() -> None:
     assert log.bucket(Y) is None
 
 
+def bucket_of(*ops: str, lines: str) -> Bucket:
+    """A bucket that these ops found, whose cases launched these lines."""
+    bucket = Bucket([failure(Signature(ops[0], "differential", "y"))])
+    bucket.seen.update(f"{op}-fused-differential-float32" for op in ops)
+    bucket.ran(frozenset(lines.split()))
+    return bucket
+
+
+def test_kernels_without_a_common_line_have_no_common_bug() -> None:
+    bucket = bucket_of("merge_attention", lines="merge.py:3 rows.py:1")
+    log = Log("ours", 1, {}, [bucket])
+    same = bucket.first.signature
+    assert log.bucket(same, lines=frozenset({"attention.py:7"})) is None
+    assert log.bucket(same, lines=frozenset({"attention.py:7", "rows.py:1"})) is bucket
+    assert log.bucket(same) is bucket
+
+
+def test_a_line_explains_buckets_if_most_ops_that_launch_it_fail() -> None:
+    shared = bucket_of("gla", "kda", lines="rows.py:3 rows.py:4 linear.py:1 all.py:1")
+    too = bucket_of("attention", lines="rows.py:3 rows.py:4 softmax.py:1 all.py:1")
+    other = bucket_of("rotary", lines="rotary.py:1 all.py:1")
+    named = Bucket([failure(replace(Y, place="rows.py:3"))], lines=frozenset({"rows.py:3"}))
+    buckets = [shared, too, other, named]
+    ran = {op: set(bucket.lines or ()) for bucket in buckets for op in bucket.ops}
+    ran |= {f"right {index}": {"all.py:1"} for index in range(5)}
+    log = Log("ours", 1, {}, buckets, ran=ran)
+    (cause,) = log.causes
+    assert cause.buckets == (shared, too)
+    assert cause.place == "rows.py:3-4"
+    assert (cause.failed, cause.launched) == (3, 3)
+    assert log.bug_count == 3
+    for index in range(4):
+        ran[f"right too {index}"] = {"rows.py:3", "rows.py:4"}
+    assert log.causes == []
+
+
 def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     bucket = Bucket([failure(Y, also=(DX,))], {DX}, again=("once",), file="there")
     bucket.seen["a job"] += 2
+    bucket.ran(frozenset({"rows.py:3", "rows.py:4"}))
     log = Log("ours", 7, {JOB: Tally(3, 1.5, 0.25, 2, 0.5)}, [bucket], turns=4, seconds=9.5)
     log.unrepeated["ends with SIGKILL"] += 1
+    log.ran["l2norm"] = {"rows.py:3", "rows.py:14"}
     log.write(tmp_path)
     read = Log.read(tmp_path)
     assert read is not None

@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import cycle, islice, takewhile
 from pathlib import Path
 from traceback import FrameSummary
@@ -33,6 +34,8 @@ from properties.jobs import judge, raised
 from properties.laws import Subject, Violation
 from properties.laws.signature import Signature, family, is_own, short
 from properties.simulator import Stuck
+from properties.simulator.compilation import Program
+from properties.simulator.launcher import LAUNCHED
 from properties.targets import scope
 from properties.targets.ledger import symptom
 from properties.verdict import Comparison
@@ -119,6 +122,7 @@ class Answer:
         doubtful: how it failed if the machine may be at fault: out of memory, killed by someone
             else, or hanging.
         spent: the process must be replaced.
+        lines: source lines of the kernels that the case launched; none but on the simulator.
     """
 
     worst: float = 0.0
@@ -126,6 +130,7 @@ class Answer:
     excused: tuple[str, ...] = ()
     doubtful: str = ""
     spent: bool = False
+    lines: frozenset[str] = frozenset()
 
 
 class Stopped(BaseException):
@@ -242,7 +247,9 @@ class Worker:
 
     def close(self) -> None:
         self._end()
-        os.close(self.memory)
+        memory, self.memory = self.memory, -1
+        if memory >= 0:
+            os.close(memory)
 
     def _end(self) -> None:
         self.pool.stop()
@@ -384,9 +391,20 @@ def _judge(law: str, case: Case) -> Answer:
     _TRACES.flush()
     excused = _SUBJECT.ledger.excused
     excused.clear()
+    LAUNCHED.clear()
     answer = _answer(law, case, _SUBJECT)
     grown = _resident() > _MOST
-    return replace(answer, excused=tuple(Counter(excused).elements()), spent=answer.spent or grown)
+    return replace(
+        answer,
+        excused=tuple(Counter(excused).elements()),
+        spent=answer.spent or grown,
+        lines=frozenset().union(*map(_lines, LAUNCHED)),
+    )
+
+
+@cache
+def _lines(program: Program) -> frozenset[str]:
+    return frozenset(f"{short(file)}:{line}" for file, line in program.lines if is_own(file))
 
 
 def _answer(law: str, case: Case, subject: Subject) -> Answer:
