@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class BothRuns:
-    """What came of both runs of a bug; `trouble` is empty if that is as it should be."""
+    """The results of both runs of a bug; `trouble` is empty if they are as expected."""
 
     seconds: float = 0.0
     caught_by: str | None = None
@@ -89,7 +89,7 @@ def run_both_ways(
 ) -> dict[str, BothRuns]:
     """Run bugs both ways, in as many processes as there are jobs."""
     with Laboratory(target, device, jobs) as laboratory:
-        # What pins several bugs runs once as the code stands.
+        # A case that pins several bugs runs once on the code as it stands.
         today = cache(laboratory.submit)
         trials = {
             name: (

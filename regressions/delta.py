@@ -174,6 +174,29 @@ BUGS = {
             "    if length == 0:\n        return\n    for t in range(length):\n        row =",
         ),
     ),
+    "unit_keys_past_float16": KnownBug(
+        happened="NaN gradients of long queries and keys in float16, with large cotangents.",
+        cause=(
+            "The gradient of a unit key was rounded to float16, and overflowed where that of the "
+            "key, which is divided by its length, does not."
+        ),
+        source="this project, found when cotangents near the range of float16 were first drawn",
+        pinned=pin(
+            "gated_delta_rule",
+            "chunk",
+            {"B": 1, "G": 2, "R": 1, "K": 16, "V": 16},
+            (9,),
+            dtype="float16",
+            options={"use_qk_l2norm_in_kernel": True, "scale": 2.0},
+            cotangents="large",
+            frozen=("k", "v"),
+        ),
+        planted=Edit(
+            "kernels.delta.keys",
+            'given["keys_dtype"] = torch.float32',
+            'given["keys_dtype"] = q.dtype',
+        ),
+    ),
     "update_within_the_gate": KnownBug(
         happened="Without a gate the values never reach the state of the gated delta rule.",
         cause=(
@@ -192,6 +215,73 @@ BUGS = {
                 "        if USE_G or USE_HEAD_G:\n"
                 "            S += k[:, None] * u[None, :]\n"
             ),
+        ),
+    ),
+    "parts_of_a_gradient_past_float16": KnownBug(
+        happened="dk of comba is infinite in float16, where it is -40170.",
+        cause=(
+            "The wrapper takes k twice, as key and as -beta k. autograd rounded the "
+            "gradient of each to float16 before it summed them, and one overflowed."
+        ),
+        source="this project, where large cotangents in float16 were first drawn for wrappers",
+        pinned=pin(
+            "comba",
+            "fused_recurrent",
+            {"B": 1, "G": 1, "R": 1, "K": 16, "V": 16},
+            (9,),
+            dtype="float16",
+            cotangents="large",
+            seed=6,
+            given=("beta", "g"),
+        ),
+        planted=Edit(
+            "kernels.delta.comba",
+            "q, k, v, p, g, beta = widened(q, k, v, p, g, beta)",
+            "(g,) = widened(g)",
+        ),
+    ),
+    "gradient_of_an_erased_key_past_float16": KnownBug(
+        happened="dk of gdn2 is infinite in float16, where it is -57290.",
+        cause=(
+            "The gradient of exp(g) * k was rounded to float16 before it was multiplied by exp(g)."
+        ),
+        source="this project, where large cotangents in float16 were first drawn for wrappers",
+        pinned=pin(
+            "gdn2",
+            "chunk",
+            {"B": 1, "H": 1, "K": 16, "V": 16},
+            (9,),
+            dtype="float16",
+            cotangents="large",
+            seed=6,
+            given=("g",),
+        ),
+        planted=Edit(
+            "kernels.delta.gdn2",
+            "q, k, v, g = widened(q, k, v, g)",
+            "(g,) = widened(g)",
+        ),
+    ),
+    "gradient_of_an_operand_past_float16": KnownBug(
+        happened="dkk of rwkv7 is infinite in float16, where it is -40188.",
+        cause=(
+            "The kernel stored the gradient of a * kk in float16, although the wrapper had "
+            "passed the product in float32."
+        ),
+        source="this project, where large cotangents in float16 were first drawn for wrappers",
+        pinned=pin(
+            "rwkv7",
+            "fused_recurrent",
+            {"B": 1, "H": 1, "K": 16, "V": 16},
+            (9,),
+            dtype="float16",
+            cotangents="large",
+            seed=4,
+        ),
+        planted=Edit(
+            "kernels.recurrence",
+            'wide = dict.fromkeys(("keys_dtype", "values_dtype"), torch.float32)',
+            "wide = {}",
         ),
     ),
 }

@@ -541,16 +541,17 @@ BUGS = {
         ),
     ),
     "shared_keys_summed_in_their_dtype": KnownBug(
-        happened="An infinite gradient of C in float16, where the sum over the heads is finite.",
+        happened="An infinite gradient of k in float16, where the sum over the heads is finite.",
         cause="Keys were copied for each head by autograd, which adds in the dtype of the keys.",
         source="this project, mamba2 and the grouped delta rules",
         pinned=pin(
-            "mamba2",
-            "chunk",
+            "wall_attn",
+            "parallel",
             {"B": 1, "G": 1, "R": 2, "K": 1, "V": 1},
             (15,),
             dtype="float16",
-            values="large_states",
+            values="large_values",
+            cotangents="large",
         ),
         planted=Edit(
             "kernels.primitives.groups",
@@ -668,6 +669,69 @@ BUGS = {
             "kernels.linear.chunk",
             "y_ptr + start * heads * value_dim",
             "y_ptr + start * heads * key_dim",
+        ),
+    ),
+    "gradient_of_a_step_past_float16": KnownBug(
+        happened="dx of mamba2 is infinite in float16, where it is -36339.",
+        cause=("The gradient of dt * x was rounded to float16 before it was multiplied by dt."),
+        source="this project, where large cotangents in float16 were first drawn for wrappers",
+        pinned=pin(
+            "mamba2",
+            "chunk",
+            {"B": 1, "G": 1, "R": 1, "K": 16, "V": 16},
+            (9,),
+            dtype="float16",
+            cotangents="large",
+            seed=6,
+        ),
+        planted=Edit(
+            "kernels.linear.mamba2",
+            "step, (x,) = dt.float(), widened(x)",
+            "step = dt.float()",
+        ),
+    ),
+    "gradient_of_an_exponential_past_float16": KnownBug(
+        happened="dk of lightnet is NaN in float16, where it is 1442.",
+        cause=(
+            "The gradient of exp(k - z) was rounded to float16, where it is inf, and inf - inf "
+            "followed."
+        ),
+        source="this project, where large cotangents in float16 were first drawn for wrappers",
+        pinned=pin(
+            "lightnet",
+            "chunk",
+            {"B": 1, "H": 1, "K": 16, "V": 16},
+            (9,),
+            dtype="float16",
+            cotangents="large",
+            seed=5,
+        ),
+        planted=Edit(
+            "kernels.linear.lightnet",
+            "q, k, v = widened(q, k, v)",
+            "(q,) = widened(q)",
+        ),
+    ),
+    "parts_of_a_gate_past_float16": KnownBug(
+        happened="di of mlstm is infinite in float16, where it is 21877.",
+        cause=(
+            "The wrapper reads i twice, and autograd rounded both gradients to float16 before the "
+            "sum."
+        ),
+        source="this project, where large cotangents in float16 were first drawn for wrappers",
+        pinned=pin(
+            "mlstm",
+            "chunk",
+            {"B": 1, "H": 1, "K": 5, "V": 5},
+            (9,),
+            dtype="float16",
+            cotangents="large",
+            seed=1,
+        ),
+        planted=Edit(
+            "kernels.linear.mlstm",
+            "i, g = widened(i, g)",
+            "(g,) = widened(g)",
         ),
     ),
 }

@@ -75,7 +75,7 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.attention",
-            '    check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)\n    sequences',
+            '    arguments.check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)\n    sequences',
             "    sequences",
         ),
     ),
@@ -120,6 +120,23 @@ BUGS = {
             "kernels.softmax.attention",
             "*do.stride()[:3], pairs, steps)",
             "*o.stride()[:3], pairs, steps)",
+        ),
+    ),
+    "decays_cut_at_a_least_one": KnownBug(
+        happened="Keys behind strong gates of wall attention count for what they should not.",
+        cause="The exponent of a decay was cut at some least number.",
+        source="flash-linear-attention 0.6.0, `wall_keys_behind_strong_gates` of its ledger here",
+        pinned=pin(
+            "wall_attn",
+            "parallel",
+            {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3},
+            (150,),
+            values="strong_gates",
+        ),
+        planted=Edit(
+            "kernels.softmax.wall",
+            "more += (A[part] * tl.load(passed + keys, mask=keys < key_dim, other=0.0),)",
+            "more += (tl.maximum(A[part] * tl.load(passed + keys, mask=keys < key_dim), 0.01),)",
         ),
     ),
     "decoding_sees_the_first_key": KnownBug(
@@ -252,6 +269,25 @@ BUGS = {
             "kernels.softmax.forward",
             "(peak + tl.log2(total)) * LN2",
             "tl.maximum(peak + tl.log2(total), -72127.0) * LN2",
+        ),
+    ),
+    "gates_past_the_end": KnownBug(
+        happened="Gradients of PaTH attention with gates are NaN.",
+        cause="The logits of rows past the end are infinite, and 0 times them is added.",
+        source="flash-linear-attention 0.6.0, `path_scale_below_zero` of its ledger here",
+        pinned=pin(
+            "path_attn",
+            "parallel",
+            {"B": 1, "G": 1, "R": 1, "K": 1, "V": 1},
+            (3,),
+            given=("g",),
+            values="extreme_gates",
+            seed=1,
+        ),
+        planted=Edit(
+            "kernels.softmax.path",
+            "(rows[:, None] >= rows[None, :]) & inside[:, None], p, 0.0)",
+            "rows[:, None] >= rows[None, :], p, 0.0)",
         ),
     ),
     "gates_read_past_the_end": KnownBug(
@@ -522,6 +558,17 @@ BUGS = {
             "kernels.softmax.paged_forward",
             "table + (columns // size)",
             "table + (columns * 0 + tl.min(columns, 0) // size)",
+        ),
+    ),
+    "reflections_of_16_bits": KnownBug(
+        happened="PaTH attention in float32 loses digits after the first chunk of keys.",
+        cause="What the reflections of a chunk leave of a query was kept in 16 bits.",
+        source="flash-linear-attention 0.6.0, `path_reflections_in_float16` of its ledger here",
+        pinned=pin("path_attn", "parallel", {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3}, (40,)),
+        planted=Edit(
+            "kernels.softmax.path",
+            "store_rows(kept + slot * C * key_dim, x, rows",
+            "store_rows(kept + slot * C * key_dim, x.to(tl.bfloat16), rows",
         ),
     ),
     "row_sums_of_the_first_block": KnownBug(
@@ -897,6 +944,25 @@ BUGS = {
             ),
         ),
     ),
+    "second_softmax_past_float16": KnownBug(
+        happened="NaN gradients of differential attention in float16, where lam is above 1.",
+        cause="-lam do, the cotangent of the second softmax, was rounded to float16.",
+        source="this project, found when cotangents near the range of float16 were first drawn",
+        pinned=pin(
+            "differential_attention",
+            "parallel",
+            SMALL,
+            (9,),
+            dtype="float16",
+            cotangents="large",
+            seed=126,
+        ),
+        planted=Edit(
+            "kernels.softmax.differential",
+            "        factor = factor / power\n",
+            "        power = torch.ones_like(power)\n",
+        ),
+    ),
     "values_past_the_sequence": KnownBug(
         happened="NaN in o where rows of V past the length of the cache hold NaN or Inf.",
         cause="The tail of V was loaded as it is. Its weights are 0, and 0·NaN is NaN.",
@@ -941,6 +1007,99 @@ BUGS = {
             "kernels.softmax.logits",
             "visible & (key > position - window)",
             "visible & (key >= position - window)",
+        ),
+    ),
+    "gradients_of_logits_past_float16": KnownBug(
+        happened="NaN dq of gated attention in float16, with large values and cotangents.",
+        cause=(
+            "The kernel stored the gradient of the logits in float16, for a product with the keys. "
+            "It overflowed, and inf - inf followed."
+        ),
+        source="this project, where large cotangents of large values were first drawn in float16",
+        pinned=pin(
+            "attention",
+            "parallel",
+            {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3},
+            (9,),
+            dtype="float16",
+            values="large_values",
+            cotangents="large",
+            seed=0,
+            given=("g",),
+            options={"causal": True},
+        ),
+        planted=Edit(
+            "kernels.softmax.attention",
+            "        do, dlse = scaled.divided(do, dlse)\n",
+            "        scaled = None\n",
+        ),
+    ),
+    "gradients_of_selected_logits_past_float16": KnownBug(
+        happened="NaN dq of selected attention in float16, with large values and cotangents.",
+        cause=(
+            "The kernel stored the gradient of the logits in float16, for a product with the keys. "
+            "It overflowed, and inf - inf followed."
+        ),
+        source="this project, where large cotangents of large values were first drawn in float16",
+        pinned=pin(
+            "selected_attention",
+            "parallel",
+            {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3, "M": 2},
+            (9,),
+            dtype="float16",
+            values="large_values",
+            cotangents="large",
+            seed=0,
+        ),
+        planted=Edit(
+            "kernels.softmax.selected",
+            "        do, dlse = scaled.divided(do, dlse)\n",
+            "        scaled = None\n",
+        ),
+    ),
+    "gradients_of_branches_past_float16": KnownBug(
+        happened="NaN dq of native sparse attention in float16, with large values and cotangents.",
+        cause=(
+            "autograd rounded the gradient of each branch to float16 before it summed the three: "
+            "inf - inf."
+        ),
+        source="this project, where large cotangents in float16 were first drawn for wrappers",
+        pinned=pin(
+            "nsa",
+            "parallel",
+            SMALL,
+            (9,),
+            dtype="float16",
+            values="large_values",
+            cotangents="large",
+            options={"block_size": 2, "window": 3, "top_k": 3, "local_blocks": 1},
+        ),
+        planted=Edit(
+            "kernels.softmax.nsa",
+            "q, k, v, g_cmp, g_slc, g_swa = widened(q, k, v, g_cmp, g_slc, g_swa)",
+            "",
+        ),
+    ),
+    "projected_gradients_past_float16": KnownBug(
+        happened="NaN gradient of the latents of MLA in float16, with large cotangents.",
+        cause=(
+            "Gradients of keys and values were rounded to float16 before the projection brought "
+            "them to the latents: inf - inf."
+        ),
+        source="this project, where large cotangents in float16 were first drawn for wrappers",
+        pinned=pin(
+            "mla",
+            "parallel",
+            {"B": 1, "H": 2, "K": 5, "V": 3, "R": 6, "D": 2},
+            (9,),
+            dtype="float16",
+            values="large_logits",
+            cotangents="large",
+        ),
+        planted=Edit(
+            "kernels.softmax.mla",
+            "up = _up_in_float16 if dtype == torch.float16 else _up",
+            "up, c = _up, c.to(dtype)",
         ),
     ),
 }

@@ -45,7 +45,13 @@ EACH_CASE = pytest.mark.parametrize(
 )
 LINES = 20
 # Targets → the packages that have their kernels.
-PACKAGES = {"fla": "fla-core ", "torch": "torch ", "transformers": "transformers "}
+PACKAGES = {
+    "fla": "fla-core ",
+    "sglang": "sglang ",
+    "torch": "torch ",
+    "transformers": "transformers ",
+    "vllm": "vllm ",
+}
 
 Bug = Callable[[Op, Function], Function]
 
@@ -194,7 +200,9 @@ def test_script_shows_it_with_the_library_alone(
 @EACH
 def test_every_entry_names_its_releases(target: str, entry: KnownFailure) -> None:
     assert entry.releases
-    assert all(re.fullmatch(r"[a-z-]+ \d+(\.\d+)+", release) for release in entry.releases)
+    assert all(
+        re.fullmatch(r"[a-z-]+ \d+(\.\d+)+(\.post\d+)?", release) for release in entry.releases
+    )
     assert any(release.startswith(PACKAGES[target]) for release in entry.releases)
 
 

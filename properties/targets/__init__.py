@@ -17,6 +17,8 @@ NAMES = {
     "torch": "properties.targets.pytorch:target",
     "fla": "properties.targets.fla:target",
     "transformers": "properties.targets.transformers:target",
+    "sglang": "properties.targets.sglang:target",
+    "vllm": "properties.targets.vllm:target",
 }
 
 

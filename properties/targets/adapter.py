@@ -121,6 +121,8 @@ class Implementation:
             ),
             packed_by=tuple(name for name in op.packed_by if self.has(name)),
             dtypes=self.dtypes,
+            # No library promises it.
+            in_float32=False,
             settle=settle,
             telescopes=self.telescopes,
         )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from properties.cases.values import COTANGENTS
 from properties.catalogue.op import Function, Op
 from properties.targets.target import Target
 
@@ -19,6 +20,7 @@ class Oracle(Target):
     name = "oracle"
     new_results = False
     contexts = ("grad", "no_grad", "inference_mode", "autocast", "bfloat16_by_default")
+    cotangents = tuple(COTANGENTS)
 
     def modes(self, op: Op) -> tuple[str, ...]:
         return tuple(mode.name for mode in op.modes_or_reference)
@@ -98,10 +100,10 @@ def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...
             returned = op.oracle(**piece, **own)
             heads.append(returned if isinstance(returned, tuple) else (returned,))
         rows.append(_joined(op, heads, "H") if apart > 1 else heads[0])
-    along = "B" if bounds[0] is None else "T"
+    along = ("B",) if bounds[0] is None else ("T", *op.rows)
     results = tuple(
         None if y is None else y.to(torch.float32 if o.dtype == "float32" else _dtype(op, tensors))
-        for o, y in zip(op.outputs, _joined(op, rows, along, "N"), strict=True)
+        for o, y in zip(op.outputs, _joined(op, rows, *along, "N"), strict=True)
     )
     if given.get("inplace"):
         return given[first.name].copy_(results[0])  # type: ignore[no-any-return]

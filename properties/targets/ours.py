@@ -9,6 +9,7 @@ from kernels import tiles
 from properties.aot.architectures import ARCHITECTURES, Architecture
 from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS
+from properties.cases.values import COTANGENTS
 from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
 from properties.targets.target import Target
@@ -30,6 +31,7 @@ class Ours(Target):
     name = "ours"
     chooses = True
     contexts = tuple(CONTEXTS)
+    cotangents = tuple(COTANGENTS)
 
     def __init__(self, capability: int, claims: Sequence[Architecture] = ()) -> None:
         self.capability = capability

@@ -7,6 +7,7 @@ from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS
 from properties.cases.layouts import LAYOUTS
 from properties.cases.tensors import build
+from properties.cases.values import COTANGENTS
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.laws import LAWS
@@ -73,6 +74,7 @@ def check(target: Target, case: Case) -> None:
         ("same", (*case.same, *case.same.values()), inputs),
         ("frozen", case.frozen, inputs),
         ("silent", case.silent, outputs),
+        ("cotangents", (case.cotangents,), COTANGENTS),
         ("context", (case.context,), CONTEXTS),
         ("numbers", (case.numbers,), ("python", "numpy")),
     ):

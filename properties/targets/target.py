@@ -19,6 +19,8 @@ class Target:
             the target may raise anything, or be right.
         chooses: its ops also take the mode "auto" and choose one.
         contexts: the supported ones of `properties.cases.contexts`.
+        cotangents: names of `properties.cases.values.COTANGENTS`; with other than ordinary ones
+            intermediate results leave the range of float16.
     """
 
     name = ""
@@ -27,6 +29,7 @@ class Target:
     new_results = True
     documented_errors = True
     contexts: tuple[str, ...] = ("grad", "no_grad", "inference_mode")
+    cotangents: tuple[str, ...] = ("ordinary",)
 
     def modes(self, op: Op) -> tuple[str, ...]:
         """Names of its kernels of the op; empty if it lacks the op."""

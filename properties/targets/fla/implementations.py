@@ -838,6 +838,14 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             forward_only=True,
         ),
     },
+    "mean_pooling": {
+        "fused": _Mode(
+            "fla.ops.utils.pooling:mean_pooling",
+            call=_alone,
+            conventions=(),
+            bounds={"a chunk_size that is a power of two": _chunks},
+        )
+    },
     "solve_tril": {
         "fused": _Mode(
             "fla.ops.utils.solve_tril:solve_tril",

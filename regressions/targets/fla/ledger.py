@@ -268,6 +268,9 @@ _OTHERS = {
             '{"op":"cumsum","mode":"fused","dtype":"float32","dims":{"B":1,"D":4},"options":{"chunk_size":64,"reverse":false},"lengths":[3]}'
         ),
         Case.from_json(
+            '{"op":"mean_pooling","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":4},"options":{"chunk_size":4},"lengths":[3]}'
+        ),
+        Case.from_json(
             '{"op":"solve_tril","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"C":16},"lengths":[3]}'
         ),
         Case.from_json(
@@ -299,6 +302,7 @@ _EDITED = (
     ("parallax", "parallel"),
     ("token_shift", "fused"),
     ("cumsum", "chunk"),
+    ("mean_pooling", "fused"),
     ("solve_tril", "fused"),
 )
 _UNCHECKED = (
@@ -322,6 +326,7 @@ _UNCHECKED = (
     ("rebased", "parallel"),
     ("token_shift", "fused"),
     ("cumsum", "fused"),
+    ("mean_pooling", "fused"),
     ("decay_gate", "fused"),
     ("rms_norm_gated", "fused"),
     ("layer_norm_gated", "fused"),
@@ -345,6 +350,7 @@ _UNBOUND = (
     ("parallax", "parallel"),
     ("token_shift", "fused"),
     ("cumsum", "fused"),
+    ("mean_pooling", "fused"),
     ("solve_tril", "fused"),
 )
 

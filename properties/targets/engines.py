@@ -1,0 +1,77 @@
+"""What the adapters of inference engines share: their layouts, and the bounds of their kernels."""
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from properties.cases.case import Case
+from properties.catalogue.paged import key_lengths
+from properties.targets.ledger import Given
+
+NARROW = ("bfloat16", "float16")
+SCALE = "the sentinel -1 and None become K ** -0.5"
+
+
+def without(function: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
+    """The function, its signature without some arguments that the release does not have."""
+    signature = inspect.signature(function)
+    kept = [p for p in signature.parameters.values() if p.name not in names]
+    function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return function
+
+
+def scale_of(scale: float | None, q: Tensor) -> float:
+    return float(q.shape[-1] ** -0.5 if scale is None or scale == -1 else scale)
+
+
+def ends(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Boundaries of sequences, those of a batch too."""
+    if cu_seqlens is not None:
+        return cu_seqlens.int()
+    return x.shape[1] * torch.arange(len(x) + 1, dtype=torch.int32, device=x.device)
+
+
+def most(counts: Tensor) -> int:
+    return int(counts.max()) if len(counts) else 0
+
+
+def from_16_to_256(case: Case) -> Case:
+    widths = {letter: min(max(case.dims[letter], 16), 256) for letter in ("K", "V")}
+    return replace(case, dims={**case.dims, **widths})
+
+
+def equal_widths(case: Case) -> Case:
+    return replace(case, dims={**case.dims, "V": case.dims["K"]})
+
+
+def part_is_empty(given: Given) -> bool:
+    """Whether a row of a part that is merged has no key."""
+    return bool((given["lse_a"].isneginf() | given["lse_b"].isneginf()).any())
+
+
+def own_keys(case: Case) -> Case:
+    """As many keys as queries."""
+    return replace(case, key_lengths=None)
+
+
+def one_query(case: Case) -> Case:
+    """A query for each sequence, and keys for it."""
+    return with_keys(replace(case, lengths=(1,) * len(case.lengths)))
+
+
+def with_keys(case: Case) -> Case:
+    """Keys in pages, at least as many as queries, and one; of fewer sequences if need be."""
+    while True:
+        queries = case.lengths if case.packed else case.lengths * case.dims["B"]
+        for seed in range(case.seed, case.seed + 30):
+            tried = replace(case, seed=seed)
+            if all(n >= max(1, own) for n, own in zip(key_lengths(tried), queries, strict=True)):
+                return tried
+        if case.packed:
+            case = replace(case, lengths=case.lengths[: (len(queries) + 1) // 2])
+        else:
+            case = replace(case, dims={**case.dims, "B": (len(queries) + 1) // 2})

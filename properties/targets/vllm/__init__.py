@@ -1,0 +1,15 @@
+"""The Triton kernels of vLLM's attention backend."""
+
+import torch
+
+from properties.targets.adapter import Adapter
+from properties.targets.vllm.implementations import implementations
+
+
+def target(device: torch.device) -> Adapter:
+    """Return the kernels of the installed release.
+
+    Raises:
+        ValueError: the package is not installed.
+    """
+    return Adapter(implementations(device))

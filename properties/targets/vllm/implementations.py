@@ -1,0 +1,246 @@
+"""vLLM's kernels behind the signatures of the catalogue."""
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from triton import next_power_of_2
+
+from properties.cases.case import Case
+from properties.targets.adapter import Bound, Implementation
+from properties.targets.engines import (
+    NARROW,
+    SCALE,
+    ends,
+    equal_widths,
+    from_16_to_256,
+    most,
+    one_query,
+    own_keys,
+    scale_of,
+    with_keys,
+    without,
+)
+from properties.targets.vllm.library import VLLM, Quantization
+
+_UNIFIED = "triton_unified_attention:unified_attention"
+_PREFILL = "triton_prefill_attention:context_attention_fwd"
+_DECODE = "triton_decode_attention:decode_attention_fwd"
+_MERGE = "triton_merge_attn_states:merge_attn_states"
+# Keys of a tile, of which the block table is read whole.
+_TILE = 32
+# What `unified_attention` learned after its first releases, by its own names.
+_NEWER = {"sink": "sinks", "k_scale": "k_scale_cache", "v_scale": "v_scale_cache"}
+
+
+def implementations(device: torch.device) -> dict[str, dict[str, Implementation]]:
+    """Op → mode → implementation."""
+    wide: dict[str, Bound] = {"head dims of 16 to 256": from_16_to_256}
+    found: dict[str, dict[str, Implementation]] = {
+        "paged_attention": {"unified": _unified_of_release(), "decode": _decode_of_release()},
+        "merge_attention": {
+            "fused": Implementation(
+                _merge, ("LSEs are float32",), dtypes=NARROW, forward_only=True
+            ),
+        },
+    }
+    if VLLM.has(_PREFILL.partition(":")[0]):
+        found["attention"] = {
+            "prefill": Implementation(
+                _prefill,
+                (SCALE, "tensors are copied to [tokens, heads, dim], dense"),
+                dtypes=NARROW,
+                tokens=64,
+                bounds={
+                    **wide,
+                    "V = K": equal_widths,
+                    "T_q = T_k": own_keys,
+                    "a window has 2 keys or more": _wide_window,
+                },
+                forward_only=True,
+            )
+        }
+    return found
+
+
+def _unified_of_release() -> Implementation:
+    taken = inspect.signature(VLLM.function(_UNIFIED)).parameters
+    lacking = [ours for ours, theirs in _NEWER.items() if theirs not in taken]
+    if "num_par_softmax_segments" not in taken:
+        lacking.append("num_splits")
+    bounds: dict[str, Bound] = {
+        "head dims of 16 to 256": from_16_to_256,
+        "V = K": equal_widths,
+        "no fewer keys than queries, and one": with_keys,
+    }
+    if lacking:
+        bounds["causal"] = _causal
+        bounds["pages of 16, 32 or 64 tokens"] = _pages
+    return Implementation(
+        without(_unified, lacking),
+        (
+            SCALE,
+            "tables and lengths are int32, dense",
+            "tables have room for a tile of keys more",
+            "the window is (W - 1, 0), or (-1, -1)",
+        ),
+        dtypes=NARROW,
+        tokens=64,
+        bounds=bounds,
+        forward_only=True,
+    )
+
+
+def _decode_of_release() -> Implementation:
+    taken = inspect.signature(VLLM.function(_DECODE)).parameters
+    return Implementation(
+        _decode if "lse" in taken else without(_decode, ["return_lse"]),
+        (SCALE, "tables and lengths are int32, dense"),
+        dtypes=NARROW,
+        tokens=64,
+        bounds={"head dims of 16 to 256": from_16_to_256, "one query, and keys": one_query},
+        forward_only=True,
+    )
+
+
+def _prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    sink: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    bounds = ends(q, cu_seqlens)
+    rows = [x.flatten(0, 1).contiguous() for x in (q, k, v)]
+    o = torch.empty_like(rows[0])
+    counts = bounds.diff()
+    VLLM.function(_PREFILL)(
+        *rows, o, bounds[:-1], counts, most(counts), is_causal=causal,
+        softmax_scale=scale_of(scale, q), sinks=None if sink is None else sink.contiguous(),
+        sliding_window_q=None if window is None else window - 1,
+        sliding_window_k=None if window is None else window - 1,
+    )  # fmt: skip
+    return o.view_as(q)
+
+
+def _unified(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    num_splits: int = 1,
+) -> Tensor:
+    queries = q.flatten(0, 1).contiguous()
+    bounds = ends(q, cu_seqlens)
+    o = torch.empty_like(queries)
+    given: dict[str, Any] = {}
+    if sink is not None:
+        given["sinks"] = sink.contiguous()
+    if alibi_slopes is not None:
+        given["alibi_slopes"] = alibi_slopes.contiguous()
+    if k_scale is not None and v_scale is not None:
+        given |= {"k_scale_cache": k_scale.float(), "v_scale_cache": v_scale.float()}
+        given["kv_quant_mode"] = (
+            Quantization.INT8_PER_TOKEN_HEAD
+            if k_pages.dtype == torch.int8
+            else Quantization.FP8_PER_TOKEN_HEAD
+        )
+    if num_splits > 1:
+        parts = (*queries.shape[:2], next_power_of_2(num_splits))
+        given |= {
+            "seq_threshold_3D": len(queries) + len(lengths),
+            "num_par_softmax_segments": parts[-1],
+            "softmax_segm_output": torch.empty(
+                *parts, next_power_of_2(q.shape[-1]), device=q.device
+            ),
+            "softmax_segm_max": torch.empty(parts, device=q.device),
+            "softmax_segm_expsum": torch.empty(parts, device=q.device),
+        }
+    table, lengths = _dense(pad(block_table, (0, _TILE))), _dense(lengths)
+    VLLM.function(_UNIFIED)(
+        queries, k_pages, v_pages, o, bounds, most(bounds.diff()), lengths, most(lengths),
+        scale_of(scale, q), causal, (-1, -1) if window is None else (window - 1, 0),
+        table, float(softcap or 0.0), None, None, None, **given,
+    )  # fmt: skip
+    return o.view_as(q)
+
+
+def _decode(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    num_splits: int = 1,
+    return_lse: bool = False,
+) -> tuple[Tensor, Tensor | None] | Tensor:
+    run = VLLM.function(_DECODE)
+    queries = q.flatten(0, 1).contiguous()
+    heads, width = queries.shape[1], v_pages.shape[-1]
+    o = q.new_empty(len(queries), heads, width)
+    lse = torch.empty(len(queries), heads, device=q.device)
+    parts = torch.empty(len(queries), heads, num_splits, width + 1, device=q.device)
+    outputs = (o, lse) if "lse" in inspect.signature(run).parameters else (o,)
+    run(
+        queries, k_pages, v_pages, *outputs, _dense(block_table), _dense(lengths), parts,
+        num_splits, scale_of(scale, q), k_pages.shape[1], float(softcap or 0.0),
+    )  # fmt: skip
+    o = o.view(*q.shape[:3], width)
+    if len(outputs) == 1:
+        return o
+    return o, lse.view(q.shape[:3]).transpose(1, 2) if return_lse else None
+
+
+def _merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    (B, T, H, _), device = o_a.shape, o_a.device
+    parts = [
+        x.contiguous()
+        for o, lse in ((o_a, lse_a), (o_b, lse_b))
+        for x in (o.flatten(0, 1), lse.float().transpose(0, 1).flatten(1, 2))
+    ]
+    o, lse = torch.empty_like(parts[0]), torch.empty(H, B * T, device=device)
+    VLLM.function(_MERGE)(o, *parts, lse)
+    lse = lse.to(torch.promote_types(lse_a.dtype, lse_b.dtype))
+    return o.view_as(o_a), lse.view(H, B, T).transpose(0, 1)
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.int().contiguous()
+
+
+def _wide_window(case: Case) -> Case:
+    window = case.options.get("window")
+    if window is None:
+        return case
+    return replace(case, options={**case.options, "window": max(2, window)})
+
+
+def _causal(case: Case) -> Case:
+    return replace(case, options={**case.options, "causal": True})
+
+
+def _pages(case: Case) -> Case:
+    size = 16 << (case.dims["C"] % 3)
+    return replace(case, dims={**case.dims, "C": size})

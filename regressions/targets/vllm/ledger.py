@@ -1,0 +1,53 @@
+"""Known failures of vLLM's Triton kernels of attention."""
+
+import math
+
+from properties.cases.case import Case
+from properties.targets.engines import part_is_empty
+from properties.targets.ledger import Given, KnownFailure, Wrong
+
+
+def _bidirectional(given: Given) -> bool:
+    return given.get("window") is not None and not given.get("causal")
+
+
+LEDGER = (
+    KnownFailure(
+        name="part_without_keys",
+        law="differential",
+        releases=("vllm 0.33.0", "vllm 0.9.2"),
+        cases=(
+            Case.from_json(
+                '{"op":"merge_attention","mode":"fused","dtype":"bfloat16","dims":{"B":1,"H":2,'
+                '"V":1},"lengths":[1],"values":"empty_rows"}'
+            ),
+        ),
+        modes=("fused",),
+        shows=part_is_empty,
+        symptoms=(Wrong(("o", "lse"), math.inf, finite=False),),
+        expected="2.0",
+        got="nan",
+        cause="Its o is multiplied by a weight of 0, and 0.9.2 takes -inf from -inf.",
+        devices=("cpu", "cuda"),
+    ),
+    KnownFailure(
+        name="bidirectional_window",
+        law="differential",
+        releases=("vllm 0.33.0",),
+        cases=(
+            Case.from_json(
+                '{"op":"paged_attention","mode":"unified","dtype":"bfloat16","dims":{"B":1,"G":1,'
+                '"R":1,"K":16,"V":16,"C":1},"lengths":[63],"options":{"causal":false,"window":1},'
+                '"seed":1}'
+            ),
+        ),
+        modes=("unified",),
+        shows=_bidirectional,
+        symptoms=(Wrong(("o",), math.inf, finite=True),),
+        expected="[0.5, 1.0, 2.0, 3.0, 3.5]",
+        got="[0.5, 0.33, 0.33, 0.0, 0.0]",
+        cause="Values W tokens or more ahead of the first query of a block are set to 0, although "
+        "later queries of the block see them.",
+        devices=("cpu", "cuda"),
+    ),
+)
