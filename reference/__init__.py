@@ -25,10 +25,13 @@ from reference.delta.mesa_net import mesa_net
 from reference.delta.momentum_delta_rule import momentum_delta_rule
 from reference.delta.precond import precond_gated_delta_rule, precond_kda
 from reference.delta.rwkv7 import rwkv7
+from reference.delta.titans import titans
+from reference.delta.ttt_linear import ttt_linear
 from reference.gate.decay_gate import decay_gate
 from reference.gate.strength_gate import strength_gate
 from reference.linear.abc import abc
 from reference.linear.constant_decay import lightning_attn, retention
+from reference.linear.feature_maps import feature_map
 from reference.linear.gla import gla
 from reference.linear.gsa import gsa
 from reference.linear.hgrn import hgrn
@@ -44,6 +47,7 @@ from reference.linear.selective_scan import selective_scan
 from reference.linear.simple_gla import simple_gla
 from reference.norm.gated import layer_norm_gated, rms_norm_gated
 from reference.norm.l2norm import l2norm
+from reference.position.relative import relative_bias, relative_buckets
 from reference.position.rotary import multiaxis_rotary, rotary_embedding
 from reference.position.tables import rotary_axes, rotary_frequencies, rotary_tables, xpos_tables
 from reference.scale import resolve_scale
@@ -66,6 +70,7 @@ from reference.softmax.stickbreaking import stickbreaking_attn
 from reference.softmax.wall import wall_attn
 from reference.sums.cumsum import cumsum
 from reference.sums.logcumsumexp import logcumsumexp
+from reference.sums.mean_pooling import mean_pooling
 from reference.sums.solve_tril import solve_tril
 
 __all__ = [
@@ -85,6 +90,7 @@ __all__ = [
     "differential_attention",
     "dplr",
     "dsa",
+    "feature_map",
     "gated_delta_product",
     "gated_delta_rule",
     "gated_oja_rule",
@@ -102,6 +108,7 @@ __all__ = [
     "log_linear_attn",
     "logcumsumexp",
     "mamba2",
+    "mean_pooling",
     "merge_attention",
     "mesa_net",
     "mla",
@@ -117,6 +124,8 @@ __all__ = [
     "precond_gated_delta_rule",
     "precond_kda",
     "rebased",
+    "relative_bias",
+    "relative_buckets",
     "resolve_scale",
     "retention",
     "rms_norm_gated",
@@ -135,7 +144,9 @@ __all__ = [
     "solve_tril",
     "stickbreaking_attn",
     "strength_gate",
+    "titans",
     "token_shift",
+    "ttt_linear",
     "wall_attn",
     "xpos_tables",
 ]

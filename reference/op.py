@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ParamSpec, Protocol, TypeVar, get_args, get_origin
 
+from torch import Tensor
+
 from reference.arguments import arrays, check
 
 P = ParamSpec("P")
@@ -110,16 +112,22 @@ def op(
 def spelled_out(page: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a page with its `**options: Unpack[...]` by name, and keep it there.
 
-    A bool is False by default, others None.
+    A bool is False by default, others None. A tensor whose annotation has no dims is a state, and
+    has the dims of the last result.
     """
     signature = inspect.signature(page)
     *parameters, last = signature.parameters.values()
     if last.kind is last.VAR_KEYWORD:
         options = get_args(last.annotation)[0].__annotations__
+        *_, last_result = get_args(signature.return_annotation) or (None,)
         parameters += [
-            inspect.Parameter(name, last.KEYWORD_ONLY, default=default, annotation=kind)
+            inspect.Parameter(
+                name,
+                last.KEYWORD_ONLY,
+                default=False if kind is bool else None,
+                annotation=last_result if kind == Tensor | None else kind,
+            )
             for name, kind in options.items()
-            for default in [False if kind is bool else None]
         ]
         signature = signature.replace(parameters=parameters)
         page.__signature__ = signature  # type: ignore[attr-defined]

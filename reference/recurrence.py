@@ -1,4 +1,4 @@
-"""What all recurrences over tokens share: their options, their states, and their sequences."""
+"""The options, states and sequences that all recurrences over tokens share."""
 
 import functools
 import inspect
@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from reference.heads import heads_per_group
@@ -53,7 +52,7 @@ class _UnitKeys(TypedDict, total=False):
 
 
 class _States(TypedDict, total=False):
-    initial_state: Float[Tensor, "N H K V"] | None
+    initial_state: Tensor | None
     output_final_state: bool
 
 
@@ -65,8 +64,16 @@ class _Packing(TypedDict, total=False):
     cu_seqlens: CuSeqlens | None
 
 
+class StatelessOptions(_Scale, _Packing):
+    """Options of an op that keeps no state, in the order of its signature."""
+
+
+class StateOptions(_States, _Packing):
+    """Options of a recurrence without a scale, in the order of its signature."""
+
+
 class Options(_Scale, _States, _Packing):
-    """Options of a recurrence with states `[N, H, K, V]`, in the order of its signature."""
+    """Options of a recurrence."""
 
 
 class DeltaOptions(_Scale, _UnitKeys, _States, _Packing):

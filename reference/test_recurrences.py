@@ -1,4 +1,4 @@
-"""What holds of every recurrence over tokens, whatever it computes.
+"""Tests of every recurrence over tokens, whatever it computes.
 
 Values worked out by hand stand beside each page. Ops that normalise have tests of their own.
 """
@@ -21,15 +21,15 @@ from reference.op import axes
 Op = Callable[..., Any]
 
 
-# Options that have no default, and others than the default.
-REQUIRED = {"layer_idx": 1, "num_layers": 3}
+# Options that have no default or must have this value, and others than the default.
+REQUIRED = {"layer_idx": 1, "num_layers": 3, "mini_batch_size": 1}
 CHOICES = {"reverse": True, "use_qk_l2norm_in_kernel": True, "activation": "silu"}
 
 # Pages whose results are not integers where the arguments are: constant decays, and exponentials.
 # Without a state some of these have seen nothing, which is the logarithm of 0 and no zero.
 LOG_STATES = ("abc", "lightnet", "rwkv4", "mlstm", "logcumsumexp")
-ROUNDED = ("constant_decay", "gsa", "precond", "mesa_net", *LOG_STATES)
-GATES = ("g", "gk", "gv", "w", "A", "g_atk", "log_alpha", "log_mu")
+ROUNDED = ("constant_decay", "gsa", "precond", "mesa_net", "ttt_linear", *LOG_STATES)
+GATES = ("g", "gk", "gv", "w", "A", "g_atk", "log_alpha", "log_mu", "log_eta")
 NEUTRAL = dict.fromkeys(("beta", "beta_atk", "eta", "erase", "write"), 1.0)
 NEUTRAL["log_atk_scale"] = -0.2
 SUMS = {"W-1": "L", "K+V+1": "Z", "K+V": "X", "V+1": "Y", "K+1": "I"}
@@ -37,7 +37,7 @@ SUMS = {"W-1": "L", "K+V+1": "Z", "K+V": "X", "V+1": "Y", "K+1": "I"}
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What the signature of an op says of it.
+    """The dims and options of an op, from its signature.
 
     Args:
         tensors: the letters of the dims of each.
@@ -178,13 +178,13 @@ def draw(
     for name, x in tensors.items():
         if name in GATES:
             tensors[name] = -x.abs()
-        elif name in ("beta_atk", "eta", "s"):
+        elif name in ("beta_atk", "eta", "theta", "s"):
             tensors[name] = torch.sigmoid(x)
         elif name in ("dt", "beta"):
             tensors[name] = 2 * torch.sigmoid(x)
         elif name == "erase":  # one rate for all channels, as the write is
             tensors[name] = torch.sigmoid(x[..., :1]).expand_as(x).clone()
-        elif name == "kk" or (name == "k" and {"beta", "erase"} & tensors.keys()):
+        elif name == "kk" or (name == "k" and {"beta", "erase", "eta", "theta"} & tensors.keys()):
             tensors[name] = unit(x, dim=-1)
     if op.name == "gated_oja_rule":
         tensors["v"] = unit(tensors["v"], dim=-1)
@@ -218,10 +218,10 @@ def integers(op: Recurrence, lengths: tuple[int, ...] | None) -> dict[str, Tenso
 
 
 def magnitude(op: Recurrence, tensors: dict[str, Tensor]) -> float:
-    """What no norm of a state, a write or an output exceeds, on the domain of `draw`.
+    """Return a bound on the norm of every state, write and output, on the domain of `draw`.
 
-    A token writes no more than the product of the norms of what it has, and the state keeps no more
-    than all of that and its start.
+    A write is at most the product of the norms of a token's tensors; a state is at most the sum of
+    its start and all writes.
     """
     product: float = 1.0
     scalars = ("dt", "beta", "D", "bias")
@@ -241,9 +241,9 @@ def test_both_forms_agree_where_the_rule_is_stable(
 ) -> None:
     """In at most T steps a form takes sums of at most T + K + W terms, each of at most six factors,
     decays among them, whose exponents are sums of T terms. Every norm on the way is below M, no
-    step enlarges what went wrong before, and no entry of a triangular inverse is above 2. So a form
-    is within 2 T (2 T + K + W + 6) u M of the truth, with u = 2^-53. That is coarse, but no error
-    of thought is so small.
+    step enlarges an earlier error, and no entry of a triangular inverse is above 2. So a form is
+    within 2 T (2 T + K + W + 6) u M of the truth, with u = 2^-53. That is coarse, but a wrong
+    formula is wrong by more.
     """
     tensors = draw(op, lengths)
     options = {**op.options, **choice, **packing(lengths), "output_final_state": True}

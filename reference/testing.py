@@ -1,4 +1,4 @@
-"""What the tests of all pages share: both forms of an op, and numbers in float64."""
+"""Helpers for the tests of all pages: both forms of an op, and numbers in float64."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

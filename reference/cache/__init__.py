@@ -1,4 +1,4 @@
-"""What a model remembers between two calls, as lists of tokens and states."""
+"""Caches that a model keeps between two calls, as lists of tokens and states."""
 
 from reference.cache.kv import CacheView, KVCache
 from reference.cache.recurrent import RecurrentCache

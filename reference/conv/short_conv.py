@@ -1,13 +1,12 @@
 """Short convolution: every channel mixes its last few tokens, with weights of its own."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.recurrence import Run, recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import Run, StateOptions, recurrence
 
 
 def taps(
@@ -69,9 +68,7 @@ def short_conv(
     bias: Float[Tensor, "D"] | None = None,
     *,
     activation: str | None = None,
-    initial_state: Float[Tensor, "N W-1 D"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N W-1 D"] | None]:
     """Causal depthwise convolution over tokens.
 

@@ -1,11 +1,12 @@
 """Token shift: the difference of each token to the one before."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import StateOptions, recurrence
 
 
 def recurrent(x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,10 +32,7 @@ def product(x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
 @recurrence(recurrent, product, same_dtype=("x",), outputs=("y", "final_state"))
 def token_shift(
     x: Float[Tensor, "B T D"],
-    *,
-    initial_state: Float[Tensor, "N 1 D"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N 1 D"] | None]:
     """The token before, less the token itself.
 

@@ -49,7 +49,7 @@ def parallel(
         between * b[:, None],
         from_start[..., None] * S[:, None],
     )
-    # What token i reads is as token i - 1 left it; what token 0 reads is S alone.
+    # Token i reads the state that token i - 1 left; token 0 reads S.
     a_k = _pairs(a[:, 1:], keys[:, :-1]).tril()
     a_b = _pairs(a[:, 1:], removed[:, :-1]).tril()
     found = torch.einsum("bihk,bihkv->bhiv", a, torch.cat([S[:, None], carried[:, :-1]], 1))

@@ -1,11 +1,12 @@
 """The momentum delta rule: errors are gathered in a momentum, which then changes the state."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import Options, recurrence
 
 
 def recurrent(
@@ -93,11 +94,7 @@ def momentum_delta_rule(
     log_mu: Float[Tensor, "B T H"] | None = None,
     beta: Float[Tensor, "B T H"] | None = None,
     eta: Float[Tensor, "B T H"] | None = None,
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H 2 K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H 2 K V"] | None]:
     """The momentum delta rule, as a recurrence over tokens.
 

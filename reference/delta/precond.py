@@ -1,6 +1,7 @@
 """Preconditioned delta rules: what is written goes under a key that old energy makes smaller."""
 
 import math
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
@@ -9,8 +10,7 @@ from torch import Tensor
 from reference.decay import decays
 from reference.delta.gdn2 import with_erase_keys
 from reference.delta.keys import normalized_keys
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import DeltaOptions, recurrence
 
 _BASE, _EPS, _CENTER = 1.5, 1e-6, -0.2
 
@@ -100,12 +100,7 @@ def precond_gated_delta_rule(
     g_atk: Float[Tensor, "B T H"] | None = None,
     beta_atk: Float[Tensor, "B T H"] | None = None,
     log_atk_scale: Float[Tensor, "H"] | None = None,
-    *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V+1"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+1"] | None]:
     """The preconditioned gated delta rule, as a recurrence over tokens.
 
@@ -142,12 +137,7 @@ def precond_kda(
     g_atk: Float[Tensor, "B T H"] | None = None,
     beta_atk: Float[Tensor, "B T H"] | None = None,
     log_atk_scale: Float[Tensor, "H"] | None = None,
-    *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V+1"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+1"] | None]:
     """Kimi delta attention with preconditioned keys: `precond_gated_delta_rule` with
 

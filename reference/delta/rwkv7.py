@@ -1,11 +1,12 @@
 """RWKV-7: a delta rule whose decay and strength are vectors, and that removes along another key."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import StateOptions, recurrence
 
 
 def recurrent(
@@ -58,9 +59,7 @@ def rwkv7(
     a: Float[Tensor, "B T H K"],
     *,
     scale: float | None = 1.0,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The weighted key values of RWKV-7, as a recurrence over tokens.
 

@@ -37,7 +37,7 @@ def test_a_unit_key_is_left_replaced_or_reflected(form: Form, strength: int) -> 
     old = torch.einsum("bthk,bhkv->bthv", k, S)
     expected = {0: old, 1: v, 2: 2 * v - old}[strength]
     torch.testing.assert_close(o, expected, rtol=1e-15, atol=1e-15)
-    # What is at right angles to the key stays.
+    # The state stays as it was along keys at right angles to k.
     other = unit(torch.linalg.cross(k[..., :3], draw(3, 1, 1, 1, 3)))
     other = torch.nn.functional.pad(other, (0, 2))
     across = torch.einsum("bthk,bhkv->bthv", other, state - S)

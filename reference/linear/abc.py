@@ -1,11 +1,12 @@
 """Attention with bounded memory control: slots that are averages of the tokens so far."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import Options, recurrence
 
 
 def recurrent(
@@ -60,11 +61,7 @@ def abc(
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
     s: Float[Tensor, "B T H M"],
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H M K+V+1"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H M K+V+1"] | None]:
     """Attention with bounded memory control, as a recurrence over tokens with M slots.
 

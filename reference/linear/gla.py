@@ -1,13 +1,14 @@
 """Gated linear attention: linear attention with one decay per key channel."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
 from reference.linear.normalize import normalized
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import ReversibleOptions, recurrence
 
 
 def recurrent(
@@ -77,12 +78,8 @@ def gla(
     g: Float[Tensor, "B T H K"] | None = None,
     *,
     gv: Float[Tensor, "B T H V"] | None = None,
-    scale: float | None = None,
     normalize: bool = False,
-    initial_state: Float[Tensor, "N H K V+normalize"] | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+normalize"] | None]:
     """Gated linear attention, as a recurrence over tokens.
 

@@ -1,12 +1,13 @@
 """Gated slot attention: softmax attention over a fixed number of slots that forget."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import Options, recurrence
 
 
 def recurrent(
@@ -59,11 +60,7 @@ def gsa(
     v: Float[Tensor, "B T H V"],
     s: Float[Tensor, "B T H M"],
     g: Float[Tensor, "B T H M"] | None = None,
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H M K+V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H M K+V"] | None]:
     """Gated slot attention, as a recurrence over tokens with M slots.
 

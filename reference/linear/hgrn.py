@@ -1,12 +1,13 @@
 """The hierarchically gated recurrent network: one number of state for each channel."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import StateOptions, recurrence
 
 
 def recurrent(x: Tensor, g: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,10 +40,7 @@ def parallel(x: Tensor, g: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
 def hgrn(
     x: Float[Tensor, "B T D"],
     g: Float[Tensor, "B T D"],
-    *,
-    initial_state: Float[Tensor, "N D"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N D"] | None]:
     """A gated recurrence of each channel by itself.
 

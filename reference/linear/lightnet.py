@@ -1,11 +1,12 @@
 """LightNet: linear attention whose keys are normalized over all tokens so far."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import Options, recurrence
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, S: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -50,11 +51,7 @@ def lightnet(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K V+1"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+1"] | None]:
     """LightNet's additive decay, as a recurrence over tokens.
 

@@ -1,12 +1,13 @@
 """Linear attention: a softmax-free attention whose whole past is one matrix."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.linear.normalize import normalized
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import ReversibleOptions, recurrence
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, S: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -36,12 +37,8 @@ def linear_attn(
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
     *,
-    scale: float | None = None,
     normalize: bool = False,
-    initial_state: Float[Tensor, "N H K V+normalize"] | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+normalize"] | None]:
     """Causal linear attention, as a recurrence over tokens.
 

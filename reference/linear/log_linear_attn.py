@@ -1,11 +1,13 @@
 """Log-linear attention: one decaying state for each level of a Fenwick tree over the past."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
-from reference.sequences import CuSeqlens
+from reference.recurrence import StatelessOptions
 from reference.softmax.causal import causal
 
 
@@ -71,9 +73,7 @@ def log_linear_attn(
     v: Float[Tensor, "B T H V"],
     level_scales: Float[Tensor, "B T H L"],
     g: Float[Tensor, "B T H"] | None = None,
-    *,
-    scale: float | None = None,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Linear attention that weighs the past by blocks, the older the larger.
 

@@ -1,12 +1,13 @@
 """Mamba-2: a selective state space whose state matrix is a number times the identity."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import StateOptions, recurrence
 
 
 def recurrent(
@@ -62,10 +63,7 @@ def mamba2(
     B: Float[Tensor, "B T G K"],
     C: Float[Tensor, "B T G K"],
     D: Float[Tensor, "H"] | None = None,
-    *,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The state space of Mamba-2, as a recurrence over tokens.
 

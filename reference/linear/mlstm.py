@@ -1,12 +1,13 @@
 """mLSTM: a matrix memory with exponential gates, and a normalizer."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import Options, recurrence
 
 
 def recurrent(
@@ -82,11 +83,7 @@ def mlstm(
     v: Float[Tensor, "B T H V"],
     i: Float[Tensor, "B T H"],
     g: Float[Tensor, "B T H"],
-    *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K+1 V+1"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K+1 V+1"] | None]:
     """The matrix memory of xLSTM, as a recurrence over tokens.
 

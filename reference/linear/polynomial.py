@@ -1,10 +1,12 @@
 """Linear attention with a polynomial of the product: Based and ReBased."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.sequences import CuSeqlens
+from reference.recurrence import StatelessOptions
 from reference.softmax.causal import causal
 
 _BASED_EPS, _REBASED_EPS = 1e-6, 1e-5
@@ -51,9 +53,8 @@ def based(
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
     *,
-    scale: float | None = None,
     normalize: bool = True,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Linear attention with the Taylor polynomial of the exponential.
 
@@ -94,9 +95,8 @@ def rebased(
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
     *,
-    scale: float | None = None,
     normalize: bool = True,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Linear attention with the square of the product.
 

@@ -1,11 +1,12 @@
 """RWKV-4: in each channel, an average of the values so far, weighted by keys that decay."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import StateOptions, recurrence
 
 
 def recurrent(k: Tensor, v: Tensor, w: Tensor, u: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,10 +57,7 @@ def rwkv4(
     v: Float[Tensor, "B T D"],
     w: Float[Tensor, "D"],
     u: Float[Tensor, "D"],
-    *,
-    initial_state: Float[Tensor, "N 2 D"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N 2 D"] | None]:
     """The weighted key values of RWKV-4, as a recurrence over tokens.
 

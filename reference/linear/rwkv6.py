@@ -35,7 +35,7 @@ def parallel(
     """
     if r.shape[1] == 0:
         return v, S
-    # What token i sees is what token i - 1 leaves, and itself.
+    # Token i reads the state that token i - 1 left, and its own key and value.
     from_start, between = decays(w)
     before = torch.cat([torch.ones_like(from_start[:, :1]), from_start[:, :-1]], 1)
     weights = torch.einsum("bihk,bijhk->bhij", r[:, 1:], between[:, :-1] * k[:, None]).tril()

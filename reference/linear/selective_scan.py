@@ -1,12 +1,13 @@
 """Mamba: a selective state space with a decay for each channel and each of its states."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import StateOptions, recurrence
 
 
 def recurrent(
@@ -49,10 +50,7 @@ def selective_scan(
     B: Float[Tensor, "B T K"],
     C: Float[Tensor, "B T K"],
     D: Float[Tensor, "D"] | None = None,
-    *,
-    initial_state: Float[Tensor, "N D K"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N D K"] | None]:
     """The selective scan of Mamba, as a recurrence over tokens.
 

@@ -130,7 +130,7 @@ def test_positions_that_follow_one_another_are_an_offset(form: Form) -> None:
     y = form(x, cos, sin, seqlen_offsets=torch.tensor([3, 11]))
     assert torch.equal(y, form(x, cos, sin, positions))
     assert torch.equal(y, form(x, cos, sin, positions.int()))
-    # In a pack, positions are what they are.
+    # Positions of packed sequences are taken as they are, without an offset.
     y = form(x[:1], cos, sin, positions[:1], cu_seqlens=torch.tensor([0, 2, 7]))
     assert torch.equal(y, form(x[:1], cos, sin, seqlen_offsets=3))
 

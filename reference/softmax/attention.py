@@ -159,7 +159,6 @@ def attention(
     k: Float[Tensor, "B T_k G K"],
     v: Float[Tensor, "B T_k G V"],
     *,
-    scale: float | None = None,
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,

@@ -1,4 +1,4 @@
-"""What attention of a sequence with itself shares: its heads, its sequences, its window."""
+"""The heads, sequences and window that ops of self-attention share."""
 
 import functools
 import inspect

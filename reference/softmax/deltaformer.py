@@ -1,10 +1,12 @@
 """DeltaFormer: attention to values of which earlier ones are subtracted first."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.sequences import CuSeqlens
+from reference.recurrence import StatelessOptions
 from reference.softmax.causal import causal, visible, weights
 
 
@@ -44,9 +46,7 @@ def deltaformer(
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
     beta: Float[Tensor, "B T H"] | None = None,
-    *,
-    scale: float | None = None,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Softmax attention to values that a delta rule has corrected.
 

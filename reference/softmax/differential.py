@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reference.op import Form, op
 from reference.softmax.attention import attention
-from reference.softmax.run import Packing
+from reference.softmax.run import Options
 
 
 def definition(
@@ -80,10 +80,9 @@ def differential_attention(
     v: Float[Tensor, "B T_k G V"],
     lam: Float[Tensor, "H"],
     *,
-    scale: float | None = None,
     causal: bool = False,
     window: int | None = None,
-    **options: Unpack[Packing],
+    **options: Unpack[Options],
 ) -> Float[Tensor, "B T_q H V"]:
     """The difference of two attentions, in which common noise cancels.
 

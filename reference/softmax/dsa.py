@@ -70,7 +70,6 @@ def dsa(
     w: Float[Tensor, "B T_q I"],
     *,
     top_k: int = 2048,
-    scale: float | None = None,
     **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """DeepSeek sparse attention, by its definition.

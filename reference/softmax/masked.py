@@ -1,4 +1,4 @@
-"""What the pages of sparse softmax attention share: a masked softmax, and the sequences."""
+"""The masked softmax and the sequences that pages of sparse attention share."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -94,7 +94,6 @@ def mla(
     w_uk: Float[Tensor, "H K R"],
     w_uv: Float[Tensor, "H V R"],
     *,
-    scale: float | None = None,
     causal: bool = False,
     **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:

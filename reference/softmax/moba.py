@@ -55,7 +55,6 @@ def moba(
     *,
     block_size: int = 512,
     top_k: int = 3,
-    scale: float | None = None,
     **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Mixture of block attention, by its definition.

@@ -77,7 +77,6 @@ def msa(
     *,
     block_size: int = 128,
     top_k: int = 16,
-    scale: float | None = None,
     **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """MiniMax sparse attention, by its definition.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reference.op import Form
 from reference.softmax.masked import attend, for_each_head, logits, positions, selecting
-from reference.softmax.run import Packing, attention_op
+from reference.softmax.run import Options, attention_op
 from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
 from reference.softmax.selected import gathered
 
@@ -143,8 +143,7 @@ def nsa(
     top_k: int = 16,
     local_blocks: int = 2,
     window: int = 512,
-    scale: float | None = None,
-    **options: Unpack[Packing],
+    **options: Unpack[Options],
 ) -> Float[Tensor, "B T_q H V"]:
     """Native sparse attention, by its definition.
 

@@ -1,10 +1,12 @@
 """Parallax: softmax attention with a first-order correction of its values."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.sequences import CuSeqlens
+from reference.recurrence import StatelessOptions
 from reference.softmax.causal import causal, visible, weights
 
 
@@ -44,9 +46,8 @@ def parallax(
     k: Float[Tensor, "B T G K"],
     v: Float[Tensor, "B T G V"],
     *,
-    scale: float | None = None,
     window: int | None = None,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Softmax attention, minus the covariance of its values with `r · k`.
 

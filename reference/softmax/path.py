@@ -1,11 +1,13 @@
 """PaTH attention: keys are reflected on their way to the query."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import sums_between
-from reference.sequences import CuSeqlens
+from reference.recurrence import StatelessOptions
 from reference.softmax.causal import causal, visible, weights
 
 
@@ -64,9 +66,7 @@ def path_attn(
     w: Float[Tensor, "B T G K"],
     beta: Float[Tensor, "B T G"],
     g: Float[Tensor, "B T H"] | None = None,
-    *,
-    scale: float | None = None,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Attention whose positions are products of Householder-like matrices.
 

@@ -1,4 +1,4 @@
-"""What the forms of attention share: options that must agree, the sequences, and the mask."""
+"""The options, sequences and mask that the forms of attention share."""
 
 import functools
 import math
@@ -37,14 +37,15 @@ attention_op = functools.partial(
 )
 
 
-class Packing(TypedDict, total=False):
-    """Boundaries of packed sequences of queries and of keys."""
+class Options(TypedDict, total=False):
+    """The scale, and the boundaries of packed sequences of queries and of keys."""
 
+    scale: float | None
     cu_seqlens: CuSeqlens | None
     cu_seqlens_k: CuSeqlens | None
 
 
-class LseOptions(Packing, total=False):
+class LseOptions(Options, total=False):
     return_lse: bool
 
 

@@ -94,7 +94,6 @@ def selected_attention(
     indices: Int32[Tensor, "B T_q G M"] | Int64[Tensor, "B T_q G M"],
     *,
     block_size: int = 64,
-    scale: float | None = None,
     **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Causal softmax attention to the blocks of keys that each query selects.

@@ -13,7 +13,7 @@ from reference.op import Form
 from reference.scale import resolve_scale
 from reference.softmax.run import (
     BAD_BOUNDARIES,
-    Packing,
+    Options,
     attention_op,
     check_window,
     queries_and_keys,
@@ -106,11 +106,10 @@ def sigmoid_attention(
     k: Float[Tensor, "B T_k G K"],
     v: Float[Tensor, "B T_k G V"],
     *,
-    scale: float | None = None,
     causal: bool = False,
     window: int | None = None,
     bias: float | None = None,
-    **options: Unpack[Packing],
+    **options: Unpack[Options],
 ) -> Float[Tensor, "B T_q H V"]:
     """Sigmoid attention, by its definition.
 

@@ -1,11 +1,13 @@
 """Stick-breaking attention: each key takes its share of what nearer keys have left."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
-from reference.sequences import CuSeqlens
+from reference.recurrence import StatelessOptions
 from reference.softmax.causal import causal, visible
 
 
@@ -15,7 +17,7 @@ def definition(
     z = scale * torch.einsum("bihk,bjhk->bhij", q, k)
     seen = visible(q.shape[1], None, q.device, own=attend_current)
     left = torch.where(seen, logsigmoid(-z), 0.0)
-    # Of the keys nearer than j.
+    # The sum over keys nearer than j.
     nearer = pad(left[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
     A = torch.where(seen, torch.exp(logsigmoid(z) + nearer), 0.0)
     return torch.einsum("bhij,bjhv->bihv", A, v), torch.exp(left.sum(-1)).transpose(1, 2)
@@ -46,9 +48,8 @@ def stickbreaking_attn(
     k: Float[Tensor, "B T G K"],
     v: Float[Tensor, "B T G V"],
     *,
-    scale: float | None = None,
     attend_current: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StatelessOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B T H"]]:
     """Stick-breaking attention, in which the nearest key breaks the stick first.
 

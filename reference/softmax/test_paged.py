@@ -93,7 +93,7 @@ def test_a_sequence_without_keys_gets_zero_and_no_weight(form: Form) -> None:
     ],
 )
 def test_it_is_attention_to_the_gathered_rows(form: Form, options: dict[str, Any]) -> None:
-    """Of packed sequences whose pages are shared and permuted."""
+    """Arguments for packed sequences whose pages are shared and permuted."""
     k, v = draw(1, 5, 3, 2, 4), draw(2, 5, 3, 2, 7)
     table = torch.tensor([[3, 1, 4], [3, 0, -1]])
     lengths, bounds = torch.tensor([7, 4]), torch.tensor([0, 2, 5])

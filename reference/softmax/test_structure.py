@@ -122,7 +122,7 @@ def structures(T_q: int, T_k: int) -> dict[str, dict[str, Any]]:
 
 
 def assert_forms_agree(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
-    """As `test_both_forms_agree`; a bias adds its largest finite size to the logits."""
+    """Bound the error as `test_both_forms_agree` does; a bias adds its largest finite size."""
     (o1, lse1), (o2, lse2) = (form(q, k, v, return_lse=True, **options) for form in FORMS)
     Y, _ = reference.attention(q, k, v.abs(), **options)
     heads = k.abs().repeat_interleave(q.shape[2] // k.shape[2], 2)

@@ -1,11 +1,13 @@
 """Wall attention: each channel of a key decays on its way to the query."""
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays, sums_between
-from reference.sequences import CuSeqlens
+from reference.recurrence import StatelessOptions
 from reference.softmax.causal import causal, visible
 
 
@@ -70,9 +72,8 @@ def wall_attn(
     *,
     gs: Float[Tensor, "B T H"] | None = None,
     sink: Float[Tensor, "H"] | None = None,
-    scale: float | None = None,
     window: int | None = None,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Softmax attention whose keys decay channel by channel.
 

@@ -1,1 +1,1 @@
-"""Sums over tokens, and systems of a chunk of them."""
+"""Sums and means over tokens, and systems of a chunk of them."""

@@ -1,13 +1,13 @@
 """The logarithm of running sums of exponentials."""
 
 import math
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.recurrence import recurrence
-from reference.sequences import CuSeqlens
+from reference.recurrence import StateOptions, recurrence
 
 
 def recurrent(x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,10 +55,7 @@ def parallel(x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
 )
 def logcumsumexp(
     x: Float[Tensor, "B T D"],
-    *,
-    initial_state: Float[Tensor, "N D"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: CuSeqlens | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N D"] | None]:
     """The logarithm of running sums of exponentials, of each channel by itself.
 

@@ -44,7 +44,7 @@ def test_sums_that_overflow_have_logarithms(form: Form) -> None:
 
 @both_forms_of(reference.solve_tril)
 def test_two_chunks_by_hand(form: Form) -> None:
-    # Of the second chunk there are two rows of three. A 9 is not read.
+    # The second chunk has two rows of three. No form reads a 9.
     A = rows([9, 9, 9], [2, 9, 9], [3, 4, 9], [9, 9, 9], [5, 9, 9])[None, :, None]
     want = rows([1, 0, 0], [-2, 1, 0], [5, -4, 1], [1, 0, 0], [-5, 1, 0])
     assert torch.equal(form(A)[0, :, 0], want)
@@ -64,3 +64,19 @@ def test_where_nothing_is_summed_the_gradient_is_zero(form: Form) -> None:
     z, _ = form(x)
     (dx,) = torch.autograd.grad(z, x, torch.ones_like(z))
     torch.testing.assert_close(dx.flatten(), rows(0, 0, 1.5, 0.5), rtol=1e-15, atol=0)
+
+
+@both_forms_of(reference.mean_pooling)
+def test_means_of_chunks_by_hand(form: Form) -> None:
+    x = rows(1, 3, 5, 7, 11)[None, :, None, None]
+    assert torch.equal(form(x, 2).flatten(), rows(2, 6, 11))
+    assert torch.equal(form(x, 4).flatten(), rows(4, 11))
+    packed = form(x, 2, cu_seqlens=torch.tensor([0, 3, 3, 4, 5]))
+    assert torch.equal(packed.flatten(), rows(2, 5, 7, 11))
+    assert form(x[:, :0], 2).shape == (1, 0, 1, 1)
+
+
+@both_forms_of(reference.mean_pooling)
+def test_means_of_no_tokens_are_refused(form: Form) -> None:
+    with pytest.raises(ValueError, match="chunk_size: 0, expected at least 1"):
+        form(draw(0, 1, 3, 2, 1), 0)
