@@ -21,14 +21,18 @@ from kernels.delta import (
     gdn2,
     iplr,
     kda,
+    mesa_net,
     momentum_delta_rule,
     precond_gated_delta_rule,
     precond_kda,
     rwkv7,
+    titans,
+    ttt_linear,
 )
 from kernels.gate import decay_gate, strength_gate
 from kernels.linear import (
     abc,
+    feature_map,
     gla,
     gsa,
     hgrn,
@@ -47,6 +51,8 @@ from kernels.linear import (
 from kernels.norm import l2norm, layer_norm_gated, rms_norm_gated
 from kernels.position import (
     multiaxis_rotary,
+    relative_bias,
+    relative_buckets,
     rotary_axes,
     rotary_embedding,
     rotary_frequencies,
@@ -58,6 +64,7 @@ from kernels.softmax import (
     attention,
     attnres,
     based,
+    deltaformer,
     differential_attention,
     dsa,
     merge_attention,
@@ -66,12 +73,14 @@ from kernels.softmax import (
     msa,
     nsa,
     paged_attention,
+    path_attn,
     rebased,
     selected_attention,
     sigmoid_attention,
     stickbreaking_attn,
+    wall_attn,
 )
-from kernels.sums import cumsum, logcumsumexp, solve_tril
+from kernels.sums import cumsum, logcumsumexp, mean_pooling, solve_tril
 
 __all__ = [
     "CacheView",
@@ -88,9 +97,11 @@ __all__ = [
     "cumsum",
     "decay_gate",
     "delta_rule",
+    "deltaformer",
     "differential_attention",
     "dplr",
     "dsa",
+    "feature_map",
     "gated_delta_product",
     "gated_delta_rule",
     "gated_oja_rule",
@@ -108,7 +119,9 @@ __all__ = [
     "log_linear_attn",
     "logcumsumexp",
     "mamba2",
+    "mean_pooling",
     "merge_attention",
+    "mesa_net",
     "mla",
     "mlstm",
     "moba",
@@ -117,9 +130,12 @@ __all__ = [
     "multiaxis_rotary",
     "nsa",
     "paged_attention",
+    "path_attn",
     "precond_gated_delta_rule",
     "precond_kda",
     "rebased",
+    "relative_bias",
+    "relative_buckets",
     "resolve_scale",
     "retention",
     "rms_norm_gated",
@@ -138,6 +154,9 @@ __all__ = [
     "solve_tril",
     "stickbreaking_attn",
     "strength_gate",
+    "titans",
     "token_shift",
+    "ttt_linear",
+    "wall_attn",
     "xpos_tables",
 ]

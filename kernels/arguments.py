@@ -1,4 +1,4 @@
-"""What an op may be given, checked before anything is launched.
+"""Checks of an op's arguments, before anything is launched.
 
 The checks of shapes, dtypes and devices are plain Python over metadata, so `torch.compile` traces
 through them. `check_boundaries` reads data and belongs into the implementation of a custom op.

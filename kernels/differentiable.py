@@ -87,9 +87,6 @@ def differentiable(
         )
         return *wanted, *(None for _ in settings)
 
-    def refuse(ctx, *_):
-        raise NotImplementedError(f"{name}: gradients of its gradients are not implemented")
-
     schema = f"({', '.join([*takes, *sets])}) -> ({returns})"
     op = torch.library.custom_op(f"attention_oracles::{name}", run, mutates_args=(), schema=schema)
     schema_back = (
@@ -101,12 +98,21 @@ def differentiable(
     op.register_fake(fake)
     op_back.register_fake(fake_back)
     op.register_autograd(differentiate, setup_context=setup_context)
-    op_back.register_autograd(refuse)
+    refuse_gradients(op_back, name)
     return op
 
 
+def refuse_gradients(op: Any, name: str, of: str = "gradients of its gradients") -> None:
+    """Have the gradient of a custom op raise NotImplementedError."""
+
+    def refuse(ctx, *_):
+        raise NotImplementedError(f"{name}: {of} are not implemented")
+
+    op.register_autograd(refuse)
+
+
 def _filled(results: Sequence[Tensor | None], like: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """What an op returns: tensors alone, and one of them not in a tuple."""
+    """Return the results of an op as torch wants them: only tensors, and a single one bare."""
     filled = tuple(_empty(like) if x is None else x for x in results)
     return filled[0] if len(filled) == 1 else filled
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from jaxtyping import AbstractArray
+from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,16 +72,22 @@ def op(
 def spelled_out(page: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a page with its `**options: Unpack[...]` by name, and keep it there.
 
-    Options come before `mode` and `tile`. A bool is False by default, others None.
+    Options come before `mode` and `tile`. A bool is False by default, others None. A tensor whose
+    annotation has no dims is a state, and has the dims of the last result.
     """
     signature = inspect.signature(page)
     *parameters, last = signature.parameters.values()
     if last.kind is last.VAR_KEYWORD:
         options = get_args(last.annotation)[0].__annotations__
+        *_, last_result = get_args(signature.return_annotation) or (None,)
         parameters[-2:-2] = [
-            inspect.Parameter(name, last.KEYWORD_ONLY, default=default, annotation=kind)
+            inspect.Parameter(
+                name,
+                last.KEYWORD_ONLY,
+                default=False if kind is bool else None,
+                annotation=last_result if kind == Tensor | None else kind,
+            )
             for name, kind in options.items()
-            for default in [False if kind is bool else None]
         ]
         signature = signature.replace(parameters=parameters)
         page.__signature__ = signature
@@ -142,7 +149,10 @@ def _completed(
             "Raises:",
             _entry("TypeError", f"{'; '.join(kinds)}."),
             _entry("ValueError", f"{'; '.join(values)}."),
-            _entry("NotImplementedError", "a gradient of a gradient."),
+            _entry(
+                "NotImplementedError",
+                texts.get("NotImplementedError", "a gradient of a kernel's gradient."),
+            ),
         ]
     )
 

@@ -16,23 +16,13 @@ from types import MappingProxyType, ModuleType
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from kernels import tiles
-from kernels.arguments import (
-    bind_dims,
-    check_boundaries,
-    check_cu_seqlens,
-    check_dtype,
-    check_flags,
-    check_one_dtype,
-    check_range,
-    count_sequences,
-    describe,
-)
+from kernels import arguments, tiles
+from kernels.arguments import describe
 from kernels.differentiable import differentiable
-from kernels.modes import choose_mode
+from kernels.modes import check_mode, choose_mode
 from kernels.op import axes, op, spelled_out
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.primitives.states import output_and_states
@@ -54,6 +44,12 @@ _ABOUT_MODES = {
 _BAD_BOUNDARIES = (
     "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
 )
+
+_STATE_TEXTS = {
+    "cu_seqlens": "int32 or int64.",
+    "initial_state": "float32.",
+    "final_state": "float32; None unless `output_final_state`.",
+}
 
 _OF_HEADS = ("K", "V", "M")
 
@@ -99,7 +95,7 @@ Around = Callable[..., Results]
 
 @dataclass(frozen=True)
 class _Page:
-    """What a signature says, and what its decorator adds.
+    """The parts of a signature that calls are checked against, and what its decorator adds.
 
     Args:
         dims: float tensor → the names of its dims.
@@ -132,7 +128,7 @@ class _UnitKeys(TypedDict, total=False):
 
 
 class _States(TypedDict, total=False):
-    initial_state: Float[Tensor, "N H K V"] | None
+    initial_state: Tensor | None
     output_final_state: bool
 
 
@@ -144,8 +140,16 @@ class _Packing(TypedDict, total=False):
     cu_seqlens: Int[Tensor, " N+1"] | None
 
 
+class StatelessOptions(_Scale, _Packing):
+    """Options of an op that keeps no state, in the order of its signature."""
+
+
+class StateOptions(_States, _Packing):
+    """Options of a recurrence without a scale, in the order of its signature."""
+
+
 class Options(_Scale, _States, _Packing):
-    """Options of a recurrence with states `[N, H, K, V]`, in the order of its signature."""
+    """Options of a recurrence."""
 
 
 class DeltaOptions(_Scale, _UnitKeys, _States, _Packing):
@@ -191,7 +195,7 @@ def recurrence(
             forms = {mode: within(form) for mode, form in forms.items()}
         dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
         for mode, form in forms.items():
-            REGISTERED[name, mode] = _register(name, mode, form, parameters, names)
+            REGISTERED[name, mode] = _register(name, mode, form, parameters, same_dtype, names)
         everything = frozenset().union(*(form.takes for form in forms.values()))
         only = everything - forms["chunk"].takes if "chunk" in forms else frozenset()
         dims = {n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"}
@@ -253,13 +257,7 @@ def documented(
             outputs=outputs,
             about=_ABOUT,
             same_dtype=same_dtype,
-            texts={
-                "cu_seqlens": "int32 or int64.",
-                "initial_state": "float32.",
-                "mode": mode,
-                "tile": tile,
-                "final_state": "float32; None unless `output_final_state`.",
-            },
+            texts={**_STATE_TEXTS, "mode": mode, "tile": tile},
             raises=[*values, _BAD_BOUNDARIES, *raises],
         )(page)
 
@@ -276,6 +274,9 @@ def wrapper(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make the public function of an op that calls the recurrence `wraps`: see `documented`.
 
+    An op with one mode, and a kernel that is no recurrence of q, k, v and a state K by V, wraps
+    itself.
+
     `run` is called once all arguments are checked that the annotations describe, so that it may
     launch kernels of its own before those of `wraps`. The values of `cu_seqlens` are not: kernels
     read them.
@@ -288,16 +289,41 @@ def wrapper(
             _check(parameters, same_dtype, wraps, given)
             return run(**given)
 
+        mode = tile = f"That of `{wraps}`."
+        if wraps == page.__name__:
+            (own,) = get_args(parameters["mode"].annotation)[1:]
+            mode = f"`{own}` {_ABOUT_MODES[own]}."
+            place = f'`kernels.tiles.TABLE["{wraps}", "{own}"]`'
+            tile = f"Index into {place}; None chooses by head dim, dtype and device."
         return documented(
             checked,
-            mode=f"That of `{wraps}`.",
-            tile=f"That of `{wraps}`.",
+            mode=mode,
+            tile=tile,
             same_dtype=same_dtype,
             outputs=outputs,
             raises=raises,
         )(page)
 
     return decorate
+
+
+def stateful(
+    run: Callable[..., Any],
+    *,
+    outputs: Sequence[str],
+    same_dtype: Sequence[str] = (),
+    texts: Mapping[str, str] = MappingProxyType({}),
+    raises: Sequence[str] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make the public function of an op over channels that keeps a state: see `kernels.op.op`."""
+    return op(
+        run,
+        outputs=outputs,
+        about="Differentiable once, through both returns. All sums are float32.",
+        same_dtype=same_dtype,
+        texts={**_STATE_TEXTS, **texts},
+        raises=[*raises, _BAD_BOUNDARIES],
+    )
 
 
 def _check(
@@ -307,33 +333,34 @@ def _check(
     given: Mapping[str, Any],
 ) -> None:
     """Check the arguments of a wrapper against its annotations."""
-    check_flags(**{n: given[n] for n, p in parameters.items() if isinstance(p.default, bool)})
+    arguments.check_flags(
+        **{n: given[n] for n, p in parameters.items() if isinstance(p.default, bool)}
+    )
     dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
     dims = {n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"}
     state, state_dims = given["initial_state"], dims.pop("initial_state")
-    sizes = bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
-    dtype = check_one_dtype(**{name: given[name] for name in same_dtype})
+    sizes = arguments.bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
+    dtype = arguments.check_one_dtype(**{name: given[name] for name in same_dtype})
     for name in dims:
         if name not in same_dtype:
-            check_dtype(name, given[name], torch.float32, dtype)
+            arguments.check_dtype(name, given[name], torch.float32, dtype)
     letters = [letter for letter in _OF_HEADS if letter in sizes]
     device = given[same_dtype[0]].device
-    cu_seqlens = check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], device)
-    sizes["N"] = count_sequences(sizes["B"], cu_seqlens)
+    cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], device)
+    sizes["N"] = arguments.count_sequences(sizes["B"], cu_seqlens)
     wanted = [_size(dim, sizes) for dim in state_dims.split()]
-    bind_dims(initial_state=(state, state_dims))
-    check_dtype("initial_state", state, torch.float32)
+    arguments.bind_dims(initial_state=(state, state_dims))
+    arguments.check_dtype("initial_state", state, torch.float32)
     if state is not None and [*state.shape] != wanted:
         expected = f"[{', '.join(state_dims.split())}] = {wanted}"
         raise ValueError(f"initial_state: {describe(state)}, expected {expected}")
     for letter in letters:
         name = next(n for n, spec in dims.items() if spec.endswith(letter))
-        check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
+        arguments.check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
     if "scale" in given:
         resolve_scale(given["scale"], sizes["K"])
-    modes = get_args(parameters["mode"].annotation)
-    if given["mode"] not in modes:
-        raise ValueError(f"mode: {given['mode']!r}, expected {', '.join(map(repr, modes))}")
+    _, *modes = get_args(parameters["mode"].annotation)
+    check_mode(given["mode"], *modes)
     mode = modes[-1] if given["mode"] == "auto" else given["mode"]
     dim = max([1, *(sizes[letter] for letter in letters)])
     tiles.choose(wraps, mode, dim=dim, dtype=dtype, device=device, tile=given["tile"])
@@ -365,7 +392,8 @@ def _of_heads(module: ModuleType | Mode) -> Form:
 
     def backward(**given: Any) -> Gradients:
         q, heads = given["q"], given["v"].shape[2]
-        given = spread(given) | {"keys_dtype": keys_gradient_dtype(q, heads)}
+        dtypes = {"keys_dtype": keys_gradient_dtype(q, heads), "values_dtype": given["v"].dtype}
+        given = dtypes | spread(given)
         found = module.backward(**{name: given.get(name) for name in backward_takes})
         gradients = dict(zip((*inputs, "initial_state"), found, strict=True))
         return gradients | {n: of_each_group(gradients[n], q.shape[2]) for n in ("q", "k")}
@@ -378,9 +406,14 @@ def _register(
     mode: str,
     form: Form,
     parameters: Mapping[str, inspect.Parameter],
+    same_dtype: Sequence[str],
     names: Mapping[str, str],
 ) -> Registered:
-    """Make the two functions of a mode the `torch.library` op `attention_oracles::name_mode`."""
+    """Make the two functions of a mode the `torch.library` op `attention_oracles::name_mode`.
+
+    Its setting `dtype` is that of the operands, to which tensors in float32 are rounded; their
+    gradients stay float32.
+    """
     taken = {n: p for n, p in parameters.items() if names.get(n, n) in form.takes}
     tensors = {n: n + "?" * (p.default is None) for n, p in taken.items() if axes(p.annotation)}
     settings = {n: "bool" for n, p in taken.items() if isinstance(p.default, bool)}
@@ -388,23 +421,29 @@ def _register(
     if "out_dtype" in form.takes:
         settings["out_dtype"] = "ScalarType"
 
-    def named(given: Mapping[str, Any], tile: int) -> dict[str, Any]:
+    def named(given: Mapping[str, Any], dtype: torch.dtype, tile: int) -> dict[str, Any]:
         own = {names.get(each, each): value for each, value in given.items()}
+        own |= {each: given[each].to(dtype) for each in same_dtype}
         return own | {"tile": tiles.TABLE[name, mode][tile]}
 
-    def forward(*, tile: int, **given: Any) -> tuple[Tensor, Tensor | None]:
-        check_boundaries("cu_seqlens", given["cu_seqlens"], given["q"].shape[1])
-        return form.forward(**named(given, tile))
+    def forward(*, dtype: torch.dtype, tile: int, **given: Any) -> tuple[Tensor, Tensor | None]:
+        arguments.check_boundaries("cu_seqlens", given["cu_seqlens"], given["q"].shape[1])
+        return form.forward(**named(given, dtype, tile))
 
-    def backward(*, tile: int, d0: Tensor, d1: Tensor | None, **given: Any) -> list[Tensor | None]:
-        gradients = form.backward(do=d0, dfinal_state=d1, **named(given, tile))
-        gradients |= {each: gradients[each].to(given[each].dtype) for each in ("q", "k")}
+    def backward(
+        *, dtype: torch.dtype, tile: int, d0: Tensor, d1: Tensor | None, **given: Any
+    ) -> list[Tensor | None]:
+        wide = {}
+        if any(given[each].dtype != dtype for each in same_dtype):
+            wide = dict.fromkeys(("keys_dtype", "values_dtype"), torch.float32)
+        gradients = form.backward(do=d0, dfinal_state=d1, **named(given, dtype, tile), **wide)
+        gradients |= {each: gradients[each].to(given[each].dtype) for each in same_dtype}
         return [gradients.get(names.get(each, each)) for each in tensors]
 
     def shapes(given: Mapping[str, Any]) -> Any:
-        return output_and_states(given, given.get("out_dtype", given["v"].dtype), stacked)
+        return output_and_states(given, given.get("out_dtype", given["dtype"]), stacked)
 
-    settings = {"scale": "float", **settings, "tile": "int"}
+    settings = {"scale": "float", **settings, "dtype": "ScalarType", "tile": "int"}
     registered = differentiable(
         f"{name}_{mode}",
         tensors=tuple(tensors.values()),
@@ -417,35 +456,45 @@ def _register(
     return Registered(registered, (*tensors, *settings))
 
 
-def compute(op: str, *, grouped: Sequence[str] = (), **given: Any) -> tuple[Tensor, Tensor | None]:
+def compute(
+    op: str,
+    *,
+    grouped: Sequence[str] = (),
+    within: torch.dtype | None = None,
+    **given: Any,
+) -> tuple[Tensor, Tensor | None]:
     """Check the arguments of an op, settle its options, and call its mode.
 
     Args:
         grouped: tensors that have G heads, H a multiple, where the signature has H, and of which
             head h reads head h // (H / G). The caller has checked the multiple.
+        within: the dtype of the kernel's operands and of the output, where some tensors are
+            `widened`: the kernel rounds them, and their gradients stay float32.
     """
     page = _PAGES[op]
-    check_flags(**{name: given[name] for name in page.flags})
+    arguments.check_flags(**{name: given[name] for name in page.flags})
     dims, state = page.dims, given["initial_state"]
     if grouped:
         dims = {n: spec.replace("H", "G") if n in grouped else spec for n, spec in dims.items()}
     columns = 1 if given.get("normalize") else 0
     if "normalize" in given:
         dims = {**dims, "initial_state": "N H K V+1" if columns else "N H K V"}
-    sizes = bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
-    dtype = check_one_dtype(**{name: given[name] for name in page.same_dtype})
+    sizes = arguments.bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
+    dtype = within
+    if dtype is None:
+        dtype = arguments.check_one_dtype(**{name: given[name] for name in page.same_dtype})
     for name in page.either_dtype:
-        check_dtype(name, given[name], torch.float32, dtype)
-    check_dtype("initial_state", state, torch.float32)
-    check_range("K (the last dim of q)", sizes["K"], 1, 256)
-    check_range("V (the last dim of v)", sizes["V"], 1, 256)
+        arguments.check_dtype(name, given[name], torch.float32, dtype)
+    arguments.check_dtype("initial_state", state, torch.float32)
+    arguments.check_range("K (the last dim of q)", sizes["K"], 1, 256)
+    arguments.check_range("V (the last dim of v)", sizes["V"], 1, 256)
     v = given["v"]
     if "G" in sizes and (sizes["G"] == 0 or sizes["H"] % sizes["G"]):
         raise ValueError(
             f"v: {describe(v)}, expected a multiple of the {sizes['G']} heads of q and k"
         )
-    cu_seqlens = check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], v.device)
-    sequences = count_sequences(sizes["B"], cu_seqlens)
+    cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], v.device)
+    sequences = arguments.count_sequences(sizes["B"], cu_seqlens)
     if state is not None and (
         state.shape[0] != sequences or state.shape[-1] != sizes["V"] + columns
     ):
@@ -473,7 +522,8 @@ def compute(op: str, *, grouped: Sequence[str] = (), **given: Any) -> tuple[Tens
         if given[name] is None:
             shape = [sizes[dim] for dim in dims[name].split()]
             given[name] = torch.full(shape, value, dtype=torch.float32, device=v.device)
-    given |= {"scale": scale, "cu_seqlens": cu_seqlens, "tile": tile, "out_dtype": dtype}
+    given |= {"scale": scale, "cu_seqlens": cu_seqlens, "tile": tile}
+    given |= {"dtype": dtype, "out_dtype": dtype}
     call = REGISTERED[op, mode]
     o, final_state = call(**given) if page.around is None else page.around(call, **given)
     return o, final_state if given["output_final_state"] else None

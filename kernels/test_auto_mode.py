@@ -1,4 +1,4 @@
-"""What the laws do not say of ops with several modes: which one runs where none is asked for."""
+"""Tests of the mode that `auto` chooses."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `help` says of an op, and how an op may be called."""
+"""Tests of what `help` says of an op, and of how an op may be called."""
 
 import inspect
 from typing import Any, Literal
@@ -45,7 +45,7 @@ Returns:
 Raises:
     TypeError: an argument of a wrong type or dtype.
     ValueError: shapes or devices that do not match; a bad number; an unknown mode or tile.
-    NotImplementedError: a gradient of a gradient."""
+    NotImplementedError: a gradient of a kernel's gradient."""
 
 
 def _decorated(**changed: Any) -> Any:

@@ -83,21 +83,21 @@ def _with(entry: Entry, **kernels: Tile) -> Entry:
     return replace(entry, kernels={**entry.kernels, **kernels})
 
 
-# Where a row is shorter than the threads are many, Triton has each thread load it for itself,
-# element by element, as far as it holds cells for it: on an H200 small tiles are the fastest.
+# If a row has fewer elements than there are threads, Triton makes each thread load it again,
+# element by element. On an H200 small tiles are the fastest.
 _FUSED_RECURRENT = (
     Entry(tokens=32, features=32, num_warps=2),
     Entry(tokens=16, features=32, num_warps=2),
     Entry(tokens=64, features=64, num_warps=8),
 )
 
-# Where rows begin at addresses that 16 bytes do not divide.
+# For rows whose addresses are not multiples of 16 bytes.
 _UNALIGNED = Tile(tokens=64, keys=16, features=16, num_warps=2, num_stages=1)
 
 # The fastest of those that do not spill, for an H200. A longer chunk has fewer states to write and
 # to read, but gates of channels leave no registers for one. A head dim of 32 leaves half of the
 # columns of a group of warps empty (see `narrowest`), and a long chunk's system takes longest then.
-# Where few states are carried, their slices are narrow, or their operands are loaded early.
+# With few states to carry, slices of a state are narrow, or operands are loaded early.
 _DELTA_32_ON_HOPPER = Entry(
     tokens=32,
     keys=32,
@@ -251,7 +251,7 @@ _SIMPLE_GLA_FUSED_CHUNK = Entry(
     kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
 )
 
-# In float32 the first one spills on sm_120.
+# The first one spills in float32 on sm_120.
 _WEIGHTED = (
     Entry(tokens=32, keys=32, num_stages=1, max_dim=64, dtypes=_HALVES),
     Entry(tokens=16, keys=16, num_stages=1),
@@ -365,6 +365,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             },
         ),
         Entry(tokens=16, keys=16, num_stages=1),
+        # Heads above 256, of which a program holds so many columns (features).
+        Entry(tokens=16, keys=16, features=128, num_warps=4, num_stages=1, max_dim=576),
     ),
     # The same; one tile for all kernels.
     ("sigmoid_attention", "parallel"): _WEIGHTED,
@@ -427,6 +429,11 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=1, features=16, num_warps=1),
     ),
     ("gla", "fused_recurrent"): _FUSED_RECURRENT,
+    # tokens: (batch, token, head) rows of x; features: those of them that a program computes.
+    ("feature_map", "fused"): (
+        Entry(tokens=8, features=64),
+        Entry(tokens=2, features=256, num_warps=1),
+    ),
     # tokens: a power of two, between two kept nodes in the backward pass; features: values of a
     # program.
     ("log_linear_attn", "fused_recurrent"): _DELTA_RECURRENT,
@@ -480,7 +487,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             },
         ),
         _SIMPLE_GLA_FUSED_CHUNK,
-        # In two stages that spills from Blackwell on.
+        # Two stages spill on Blackwell and later.
         replace(_SIMPLE_GLA_FUSED_CHUNK, num_stages=1, arch=100, arch_below=1000),
         Entry(tokens=16, keys=64, features=32, num_stages=1),
     ),
@@ -522,6 +529,43 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("kda", "fused_recurrent"): _DELTA_RECURRENT,
     ("dplr", "fused_recurrent"): _DELTA_RECURRENT,
     ("momentum_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
+    # As ("simple_gla", "chunk") in float32. Kernels: "solve", whose keys are columns of a panel;
+    # "finish", whose tokens are (batch, token, head) rows.
+    ("mesa_net", "chunk"): (
+        Entry(
+            tokens=32,
+            keys=32,
+            features=32,
+            num_stages=1,
+            max_dim=64,
+            kernels={
+                "solve": Tile(tokens=32, keys=16, num_stages=1),
+                "finish": Tile(tokens=8),
+            },
+        ),
+        Entry(
+            tokens=16,
+            keys=32,
+            features=32,
+            num_stages=1,
+            kernels={
+                "solve": Tile(tokens=16, keys=16, num_warps=8, num_stages=1),
+                "finish": Tile(tokens=8),
+            },
+        ),
+    ),
+    # tokens: of a block of a mini-batch; keys: of the model that a program holds at once. Kernels:
+    # "backward".
+    ("ttt_linear", "fused_chunk"): (
+        Entry(
+            tokens=16,
+            keys=32,
+            num_stages=1,
+            max_dim=128,
+            kernels={"backward": Tile(tokens=16, keys=16, num_warps=8, num_stages=1)},
+        ),
+        Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
+    ),
     # tokens: of a chunk, at least the 15 rows of the largest state; keys: rows that a program loads
     # before it uses the first; features: its channels with up to four taps. Kernels: "backward".
     ("short_conv", "fused"): (
@@ -539,6 +583,11 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=32, features=64),
         Entry(tokens=16, features=16, num_warps=1),
     ),
+    # tokens: of a step of the walk; features: channels of all heads of a program.
+    ("mean_pooling", "fused"): (
+        Entry(tokens=16, features=64),
+        Entry(tokens=4, features=16, num_warps=1),
+    ),
     # tokens: none, as the chunk is given by the last dim.
     ("solve_tril", "fused"): (Entry(tokens=64), Entry(tokens=64, num_warps=2)),
     # tokens: (batch, token) rows of o.
@@ -553,10 +602,56 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("decay_gate", "fused"): (Entry(tokens=32), Entry(tokens=8, num_warps=2)),
     # tokens: (batch, token, head) vectors of x.
     ("l2norm", "fused"): (Entry(tokens=32, max_dim=128), Entry(tokens=8)),
-    # tokens: rows (a query of a head of a group) of a program; keys: rows of pages per step.
+    # tokens: rows (a query of a head of a group) of a program; keys: rows of pages per step;
+    # features: columns of queries and keys that it multiplies at a time.
     ("paged_attention", "fused"): (
         Entry(tokens=16, keys=32, max_dim=64, num_stages=1),
         Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
+        Entry(tokens=16, keys=16, features=64, num_warps=8, num_stages=1, max_dim=576),
+    ),
+    # tokens: of a chunk; features: widest slice of K or V that a program multiplies at once. The
+    # way back to the queries has a tile of its own.
+    ("path_attn", "parallel"): (
+        Entry(tokens=32, features=32, max_dim=64, num_warps=8, **_BFLOAT16_ON_HOPPER),
+        Entry(
+            tokens=16,
+            features=64,
+            num_warps=8,
+            kernels={"return": Tile(tokens=16, features=32, num_warps=8)},
+        ),
+    ),
+    # tokens: of a chunk; features: widest slice of K or V that a program multiplies at once.
+    ("deltaformer", "parallel"): (
+        Entry(tokens=32, features=32, max_dim=64, num_stages=1, dtypes=_HALVES, **_HOPPER),
+        Entry(tokens=16, features=64, num_stages=1),
+    ),
+    # tokens: of a chunk, whose queries a program holds beside another chunk's keys; keys: widest
+    # slice of K that a program decays at once; features: that it multiplies at once, of V too. dk
+    # and dv have a tile of their own.
+    ("wall_attn", "parallel"): (
+        # It spills in other dtypes.
+        Entry(
+            tokens=32,
+            keys=32,
+            features=32,
+            num_warps=8,
+            num_stages=1,
+            max_dim=64,
+            **_BFLOAT16_ON_HOPPER,
+            kernels={
+                "by_key": Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1),
+            },
+        ),
+        Entry(
+            tokens=16,
+            keys=64,
+            features=64,
+            num_warps=8,
+            num_stages=1,
+            kernels={
+                "by_key": Tile(tokens=16, keys=64, features=32, num_warps=8, num_stages=1),
+            },
+        ),
     ),
     # tokens: (batch, token, head) rows of o_a.
     # tokens: query heads that a program holds, and rows of queries that dk and dv read per step;
@@ -570,7 +665,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("merge_attention", "fused"): (Entry(tokens=16, max_dim=128), Entry(tokens=4)),
 }
 
-# Its two softmaxes are heads of `attention`, whose entries have the same indices.
+# Its two softmaxes are heads of `attention`, whose entries have the same indices, up to 256.
 TABLE["differential_attention", "parallel"] = tuple(
     replace(
         entry,
@@ -579,6 +674,7 @@ TABLE["differential_attention", "parallel"] = tuple(
         },
     )
     for entry in TABLE["attention", "parallel"]
+    if entry.max_dim <= 256
 )
 
 

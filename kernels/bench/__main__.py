@@ -84,7 +84,7 @@ def _rows(
     until: float | None,
     results: Results,
 ) -> Iterator[Row]:
-    """What is measured, group after group; the results know which are left."""
+    """The groups to measure, in order; the results know which are left."""
     timing_of = partial(time_call, milliseconds=chosen.rep, graph=chosen.graph)
 
     def first_of(group: Group, kind: str, mode: str) -> float | None:
@@ -127,7 +127,7 @@ def _setting(arguments: Sequence[str], dtype: str, roof: Ceilings) -> dict[str, 
 
 
 def _told(arguments: Sequence[str]) -> list[str]:
-    """What decides the numbers: all but where they are written."""
+    """The options that change the numbers: all but where they are written."""
     told = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     told.add_argument("--json")
     return told.parse_known_args(arguments)[1]

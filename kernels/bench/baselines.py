@@ -1,4 +1,4 @@
-"""What others have of the same ops: functions of the same inputs."""
+"""The same ops in other libraries, as functions of the same inputs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,7 +22,7 @@ KINDS = ("fla", "torch")
 
 
 def name_of(kind: str, mode: str) -> str:
-    """What a mode is called in tables: ours by its name, others' with whose it is before."""
+    """The name of a mode in tables: ours as it is, others' behind the name of their library."""
     return mode if kind == "ours" else f"{kind} {mode}"
 
 

@@ -26,7 +26,7 @@ def timing() -> Timing:
 
 @pytest.fixture
 def rows(timing: Timing) -> list[Row]:
-    """Of two groups; one failed."""
+    """The results of two groups, one of which failed."""
     return [
         Row("gla", "2,3,5,4,6", "forward", "fla", "chunk", timing, {}, 0.05, 1234.5, 0.26),
         Row("gla", "2,3,5,4,6", "forward", "ours", "chunk", error="RuntimeError: out of\nmemory"),
@@ -39,7 +39,7 @@ def rows(timing: Timing) -> list[Row]:
 
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch, roof: Ceilings) -> None:
-    """What the command asks of one."""
+    """Pretend that there is a GPU, as far as the command asks."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -14,19 +14,19 @@ def linear_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
 
 
 def _states(shape: Shape) -> int:
-    """Of decoding: read and written, in float32."""
+    """Bytes of the states that decoding reads and writes, in float32."""
     return 2 * 4 * shape.B * shape.H * shape.K * shape.V if shape.form == "decode" else 0
 
 
 def gated_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
-    """As without gates, and g in float32; then g and dg."""
+    """Bytes of linear attention, and of g in float32; backward of g twice and dg."""
     gates = (3 if backward else 1) * shape.vectors * shape.K * 4
     return linear_bytes(shape, itemsize, backward) + gates
 
 
 def bytes_with(floats: Callable[[Shape], int], rows: int = 0) -> Callable[..., int]:
-    """As linear attention, and for each vector numbers in float32 and rows as long as a key; read,
-    then read and their gradients written."""
+    """Count the bytes of linear attention, and for each vector numbers in float32 and rows as long
+    as a key: read forward, read again backward, and their gradients written."""
 
     def moved(shape: Shape, itemsize: int, backward: bool) -> int:
         extra = 4 * floats(shape) + rows * shape.K * itemsize
@@ -66,7 +66,7 @@ def rotary_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
 
 
 def multiaxis_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
-    """As of `rotary_bytes`, and three positions of 8 bytes for each token."""
+    """Those of `rotary_bytes`, and three positions of 8 bytes for each token."""
     positions = 3 * 8 * shape.vectors // shape.H
     return rotary_bytes(shape, itemsize, backward) + (2 * positions if backward else positions)
 
@@ -77,7 +77,7 @@ def linear_operations(shape: Shape, backward: bool) -> int:
 
 
 def gated_operations(shape: Shape, backward: bool) -> int:
-    """As without gates, and a decay for each S and dS."""
+    """Those without gates, and a decay for each S and dS."""
     return shape.vectors * shape.K * shape.V * (17 if backward else 5)
 
 

@@ -1,4 +1,4 @@
-"""What is measured side by side."""
+"""Groups of calls that are measured side by side."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from kernels.bench.timing import Ceilings, Timing
 Call = Callable[[], tuple[Tensor, ...]]
 
 PASSES = {False: "forward", True: "forward+backward"}
-# What says that it does not do this, before it has done anything.
+# Errors of a call that refuses its arguments before it computes anything.
 _REFUSALS = (ValueError, NotImplementedError)
 
 
@@ -56,7 +56,7 @@ class Row:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """What the rows that are measured side by side share."""
+        """The properties that the rows of a group share."""
         return self.op, self.shape, self.what
 
     @property

@@ -127,7 +127,7 @@ def cached(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
 
 
 def of_form(shape: Shape, device: torch.device) -> Tensors:
-    """What comes with a form: boundaries of sequences, or the state before the first token."""
+    """Inputs of a form: boundaries of sequences, or the state before the first token."""
     if shape.form == "packed":
         return {"cu_seqlens": torch.tensor(shape.boundaries, device=device)}
     if shape.form == "decode":

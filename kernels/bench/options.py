@@ -1,4 +1,4 @@
-"""What the command line can ask for."""
+"""The options of the command line."""
 
 import argparse
 import os
@@ -166,7 +166,7 @@ def _positive(text: str) -> int:
 
 
 def groups(chosen: argparse.Namespace) -> list[Group]:
-    """What the command line asks for, in the order of ops and shapes.
+    """The measurements that the command line asks for, in the order of ops and shapes.
 
     Raises:
         ValueError: nothing is what it asks for, or a step of decoding has more than one token.

@@ -32,7 +32,7 @@ class Curves:
 
 
 def curves(runs: Iterable[Results]) -> list[Curves]:
-    """What there is to plot: of each op, pass and form, whatever was measured at two sizes."""
+    """The curves of each op, pass and form that was measured at two sizes or more."""
     found: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
     for dtype, row in ((run.setting["dtype"], row) for run in runs for row in run.rows):
         if row.timing is None:

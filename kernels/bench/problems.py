@@ -1,4 +1,4 @@
-"""What is measured of each op."""
+"""The measurements of each op."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from kernels.tiles import TABLE
 
 @dataclass(frozen=True)
 class Problem:
-    """What is measured of an op.
+    """The measurements of an op.
 
     Args:
         function: the op; its output is what it returns, or the first of what it returns.
@@ -90,17 +90,25 @@ NOT_MEASURED = (
     "based",
     "cumsum",
     "decay_gate",
+    "deltaformer",
     "differential_attention",
+    "feature_map",
     "hgrn",
     "log_linear_attn",
+    "mean_pooling",
     "merge_attention",
+    "mesa_net",
     "momentum_delta_rule",
     "paged_attention",
+    "path_attn",
     "rebased",
     "rms_norm_gated",
     "selected_attention",
     "solve_tril",
     "stickbreaking_attn",
+    "titans",
+    "ttt_linear",
+    "wall_attn",
 )
 _RECURRENT: tuple[Form, ...] = ("dense", "packed", "decode")
 PROBLEMS = {

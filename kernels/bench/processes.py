@@ -1,4 +1,4 @@
-"""What is run in processes of its own: compilation ahead of a run, and first calls."""
+"""Processes of their own: compilation ahead of a run, and first calls."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ _TOKENS = 256
 
 @dataclass(frozen=True)
 class Unit:
-    """What one process compiles at a time: whatever a contender has for head dims."""
+    """The work of one process: all kernels that a contender has for head dims."""
 
     kind: str
     mode: str
@@ -38,7 +38,7 @@ class Unit:
 
 
 def _kernels_of(group: Group) -> tuple[Any, ...]:
-    """What kernels are compiled for, beside the mode."""
+    """The settings that kernels are compiled for, beside the mode."""
     return group.op, group.shape.K, group.shape.V, group.shape.form
 
 
@@ -86,8 +86,8 @@ def warm(
         except TimeoutError:
             break
         except BrokenProcessPool:
-            # What broke it is among those that were begun first. They are begun last once more, and
-            # given up when nothing else came of it.
+            # One of the units begun first broke the pool. They are retried last, and given up if
+            # no other unit has been compiled since.
             first, left = left[:jobs], left[jobs:]
             (left if done > before else given_up).extend(first)
     left += given_up

@@ -12,7 +12,7 @@ from kernels.bench.groups import Row
 
 @dataclass
 class Results:
-    """What a run has measured so far.
+    """The measurements of a run so far.
 
     Args:
         setting: device, versions, command, ceilings.

@@ -1,4 +1,4 @@
-"""What becomes a row."""
+"""Tests of which calls become rows."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the command line asks for."""
+"""Tests of the options of the command line."""
 
 import pytest
 import torch

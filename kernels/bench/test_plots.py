@@ -1,4 +1,4 @@
-"""What is plotted, and that there are files of it."""
+"""Tests of the curves that are plotted, and of the files."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is compiled ahead of a run, and first calls."""
+"""Tests of compilation ahead of a run, and of first calls."""
 
 import os
 import time
@@ -123,7 +123,7 @@ def test_no_unit_is_waited_for_after_the_time_is_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_first_call_is_made_in_another_process() -> None:
-    """Where there is no GPU to synchronise, it fails there and says so here."""
+    """Without a GPU to synchronise, the process fails and its error is reported here."""
     group = Group("l2norm", Shape(1, 2, 1, 4, 4), torch.float32, False, (), ("torch",))
     cache = os.environ.get("TRITON_CACHE_DIR")
     if torch.cuda.is_available():

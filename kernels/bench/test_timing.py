@@ -1,4 +1,4 @@
-"""What is timed, with a clock and an allocator that are none."""
+"""Tests of timing, with a fake clock and a fake allocator."""
 
 import gc
 from collections.abc import Callable

@@ -15,7 +15,7 @@ _SIDE = 8192
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one call.
+    """Time and memory of one call.
 
     Args:
         median, low, high: milliseconds, and their 20th and 80th percentile.
@@ -43,7 +43,7 @@ def time_call(
     """
     call()
     torch.cuda.synchronize()
-    # What the first call left in cycles would be freed at any time, as if the next one needed less.
+    # Cycles that the first call left would be freed during the next, which would seem to need less.
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -69,7 +69,7 @@ def tune_briefly() -> None:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the GPU reaches.
+    """The bandwidth and the rate that the GPU reaches.
 
     Args:
         bandwidth: bytes per second, read and written, of a large copy.

@@ -1,4 +1,4 @@
-"""What a model remembers between two calls: keys and values, or recurrent states."""
+"""Caches that a model keeps between two calls: keys and values, or recurrent states."""
 
 from kernels.cache.contiguous import ContiguousCache
 from kernels.cache.kv import CacheView, KVCache

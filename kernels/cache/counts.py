@@ -1,4 +1,4 @@
-"""What a cache may be told: how many tokens are new or kept, and which sequences go on."""
+"""Checks of a cache's arguments: how many tokens are new or kept, and which sequences go on."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What the caches of keys and values have in common."""
+"""The base of all caches of keys and values."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from kernels.cache.counts import check_size, sequence_indices, token_counts
 
 
 class CacheView(NamedTuple):
-    """What the tokens of one update attend to, packed: the sequences one after the other.
+    """The keys and values that the tokens of one update attend to, packed sequence after sequence.
 
     Query `i` of a sequence sits at position `i + T_k - T_q` of its keys, so that
     `attention(q, k, v, causal=True, cu_seqlens=..., cu_seqlens_k=...)` is right as it stands,

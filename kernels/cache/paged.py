@@ -55,7 +55,7 @@ class PagedCache(KVCache):
 
     @classmethod
     def from_pages(
-        cls, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, length: Tensor
+        cls, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, length: int | Tensor
     ) -> "PagedCache":
         """A cache over pages that exist already, and that it will write to.
 
@@ -64,10 +64,10 @@ class PagedCache(KVCache):
             v_pages: [P, page_size, G, V], likewise.
             block_table: Int[B, blocks], the pages of each sequence, then -1. Pages past the tokens
                 of a sequence are reserved for it. Two sequences may share pages.
-            length: Int[B], tokens of each sequence that the pages hold.
+            length: Int[B], tokens of each sequence that the pages hold, or one number for all.
 
         Raises:
-            TypeError: an argument is no tensor, or a dtype is not as above.
+            TypeError: pages or a table that are no tensors, or a dtype that is not as above.
             ValueError: shapes that do not fit, memory that overlaps itself, a page outside [0, P)
                 or twice in one sequence, a page behind a -1, too few pages for a length.
         """

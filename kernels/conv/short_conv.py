@@ -17,31 +17,22 @@ holds fewer channels where there are more taps.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from kernels import tiles
-from kernels.arguments import (
-    bind_dims,
-    check_boundaries,
-    check_cu_seqlens,
-    check_dtype,
-    check_flags,
-    check_one_dtype,
-    check_range,
-    count_sequences,
-    describe,
-)
+from kernels import arguments, tiles
+from kernels.arguments import describe
 from kernels.differentiable import differentiable
 from kernels.modes import check_mode
 from kernels.primitives.chunks import cut, locate_chunk
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
+from kernels.recurrence import StateOptions, stateful
 from kernels.tiles import cdiv, next_power_of_2
 
 
@@ -213,7 +204,7 @@ def _forward_of(
     output_final_state: bool,
     tile: int,
 ) -> tuple[Tensor, Tensor | None]:
-    check_boundaries("cu_seqlens", cu_seqlens, x.shape[1])
+    arguments.check_boundaries("cu_seqlens", cu_seqlens, x.shape[1])
     x, weight, bias, initial_state = contiguous(x, weight, bias, initial_state)
     batch, tokens, dim = x.shape
     taps = weight.shape[1]
@@ -291,7 +282,7 @@ def _narrowed(tile: tiles.Tile, dim: int, taps: int) -> tiles.Tile:
 
 def _shapes(given):
     x, weight, cu_seqlens = given["x"], given["weight"], given["cu_seqlens"]
-    sequences = count_sequences(x.shape[0], cu_seqlens)
+    sequences = arguments.count_sequences(x.shape[0], cu_seqlens)
     state = (sequences, weight.shape[1] - 1, x.shape[2])
     return (
         (x.shape, x.dtype),
@@ -310,68 +301,23 @@ _short_conv = differentiable(
 )
 
 
-def short_conv(
-    x: Float[Tensor, "B T D"],
-    weight: Float[Tensor, "D W"],
-    bias: Float[Tensor, "D"] | None = None,
-    *,
-    activation: Literal["silu"] | None = None,
-    initial_state: Float[Tensor, "N W-1 D"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
-    mode: Literal["auto", "fused"] = "auto",
-    tile: int | None = None,
-) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N W-1 D"] | None]:
-    """Causal depthwise convolution over tokens.
-
-        y_t = f(bias + Σ_{i < W} weight_i ∘ x_{t-W+1+i})
-
-    so that weight_{W-1} is that of the token itself. The tokens before the first are the rows of
-    the initial state, the oldest first: the state is the last W - 1 tokens, and nothing else. f is
-    the identity, or with `activation="silu"` f(z) = z sigmoid(z).
-
-    Differentiable once, through both returns. All sums are float32.
-
-    Args:
-        x: inputs `[B, T, D]`, float32, bfloat16 or float16. Any strides.
-        weight: `[D, W]`, in the dtype of x, W (1 to 16) taps from the oldest token to the newest.
-        bias: `[D]`, in the dtype of x. None means 0.
-        activation: "silu", or None for none.
-        initial_state: the W - 1 tokens before the first `[N, W-1, D]`, float32. None means zeros.
-        output_final_state: return the last W - 1 tokens as well; where a sequence has fewer, its
-            initial state fills up.
-        cu_seqlens: boundaries of N packed sequences `[N+1]`, int32 or int64, in tokens; B is
-            then 1. The state of an empty sequence passes through. None means N = B sequences.
-        mode: `fused`, in one kernel.
-        tile: index into `kernels.tiles.TABLE["short_conv", "fused"]`; None chooses by dtype and
-            device.
-
-    Returns:
-        y: `[B, T, D]`, in the dtype of x.
-        final_state: `[N, W-1, D]`, float32; None unless `output_final_state`.
-
-    Raises:
-        TypeError: an argument of a wrong type or dtype; x, weight, bias not of one dtype.
-        ValueError: shapes or devices that do not match; no taps, or more than 16; another
-            activation; `cu_seqlens` with B != 1, or that does not start at 0, decreases, or does
-            not end at T; an unknown mode or tile.
-        NotImplementedError: a gradient of a gradient.
-
-    Source: Gu and Dao, Mamba, arXiv 2312.00752, section 3.4 (before the state space); Yang et al.,
-        arXiv 2406.06484, section 3.3 (of q, k and v).
-    """
-    check_flags(output_final_state=output_final_state)
-    sizes = bind_dims(
+def compute(
+    *, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None,
+    initial_state: Tensor | None, output_final_state: bool, cu_seqlens: Tensor | None,
+    mode: str, tile: int | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    arguments.check_flags(output_final_state=output_final_state)
+    sizes = arguments.bind_dims(
         x=(x, "B T D"), weight=(weight, "D W"), bias=(bias, "D"),
         initial_state=(initial_state, "N W-1 D"),
     )  # fmt: skip
-    dtype = check_one_dtype(x=x, weight=weight, bias=bias)
-    check_dtype("initial_state", initial_state, torch.float32)
-    check_range("W (the last dim of weight)", sizes["W"], 1, 16)
+    dtype = arguments.check_one_dtype(x=x, weight=weight, bias=bias)
+    arguments.check_dtype("initial_state", initial_state, torch.float32)
+    arguments.check_range("W (the last dim of weight)", sizes["W"], 1, 16)
     if activation not in (None, "silu"):
         raise ValueError(f"activation: {activation!r}, expected 'silu' or None")
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], x.device)
-    sequences = count_sequences(sizes["B"], cu_seqlens)
+    cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], x.device)
+    sequences = arguments.count_sequences(sizes["B"], cu_seqlens)
     if initial_state is not None and initial_state.shape[:2] != (sequences, sizes["W"] - 1):
         raise ValueError(
             f"initial_state: {describe(initial_state)}, expected [N, W-1, D] with N={sequences}, "
@@ -383,3 +329,23 @@ def short_conv(
         x, weight, bias, initial_state, cu_seqlens, activation == "silu", output_final_state, tile
     )
     return y, final_state if output_final_state else None
+
+
+@stateful(
+    compute,
+    outputs=("y", "final_state"),
+    same_dtype=("x", "weight", "bias"),
+    texts={"weight": "in the dtype of x. W is 1 to 16."},
+    raises=("no taps, or more than 16", "another activation"),
+)
+def short_conv(
+    x: Float[Tensor, "B T D"],
+    weight: Float[Tensor, "D W"],
+    bias: Float[Tensor, "D"] | None = None,
+    *,
+    activation: Literal["silu"] | None = None,
+    mode: Literal["auto", "fused"] = "auto",
+    tile: int | None = None,
+    **options: Unpack[StateOptions],
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N W-1 D"] | None]:
+    """Causal depthwise convolution over tokens, `reference.short_conv`."""

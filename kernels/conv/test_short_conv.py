@@ -1,4 +1,4 @@
-"""What the laws do not draw of a short convolution."""
+"""Tests of short convolutions that the laws do not draw."""
 
 import pytest
 import torch

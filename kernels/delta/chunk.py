@@ -233,7 +233,7 @@ def _prepare_backward(
     if USE_G:
         overlaps = load_rows(overlaps_ptr + cell, rows, rows, C, C, C)
     else:
-        # Of gates of a head, the decays are in dA by now. Overlaps take registers, and come late.
+        # dA has decayed with gates of a head by now. Overlaps take registers: compute them late.
         overlaps = _overlaps(e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim, C, BK, False)
     terms = dA * overlaps
     if USE_BETA:
@@ -241,7 +241,7 @@ def _prepare_backward(
         dbeta_ptr += token + rows * heads
         tl.store(dbeta_ptr, dbeta, mask=inside)
     if USE_HEAD_G:
-        # Of the gate at t: the pairs i >= t > j.
+        # The gate at t gets the gradients of the pairs i >= t > j.
         straddling = tl.cumsum(beta[:, None] * terms, 0, reverse=True)
         dg = tl.sum(tl.where(chunk_span_transposed(1, C), straddling, 0.0), 1)
         dg += tl.cumsum(beta * to_start, 0, reverse=True)
@@ -312,6 +312,7 @@ def backward(
     do: Tensor,
     dfinal_state: Tensor | None,
     keys_dtype: torch.dtype,
+    values_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `forward`'s inputs; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
@@ -332,20 +333,20 @@ def backward(
     )  # fmt: skip
     if rule.by_channel:
         de, doverlaps, _, dv, _, dbeta = rule.system_backward(
-            system, states, dwritten, None, None, keys_dtype
+            system, states, dwritten, None, None, keys_dtype, values_dtype
         )
         del system, dwritten
         dq, dk, dg, de = linear(delta=(rule.e, de, doverlaps))
     else:
         dq, dk, dg, _ = linear(partial=True)
         de, _, dk, dv, dg, dbeta = rule.system_backward(
-            system, states, dwritten, dk, dg, keys_dtype
+            system, states, dwritten, dk, dg, keys_dtype, values_dtype
         )
     if a is None:
         return dq, dk, dv, dg, dbeta, None, None, dinitial
     return (
         _second(dq), _second(dk), _second(dv), None if dg is None else _first(dg), None,
-        -_first(de).to(a.dtype), _first(dk), dinitial,
+        -_first(de).to(values_dtype), _first(dk).to(values_dtype), dinitial,
     )  # fmt: skip
 
 
@@ -437,6 +438,7 @@ class _Rule:
         dk_part: Tensor | None,
         dg_part: Tensor | None,
         keys_dtype: torch.dtype,
+        values_dtype: torch.dtype,
     ) -> tuple[Tensor | None, ...]:
         """de (float32), the gradient of the overlaps, dk, dv, dg, dbeta; None where there is no
         such input, or it is another, or `_prepare_backward` leaves it to another kernel."""
@@ -447,7 +449,7 @@ class _Rule:
             de = None if self.e is self.k else torch.empty_like(self.e, dtype=torch.float32)
             dk = torch.empty_like(self.k, dtype=keys_dtype)
             dg = None if self.g is None else torch.empty_like(self.g)
-        dv = torch.empty_like(self.v)
+        dv = torch.empty_like(self.v, dtype=values_dtype)
         dbeta = None if self.beta is None else torch.empty_like(self.beta)
         heads = self.k.shape[2]
         _prepare_backward[(self.chunks.count * heads,)](
@@ -481,7 +483,7 @@ def _interleaved(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _first(x: Tensor) -> Tensor:
-    """In memory of its own, as what an op returns has to be."""
+    """Copy the even rows: an op must return memory of its own."""
     return x[:, 0::2].clone(memory_format=torch.contiguous_format)
 
 

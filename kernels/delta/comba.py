@@ -9,7 +9,8 @@ from kernels.arguments import describe
 from kernels.delta.dplr import dplr
 from kernels.delta.keys import unit_keys
 from kernels.primitives.groups import of_each_head
-from kernels.recurrence import DeltaOptions, wrapper
+from kernels.primitives.layout import widened
+from kernels.recurrence import DeltaOptions, compute, wrapper
 
 
 def as_dplr(
@@ -26,12 +27,15 @@ def as_dplr(
     groups, heads = q.shape[2], v.shape[2]
     if groups == 0 or heads % groups:
         raise ValueError(f"v: {describe(v)}, expected a multiple of the {groups} heads of q and k")
+    dtype = q.dtype
+    q, k, v, p, g, beta = widened(q, k, v, p, g, beta)
     q, k, p = (of_each_head(x, heads) for x in unit_keys(use_qk_l2norm_in_kernel, q, k, p))
     taken, written = k, v
     if beta is not None:
         taken, written = ((beta.float()[..., None] * x).to(q.dtype) for x in (k, v))
     gk = None if g is None else g[..., None].expand(k.shape)
-    return dplr(q, k, written, p, -taken, gk, **given)
+    operands = {"q": q, "k": k, "v": written, "a": p, "b": -taken, "gk": gk}
+    return compute(dplr.__name__, **operands, within=dtype, **given)
 
 
 @wrapper(as_dplr, "dplr", same_dtype=("q", "k", "v", "p"))

@@ -271,14 +271,17 @@ def backward(
     do: Tensor,
     dfinal_state: Tensor | None,
     keys_dtype: torch.dtype,
+    values_dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `forward`'s inputs from those of its outputs.
 
     Args:
         keys_dtype: of dq and dk; float32 where they are summed over heads afterwards.
+        values_dtype: of dv, da and db; float32 where a wrapper computes their inputs, see
+            `kernels.recurrence.compute`.
 
     Returns:
-        dq, dk; dv, dg, dbeta, da, db in the dtypes of their inputs, dinitial_state float32; None
+        dq, dk, dv; dg, dbeta in the dtypes of their inputs; da, db; dinitial_state float32. None
         where there is no input.
     """
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[3]
@@ -287,13 +290,16 @@ def backward(
     blocks = _blocks(tile, key_dim, value_dim)
     parts = cdiv(value_dim, blocks["BV"])
     inputs = q, k, g, beta, a, b
-    dtypes = keys_dtype, keys_dtype, *(None if x is None else x.dtype for x in inputs[2:])
+    dtypes = (
+        keys_dtype, keys_dtype, *(None if x is None else x.dtype for x in (g, beta)),
+        values_dtype, values_dtype,
+    )  # fmt: skip
     shared = [
         None if x is None else empty_parts(parts, x.shape, dtype, x.device)
         for x, dtype in zip(inputs, dtypes, strict=True)
     ]
     dq, dk, dg, dbeta, da, db = shared
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    dv = torch.empty(v.shape, dtype=values_dtype, device=v.device)
     dinitial = None
     if initial_state is not None:
         dinitial = v.new_empty(sequences, heads, key_dim, value_dim, dtype=torch.float32)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kernels.delta.dplr import dplr
 from kernels.delta.keys import unit_keys
-from kernels.recurrence import DeltaOptions, wrapper
+from kernels.primitives.layout import widened
+from kernels.recurrence import DeltaOptions, compute, wrapper
 
 
 def as_dplr(
@@ -22,12 +23,15 @@ def as_dplr(
     use_qk_l2norm_in_kernel: bool,
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    dtype = q.dtype
+    q, k, v, g = widened(q, k, v, g)
     q, k = unit_keys(use_qk_l2norm_in_kernel, q, k)
     # S' = diag(exp g) S, so S'ᵀ e = Sᵀ (exp(g) ∘ e).
     e = k.float() if erase is None else erase.float() * k
     e = e if g is None else torch.exp(g.float()) * e
     written = v if write is None else (write.float() * v).to(q.dtype)
-    return dplr(q, k, written, e.to(q.dtype), -k, g, **given)
+    operands = {"q": q, "k": k, "v": written, "a": e.to(q.dtype), "b": -k, "gk": g}
+    return compute(dplr.__name__, **operands, within=dtype, **given)
 
 
 @wrapper(as_dplr, "dplr")

@@ -21,6 +21,9 @@ def normalized_keys(form: Form) -> Form:
     def backward(*, q: Tensor, k: Tensor, use_qk_l2norm_in_kernel: bool, **given: Any) -> Gradients:
         if not use_qk_l2norm_in_kernel:
             return form.backward(q=q, k=k, **given)
+        if q.dtype == torch.float16:
+            # The gradient of a unit key may leave its range where that of a long one does not.
+            given["keys_dtype"] = torch.float32
         gradients = form.backward(q=normalized(q), k=normalized(k), **given)
         dq, dk = (normalized_backward(x, gradients[name]) for name, x in (("q", q), ("k", k)))
         return gradients | {"q": dq, "k": dk}

@@ -20,12 +20,12 @@ again, from those kept every `tile.tokens` tokens: a walk backwards would divide
 may be 0.
 """
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.arguments import count_sequences
@@ -35,7 +35,7 @@ from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_number, load_row
 from kernels.primitives.states import optional
-from kernels.recurrence import Mode, recurrence
+from kernels.recurrence import Mode, Options, recurrence
 from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
 
 
@@ -309,11 +309,8 @@ def momentum_delta_rule(
     beta: Float[Tensor, "B T H"] | None = None,
     eta: Float[Tensor, "B T H"] | None = None,
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H 2 K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H 2 K V"] | None]:
     """The momentum delta rule, `reference.momentum_delta_rule`."""

@@ -1,17 +1,18 @@
 """Preconditioned delta rules: what is written goes under a key that old energy makes smaller."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.delta.dplr import dplr
 from kernels.delta.keys import unit_keys
 from kernels.linear.hgrn import scan
+from kernels.primitives.layout import widened
 from kernels.primitives.states import without_last
-from kernels.recurrence import wrapper
+from kernels.recurrence import DeltaOptions, compute, wrapper
 
 _BASE, _EPS, _CENTER = 1.5, 1e-6, -0.2
 
@@ -31,6 +32,8 @@ def as_dplr(
     cu_seqlens: Tensor | None,
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    within = q.dtype
+    q, k, v, g = widened(q, k, v, g)
     dtype = q.dtype
     q, k = unit_keys(use_qk_l2norm_in_kernel, q, k)
     S, A = without_last(initial_state)
@@ -49,8 +52,9 @@ def as_dplr(
     if g is not None and g.dim() == 3:
         g = g[..., None].expand(k.shape)
     read = k if g is None else (torch.exp(g.float()) * wide).to(dtype)
-    o, S = dplr(
-        q, written, v, read, -written, g, initial_state=S, cu_seqlens=cu_seqlens, **given
+    o, S = compute(
+        dplr.__name__, q=q, k=written, v=v, a=read, b=-written, gk=g,
+        initial_state=S, cu_seqlens=cu_seqlens, within=within, **given,
     )  # fmt: skip
     if S is None:
         return o, None
@@ -68,13 +72,9 @@ def precond_gated_delta_rule(
     beta_atk: Float[Tensor, "B T H"] | None = None,
     log_atk_scale: Float[Tensor, "H"] | None = None,
     *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V+1"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+1"] | None]:
     """The preconditioned gated delta rule, `reference.precond_gated_delta_rule`: a scan for the
     energies, and `dplr`.
@@ -92,13 +92,9 @@ def precond_kda(
     beta_atk: Float[Tensor, "B T H"] | None = None,
     log_atk_scale: Float[Tensor, "H"] | None = None,
     *,
-    scale: float | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    initial_state: Float[Tensor, "N H K V+1"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+1"] | None]:
     """Kimi delta attention with preconditioned keys, `reference.precond_kda`: a scan for the
     energies, and `dplr`.

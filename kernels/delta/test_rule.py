@@ -1,4 +1,4 @@
-"""What the laws do not say of the delta rules."""
+"""Tests of the delta rules that no law covers."""
 
 from collections.abc import Callable
 from typing import Any

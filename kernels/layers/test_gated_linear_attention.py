@@ -180,22 +180,6 @@ def test_half_precision_layers_decay_in_float32(dtype: torch.dtype, device: torc
     assert (error / size).max() <= 3 * TOKENS * 2**-24
 
 
-def test_a_compiled_layer_follows_its_weights(device: torch.device) -> None:
-    layer = _layer(device, mode="fused_recurrent")
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    x = _x(device, BATCH, 2)
-    for _ in range(2):
-        results = []
-        for run in (compiled, layer):
-            y = run(x)
-            results.append((y, *torch.autograd.grad(y.sum(), tuple(layer.parameters()))))
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b)
-        with torch.no_grad():
-            for p in layer.parameters():
-                p.mul_(-1.5)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

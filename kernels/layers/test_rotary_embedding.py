@@ -11,6 +11,8 @@ from kernels.layers import RotaryEmbedding
 from kernels.position import rotary_embedding, rotary_tables
 
 BACKENDS = ("aot_eager", "inductor")
+# A scaling by the number of tokens so far.
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 4}
 
 
 def _heads(*shape: int) -> Tensor:
@@ -43,6 +45,28 @@ def test_queries_and_keys_turn_together() -> None:
     q, k = _heads(2, 5, 4, 8), _heads(2, 3, 2, 8)
     for x, y in zip((q, k), _module()(q, k, seqlen_offsets=7), strict=True):
         assert torch.equal(y, _rotated(x, 7))
+
+
+@pytest.mark.parametrize("lengths", [(2, 9), (9, 2), (2, 2100), (2100, 2)])
+@pytest.mark.parametrize("scaling", [None, DYNAMIC])
+def test_the_longest_of_several_counts(lengths: tuple[int, int], scaling: dict | None) -> None:
+    q, k = (_heads(1, tokens, 2, 8) for tokens in lengths)
+    longest = max(q, k, key=lambda x: x.shape[1])
+    together = RotaryEmbedding(8, scaling=scaling)(q, k)
+    alone = RotaryEmbedding(8, scaling=scaling)(longest)
+    for x, y in zip((q, k), together, strict=True):
+        if x is longest:
+            assert torch.equal(y, alone)
+        else:
+            _, want = RotaryEmbedding(8, scaling=scaling)(longest, x)
+            assert torch.equal(y, want)
+
+
+def test_an_empty_sequence_has_no_last_position() -> None:
+    x = _heads(1, 6, 1, 8)
+    cu_seqlens, offsets = torch.tensor([0, 6, 6]), torch.tensor([0, 40])
+    module, alone = RotaryEmbedding(8, scaling=DYNAMIC), RotaryEmbedding(8, scaling=DYNAMIC)
+    assert torch.equal(module(x, cu_seqlens=cu_seqlens, seqlen_offsets=offsets), alone(x))
 
 
 @pytest.mark.parametrize("offset", [3000, torch.tensor([3000])])

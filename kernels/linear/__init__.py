@@ -5,11 +5,12 @@
 `linear_attn.py`, `gla.py`, `simple_gla.py`, `constant_decay.py` and `mamba2.py` are what users
 call. `kernels.recurrence` makes a `torch.library` op of each and of `forward` and `backward` in
 `chunk.py`, `fused_chunk.py`, `fused_recurrent.py` and `parallel.py`; `rwkv6.py` and `gsa.py` call
-`gla`, and `hgrn.py` and `log_linear_attn.py` have kernels of their own:
+`gla`, and `hgrn.py`, `log_linear_attn.py` and `feature_maps.py` have kernels of their own:
 
     forward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, output_final_state, out_dtype)
         -> (o, final_state | None)
-    backward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, do, dfinal_state, keys_dtype)
+    backward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, do, dfinal_state, keys_dtype,
+        values_dtype)
         -> (dq, dk, dv, dg | None, dinitial_state | None)
 
 - q, k `[B, T, H, K]`, v `[B, T, H, V]` of one dtype; g `[B, T, H, K]`, or `[B, T, H]` where all
@@ -21,9 +22,10 @@ call. `kernels.recurrence` makes a `torch.library` op of each and of `forward` a
 - o `[B, T, H, V]` in `out_dtype`: v's dtype, or float32 under `normalize`, so that the quotient is
   rounded once. final_state `[N, H, K, V]` float32, None unless `output_final_state`.
 - do has o's shape, any stride, and o's dtype or v's; dfinal_state `[N, H, K, V]` float32, or None.
-- dq, dk are in `keys_dtype`, float32 where heads are summed afterwards, and the other gradients in
-  the dtypes of their inputs; dg None without g, dinitial_state None without
-  initial_state. Nothing is saved between the two: backward recomputes the states that it needs.
+- dq, dk are in `keys_dtype`, float32 where heads are summed afterwards, dv in `values_dtype`,
+  float32 where a wrapper goes on with it, and dg in the dtype of g; dg None without g,
+  dinitial_state None without initial_state. Nothing is saved between the two: backward recomputes
+  the states that it needs.
 
 `fused_recurrent` takes `gv` (after g) and `reverse` besides and returns `dgv` after `dg`;
 `fused_chunk` and `parallel` have no gates per key channel.
@@ -31,6 +33,7 @@ call. `kernels.recurrence` makes a `torch.library` op of each and of `forward` a
 
 from kernels.linear.abc import abc
 from kernels.linear.constant_decay import lightning_attn, retention
+from kernels.linear.feature_maps import feature_map
 from kernels.linear.gla import gla
 from kernels.linear.gsa import gsa
 from kernels.linear.hgrn import hgrn
@@ -46,6 +49,7 @@ from kernels.linear.simple_gla import simple_gla
 
 __all__ = [
     "abc",
+    "feature_map",
     "gla",
     "gsa",
     "hgrn",

@@ -1,15 +1,16 @@
 """Attention with bounded memory control: slots that are averages of the tokens so far."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear.gsa import by_two_passes
 from kernels.linear.log_weights import log_weights
+from kernels.primitives.layout import widened
 from kernels.primitives.states import without_last
-from kernels.recurrence import wrapper
+from kernels.recurrence import Options, wrapper
 
 
 def as_gsa(
@@ -19,6 +20,7 @@ def as_gsa(
     cu_seqlens: Tensor | None,
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    (s,) = widened(s)
     S, z = without_last(initial_state)
     weight, _, left, z = log_weights(s, None, z, cu_seqlens)
     s = torch.exp(s.float() - weight)
@@ -33,12 +35,9 @@ def abc(
     v: Float[Tensor, "B T H V"],
     s: Float[Tensor, "B T H M"],
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H M K+V+1"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H M K+V+1"] | None]:
     """Attention with bounded memory control, `reference.abc`: the two passes of `gsa` with slots
     that take exp(s - z), in float32. M is 1 to 256.

@@ -70,9 +70,11 @@ def _within(
     scale, sequences, tokens, heads, key_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
     DELTA: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
+    FINE: tl.constexpr = False,
 ):  # fmt: skip
     """A program does for one chunk and head what gates per channel do within it: it decays q from
     the start and k to the end of the chunk, and computes the scores A. q and A get the scale.
+    If FINE, no operand of A is rounded to bfloat16.
 
     With a delta rule (see `kernels.delta.chunk`) the readers e decay like q, and their overlaps
     with keys are computed beside A, below the diagonal. Where readers are EXCLUSIVE, so is q, whose
@@ -126,7 +128,8 @@ def _within(
             X = x * decayed
             if DELTA:
                 overlaps += tl.where(pairs, product(X, tl.trans(X), DTYPE), 0.0)
-            scores += tl.where(pairs, product(q * decayed, tl.trans(X), DTYPE), 0.0)
+            of_level = product(q * decayed, tl.trans(X), DTYPE, FINE_A=FINE, FINE_B=FINE)
+            scores += tl.where(pairs, of_level, 0.0)
     scores = tl.where(rows[:, None] == rows[None, :], diagonal[:, None], scores)
     scores = tl.where(rows[:, None] >= rows[None, :], scores, 0.0)
     store_rows(scores_ptr + cell * C * C, scores * scale, rows, rows, C, C, C)
@@ -456,7 +459,7 @@ def _gradients(
             dq *= head_decay(0, g, DTYPE)[:, None]
             dk *= head_decay(1, g, DTYPE)[:, None]
             dA *= pair_decay(0, g, C, DTYPE)
-            # Of the gate at t: the pairs i >= t > j, queries from t on, and keys before.
+            # The gate at t gets those of pairs i >= t > j, of queries from t on, of keys before.
             straddling = tl.cumsum(dA * product(q, tl.trans(k), DTYPE), 0, reverse=True)
             after_key = chunk_span_transposed(1, C)
             dg = tl.sum(tl.where(after_key, straddling, 0.0), 1)
@@ -473,13 +476,13 @@ def _gradients(
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What states and outputs read of a recurrence.
+    """The rows of a recurrence that states and outputs are computed from.
 
     Args:
         q, k: `[B, T, H, K]`, in `dtype`; with gates per channel `scale · exp(P) ∘ q` and
-            `exp(R) ∘ k` in float32. What no states are made of may be rounded as outputs round it.
+            `exp(R) ∘ k` in float32. Rows that only outputs read may be rounded as they round them.
         g: log decays of heads `[B, T, H]`, or None.
-        scale: what is left of it to multiply with: 1 with gates per channel.
+        scale: the factor that is still to be multiplied: 1 with gates per channel.
         chunks: how T is cut.
         dtype: of the inputs.
         passed: `exp(P_C) [chunks, H, K]` of gates per channel, or None.
@@ -496,7 +499,7 @@ class Recurrence:
     scores: Tensor | None = None
 
     def flags(self) -> dict[str, Any]:
-        """What kernels are told of it."""
+        """The compile-time flags of the kernels that read it."""
         return {
             "DTYPE": TRITON_DTYPES[self.dtype],
             "USE_G": self.passed is not None,
@@ -515,7 +518,7 @@ def recurrence(
     tile: Entry,
     reads_only: bool = False,
 ) -> Recurrence:
-    """Of contiguous q, k and gates of any kind; see `decay_within`."""
+    """Make the rows of contiguous q, k and gates of any kind; see `decay_within`."""
     if g is not None and g.dim() == 4:
         return decay_within(q, k, g, chunks, scale=scale, tile=tile, reads_only=reads_only)[0]
     return Recurrence(q, k, g, scale, chunks, q.dtype)
@@ -531,12 +534,14 @@ def decay_within(
     tile: Entry,
     reads_only: bool,
     e: Tensor | None = None,
+    fine: bool = False,
 ) -> tuple[Recurrence, Tensor | None, Tensor | None]:
     """The recurrence of gates per channel. Of a delta rule with readers `e [B, T, H, K]` also
     `exp(P) ∘ e` and the overlaps `[chunks, H, C, C]` in float32, of use below the diagonal.
 
     Args:
         reads_only: no states are made of q, and nothing of e but products, which round them.
+        fine: A is an exponent, and its operands are not rounded.
     """
     heads, key_dim, length = q.shape[2], q.shape[3], tile.tokens
     reads_dtype = workspace_dtype(q.dtype) if reads_only else torch.float32
@@ -555,7 +560,7 @@ def decay_within(
         scale, chunks.sequences, q.shape[1], heads, key_dim,
         C=length, BK=BK, LEVELS=length.bit_length() - 1,
         DELTA=e is not None, EXCLUSIVE=e is not None and e is not k,
-        PACKED=chunks.cu_seqlens is not None,
+        PACKED=chunks.cu_seqlens is not None, FINE=fine,
         num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip
     decayed = Recurrence(decayed_q, decayed_k, None, 1.0, chunks, q.dtype, passed, scores)
@@ -563,8 +568,8 @@ def decay_within(
 
 
 def workspace_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of what products round to bfloat16 anyway, for bfloat16 inputs; what is computed of float16
-    may leave its range."""
+    """The dtype of operands that products round anyway: bfloat16 for bfloat16 inputs. Values
+    computed from float16 inputs may leave its range, and stay in float32."""
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
 
 
@@ -617,6 +622,7 @@ def backward(
     do: Tensor,
     dfinal_state: Tensor | None,
     keys_dtype: torch.dtype,
+    values_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of `forward`'s inputs from those of its outputs.
 
@@ -624,10 +630,11 @@ def backward(
         do: `[B, T, H, V]` in the dtype of q or float32.
         dfinal_state: `[N, H, K, V]` float32, or None for zero.
         keys_dtype: of dq and dk; float32 where they are summed over heads afterwards.
+        values_dtype: of dv; float32 where a wrapper computes v, see `kernels.recurrence.compute`.
 
     Returns:
-        dq, dk; dv, dg in the dtypes of their inputs, dinitial_state float32; dg and dinitial_state
-        are None where there is no input.
+        dq, dk, dv; dg in the dtype of g, dinitial_state float32; dg and dinitial_state are None
+        where there is no input.
     """
     q, k, v, g, do = contiguous(q, k, v, g, do)
     chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
@@ -636,7 +643,7 @@ def backward(
     dstates, dinitial = pass_states(
         rows, do, dfinal_state, final=initial_state is not None, reverse=True, tile=tile
     )
-    dv = torch.empty_like(v)
+    dv = torch.empty_like(v, dtype=values_dtype)
     outputs(rows, do, dstates, dv, reverse=True, tile=tile)
     del rows  # before `gradients` wants memory
     dq, dk, dg, _ = gradients(

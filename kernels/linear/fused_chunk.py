@@ -155,13 +155,14 @@ def backward(
     do: Tensor,
     dfinal_state: Tensor | None,
     keys_dtype: torch.dtype,
+    values_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of `forward`'s inputs; arguments and returns as in `chunk.backward`."""
     if g is not None:
         return chunk.backward(
             q, k, v, g,
             scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens, tile=tile,
-            do=do, dfinal_state=dfinal_state, keys_dtype=keys_dtype,
+            do=do, dfinal_state=dfinal_state, keys_dtype=keys_dtype, values_dtype=values_dtype,
         )  # fmt: skip
     q, k, v, do = contiguous(q, k, v, do)
     dtype = q.dtype
@@ -174,7 +175,7 @@ def backward(
         write_factor=scale, transposed=True, reverse=True,
     )  # fmt: skip
     dv, dinitial = _run(
-        k, q, do, dfinal_state, cu_seqlens, tile, dtype, dtype,
+        k, q, do, dfinal_state, cu_seqlens, tile, dtype, values_dtype,
         write_factor=scale, reverse=True, final=initial_state is not None,
     )  # fmt: skip
     return dq, dk, dv, None, dinitial

@@ -114,7 +114,7 @@ def _forward(
     state = (program // (num_v * num_k)).to(tl.int64)
     head = state % heads
     batch, start, length = _locate(cu_seqlens_ptr, tokens, state // heads, PACKED)
-    # Where the tile lies is in the pointers: columns that a compiler knows are loaded side by side.
+    # The pointers have the place of the tile: the compiler joins loads of columns that it knows.
     first_k = part_k * BK
     first_v = (program % num_v) * BV
     cols_k = tl.arange(0, BK)
@@ -343,6 +343,7 @@ def backward(
     do: Float[Tensor, "B T H V"],
     dfinal_state: Float[Tensor, "N H K V"] | None,
     keys_dtype: torch.dtype,
+    values_dtype: torch.dtype,
     reverse: bool,
 ) -> tuple[
     Float[Tensor, "B T H K"],
@@ -360,7 +361,7 @@ def backward(
     num_k, num_v = cdiv(key_dim, BK), cdiv(value_dim, BV)
     programs = sequences * heads * num_k * num_v
     dq, dk = (empty_parts(num_v, x.shape, keys_dtype, x.device) for x in (q, k))
-    dv = empty_parts(num_k, v.shape, v.dtype, v.device)
+    dv = empty_parts(num_k, v.shape, values_dtype, v.device)
     dg = None
     if g is not None:
         dg = empty_parts(num_v if g.dim() == 4 else num_k * num_v, g.shape, g.dtype, g.device)
@@ -393,7 +394,7 @@ def backward(
     return (
         add_parts(dq, keys_dtype),
         add_parts(dk, keys_dtype),
-        add_parts(dv, v.dtype),
+        add_parts(dv, values_dtype),
         None if g is None else add_parts(dg, g.dtype),
         None if gv is None else add_parts(dgv, gv.dtype),
         dinitial_state,
@@ -401,7 +402,7 @@ def backward(
 
 
 def _width(dim: int, tile: Tile) -> int:
-    """Of a tile of the state along K or V."""
+    """The width of a tile of the state along K or V."""
     return min(tile.features, max(16, next_power_of_2(dim)))
 
 

@@ -1,13 +1,13 @@
 """Gated linear attention: linear attention whose state forgets, channel by channel."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear import chunk, fused_recurrent
 from kernels.linear.normalize import normalized
-from kernels.recurrence import recurrence
+from kernels.recurrence import ReversibleOptions, recurrence
 
 
 @recurrence(chunk, fused_recurrent, around=normalized)
@@ -18,13 +18,9 @@ def gla(
     g: Float[Tensor, "B T H K"] | None = None,
     *,
     gv: Float[Tensor, "B T H V"] | None = None,
-    scale: float | None = None,
     normalize: bool = False,
-    initial_state: Float[Tensor, "N H K V+normalize"] | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+normalize"] | None]:
     """Gated linear attention, `reference.gla`."""

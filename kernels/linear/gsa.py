@@ -1,13 +1,13 @@
 """Gated slot attention: softmax attention over a fixed number of slots that forget."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear.gla import gla
-from kernels.recurrence import wrapper
+from kernels.recurrence import Options, wrapper
 
 
 def by_two_passes(
@@ -43,12 +43,9 @@ def gsa(
     s: Float[Tensor, "B T H M"],
     g: Float[Tensor, "B T H M"] | None = None,
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H M K+V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H M K+V"] | None]:
     """Gated slot attention, `reference.gsa`: `gla` with gv = g over the keys of the slots, a
     softmax, and `gla` with g over their values, in float32. M is 1 to 256.

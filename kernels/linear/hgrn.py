@@ -13,31 +13,22 @@ The same kernels run in the log of a sum, `z_t = log(exp(z_{t-1} + g_t) + exp(x_
     dx_t = sigmoid(x_t - z_{t-1} - g_t) ∘ D_t,    dg_t = sigmoid(z_{t-1} + g_t - x_t) ∘ D_t
 """
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from kernels import tiles
-from kernels.arguments import (
-    bind_dims,
-    check_boundaries,
-    check_cu_seqlens,
-    check_dtype,
-    check_flags,
-    check_one_dtype,
-    count_sequences,
-    describe,
-)
+from kernels import arguments, tiles
+from kernels.arguments import describe
 from kernels.differentiable import differentiable
 from kernels.modes import check_mode
-from kernels.op import op
 from kernels.primitives.chunks import locate_sequence
 from kernels.primitives.layout import contiguous
 from kernels.primitives.states import optional
+from kernels.recurrence import StateOptions, stateful
 from kernels.tiles import cdiv, next_power_of_2
 
 
@@ -48,7 +39,7 @@ def _load(ptr, row, dim, cols, inside):
 
 @triton.jit
 def _step(h, x, g, LOG: tl.constexpr):
-    """h_t."""
+    """Return h_t."""
     if LOG:
         top = tl.maximum(h + g, x)
         top = tl.where(top == float("-inf"), 0.0, top)
@@ -62,7 +53,7 @@ def _step(h, x, g, LOG: tl.constexpr):
 def _slopes(h, x, g, LOG: tl.constexpr):
     """The derivatives of h_t by what is left of h_{t-1}, and by x_t."""
     if LOG:
-        # Of the difference, as an ulp of a large sum would be an error of its exponential.
+        # The sigmoid of a difference: an ulp of a large sum would be an error of its exponential.
         nothing = (h + g == float("-inf")) & (x == float("-inf"))
         ahead = x - (h + g)
         kept = tl.where(nothing, 0.0, tl.sigmoid(-ahead))
@@ -143,9 +134,9 @@ def _forward_of(
     *, x: Tensor, g: Tensor, initial_state: Tensor | None, cu_seqlens: Tensor | None, log: bool,
     output_final_state: bool, tile: int,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    check_boundaries("cu_seqlens", cu_seqlens, x.shape[1])
+    arguments.check_boundaries("cu_seqlens", cu_seqlens, x.shape[1])
     batch, tokens, dim = x.shape
-    sequences = count_sequences(batch, cu_seqlens)
+    sequences = arguments.count_sequences(batch, cu_seqlens)
     blocks = _blocks(dim, tile)
     o = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     final = x.new_empty(sequences, dim, dtype=torch.float32) if output_final_state else None
@@ -161,7 +152,7 @@ def _backward_of(
     output_final_state: bool, tile: int, d0: Tensor, d1: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     batch, tokens, dim = x.shape
-    sequences = count_sequences(batch, cu_seqlens)
+    sequences = arguments.count_sequences(batch, cu_seqlens)
     blocks = _blocks(dim, tile)
     dx, dg = (torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in (x, g))
     dinitial = None
@@ -178,7 +169,7 @@ def _backward_of(
 
 def _shapes(given):
     x = given["x"]
-    state = (count_sequences(x.shape[0], given["cu_seqlens"]), x.shape[2])
+    state = (arguments.count_sequences(x.shape[0], given["cu_seqlens"]), x.shape[2])
     return (x.shape, x.dtype), (state if given["output_final_state"] else (0,), torch.float32)
 
 
@@ -213,14 +204,14 @@ def checked(
     cu_seqlens: Tensor | None, mode: str, tile: int | None, log: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Check the arguments, and `scan`."""
-    check_flags(output_final_state=output_final_state)
-    sizes = bind_dims(
+    arguments.check_flags(output_final_state=output_final_state)
+    sizes = arguments.bind_dims(
         x=(x, "B T D"), g=(g, "B T D"), initial_state=(initial_state, "N D")
     )  # fmt: skip
-    check_dtype("g", g, torch.float32, check_one_dtype(x=x))
-    check_dtype("initial_state", initial_state, torch.float32)
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], x.device)
-    sequences = count_sequences(sizes["B"], cu_seqlens)
+    arguments.check_dtype("g", g, torch.float32, arguments.check_one_dtype(x=x))
+    arguments.check_dtype("initial_state", initial_state, torch.float32)
+    cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], x.device)
+    sequences = arguments.count_sequences(sizes["B"], cu_seqlens)
     if initial_state is not None and len(initial_state) != sequences:
         wanted = f"expected [N, D] with N={sequences}, D={sizes['D']}"
         raise ValueError(f"initial_state: {describe(initial_state)}, {wanted}")
@@ -231,24 +222,16 @@ def checked(
     )  # fmt: skip
 
 
-@op(
+@stateful(
     checked,
     outputs=("o", "final_state"),
-    about="Differentiable once, through both returns. All sums are float32.",
-    texts={
-        "initial_state": "float32.",
-        "cu_seqlens": "int32 or int64.",
-        "final_state": "float32; None unless `output_final_state`.",
-    },
 )
 def hgrn(
     x: Float[Tensor, "B T D"],
     g: Float[Tensor, "B T D"],
     *,
-    initial_state: Float[Tensor, "N D"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N D"] | None]:
     """A gated recurrence of each channel by itself, `reference.hgrn`."""

@@ -1,13 +1,13 @@
 """Linear attention: a softmax-free attention whose whole past is one matrix."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear import chunk, fused_chunk, fused_recurrent
 from kernels.linear.normalize import normalized
-from kernels.recurrence import recurrence
+from kernels.recurrence import ReversibleOptions, recurrence
 
 
 @recurrence(chunk, fused_chunk, fused_recurrent, around=normalized)
@@ -16,13 +16,9 @@ def linear_attn(
     k: Float[Tensor, "B T H K"],
     v: Float[Tensor, "B T H V"],
     *,
-    scale: float | None = None,
     normalize: bool = False,
-    initial_state: Float[Tensor, "N H K V+normalize"] | None = None,
-    output_final_state: bool = False,
-    reverse: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+normalize"] | None]:
     """Causal linear attention, `reference.linear_attn`."""

@@ -22,12 +22,12 @@ which may be 0. Nodes up to a multiple of `tile.tokens` are kept, one for each s
 within a segment are computed again.
 """
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
@@ -50,6 +50,7 @@ from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_eac
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_number, load_row
+from kernels.recurrence import StatelessOptions
 from kernels.scale import resolve_scale
 from kernels.tiles import Tile, cdiv, next_power_of_2
 
@@ -94,7 +95,7 @@ def _forward(
         v = load_row(v_ptr, row, value_dim, values, in_v)
         if USE_G:
             left = _decay_all(left, load_number(g_ptr, row))
-        # What becomes the node of this token.
+        # The leaf of the tree that belongs to this token.
         B = k[:, None] * v[None, :]
         o = load_number(level_scales_ptr, row * levels) * tl.sum(B * q[:, None], 0)
         for bit in range(bits):
@@ -401,9 +402,8 @@ def log_linear_attn(
     level_scales: Float[Tensor, "B T H L"],
     g: Float[Tensor, "B T H"] | None = None,
     *,
-    scale: float | None = None,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Log-linear attention, `reference.log_linear_attn`."""

@@ -1,13 +1,14 @@
 """Mamba-2: a selective state space whose state matrix is a number times the identity."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.arguments import describe
 from kernels.linear.simple_gla import simple_gla
-from kernels.recurrence import compute, wrapper
+from kernels.primitives.layout import widened
+from kernels.recurrence import StateOptions, compute, wrapper
 
 
 def through_simple_gla(
@@ -16,16 +17,17 @@ def through_simple_gla(
     groups, heads, dtype = B.shape[2], x.shape[2], x.dtype
     if groups == 0 or heads % groups:
         raise ValueError(f"x: {describe(x)}, expected a multiple of the {groups} groups of B and C")
-    step = dt.float()
+    step, (x,) = dt.float(), widened(x)
     y, final_state = compute(
         simple_gla.__name__,
         grouped=("q", "k"),
         q=C,
         k=B,
-        v=(step[..., None] * x).to(dtype),
+        v=(step[..., None] * x).to(x.dtype),
         g=step * A,
         scale=1.0,
         reverse=False,
+        within=dtype,
         **given,
     )
     if D is not None:
@@ -47,11 +49,9 @@ def mamba2(
     C: Float[Tensor, "B T G K"],
     D: Float[Tensor, "H"] | None = None,
     *,
-    initial_state: Float[Tensor, "N H K V"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The state space of Mamba-2, `reference.mamba2`: `simple_gla` with q = C, k = B, v = dt ∘ x,
     g = dt A and scale 1, plus D x. The paper's head dim P is V here, and its state dim N is K.

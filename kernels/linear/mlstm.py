@@ -1,15 +1,16 @@
 """mLSTM: a matrix memory with exponential gates, and a normalizer."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear.log_weights import log_weights
 from kernels.linear.simple_gla import simple_gla
+from kernels.primitives.layout import widened
 from kernels.primitives.shift import of_the_token_before
-from kernels.recurrence import wrapper
+from kernels.recurrence import Options, wrapper
 
 
 def with_a_normalizer(
@@ -27,6 +28,7 @@ def with_a_normalizer(
     if initial_state is not None:
         C, n = initial_state[..., :-1, :-1], initial_state[..., :-1, -1:]
         z0 = initial_state[..., -1, -1]
+    i, g = widened(i, g)
     # Outputs do not depend on z but by rounding: its terms cancel in every gradient, so none flows
     # through it. The state that is handed on is divided by exp z, and depends on it.
     z, _, _, last = log_weights(i, g, z0, cu_seqlens)
@@ -60,12 +62,9 @@ def mlstm(
     i: Float[Tensor, "B T H"],
     g: Float[Tensor, "B T H"],
     *,
-    scale: float | None = None,
-    initial_state: Float[Tensor, "N H K+1 V+1"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K+1 V+1"] | None]:
     """The matrix memory of xLSTM, `reference.mlstm`: `simple_gla` for the values and for the
     normalizer, in float32.

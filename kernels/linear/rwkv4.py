@@ -1,15 +1,15 @@
 """RWKV-4: in each channel, an average of the values so far, weighted by keys that decay."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear.hgrn import scan
 from kernels.linear.log_weights import log_weights
 from kernels.primitives.shift import of_the_token_before
-from kernels.recurrence import wrapper
+from kernels.recurrence import StateOptions, wrapper
 
 
 def by_two_scans(
@@ -46,11 +46,9 @@ def rwkv4(
     w: Float[Tensor, "D"],
     u: Float[Tensor, "D"],
     *,
-    initial_state: Float[Tensor, "N 2 D"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N 2 D"] | None]:
     """The weighted key values of RWKV-4, `reference.rwkv4`: a scan of the logarithm of the weights,
     and one of the mean, in float32.

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear.gla import gla
+from kernels.primitives.layout import widened
 from kernels.primitives.shift import last_tokens, of_the_token_before
 from kernels.recurrence import Options, wrapper
 from kernels.scale import resolve_scale
@@ -26,9 +27,7 @@ def one_token_late(
 ) -> tuple[Tensor, Tensor | None]:
     # With what the token before writes and how it decays, S_t of `gla` is S_{t-1} of RWKV-6.
     dtype = v.dtype
-    if dtype == torch.float16:
-        # The parts of a gradient may overflow where their sum does not.
-        r, k, v, w = (x.float() for x in (r, k, v, w))
+    r, k, v, w = widened(r, k, v, w)
     late = (of_the_token_before(x, cu_seqlens) for x in (k, v, w))
     o, before = gla(
         r, *late, **given, initial_state=initial_state, cu_seqlens=cu_seqlens,

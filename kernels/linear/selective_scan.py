@@ -1,12 +1,13 @@
 """Mamba: a selective state space with a decay for each channel and each of its states."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels.linear.gla import gla
-from kernels.recurrence import compute, wrapper
+from kernels.primitives.layout import widened
+from kernels.recurrence import StateOptions, compute, wrapper
 
 
 def through_gla(
@@ -20,7 +21,8 @@ def through_gla(
     initial_state: Tensor | None,
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    step = dt.float()
+    dtype = x.dtype
+    step, (x,) = dt.float(), widened(x)
     y, final_state = compute(
         gla.__name__,
         grouped=("q", "k"),
@@ -32,12 +34,13 @@ def through_gla(
         scale=1.0,
         normalize=False,
         reverse=False,
+        within=dtype,
         initial_state=None if initial_state is None else initial_state[..., None],
         **given,
     )
     y = y.squeeze(-1)
     if D is not None:
-        y = (y + D.float() * x).to(x.dtype)
+        y = (y + D.float() * x).to(dtype)
     return y, None if final_state is None else final_state.squeeze(-1)
 
 
@@ -55,11 +58,9 @@ def selective_scan(
     C: Float[Tensor, "B T K"],
     D: Float[Tensor, "D"] | None = None,
     *,
-    initial_state: Float[Tensor, "N D K"] | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, " N+1"] | None = None,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     tile: int | None = None,
+    **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N D K"] | None]:
     """The selective scan of Mamba, `reference.selective_scan`: `gla` with a head of one value for
     each channel.

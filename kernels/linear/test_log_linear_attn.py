@@ -1,4 +1,4 @@
-"""What the laws do not say of log-linear attention."""
+"""Tests of log-linear attention that no law covers."""
 
 from typing import Any
 

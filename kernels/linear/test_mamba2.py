@@ -1,4 +1,4 @@
-"""Of what `mamba2` is made besides `simple_gla`, in 16 bits: integers whose sums have more."""
+"""Tests of what `mamba2` adds to `simple_gla`, with integers whose sums do not fit 16 bits."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Of what `mlstm` is made besides `simple_gla`: its stabilizer."""
+"""Tests of what `mlstm` adds to `simple_gla`: its stabilizer."""
 
 import torch
 

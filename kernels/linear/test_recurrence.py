@@ -1,4 +1,4 @@
-"""What the laws do not say of linear attention: registration, gradients, the choice of mode."""
+"""Tests of linear attention that no law covers: registration, gradients, the choice of mode."""
 
 import pytest
 import torch
@@ -49,6 +49,7 @@ def test_every_op_passes_opcheck(
         "reverse": True,
         "output_final_state": with_state,
         "out_dtype": torch.float32,
+        "dtype": torch.float32,
         "tile": len(TABLE[op, mode]) - 1,
     }
     torch.library.opcheck(registered.op, tuple(given[name] for name in registered.names))
@@ -169,8 +170,8 @@ def test_decays_that_are_the_same_at_every_token_do_not_add_up_their_errors(
 
 @pytest.mark.parametrize(("op", "mode"), [each for each in LINEAR if each[1] != "fused_recurrent"])
 def test_a_cotangent_in_float32_keeps_its_bits(op: str, mode: str, device: torch.device) -> None:
-    """Of a normalised op in 16 bits the output is float32 before it is divided, and so is what
-    comes back: sums over channels and over queries are 257 - 256."""
+    """A normalised op in 16 bits divides a float32 output, and so the cotangent that comes back is
+    float32 too: sums over channels and over queries are 257 - 256."""
     one = torch.ones(1, 2, 1, 16, dtype=torch.bfloat16, device=device)
     first = torch.arange(16, device=device) == 0
     q, k, v = one * first, one * first, one * (torch.arange(16, device=device) < 2)
@@ -183,7 +184,8 @@ def test_a_cotangent_in_float32_keeps_its_bits(op: str, mode: str, device: torch
         g = torch.zeros_like(one if op == "gla" else one[..., 0])
     chosen = tiles.choose(op, mode, dim=16, dtype=one.dtype, device=one.device, tile=None)
     given = dict(zip("qkv", leaves, strict=True)) | {"g": g, "initial_state": None}
-    settings = {"scale": 1.0, "output_final_state": True, "out_dtype": torch.float32}
+    settings = {"scale": 1.0, "output_final_state": True}
+    settings |= {"out_dtype": torch.float32, "dtype": one.dtype}
     o, _ = REGISTERED[op, mode](**given, cu_seqlens=None, **settings, tile=chosen)
     dq, dk, dv = torch.autograd.grad(o, leaves, do)
     assert torch.equal(dq, q)

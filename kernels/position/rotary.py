@@ -10,18 +10,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels import tiles
-from kernels.arguments import (
-    bind_dims,
-    check_boundaries,
-    check_cu_seqlens,
-    check_dtype,
-    check_flags,
-    check_one_dtype,
-    check_range,
-    count_sequences,
-    describe,
-)
+from kernels import arguments, tiles
+from kernels.arguments import describe
 from kernels.tiles import cdiv, next_power_of_2
 
 _INDICES = (torch.int32, torch.int64)
@@ -66,7 +56,7 @@ def _rotate(
             row = tl.load(rows_ptr, mask=inside[:, None]).to(tl.int64)
     else:
         row = (time + offset)[:, None]
-    # In float32, and with them the products. What is masked is nowhere stored.
+    # Products with float32 tables are float32. Masked lanes are not stored anywhere.
     cos = tl.load(cos_ptr + row * cos_stride_r + pair * cos_stride_p, mask=turned)
     sin = tl.load(sin_ptr + row * sin_stride_r + pair * sin_stride_p, mask=turned)
     cos, sin = cos.to(tl.float32), sin.to(tl.float32)
@@ -116,13 +106,13 @@ def _table_rows(
     """
     batch, tokens = x.shape[:2]
     if cu_seqlens is not None:
-        check_boundaries("cu_seqlens", cu_seqlens, tokens)
+        arguments.check_boundaries("cu_seqlens", cu_seqlens, tokens)
     if positions is not None:
         rows = positions
         if axes is not None:
             _check_within("axes", axes, len(positions), "axes of position_ids")
     elif cu_seqlens is not None:
-        # In 64 bits, or an offset past the tables could wrap into them.
+        # In 32 bits an offset past the tables could wrap into them.
         bounds = cu_seqlens.long()
         row_of_token_0 = (offset if offsets is None else offsets) - bounds[:-1]
         rows = torch.arange(tokens, device=bounds.device) + row_of_token_0.repeat_interleave(
@@ -303,17 +293,17 @@ def rotary_embedding(
 
     Source: RoFormer, arXiv 2104.09864; halves as in GPT-NeoX, arXiv 2204.06745.
     """
-    sizes = bind_dims(
+    sizes = arguments.bind_dims(
         x=(x, "B T H D"), cos=(cos, "R P"), sin=(sin, "R P"), position_ids=(position_ids, "B T")
     )
-    check_dtype("position_ids", position_ids, *_INDICES)
+    arguments.check_dtype("position_ids", position_ids, *_INDICES)
     batch, tokens, length = sizes["B"], sizes["T"], sizes["R"]
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, batch, x.device)
+    cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, batch, x.device)
     offset, offsets = 0, None
     if isinstance(seqlen_offsets, Tensor):
         offsets = seqlen_offsets
-        check_dtype("seqlen_offsets", offsets, *_INDICES)
-        sequences = count_sequences(batch, cu_seqlens)
+        arguments.check_dtype("seqlen_offsets", offsets, *_INDICES)
+        sequences = arguments.count_sequences(batch, cu_seqlens)
         if offsets.shape != (sequences,):
             raise ValueError(
                 f"seqlen_offsets: {describe(offsets)}, expected [N] with N={sequences} sequences"
@@ -374,7 +364,7 @@ def multiaxis_rotary(
 
     Source: Qwen2-VL, arXiv 2409.12191, section 2.1.
     """
-    bind_dims(
+    arguments.bind_dims(
         x=(x, "B T H D"),
         cos=(cos, "R P"),
         sin=(sin, "R P"),
@@ -384,7 +374,7 @@ def multiaxis_rotary(
     for name, indices in (("position_ids", position_ids), ("axes", axes)):
         if indices is None:
             raise TypeError(f"{name}: None, expected a tensor of integers")
-        check_dtype(name, indices, *_INDICES)
+        arguments.check_dtype(name, indices, *_INDICES)
     where = 0, None, None, position_ids, axes
     return _turned(x, cos, sin, where, interleaved, conjugate, inplace, mode, tile)
 
@@ -401,13 +391,13 @@ def _turned(
     tile: int | None,
 ) -> Tensor:
     """Check what both ops share, and launch."""
-    check_flags(interleaved=interleaved, conjugate=conjugate, inplace=inplace)
-    dtype = check_one_dtype(x=x)
-    check_dtype("cos", cos, torch.float32, dtype)
-    check_dtype("sin", sin, cos.dtype)
+    arguments.check_flags(interleaved=interleaved, conjugate=conjugate, inplace=inplace)
+    dtype = arguments.check_one_dtype(x=x)
+    arguments.check_dtype("cos", cos, torch.float32, dtype)
+    arguments.check_dtype("sin", sin, cos.dtype)
     batch, tokens, _, head_dim = x.shape
     pairs = cos.shape[1]
-    check_range("head_dim (the last dim of x)", head_dim, 1, 256)
+    arguments.check_range("head_dim (the last dim of x)", head_dim, 1, 256)
     if 2 * pairs > head_dim:
         raise ValueError(
             f"cos: {describe(cos)} turns {2 * pairs} dims of each head, "

@@ -1,11 +1,18 @@
-"""What PyTorch is promised of the rotary ops: autograd, in-place writes, compilation."""
+"""Tests of the rotary ops under autograd, in-place writes and compilation."""
 
 import pytest
 import torch
 from torch import Tensor
 from torch.library import opcheck
 
-from kernels.position import rotary_embedding, rotary_tables
+from kernels.position import (
+    relative_buckets,
+    rotary_axes,
+    rotary_embedding,
+    rotary_frequencies,
+    rotary_tables,
+    xpos_tables,
+)
 from kernels.position.rotary import _rotary, _rotary_
 
 COS, SIN = rotary_tables(20, 6)
@@ -39,6 +46,32 @@ def test_opcheck_passes_with_positions(axes: Tensor | None) -> None:
     arguments = (COS, SIN, 0, None, None, *given, True, False, 0)
     opcheck(_rotary, (x.clone().requires_grad_(), *arguments))
     opcheck(_rotary_, (x.clone(), *arguments))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rotary_frequencies(8),
+        lambda: rotary_frequencies(8, scaling={"rope_type": "linear", "factor": 4.0}),
+        lambda: rotary_tables(5, 8),
+        lambda: xpos_tables(5, 8),
+        lambda: rotary_axes(4, (2, 1, 1)),
+        lambda: relative_buckets(4, 6),
+    ],
+)
+def test_a_table_is_the_callers_to_change(make) -> None:
+    """A table that is cached and handed out twice changes with the first caller's copy."""
+
+    def tensors() -> list[Tensor]:
+        made = make()
+        return [made] if isinstance(made, Tensor) else [x for x in made if isinstance(x, Tensor)]
+
+    first = tensors()
+    want = [x.clone() for x in first]
+    for x in first:
+        x.add_(1)
+    for x, y in zip(tensors(), want, strict=True):
+        assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

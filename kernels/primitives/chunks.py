@@ -1,4 +1,4 @@
-"""Where a chunk of tokens is, in a dense batch and in a packed one."""
+"""The places of chunks of tokens, in a dense batch and in a packed one."""
 
 from typing import NamedTuple
 

@@ -50,7 +50,7 @@ _LOW = tl.constexpr(0.0017409306019544601)
 
 
 def gate_flags(g: Tensor | None) -> dict[str, bool]:
-    """What the kernels are told of log decays: per channel `[B, T, H, K]`, per head `[B, T, H]`."""
+    """Flags of log decays: USE_G per channel `[B, T, H, K]`, USE_HEAD_G per head `[B, T, H]`."""
     return {"USE_G": g is not None and g.dim() == 4, "USE_HEAD_G": g is not None and g.dim() == 3}
 
 

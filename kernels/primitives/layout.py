@@ -1,13 +1,23 @@
-"""Inputs as kernels address them: whole, or with dense rows; what lies otherwise is copied."""
+"""Inputs as kernels address them. A tensor with other strides is copied."""
 
+import torch
 from torch import Tensor
 
 
 def contiguous(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Those without gaps, for kernels that take their sizes for their strides."""
+    """Return them without gaps, for kernels that compute strides from sizes."""
     return tuple(None if x is None else x.contiguous() for x in tensors)
 
 
 def dense_rows(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Those whose last dim is dense, for kernels that take any stride but that one."""
+    """Return them with a dense last dim, for kernels that take the other strides."""
     return tuple(x if x is None or x.stride(-1) == 1 else x.contiguous() for x in tensors)
+
+
+def widened(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return float16 tensors in float32, for a wrapper to compute with.
+
+    The parts of a gradient may leave the range of float16 where their sum does not, and autograd
+    rounds each to the dtype of what it is the gradient of.
+    """
+    return tuple(x.float() if x is not None and x.dtype == torch.float16 else x for x in tensors)

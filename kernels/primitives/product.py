@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-# What a kernel is told as DTYPE where no pointer says it.
+# The values of DTYPE, for kernels that have no pointer of the dtype of the inputs.
 TRITON_DTYPES = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,

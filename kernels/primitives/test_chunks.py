@@ -31,6 +31,7 @@ _LENGTHS = {
     "none_between": (0, 0, 3, 0, 9, 4, 0, 0),
     "parts_of_one_chunk": (1,) * 9,
     "many": tuple(n * n % 11 for n in range(33)),
+    "thousands": tuple(n * n % 3 for n in range(3000)),
 }
 
 

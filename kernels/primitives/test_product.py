@@ -54,7 +54,7 @@ def test_a_product_keeps_the_bits_of_its_operands(
     size = a.double().abs() @ b.double().abs()
 
     def bits(computed: bool, fine: bool) -> int:
-        """Of an operand, where the other one has not the same dtype of inputs."""
+        """The bits of an operand that a product keeps."""
         if dtype == torch.float32 or not (computed_a or computed_b):
             return 24
         if dtype == torch.bfloat16:

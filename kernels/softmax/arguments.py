@@ -1,4 +1,4 @@
-"""What the ops over pairs of queries and keys check of their arguments."""
+"""Checks of arguments that the ops over pairs of queries and keys share."""
 
 from collections.abc import Mapping
 from typing import TypedDict
@@ -12,30 +12,39 @@ from kernels.arguments import check_cu_seqlens, check_range, describe
 MAX_DIM = 256
 
 
-class Packing(TypedDict, total=False):
-    """Boundaries of packed sequences of queries and of keys."""
+class Options(TypedDict, total=False):
+    """The scale, and the boundaries of packed sequences of queries and of keys."""
 
+    scale: float | None
     cu_seqlens: Int[Tensor, "N+1"] | None
     cu_seqlens_k: Int[Tensor, "N+1"] | None
 
 
-class LseOptions(Packing, total=False):
+class LseOptions(Options, total=False):
     return_lse: bool
 
 
 def check_heads(sizes: Mapping[str, int], queries: str = "q", keys: str = "k and v") -> None:
-    """Refuse head dims that no tile holds, and heads that form no groups."""
-    check_range(f"head dim K of {queries}", sizes["K"], 1, MAX_DIM)
-    check_range("head dim V of v", sizes["V"], 1, MAX_DIM)
+    """Refuse head dims that no tile holds, and heads that form no groups.
+
+    Programs of these ops hold whole rows of queries, keys, values and their gradients. For more
+    than MAX_DIM columns there are not enough registers.
+    """
+    for name, dim in ((f"head dim K of {queries}", "K"), ("head dim V of v", "V")):
+        if sizes[dim] > MAX_DIM:
+            raise ValueError(
+                f"{name}: {sizes[dim]}, expected 1 to {MAX_DIM}, as a program holds whole rows "
+                "(attention and paged_attention take K to 576 and V to 512)"
+            )
+        check_range(name, sizes[dim], 1, MAX_DIM)
+    check_groups(sizes, queries, keys)
+
+
+def check_groups(sizes: Mapping[str, int], queries: str = "q", keys: str = "k and v") -> None:
+    """Refuse heads that form no groups."""
     if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
         wanted = f"a multiple of the {sizes['G']} heads of {keys}"
         raise ValueError(f"{queries}: {sizes['H']} heads, expected {wanted}")
-
-
-def check_mode(mode: str) -> None:
-    """Refuse a mode other than the one there is."""
-    if mode not in ("auto", "parallel"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto' or 'parallel'")
 
 
 def check_packing(

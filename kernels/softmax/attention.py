@@ -1,25 +1,20 @@
 """Softmax attention: the public op, and the custom ops behind it."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kernels import tiles
-from kernels.arguments import (
-    FLOATS,
-    bind_dims,
-    check_boundaries,
-    check_dtype,
-    check_flags,
-    check_one_dtype,
-    count_sequences,
-    describe,
-)
+from kernels import arguments, tiles
+from kernels.arguments import FLOATS, count_sequences, describe
+from kernels.differentiable import refuse_gradients
+from kernels.modes import check_mode
 from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import check_heads, check_mode, check_packing, check_window
+from kernels.softmax import wide as wide_heads
+from kernels.softmax.arguments import MAX_DIM, check_groups, check_packing, check_window
 from kernels.softmax.backward import (
     attention_backward_bias,
     attention_backward_kv,
@@ -30,14 +25,19 @@ from kernels.softmax.forward import attention_forward
 from kernels.softmax.gates import add_levels, cumulative_gates, levels, within_blocks
 from kernels.softmax.launch import launch
 from kernels.softmax.logits import LOG2E
+from kernels.softmax.ranges import powers
 from kernels.softmax.structure import Structure, attention_rules, check_pairs, check_structure
 from kernels.tiles import cdiv, next_power_of_2
 
+# Multi-head latent attention is served with a latent of 512 channels and a rotary key of 64.
+MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512
 # Tiles in which no pair is visible are not computed. That changes no bit.
 SKIP = True
-# What is loaded of each pair takes registers, and smaller tiles are skipped more often.
+# Biases and masks of pairs take registers, and smaller tiles are skipped more often.
 _PAIRED = tiles.Tile(tokens=32, keys=32, num_warps=8, num_stages=1)
 _PAIRED_AND_WIDE = tiles.Tile(tokens=32, keys=16, num_warps=8, num_stages=1)
+# Float32 takes twice as many.
+_PAIRED_IN_FLOAT32 = tiles.Tile(tokens=16, keys=16, num_warps=8, num_stages=1)
 
 
 def attention(
@@ -115,16 +115,17 @@ def attention(
 
     Raises:
         TypeError: an argument of a wrong type or dtype; q, k, v not of one dtype.
-        ValueError: shapes that do not match; K or V outside 1 to 256; H not a multiple of G; a
-            scale that is NaN or infinite; a window below 1; a softcap that is not positive and
-            finite; `g` without `causal`; `cu_seqlens_k` without `cu_seqlens`; boundaries with
-            B != 1, or that do not start at 0, decrease, or do not end at T_q (T_k); an entry of
-            `structure` that is unknown or out of range; an unknown mode or tile.
+        ValueError: shapes that do not match; K outside 1 to 576 or V outside 1 to 512; `g` or a
+            `bias` with one above 256; H not a multiple of G; a scale that is NaN or infinite; a
+            window below 1; a softcap that is not positive and finite; `g` without `causal`;
+            `cu_seqlens_k` without `cu_seqlens`; boundaries with B != 1, or that do not start at 0,
+            decrease, or do not end at T_q (T_k); an entry of `structure` that is unknown or out of
+            range; an unknown mode or tile.
 
     Source: Dao et al., arXiv 2205.14135 and Dao, arXiv 2307.08691 (tiles and recomputation); for
         the terms of the logits see `reference.attention`.
     """
-    sizes = bind_dims(
+    sizes = arguments.bind_dims(
         q=(q, "B T_q H K"),
         k=(k, "B T_k G K"),
         v=(v, "B T_k G V"),
@@ -132,16 +133,24 @@ def attention(
         alibi_slopes=(alibi_slopes, "H"),
         g=(g, "B T_k H"),
     )
-    dtype = check_one_dtype(q=q, k=k, v=v)
+    dtype = arguments.check_one_dtype(q=q, k=k, v=v)
     for name, x in (("sink", sink), ("alibi_slopes", alibi_slopes), ("g", g)):
-        check_dtype(name, x, dtype, torch.float32)
+        arguments.check_dtype(name, x, dtype, torch.float32)
     check_pairs("bias", bias, sizes, q.device, *FLOATS)
     check_pairs("mask", mask, sizes, q.device, torch.bool)
-    check_heads(sizes)
-    check_flags(causal=causal, return_lse=return_lse)
+    arguments.check_range("head dim K of q", sizes["K"], 1, MAX_KEY_DIM)
+    arguments.check_range("head dim V of v", sizes["V"], 1, MAX_VALUE_DIM)
+    check_groups(sizes)
+    for name, x in (("g", g), ("bias", bias)):
+        if x is not None and max(sizes["K"], sizes["V"]) > MAX_DIM:
+            raise ValueError(
+                f"{name}: given with head dims K={sizes['K']} and V={sizes['V']}, expected none "
+                f"above {MAX_DIM}, where its gradient has no kernel"
+            )
+    arguments.check_flags(causal=causal, return_lse=return_lse)
     if g is not None and not causal:
         raise ValueError("g: given with causal=False, expected causal=True")
-    check_mode(mode)
+    check_mode(mode, "parallel")
 
     cu_seqlens, cu_seqlens_k = check_packing(cu_seqlens, cu_seqlens_k, sizes, q.device)
 
@@ -157,9 +166,35 @@ def attention(
             "attention", "parallel",
             dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
         ),
-        False,
+        False, dtype,
     )  # fmt: skip
     return o, lse if return_lse else None
+
+
+def attention_within(
+    dtype: torch.dtype,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    tile: int | None,
+) -> tuple[Tensor, Tensor]:
+    """o and lse of checked arguments, with products in `dtype`: o is float32 if the tensors are,
+    and so are their gradients.
+    """
+    dim = max(q.shape[3], v.shape[3])
+    o, lse, _ = attention_parallel(
+        q, k, v, None, None, None, cu_seqlens, cu_seqlens_k, *[None] * 6, 1, scale, causal, window,
+        None,
+        tiles.choose("attention", "parallel", dim=dim, dtype=dtype, device=q.device, tile=tile),
+        q.dtype != dtype, dtype,
+    )  # fmt: skip
+    return o, lse
 
 
 def _codes(
@@ -193,7 +228,7 @@ def _options(
     window: int | None,
     softcap: float | None,
 ) -> tuple[tuple[float, float, int], tuple[int, int, int], dict[str, bool]]:
-    """What all kernels take: (factor, cap, window), (group, key dim, value dim), and constants."""
+    """Return (factor, cap, window), (group, key dim, value dim) and constants of all kernels."""
     limit = q.shape[1] + k.shape[1]
     numbers = (
         scale * LOG2E.value if softcap is None else scale / softcap,
@@ -209,6 +244,8 @@ def _tile(entry: tiles.Entry, kernel: str, *pairs: Tensor | None) -> tiles.Tile:
     """The tile of a kernel, or the one of all kernels that load something of each pair."""
     if all(x is None for x in pairs):
         return entry.of(kernel)
+    if torch.float32 in entry.dtypes:
+        return _PAIRED_IN_FLOAT32
     return _PAIRED if entry.max_dim <= 128 else _PAIRED_AND_WIDE
 
 
@@ -216,7 +253,7 @@ Pairs = tuple[Tensor | None, ...]
 
 
 def _pairs(pairs: Pairs, block: int) -> tuple[Pairs, tuple[int, ...], dict[str, bool | int]]:
-    """What kernels take of the bias, the mask, the table of blocks, the codes, lows and highs."""
+    """Return the tensors of pairs, their strides and the flags as kernels take them."""
     bias, mask, table, codes, lows, highs = pairs
     steps = (
         *_steps(bias), *_steps(mask),
@@ -267,17 +304,20 @@ def attention_parallel(
     softcap: float | None,
     tile: int,
     wide: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o and lse of `attention`, its arguments resolved and checked but for the boundaries.
 
     For the backward pass also [2, B, H, T], the maximum of a row's base-2 logits and the sum of
     their powers of 2 after it is subtracted. If `wide`, o is float32 in every dtype: for ops that
-    compute with it and have a gradient of their own.
+    compute with it. q, k and v are rounded to `dtype` before they are multiplied; those of an op
+    that goes on with their gradients may be float32, and then these are.
     """
+    q, k, v = (x.to(dtype) for x in (q, k, v))
     batch, queries, heads, _ = q.shape
     keys, value_dim = k.shape[1], v.shape[3]
-    longest = check_boundaries("cu_seqlens", cu_seqlens, queries)
-    check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
+    longest = arguments.check_boundaries("cu_seqlens", cu_seqlens, queries)
+    arguments.check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
     sequences = count_sequences(batch, cu_seqlens)
     o = q.new_empty(batch, queries, heads, value_dim, dtype=torch.float32 if wide else q.dtype)
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
@@ -291,6 +331,18 @@ def attention_parallel(
     constants |= of_pairs
     count = cdiv(longest, shape.tokens)
     q, k, v = dense_rows(q, k, v)
+    if max(q.shape[3], value_dim) > MAX_DIM:
+        parts, shaped = wide_heads.shape(tiles.TABLE["attention", "parallel"][tile], value_dim)
+        count = cdiv(longest, shaped["QUERIES"])
+        with torch.cuda.device_of(q):
+            wide_heads.wide_forward[(count * parts * sequences * heads,)](
+                q, k, v, o, lse, *softmax, sink, alibi_slopes, cu_seqlens, cu_seqlens_k,
+                *numbers, queries, keys, count, parts, heads, *dims,
+                *wide_heads.strides(q, k, v), pairs, steps,
+                SINK=sink is not None, ALIBI=alibi_slopes is not None,
+                PACKED=cu_seqlens is not None, **constants, **shaped,
+            )  # fmt: skip
+        return o, lse, softmax
     with torch.cuda.device_of(q):
         gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
         attention_forward[(count * sequences * heads,)](
@@ -307,8 +359,8 @@ def attention_parallel(
 @attention_parallel.register_fake
 def _(q, k, v, *more):
     batch, queries, heads, _ = q.shape
-    wide = more[-1]
-    o = q.new_empty(batch, queries, heads, v.shape[3], dtype=torch.float32 if wide else q.dtype)
+    *_, wide, dtype = more
+    o = q.new_empty(batch, queries, heads, v.shape[3], dtype=torch.float32 if wide else dtype)
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
     return o, lse, lse.new_empty(2, *lse.shape)
 
@@ -339,22 +391,28 @@ def attention_parallel_backward(
     window: int | None,
     softcap: float | None,
     tile: int,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, sink, g and bias; the last three are empty if there is none.
 
-    That of v is in the dtype of o. The cotangent `do` is in that of q.
+    That of v is in the dtype of o. The cotangent `do` is in `dtype` or float32.
     """
     batch, queries, heads, key_dim = q.shape
     keys, kv_heads, value_dim = v.shape[1:]
-    longest_q = check_boundaries("cu_seqlens", cu_seqlens, queries)
-    longest_k = check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
+    longest_q = arguments.check_boundaries("cu_seqlens", cu_seqlens, queries)
+    longest_k = arguments.check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
     sequences = count_sequences(batch, cu_seqlens)
     packed = cu_seqlens is not None
     dq = q.new_empty(batch, queries, heads, key_dim)
     dk = k.new_empty(batch, keys, kv_heads, key_dim)
     dv = o.new_empty(batch, keys, kv_heads, value_dim)
-    dg = q.new_empty(0)
+    dg = softmax.new_empty(0)
     terms = softmax.new_empty(batch, heads, queries, 4)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    given, scaled = do, powers(do, dlse, v, cu_seqlens, cu_seqlens_k)
+    if scaled is not None:
+        do, dlse = scaled.divided(do, dlse)
+    do = do.to(dtype)
 
     entry = tiles.TABLE["attention", "parallel"][tile]
     pairs, steps, of_pairs = _pairs((bias, mask, table, codes, lows, highs), block)
@@ -372,7 +430,18 @@ def attention_parallel_backward(
     q, k, v, do = dense_rows(q, k, v, do)
     dlse = dlse.contiguous()
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], pairs, steps)
-    dbias = q.new_empty(0)
+    dbias = softmax.new_empty(0)
+    if max(key_dim, value_dim) > MAX_DIM:
+        with torch.cuda.device_of(q):
+            _wide_backward(
+                do, dlse, q, k, v, alibi_slopes, cu_seqlens, cu_seqlens_k, o, softmax, terms,
+                dq, dk, dv, entry, (scale, *numbers), dims, strides, constants,
+                (longest_q, longest_k, sequences),
+            )  # fmt: skip
+        if scaled is not None:
+            scaled.restore(dq, dk, dv)
+            terms[..., 2:].mul_(scaled.of_queries[:, None, :, None])
+        return dq, dk, dv, sink_gradient(sink, softmax, terms[..., 2]), dg, dbias
     with torch.cuda.device_of(q):
         gates, row_sums, column_sums = (None, None, None), None, None
         count = cdiv(longest_q, dq_tile.tokens)
@@ -408,7 +477,28 @@ def attention_parallel_backward(
                     DK=of_k, DV=of_v, **constants,
                     **launch(kv_tile, k, v, held="KEYS", read="QUERIES"),
                 )  # fmt: skip
+        if g is not None:
+            span = dq_tile.tokens
+            parts = terms.new_empty(1 + depth, batch, heads, keys)
+            count = cdiv(longest_k, span)
+            if parts.numel():
+                within_blocks[(count * sequences * heads,)](
+                    q, k, v, do, terms, parts, alibi_slopes, *gates,
+                    cu_seqlens, cu_seqlens_k,
+                    *numbers, queries, keys, count, heads, *dims, *strides, **constants,
+                    **launch(dq_tile, k, v, held="SPAN", read="QUERIES"),
+                )  # fmt: skip
+            parts = add_levels(parts, row_sums, column_sums, span, cu_seqlens, cu_seqlens_k)
+            if scaled is not None:
+                parts = parts * scaled.of_keys[..., None]
+            dg = parts.to(g.dtype, memory_format=torch.contiguous_format)
+        if scaled is not None:
+            scaled.restore(dq, dk, dv)
+            # Gradients of a sink and of a bias are not stored before they are summed.
+            terms[..., 2:].mul_(scaled.of_queries[:, None, :, None])
         if bias is not None:
+            (do,) = dense_rows(given.to(dtype))
+            strides = (*strides[:9], *do.stride()[:3], *strides[12:])
             dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
             shape = launch(dq_tile, k, v, held="QUERIES", read="KEYS")
             tiled = cdiv(longest_q, shape["QUERIES"]), cdiv(longest_k, shape["KEYS"])
@@ -427,26 +517,47 @@ def attention_parallel_backward(
                     SUM_N=alone_n, SUM_H=alone_h, SUM_Q=alone_q, SUM_K=alone_k,
                     **constants, **shape,
                 )  # fmt: skip
-        if g is not None:
-            span = dq_tile.tokens
-            parts = terms.new_empty(1 + depth, batch, heads, keys)
-            count = cdiv(longest_k, span)
-            if parts.numel():
-                within_blocks[(count * sequences * heads,)](
-                    q, k, v, do, terms, parts, alibi_slopes, *gates,
-                    cu_seqlens, cu_seqlens_k,
-                    *numbers, queries, keys, count, heads, *dims, *strides, **constants,
-                    **launch(dq_tile, k, v, held="SPAN", read="QUERIES"),
-                )  # fmt: skip
-            parts = add_levels(parts, row_sums, column_sums, span, cu_seqlens, cu_seqlens_k)
-            dg = parts.to(g.dtype, memory_format=torch.contiguous_format)
-    return dq, dk, dv, _sink_gradient(sink, softmax, terms[..., 2], q), dg, dbias
+    return dq, dk, dv, sink_gradient(sink, softmax, terms[..., 2]), dg, dbias
 
 
-def _sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor, q: Tensor) -> Tensor:
+def _wide_backward(
+    do: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None,
+    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, o: Tensor, softmax: Tensor,
+    terms: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, entry: tiles.Entry,
+    numbers: tuple[float | int, ...], dims: tuple[int, int, int], strides: tuple[Any, ...],
+    constants: dict[str, Any], counts: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """Fill terms, dq, dk and dv of heads above 256."""
+    queries, heads, keys, kv_heads = *q.shape[1:3], *k.shape[1:3]
+    longest_q, longest_k, sequences = counts
+    constants = {name: x for name, x in constants.items() if name != "GATED"}
+    if terms.numel():
+        parts, shaped = wide_heads.shape(entry, dims[1])
+        count = cdiv(longest_q, shaped["QUERIES"])
+        attention_terms[(count * sequences * heads,)](
+            o, do, dlse, *softmax, terms, cu_seqlens, queries, count, heads, dims[2],
+            *do.stride()[:3], PACKED=constants["PACKED"], QUERIES=shaped["QUERIES"],
+            PAD_V=next_power_of_2(dims[2]),
+        )  # fmt: skip
+        wide_heads.wide_backward_q[(count * parts * sequences * heads,)](
+            q, k, v, do, terms, dq, alibi_slopes, cu_seqlens, cu_seqlens_k, *numbers,
+            queries, keys, count, parts, heads, *dims, *strides, **constants, **shaped,
+        )  # fmt: skip
+    for out, of_v in ((dk, False), (dv, True)):
+        if out.numel():
+            parts, shaped = wide_heads.shape(entry, out.shape[3])
+            count = cdiv(longest_k, shaped["KEYS"])
+            wide_heads.wide_backward_kv[(count * parts * sequences * kv_heads,)](
+                q, k, v, do, terms, out, alibi_slopes, cu_seqlens, cu_seqlens_k, *numbers,
+                queries, keys, count, parts, kv_heads, *dims, *strides, DV=of_v,
+                **constants, **shaped,
+            )  # fmt: skip
+
+
+def sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor) -> Tensor:
     """Σ over rows of P·(0 - delta): the gradient of a logit that has no value."""
     if sink is None:
-        return q.new_empty(0)
+        return softmax.new_empty(0)
     peak, total = softmax
     weight = torch.exp2(sink.float()[None, :, None] * LOG2E.value - peak) / total
     # The sum is 0 only where the sink is -inf and no key is seen, and then the sink weighs nothing.
@@ -457,15 +568,15 @@ def _sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor, q: Tenso
 @attention_parallel_backward.register_fake
 def _(
     do, dlse, q, k, v, sink, alibi_slopes, g, cu_seqlens, cu_seqlens_k,
-    bias, mask, table, codes, lows, highs, o, *more,
+    bias, mask, table, codes, lows, highs, o, softmax, *more,
 ):  # fmt: skip
     return (
         q.new_empty(q.shape),
         k.new_empty(k.shape),
         o.new_empty(v.shape),
-        q.new_empty(0) if sink is None else sink.new_empty(sink.shape),
-        q.new_empty(0) if g is None else g.new_empty(g.shape),
-        q.new_empty(0) if bias is None else bias.new_empty(bias.shape),
+        softmax.new_empty(0) if sink is None else sink.new_empty(sink.shape),
+        softmax.new_empty(0) if g is None else g.new_empty(g.shape),
+        softmax.new_empty(0) if bias is None else bias.new_empty(bias.shape),
     )
 
 
@@ -473,19 +584,20 @@ def _save(ctx, inputs, output) -> None:
     o, _, softmax = output
     ctx.mark_non_differentiable(softmax)
     ctx.save_for_backward(*inputs[:14], o, softmax)
-    # The last one, `wide`, shows in the dtype of o.
-    ctx.options = inputs[14:-1]
+    # `wide` shows in the dtype of o.
+    *ctx.options, _, ctx.dtype = inputs[14:]
 
 
 def _differentiate(ctx, do, dlse, _):
     sink, g, bias = (ctx.saved_tensors[at] for at in (3, 5, 8))
     dq, dk, dv, dsink, dg, dbias = attention_parallel_backward(
-        do, dlse, *ctx.saved_tensors, *ctx.options
+        do, dlse, *ctx.saved_tensors, *ctx.options, ctx.dtype
     )
     return (
         dq, dk, dv, None if sink is None else dsink, None, None if g is None else dg,
-        None, None, None if bias is None else dbias, *(None for _ in range(6 + len(ctx.options))),
+        None, None, None if bias is None else dbias, *(None for _ in range(7 + len(ctx.options))),
     )  # fmt: skip
 
 
 attention_parallel.register_autograd(_differentiate, setup_context=_save)
+refuse_gradients(attention_parallel_backward, "attention")

@@ -230,7 +230,7 @@ def attention_backward_kv(
 
     bounds = queries_of(first, last, shift, length_q, window, CAUSAL, WINDOW, QUERIES, GATED)
     high = bounds[3]
-    # What three loops do not change is no use in registers around a fourth.
+    # No loop-invariant code motion: values that three loops share would fill the registers.
     for member in tl.range(group, disable_licm=True):
         head = kv_head * group + member
         q_head = q + batch * stride_qb + start_q * stride_qt + head * stride_qh

@@ -11,19 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels import tiles
-from kernels.arguments import bind_dims, check_dtype, check_flags, check_one_dtype
-from kernels.op import op
-from kernels.scale import resolve_scale
-from kernels.softmax.arguments import (
-    MAX_DIM,
-    Packing,
-    check_heads,
-    check_mode,
-    check_packing,
-    check_window,
-)
+from kernels.differentiable import refuse_gradients
+from kernels.softmax.arguments import Options
 from kernels.softmax.attention import attention_parallel, attention_parallel_backward
+from kernels.softmax.pairs import pairs
 
 
 def _heads(
@@ -64,7 +55,9 @@ def _parallel(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o; and for the backward pass the outputs of both softmaxes [B, T, 2 H, V], and their sums."""
     heads = _heads(q1, k1, q2, k2, v, cu_seqlens, cu_seqlens_k)
-    parts, _, softmax = attention_parallel(*heads, 1, scale, causal, window, None, tile, True)
+    parts, _, softmax = attention_parallel(
+        *heads, 1, scale, causal, window, None, tile, True, v.dtype
+    )
     first, second = parts.chunk(2, 2)
     return (first - lam.float()[:, None] * second).to(v.dtype), parts, softmax
 
@@ -100,14 +93,21 @@ def _parallel_backward(
     """Gradients of q1, k1, q2, k2, v and lam."""
     heads = _heads(q1, k1, q2, k2, v, cu_seqlens, cu_seqlens_k)
     _, second = parts.chunk(2, 2)
-    # In float64 no order of the terms shows.
+    # The order of the terms does not show in float64.
     dlam = -(do.double() * second).sum((0, 1, 3)).to(lam.dtype)
-    both = _joined(do, -lam.float()[:, None] * do)
+    # The second cotangent, -lam do, may leave the range of float16: pass a part of it on.
+    factor, power = lam.float(), None
+    if do.dtype == torch.float16:
+        power = factor.abs().amax().clamp(min=1.0).log2().ceil().exp2()
+        factor = factor / power
+    both = _joined(do, -factor[:, None] * do)
     dq, dk, dv, *_ = attention_parallel_backward(
         both, torch.zeros_like(softmax[0]), *heads, parts, softmax,
-        1, scale, causal, window, None, tile,
+        1, scale, causal, window, None, tile, v.dtype,
     )  # fmt: skip
     (dq1, dq2), (dk1, dk2), (dv1, dv2) = (x.chunk(2, 2) for x in (dq, dk, dv))
+    if power is not None:
+        dq2, dk2, dv2 = (x * power for x in (dq2, dk2, dv2))
     each = (
         x.to(v.dtype, copy=True, memory_format=torch.contiguous_format)
         for x in (dq1, dk1, dq2, dk2, dv1 + dv2)
@@ -132,62 +132,22 @@ def _differentiate(ctx, do, *_):
     return *gradients, None, None, *(None for _ in ctx.options)
 
 
-def _refuse(ctx, *_):
-    raise NotImplementedError(
-        "differential_attention: gradients of its gradients are not implemented"
-    )
-
-
 _parallel.register_autograd(_differentiate, setup_context=_save)
-_parallel_backward.register_autograd(_refuse)
+refuse_gradients(_parallel_backward, "differential_attention")
 
 
-def compute(
-    *, q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, lam: Tensor,
-    scale: float | None, causal: bool, window: int | None, cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None, mode: str, tile: int | None,
+def _output(
+    *, q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, lam: Tensor, scale: float,
+    causal: bool, window: int | None, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
+    tile: int,
 ) -> Tensor:  # fmt: skip
-    sizes = bind_dims(
-        q1=(q1, "B T_q H K"),
-        k1=(k1, "B T_k G K"),
-        q2=(q2, "B T_q H K"),
-        k2=(k2, "B T_k G K"),
-        v=(v, "B T_k G V"),
-        lam=(lam, "H"),
-    )
-    dtype = check_one_dtype(q1=q1, k1=k1, q2=q2, k2=k2, v=v)
-    check_dtype("lam", lam, dtype, torch.float32)
-    check_heads(sizes, queries="q1", keys="k1, k2 and v")
-    check_flags(causal=causal)
-    check_mode(mode)
-    window, scale = check_window(window), resolve_scale(scale, sizes["K"])
-    boundaries = check_packing(cu_seqlens, cu_seqlens_k, sizes, q1.device)
-    tile = tiles.choose(
-        "differential_attention", "parallel",
-        dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q1.device, tile=tile,
-    )  # fmt: skip
     o: Tensor
+    boundaries = cu_seqlens, cu_seqlens_k
     o, *_ = _parallel(q1, k1, q2, k2, v, lam, *boundaries, scale, causal, window, tile)
     return o
 
 
-@op(
-    compute,
-    outputs=("o",),
-    about=f"Differentiable once. Sums are float32. K and V are 1 to {MAX_DIM}.",
-    same_dtype=("q1", "k1", "q2", "k2", "v"),
-    texts={
-        "cu_seqlens": "int32 or int64. Boundaries of packed sequences of queries.",
-        "cu_seqlens_k": "int32 or int64. Those of the keys; None means those of the queries.",
-    },
-    raises=[
-        f"K or V outside 1 to {MAX_DIM}",
-        "H not a multiple of G",
-        "a scale that is NaN or infinite",
-        "a window below 1",
-        "boundaries that do not delimit all tokens, or of the keys alone",
-    ],
-)
+@pairs(_output, same_dtype=("q1", "k1", "q2", "k2", "v"))
 def differential_attention(
     q1: Float[Tensor, "B T_q H K"],
     k1: Float[Tensor, "B T_k G K"],
@@ -196,11 +156,10 @@ def differential_attention(
     v: Float[Tensor, "B T_k G V"],
     lam: Float[Tensor, "H"],
     *,
-    scale: float | None = None,
     causal: bool = False,
     window: int | None = None,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
-    **options: Unpack[Packing],
+    **options: Unpack[Options],
 ) -> Float[Tensor, "B T_q H V"]:
     """The difference of two softmax attentions in tiles, `reference.differential_attention`."""

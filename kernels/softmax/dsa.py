@@ -27,7 +27,6 @@ def dsa(
     w: Float[Tensor, "B T_q I"],
     *,
     top_k: int = 2048,
-    scale: float | None = None,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
     **options: Unpack[LseOptions],

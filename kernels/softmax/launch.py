@@ -7,7 +7,9 @@ from kernels.tiles import next_power_of_2
 
 
 def launch(tile: tiles.Tile, k: Tensor, v: Tensor, *, held: str, read: str) -> dict[str, int]:
-    """What of a launch follows from the tile: `held` and `read` are how the kernel calls its rows.
+    """Return the arguments of a launch that follow from the tile.
+
+    `held` and `read` are the names of the kernel's two numbers of rows.
 
     Rows that are not aligned are loaded element by element, which takes registers. No copy to
     shared memory is that narrow: what a later step needs would take them as well.

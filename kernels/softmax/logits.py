@@ -1,4 +1,4 @@
-"""What the softmax kernels share: where a sequence lies, what a query sees, and the logits.
+"""Functions of the softmax kernels: where a sequence lies, what a query sees, and the logits.
 
 Logits are in base 2, `s·log2(e)`, so that `exp2` needs no multiplication per element. The factor
 `scale·log2(e)` is rounded once and the product once, as `scale·qk` would be; `exp2` and `exp` then

@@ -43,7 +43,7 @@ def _weights(a_ptr, b_ptr, place, inside, unit):
 
 @triton.jit
 def _places(rows, tokens, heads: tl.int32):
-    """Where the LSE of a row of `[B, T, H]` lies in `[B, H, T]`."""
+    """The place in `[B, H, T]` of the LSE of a row of `[B, T, H]`."""
     head = rows % heads
     token = rows // heads
     return (token // tokens * heads + head) * tokens + token % tokens

@@ -1,16 +1,19 @@
 """Multi-head latent attention: keys and values from latents by PyTorch, then `attention`."""
 
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from kernels.arguments import bind_dims, check_flags, check_one_dtype, check_range
+from kernels.differentiable import differentiable
 from kernels.op import op
+from kernels.primitives.layout import widened
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import MAX_DIM, LseOptions
-from kernels.softmax.attention import attention
+from kernels.softmax.arguments import LseOptions, check_packing
+from kernels.softmax.attention import MAX_KEY_DIM, MAX_VALUE_DIM, attention_within
+from kernels.softmax.ranges import power
 
 
 def compute(
@@ -22,8 +25,12 @@ def compute(
     w_uk: Tensor,
     w_uv: Tensor,
     scale: float | None,
+    causal: bool,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    return_lse: bool,
     mode: str,
-    **options: Any,
+    tile: int | None,
 ) -> tuple[Tensor, Tensor | None]:
     sizes = bind_dims(
         q_n=(q_n, "B T_q H K"),
@@ -34,17 +41,24 @@ def compute(
         w_uv=(w_uv, "H V R"),
     )
     check_one_dtype(q_n=q_n, q_r=q_r, c=c, k_r=k_r, w_uk=w_uk, w_uv=w_uv)
-    check_range("K + D of q_n and q_r", sizes["K"] + sizes["D"], 1, MAX_DIM)
-    check_range("V of w_uv", sizes["V"], 1, MAX_DIM)
-    check_flags(causal=options["causal"], return_lse=options["return_lse"])
+    check_range("K + D of q_n and q_r", sizes["K"] + sizes["D"], 1, MAX_KEY_DIM)
+    check_range("V of w_uv", sizes["V"], 1, MAX_VALUE_DIM)
+    check_flags(causal=causal, return_lse=return_lse)
     scale = resolve_scale(scale, sizes["K"] + sizes["D"])
     if mode not in ("auto", "parallel"):
         raise ValueError(f"mode: {mode!r}, expected 'auto' or 'parallel'")
+    packs = check_packing(cu_seqlens, cu_seqlens_k, sizes, c.device)
+    dtype = c.dtype
+    q_n, q_r, c, k_r = widened(q_n, q_r, c, k_r)
+    up = _up_in_float16 if dtype == torch.float16 else _up
     with torch.autocast(c.device.type, enabled=False):
-        k_n, v = (_up(c, w) for w in (w_uk, w_uv))
+        k_n, v = (up(c, w) for w in (w_uk, w_uv))
         k = torch.cat([k_n, k_r[:, :, None].expand(*k_n.shape[:3], -1)], -1)
         q = torch.cat([q_n, q_r], -1)
-    return attention(q, k, v, scale=scale, **options)
+    o, lse = attention_within(
+        dtype, q, k, v, *packs, scale=scale, causal=causal, window=None, tile=tile
+    )
+    return o.to(dtype), lse if return_lse else None
 
 
 def _up(c: Tensor, w: Tensor) -> Tensor:
@@ -52,14 +66,45 @@ def _up(c: Tensor, w: Tensor) -> Tensor:
     return (c @ w.flatten(0, 1).mT).unflatten(-1, w.shape[:2])
 
 
+def _up_backward(c: Tensor, w: Tensor, d0: Tensor) -> list[Tensor | None]:
+    """dc, float32, and dw, by products in float16 of operands that are divided by powers of two.
+
+    They bound each result by the lengths of the two vectors that it is a product of (Cauchy and
+    Schwarz): one power for each token in dc, one for all in dw.
+    """
+    c, rows, W = c.to(w.dtype), d0.flatten(2), w.flatten(0, 1)
+    of_tokens = power(_length(rows, -1) * _length(W, 0).amax().clamp(min=1))[..., None]
+    dc = ((rows / of_tokens).to(w.dtype) @ W).float() * of_tokens
+    columns, c = rows.flatten(0, 1), c.flatten(0, 1)
+    of_all = power(_length(columns, 0).amax() * _length(c, 0).amax().clamp(min=1))
+    dw = ((columns / of_all).to(w.dtype).mT @ c).float() * of_all
+    return [dc, dw.to(w.dtype).unflatten(0, w.shape[:2])]
+
+
+def _length(x: Tensor, dim: int) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=dim, dtype=torch.float32)
+
+
+# Of c in float32, which is rounded, to a float32 result of float16 numbers.
+_up_in_float16 = differentiable(
+    "mla_up",
+    tensors=("c", "w"),
+    settings={},
+    outputs=1,
+    forward=lambda c, w: [_up(c.to(w.dtype), w).float()],
+    backward=_up_backward,
+    shapes=lambda given: [((*given["c"].shape[:2], *given["w"].shape[:2]), torch.float32)],
+)
+
+
 @op(
     compute,
     outputs=("o", "lse"),
-    about=f"Differentiable once. The naive form. K + D and V are 1 to {MAX_DIM}. The tile is one "
-    "of `attention`.",
+    about=f"Differentiable once. The naive form. K + D is 1 to {MAX_KEY_DIM}, V 1 to "
+    f"{MAX_VALUE_DIM}, R any. The tile is one of `attention`.",
     same_dtype=("q_n", "q_r", "c", "k_r", "w_uk", "w_uv"),
     texts={"lse": "float32; None unless `return_lse`."},
-    raises=[f"K + D or V above {MAX_DIM}"],
+    raises=[f"K + D above {MAX_KEY_DIM} or V above {MAX_VALUE_DIM}"],
 )
 def mla(
     q_n: Float[Tensor, "B T_q H K"],
@@ -69,7 +114,6 @@ def mla(
     w_uk: Float[Tensor, "H K R"],
     w_uv: Float[Tensor, "H V R"],
     *,
-    scale: float | None = None,
     causal: bool = False,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,

@@ -22,7 +22,6 @@ def moba(
     *,
     block_size: int = 512,
     top_k: int = 3,
-    scale: float | None = None,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
     **options: Unpack[LseOptions],

@@ -27,7 +27,6 @@ def msa(
     *,
     block_size: int = 128,
     top_k: int = 16,
-    scale: float | None = None,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
     **options: Unpack[LseOptions],

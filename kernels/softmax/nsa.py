@@ -9,8 +9,9 @@ from torch import Tensor
 from kernels.arguments import bind_dims, check_dtype
 from kernels.differentiable import differentiable
 from kernels.op import op
-from kernels.softmax.arguments import Packing
-from kernels.softmax.attention import attention
+from kernels.primitives.layout import widened
+from kernels.softmax.arguments import Options
+from kernels.softmax.attention import attention_within
 from kernels.softmax.select import (
     by_group,
     compressed_weights,
@@ -111,15 +112,15 @@ def compute(
     for name, g in gates.items():
         check_dtype(name, g, q.dtype, torch.float32)
     indices = select_of_nsa(q, k, *call.packs, block_size, top_k, local_blocks, call.scale)
+    q, k, v, g_cmp, g_slc, g_swa = widened(q, k, v, g_cmp, g_slc, g_swa)
     o_cmp = _compressed(q, k, v, *call.packs, block_size, call.scale)
     o_slc, _ = attend(call, q, k, v, indices, block_size)
-    o_swa, _ = attention(
-        q, k, v, scale=scale, causal=True, window=window,
-        cu_seqlens=call.cu_seqlens, cu_seqlens_k=call.cu_seqlens_k,
-    )  # fmt: skip
+    o_swa, _ = attention_within(
+        call.dtype, q, k, v, *call.packs, scale=call.scale, causal=True, window=window, tile=None
+    )
     branches = ((g_cmp, o_cmp), (g_slc, o_slc), (g_swa, o_swa))
     each = [g.float()[..., None] * o.float() for g, o in branches]
-    return (each[0] + each[1] + each[2]).to(q.dtype)
+    return (each[0] + each[1] + each[2]).to(call.dtype)
 
 
 @op(
@@ -141,9 +142,8 @@ def nsa(
     top_k: int = 16,
     local_blocks: int = 2,
     window: int = 512,
-    scale: float | None = None,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
-    **options: Unpack[Packing],
+    **options: Unpack[Options],
 ) -> Float[Tensor, "B T_q H V"]:
     """Native sparse attention: three branches, mixed by gates."""

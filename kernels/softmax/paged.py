@@ -7,22 +7,13 @@ import torch
 from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
-from kernels import tiles
-from kernels.arguments import (
-    bind_dims,
-    check_boundaries,
-    check_cu_seqlens,
-    check_dtype,
-    check_flags,
-    check_one_dtype,
-    check_range,
-    count_sequences,
-    describe,
-)
+from kernels import arguments, tiles
+from kernels.arguments import count_sequences, describe
+from kernels.differentiable import refuse_gradients
 from kernels.op import op
 from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import MAX_DIM, check_window
+from kernels.softmax.arguments import check_window
 from kernels.softmax.attention import _softcap
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.paged_forward import merge_parts, paged_forward
@@ -30,6 +21,8 @@ from kernels.tiles import cdiv, next_power_of_2
 
 _EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
 _INTEGERS = (torch.int32, torch.int64)
+# Multi-head latent attention is served with a latent of 512 channels and a rotary key of 64.
+MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512
 
 
 def check_table(block_table: Tensor, lengths: Tensor, size: int, pool: int) -> None:
@@ -130,7 +123,7 @@ def paged_attention_fused(
     """o and lse of `paged_attention`, its arguments checked but for numbers in tensors."""
     batch, queries, heads, key_dim = q.shape
     pool, size, kv_heads, value_dim = v_pages.shape
-    longest = check_boundaries("cu_seqlens", cu_seqlens, queries)
+    longest = arguments.check_boundaries("cu_seqlens", cu_seqlens, queries)
     check_table(block_table, lengths, size, pool)
     enter, leave = _walks(parents, lengths, cu_seqlens)
     o = q.new_empty(batch, queries, heads, value_dim)
@@ -163,7 +156,7 @@ def paged_attention_fused(
             SINK=sink is not None, ALIBI=alibi_slopes is not None, TREE=parents is not None,
             K_SCALED=k_scale is not None, V_SCALED=v_scale is not None,
             PACKED=cu_seqlens is not None, SPLIT=split, ROWS=entry.tokens, KEYS=entry.keys,
-            PAD_K=max(16, next_power_of_2(key_dim)), PAD_V=pad_v,
+            PAD_K=max(16, next_power_of_2(key_dim)), PAD_V=pad_v, SLICE=entry.features,
             num_warps=entry.num_warps, num_stages=entry.num_stages,
         )  # fmt: skip
         if split:
@@ -181,18 +174,21 @@ def _(q: Tensor, k_pages: Tensor, v_pages: Tensor, *_: Any) -> tuple[Tensor, Ten
     return o, q.new_empty(batch, heads, queries, dtype=torch.float32)
 
 
+refuse_gradients(paged_attention_fused, "paged_attention", "gradients")
+
+
 def _check_pages(dtype: torch.dtype, **pages: tuple[Tensor, Tensor | None]) -> None:
     first = next(iter(pages.values()))[0]
     for name, (x, scale) in pages.items():
-        check_dtype(f"{name}_pages", x, dtype, *_EIGHT_BITS)
-        check_dtype(f"{name}_pages", x, first.dtype)
-        check_dtype(f"{name}_scale", scale, dtype, torch.float32)
+        arguments.check_dtype(f"{name}_pages", x, dtype, *_EIGHT_BITS)
+        arguments.check_dtype(f"{name}_pages", x, first.dtype)
+        arguments.check_dtype(f"{name}_scale", scale, dtype, torch.float32)
         if x.dtype in _EIGHT_BITS and scale is None:
             raise ValueError(f"{name}_scale: None, expected the scales of 8-bit pages")
 
 
 def _check_integers(name: str, x: Tensor | None) -> None:
-    check_dtype(name, x, *_INTEGERS)
+    arguments.check_dtype(name, x, *_INTEGERS)
 
 
 def compute(
@@ -217,7 +213,7 @@ def compute(
     mode: str,
     tile: int | None,
 ) -> tuple[Tensor, Tensor | None]:
-    sizes = bind_dims(
+    sizes = arguments.bind_dims(
         q=(q, "B T_q H K"),
         k_pages=(k_pages, "P C G K"),
         v_pages=(v_pages, "P C G V"),
@@ -229,29 +225,29 @@ def compute(
         v_scale=(v_scale, "P C G"),
         parents=(parents, "B T_q"),
     )
-    dtype = check_one_dtype(q=q)
+    dtype = arguments.check_one_dtype(q=q)
     _check_pages(dtype, k=(k_pages, k_scale), v=(v_pages, v_scale))
     for name, x in (("sink", sink), ("alibi_slopes", alibi_slopes)):
-        check_dtype(name, x, dtype, torch.float32)
+        arguments.check_dtype(name, x, dtype, torch.float32)
     for name, x in (("block_table", block_table), ("lengths", lengths), ("parents", parents)):
         _check_integers(name, x)
-    check_range("head dim K of q and k_pages", sizes["K"], 1, MAX_DIM)
-    check_range("head dim V of v_pages", sizes["V"], 1, MAX_DIM)
-    check_range("rows of a page (C)", sizes["C"], 1, 2**31 - 1)
+    arguments.check_range("head dim K of q and k_pages", sizes["K"], 1, MAX_KEY_DIM)
+    arguments.check_range("head dim V of v_pages", sizes["V"], 1, MAX_VALUE_DIM)
+    arguments.check_range("rows of a page (C)", sizes["C"], 1, 2**31 - 1)
     if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
         raise ValueError(
             f"q: {sizes['H']} heads, expected a multiple of the {sizes['G']} heads of k_pages and "
             "v_pages"
         )
-    check_flags(causal=causal, return_lse=return_lse)
+    arguments.check_flags(causal=causal, return_lse=return_lse)
     if isinstance(num_splits, bool) or not isinstance(num_splits, int):
         raise TypeError(f"num_splits: {describe(num_splits)}, expected an int")
-    check_range("num_splits", num_splits, 1, 2**15)
+    arguments.check_range("num_splits", num_splits, 1, 2**15)
     if parents is not None and not causal:
         raise ValueError("parents: given with causal=False, expected causal=True")
     if mode not in ("auto", "fused"):
         raise ValueError(f"mode: {mode!r}, expected 'auto' or 'fused'")
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
+    cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
     sequences = count_sequences(sizes["B"], cu_seqlens)
     if sizes["N"] != sequences:
         raise ValueError(
@@ -273,8 +269,9 @@ def compute(
 @op(
     compute,
     outputs=("o", "lse"),
-    about="Not differentiable. Sums are float32. K and V are 1 to 256. Pages are read in place, "
-    "whatever their strides. The bits of a query depend on its own keys, on the tile and on "
+    about=f"Sums are float32. K is 1 to {MAX_KEY_DIM}, V 1 to {MAX_VALUE_DIM}. "
+    "Pages are read in place, whatever their strides: v_pages may be the first columns of k_pages, "
+    "as of latent attention. The bits of a query depend on its own keys, on the tile and on "
     "num_splits, which cuts the keys of a sequence into equal parts, merged first to last.",
     texts={
         "k_pages": "in the dtype of q, or int8 or float8_e4m3fn. Any strides.",
@@ -283,9 +280,10 @@ def compute(
         "lengths": "int32 or int64.",
         "parents": "int32 or int64.",
         "lse": "float32; None unless `return_lse`.",
+        "NotImplementedError": "a gradient.",
     },
     raises=[
-        "K or V outside 1 to 256",
+        f"K outside 1 to {MAX_KEY_DIM} or V outside 1 to {MAX_VALUE_DIM}",
         "H not a multiple of G",
         "a scale that is NaN or infinite",
         "a window or num_splits below 1",

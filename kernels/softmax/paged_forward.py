@@ -51,8 +51,12 @@ def paged_forward(
     ALIBI: tl.constexpr, TREE: tl.constexpr, K_SCALED: tl.constexpr, V_SCALED: tl.constexpr,
     PACKED: tl.constexpr, SPLIT: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
+    SLICE: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of one kv head, over the keys of one split.
+
+    Where PAD_K is more than SLICE columns, queries and keys are read and multiplied so many columns
+    at a time.
 
     If SPLIT, `parts` gets the sum of weighted values, not divided, and `peaks` and `totals` the
     maximum of the base-2 logits and the sum of their powers of 2; else o and lse.
@@ -80,17 +84,19 @@ def paged_forward(
     exists = token < length_q
     first = (first_row // group).to(tl.int32)
     last = tl.minimum(((first_row + ROWS - 1) // group).to(tl.int32), length_q - 1)
-    dims_k = tl.arange(0, PAD_K)
+    WIDTH: tl.constexpr = min(PAD_K, SLICE)
+    dims_k = tl.arange(0, WIDTH)
     dims_v = tl.arange(0, PAD_V)
     in_k = dims_k < key_dim
     in_v = dims_v < value_dim
     start_row = (start_q + token) * stride_qt + head.to(tl.int64) * stride_qh
     q += batch * stride_qb
-    q_tile = tl.load(
-        q + start_row[:, None] + dims_k[None, :],
-        mask=exists[:, None] & in_k[None, :],
-        other=0.0,
-    )
+    if WIDTH == PAD_K:
+        q_tile = tl.load(
+            q + start_row[:, None] + dims_k[None, :],
+            mask=exists[:, None] & in_k[None, :],
+            other=0.0,
+        )
     query = token[:, None]
     place = batch * num_queries + start_q
     slope = tl.zeros((ROWS, 1), tl.float32)
@@ -119,13 +125,31 @@ def paged_forward(
         columns = start + tl.arange(0, KEYS)
         key = columns[None, :]
         inside = (columns >= low) & (columns < high)
-        k_tile, k_factor = load_pages(
-            k, k_scale, table, columns, inside, size, stride_tm, stride_kp, stride_kc, stride_kd,
-            stride_ksp, stride_ksc, dims_k, in_k, K_SCALED,
-        )  # fmt: skip
-        # Eight bits fit into the mantissa of every dtype of q.
-        k_tile = k_tile.to(q_tile.dtype)
-        products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+        if WIDTH == PAD_K:
+            k_tile, k_factor = load_pages(
+                k, k_scale, table, columns, inside, size, stride_tm, stride_kp, stride_kc,
+                stride_kd, stride_ksp, stride_ksc, dims_k, in_k, K_SCALED,
+            )  # fmt: skip
+            # Eight bits fit into the mantissa of every dtype of q.
+            k_tile = k_tile.to(q_tile.dtype)
+            products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+        else:
+            products = tl.zeros((ROWS, KEYS), tl.float32)
+            k_factor = tl.full((KEYS,), 1.0, tl.float32)
+            for begin_k in range(0, key_dim, WIDTH):
+                dims = begin_k + dims_k
+                in_slice = dims < key_dim
+                q_slice = tl.load(
+                    q + start_row[:, None] + dims[None, :],
+                    mask=exists[:, None] & in_slice[None, :],
+                    other=0.0,
+                )
+                k_slice, k_factor = load_pages(
+                    k, k_scale, table, columns, inside, size, stride_tm, stride_kp, stride_kc,
+                    stride_kd, stride_ksp, stride_ksc, dims, in_slice, K_SCALED,
+                )  # fmt: skip
+                k_slice = k_slice.to(q_slice.dtype)
+                products = tl.dot(q_slice, tl.trans(k_slice), products, input_precision="ieee")
         if K_SCALED:
             products *= k_factor[None, :]
         s = logits(products, query, key, shift, factor, cap, slope, 0, 0, 0.0, CAPPED, ALIBI, False)
@@ -154,7 +178,7 @@ def paged_forward(
         )  # fmt: skip
         acc *= decay[:, None]
         if V_SCALED:
-            # In float32, since a weight times a scale need not fit into 16 bits.
+            # A weight times a scale need not fit into 16 bits.
             v_tile = v_tile.to(tl.float32) * v_factor[:, None]
             acc = tl.dot(p, v_tile, acc, input_precision="ieee")
         else:

@@ -21,11 +21,14 @@ from kernels.arguments import (
     check_one_dtype,
     describe,
 )
+from kernels.differentiable import refuse_gradients
+from kernels.modes import check_mode
 from kernels.op import axes, op
 from kernels.primitives.layout import dense_rows
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import MAX_DIM, LseOptions, check_heads, check_mode, check_packing
+from kernels.softmax.arguments import MAX_DIM, LseOptions, check_heads, check_packing
 from kernels.softmax.logits import LOG2E
+from kernels.softmax.ranges import powers
 from kernels.softmax.selection import selected_backward_kv, selected_backward_q, selected_forward
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -37,7 +40,7 @@ Select = Callable[..., tuple[Tensor, int]]
 
 @dataclass(frozen=True)
 class Selection:
-    """What the kernels read instead of the indices.
+    """The tables that the kernels read instead of the indices.
 
     Args:
         slots: `[B, T_q, G, M]` int32, each block that a query sees once, the largest first, then
@@ -161,10 +164,12 @@ def selected_parallel(
     block_size: int,
     scale: float,
     tile: int,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o and lse of `selected_attention`, where a kv head may have several selections of its query
     heads. For the backward pass also [2, B, H, T], the maximum of a row's
-    base-2 logits and the sum of their powers of 2 after it is subtracted.
+    base-2 logits and the sum of their powers of 2 after it is subtracted. q, k and v are rounded to
+    `dtype`; if they are float32, o and their gradients are too.
     """
     batch, queries, heads, _ = q.shape
     select_heads = indices.shape[2]
@@ -172,6 +177,7 @@ def selected_parallel(
     o = q.new_empty(batch, queries, heads, v.shape[3])
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
     softmax = lse.new_empty(2, *lse.shape)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
     block_size = within(block_size, k.shape[1])
     selection = select(indices, block_size, cu_seqlens, cu_seqlens_k, k.shape[1])
     if lse.numel() == 0:
@@ -192,7 +198,7 @@ def selected_parallel(
 
 
 @selected_parallel.register_fake
-def _(q, k, v, indices, cu_seqlens, cu_seqlens_k, block_size, scale, tile):
+def _(q, k, v, indices, cu_seqlens, cu_seqlens_k, block_size, scale, tile, dtype):
     batch, queries, heads, _ = q.shape
     o = q.new_empty(batch, queries, heads, v.shape[3])
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
@@ -214,6 +220,7 @@ def selected_parallel_backward(
     block_size: int,
     scale: float,
     tile: int,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, queries, heads, key_dim = q.shape
     keys, kv_heads, value_dim = v.shape[1:]
@@ -225,6 +232,11 @@ def selected_parallel_backward(
     deltas = softmax.new_empty(batch, heads, queries)
     block_size = within(block_size, keys)
     selection = select(indices, block_size, cu_seqlens, cu_seqlens_k, keys)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    scaled = powers(do, dlse, v, cu_seqlens, cu_seqlens_k)
+    if scaled is not None:
+        do, dlse = scaled.divided(do, dlse)
+    do = do.to(dtype)
     q, k, v, do = dense_rows(q, k, v, do)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     factor = scale * LOG2E.value
@@ -249,19 +261,21 @@ def selected_parallel_backward(
                 scale, factor, queries, keys, kv_heads, count, block_size, parts,
                 share, group, *dims, *strides, **constants,
             )  # fmt: skip
+    if scaled is not None:
+        scaled.restore(dq, dk, dv)
     return dq, dk, dv
 
 
 @selected_parallel_backward.register_fake
-def _(do, dlse, q, k, v, indices, cu_seqlens, cu_seqlens_k, o, softmax, block_size, scale, tile):
+def _(do, dlse, q, k, v, *more):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _setup_context(ctx, inputs, output):
-    *tensors, block_size, scale, tile = inputs
+    *tensors, block_size, scale, tile, dtype = inputs
     o, _, softmax = output
     ctx.save_for_backward(*tensors, o, softmax)
-    ctx.options = block_size, scale, tile
+    ctx.options = block_size, scale, tile, dtype
     ctx.mark_non_differentiable(softmax)
     ctx.set_materialize_grads(False)
 
@@ -273,15 +287,11 @@ def _backward(ctx, do, dlse, _):
     if dlse is None:
         dlse = softmax.new_zeros(softmax.shape[1:])
     gradients = selected_parallel_backward(do, dlse, *tensors, o, softmax, *ctx.options)
-    return *gradients, *[None] * 6
-
-
-def _refuse(ctx, *_):
-    raise NotImplementedError("selected_attention: gradients of its gradients are not implemented")
+    return *gradients, *[None] * 7
 
 
 selected_parallel.register_autograd(_backward, setup_context=_setup_context)
-selected_parallel_backward.register_autograd(_refuse)
+refuse_gradients(selected_parallel_backward, "selected_attention")
 
 
 @dataclass(frozen=True)
@@ -290,12 +300,14 @@ class Call:
 
     Args:
         scale: as kernels take it.
+        dtype: that of the tensors, in which products are.
     """
 
     scale: float
     cu_seqlens: Tensor | None
     cu_seqlens_k: Tensor | None
     tile: int
+    dtype: torch.dtype
 
     @property
     def packs(self) -> tuple[Tensor | None, Tensor | None]:
@@ -320,19 +332,21 @@ def checked(
     check_heads(sizes)
     check_flags(return_lse=return_lse)
     cu_seqlens, cu_seqlens_k = check_packing(cu_seqlens, cu_seqlens_k, sizes, q.device)
-    check_mode(mode)
+    check_mode(mode, "parallel")
     tile = tiles.choose(
         "selected_attention", "parallel",
         dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
     )  # fmt: skip
-    return Call(resolve_scale(scale, sizes["K"]), cu_seqlens, cu_seqlens_k, tile)
+    return Call(resolve_scale(scale, sizes["K"]), cu_seqlens, cu_seqlens_k, tile, dtype)
 
 
 def attend(
     call: Call, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
     """o and lse."""
-    o, lse, _ = selected_parallel(q, k, v, indices, *call.packs, block_size, call.scale, call.tile)
+    o, lse, _ = selected_parallel(
+        q, k, v, indices, *call.packs, block_size, call.scale, call.tile, call.dtype
+    )
     return o, lse
 
 
@@ -417,7 +431,6 @@ def selected_attention(
     indices: Int[Tensor, "B T_q G M"],
     *,
     block_size: int = 64,
-    scale: float | None = None,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
     **options: Unpack[LseOptions],

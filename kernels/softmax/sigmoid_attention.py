@@ -12,11 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import bind_dims, check_flags, check_one_dtype, describe
+from kernels.arguments import describe
 from kernels.differentiable import Given, differentiable
-from kernels.op import op
-from kernels.scale import resolve_scale
-from kernels.softmax.arguments import Packing, check_heads, check_mode, check_packing, check_window
+from kernels.softmax.arguments import Options
+from kernels.softmax.pairs import pairs
 from kernels.softmax.weighted import Weights, attend, gradients
 
 
@@ -63,33 +62,9 @@ _sigmoid_attention = differentiable(
 )
 
 
-def compute(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float | None,
-    causal: bool,
-    window: int | None,
-    bias: float | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    mode: str,
-    tile: int | None,
-) -> Tensor:
-    sizes = bind_dims(q=(q, "B T_q H K"), k=(k, "B T_k G K"), v=(v, "B T_k G V"))
-    dtype = check_one_dtype(q=q, k=k, v=v)
-    check_heads(sizes)
-    check_flags(causal=causal)
-    check_mode(mode)
-    cu_seqlens, cu_seqlens_k = check_packing(cu_seqlens, cu_seqlens_k, sizes, q.device)
-    dim = max(sizes["K"], sizes["V"])
-    tile = tiles.choose(
-        "sigmoid_attention", "parallel", dim=dim, dtype=dtype, device=q.device, tile=tile
-    )
-    scale = resolve_scale(scale, sizes["K"])
-    window, bias = check_window(window), _check_bias(bias)
-    return _sigmoid_attention(q, k, v, cu_seqlens, cu_seqlens_k, scale, causal, window, bias, tile)
+def _with_bias(*, bias: float | None, **given: Any) -> Tensor:
+    o: Tensor = _sigmoid_attention(**given, bias=_check_bias(bias))
+    return o
 
 
 def _check_bias(bias: float | None) -> float | None:
@@ -102,34 +77,17 @@ def _check_bias(bias: float | None) -> float | None:
     return float(bias)
 
 
-@op(
-    compute,
-    outputs=("o",),
-    about="Differentiable once. Sums are float32. K and V are 1 to 256.",
-    same_dtype=("q", "k", "v"),
-    texts={
-        "cu_seqlens": "int32 or int64. Boundaries of packed sequences of queries.",
-        "cu_seqlens_k": "int32 or int64. Those of the keys; None means those of the queries.",
-    },
-    raises=[
-        "K or V outside 1 to 256",
-        "H not a multiple of G",
-        "a scale or bias that is NaN or infinite",
-        "a window below 1",
-        "boundaries that do not delimit all tokens, or of the keys alone",
-    ],
-)
+@pairs(_with_bias, raises=("a bias that is NaN or infinite",))
 def sigmoid_attention(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],
     v: Float[Tensor, "B T_k G V"],
     *,
-    scale: float | None = None,
     causal: bool = False,
     window: int | None = None,
     bias: float | None = None,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
-    **options: Unpack[Packing],
+    **options: Unpack[Options],
 ) -> Float[Tensor, "B T_q H V"]:
     """Sigmoid attention in tiles, `reference.sigmoid_attention`."""

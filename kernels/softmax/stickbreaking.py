@@ -13,31 +13,23 @@ to far for N at the borders of tiles of keys, from far to near for dq and for F 
 over queries for dk and dv, which read both. Each is [B, H, tiles of keys, T] in float32.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import (
-    bind_dims,
-    check_boundaries,
-    check_cu_seqlens,
-    check_flags,
-    check_one_dtype,
-    count_sequences,
-)
+from kernels.arguments import check_boundaries, count_sequences
 from kernels.differentiable import Given, differentiable
-from kernels.op import op
 from kernels.primitives.layout import dense_rows
 from kernels.primitives.product import product, select_and_sum
-from kernels.scale import resolve_scale
-from kernels.softmax.arguments import MAX_DIM, check_heads, check_mode
+from kernels.recurrence import StatelessOptions
 from kernels.softmax.launch import launch
 from kernels.softmax.logits import LOG2E, load_rows, locate, products_by_key, store_rows
+from kernels.softmax.pairs import pairs
 from kernels.tiles import cdiv
 
 # 2 to the power of it is 0, and sums of it do not overflow.
@@ -65,9 +57,10 @@ def _softplus(s):
 
 @triton.jit
 def _break(products, factor, visible, nearer, PIECES: tl.constexpr):
-    """Of a tile, keys by queries: A, sigmoid(z), 1 - sigmoid(z), and the sum of L over its keys.
+    """Return A, sigmoid(z) and 1 - sigmoid(z) of a tile, keys by queries, and the sum of L over its
+    keys.
 
-    `nearer` is the sum of L over the keys of nearer tiles. What is not `visible` is 0.
+    `nearer` is the sum of L over the keys of nearer tiles. Pairs that are not `visible` are 0.
     """
     s = products * factor
     softplus, e = _softplus(s)
@@ -335,7 +328,7 @@ def _backward(
     nearer, farther = total.new_empty(2, batch, heads, borders, tokens)
     by_key = dict(shape)
     if tiles.architecture(q.device) >= 80 and shape["KEYS"] == 16:
-        # In four warps wide heads spill on NVIDIA's, and in eight on AMD's.
+        # Wide heads spill with four warps on NVIDIA's GPUs, and with eight on AMD's.
         by_key["num_warps"] = 8
     factor, dims = scale * LOG2E.value, _dims(q, k, v)
     constants = _constants(q, cu_seqlens, attend_current)
@@ -371,50 +364,20 @@ _stickbreaking = differentiable(
 )
 
 
-def compute(
-    *, q: Tensor, k: Tensor, v: Tensor, scale: float | None, attend_current: bool,
-    cu_seqlens: Tensor | None, mode: str, tile: int | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    sizes = bind_dims(q=(q, "B T H K"), k=(k, "B T G K"), v=(v, "B T G V"))
-    dtype = check_one_dtype(q=q, k=k, v=v)
-    check_heads(sizes)
-    check_flags(attend_current=attend_current)
-    check_mode(mode)
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
-    tile = tiles.choose(
-        "stickbreaking_attn", "parallel",
-        dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
-    )  # fmt: skip
-    o: Tensor
-    rest: Tensor
-    scale = resolve_scale(scale, sizes["K"])
-    o, rest = _stickbreaking(q, k, v, cu_seqlens, scale, attend_current, tile)
-    return o, rest
-
-
-@op(
-    compute,
+@pairs(
+    _stickbreaking,
     outputs=("o", "rest"),
-    about=f"Differentiable once. Sums are float32. K and V are 1 to {MAX_DIM}. The backward pass "
-    "allocates two numbers for each query of a head and tile of 16 or 32 keys.",
-    same_dtype=("q", "k", "v"),
-    texts={"cu_seqlens": "int32 or int64. Boundaries of packed sequences."},
-    raises=(
-        f"K or V outside 1 to {MAX_DIM}",
-        "H not a multiple of G",
-        "a scale that is NaN or infinite",
-        "boundaries that do not delimit all tokens",
-    ),
+    about="The backward pass allocates two numbers for each query of a head and tile of 16 or 32 "
+    "keys.",
 )
 def stickbreaking_attn(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T G K"],
     v: Float[Tensor, "B T G V"],
     *,
-    scale: float | None = None,
     attend_current: bool = False,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
     mode: Literal["auto", "parallel"] = "auto",
     tile: int | None = None,
+    **options: Unpack[StatelessOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B T H"]]:
     """Stick-breaking attention in tiles of all pairs, `reference.stickbreaking_attn`."""

@@ -245,7 +245,7 @@ def restrict(
     num_queries, num_keys,
     BIASED: tl.constexpr, MASKED: tl.constexpr, TABLED: tl.constexpr, RULES: tl.constexpr,
 ):  # fmt: skip
-    """What of the visible pairs remains, and the bias of these in base 2, 0 elsewhere.
+    """Return the visible pairs that the rules leave, and their bias in base 2, 0 elsewhere.
 
     `pairs` is (bias, mask, table of blocks, codes, lows, highs), `steps` their strides: four of the
     bias, four of the mask, two of the table, the size of a block, those of a rule. `in_query` and

@@ -1,4 +1,4 @@
-"""What `attention` makes of boundaries, windows and numbers at the edge of what it takes."""
+"""Tests of `attention` at the edge: boundaries, windows and numbers."""
 
 import math
 

@@ -39,7 +39,7 @@ from kernels.tiles import cdiv
 
 
 class Weights(NamedTuple):
-    """What the weights of a call are.
+    """The function that makes weights of scores.
 
     Args:
         kind: "sigmoid", "taylor" (1 + s + s²/2) or "square".

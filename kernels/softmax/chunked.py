@@ -1,0 +1,148 @@
+"""Functions of kernels that walk over chunks of keys, the nearest to a query first."""
+
+import triton
+import triton.language as tl
+
+from kernels.primitives.chunks import locate_chunk
+from kernels.primitives.decay import chunk_span_transposed, sum_columns
+from kernels.primitives.product import product
+from kernels.primitives.rows import load_rows
+from kernels.softmax.logits import LOG2E, load_gates
+
+
+@triton.jit
+def place_in_heads(first, sequence, head, heads, tokens, PACKED: tl.constexpr):
+    """The place in `[B, H, T]` of the row that is `first` in the flattened `[B·T]` axis."""
+    batch = first * 0 if PACKED else sequence
+    return (batch * heads + head - batch) * tokens + first
+
+
+@triton.jit
+def base2_logits(products, query_gate, key_gate, base, GATED: tl.constexpr):
+    """Base-2 logits less `base`, of gates as gates.py stores them.
+
+    The difference of two leading parts is rounded, and what that loses is added to that of the
+    rests: so it does not show how far down the sums have gone.
+    """
+    if GATED:
+        apart = query_gate[0] - key_gate[0]
+        back = apart - query_gate[0]
+        lost = (query_gate[0] - (apart - back)) - (key_gate[0] + back)
+        bias = apart + (lost + (query_gate[1] - key_gate[1]))
+        s = tl.fma(products, LOG2E, bias) - base
+        s = tl.where(query_gate[2] == key_gate[2], s, float("-inf"))
+    else:
+        s = tl.fma(products, LOG2E, -base)
+    return s
+
+
+@triton.jit
+def gates_of_chunk(gate, rest, closed, first, count, C: tl.constexpr, GATED: tl.constexpr):
+    """The cumulative gates `gs` of the chunk whose token 0 is at `first`."""
+    rows = tl.arange(0, C)
+    return load_gates(gate, rest, closed, first + rows, rows < count, GATED)
+
+
+@triton.jit
+def gradient_of_gates(ds, row_sums, column_sums, place, count, C: tl.constexpr):
+    """The gradient of the gates `gs` of a chunk, but for the pairs of chunks on its two sides.
+
+    The gate at t gets those of pairs i >= t > j, of queries from t on, of keys before: ds are those
+    of the chunk's own pairs, and row_sums and column_sums those of its pairs with other chunks.
+    """
+    rows = tl.arange(0, C)
+    of_rows = tl.load(row_sums + place + rows, mask=rows < count, other=0.0)
+    of_columns = tl.load(column_sums + place + rows, mask=rows < count, other=0.0)
+    after_key = chunk_span_transposed(1, C)
+    straddling = tl.cumsum(ds, 0, reverse=True)
+    dgs = tl.sum(tl.where(after_key, straddling, 0.0), 1)
+    dgs += tl.cumsum(of_rows, 0, reverse=True) + sum_columns(after_key, of_columns)
+    return dgs
+
+
+@triton.jit
+def as_rows(gates, GATED: tl.constexpr):
+    """Gates of queries, `[C, 1]`."""
+    leading, left, count = gates
+    if GATED:
+        leading = leading[:, None]
+        left = left[:, None]
+        count = count[:, None]
+    return leading, left, count
+
+
+@triton.jit
+def as_columns(gates, GATED: tl.constexpr):
+    """Gates of keys, `[1, C]`."""
+    leading, left, count = gates
+    if GATED:
+        leading = leading[None, :]
+        left = left[None, :]
+        count = count[None, :]
+    return leading, left, count
+
+
+@triton.jit
+def within_window(apart, window, C: tl.constexpr):
+    """Which keys, of a chunk so many tokens before their own, queries see, `[C, C]`."""
+    distance = apart + tl.arange(0, C)[:, None] - tl.arange(0, C)[None, :]
+    return (distance >= 0) & (distance < window)
+
+
+@triton.jit
+def chunks_before(before, window, C: tl.constexpr):
+    """How many chunks before their own some query of a chunk sees."""
+    return before // C - tl.maximum(before - window + 1, 0) // C
+
+
+@triton.jit
+def soften(products, visible, query_gate, key_gate, peak, total, GATED: tl.constexpr):
+    """Weights before they are divided, the factor of earlier ones, and the maximum and the sum."""
+    s = base2_logits(products, query_gate, key_gate, 0.0, GATED)
+    new_peak = tl.maximum(peak, tl.max(tl.where(visible, s, float("-inf")), 1))
+    # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    s = base2_logits(products, query_gate, key_gate, base[:, None], GATED)
+    p = tl.where(visible, tl.exp2(s), 0.0)
+    shrink = tl.exp2(peak - base)
+    return p, shrink, new_peak, total * shrink + tl.sum(p, 1)
+
+
+@triton.jit
+def dot_rows(
+    x, y, stride_x, stride_y, count_x, count_y, dim,
+    DTYPE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, FINE: tl.constexpr = False,
+):  # fmt: skip
+    """x yᵀ `[C, C]` of the rows of two chunks, from slices of their columns; if FINE, operands are
+    not rounded."""
+    rows = tl.arange(0, C)
+    products = tl.zeros((C, C), tl.float32)
+    for start in range(0, dim, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        x_tile = load_rows(x, rows, columns, stride_x, count_x, dim)
+        y_tile = load_rows(y, rows, columns, stride_y, count_y, dim)
+        products = product(x_tile, tl.trans(y_tile), DTYPE, FINE_A=FINE, FINE_B=FINE, acc=products)
+    return products
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads", "widest"])
+def sum_between(
+    between, through, cu_seqlens, sequences, tokens, heads, widest, width: tl.int32,
+    C: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """through [chunks, H, K + GATED]: the sum of `between` over the pairs of a later chunk and an
+    earlier one."""
+    parts = tl.cdiv(width, BLOCK)
+    columns = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
+    head = tl.program_id(0) // parts % heads
+    chunk = tl.program_id(0) // parts // heads
+    _, left, _, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
+    earlier = before // C
+    cell = chunk.to(tl.int64) * heads + head
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for later in range(1, tl.cdiv(left, C)):
+        source = between + (cell + tl.cast(later, tl.int64) * heads) * widest * width
+        for start in range(0, earlier, 16):
+            rows = start + tl.arange(0, 16)
+            acc += tl.sum(load_rows(source, rows, columns, width, earlier, width), 0)
+    tl.store(through + cell * width + columns, acc, mask=columns < width)

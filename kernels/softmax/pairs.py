@@ -1,0 +1,124 @@
+"""The public functions of ops whose kernels take all pairs of tokens."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, get_args
+
+import torch
+
+from kernels import arguments, tiles
+from kernels.modes import check_mode
+from kernels.op import axes, op, spelled_out
+from kernels.scale import resolve_scale
+from kernels.softmax.arguments import MAX_DIM, check_heads, check_packing, check_window
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PACKED = {"cu_seqlens": "int32 or int64. Boundaries of packed sequences."}
+_PACKED_KEYS = {
+    "cu_seqlens": "int32 or int64. Boundaries of packed sequences of queries.",
+    "cu_seqlens_k": "int32 or int64. Those of the keys; None means those of the queries.",
+}
+
+
+def pairs(
+    run: Callable[..., Any],
+    *,
+    about: str = "",
+    outputs: Sequence[str] = ("o",),
+    same_dtype: Sequence[str] = ("q", "k", "v"),
+    raises: Sequence[str] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a public function of the signature below, whose annotations say what to check.
+
+    Tensors outside `same_dtype` may be float32 as well.
+
+    Args:
+        run: takes every argument but `mode` by its name, checked: `scale` is a number, `tile` an
+            index into `kernels.tiles.TABLE`, and `cu_seqlens_k` is given wherever `cu_seqlens` is.
+        about, outputs, same_dtype: see `kernels.op.op`.
+        raises: reasons for a ValueError that the signature does not give.
+
+    Returns:
+        A decorator of a signature without a body.
+    """
+
+    def decorate(page: Callable[P, R]) -> Callable[P, R]:
+        parameters = spelled_out(page).parameters
+        dims = {name: " ".join(axes(p.annotation)) for name, p in parameters.items()}
+        signature = _Signature(
+            op=page.__name__,
+            mode=get_args(parameters["mode"].annotation)[1],
+            dims={n: spec for n, spec in dims.items() if spec and not n.startswith("cu_seqlens")},
+            flags=tuple(n for n, p in parameters.items() if isinstance(p.default, bool)),
+            same_dtype=tuple(same_dtype),
+        )
+        of_keys = "cu_seqlens_k" in parameters
+        reasons = [f"K or V outside 1 to {MAX_DIM}", "a scale that is NaN or infinite"]
+        reasons += ["H not a multiple of G"] if signature.grouped else []
+        reasons += ["a window below 1"] if "window" in parameters else []
+        boundaries = "boundaries that do not delimit all tokens"
+        return op(
+            lambda **given: run(**signature.check(given)),
+            outputs=outputs,
+            about=f"Differentiable once. Sums are float32. K and V are 1 to {MAX_DIM}. {about}",
+            same_dtype=same_dtype,
+            texts=_PACKED_KEYS if of_keys else _PACKED,
+            raises=[*reasons, *raises, boundaries + ", or of the keys alone" * of_keys],
+        )(page)
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """The parts of a signature that are checked.
+
+    Args:
+        dims: float tensor → the names of its dims. The first are the queries.
+        flags: the options that are true or false.
+    """
+
+    op: str
+    mode: str
+    dims: Mapping[str, str]
+    flags: tuple[str, ...]
+    same_dtype: tuple[str, ...]
+
+    @property
+    def grouped(self) -> list[str]:
+        """The tensors that have the heads of the keys."""
+        return [name for name, spec in self.dims.items() if "G" in spec.split()]
+
+    def check(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments that a call of the kernels takes, or raise for a wrong one."""
+        sizes = arguments.bind_dims(**{name: (given[name], s) for name, s in self.dims.items()})
+        dtype = arguments.check_one_dtype(**{name: given[name] for name in self.same_dtype})
+        for name in self.dims:
+            if name not in self.same_dtype:
+                arguments.check_dtype(name, given[name], dtype, torch.float32)
+        queries, *_ = self.dims
+        *others, last = self.grouped or ["k", "v"]
+        keys = f"{', '.join(others)} and {last}"
+        check_heads({"G": max(sizes["H"], 1), **sizes}, queries=queries, keys=keys)
+        arguments.check_flags(**{name: given[name] for name in self.flags})
+        check_mode(given["mode"], self.mode)
+        checked = {name: x for name, x in given.items() if name != "mode"}
+        checked["scale"] = resolve_scale(given["scale"], sizes["K"])
+        if "window" in given:
+            checked["window"] = check_window(given["window"])
+        device, boundaries = given[queries].device, given["cu_seqlens"]
+        if "cu_seqlens_k" in given:
+            checked["cu_seqlens"], checked["cu_seqlens_k"] = check_packing(
+                boundaries, given["cu_seqlens_k"], sizes, device
+            )
+        else:
+            checked["cu_seqlens"] = arguments.check_cu_seqlens(
+                "cu_seqlens", boundaries, sizes["B"], device
+            )
+        dim, tile = max(sizes["K"], sizes["V"]), given["tile"]
+        checked["tile"] = tiles.choose(
+            self.op, self.mode, dim=dim, dtype=dtype, device=device, tile=tile
+        )
+        return checked
