@@ -1,4 +1,4 @@
-"""Where kernels run: on a GPU, on the simulator, or on Triton's interpreter."""
+"""The device of a run: a GPU, the simulator, or Triton's interpreter."""
 
 import os
 import sys

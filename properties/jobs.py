@@ -61,8 +61,8 @@ class Job:
         Weights: 2 for differential, 1 for the other law about numbers, 1/2 for other laws, half of
         that for a wrapper, whose kernels belong to another op. An op with one mode gets 3 times as
         many for laws that draw for themselves, since several modes share that work elsewhere. The
-        weight is 1/6 if another job tries nearly the same: the other 16-bit dtype, or another mode
-        of a wrapper, which runs the same lines in every mode. Laws take turns there.
+        two 16-bit dtypes try nearly the same, so each weighs 7/12. The weight is 1/6 for another
+        mode of a wrapper, which runs the same lines in every mode. Laws take turns there.
 
         Once the catalogue outgrows `EXAMPLES_OF_CI`, all are scaled down to 1 at the least; a hash
         of the job's name decides how its fraction is rounded.
@@ -79,7 +79,8 @@ class Job:
         halves = (self.law not in _OF_NUMBERS) + (not self._has_kernels)
         times = 2 if self.law == "differential" else 1
         times *= 3 if self.draws_for_itself and len(OPS[self.op].modes) == 1 else 1
-        return -(-times * examples >> halves)
+        wanted = -(-times * examples >> halves)
+        return -(-wanted * 7 // 12) if self.dtype in _HALVES else wanted
 
     @property
     def _has_kernels(self) -> bool:
@@ -91,8 +92,6 @@ class Job:
         modes = [mode.name for mode in OPS[self.op].modes_or_reference]
         place = modes.index(self.mode) if self.mode in modes else 0
         turn = list(LAWS).index(self.law) + list(OPS).index(self.op)
-        if self.dtype in _HALVES and self.dtype != _HALVES[(turn // 2 + place) % len(_HALVES)]:
-            return False
         return self._has_kernels or place == turn % len(modes)
 
     @property

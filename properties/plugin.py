@@ -14,7 +14,8 @@ NAME = "attention-oracles"
 _OPTIONS: dict[str, dict[str, Any]] = {
     "target": {
         "metavar": "NAME",
-        "help": "whose kernels: ours, oracle, torch, fla, transformers, package.module:attribute",
+        "help": "whose kernels: ours, oracle, torch, fla, transformers, sglang, vllm, or "
+        "package.module:attribute",
     },
     "device": {
         "default": "auto",

@@ -1,4 +1,4 @@
-"""What a run of pytest has that was given a target: who is judged, and where."""
+"""A run of pytest with a target: whose kernels it judges, and on which device."""
 
 import gc
 import os
@@ -79,15 +79,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """That a change reaches no test is no failure."""
+    """Pass a run in which the change reaches no test."""
     changed = session.config.stash[_CHANGED]
     if changed is not None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: that the collector does not look at it again, and looks less
-    often, saves a twentieth of the suite's time.
+    """Keep the collector from looking at imported modules, and let it run less often.
+
+    That saves a twentieth of the suite's time.
     """
     gc.collect()
     gc.freeze()

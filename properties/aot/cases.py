@@ -114,7 +114,7 @@ def _tiles(op: Op, mode: Mode, dtype: str, capability: int, thorough: bool) -> d
 def _defaults(entries: Sequence[Entry], dtype: torch.dtype, capability: int) -> set[int]:
     """The entries that are the first to admit some head dim."""
     found: set[int] = set()
-    for dim in range(1, 257):
+    for dim in range(1, max((entry.max_dim for entry in entries), default=0) + 1):
         admitting = (i for i, e in enumerate(entries) if e.admits(dim, dtype, capability))
         found.update(islice(admitting, 1))
     return found
@@ -160,7 +160,9 @@ def _bare(op: Op, mode: Mode, dtype: str, dim: int, ragged: bool = False) -> Cas
     Sizes of 1 are avoided, because Triton makes constants of them.
     """
     dims = dict.fromkeys(op.dims, 2)
-    dims |= {letter: dim for letter in _HEAD_DIMS if letter in op.dims}
+    dims |= {
+        letter: min(dim, op.widest.get(letter, dim)) for letter in _HEAD_DIMS if letter in dims
+    }
     if ragged and "V" in dims:
         dims["V"] = 3 * dim
     if "P" in dims:

@@ -36,6 +36,8 @@ class Case:
         same: argument → another argument whose tensor is passed for it too.
         frozen: differentiable tensors that need no gradient in this call.
         silent: requested outputs that get no cotangent.
+        cotangents: how large those of the other outputs are, a name of
+            `properties.cases.values.COTANGENTS`.
         context: the context of the call, a name of `properties.cases.contexts`.
         earlier: options of a call just before this one, on the same tensor objects with other
             numbers in them; options not named are as in this call. None for no such call.
@@ -63,6 +65,7 @@ class Case:
     same: Mapping[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
+    cotangents: str = "ordinary"
     context: str = "grad"
     earlier: Mapping[str, Any] | None = None
     numbers: str = "python"

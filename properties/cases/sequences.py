@@ -33,17 +33,28 @@ def spans(case: Case, dim: str = "T") -> list[tuple[int, int]]:
 def separate(op: Op, case: Case, tensors: Mapping[str, Tensor]) -> list[Results]:
     """Return the tensors of each sequence as a dense batch of one."""
     return [
-        {name: _of_sequence(x, own_dims(op, case, name), case, n) for name, x in tensors.items()}
+        {
+            name: _of_sequence(x, own_dims(op, case, name), op, case, n)
+            for name, x in tensors.items()
+        }
         for n in range(case.sequences)
     ]
 
 
-def _of_sequence(x: Tensor, dims: tuple[str, ...], case: Case, n: int) -> Tensor:
+def _rows(op: Op, case: Case, dim: str) -> list[tuple[int, int]]:
+    """The first and one-past-last row of each sequence on an axis of tokens or `Op.rows`."""
+    if dim not in op.rows:
+        return spans(case, dim)
+    counts = [op.rows[dim](case, length) for length in case.lengths]
+    return list(pairwise(boundaries(counts))) if case.packed else [(0, counts[0])] * case.sequences
+
+
+def _of_sequence(x: Tensor, dims: tuple[str, ...], op: Op, case: Case, n: int) -> Tensor:
     for axis, dim in enumerate(dims):
         if dim == "N" or (dim == "B" and not case.packed):
             x = x.narrow(axis, n, 1)
-        elif dim in ("T", "S"):
-            start, stop = spans(case, dim)[n]
+        elif dim in ("T", "S", *op.rows):
+            start, stop = _rows(op, case, dim)[n]
             x = x.narrow(axis, start, stop - start)
     return x
 
@@ -58,13 +69,13 @@ def own_dims(op: Op, case: Case, name: str) -> tuple[str, ...]:
 def join(op: Op, case: Case, pieces: Sequence[Mapping[str, Tensor]]) -> Results:
     """Undo `separate`: concatenate along the tokens if packed, else stack along the batch."""
     return {
-        name: _joined([piece[name] for piece in pieces], own_dims(op, case, name), case.packed)
+        name: _joined([piece[name] for piece in pieces], own_dims(op, case, name), op, case.packed)
         for name in pieces[0]
     }
 
 
-def _joined(parts: list[Tensor], dims: tuple[str, ...], packed: bool) -> Tensor:
-    along = ("N", "T", "S") if packed else ("N", "B")
+def _joined(parts: list[Tensor], dims: tuple[str, ...], op: Op, packed: bool) -> Tensor:
+    along = ("N", "T", "S", *op.rows) if packed else ("N", "B")
     axes = [axis for axis, dim in enumerate(dims) if dim in along]
     if len(axes) > 1:
         parts = _beside_each_other(parts, axes[1] - len(dims))

@@ -23,10 +23,11 @@ from properties.cases.tensors import (
     trained,
     work,
 )
-from properties.cases.values import OF_GATES
+from properties.cases.values import OF_GATES, OF_RUNS
 from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import ANY_NUMBERS, Argument, Mode, Op, Option, Role
 from properties.targets import Target
+from properties.verdict.budgets import CHUNK
 
 # The most numbers that a form of the oracle may hold at once. The float64 oracle and its twelve
 # perturbed runs for the budgets then take at most a second or so on one core, and a quarter on
@@ -132,6 +133,10 @@ def _bundles(
     # If one tensor is passed as two arguments, they have one shape.
     twin = draw(st.sampled_from([False] * 9 + [True]))
     dims |= {letter: n for letter, n in _large(draw, extent).items() if letter in dims}
+    if "wide" in extent and op.widest and draw(st.booleans()):
+        for letter, limit in op.widest.items():
+            most = min(op.widest.values()) if twin else limit
+            dims[letter] = draw(st.sampled_from([n for n in _WIDEST if n <= most]))
     if twin:
         dims = _alike(dims)
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
@@ -140,7 +145,8 @@ def _bundles(
         case = replace(case, architecture=draw(_architectures(others)))
     tiles = target.tiles(case)
     # Tiles for small heads are drawn more often where they apply.
-    wider = [target.tiles(replace(case, dims=dict.fromkeys(dims, n))) for n in (64, 128, 256)]
+    widths = sorted({64, 128, 256, *op.widest.values()})
+    wider = [target.tiles(replace(case, dims=dict.fromkeys(dims, n))) for n in widths]
     small = [index for known in wider for index in tiles if index not in known]
     tile = draw(st.sampled_from([None, *tiles, *small])) if tiles else None
     if tiles:
@@ -197,17 +203,21 @@ def _rows(draw: DrawFn, op: Op, case: Case, widest: int, extent: Extent) -> int:
 
 
 def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
-    """Add gate recipes if there are gates, with more weight on long sequences."""
+    """Add gate recipes if there are gates, with more weight on long sequences.
+
+    Sequences that fill a chunk get long runs of strong gates more often.
+    """
     if not any(a.role is Role.LOG_DECAY for a in present(op, case)):
         return [name for name in op.recipes if name not in OF_GATES]
     gates = [name for name in op.recipes if name in OF_GATES]
-    return [*op.recipes, *gates, *(gates * 2 if "tokens" in extent else ())]
+    runs = [name for name in gates if name in OF_RUNS and max(case.lengths) >= CHUNK - 16]
+    return [*op.recipes, *gates, *runs, *runs, *(gates * 2 if "tokens" in extent else ())]
 
 
 @lru_cache
 def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
     """Mostly the device's own architecture."""
-    return st.sampled_from([None] * 6 + [*others])
+    return st.sampled_from([None] * 5 + [*others])
 
 
 # Small dims: one head or two; a few channels, or the 16 to 20 around what a dot needs.
@@ -219,6 +229,7 @@ _THIN = {
 _MANY = st.one_of(st.sampled_from([33, 64, 65]), st.integers(9, 32), st.integers(9, 70))
 _MANY_OF_TWO = st.integers(9, 12)
 _WIDE = st.sampled_from([129, 136, 160, 192, 200, 256])
+_WIDEST = (40, 257, 320, 511, 512, 576)
 
 
 def _many(extent: Extent) -> SearchStrategy[int]:
@@ -284,9 +295,9 @@ def _with_lengths(
             case "equal":
                 keys = tokens
             case "cached":
-                keys, tokens = tokens, _decoded(draw, count)
+                keys, tokens = tokens, _decoded(draw, op, case, count)
     elif packed and draw(st.sampled_from([False] * 7 + [True])):
-        tokens = _decoded(draw, count)
+        tokens = _decoded(draw, op, case, count)
     case = replace(case, lengths=tokens, key_lengths=keys)
     return _perhaps_empty(draw, op, case)
 
@@ -294,10 +305,11 @@ def _with_lengths(
 _KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cached")
 
 
-def _decoded(draw: DrawFn, count: int) -> tuple[int, ...]:
+def _decoded(draw: DrawFn, op: Op, case: Case, count: int) -> tuple[int, ...]:
     """Draw one token per sequence, perhaps with one more of one and none of another."""
     tokens = [1] * count
-    if count > 1 and draw(st.sampled_from([True, True, True, False])):
+    two = _affordable(op, case, WORK, 2) == 2
+    if count > 1 and two and draw(st.sampled_from([True, True, True, False])):
         more, fewer = draw(st.permutations(range(count)))[:2]
         tokens[more] += 1
         tokens[fewer] -= 1
@@ -466,6 +478,10 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
     if len(outputs) > 1 and draw(st.booleans()):
         loud = draw(st.sampled_from(outputs))
         silent = tuple(name for name in outputs if name != loud)
+    cotangents = draw(_cotangents(target.cotangents))
+    # Autograd sums one tensor's two gradients in its dtype.
+    if cotangents == "large" and case.dtype == "float16" and case.same:
+        cotangents = "ordinary"
     if target.chooses and draw(st.sampled_from([False] * 11 + [True])):
         case = replace(case, auto=True, tile=None)
     numbers = draw(st.sampled_from(["python"] * 7 + ["numpy"]))
@@ -473,7 +489,8 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
     if context == "compiled":
         # Dynamo takes a NumPy scalar for an array.
         numbers = "python"
-    case = replace(case, frozen=frozen, silent=silent, numbers=numbers, context=context)
+    case = replace(case, frozen=frozen, silent=silent, cotangents=cotangents)
+    case = replace(case, numbers=numbers, context=context)
     return replace(case, earlier=_earlier(draw, op, mode, case))
 
 
@@ -485,6 +502,12 @@ def _frozen(names: tuple[str, ...]) -> SearchStrategy[tuple[str, ...]]:
         each = [(one,) for one in names]
         each += [tuple(name for name in names if name != one) for one in names]
     return st.sampled_from([()] * max(3, len(each) // 2) + each + [names])
+
+
+@lru_cache
+def _cotangents(known: tuple[str, ...]) -> SearchStrategy[str]:
+    """Mostly ordinary ones."""
+    return st.sampled_from(["ordinary"] * 3 * (len(known) - 1) + [*known])
 
 
 @lru_cache

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from torch import Tensor
 
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING, relaid
 
 Drawn = Mapping[str, Any]
+# Ids may be any numbers from 0 on: the largest of a dtype, and those that are equal in 32 bits.
+_IDS = {torch.int32: (0, 2**31 - 1, 1), torch.int64: (2**32, 0, 2**33 - 1)}
 
 
 def drawn(case: Case) -> SearchStrategy[dict[str, Any] | None]:
@@ -47,7 +50,9 @@ def drawn(case: Case) -> SearchStrategy[dict[str, Any] | None]:
         }
         rules.append(st.fixed_dictionaries(table))
     one = st.one_of(rules)
-    return st.one_of(st.none(), one, one, st.tuples(one, one).map(lambda two: {**two[0], **two[1]}))
+    two = st.tuples(one, one).map(lambda both: {**both[0], **both[1]})
+    # `one_of` takes equal strategies for one.
+    return st.sampled_from([st.none(), one, one, one, two, two]).flatmap(lambda some: some)
 
 
 def fitting(rules: Drawn | None, case: Case) -> dict[str, Any] | None:
@@ -88,9 +93,10 @@ def built(
     made: dict[str, Any] = {}
     for name, rule in rules.items():
         if name == "document_ids":
-            ids = [token for n in order for token in _documents(rule, n, keys[n])]
+            dtype = torch.int64 if case.seed % 2 else torch.int32
+            ids = [_IDS[dtype][one] for n in order for one in _documents(rule, n, keys[n])]
             shape = (1, len(ids)) if case.packed else (len(order), keys_of_all[0])
-            made[name] = torch.tensor(ids, dtype=torch.int64, device=device).view(shape)
+            made[name] = torch.tensor(ids, dtype=dtype, device=device).view(shape)
         elif name == "prefix":
             each = [min(rule[n % len(rule)], keys[n]) for n in order]
             made[name] = torch.tensor(each, dtype=torch.int32, device=device)
@@ -116,8 +122,21 @@ def built(
     return {n: relaid(x, layout) if isinstance(x, torch.Tensor) else x for n, x in made.items()}
 
 
+def changed(name: str, x: Tensor) -> Tensor:
+    """Another tensor that the rule `name` takes in the place of `x`."""
+    match name:
+        case "document_ids":
+            return (x + torch.arange(x.shape[-1], device=x.device)) % 3
+        case "parents":
+            return torch.full_like(x, -1)
+        case "prefix":
+            return torch.zeros_like(x)
+        case _:
+            return ~x
+
+
 def _documents(lengths: Sequence[int], first: int, tokens: int) -> list[int]:
-    """Ids of a sequence that begins with document `first`; every third has the same id."""
+    """Ids, 0 to 2, of a sequence that begins with document `first`."""
     runs: Iterable[int] = islice(cycle(lengths), first % len(lengths), None)
     ids: list[int] = []
     for number, run in enumerate(runs):

@@ -14,7 +14,7 @@ from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS, compiled
 from properties.cases.layouts import relaid
-from properties.cases.values import RECIPES, Blank
+from properties.cases.values import COTANGENTS, RECIPES, Blank
 from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import Argument, Function, Op, Output, Role
 
@@ -33,6 +33,8 @@ def sizes(op: Op, case: Case) -> dict[str, int]:
     keys = case.lengths if case.key_lengths is None else case.key_lengths
     known["S"] = sum(keys) if case.packed else keys[0]
     known["N"] = case.sequences
+    sequences = case.lengths if case.packed else case.lengths[:1]
+    known |= {dim: sum(count(case, t) for t in sequences) for dim, count in op.rows.items()}
     return known | op.sizes(replace(case, dims=known))
 
 
@@ -233,7 +235,9 @@ def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Result
         blank = Blank(Role.VALUE, shape, None, ())
         recipe = "integers" if case.values == "integers" else "gaussian"
         x = RECIPES[recipe](blank, generator)
-        if recipe == "integers" and is_delta(op):
+        if recipe != "integers":
+            x = COTANGENTS[case.cotangents](x, case.torch_dtype, generator)
+        elif is_delta(op):
             x = _thinned(x)
         if output.name in case.silent:
             continue
@@ -343,18 +347,21 @@ def _call_before(
     context: str,
     extra: Mapping[str, Any],
 ) -> None:
-    """Call the function with other numbers in its tensors and other option values.
+    """Call the function with other numbers in all its tensors and other option values.
 
     The function may reject this call, since the options need not suit the tensors.
     """
-    tensors = {id(x): x for x in given.values() if isinstance(x, Tensor) and _has_own_elements(x)}
-    # A tree in reverse order would only have the call refused, and so might other lists.
-    tables = [x for x in _in_options(given) if x.dim() > 1]
-    tensors |= {id(x): x for x in tables}
+    tensors = {id(x): _own_elements(x) for x in given.values() if isinstance(x, Tensor)}
+    others = {key: _other(x) for key, x in tensors.items()}
+    for value in given.values():
+        if isinstance(value, dict):
+            rules = {id(x): (name, x) for name, x in value.items() if isinstance(x, Tensor)}
+            tensors |= {key: _own_elements(x) for key, (_, x) in rules.items()}
+            others |= {key: structures.changed(n, tensors[key]) for key, (n, _) in rules.items()}
     before = {key: x.detach().clone() for key, x in tensors.items()}
     with torch.no_grad():
-        for x in tensors.values():
-            x.copy_(x.flip(-1) if any(x is table for table in tables) else _turned(x))
+        for key, x in tensors.items():
+            x.copy_(others[key])
     inplace = {"inplace": False} if "inplace" in given else {}
     device = next(x.device for x in given.values() if isinstance(x, Tensor))
     lists = {
@@ -392,14 +399,20 @@ def _call_between(
         )
 
 
-def _in_options(given: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors in options that are dicts."""
-    options = (value.values() for value in given.values() if isinstance(value, dict))
-    return [x for each in options for x in each if isinstance(x, Tensor)]
+def _own_elements(x: Tensor) -> Tensor:
+    """The view of a tensor that has each of its addresses once."""
+    x = x.detach()
+    for axis, stride in enumerate(x.stride()):
+        if not stride and x.shape[axis] > 1:
+            x = x.narrow(axis, 0, 1)
+    return x
 
 
-def _has_own_elements(x: Tensor) -> bool:
-    return all(stride or size < 2 for size, stride in zip(x.shape, x.stride(), strict=True))
+def _other(x: Tensor) -> Tensor:
+    """Other numbers of the same kind: in reverse order, or half of each where that changes none."""
+    turned = _turned(x)
+    same = x.is_floating_point() and torch.equal(turned.nan_to_num(), x.nan_to_num())
+    return x / 2 if same else turned
 
 
 def _turned(x: Tensor) -> Tensor:

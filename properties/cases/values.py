@@ -186,11 +186,43 @@ def strong_gates(blank: Blank, generator: torch.Generator) -> Tensor:
     return gaussian(blank, generator)
 
 
+def shut_gates(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Log decays of -30 to -200 at nearly all tokens of a sequence, in three heads or channels of
+    four: sums over a whole chunk are thousands.
+    """
+    x = gaussian(blank, generator)
+    if blank.role is not Role.LOG_DECAY:
+        return x
+    strong = _choice(blank, generator, (-30.0, -100.0, -120.0, -120.0, -200.0))
+    return torch.where(_for_long(blank, generator), strong, x)
+
+
 def closed_gates(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Some log decays of -inf: earlier tokens are forgotten and leave no NaN."""
-    if blank.role is Role.LOG_DECAY:
-        return _choice(blank, generator, (0.0, -0.3, -0.3, -math.inf))
-    return gaussian(blank, generator)
+    """Some log decays of -inf: earlier tokens are forgotten and leave no NaN. In a third of the
+    tensors nearly all tokens have it, in some heads or channels.
+    """
+    if blank.role is not Role.LOG_DECAY:
+        return gaussian(blank, generator)
+    x = _choice(blank, generator, (0.0, -0.3, -0.3, -math.inf))
+    some = torch.rand((), generator=generator).item() < 1 / 3
+    return torch.where(_for_long(blank, generator) & some, -math.inf, x)
+
+
+def _for_long(blank: Blank, generator: torch.Generator) -> Tensor:
+    """True from about the first to about the last token of each sequence, at three of four places
+    on the other axes: a row of a head, or one of its channels.
+    """
+    axis = blank.token_axis
+    size = tuple(1 if n == axis else size for n, size in enumerate(blank.shape))
+    place = torch.rand(size, generator=generator) < 3 / 4
+    if axis is None:
+        return place
+    token = torch.zeros(blank.shape[axis], dtype=torch.bool)
+    for start, stop in blank.spans:
+        ends = torch.randint((stop - start) // 8 + 1, (2,), generator=generator).tolist()
+        token[start + ends[0] : stop - ends[1]] = True
+    view = [-1 if n == axis else 1 for n in range(len(blank.shape))]
+    return place & token.view(view)
 
 
 def lowest_gates(blank: Blank, generator: torch.Generator) -> Tensor:
@@ -202,15 +234,19 @@ def lowest_gates(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def hidden_rows(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Masks and biases by which a quarter of the queries see nothing, and others few keys."""
+    """Masks and biases by which a quarter of the queries see nothing, and others few keys; half of
+    the sinks are -inf.
+    """
     hidden = _uniform(blank, generator)
     hidden = (hidden < 1 / 2) | (hidden[..., :1] < 1 / 4)
     return _without(hidden, blank, generator)
 
 
 def hidden_tiles(blank: Blank, generator: torch.Generator) -> Tensor:
-    """Masks and biases that hide the middle half of the keys: whole tiles between tiles."""
-    if blank.role not in (Role.BIAS, Role.MASK):
+    """Masks and biases that hide the middle half of the keys: whole tiles between tiles; half of
+    the sinks are -inf.
+    """
+    if blank.role not in (Role.BIAS, Role.MASK, Role.LOGIT):
         return gaussian(blank, generator)
     key = torch.arange(blank.shape[-1])
     quarter = blank.shape[-1] // 4
@@ -225,6 +261,8 @@ def _without(hidden: Tensor, blank: Blank, generator: torch.Generator) -> Tensor
             return torch.where(hidden, 0.0, x)
         case Role.BIAS:
             return torch.where(hidden, -math.inf, x)
+        case Role.LOGIT:
+            return torch.where(_uniform(blank, generator) < 1 / 2, -math.inf, x)
         case _:
             return x
 
@@ -312,6 +350,33 @@ def long_keys(blank: Blank, generator: torch.Generator) -> Tensor:
     return x
 
 
+def ordinary(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """As they are."""
+    return x
+
+
+def large(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Up to the range of the activations' dtype, where it is float16: parts of a gradient overflow
+    it where their sum does not. In half of the tensors all have one sign, and few sums cancel.
+    """
+    powers = (6, 9, 12, 14) if dtype == torch.float16 else (20, 40, 60, 60)
+    power = powers[int(torch.randint(len(powers), (), generator=generator))]
+    most = torch.finfo(dtype).max
+    x = (x * 2.0**power).clamp(-most, most)
+    return x.abs() if torch.rand((), generator=generator).item() < 1 / 2 else x
+
+
+def tiny(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """So small that an epsilon outweighs them, but not their roundings."""
+    return x * (2.0**-8 if dtype == torch.float16 else 2.0**-60)
+
+
+# How large cotangents are, in words: function of them, the activations' dtype and a generator.
+COTANGENTS: dict[str, Callable[[Tensor, torch.dtype, torch.Generator], Tensor]] = {
+    size.__name__: size for size in (ordinary, large, tiny)
+}
+
+
 RECIPES: dict[str, Recipe] = {
     recipe.__name__: recipe
     for recipe in (
@@ -324,6 +389,7 @@ RECIPES: dict[str, Recipe] = {
         early_maximum,
         extreme_gates,
         strong_gates,
+        shut_gates,
         closed_gates,
         lowest_gates,
         hidden_rows,
@@ -340,4 +406,8 @@ RECIPES: dict[str, Recipe] = {
 }
 
 # Recipes that differ from `gaussian` in gates only.
-OF_GATES = frozenset({"extreme_gates", "strong_gates", "closed_gates", "lowest_gates"})
+OF_GATES = frozenset(
+    {"extreme_gates", "strong_gates", "shut_gates", "closed_gates", "lowest_gates"}
+)
+# Those of them that fill whole chunks with strong gates.
+OF_RUNS = frozenset({"shut_gates", "closed_gates"})

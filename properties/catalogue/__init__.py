@@ -27,10 +27,13 @@ from properties.catalogue.delta import (
     PRECOND_GATED_DELTA_RULE,
     PRECOND_KDA,
     RWKV7,
+    TITANS,
+    TTT_LINEAR,
 )
 from properties.catalogue.gate import DECAY_GATE, STRENGTH_GATE
 from properties.catalogue.linear import (
     ABC,
+    FEATURE_MAP,
     GLA,
     GSA,
     HGRN,
@@ -52,7 +55,7 @@ from properties.catalogue.paged import PAGED_ATTENTION
 from properties.catalogue.position import MULTIAXIS_ROTARY, ROTARY_EMBEDDING
 from properties.catalogue.selected import DSA, MLA, MOBA, MSA, NSA, SELECTED_ATTENTION
 from properties.catalogue.softmax import ATTENTION, MERGE_ATTENTION, SIGMOID_ATTENTION
-from properties.catalogue.sums import CUMSUM, LOGCUMSUMEXP, SOLVE_TRIL
+from properties.catalogue.sums import CUMSUM, LOGCUMSUMEXP, MEAN_POOLING, SOLVE_TRIL
 
 OPS: dict[str, Op] = {
     op.name: op
@@ -85,7 +88,9 @@ OPS: dict[str, Op] = {
         PRECOND_GATED_DELTA_RULE,
         PRECOND_KDA,
         MOMENTUM_DELTA_RULE,
+        TITANS,
         MESA_NET,
+        TTT_LINEAR,
         ATTENTION,
         MERGE_ATTENTION,
         MLA,
@@ -110,10 +115,12 @@ OPS: dict[str, Op] = {
         SHORT_CONV,
         TOKEN_SHIFT,
         CUMSUM,
+        MEAN_POOLING,
         LOGCUMSUMEXP,
         SOLVE_TRIL,
         DECAY_GATE,
         STRENGTH_GATE,
+        FEATURE_MAP,
         L2NORM,
         RMS_NORM_GATED,
         LAYER_NORM_GATED,

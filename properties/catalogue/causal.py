@@ -34,6 +34,7 @@ STICKBREAKING_ATTN = _declare(
 
 PATH_ATTN = _declare(
     reference.path_attn,
+    modes=(Mode("parallel"),),
     roles={"w": Role.UNIT_KEY},
     work=_pairs,
 )
@@ -41,6 +42,7 @@ PATH_ATTN = _declare(
 WALL_ATTN = _declare(
     reference.wall_attn,
     quiet_form=reference.wall_attn,
+    modes=(Mode("parallel"),),
     options=(WINDOW,),
     roles={"gs": Role.LOG_DECAY, "sink": Role.LOGIT},
     work=lambda n: n["H"] * n["T"] * n["T"] * n["K"],
@@ -56,6 +58,7 @@ PARALLAX = _declare(
 
 DELTAFORMER = _declare(
     reference.deltaformer,
+    modes=(Mode("parallel"),),
     roles={"beta": Role.RATE},
     work=_pairs,
 )
@@ -75,7 +78,7 @@ BASED = declare(
     modes=(Mode("parallel"),),
     options=(flag("normalize", exact=False),),
     work=_pairs_and_moments,
-    recipes=("gaussian", "uneven", "one_hot_values", "zeros", "cancelling"),
+    recipes=("gaussian", "large_logits", "uneven", "one_hot_values", "zeros", "cancelling"),
 )
 
 REBASED = declare(
@@ -86,11 +89,12 @@ REBASED = declare(
     # A square has no sign.
     without=("scale_equivariance",),
     work=_pairs_and_moments,
-    recipes=("gaussian", "uneven", "one_hot_values", "zeros", "cancelling"),
+    recipes=("gaussian", "large_logits", "uneven", "one_hot_values", "zeros", "cancelling"),
 )
 
 ATTNRES = declare(
     reference.attnres,
+    in_float32=True,
     quiet_form=reference.attnres,
     modes=(Mode("fused"),),
     roles={"query": Role.QUERY, "weight": Role.KEY, "output_weight": Role.KEY},

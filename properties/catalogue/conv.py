@@ -12,6 +12,7 @@ _CHANNELS = st.one_of(
 
 SHORT_CONV = declare(
     reference.short_conv,
+    in_float32=True,
     modes=(Mode("fused"),),
     roles={"weight": Role.KEY, "bias": Role.STATE},
     options=(
@@ -35,6 +36,7 @@ SHORT_CONV = declare(
 
 TOKEN_SHIFT = declare(
     reference.token_shift,
+    in_float32=True,
     wraps=SHORT_CONV,
     dims={"D": _CHANNELS},
     multilinear=lambda case: True,

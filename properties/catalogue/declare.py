@@ -71,7 +71,7 @@ LOGITS = (
     "zeros",
     "cancelling",
 )
-GATES = ("extreme_gates", "strong_gates", "closed_gates")
+GATES = ("extreme_gates", "strong_gates", "shut_gates", "closed_gates")
 # A wrapper is a few lines before the kernels of another op: what these lines may break.
 _LAWS_OF_A_WRAPPER = (
     "differential",
@@ -137,7 +137,7 @@ def declare(
     if grouped := {"G", "H"} <= used:
         used = used - {"H"} | {"R"}
     drawn = {**_DIMS, **dict.fromkeys(sorted(used - {*_DIMS}), st.integers(1, 4)), **dims}
-    used -= {"T", "S", "N", *computed}
+    used -= {"T", "S", "N", *computed, *special.get("rows", ())}
     defaults = {option.name: option.default for option in of_call}
 
     sums = {dim: terms for dim in every if len(terms := _TERM.findall(dim)) > 1}

@@ -11,7 +11,8 @@ from torch import Tensor
 import reference
 from properties.cases.case import Case
 from properties.catalogue.declare import declare, flag
-from properties.catalogue.op import Mode, Role
+from properties.catalogue.draws import EPS, NO_COUNTS
+from properties.catalogue.op import Mode, Option, Role
 from properties.catalogue.work import pairs_and_states, pairs_by_channel
 
 _MODES = (Mode("chunk"), Mode("fused_recurrent"))
@@ -155,25 +156,65 @@ MOMENTUM_DELTA_RULE = declare(
     recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
 )
 
+TITANS = declare(
+    reference.titans,
+    wraps=MOMENTUM_DELTA_RULE,
+    roles={
+        "k": Role.UNIT_KEY,
+        "theta": Role.RATE,
+        "log_alpha": Role.LOG_DECAY,
+        "log_eta": Role.LOG_DECAY,
+    },
+    work=lambda n: n["H"] * n["T"] * (n["T"] * 2 + n["K"] * n["V"] / 12),
+    recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
+)
+
 
 def _solvable(
     case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Ridges of at least 1/4, and states that are sums of `k kᵀ`."""
+    """Ridges of at least 1/4, and states that are sums of `k kᵀ`: of one with equal elements where
+    the layout makes all rows of a state equal.
+    """
     found = {**tensors, "lamb": tensors["lamb"] + 1 / 4}
     if (state := tensors.get("initial_state")) is not None:
         K = sizes["K"]
         kk = state[..., :K] @ state[..., :K].mT / max(K, 1)
+        if case.layout_of("initial_state") == "expanded":
+            kk = kk[..., :1, :1].expand(kk.shape)
         found["initial_state"] = torch.cat([kk, state[..., K:]], dim=-1)
     return found
 
 
 MESA_NET = declare(
     reference.mesa_net,
+    in_float32=True,
+    modes=(Mode("chunk"),),
+    # The second form subtracts what it has solved with the ridge alone, and rounds more.
+    quiet_form=reference.mesa_net,
     roles={"k": Role.UNIT_KEY, "lamb": Role.STEP, "beta": Role.RATE},
     options=(_NORMALIZE,),
     finish=_solvable,
     linear_in=(),
-    work=lambda n: n["H"] * n["T"] * (n["K"] * (n["T"] + n["K"] + n["V"]) + n["T"] * n["T"]),
+    work=lambda n: n["H"] * n["T"] * (n["K"] * (n["K"] + n["V"]) + n["T"] * (n["T"] + n["K"]) / 12),
+    recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
+)
+
+TTT_LINEAR = declare(
+    reference.ttt_linear,
+    modes=(Mode("fused_chunk"),),
+    roles={"k": Role.UNIT_KEY, "weight": Role.KEY, "bias": Role.KEY, "eta": Role.RATE},
+    options=(
+        EPS,
+        Option(
+            "mini_batch_size",
+            16,
+            lambda case: st.sampled_from([16, 1, 2, 3, 15, 17, 32, 50]),
+            bad=(0, -1, None, *NO_COUNTS),
+            switch=lambda case: 1,
+        ),
+    ),
+    linear_in=(),
+    work=lambda n: pairs_and_states({**n, "V": n["K"]}),
     recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
 )

@@ -30,6 +30,12 @@ def head_dims(largest: int = 256) -> SearchStrategy[int]:
     return st.one_of(*strategies, *([st.sampled_from(wide)] if wide else []))
 
 
+def seldom_none(*others: SearchStrategy[int]) -> SearchStrategy[int | None]:
+    """None as often as one of the others, which may be equal; `one_of` takes equal ones for one."""
+    each: list[SearchStrategy[int | None]] = [st.none(), *others]
+    return st.sampled_from(each).flatmap(lambda one: one)
+
+
 @cache
 def scales() -> SearchStrategy[float | None]:
     """The default, the sentinel -1, zero, negative and tiny ones; integers and floats."""
@@ -45,11 +51,16 @@ def scales() -> SearchStrategy[float | None]:
 def _windows(case: Case) -> SearchStrategy[int | None]:
     keys, queries = max(case.key_lengths or case.lengths), max(case.lengths)
     edges = sorted({max(1, n + d) for n in (keys, queries) for d in (-1, 0, 1)} | {512, 513})
-    return st.one_of(
-        st.none(),
-        st.integers(1, max(1, keys - 1)),
-        st.sampled_from([*edges, 2**31 - 1]),
-    )
+    narrow, others = st.integers(1, max(1, keys - 1)), st.sampled_from([*edges, 2**31 - 1])
+    return seldom_none(narrow, narrow, narrow, others, others)
 
 
 WINDOW = Option("window", None, _windows, bad=(0, -1, *NO_COUNTS), switch=lambda case: 3)
+EPS = Option(
+    "eps",
+    1e-6,
+    # Beside squares of gaussian numbers: nothing, a little, and most of the sum.
+    lambda case: st.sampled_from([1e-6, 1.0, 1, 100.0]),
+    bad=(0.0, -1e-6, float("nan"), float("inf"), *NO_NUMBERS),
+    switch=lambda case: 1e-3,
+)

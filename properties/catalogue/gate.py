@@ -9,6 +9,7 @@ from properties.catalogue.op import Mode, Option, Output, Role
 
 DECAY_GATE = declare(
     reference.decay_gate,
+    in_float32=True,
     quiet_form=reference.decay_gate,
     modes=(Mode("fused"),),
     roles={"x": Role.LOGIT, "A_log": Role.KEY, "dt_bias": Role.KEY},
@@ -16,7 +17,7 @@ DECAY_GATE = declare(
         Option(
             "lower_bound",
             None,
-            lambda case: st.sampled_from([None, None, -5.0, -5, -1.0, -1e-3, -100.0]),
+            lambda case: st.sampled_from([None, -5.0, -5, -1.0, -1e-3, -100.0]),
             bad=(0.0, 5.0, float("nan"), float("-inf"), *NO_NUMBERS),
             switch=lambda case: -5.0,
         ),
@@ -29,6 +30,7 @@ DECAY_GATE = declare(
 
 STRENGTH_GATE = declare(
     reference.strength_gate,
+    in_float32=True,
     quiet_form=reference.strength_gate,
     wraps=DECAY_GATE,
     roles={"x": Role.LOGIT},

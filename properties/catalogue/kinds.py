@@ -4,8 +4,8 @@ from properties.catalogue.op import Argument, Op, Role
 
 
 def carries_states(op: Op) -> bool:
-    """Whether it is a recurrence whose state is a matrix for each head."""
-    return any(x.role is Role.STATE and x.dims.startswith("N H K") for x in op.arguments)
+    """Whether it is a recurrence whose state is one matrix for each head, of keys by values."""
+    return any(x.role is Role.STATE and x.dims.startswith("N H K V") for x in op.arguments)
 
 
 def is_delta(op: Op) -> bool:

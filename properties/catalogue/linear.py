@@ -126,6 +126,7 @@ _ROUNDED = tuple(name for name in _RECIPES if name != "integers")
 
 HGRN = declare(
     reference.hgrn,
+    in_float32=True,
     modes=(Mode("fused_recurrent"),),
     work=lambda n: n["D"] * n["T"] * n["T"] / 3,
     multilinear=lambda case: True,
@@ -177,6 +178,7 @@ ABC = declare(
 
 RWKV4 = declare(
     reference.rwkv4,
+    in_float32=True,
     wraps=HGRN,
     modes=(Mode("fused_recurrent"),),
     roles={"w": Role.KEY, "u": Role.KEY},
@@ -220,4 +222,34 @@ LOG_LINEAR_ATTN = declare(
     work=lambda n: n["H"] * n["T"] * (n["T"] + n["L"] * n["K"] * n["V"] / 12),
     multilinear=lambda case: True,
     recipes=_RECIPES,
+)
+
+
+def _features(case: Case) -> dict[str, int]:
+    D, nu = case.dims.get("D", 1), case.options.get("nu", 1)
+    widths = {"hedgehog": 2 * D, "dpfp": 2 * D * nu, "taylor": 1 + D + D * D}
+    return {"F": widths.get(case.options.get("kind", "elu"), D)}
+
+
+FEATURE_MAP = declare(
+    reference.feature_map,
+    in_float32=True,
+    quiet_form=reference.feature_map,
+    modes=(Mode("fused"),),
+    roles={"x": Role.LOGIT},
+    options=(
+        Option(
+            "kind",
+            "elu",
+            lambda case: st.sampled_from(["elu", "relu", "hedgehog", "dpfp", "taylor"]),
+            bad=("gelu", None, 1),
+            switch=lambda case: "hedgehog",
+        ),
+        Option("nu", 1, lambda case: st.integers(1, 4), bad=(0, -1, None, *NO_COUNTS)),
+    ),
+    sizes=_features,
+    computed=("F",),
+    linear_in=(),
+    work=lambda n: n["H"] * n["T"] * n["F"],
+    recipes=("gaussian", "zeros", "large_states", "large_logits", "uneven"),
 )

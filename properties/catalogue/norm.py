@@ -6,23 +6,15 @@ from hypothesis import strategies as st
 
 import reference
 from properties.catalogue.declare import declare, flag
-from properties.catalogue.draws import NO_NUMBERS
+from properties.catalogue.draws import EPS
 from properties.catalogue.op import Mode, Option, Role
-
-_EPS = Option(
-    "eps",
-    1e-6,
-    # Beside squares of gaussian numbers: nothing, a little, and most of the sum.
-    lambda case: st.sampled_from([1e-6, 1.0, 1, 100.0]),
-    bad=(0.0, -1e-6, float("nan"), float("inf"), *NO_NUMBERS),
-    switch=lambda case: 1e-3,
-)
 
 L2NORM = declare(
     reference.l2norm,
+    in_float32=True,
     quiet_form=reference.l2norm,
     modes=(Mode("fused"),),
-    options=(_EPS,),
+    options=(EPS,),
     work=lambda n: n["H"] * n["T"] * n["D"],
     linear_in=(),
     recipes=("gaussian", "zeros", "large_states", "uneven"),
@@ -31,7 +23,7 @@ L2NORM = declare(
 _GATED: dict[str, Any] = {
     "roles": {"z": Role.LOGIT, "weight": Role.KEY, "bias": Role.KEY},
     "options": (
-        _EPS,
+        EPS,
         Option(
             "activation",
             "silu",
@@ -47,12 +39,14 @@ _GATED: dict[str, Any] = {
 }
 RMS_NORM_GATED = declare(
     reference.rms_norm_gated,
+    in_float32=True,
     quiet_form=reference.rms_norm_gated,
     modes=(Mode("fused"),),
     **_GATED,
 )
 LAYER_NORM_GATED = declare(
     reference.layer_norm_gated,
+    in_float32=True,
     quiet_form=reference.layer_norm_gated,
     wraps=RMS_NORM_GATED,
     # Each token by itself.

@@ -1,7 +1,7 @@
 """What a declaration of the catalogue is made of."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -189,7 +189,10 @@ class Op:
         modes: the kernel's modes; empty while the op has no kernel.
         arguments, options, outputs: in the order of the signature.
         dims: what is drawn for each letter that a case fixes.
+        widest: letters of head dims that may be above 256 → the largest.
         sizes: letters that follow from the case; it sees T, S and N among the case's dims.
+        rows: letters of axes on which a sequence has rows of its own that are no tokens, such as
+            chunks → how many it has, given how many tokens.
         work: how many numbers the oracle's forms hold at once for one sequence, given the size of
             every letter; what is drawn is kept small by it.
         settle: turns a drawn case into one that the op accepts.
@@ -208,6 +211,8 @@ class Op:
         heads_alike: what is computed of a head does not depend on which it is.
         float32_logits: products of two inputs are never rounded below float32, as in a softmax;
             the error budgets of 16 bits are sharper then.
+        in_float32: everything is computed in float32, whatever the dtype, and only results are
+            rounded: the budgets of one call in 16 bits are those of float32, and a rounding.
         nonnegative: queries and keys of this case are drawn without sign, and so is the last column
             of a state, a sum of keys: where a normaliser passes through 0 the map has a pole, and
             nobody's error is small.
@@ -233,7 +238,9 @@ class Op:
     laws: tuple[str, ...]
     recipes: tuple[str, ...]
     work: Callable[[Mapping[str, int]], float]
+    widest: Mapping[str, int] = field(default_factory=dict)
     sizes: Callable[[Case], dict[str, int]] = lambda case: {}
+    rows: Mapping[str, Callable[[Case, int], int]] = field(default_factory=dict)
     settle: Callable[[Case], Case] = _unchanged
     finish: Finish = _as_filled
     dtypes: tuple[str, ...] = DTYPES
@@ -247,6 +254,7 @@ class Op:
     constant_decay: Callable[[Case], float] = _zero
     heads_alike: bool = True
     float32_logits: bool = False
+    in_float32: bool = False
     nonnegative: Callable[[Case], bool] = _never
     telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()
     wraps: str | None = None
@@ -269,6 +277,11 @@ class Op:
 
     def mode(self, name: str) -> Mode:
         return next(m for m in self.modes_or_reference if m.name == name)
+
+    @property
+    def asks_for_all(self) -> dict[str, bool]:
+        """The options with which a call asks for every output."""
+        return {o.asked_by: True for o in self.outputs if o.asked_by is not None}
 
     @property
     def modes_or_reference(self) -> tuple[Mode, ...]:

@@ -13,7 +13,7 @@ import reference
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import declare
-from properties.catalogue.draws import NO_COUNTS, NO_NUMBERS
+from properties.catalogue.draws import NO_COUNTS, NO_NUMBERS, seldom_none
 from properties.catalogue.op import Mode, Option, Role
 
 if TYPE_CHECKING:
@@ -140,6 +140,12 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
             late = parents.clone()
             late.view(-1)[0] = 0
             yield "a node that is its own parent", {"parents": late}, "parents"
+            fewer = [max(queries - 1, 0) for queries in _queries(case)]
+            yield (
+                "fewer keys than drafted queries",
+                {"lengths": lengths.new_tensor(fewer)},
+                "parents",
+            )
 
 
 PAGED_ATTENTION = declare(
@@ -164,7 +170,9 @@ PAGED_ATTENTION = declare(
         Option(
             "window",
             None,
-            lambda case: st.one_of(st.none(), st.integers(1, 9), st.sampled_from([64, 2**31 - 1])),
+            lambda case: seldom_none(
+                *[st.integers(1, 9)] * 3, *[st.sampled_from([64, 2**31 - 1])] * 2
+            ),
             bad=(0, -1, *NO_COUNTS),
             switch=lambda case: 3,
         ),
@@ -184,6 +192,8 @@ PAGED_ATTENTION = declare(
         ),
     ),
     dims={"C": _PAGE_SIZES},
+    # Latent attention as it is served.
+    widest={"K": 576, "V": 512},
     sizes=_sizes,
     computed=("M", "P"),
     work=lambda n: n["H"] * n["T"] * (n["T"] + 2 * n["C"] + 1),

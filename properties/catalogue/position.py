@@ -178,6 +178,7 @@ _PAIRS = st.one_of(st.integers(0, 4), st.integers(0, 128))
 
 ROTARY_EMBEDDING = declare(
     reference.rotary_embedding,
+    in_float32=True,
     indices={"position_ids": _position_ids},
     options=(Option("seqlen_offsets", 0, _offsets, bad=NO_COUNTS, switch=_two_or_more),),
     dims={"P": _PAIRS},
@@ -187,6 +188,7 @@ ROTARY_EMBEDDING = declare(
 )
 MULTIAXIS_ROTARY = declare(
     reference.multiaxis_rotary,
+    in_float32=True,
     indices={"position_ids": _positions_on_axes, "axes": _axes},
     dims={"P": _PAIRS, "A": st.integers(1, 4)},
     sizes=_rows_of_positions,

@@ -1,8 +1,9 @@
-"""Sums over tokens, and systems of a chunk of them."""
+"""Sums and means over tokens, and systems of a chunk of them."""
 
 from hypothesis import strategies as st
 
 import reference
+from properties.cases.case import Case
 from properties.catalogue.declare import declare
 from properties.catalogue.draws import NO_COUNTS
 from properties.catalogue.linear import HGRN
@@ -10,12 +11,13 @@ from properties.catalogue.op import Mode, Option, Role
 
 CUMSUM = declare(
     reference.cumsum,
+    in_float32=True,
     modes=(Mode("fused"),),
     options=(
         Option(
             "chunk_size",
             None,
-            lambda case: st.sampled_from([None, None, 1, 3, 16, 64]),
+            lambda case: st.sampled_from([None, 1, 3, 8, 16, 64]),
             bad=(0, -1, *NO_COUNTS),
             switch=lambda case: 2,
         ),
@@ -25,8 +27,36 @@ CUMSUM = declare(
     recipes=("gaussian", "integers", "large_states", "uneven", "zeros", "cancelling"),
 )
 
+
+def _chunks(case: Case, tokens: int) -> int:
+    size: int = case.options["chunk_size"]
+    return -(-tokens // size)
+
+
+MEAN_POOLING = declare(
+    reference.mean_pooling,
+    in_float32=True,
+    modes=(Mode("fused"),),
+    options=(
+        Option(
+            "chunk_size",
+            4,
+            lambda case: st.sampled_from([4, 1, 2, 3, 16, 17, 64]),
+            bad=(0, -1, None, *NO_COUNTS),
+            switch=lambda case: 5,
+        ),
+    ),
+    rows={"M": _chunks},
+    # A chunk's mean is of its last token too.
+    without=("causality",),
+    work=lambda n: n["H"] * n["D"] * n["T"] + n["T"] * n["T"],
+    multilinear=lambda case: True,
+    recipes=("gaussian", "large_states", "uneven", "zeros", "cancelling"),
+)
+
 LOGCUMSUMEXP = declare(
     reference.logcumsumexp,
+    in_float32=True,
     wraps=HGRN,
     # It keeps each sum, and rounds it: an ulp of a hundred is the error of an exponential.
     quiet_form=reference.logcumsumexp,

@@ -181,7 +181,7 @@ def _of_target(name: str) -> str:
 
 @cache
 def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
-    """What the packages that import all ops count as, for a test of these ops."""
+    """The files that stand for the packages that import all ops, for a test of these ops."""
     if not ops:
         return {}
     sources = [Sources.of(OPS[op]) for op in ops]

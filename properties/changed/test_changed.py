@@ -165,6 +165,7 @@ def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:
     }  # fmt: skip
     assert _ops("kernels/softmax/backward.py") == {
         "attention", "differential_attention", "mla", "nsa", "paged_attention",
+        "wall_attn",
     }  # fmt: skip
     assert _ops("kernels/delta/dplr.py") == {
         "dplr", "comba", "gdn2", "iplr", "precond_gated_delta_rule", "precond_kda", "rwkv7",

@@ -24,7 +24,7 @@ _ASKING = ("usefixtures", "getfixturevalue")
 
 @dataclass(frozen=True)
 class Uses:
-    """What a test uses.
+    """The names that a test uses.
 
     Args:
         modules: those imported for what the test refers to.
@@ -91,7 +91,7 @@ def names_of_tests(path: Path) -> tuple[str, ...]:
 
 @cache
 def uses(path: Path, test: str) -> Uses:
-    """What a test of a file uses; if there is no such test, what the file uses."""
+    """The names that a test of a file uses; those of the file if there is no such test."""
     folders = [folder for folder in path.parents if folder.is_relative_to(ROOT)]
     conftests = [*(folder / "conftest.py" for folder in folders), _SESSION]
     scopes = [_scope(path), *(_scope(file) for file in conftests if file.exists())]

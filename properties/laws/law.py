@@ -8,9 +8,17 @@ from typing import Any
 
 import torch
 
+from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING
-from properties.cases.tensors import Inputs, Results, build, cotangents, outputs_and_gradients
+from properties.cases.tensors import (
+    Inputs,
+    Results,
+    build,
+    cotangents,
+    outputs_and_gradients,
+    sizes,
+)
 from properties.catalogue.op import Function, Op
 from properties.device import claiming
 from properties.laws.signature import Signature, signature
@@ -54,6 +62,12 @@ class Subject:
         self, op: Op, case: Case, inputs: Inputs, gradients_of: Results | None = None
     ) -> Results:
         """Return the target's results for these inputs, in the context of the case."""
+        earlier = case.earlier
+        if earlier and earlier.get("structure"):
+            options = {**case.options, "structure": earlier["structure"]}
+            heads = sizes(op, case)["H"]
+            rules = structures.built(replace(case, options=options), heads, self.device)
+            earlier = {**earlier, "structure": rules}
         with self.claiming(case):
             return outputs_and_gradients(
                 op,
@@ -61,7 +75,7 @@ class Subject:
                 inputs,
                 gradients_of,
                 context=case.context,
-                earlier=case.earlier,
+                earlier=earlier,
                 mode=case.called_mode,
                 tile=case.tile,
             )
@@ -160,19 +174,6 @@ def with_own_elements(case: Case) -> Case:
     return replace(case, layout=layout, layouts=kept)
 
 
-def summed_in_range(op: Op, case: Case) -> Case:
-    """The case with values whose gradients do not overflow when calls are summed.
-
-    An argument shared by all sequences gets a gradient from each call. With large states some
-    overflow in float16, and inf - inf tells nothing about an implementation.
-    """
-    each = {"T", "S", "N", "B"}
-    shared = any(a.differentiable and not each & set(a.dims.split()) for a in op.arguments)
-    if shared and case.dtype == "float16" and case.values == "large_states":
-        return op.settle(replace(case, values="gaussian"))
-    return case
-
-
 def with_a_row(op: Op, case: Case) -> Case:
     return case if case.dims["B"] else op.settle(replace(case, dims={**case.dims, "B": 1}))
 
@@ -182,11 +183,20 @@ def bits_are_comparable(op: Op, case: Case, subject: Subject) -> bool:
 
     On a GPU, another alignment, stride or flag gives another specialisation, in which the compiler
     may contract a·b + c differently. Other libraries promise no bits, and nobody promises which
-    mode `auto` takes. On integers bits are still equal, if nothing else, such as a constant decay,
-    multiplies them.
+    mode `auto` takes. Bits are still equal if nothing rounds.
     """
     promised = subject.device.type != "cuda" and subject.target.bitwise and not case.auto
-    return promised or (case.values == "integers" and "exactness" in op.laws)
+    return promised or _is_exact(op, case)
+
+
+def _is_exact(op: Op, case: Case) -> bool:
+    """Whether nothing rounds: all values are small integers, and no option, such as a scale of 0.3,
+    nor anything else, such as a constant decay, multiplies them.
+    """
+    repeated = "repeated" in (case.layout, *case.layouts.values())
+    if case.values != "integers" or "exactness" not in op.laws or repeated:
+        return False
+    return all(case.options.get(o.name, o.default) in o.exact for o in op.options if o.exact)
 
 
 def with_options(case: Case, **options: Any) -> dict[str, Any]:

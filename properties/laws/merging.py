@@ -17,6 +17,7 @@ from properties.cases.tensors import Inputs, Results, outputs_and_gradients, tel
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Subject, with_options, within_bounds
+from properties.laws.parts import Parts
 from reference.softmax import merge
 
 _AT_A_CUT = ("window", "alibi_slopes", "g")
@@ -40,6 +41,7 @@ def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of
 
     def over(queries: slice, keys: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
         """The attention of some queries over some keys, in float64."""
+        given = sums.of_a_call(given)
         given |= {"q": given["q"][:, queries], "k": given["k"][:, keys], "v": given["v"][:, keys]}
         for name in {"bias", "mask"} & given.keys():
             # A size of 1 stands for all.
@@ -51,8 +53,9 @@ def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of
         assert lse is not None
         return o.double(), lse.double()
 
+    dtype, sums = inputs.tensors["q"].dtype, Parts(inputs)
+
     def in_parts(**given: Any) -> tuple[Tensor, Tensor]:
-        dtype = given["q"].dtype
         queries, keys = given["q"].shape[1], given["k"].shape[1]
         # The sink is one more part: it is in one call alone.
         rest = {name: x for name, x in given.items() if name != "sink"}
@@ -79,8 +82,9 @@ def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of
         return o.to(dtype), lse.float()
 
     with subject.claiming(case):
-        got = outputs_and_gradients(op, in_parts, inputs, gradients_of)
-    return compare_with_oracle("merging", op, case, subject, inputs, gradients_of, got)
+        got = outputs_and_gradients(op, in_parts, sums.leaves(inputs), gradients_of)
+    got, left_out = sums.sums(got), sums.infinite
+    return compare_with_oracle("merging", op, case, subject, inputs, gradients_of, got, left_out)
 
 
 def _parts_are_within_bounds(op: Op, case: Case) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from properties.cases import structures
 from properties.cases.case import Case
@@ -23,9 +22,9 @@ from properties.laws.law import (
     Law,
     Subject,
     bits_are_comparable,
-    summed_in_range,
     with_own_elements,
 )
+from properties.laws.parts import summed
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
@@ -48,9 +47,10 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         expect_identical("packing", op, case, subject, got, alone_joined, "each sequence alone")
         if not shared:
             return 0.0
-    sums = {name: _sum([one[name] for one in apart]) for name in shared}
-    got = {**alone_joined, **sums}
-    return compare_with_oracle("packing", op, case, subject, inputs, gradients_of, got)
+    sums = {name: summed(one[name] for one in apart) for name in shared}
+    got = {**alone_joined, **{name: total for name, (total, _) in sums.items()}}
+    left_out = {name: infinite for name, (_, infinite) in sums.items()}
+    return compare_with_oracle("packing", op, case, subject, inputs, gradients_of, got, left_out)
 
 
 def _expect_no_neighbour(
@@ -90,10 +90,6 @@ def _expect_no_neighbour(
     expect_identical("packing", op, case, subject, others(beside), others(together), against)
 
 
-def _sum(parts: list[Tensor]) -> Tensor:
-    return torch.stack(parts).double().sum(0).to(parts[0].dtype)
-
-
 def _offset_of(case: Case, n: int) -> dict[str, int]:
     offsets = case.options.get("seqlen_offsets")
     if isinstance(offsets, (list, tuple)):
@@ -110,7 +106,7 @@ def _structure_of(op: Op, case: Case, n: int, subject: Subject) -> dict[str, Any
 
 def adapt(op: Op, case: Case) -> Case:
     """Pack the rows of a dense case; add a row if it has none."""
-    case = with_own_elements(summed_in_range(op, case))
+    case = with_own_elements(case)
     if case.packed:
         return case
     rows = max(case.dims["B"], 1)

@@ -21,7 +21,7 @@ from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS
 from properties.cases.sequences import dims_of, tensors_of
 from properties.cases.tensors import Inputs, Results
-from properties.catalogue.op import Op
+from properties.catalogue.op import Op, Role
 from properties.device import recorded_launches
 from properties.laws.judge import compare_with_oracle, fail, oracle_results
 from properties.laws.law import Law, Subject, Violation, with_a_row
@@ -61,6 +61,22 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     if not subject.target.documented_errors:
         _expect_no_harm(op, case, subject, inputs)
         return 0.0
+    for each in (case, _decoding(op, case)):
+        _expect_refusals(op, each, subject)
+    return 0.0
+
+
+def _decoding(op: Op, case: Case) -> Case:
+    """A step of decoding, which an op may take another way: a token, its states, no gradient."""
+    refused = op.mode(case.mode).refuses
+    states = {a.name for a in op.arguments if a.optional and a.role is Role.STATE} - refused
+    given = tuple(a.name for a in op.arguments if a.name in {*case.given, *states})
+    step = replace(case, lengths=(1,) * len(case.lengths), given=given, context="no_grad")
+    return op.settle(step)
+
+
+def _expect_refusals(op: Op, case: Case, subject: Subject) -> None:
+    inputs = subject.inputs(op, case)
     implementation = {"mode": case.mode, "tile": case.tile}
     for mistake in mistakes(op, case, inputs):
         given = {**inputs.given(), **mistake.arguments}
@@ -68,7 +84,6 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         _expect_refusal(op, case, subject, mistake, subject.function(op), {**given, **extra})
         if mistake.everywhere:
             _expect_refusal(op, case, subject, mistake, op.oracle, given)
-    return 0.0
 
 
 def _expect_refusal(

@@ -17,7 +17,8 @@ from properties.cases.tensors import Results, boundaries, outputs_and_gradients,
 from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.judge import compare_with_oracle
-from properties.laws.law import Law, Subject, summed_in_range, with_options, within_bounds
+from properties.laws.law import Law, Subject, with_options, within_bounds
+from properties.laws.parts import Parts
 
 
 def check(op: Op, case: Case, subject: Subject) -> float:
@@ -25,26 +26,27 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     if not all(within_bounds(op, _half(op, case, early)) for early in (True, False)):
         return 0.0
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    parts = Parts(inputs)
 
     def in_two_calls(**given: Any) -> tuple[Tensor | None, ...]:
-        return _in_two_calls(op, case, subject, given)
+        return _in_two_calls(op, case, subject, given, parts)
 
     with subject.claiming(case):
-        got = outputs_and_gradients(op, in_two_calls, inputs, gradients_of)
-    return compare_with_oracle("splitting", op, case, subject, inputs, gradients_of, got)
+        got = outputs_and_gradients(op, in_two_calls, parts.leaves(inputs), gradients_of)
+    got, left_out = parts.sums(got), parts.infinite
+    return compare_with_oracle("splitting", op, case, subject, inputs, gradients_of, got, left_out)
 
 
 def _in_two_calls(
-    op: Op, case: Case, subject: Subject, given: dict[str, Any]
+    op: Op, case: Case, subject: Subject, given: dict[str, Any], parts: Parts
 ) -> tuple[Tensor | None, ...]:
     tensors = {a.name: given.pop(a.name) for a in op.arguments if a.name in given}
-    pieces = separate(op, case, tensors)
     cuts = _cuts(case)
     last_first = bool(given.get("reverse"))
-    halves = [
-        [_tokens(op, case, piece, cuts[n], n, early) for n, piece in enumerate(pieces)]
-        for early in ((False, True) if last_first else (True, False))
-    ]
+    halves = []
+    for early in (False, True) if last_first else (True, False):
+        pieces = separate(op, case, parts.of_a_call(tensors))
+        halves.append([_tokens(op, case, x, cuts[n], n, early) for n, x in enumerate(pieces)])
     results: list[list[Results]] = []
     for number, half in enumerate(halves):
         early = (number == 0) != last_first
@@ -74,18 +76,22 @@ def _in_two_calls(
         results.append(separate(op, part, named))
     ordered = reversed(results) if last_first else results
     whole = []
-    for parts in zip(*ordered, strict=True):
+    for both in zip(*ordered, strict=True):
         whole.append(
-            {name: _glued(op, name, [p[name] for p in parts], last_first) for name in parts[0]}
+            {name: _glued(op, name, [p[name] for p in both], last_first) for name in both[0]}
         )
     joined = join(op, case, whole)
     return tuple(joined.get(o.name) for o in op.outputs)
 
 
 def _cuts(case: Case) -> list[int]:
-    """How many tokens of each sequence come before the cut; rows of a batch share one cut."""
+    """How many tokens of each sequence come before the cut; rows of a batch share one cut.
+
+    Mini-batches begin anew in each call: a cut lies between two of them.
+    """
     generator = torch.Generator().manual_seed(case.seed + 3)
-    cuts = [int(torch.randint(n + 1, (), generator=generator)) for n in case.lengths]
+    size = case.options.get("mini_batch_size", 1)
+    cuts = [size * int(torch.randint(n // size + 1, (), generator=generator)) for n in case.lengths]
     return cuts if case.packed else cuts * case.sequences
 
 
@@ -141,7 +147,7 @@ def adapt(op: Op, case: Case) -> Case:
     """
     rules = structures.of_positions(case.options.get("structure"))
     options = with_options(case, causal=True, output_final_state=True, structure=rules)
-    case = summed_in_range(op, op.settle(replace(case, options=options)))
+    case = op.settle(replace(case, options=options))
     if len(op.packed_by) < (2 if op.keys else 1):
         dims = {**case.dims, "B": max(1, case.dims["B"])}
         dense = replace(case, packed=False, dims=dims, lengths=(max((1, *case.lengths)),))

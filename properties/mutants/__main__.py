@@ -116,7 +116,7 @@ def _own(chosen: argparse.Namespace) -> dict[str, Path]:
     if chosen.record:
         raise ValueError("--record: beside --module, expected without")
     own = dict(found for name in chosen.module for found in own_modules(name))
-    # What is known of the code of several targets is kept apart.
+    # Findings about several targets are kept in a file for each.
     chosen.cache /= re.sub(r"\W+", "_", chosen.target)
     if chosen.equivalents == equivalents.PATH:
         chosen.equivalents = None

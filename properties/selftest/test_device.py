@@ -1,4 +1,4 @@
-"""Where kernels run."""
+"""Tests of the device that kernels run on."""
 
 import pytest
 import torch

@@ -98,3 +98,20 @@ def test_the_rounded_oracle_passes_where_only_rounding_is_allowed(
     rounding = unit_roundoff(dtype) * want.abs() + underflow(dtype)
     assert compare("o", want.to(dtype), want, None).passed
     assert compare("o", want.to(dtype), want, Budget(rounding, "rounding")).passed
+
+
+def test_gradients_of_a_tensor_that_is_passed_twice_are_rounded_twice() -> None:
+    """dk and dv nearly cancel, each rounded: a budget of one rounding refuses the oracle."""
+    case = Case.of(
+        "mesa_net",
+        "chunk",
+        {"B": 3, "H": 2, "K": 2, "V": 2},
+        (120,),
+        dtype="bfloat16",
+        given=("beta",),
+        options={"use_qk_l2norm_in_kernel": False, "output_final_state": False},
+        values="late_maximum",
+        same={"v": "k"},
+        seed=115,
+    )
+    assert 0 < judged(case, 0.0) < 1

@@ -15,7 +15,10 @@ from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import Function
+from properties.device import activate
 from properties.laws import LAWS, Subject
+from properties.laws.law import bits_are_comparable
+from properties.targets import load
 from properties.targets.oracle import Oracle
 
 Place = tuple[tuple[int, ...], int]
@@ -66,3 +69,28 @@ def test_a_batch_without_rows_has_no_offsets(law: str) -> None:
     options = {"interleaved": True, "seqlen_offsets": [], "conjugate": False, "inplace": False}
     case = Case.of(op.name, "fused", dims, (5,), options=options)
     LAWS[law](op, case, Subject(Oracle(), torch.device("cpu")))
+
+
+@pytest.mark.parametrize("scale", [0.5, -0.85693359375, None])
+def test_modes_are_compared_in_bits_only_where_nothing_rounds(scale: float | None) -> None:
+    """`auto` walks a short sequence and takes chunks of a pack; the two round a scale differently.
+
+    The law compared bits for every scale. Its case was one of some 2000 drawn.
+    """
+    options = {} if scale is None else {"scale": scale}
+    case = Case.of(
+        "dplr",
+        "fused_recurrent",
+        {"B": 1, "H": 3, "K": 11, "V": 4},
+        (7, 0, 76, 16),
+        dtype="bfloat16",
+        auto=True,
+        packed=True,
+        options=options,
+        values="integers",
+        seed=3181,
+    )
+    op, device = OPS["dplr"], activate("simulator")
+    subject = Subject(load("ours", device), device)
+    assert bits_are_comparable(op, case, subject) is (scale == 0.5)
+    LAWS["packing"](op, case, subject)

@@ -117,16 +117,17 @@ def _leaking(y: Tensor, axis: int, source: slice, sink: slice) -> Tensor:
     return y + leaked.movedim(0, axis)
 
 
-def _along(dim: str, source: slice, sink: slice) -> Bug:
+def _along(letters: str, source: slice, sink: slice) -> Bug:
     def change(output: Output, y: Tensor) -> Tensor:
-        dims = output.dims.split()
-        return _leaking(y, dims.index(dim), source, sink) if dim in dims else y
+        axes = [axis for axis, dim in enumerate(output.dims.split()) if dim in letters]
+        return _leaking(y, axes[0], source, sink) if axes else y
 
     return altering(change)
 
 
 next_token_read = _along("T", slice(1, None), slice(None, -1))
-previous_token_leaks = _along("T", slice(None, -1), slice(1, None))
+# A chunk of tokens, where an op has rows of those.
+previous_token_leaks = _along("TM", slice(None, -1), slice(1, None))
 first_head_leaks = _along("H", slice(0, 1), slice(None))
 first_row_leaks = _along("B", slice(0, 1), slice(None))
 

@@ -124,6 +124,7 @@ def conditions(op: Op, mode: Mode) -> Iterator[Condition]:
     yield from _about_the_call(op)
     for name, choices in (
         ("values", op.recipes),
+        ("cotangents", TARGET.cotangents),
         ("tile", [None] if entries else []),
         ("architecture", [None, *sorted(architectures)]),
     ):
@@ -380,6 +381,7 @@ def _filled(recipe: str, role: Role) -> torch.Tensor:
 # What these recipes hide by -inf.
 _HIDING = {
     ("empty_rows", Role.LOGIT), ("hidden_rows", Role.BIAS), ("hidden_tiles", Role.BIAS),
+    ("hidden_rows", Role.LOGIT), ("hidden_tiles", Role.LOGIT),
 }  # fmt: skip
 
 

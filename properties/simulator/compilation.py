@@ -54,6 +54,7 @@ class Program:
         self.read: list[int] = scope["READ"]
         self.synchronises: bool = scope["SYNCHRONISES"]
         self.sequential: bool = scope["SEQUENTIAL"]
+        self.lines: list[tuple[str, int]] = scope.get("LINES", [])
         self.arguments: tuple[Type, ...] = tuple(Type(*parts) for parts in scope["ARGUMENTS"])
 
 
@@ -124,7 +125,9 @@ def program_of(source: Any, options: dict[str, Any]) -> Program:
         path = cache_directory() / f"{source.name[:60]}-{key}.py"
         text = path.read_text() if path.exists() else ""
         if not text:
-            text = lowering.generate(frontend.parse(ttir(source, options)))
+            module = ttir(source, options)
+            text = lowering.generate(frontend.parse(module))
+            text += f"\nLINES = {frontend.source_lines(module)!r}\n"
             save(path, text)
         known = PROGRAMS[key] = Program(source.name, text)
     return known

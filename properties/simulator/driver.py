@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from triton.backends import backends
 
 from . import compilation
 from .compilation import SimulatedTarget
@@ -153,3 +154,5 @@ def answers() -> Iterator[tuple[Any, str, Any]]:
         truth = getattr(torch.cuda, name)
         yield torch.cuda, name, answer if isinstance(answer, type) else answering(truth, answer)
     yield torch.Tensor, "is_cuda", property(is_cuda)
+    # Packages that count the active backends before they use Triton.
+    yield backends["nvidia"].driver, "is_active", staticmethod(lambda: True)

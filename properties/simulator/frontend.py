@@ -198,6 +198,14 @@ class Locations:
         return self.known[text]
 
 
+def source_lines(text: str) -> list[tuple[str, int]]:
+    """File and line of the source of a printed module, without Triton's own library."""
+    found = {
+        (file, int(line)) for file, line in re.findall(r'^#loc.*"([^"]*)":(\d+):\d+', text, re.M)
+    }
+    return sorted(one for one in found if "/triton/language/" not in one[0])
+
+
 class Parser:
     """Recursive descent over the lines of a printed module."""
 

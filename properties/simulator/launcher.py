@@ -32,6 +32,8 @@ SLAB_ELEMENTS = 2**16
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 START = np.zeros(1, np.int64)
 START.setflags(write=False)
+# Programs that were launched since somebody last cleared this.
+LAUNCHED: set[Program] = set()
 
 
 Leaf = tuple[tuple[int, ...], str]
@@ -165,6 +167,7 @@ def slabs(count: int, size: int, options: Options) -> Iterator[Array]:
 
 def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
     options, program = SESSION.options, kernel.program
+    LAUNCHED.add(program)
     if options.dump and not kernel.shown:
         kernel.shown = True
         print(program.source)
@@ -272,7 +275,7 @@ class Session:
     def replace(self, owner: Any, name: str, new: Any) -> None:
         """Set an attribute until the session ends."""
         if name in vars(owner):
-            self.replaced.callback(setattr, owner, name, getattr(owner, name))
+            self.replaced.callback(setattr, owner, name, vars(owner)[name])
         else:
             self.replaced.callback(delattr, owner, name)
         setattr(owner, name, new)

@@ -221,6 +221,14 @@ def test_a_crop_frees_the_pages_past_it_and_leaves_a_shorter_sequence_its_reserv
     assert cache.free_pages == 1
 
 
+def test_a_crop_within_the_last_page_frees_the_reserved_ones() -> None:
+    pages = torch.zeros(6, 4, 1, 5)
+    cache = PagedCache.from_pages(pages, pages + 0, torch.tensor([[0, 1, 2, 3]]), torch.tensor([7]))
+    cache.crop(6)
+    assert [page for page in cache.block_table.flatten().tolist() if page >= 0] == [0, 1]
+    assert cache.free_pages == 4
+
+
 def test_the_block_table_is_a_copy() -> None:
     cache = PagedCache.from_pages(**pool())
     cache.block_table.zero_()

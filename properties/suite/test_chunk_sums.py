@@ -14,11 +14,13 @@ from torch import Tensor
 import kernels
 import reference
 from properties.catalogue import OPS
-from properties.catalogue.kinds import gates, groups_heads, has
+from properties.catalogue.kinds import carries_states, gates, groups_heads, has
 from properties.catalogue.op import Role
 
 DELTA_RULES = [
-    op.name for op in OPS.values() if op.modes and op.wraps is None and has(op, Role.STRENGTH)
+    op.name
+    for op in OPS.values()
+    if op.modes and op.wraps is None and has(op, Role.STRENGTH) and carries_states(op)
 ]
 T, K, V = 4, 128, 64
 Tensors = dict[str, Tensor]

@@ -24,7 +24,7 @@ from properties.laws.judge import compare_with_oracle
 
 
 class Way(NamedTuple):
-    """What lies far apart: the dims of these letters, in about so many steps."""
+    """The dims, by their letters, along which elements lie far apart, in about so many steps."""
 
     dims: str
     steps: int = 3

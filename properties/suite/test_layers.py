@@ -1,6 +1,8 @@
-"""Layers that decode: prefill and then token by token equals one full pass."""
+"""Layers: prefill and then token by token equals one full pass, with the weights of the moment."""
 
+import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import pytest
@@ -26,8 +28,6 @@ def _layer(device: torch.device, mode: Literal["auto", "chunk", "fused_recurrent
 
 def _oracle(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Tensor]:
     """The same layer in float64, with the reference's recurrence."""
-    import copy
-
     from kernels.layers import gated_linear_attention as module
 
     exact = copy.deepcopy(layer).cpu().double()
@@ -106,3 +106,87 @@ def test_a_layer_runs_the_kernels_of_its_mode(subject: Subject) -> None:
                 _layer(subject.device, mode)(x)
             assert by_layer == launched[mode]
         assert launched["chunk"] != launched["fused_recurrent"]
+
+
+def _gated_linear_attention() -> nn.Module:
+    from kernels.layers import GatedLinearAttention
+
+    return GatedLinearAttention(32, 2)
+
+
+def _gated_attention() -> nn.Module:
+    from kernels.layers import GatedAttention
+
+    return GatedAttention(32, 2, num_kv_heads=1, head_dim=16, partial_rotary_factor=0.5)
+
+
+def _loads(layer: nn.Module, other: nn.Module) -> None:
+    layer.load_state_dict(other.state_dict())
+
+
+def _copies(layer: nn.Module, other: nn.Module) -> None:
+    """Change weights as an optimizer does."""
+    with torch.no_grad():
+        for mine, new in zip(layer.parameters(), other.parameters(), strict=True):
+            mine.copy_(new)
+
+
+def _assigns(layer: nn.Module, other: nn.Module) -> None:
+    layer.load_state_dict(other.state_dict(), assign=True)
+
+
+@pytest.mark.parametrize("change", [_loads, _copies, _assigns])
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("made", [_gated_linear_attention, _gated_attention])
+def test_a_layer_keeps_nothing_of_weights_that_changed(
+    made: Callable[[], nn.Module],
+    training: bool,
+    context: Callable[[], AbstractContextManager[Any]],
+    change: Callable[[nn.Module, nn.Module], None],
+    subject: Subject,
+) -> None:
+    """What a layer derives from its weights in one call must not outlive them."""
+    torch.manual_seed(0)
+    layer, other = (made().to(subject.device).train(training) for _ in range(2))
+    x = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(1)).to(subject.device)
+    with context():
+        want, before = other(x), layer(x)
+    change(layer, other)
+    with context():
+        got = layer(x)
+        assert torch.equal(got, want)
+        assert not torch.equal(got, before)
+
+
+@pytest.mark.parametrize("made", [_gated_linear_attention, _gated_attention])
+def test_a_converted_layer_keeps_nothing_of_its_old_dtype(
+    made: Callable[[], nn.Module], subject: Subject
+) -> None:
+    torch.manual_seed(0)
+    layer = made().to(subject.device).eval()
+    fresh = copy.deepcopy(layer).bfloat16()
+    x = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(1)).to(subject.device)
+    with torch.no_grad():
+        layer(x)
+        assert torch.equal(layer.bfloat16()(x.bfloat16()), fresh(x.bfloat16()))
+
+
+@pytest.mark.parametrize("made", [_gated_linear_attention, _gated_attention])
+def test_a_compiled_layer_follows_its_weights(
+    made: Callable[[], nn.Module], subject: Subject
+) -> None:
+    torch.manual_seed(0)
+    layer = made().to(subject.device)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x = torch.randn(3, 2, 32, generator=torch.Generator().manual_seed(1)).to(subject.device)
+    for _ in range(2):
+        results = []
+        for run in (compiled, layer):
+            y = run(x)
+            results.append((y, *torch.autograd.grad(y.sum(), tuple(layer.parameters()))))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.mul_(-1.5)

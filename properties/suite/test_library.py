@@ -4,7 +4,9 @@ For each op and mode of the catalogue there is a bare case, and cases with every
 of the mode.
 """
 
+import re
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 from unittest import mock
@@ -100,6 +102,10 @@ def _of_several_outputs(op: Op, mode: Mode) -> tuple[str, ...]:
     return _LEAST_AND_MOST[1:] if len(differentiable) > 1 else ()
 
 
+def _bare(op: Op, mode: Mode) -> tuple[str, ...]:
+    return _LEAST_AND_MOST[:1] if mode is op.modes[0] else ()
+
+
 def _longer(op: Op, case: Case) -> Case:
     """The same with other numbers of tokens."""
     more = tuple(n + 3 for n in case.lengths)
@@ -115,6 +121,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     tried = {
         test_registrations_are_sound: _registered,
         test_a_loss_without_the_first_output_has_gradients: _of_several_outputs,
+        test_a_gradient_of_a_gradient_is_refused_or_computed: _bare,
         test_compiled_equals_eager_bit_for_bit: _compiled,
     }[metafunc.function]
     cases = {
@@ -186,6 +193,24 @@ def test_registrations_are_sound(case: Case, subject: Subject) -> None:
     for call in backward:
         func, args = _on_leaves(call, set())
         torch.library.opcheck(func, args)
+
+
+def test_a_gradient_of_a_gradient_is_refused_or_computed(case: Case, subject: Subject) -> None:
+    """PyTorch computes that of what is around a kernel; a kernel's own is refused by name."""
+    op, inputs = OPS[case.op], subject.inputs(OPS[case.op], case)
+    trained = inputs.trained or tuple(n for n, x in inputs.tensors.items() if x.is_floating_point())
+    leaves = {n: inputs.tensors[n].detach().requires_grad_() for n in trained}
+    given = {**inputs.given({**inputs.tensors, **leaves}), "mode": case.mode}
+    returned = getattr(kernels, op.name)(**given)
+    o = returned[0] if isinstance(returned, tuple) else returned
+    trained_with = partial(torch.autograd.grad, inputs=[*leaves.values()], allow_unused=True)
+    refused = ""
+    try:
+        for gradient in trained_with(o.square().sum(), create_graph=True):
+            trained_with(gradient.sum(), retain_graph=True)
+    except NotImplementedError as error:
+        refused = str(error)
+    assert not refused or re.search("gradients( of its gradients)? are not implemented", refused)
 
 
 def test_every_op_of_the_catalogue_is_called_by_some_case(subject: Subject) -> None:

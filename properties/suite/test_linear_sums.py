@@ -18,10 +18,22 @@ import reference
 from kernels.primitives.parts import add_parts
 from properties.catalogue import OPS
 from properties.catalogue.kinds import carries_states, gates, gates_of_keys, has, is_delta
-from properties.catalogue.op import Role
+from properties.catalogue.op import Op, Role
+
+
+def _dims(op: Op) -> list[tuple[str, str]]:
+    return [(argument.name, argument.dims) for argument in op.arguments]
+
 
 RECURRENCES = [op for op in OPS.values() if op.modes and op.wraps is None and carries_states(op)]
 MODES = [(op.name, mode.name) for op in RECURRENCES if not is_delta(op) for mode in op.modes]
+# Groups share queries and keys, and heads have values of their own.
+GROUPED = [
+    (op.name, mode.name)
+    for op in OPS.values()
+    if op.wraps is None and {("q", "B T G K"), ("v", "B T H V")} <= {*_dims(op)}
+    for mode in op.modes
+]
 K, V = 256, 256
 Tensors = dict[str, Tensor]
 
@@ -221,6 +233,44 @@ def test_the_gradient_of_a_gate_is_rounded_once_it_is_whole(subject: Any) -> Non
     assert final is not None
     (dg,) = torch.autograd.grad(final, g, state)
     assert dg == 1
+
+
+# Of a group of two heads: the cotangents of three tokens, the values of the first two, and queries.
+# A head's gradient of q or k is 257 in the first channel, and that of the other -256.
+_OF_HEADS = {
+    "q": ([(0, 0), (0, 0), (16, 1)], [(0, 0), (0, 0), (-16, 0)], [(16, 0), (0, 1)]),
+    "k": ([(0, 0), (16, 0), (0, 1)], [(0, 0), (-16, 0), (0, 0)], [(16, 1), (0, 0)]),
+}
+
+
+@pytest.mark.parametrize("name", _OF_HEADS)
+@pytest.mark.parametrize(("op", "mode"), GROUPED)
+def test_sums_over_heads_of_a_group_keep_their_bits(
+    op: str, mode: str, name: str, subject: Any
+) -> None:
+    """A sum is 1 in the first channel. Keys are orthogonal, so that a delta rule corrects none."""
+    first, second, values = _OF_HEADS[name]
+    inputs = {n: torch.zeros(1, 3, 1, 16, dtype=torch.float64) for n in ("q", "k")}
+    inputs["q"][0, 1:, 0, 0] = 1
+    inputs["k"][0, :2, 0, :2] = torch.tensor([(1, 1), (1, -1) if name == "q" else (0, 0)]).double()
+    inputs["v"] = torch.zeros(1, 3, 2, 16, dtype=torch.float64)
+    inputs["v"][0, :2, :, :2] = torch.tensor(values).double()[:, None]
+    do = torch.zeros(1, 3, 2, 16, dtype=torch.float64)
+    do[0, :, 0, :2], do[0, :, 1, :2] = torch.tensor(first).double(), torch.tensor(second).double()
+    if "level_scales" in OPS[op].names:
+        inputs["level_scales"] = torch.ones(1, 3, 2, 3, dtype=torch.float64)
+
+    def gradient(function: Any, given: Tensors, **options: Any) -> Tensor:
+        leaf = given[name].requires_grad_()
+        returned = function(**{**given, name: leaf}, scale=1.0, **options)
+        o = returned[0] if isinstance(returned, tuple) else returned
+        return torch.autograd.grad(o, leaf, do.to(o))[0].cpu()
+
+    given = {n: x.to(subject.device, torch.bfloat16) for n, x in inputs.items()}
+    got = gradient(getattr(kernels, op), given, mode=mode)
+    want = gradient(getattr(reference, op), inputs)
+    assert 1 in want[..., 0]
+    assert torch.equal(got.double(), want)
 
 
 def _open_gates(op: str, sizes: dict[str, int]) -> Tensors:

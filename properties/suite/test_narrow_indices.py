@@ -123,6 +123,9 @@ def _extent(mode: str, name: str) -> Extent:
 def _case(op: Op, mode: str, name: str) -> Case:
     extent = _extent(mode, name)
     known = {**_SIZES, **extent.sizes} | {"B": 1 if extent.packed else extent.batch}
+    if "G" not in extent.sizes and any(a.dims.split()[-1] == "G" for a in op.arguments):
+        # A number for each token of a single head would not come far.
+        known["G"] = 2
     dims = {d: known.get(d, _OTHER_SIZE) for d in op.dims}
     # DPLR has two rows for a token.
     rows = 2 if has(op, Role.LOW_RANK) else 1

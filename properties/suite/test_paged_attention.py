@@ -2,6 +2,7 @@
 
 import math
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -52,3 +53,20 @@ def test_more_splits_than_tiles_leave_empty_parts(size: int, subject: Subject) -
             torch.testing.assert_close(x, y, rtol=0, atol=bound)
         assert (got[1][1] == -torch.inf).all()
         assert (got[0][1] == 0).all()
+
+
+@pytest.mark.parametrize("tile", [None, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_may_be_the_first_columns_of_the_keys(
+    dtype: torch.dtype, tile: int | None, subject: Subject
+) -> None:
+    """Latent attention in its absorbed form reads one memory as both."""
+    latent, rotary = (512, 64) if tile != 1 else (192, 64)
+    q, pages = torch.randn(2, 3, 4, latent + rotary), torch.randn(4, 5, 1, latent + rotary)
+    table, lengths = torch.tensor([[3, 0], [1, 2]]), torch.tensor([7, 10])
+    q, pages = (x.to(subject.device, dtype) for x in (q, pages))
+    given = [x.to(subject.device) for x in (table, lengths)]
+    options: Any = {"causal": True, "num_splits": 2, "tile": tile}
+    o, _ = kernels.paged_attention(q, pages, pages[..., :latent], *given, **options)
+    want, _ = kernels.paged_attention(q, pages, pages[..., :latent].clone(), *given, **options)
+    assert torch.equal(o, want)

@@ -13,6 +13,7 @@ from triton.runtime.jit import JITFunction
 
 import kernels
 from kernels import tiles
+from kernels.arguments import FLOATS
 from kernels.tiles import TABLE, choose
 from properties.aot.architectures import ARCHITECTURES
 from properties.cases.case import Case
@@ -162,3 +163,19 @@ def test_an_op_counts_the_states_it_carries(op: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tiles, "choose", note)
     _prepared(op, "chunk", "float32", {"B": 2, "G": 3, "H": 3, "R": 1, "V": 129})()
     assert counted == [12]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_tile_that_does_not_admit_the_call_is_refused(dtype: torch.dtype) -> None:
+    for (op, mode), entries in tiles.TABLE.items():
+        for index, entry in enumerate(entries):
+            for dim in (1, entry.max_dim, entry.max_dim + 1):
+                call = partial(
+                    tiles.choose, op, mode, dim=dim, dtype=dtype, device=torch.device("cpu"),
+                    tile=index,
+                )  # fmt: skip
+                if entry.admits(dim, dtype, tiles.SIMULATED):
+                    assert call() == index
+                else:
+                    with pytest.raises(ValueError, match="tile"):
+                        call()

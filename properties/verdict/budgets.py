@@ -188,6 +188,7 @@ def budgets(
     float32_logits: bool = False,
     row_sums: float = 0.0,
     passed_on: Mapping[str, Error] | None = None,
+    cotangents: frozenset[str] = frozenset(),
     size: float = 0.0,
     quick: bool = False,
     seed: int = 0,
@@ -215,6 +216,7 @@ def budgets(
         row_sums: relative error of what the gradient of a softmax subtracts in a row, beside the
             `passed_on` error of an LSE.
         passed_on: initial errors of tensors in the perturbed runs, by name.
+        cotangents: names of the cotangents and gradients, on whose size no other result depends.
         size: roughly how many numbers the oracle holds at once.
         quick: use a third of the perturbed runs and the smaller budgets that they guarantee. A
             result within these passes with all runs too; a result outside may pass.
@@ -225,7 +227,9 @@ def budgets(
     """
     applying = rules(precision, multilinear=absolute is not None)
     values = {**tensors, **want}
-    largest = terms * _largest_value(list(values.values()))
+    forward = terms * _largest_value([x for n, x in values.items() if n not in cotangents])
+    backward = terms * _largest_value(list(values.values()))
+    largest = {name: backward if name in cotangents else forward for name in want}
     bounds: list[dict[str, Tensor]] = []
     spreads: dict[str, Spread] = {}
     if absolute is not None and "magnitude" in applying:
@@ -233,7 +237,7 @@ def budgets(
         steps = terms if constant_decay else 0
         factor = magnitude_factor(precision, terms, decay, alike=alike, steps=steps)
         Y = magnitude(absolute, tensors, gates=gates)
-        bound = {name: factor * Y[name] + largest * precision.underflow for name in want}
+        bound = {name: factor * Y[name] + largest[name] * precision.underflow for name in want}
         for telescope in telescopes:
             if telescope.gradient in want:
                 bound[telescope.gradient] += telescope.sum_of_errors(values, bound, power=1)
@@ -258,10 +262,10 @@ def budgets(
             if telescope.gradient in want:
                 spreads[telescope.gradient] = _telescoped(telescope, values, spreads)
         z = allowed_deviations(precision, terms, alike=alike)
-        most = NOISE_OF_FLOAT64 * largest
         bounds.append(
             {
-                name: z * spread.sigma + torch.as_tensor(spread.between_forms).clamp(max=most)
+                name: z * spread.sigma
+                + torch.as_tensor(spread.between_forms).clamp(max=NOISE_OF_FLOAT64 * largest[name])
                 for name, spread in spreads.items()
             }
         )
@@ -270,7 +274,7 @@ def budgets(
         dtype = output_dtypes[name]
         # Each term may have an operand that underflows, however the kernel scaled it.
         lost = math.sqrt(terms) * precision.underflow
-        tiny = underflow(dtype) + largest * (underflow(torch.float32) + lost)
+        tiny = underflow(dtype) + largest[name] * (underflow(torch.float32) + lost)
         rounded = unit_roundoff(dtype) * torch.where(y.isfinite(), y.abs(), 0.0)
         allowed = functools.reduce(torch.minimum, [bound[name] for bound in bounds])
         spread = spreads.get(name)

@@ -88,8 +88,8 @@ def compare(name: str, got: Tensor, want: Tensor, budget: Budget | None) -> Comp
     """Compare `got` with the oracle's `want`.
 
     Non-finite elements come first. NaN never passes, not even where the oracle has one. An infinity
-    of the oracle must be there with its sign and nowhere else, except for numbers within their
-    budget of overflowing in the dtype of `got`. Finite elements pass if `|got - want| <= allowed`,
+    of the oracle must be there with its sign and nowhere else, except where a number within the
+    budget rounds to it in the dtype of `got`. Finite elements pass if `|got - want| <= allowed`,
     written so that a NaN fails.
 
     Args:
@@ -112,10 +112,11 @@ def compare(name: str, got: Tensor, want: Tensor, budget: Budget | None) -> Comp
         budget = Budget(torch.zeros_like(want), "bit for bit")
     allowed = budget.allowed.cpu().double().expand(want.shape)
 
-    largest = torch.finfo(got.dtype).max
-    may_overflow = want.isfinite() & (want.abs() + allowed >= largest)
+    limit = smallest_overflow(got.dtype)
     same_infinity = want.isinf() & (got.double() == want)
-    overflowed = may_overflow & got.isinf() & (got.double().sign() == want.sign())
+    # A number that cancels has a budget that may reach both ends of the range.
+    beyond = torch.where(got > 0, want + allowed >= limit, want - allowed <= -limit)
+    overflowed = want.isfinite() & got.isinf() & beyond
     both_finite = got.isfinite() & want.isfinite()
     error = (got.double() - want).abs()
     right = same_infinity | overflowed | (both_finite & (error <= allowed))
@@ -128,6 +129,14 @@ def compare(name: str, got: Tensor, want: Tensor, budget: Budget | None) -> Comp
     loss = _loss(got.double() - want, want, both_finite, budget)
     reason = _reason(got, want, wrong, both_finite, loss)
     return Comparison(name, not reason, reason, budget.rule, ratio, loss, wrong, got, want, allowed)
+
+
+def smallest_overflow(dtype: torch.dtype) -> float:
+    """Return the smallest number that rounds to infinity: half an ulp above the largest, 65520 of
+    float16.
+    """
+    info = torch.finfo(dtype)
+    return info.max * (1 + info.eps / 2 / (2 - info.eps))
 
 
 def incoherent(error: Tensor, want: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from properties.verdict.precision import ACCUMULATOR, Precision
 
@@ -59,6 +58,7 @@ class Rounding(TorchDispatchMode):
 
         y + xi · u |y|                                                    elementwise functions
         y + xi · u (|y| + 1)                                              logarithms, tanh
+        y + xi · u y (1 + |log y|)                                        softmax
         y + xi · (u sqrt(Σ x_i²) + 2^-24 sqrt(n) Σ |x_i|)                 sums of n terms
         y + xi · (u sqrt(2 Σ a_i² b_i²) + 2^-24 sqrt(n) Σ |a_i b_i|)      sums of n products
 
@@ -69,13 +69,13 @@ class Rounding(TorchDispatchMode):
 
     With `float32_logits` only the operands of products are stored: u is 2^-23 everywhere else, and
     a product of exactly stored tensors has only its summation error. `bias` enlarges the noise of
-    float32 intermediates. With `row_sums`, the `Σ p dp` that the gradient of a softmax subtracts
-    has an error of its own, of that many times `sqrt(Σ p dp²)`: kernels take it from the rounded
-    output.
+    float32 intermediates. The `Σ p dp` that the gradient of a softmax subtracts has an error of its
+    own, which remains where the difference cancels: u, or `row_sums` for kernels that take it from
+    the rounded output, times `sqrt(Σ p dp²)`.
 
     The mode sees the operations of autograd too, so gradients are perturbed at their own
-    intermediates. Zeros and infinities stay. Noise below float16's normal numbers is at least its
-    underflow.
+    intermediates. Zeros and infinities stay, and so does what is not float64, for numbers that no
+    implementation rounds. Noise below float16's normal numbers is at least its underflow.
 
     Source: Monte Carlo arithmetic, Parker 1997 (UCLA CSD-970002).
     """
@@ -93,9 +93,9 @@ class Rounding(TorchDispatchMode):
         self.precision = precision
         self.generator = generator
         self.float32_logits = float32_logits
-        self.row_sums = row_sums
         self.accumulator = bias * ACCUMULATOR
         self.unit = 2 * self.accumulator if float32_logits else precision.unit
+        self.row_sums = max(row_sums, self.unit)
         self.underflow = 0.0 if float32_logits else precision.underflow
 
     def __torch_dispatch__(
@@ -106,26 +106,30 @@ class Rounding(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
-        returns = func._schema.returns
-        view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        name, rounds, in_place = _traits(func)
         result = func(*args, **kwargs)
-        if view or name in _EXACT or not any(_inexact(a) for a in (*args, *kwargs.values())):
+        if not rounds or not any(map(_inexact, (*args, *kwargs.values()))):
             return result
-        if name == "_softmax_backward_data" and self.row_sums:
+        if name == "_softmax_backward_data":
             dp, p, dim = args[:3]
-            size = self.row_sums * (p * dp.square()).sum(dim, keepdim=True).sqrt()
+            # The noise of an underflow makes some weights negative.
+            size = self.row_sums * (p.abs() * dp.square()).sum(dim, keepdim=True).sqrt()
             result = result + p * self._disturbed(torch.zeros_like(size), size)
-        in_place = any(r.alias_info is not None and r.alias_info.is_write for r in returns)
 
-        def disturb(y: Tensor) -> Tensor:
+        def disturb(y: Any) -> Any:
             if not _inexact(y):
                 return y
             size = self._size(y, func, name, args, kwargs)
             noisy = self._scaled(y, self.unit) if size is None else self._disturbed(y, size)
             return y.copy_(noisy) if in_place else noisy
 
-        return tree_map_only(Tensor, disturb, result)
+        several = isinstance(result, tuple | list)
+        return type(result)(map(disturb, result)) if several else disturb(result)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Budgets are never compiled, and the guard against it costs as much as most operations."""
+        return False
 
     def round(self, y: Tensor, unit: float) -> Tensor:
         """Perturb `y` by one more rounding."""
@@ -139,6 +143,10 @@ class Rounding(TorchDispatchMode):
             return self._size_of_product(func, args[0], args[1])
         if name in _SUMS:
             return self._size_of_sum(func, name, args, kwargs)
+        if name == "_softmax":
+            # y (1 + |log y|): the argument of the exponential is rounded too.
+            size = y.sub(torch.special.xlogy(y, y)).mul_(self.unit)
+            return self._with_underflow(y, size, self.underflow)
         of_order_one = name.rstrip("_") in _OF_ORDER_ONE
         if not (of_order_one or y.is_complex() or _matters(self.underflow)):
             return None
@@ -211,6 +219,15 @@ class Rounding(TorchDispatchMode):
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(shape)
 
 
+@functools.cache
+def _traits(func: Any) -> tuple[str, bool, bool]:
+    """Name of an operation, whether it rounds floating operands, whether it writes its first."""
+    name = func.overloadpacket.__name__
+    aliases = [r.alias_info for r in func._schema.returns if r.alias_info is not None]
+    view = any(not alias.is_write for alias in aliases)
+    return name, not view and name not in _EXACT, any(alias.is_write for alias in aliases)
+
+
 def _matters(underflow: float) -> bool:
     """Whether results may be near underflow: only in float16, as the others have float32's
     exponents.
@@ -221,4 +238,4 @@ def _matters(underflow: float) -> bool:
 def _inexact(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_inexact, value))
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return isinstance(value, Tensor) and value.dtype in (torch.float64, torch.complex128)

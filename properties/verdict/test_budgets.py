@@ -277,3 +277,26 @@ def test_results_whose_errors_are_all_in_proportion_have_no_loss_limit(width: in
     spreads = sigma(oracle, tensors, want, BFLOAT16, output_dtypes=dtypes)
     assert (spreads["narrow"].loss_limit < math.inf) == (width == 8)
     assert spreads["zero"].loss_limit == math.inf
+
+
+def test_a_weight_that_underflow_makes_negative_has_a_budget() -> None:
+    # In float16 a weight of 1e-9 is 0 give or take 2^-25, and dp = 1 is where the others are 0.
+    logits = torch.tensor([[0.0, -20.7]], dtype=torch.float64).repeat(200, 1)
+    dp = torch.tensor([[0.0, 1.0]], dtype=torch.float64).expand_as(logits)
+    with Rounding(FLOAT16, torch.Generator().manual_seed(0)):
+        p = torch.softmax(logits, -1)
+        found = torch.ops.aten._softmax_backward_data(dp, p, -1, torch.float64)
+    assert (p < 0).any()
+    assert found.isfinite().all()
+
+
+def test_the_argument_of_a_softmax_is_rounded_too() -> None:
+    # exp(x log2 e) of a kernel: an error of 2^-24 in an argument of -57 is one of 57 in the weight.
+    logits = torch.tensor([[0.0, -57.0]], dtype=torch.float64).repeat(400, 1)
+    with Rounding(FLOAT32, torch.Generator().manual_seed(0)):
+        p = torch.softmax(logits, -1)
+    want = torch.softmax(logits[:1], -1)
+    scatter = ((p - want) / want).std(0) / FLOAT32.unit
+    torch.testing.assert_close(
+        scatter, torch.tensor([1.0, 58.0], dtype=torch.float64), rtol=0.2, atol=0
+    )

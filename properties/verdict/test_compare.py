@@ -54,6 +54,51 @@ def test_a_number_within_its_budget_of_overflow_may_overflow() -> None:
     assert compare("o", got, want, budget).wrong.tolist() == [False, False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("want", "allowed", "infinite", "largest"),
+    [
+        # 65504 is the largest number of float16, and 65520 the smallest that rounds to inf.
+        (65504.0, 0.0, False, True),
+        (65504.0, 16.0, True, True),
+        (65519.0, 0.5, False, False),
+        (65519.0, 15.0, True, True),
+        (65520.0, 0.0, True, False),
+        (65520.0, 16.0, True, True),
+        (84912.0, 100.0, True, False),
+        (84912.0, 20000.0, True, True),
+    ],
+)
+def test_a_number_near_the_range_may_be_infinite_or_within_its_budget(
+    want: float, allowed: float, infinite: bool, largest: bool
+) -> None:
+    for sign in (1.0, -1.0):
+        y = torch.tensor([sign * want], dtype=torch.float64)
+        budget = Budget(torch.full_like(y, allowed), "test")
+        for got, passes in ((inf, infinite), (65504.0, largest), (-inf, False), (nan, False)):
+            x = torch.tensor([sign * got], dtype=torch.float16)
+            assert compare("o", x, y, budget).passed == passes, (sign * got, sign * want)
+
+
+def test_a_budget_that_reaches_both_ends_of_the_range_allows_both_infinities() -> None:
+    want = torch.tensor([2236.0, 2236.0, 2236.0, -60000.0], dtype=torch.float64)
+    budget = Budget(torch.tensor([67756.0, 67755.0, 63284.0, 1e9], dtype=torch.float64), "test")
+    for got, wrong in (
+        (inf, [False, False, False, False]),
+        (-inf, [False, True, True, False]),
+        (nan, [True, True, True, True]),
+    ):
+        x = torch.full((4,), got, dtype=torch.float16)
+        assert compare("o", x, want, budget).wrong.tolist() == wrong
+
+
+def test_bit_for_bit_the_largest_number_is_not_infinite() -> None:
+    want = torch.tensor([65504.0, 65519.0, 65520.0], dtype=torch.float64)
+    got = torch.tensor([65504.0, 65504.0, inf], dtype=torch.float16)
+    assert compare("o", got, want, None).passed
+    got[0] = inf
+    assert compare("o", got, want, None).wrong.tolist() == [True, False, False]
+
+
 def test_exact_comparison_rounds_the_oracle_and_takes_both_zeros_for_equal() -> None:
     want = torch.tensor([1 + 2.0**-9, 0.0], dtype=torch.float64)
     got = torch.tensor([1.0, -0.0], dtype=torch.bfloat16)

@@ -56,9 +56,15 @@ def of_call(op: Op, mode: str, tile: int | None, given: Mapping[str, Any]) -> Fa
     for option in op.options:
         if not option.auxiliary:
             known[option.name] = choice(option, given.get(option.name, option.default), known)
-    if op.float32_logits:
+    if has_logits(op):
         known["largest logit"] = largest_logit(op, tensors, given.get("scale"))
     return known
+
+
+def has_logits(op: Op) -> bool:
+    """Whether its logits are products of queries and keys of the same rows, not of pages."""
+    keys = [a for a in op.arguments if a.role is Role.KEY]
+    return op.float32_logits and all(a.dims.startswith("B ") for a in keys)
 
 
 def _of_shapes(op: Op, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Facts:
@@ -103,7 +109,7 @@ def _sign(x: int, y: int) -> str:
 
 
 def _of_tile(op: Op, known: Facts, capability: int) -> Facts:
-    """Where the longest sequence ends in the call's tile, or in the first tile that admits it."""
+    """The place in the call's tile, or the first that fits, where the longest sequence ends."""
     admitted = entries(op.name, known["mode"])
     if known["tile"] is not None:
         admitted = admitted[known["tile"] :]
@@ -179,7 +185,7 @@ _UNIT: dict[str, Test] = {
 }
 # Descriptions that do not affect how a number is computed.
 USUAL = ("0 in some", "never negative", "of both signs")
-# What can be true of an argument's numbers: description → test.
+# Predicates about an argument's numbers: description → test.
 VALUES: dict[Role, dict[str, Test]] = {
     **dict.fromkeys(Role, _ZEROS),
     **dict.fromkeys((*ANY_NUMBERS, Role.STATE), _ANY),

@@ -104,7 +104,8 @@ def atoms(op: Op, target: Ours) -> list[Atom]:
     ]
 
 
-# What each kind of atom affects: host branches, loops and masks of kernels, addresses, or numbers.
+# The part of a call that each kind of atom affects: host branches, loops and masks, addresses, or
+# numbers.
 _PLACES: dict[str, set[str]] = {
     "modes": {"host", "loops", "addresses", "numbers"},
     "dtypes": {"host", "loops", "addresses", "numbers"},
@@ -491,8 +492,9 @@ def _values(op: Op) -> Iterator[Atom]:
             alone = text in facts.USUAL
             kind = "gates" if a.role is Role.LOG_DECAY else "values"
             yield Atom(kind, f"values of {a.name}", f"{a.name} {text}", needs, alone=alone)
-    if op.float32_logits:
-        needs = {"B": SOME, "T": SOME, "S": SOME, "largest logit": Between(89)}
+    if facts.has_logits(op):
+        needs = {d: SOME for d in ("B", "T", "S") if d != "S" or op.keys}
+        needs["largest logit"] = Between(89)
         yield Atom("values", "logits", "a logit past 88", needs)
         needs = {**needs, "largest logit": Between(0, 2.0**-10)}
         yield Atom("values", "logits", "all logits below 2^-10", needs)

@@ -161,8 +161,7 @@ def _noticed(
         return _refuse if number in empty else _spoil
 
     quiet = Subject(witness, subject.device, listener, _Recall(subject.recall), quick=True)
-    witness.spoils = spoils
-    witness.start()
+    witness.start_again(one, spoils)
     try:
         with witness.eager():
             one.job.check(op, one.case, quiet)

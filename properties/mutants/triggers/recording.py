@@ -12,6 +12,7 @@ import torch
 from hypothesis import Phase, given, settings
 from torch import Tensor
 
+from properties.cases import tensors
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of
 from properties.cases.tensors import sizes
@@ -31,12 +32,14 @@ class Evaluation:
 
     Args:
         calls: the facts of each, in order.
+        beside: as of `Witness`.
         seconds: processor time.
     """
 
     job: Job
     case: Case
     calls: list[Facts] = field(default_factory=list)
+    beside: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -50,18 +53,23 @@ class Witness(Target):
         spoils: call number → what makes its results wrong, or None to leave it right; None to
             record calls instead.
         shapes: of the outputs by name, to return zeros while recording.
+        beside: of each call before or between others, whose results nobody reads, how many calls it
+            made: 1, or 0 if it was refused. While results are made wrong, none of them is computed.
     """
 
     name = "ours"
     chooses = Ours.chooses
     contexts = Ours.contexts
+    cotangents = Ours.cotangents
 
     def __init__(self, ours: Ours) -> None:
         self.ours = ours
         self.calls: list[Facts] = []
+        self._known: Iterator[int] = iter(())
         self.spoils: Callable[[int], Spoil | None] | None = None
         self.shapes: Mapping[str, Sequence[int]] | None = None
         self._compiling = False
+        self.beside: list[int] = []
         # The tensors of the previous call with their contents, and its options.
         self._before: tuple[dict[int, tuple[Tensor, Tensor]], Mapping[str, Any]] = ({}, {})
 
@@ -74,8 +82,14 @@ class Witness(Target):
     def start(self) -> list[Facts]:
         """Forget all calls; return the list that records the next ones."""
         self.calls = []
+        self.beside = []
         self._before = ({}, {})
         return self.calls
+
+    def start_again(self, one: Evaluation, spoils: Callable[[int], Spoil | None]) -> None:
+        """Forget all calls; make those of an evaluation wrong as `spoils` says."""
+        self.start()
+        self.spoils, self._known = spoils, iter(one.beside)
 
     def function(self, op: Op) -> Function:
         def witnessed(
@@ -123,7 +137,7 @@ class Witness(Target):
         return {"context": "autocast" if torch.is_autocast_enabled("cpu") else "grad"}
 
     def _of_the_call_before(self, op: Op, given: Mapping[str, Any]) -> Facts:
-        """What changed since the previous call, if they share tensor objects."""
+        """The changes since the previous call, if they share tensor objects."""
         held, options = self._before
         same = {id(x): x for x in given.values() if isinstance(x, Tensor)}
         now = {key: (x, x.detach().clone()) for key, x in same.items()}
@@ -156,13 +170,42 @@ class Witness(Target):
 
             return called
 
-        with mock.patch("properties.cases.tensors.compiled", as_it_is):
+        with (
+            mock.patch("properties.cases.tensors.compiled", as_it_is),
+            mock.patch.object(tensors, "_call_before", self._beside(tensors._call_before)),
+            mock.patch.object(tensors, "_call_between", self._beside(tensors._call_between)),
+        ):
             yield
+
+    def _beside(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Count the calls that `call` makes, or repeat the count without making them."""
+
+        def called(*given: Any) -> None:
+            if self.spoils is None:
+                made = len(self.calls)
+                call(*given)
+                self.beside.append(len(self.calls) - made)
+                return
+            known = next(self._known, None)
+            if known is None:
+                # A glance records the first call of a law only.
+                call(*given)
+                return
+            for _ in range(known):
+                spoil = self.spoils(len(self.calls))
+                self.calls.append({})
+                if spoil is not None:
+                    # A call without results to make wrong raises an error instead.
+                    spoil("", torch.empty(0))
+
+        return called
 
 
 def _equal(x: Any, y: Any) -> bool:
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return torch.equal(x, y)
+    if isinstance(x, dict) and isinstance(y, dict):
+        return x.keys() == y.keys() and all(_equal(x[name], y[name]) for name in x)
     return type(x) is type(y) and bool(x == y)
 
 
@@ -232,7 +275,7 @@ def record(job: Job, op: Op, subject: Subject, examples: int) -> list[Evaluation
     def announce(case: Case) -> None:
         nonlocal started
         started = process_time()
-        made.append(Evaluation(job, case, witness.start()))
+        made.append(Evaluation(job, case, witness.start(), witness.beside))
 
     def observe(case: Case, ratio: float) -> None:
         made[-1].seconds = process_time() - started
@@ -259,7 +302,7 @@ def glance(job: Job, op: Op, subject: Subject, examples: int, seed: int) -> list
             adapted = job.check.adapt(op, case)
             known = sizes(op, adapted)
             witness.shapes = {o.name: [known[d] for d in o.dims.split()] for o in op.outputs}
-            one = Evaluation(job, case, witness.start())
+            one = Evaluation(job, case, witness.start(), witness.beside)
             inputs = subject.inputs(op, adapted)
             subject.run(op, adapted, inputs, subject.cotangents(op, adapted))
             made.append(one)

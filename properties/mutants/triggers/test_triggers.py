@@ -136,6 +136,34 @@ def test_a_glance_records_the_first_call_of_a_law(op: str, subject: Subject) -> 
             assert all(name.startswith("loud ") for name in other), one.case.line()
 
 
+@pytest.mark.parametrize("name", [op.name for op in OPS.values() if op.modes])
+def test_calls_of_each_op_can_be_described(name: str, subject: Subject, ours: Ours) -> None:
+    op = OPS[name]
+    job = Job(name, op.modes[0].name, "differential", "float32")
+    calls = [call for one in glance(job, op, subject, 6, 2) for call in one.calls]
+    held = {atom.text for atom in atoms(op, ours) for call in calls if atom.holds(call)}
+    assert {"float32", f"{op.outputs[0].name} is wrong"} <= held
+
+
+def test_rules_of_an_earlier_call_are_built(subject: Subject) -> None:
+    case = Case.of(
+        "attention",
+        "parallel",
+        {"B": 1, "G": 1, "R": 1, "K": 2, "V": 3},
+        (4,),
+        options={"structure": None},
+        earlier={"structure": {"prefix": [2]}},
+    )
+    witness = subject.target
+    assert isinstance(witness, Witness)
+    calls = witness.start()
+    with witness.eager():
+        LAWS["differential"](OPS["attention"], case, subject)
+    # The earlier call, the call itself, and the one before its backward pass.
+    assert [call["structure"] for call in calls] == ["rules", "None", "None"]
+    assert witness.beside == [1, 1]
+
+
 SOME = Atom("tokens", "T", "some tokens", {"T": Between(1)})
 NONE = Atom("empties", "empties", "no tokens", {"T": among(0)})
 FAR = Atom("sizes", "D", "a dim past what is drawn", {"D": Between(10**6)})

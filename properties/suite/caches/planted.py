@@ -97,7 +97,7 @@ class StaleWindowAfterReset(SlidingWindowCache):
 
 
 class ForgetsWhoForgot(SlidingWindowCache):
-    """What each sequence has forgotten stays in its place in a reorder."""
+    """A reorder leaves behind how much each sequence has forgotten."""
 
     def _reorder(self, indices: list[int]) -> None:
         first = self._first

@@ -16,7 +16,7 @@ from properties.suite.caches.calls import CONTEXTS, check_refusal, context, refu
 from properties.suite.caches.machine import COUNTS, SEEDS, TOKENS
 
 PICKS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
-"""What is reordered to what, modulo the number of sequences."""
+"""The sequences of a reorder, modulo their number."""
 
 
 def copied(x: Any) -> Any:

@@ -165,7 +165,7 @@ class LayerMachine(RuleBasedStateMachine):
 
     @rule(seed=SEEDS, how=st.sampled_from(CHANGES))
     def change(self, seed: int, how: str) -> None:
-        """What a user does to a module between two calls."""
+        """Do to a module what users do between two calls."""
         layer, parameters = self.layer, list(self.layer.parameters())
         if how in ("train", "eval"):
             layer.train(how == "train")

@@ -152,7 +152,7 @@ class RotaryMachine(RuleBasedStateMachine):
         where=st.sampled_from(CONTEXTS),
     )
     def change(self, how: str, length: int, dtype: str, where: str) -> None:
-        """What a user does to a module between two calls."""
+        """Do to a module what users do between two calls."""
         if how == "deepcopy":
             # Not in inference_mode, where copies of any module's tensors cannot be trained.
             self.module = copy.deepcopy(self.module)
