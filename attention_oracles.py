@@ -1,4 +1,4 @@
-"""What a repository with kernels of its own needs of this one.
+"""The names that other repositories import, to test kernels of their own.
 
     from attention_oracles import Adapter, Implementation, reference
 

@@ -141,7 +141,7 @@ def _imported(line: str, alias: ast.alias) -> str:
 
 
 def _strings(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where strings are, and the text of formatted ones."""
+    """Yield the start and end of each string, and of the text in formatted ones."""
     for token in generate_tokens(StringIO(source).readline):
         if token.type == STRING or tok_name[token.type] == "FSTRING_MIDDLE":
             yield token.start, token.end
