@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic, sleep
 from types import FrameType
+from typing import NoReturn
 
 from rich.console import Console
 from rich.live import Live
@@ -25,7 +27,7 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
-from properties.fuzz.night import Night
+from properties.fuzz.night import LANE, Night
 from properties.fuzz.worker import GROWTH, Judge, Origin, Worker, crew, prepare
 from properties.jobs import Job, Selection
 from properties.laws import LAWS, Subject
@@ -301,11 +303,8 @@ def fuzz(
             lane.result()
     code = 1 if log.buckets or log.errors else 0
     if night.abandoned:
-        # Python would wait for the threads.
         for worker in night.workers:
             worker.close()
-        sys.stdout.flush()
-        os._exit(code)
     return code
 
 
@@ -368,5 +367,18 @@ def _signals() -> Iterator[list[str]]:
                 signal.signal(number, handler)
 
 
+def leave(code: int) -> NoReturn:
+    """End the process, also while compiled code holds a thread of the night, for which Python
+    would wait.
+    """
+    lanes = [one for one in threading.enumerate() if one.name.startswith(LANE)]
+    for one in lanes:
+        one.join(timeout=1.0)
+    if any(one.is_alive() for one in lanes):
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

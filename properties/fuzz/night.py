@@ -49,6 +49,8 @@ _DRAWING, _LAST = 60.0, 5.0
 # limit, and those of its kernel `_SHARE` of the kernel's time.
 _PATIENCE, _SHARE = 0.25, 0.25
 _AGAIN = 3
+# The names of a night's threads begin with it.
+LANE = "lane"
 # The law that names the wrong results.
 _ORACLE = "differential"
 # The second engine for each device.
@@ -147,7 +149,7 @@ class Night:
         """Start a thread for each worker; each future ends with its thread."""
         with without_interrupts():
             self.workers = [*workers]
-            threads = ThreadPoolExecutor(len(workers))
+            threads = ThreadPoolExecutor(len(workers), LANE)
             running = [threads.submit(self._lane, worker) for worker in workers]
         threads.shutdown(wait=False)
         return running

@@ -91,7 +91,7 @@ def drawing_in_compiled_code(device: torch.device) -> Adapter:
     """A bound that no exception interrupts for some seconds."""
 
     def bound(case: Case) -> Case:
-        sleep(3)
+        sleep(6)
         return case
 
     return _bounded(bound)
