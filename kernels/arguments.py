@@ -66,12 +66,8 @@ def check_one_dtype(**tensors: Tensor | None) -> torch.dtype:
     for name, x in tensors.items():
         if x is None:
             continue
-        if x.dtype not in FLOATS:
-            raise TypeError(f"{name}: {describe(x)}, expected float32, bfloat16 or float16")
-        if first is None:
-            first = x.dtype
-        elif x.dtype != first:
-            raise TypeError(f"{name}: {describe(x)}, expected {str(first).removeprefix('torch.')}")
+        check_dtype(name, x, *(FLOATS if first is None else (first,)))
+        first = x.dtype
     assert first is not None
     return first
 

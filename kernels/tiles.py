@@ -653,7 +653,6 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             },
         ),
     ),
-    # tokens: (batch, token, head) rows of o_a.
     # tokens: query heads that a program holds, and rows of queries that dk and dv read per step;
     # keys: keys that they read per step, or hold.
     ("selected_attention", "parallel"): (
@@ -662,6 +661,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         # Others spill more on sm_120.
         Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
     ),
+    # tokens: (batch, token, head) rows of o_a.
     ("merge_attention", "fused"): (Entry(tokens=16, max_dim=128), Entry(tokens=4)),
 }
 
@@ -739,9 +739,11 @@ def choose(
     Raises:
         TypeError: `tile` is neither an int nor None.
         ValueError: there is no such entry, or it does not admit the head dim, dtype or device.
+        LookupError: `TABLE` has no row for the op and mode.
     """
-    entries = TABLE[op, mode]
-    arch = architecture(device)
+    if (op, mode) not in TABLE:
+        raise LookupError(f"{op} ({mode}): no row of tiles, expected one in kernels.tiles.TABLE")
+    entries, arch = TABLE[op, mode], architecture(device)
     if tile is None:
         for index, entry in enumerate(entries):
             few_enough = entry.walks is None or walks <= entry.walks

@@ -75,13 +75,24 @@ def _checked(function: Callable[P, R], same_dtype: tuple[str, ...]) -> Callable[
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+        bound = bind(function.__name__, signature, args, kwargs)
         check(signature, bound.arguments, same_dtype)
         return function(*bound.args, **bound.kwargs)
 
     wrapper._same_dtype = same_dtype  # type: ignore[attr-defined]
     return wrapper
+
+
+def bind(
+    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """Bind the arguments of one call of the function `name`, and the defaults of the others."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    bound.apply_defaults()
+    return bound
 
 
 def check(
@@ -105,7 +116,7 @@ def _check_each(signature: inspect.Signature, arguments: Mapping[str, Any]) -> d
     sizes: dict[str, int] = {}
     for name, value in arguments.items():
         if isinstance(value, int):
-            _bind(name, int(value), sizes)
+            _set_size(name, int(value), sizes)
     if "cu_seqlens" in arguments:
         _bind_sequences(arguments, sizes)
     for name, value in arguments.items():
@@ -126,12 +137,12 @@ def _bind_sequences(arguments: Mapping[str, Any], sizes: dict[str, int]) -> None
     if isinstance(cu_seqlens, Tensor) and cu_seqlens.ndim == 1:
         if not len(cu_seqlens):
             raise ValueError(f"cu_seqlens: {_describe(cu_seqlens)}, expected [N+1]")
-        _bind("N", len(cu_seqlens) - 1, sizes)
+        _set_size("N", len(cu_seqlens) - 1, sizes)
     elif cu_seqlens is None and first is not None and first.ndim > 0:
-        _bind("N", first.shape[0], sizes)
+        _set_size("N", first.shape[0], sizes)
 
 
-def _bind(name: str, size: int, sizes: dict[str, int]) -> None:
+def _set_size(name: str, size: int, sizes: dict[str, int]) -> None:
     sizes[name] = size
     # jaxtyping has no call to bind a size, but it binds one when it sees an array of that shape.
     vector: Any = Shaped[Any, name]

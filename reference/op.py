@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, get_args, get_origin
 
 from torch import Tensor
 
-from reference.arguments import arrays, check
+from reference.arguments import arrays, bind, check
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,12 +88,9 @@ def op(
         def computed_by(form: Form) -> Any:
             @functools.wraps(page)
             def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-                bound = signature.bind(*args, **kwargs)
-                bound.apply_defaults()
-                sizes = check(signature, bound.arguments, tuple(same_dtype))
-                if run is None:
-                    return form(**bound.arguments)
-                return run(form, sizes, **bound.arguments)
+                given = bind(page.__name__, signature, args, kwargs).arguments
+                sizes = check(signature, given, tuple(same_dtype))
+                return form(**given) if run is None else run(form, sizes, **given)
 
             call._same_dtype = tuple(same_dtype)  # type: ignore[attr-defined]
             return call
@@ -143,7 +140,7 @@ def _with_arguments_of(name: str, second: Form) -> str | None:
     if second.__doc__ is None:
         return None
     text, source, rest = inspect.cleandoc(second.__doc__).partition("\nSource:")
-    return f"{text}\nArguments, results and errors are those of `{name}`.\n{source}{rest}"
+    return f"{text.rstrip()}\n\nArguments, results and errors are those of `{name}`.\n{source}{rest}"
 
 
 def _completed(

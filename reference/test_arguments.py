@@ -106,8 +106,8 @@ def test_a_wrong_size_is_a_value_error(call: Callable[[], Tensor], message: str)
             lambda: op(X, cu_seqlens=torch.tensor([0, 3], dtype=torch.int16)),
             r"cu_seqlens: int16[2], expected int32[N+1] or int64[N+1] or None",
         ),
-        (lambda: op(), r"missing a required argument: 'x'"),
-        (lambda: op(X, heads=2), r"got an unexpected keyword argument 'heads'"),
+        (lambda: op(), r"typed_op: missing a required argument: 'x'"),
+        (lambda: op(X, heads=2), r"typed_op: got an unexpected keyword argument 'heads'"),
     ],
 )
 def test_a_wrong_kind_is_a_type_error(call: Callable[[], Tensor], message: str) -> None:
