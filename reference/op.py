@@ -140,7 +140,9 @@ def _with_arguments_of(name: str, second: Form) -> str | None:
     if second.__doc__ is None:
         return None
     text, source, rest = inspect.cleandoc(second.__doc__).partition("\nSource:")
-    return f"{text.rstrip()}\n\nArguments, results and errors are those of `{name}`.\n{source}{rest}"
+    return (
+        f"{text.rstrip()}\n\nArguments, results and errors are those of `{name}`.\n{source}{rest}"
+    )
 
 
 def _completed(

@@ -25,8 +25,6 @@ def _pairs_and_moments(n: Mapping[str, int]) -> float:
 
 STICKBREAKING_ATTN = _declare(
     reference.stickbreaking_attn,
-    # The second form has no matrix products, whose operands are rounded.
-    quiet_form=reference.stickbreaking_attn,
     modes=(Mode("parallel"),),
     nonlinear=("rest",),
     work=_pairs,
@@ -34,6 +32,7 @@ STICKBREAKING_ATTN = _declare(
 
 PATH_ATTN = _declare(
     reference.path_attn,
+    quiet_form=reference.path_attn.second_form,
     modes=(Mode("parallel"),),
     roles={"w": Role.UNIT_KEY},
     work=_pairs,
@@ -41,7 +40,6 @@ PATH_ATTN = _declare(
 
 WALL_ATTN = _declare(
     reference.wall_attn,
-    quiet_form=reference.wall_attn,
     modes=(Mode("parallel"),),
     options=(WINDOW,),
     roles={"gs": Role.LOG_DECAY, "sink": Role.LOGIT},
@@ -50,6 +48,7 @@ WALL_ATTN = _declare(
 
 PARALLAX = _declare(
     reference.parallax,
+    quiet_form=reference.parallax.second_form,
     options=(WINDOW,),
     # Not a query: the scale is no factor of its products.
     roles={"r": Role.KEY},
@@ -58,6 +57,7 @@ PARALLAX = _declare(
 
 DELTAFORMER = _declare(
     reference.deltaformer,
+    quiet_form=reference.deltaformer.second_form,
     modes=(Mode("parallel"),),
     roles={"beta": Role.RATE},
     work=_pairs,
@@ -65,7 +65,6 @@ DELTAFORMER = _declare(
 
 DIFFERENTIAL_ATTENTION = _declare(
     reference.differential_attention,
-    quiet_form=reference.differential_attention,
     modes=(Mode("parallel"),),
     options=(WINDOW,),
     roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.STEP},

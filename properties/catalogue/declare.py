@@ -121,8 +121,9 @@ def declare(
         sizes, computed: as of `Op`, besides the heads of groups; and the letters that it computes.
         settle: as of `Op`, after options are exact where integers are drawn.
         without: laws that say nothing about the op.
-        special: further fields of `Op`, in the place of what follows from the signature; the
-            `quiet_form` is the second form unless it is stated.
+        special: further fields of `Op`, in the place of what follows from the signature. The
+            `quiet_form` is the second form, or with `float32_logits` the definition, as only
+            operands of matrix products are rounded then, and sums by key or by query have none.
     """
     signature = inspect.signature(oracle)
     arguments = tuple(_arguments(oracle, signature, roles, constants, indices, alike))
@@ -169,7 +170,7 @@ def declare(
         "name": oracle.__name__,
         "oracle": oracle,
         "second_form": oracle.second_form,
-        "quiet_form": oracle.second_form,
+        "quiet_form": oracle if special.get("float32_logits") else oracle.second_form,
         "modes": tuple(modes),
         "arguments": arguments,
         "options": of_call,

@@ -185,7 +185,8 @@ class Op:
     Args:
         oracle: the main form of the reference page.
         second_form: the same function derived another way.
-        quiet_form: the one of the two that rounds less often on its way, for the error budgets.
+        quiet_form: the form for the error budgets: of the two the one that rounds less often on
+            its way, where it rounds the operands that a kernel rounds.
         modes: the kernel's modes; empty while the op has no kernel.
         arguments, options, outputs: in the order of the signature.
         dims: what is drawn for each letter that a case fixes.

@@ -150,7 +150,6 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
 
 PAGED_ATTENTION = declare(
     reference.paged_attention,
-    quiet_form=reference.paged_attention,
     modes=(Mode("fused", bits="cut"),),
     roles={
         "k_pages": Role.KEY,

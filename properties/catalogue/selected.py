@@ -166,7 +166,6 @@ def _settle_mla(case: Case) -> Case:
 SELECTED_ATTENTION = declare(
     reference.selected_attention,
     modes=(Mode("parallel"),),
-    quiet_form=reference.selected_attention,
     indices={"indices": _indices},
     nonlinear=("lse",),
     options=(_BLOCK_SIZE,),
@@ -229,12 +228,10 @@ _selecting = partial(
 )
 MOBA = _selecting(
     reference.moba,
-    quiet_form=reference.moba,
     options=(_BLOCK_SIZE, _TOP_K),
 )
 DSA = _selecting(
     reference.dsa,
-    quiet_form=reference.dsa,
     settle=_apart,
     roles={"q_index": Role.SCORE, "k_index": Role.SCORE, "w": Role.SCORE},
     constants=("q_index", "k_index", "w"),
@@ -242,7 +239,6 @@ DSA = _selecting(
 )
 MSA = _selecting(
     reference.msa,
-    quiet_form=reference.msa,
     settle=_apart,
     roles={"q_index": Role.SCORE, "k_index": Role.SCORE},
     constants=("q_index", "k_index"),

@@ -123,7 +123,6 @@ ATTENTION = declare(
     # Latent attention in its absorbed form.
     widest={"K": 576, "V": 512},
     finish=_with_shut_gates,
-    quiet_form=reference.attention,
     modes=(Mode("parallel"),),
     roles={
         "sink": Role.LOGIT,
@@ -212,7 +211,6 @@ MERGE_ATTENTION = declare(
 
 SIGMOID_ATTENTION = declare(
     reference.sigmoid_attention,
-    quiet_form=reference.sigmoid_attention,
     modes=(Mode("parallel"),),
     options=(
         WINDOW,
