@@ -10,77 +10,67 @@ from kernels.cache import (
     RecurrentCache,
     SlidingWindowCache,
 )
-from kernels.conv import short_conv, token_shift
-from kernels.delta import (
-    comba,
-    delta_rule,
-    dplr,
-    gated_delta_product,
-    gated_delta_rule,
-    gated_oja_rule,
-    gdn2,
-    iplr,
-    kda,
-    mesa_net,
-    momentum_delta_rule,
-    precond_gated_delta_rule,
-    precond_kda,
-    rwkv7,
-    titans,
-    ttt_linear,
-)
-from kernels.gate import decay_gate, strength_gate
-from kernels.linear import (
-    abc,
-    feature_map,
-    gla,
-    gsa,
-    hgrn,
-    lightnet,
-    lightning_attn,
-    linear_attn,
-    log_linear_attn,
-    mamba2,
-    mlstm,
-    retention,
-    rwkv4,
-    rwkv6,
-    selective_scan,
-    simple_gla,
-)
-from kernels.norm import l2norm, layer_norm_gated, rms_norm_gated
-from kernels.position import (
-    multiaxis_rotary,
-    relative_bias,
-    relative_buckets,
-    rotary_axes,
-    rotary_embedding,
-    rotary_frequencies,
-    rotary_tables,
-    xpos_tables,
-)
+from kernels.conv.short_conv import short_conv
+from kernels.conv.token_shift import token_shift
+from kernels.delta.comba import comba
+from kernels.delta.delta_rule import delta_rule
+from kernels.delta.dplr import dplr
+from kernels.delta.gated_delta_product import gated_delta_product
+from kernels.delta.gated_delta_rule import gated_delta_rule
+from kernels.delta.gated_oja_rule import gated_oja_rule
+from kernels.delta.gdn2 import gdn2
+from kernels.delta.iplr import iplr
+from kernels.delta.kda import kda
+from kernels.delta.mesa_net import mesa_net
+from kernels.delta.momentum_delta_rule import momentum_delta_rule
+from kernels.delta.precond import precond_gated_delta_rule, precond_kda
+from kernels.delta.rwkv7 import rwkv7
+from kernels.delta.titans import titans
+from kernels.delta.ttt_linear import ttt_linear
+from kernels.gate.decay_gate import decay_gate
+from kernels.gate.strength_gate import strength_gate
+from kernels.linear.abc import abc
+from kernels.linear.constant_decay import lightning_attn, retention
+from kernels.linear.feature_maps import feature_map
+from kernels.linear.gla import gla
+from kernels.linear.gsa import gsa
+from kernels.linear.hgrn import hgrn
+from kernels.linear.lightnet import lightnet
+from kernels.linear.linear_attn import linear_attn
+from kernels.linear.log_linear_attn import log_linear_attn
+from kernels.linear.mamba2 import mamba2
+from kernels.linear.mlstm import mlstm
+from kernels.linear.rwkv4 import rwkv4
+from kernels.linear.rwkv6 import rwkv6
+from kernels.linear.selective_scan import selective_scan
+from kernels.linear.simple_gla import simple_gla
+from kernels.norm.gated import layer_norm_gated, rms_norm_gated
+from kernels.norm.l2norm import l2norm
+from kernels.position.relative import relative_bias, relative_buckets
+from kernels.position.rotary import multiaxis_rotary, rotary_embedding
+from kernels.position.tables import rotary_axes, rotary_frequencies, rotary_tables, xpos_tables
 from kernels.scale import resolve_scale
-from kernels.softmax import (
-    attention,
-    attnres,
-    based,
-    deltaformer,
-    differential_attention,
-    dsa,
-    merge_attention,
-    mla,
-    moba,
-    msa,
-    nsa,
-    paged_attention,
-    path_attn,
-    rebased,
-    selected_attention,
-    sigmoid_attention,
-    stickbreaking_attn,
-    wall_attn,
-)
-from kernels.sums import cumsum, logcumsumexp, mean_pooling, solve_tril
+from kernels.softmax.attention import attention
+from kernels.softmax.attnres import attnres
+from kernels.softmax.deltaformer import deltaformer
+from kernels.softmax.differential import differential_attention
+from kernels.softmax.dsa import dsa
+from kernels.softmax.merge import merge_attention
+from kernels.softmax.mla import mla
+from kernels.softmax.moba import moba
+from kernels.softmax.msa import msa
+from kernels.softmax.nsa import nsa
+from kernels.softmax.paged import paged_attention
+from kernels.softmax.path import path_attn
+from kernels.softmax.polynomial import based, rebased
+from kernels.softmax.selected import selected_attention
+from kernels.softmax.sigmoid_attention import sigmoid_attention
+from kernels.softmax.stickbreaking import stickbreaking_attn
+from kernels.softmax.wall import wall_attn
+from kernels.sums.cumsum import cumsum
+from kernels.sums.logcumsumexp import logcumsumexp
+from kernels.sums.mean_pooling import mean_pooling
+from kernels.sums.solve_tril import solve_tril
 
 __all__ = [
     "CacheView",

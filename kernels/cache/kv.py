@@ -125,7 +125,7 @@ class KVCache(ABC):
             TypeError, ValueError: as `update` and `attention` do, with nothing appended.
         """
         if attention is None:
-            from kernels.softmax import attention as default
+            from kernels.softmax.attention import attention as default
 
             attention = default
         for name in ("causal", "cu_seqlens", "cu_seqlens_k", "g"):

@@ -11,8 +11,8 @@ from kernels.arguments import check_range, describe
 from kernels.cache import KVCache
 from kernels.layers.rotary_embedding import RotaryEmbedding
 from kernels.norm.l2norm import check_eps
-from kernels.softmax import attention
 from kernels.softmax.arguments import MAX_DIM, check_window
+from kernels.softmax.attention import attention
 
 
 class ZeroCentredRMSNorm(nn.Module):

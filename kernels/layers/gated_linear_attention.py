@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kernels.arguments import check_cu_seqlens, check_range, count_sequences, describe
 from kernels.cache import RecurrentCache
-from kernels.linear import gla
+from kernels.linear.gla import gla
 from kernels.primitives.groups import of_each_head
 
 

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from kernels.arguments import check_range, describe
-from kernels.position import rotary_embedding, rotary_tables
-from kernels.position.tables import tokens_that_scale
+from kernels.position.rotary import rotary_embedding
+from kernels.position.tables import rotary_tables, tokens_that_scale
 
 
 class RotaryEmbedding(nn.Module):

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.layers import RotaryEmbedding
-from kernels.position import rotary_embedding, rotary_tables
+from kernels.position.rotary import rotary_embedding
+from kernels.position.tables import rotary_tables
 
 BACKENDS = ("aot_eager", "inductor")
 # A scaling by the number of tokens so far.

@@ -30,38 +30,3 @@ call. `kernels.recurrence` makes a `torch.library` op of each and of `forward` a
 `fused_recurrent` takes `gv` (after g) and `reverse` besides and returns `dgv` after `dg`;
 `fused_chunk` and `parallel` have no gates per key channel.
 """
-
-from kernels.linear.abc import abc
-from kernels.linear.constant_decay import lightning_attn, retention
-from kernels.linear.feature_maps import feature_map
-from kernels.linear.gla import gla
-from kernels.linear.gsa import gsa
-from kernels.linear.hgrn import hgrn
-from kernels.linear.lightnet import lightnet
-from kernels.linear.linear_attn import linear_attn
-from kernels.linear.log_linear_attn import log_linear_attn
-from kernels.linear.mamba2 import mamba2
-from kernels.linear.mlstm import mlstm
-from kernels.linear.rwkv4 import rwkv4
-from kernels.linear.rwkv6 import rwkv6
-from kernels.linear.selective_scan import selective_scan
-from kernels.linear.simple_gla import simple_gla
-
-__all__ = [
-    "abc",
-    "feature_map",
-    "gla",
-    "gsa",
-    "hgrn",
-    "lightnet",
-    "lightning_attn",
-    "linear_attn",
-    "log_linear_attn",
-    "mamba2",
-    "mlstm",
-    "retention",
-    "rwkv4",
-    "rwkv6",
-    "selective_scan",
-    "simple_gla",
-]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
-from kernels.position import (
+from kernels import (
     relative_buckets,
     rotary_axes,
     rotary_embedding,

@@ -13,7 +13,7 @@ from torch import Tensor
 import reference
 from kernels.cache import ContiguousCache, KVCache, PagedCache, SlidingWindowCache, pages
 from kernels.layers import RotaryEmbedding
-from kernels.softmax import attention
+from kernels.softmax.attention import attention
 from properties.suite.caches.calls import bits, check_refusal
 from properties.suite.caches.machine import DTYPES, in_double
 
