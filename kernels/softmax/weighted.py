@@ -13,7 +13,7 @@ M is 0 where weights are not divided. It is a sum over keys of its own, before t
 no rounded output enters it. Each gradient is summed by one program in a fixed order.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import check_boundaries, count_sequences
+from kernels.differentiable import Given, differentiable
 from kernels.primitives.layout import dense_rows
 from kernels.primitives.product import product
 from kernels.softmax.launch import launch
@@ -39,27 +40,16 @@ from kernels.tiles import cdiv
 
 
 class Weights(NamedTuple):
-    """The function that makes weights of scores.
-
-    Args:
-        kind: "sigmoid", "taylor" (1 + s + s²/2) or "square".
-        scale: of the scores.
-        divided: whether they are divided by their sum.
-        eps: what is added to that sum.
-        causal: keys after the query are hidden.
-        window: how many keys are seen, None for all.
-        bias: of the scores of a sigmoid, None for minus the logarithm of how many keys are seen.
-        tile: of an op.
-    """
+    """The function that makes weights of scores, as `weighted` takes it."""
 
     kind: str
     scale: float
     tile: tiles.Entry
-    divided: bool = False
-    eps: float = 0.0
-    causal: bool = True
-    window: int | None = None
-    bias: float | None = 0.0
+    divided: bool
+    eps: float
+    causal: bool
+    window: int | None
+    bias: float | None
 
 
 @triton.jit
@@ -334,34 +324,91 @@ def _rows_of_queries(
     return terms
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, weights: Weights, cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """o [B, T, H, V]."""
+def _of(given: dict[str, Any]) -> tuple[Weights, Tensor | None, Tensor | None]:
+    """The weights, and the boundaries of queries and of keys."""
+    entry = tiles.TABLE[given.pop("op"), "parallel"][given.pop("tile")]
+    bounds = given.pop("cu_seqlens"), given.pop("cu_seqlens_k")
+    return (Weights(tile=entry, **given), *bounds)
+
+
+def _forward(*, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> list[Tensor | None]:
     o = q.new_empty(*q.shape[:3], v.shape[3])
-    _rows_of_queries(q, k, v, None, o, weights, cu_seqlens, cu_seqlens_k)
-    return o
+    _rows_of_queries(q, k, v, None, o, *_of(given))
+    return [o]
 
 
-def gradients(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, weights: Weights, cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq, dk and dv."""
+def _backward(*, q: Tensor, k: Tensor, v: Tensor, d0: Tensor, **given: Any) -> list[Tensor | None]:
+    weights, cu_seqlens, cu_seqlens_k = _of(given)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    terms = _rows_of_queries(q, k, v, do, dq, weights, cu_seqlens, cu_seqlens_k)
+    terms = _rows_of_queries(q, k, v, d0, dq, weights, cu_seqlens, cu_seqlens_k)
     if dk.numel() == 0:
-        return dq, dk, dv
+        return [dq, dk, dv, None, None]
     batch, keys, kv_heads, _ = k.shape
     longest = check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
     numbers, window, dims, constants = _options(q, k, v, weights, cu_seqlens)
     count = cdiv(longest, weights.tile.tokens)
-    q, k, v, do = dense_rows(q, k, v, do)
+    q, k, v, d0 = dense_rows(q, k, v, d0)
     with torch.cuda.device_of(q):
         _by_key[(count * count_sequences(batch, cu_seqlens) * kv_heads,)](
-            q, k, v, do, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window, q.shape[1],
-            keys, count, kv_heads, *dims, *_strides(q, k, v, do), **constants,
+            q, k, v, d0, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window, q.shape[1],
+            keys, count, kv_heads, *dims, *_strides(q, k, v, d0), **constants,
             **launch(weights.tile, k, v, held="KEYS", read="QUERIES"),
         )  # fmt: skip
-    return dq, dk, dv
+    return [dq, dk, dv, None, None]
+
+
+def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    return [((*given["q"].shape[:3], given["v"].shape[3]), given["q"].dtype)]
+
+
+_weighted = differentiable(
+    "weighted_parallel",
+    tensors=("q", "k", "v", "cu_seqlens?", "cu_seqlens_k?"),
+    settings={
+        "op": "str",
+        "kind": "str",
+        "scale": "float",
+        "divided": "bool",
+        "eps": "float",
+        "causal": "bool",
+        "window": "int?",
+        "bias": "float?",
+        "tile": "int",
+    },
+    outputs=1,
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+)
+
+
+def weighted(
+    op: str,
+    kind: str,
+    *,
+    divided: bool = False,
+    eps: float = 0.0,
+    causal: bool = True,
+    window: int | None = None,
+    bias: float | None = 0.0,
+    cu_seqlens: Tensor | None,
+    **given: Any,
+) -> Tensor:
+    """Return o [B, T, H, V], with gradients of q, k and v.
+
+    Args:
+        op: the row of `kernels.tiles.TABLE`, with mode "parallel".
+        kind: how weights follow from scores: "sigmoid", "taylor" (1 + s + s²/2) or "square".
+        divided: whether they are divided by their sum.
+        eps: what is added to that sum.
+        causal: keys after the query are hidden.
+        window: how many keys are seen, None for all.
+        bias: of the scores of a sigmoid, None for minus the logarithm of how many keys are seen.
+        cu_seqlens: boundaries of the queries, and of the keys without `cu_seqlens_k`.
+        given: q, k, v, scale, tile and `cu_seqlens_k` as `pairs` gives them.
+    """
+    o: Tensor = _weighted(
+        op=op, kind=kind, divided=divided, eps=eps, causal=causal, window=window, bias=bias,
+        cu_seqlens=cu_seqlens, **{"cu_seqlens_k": cu_seqlens, **given},
+    )  # fmt: skip
+    return o
