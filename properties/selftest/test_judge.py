@@ -13,6 +13,7 @@ from properties.catalogue.op import Function
 from properties.laws import LAWS, Subject, Violation, judge
 from properties.targets.oracle import Oracle
 from properties.verdict import Budget, budgets, compare
+from properties.verdict.budgets import DRAWS, FEW_DRAWS, MANY_DRAWS
 from properties.verdict.precision import underflow, unit_roundoff
 
 CASE = Case.of(
@@ -46,13 +47,13 @@ class Off(Oracle):
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each budget computed, whether it was the quick one."""
-    asked: list[bool] = []
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each budget computed, its number of perturbed runs."""
+    asked: list[int] = []
 
-    def counting(*args: Any, quick: bool, **kwargs: Any) -> Any:
-        asked.append(quick)
-        return budgets(*args, quick=quick, **kwargs)
+    def counting(*args: Any, draws: int, **kwargs: Any) -> Any:
+        asked.append(draws)
+        return budgets(*args, draws=draws, **kwargs)
 
     monkeypatch.setattr(judge, "budgets", counting)
     return asked
@@ -63,27 +64,39 @@ def judged(case: Case, off: float, *, quick: bool = True) -> float:
     return LAWS["differential"](OPS[case.op], case, subject)
 
 
-def test_results_equal_to_the_rounded_oracle_need_no_budget(counted: list[bool]) -> None:
+def test_results_equal_to_the_rounded_oracle_need_no_budget(counted: list[int]) -> None:
     assert judged(CASE, 0.0) == 0.0
     assert not counted
 
 
-def test_one_element_that_differs_needs_a_budget(counted: list[bool]) -> None:
+def test_one_element_that_differs_needs_a_budget(counted: list[int]) -> None:
     with pytest.raises(Violation, match="the error exceeds its budget"):
         judged(CASE, 1000.0)
-    assert counted == [True, False]
+    assert counted == [FEW_DRAWS, DRAWS]
 
 
-def test_an_error_within_the_budget_is_acquitted_by_the_quick_one(counted: list[bool]) -> None:
+def test_an_error_within_the_budget_is_acquitted_by_the_quick_one(counted: list[int]) -> None:
     assert 0 < judged(replace(CASE, values="gaussian"), 2.0**-7) < 1
-    assert counted == [True]
+    assert counted == [FEW_DRAWS]
+
+
+@pytest.mark.parametrize(("off", "runs"), [(0.5, [FEW_DRAWS, DRAWS]), (0.05, [MANY_DRAWS])])
+def test_an_error_of_some_budgets_of_a_softmax_needs_many_runs(
+    off: float, runs: list[int], counted: list[int]
+) -> None:
+    case = Case.of(
+        "attention", "parallel", {"B": 1, "G": 1, "R": 1, "K": 4, "V": 3}, (9,), dtype="bfloat16"
+    )
+    with pytest.raises(Violation, match="the error exceeds its budget"):
+        judged(case, off)
+    assert counted[-len(runs) :] == runs
 
 
 def test_only_a_quick_verdict_omits_the_fraction_of_the_budget(
-    counted: list[bool],
+    counted: list[int],
 ) -> None:
     judged(CASE, 0.0, quick=False)
-    assert counted == [False]
+    assert counted == [DRAWS]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

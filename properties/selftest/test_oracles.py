@@ -23,6 +23,7 @@ from properties.catalogue.op import REFERENCE, Function, Role
 from properties.laws.judge import exact_scores
 from properties.targets.oracle import Oracle
 from properties.verdict import Precision, budgets, compare
+from properties.verdict.budgets import DRAWS, FEW_DRAWS
 from properties.verdict.compare import Budget
 
 FLOAT64 = Precision("float64", 2.0**-53, 2.0**-1022)
@@ -37,7 +38,7 @@ def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
         first = outputs_and_gradients(op, op.oracle, inputs, incoming)
         second = outputs_and_gradients(op, op.second_form, inputs, incoming)
 
-        def budget(form: Function, results: Results, quick: bool) -> dict[str, Budget]:
+        def budget(form: Function, results: Results, draws: int) -> dict[str, Budget]:
             def of(tensors: Mapping[str, torch.Tensor]) -> Results:
                 given = {n: x for n, x in tensors.items() if n in inputs.tensors}
                 return transformable(op, form, replace(inputs, tensors=given), incoming)
@@ -51,17 +52,17 @@ def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
                 terms=max(case.lengths + (case.key_lengths or ())) + max(case.dims.values()),
                 gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
                 size=work(op, case),
-                quick=quick,
+                draws=draws,
             )
 
         # Each centred on its own form, or a difference of the forms would widen its own budget.
         assert set(first) == set(second)
-        allowed = budget(op.second_form, second, quick=True)
+        allowed = budget(op.second_form, second, draws=FEW_DRAWS)
         if not all(
             compare(name, x, first[name], allowed[name]).passed for name, x in second.items()
         ):
-            of_first = budget(op.oracle, first, quick=False)
-            for name, theirs in budget(op.second_form, second, quick=False).items():
+            of_first = budget(op.oracle, first, draws=DRAWS)
+            for name, theirs in budget(op.second_form, second, draws=DRAWS).items():
                 both = replace(theirs, allowed=theirs.allowed + of_first[name].allowed)
                 one = compare(name, second[name], first[name], both)
                 assert one.passed, f"{one.name}: {one.reason} ({one.ratio})"

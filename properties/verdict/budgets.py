@@ -18,7 +18,10 @@ Two rules give each element of each result its budget.
 *Sigma*, with `σ` the standard deviation of the oracle when every intermediate is perturbed by its
 rounding (see `noise`):
 
-    |error| <= z·σ + u_out·|y| + tiny
+    |error| <= max(z·σ, the largest deviation of a perturbed run) + u_out·|y| + tiny
+
+Few runs miss what happens rarely: a softmax whose logits are rounded by more than the difference of
+its two largest may choose the other key. `MANY_DRAWS` are for results that fewer would refuse.
 
 `rules` says which rule applies when, and with which z. The oracle is known only as well as its two
 forms agree in float64: where a sum of theirs cancels to 0, one may give 0 and the other 1e-19. That
@@ -43,8 +46,9 @@ Oracle = Callable[[Tensors], dict[str, Tensor]]
 
 CHUNK = 64
 DRAWS = 12
-# Enough perturbed runs to accept most results, see `budgets`.
+# Enough perturbed runs to accept most results, and to meet rare deviations: see `budgets`.
 FEW_DRAWS = 4
+MANY_DRAWS = 96
 # Numbers that simultaneous runs may hold. Below this the overhead of an operation dominates, above
 # it memory does.
 _AT_ONCE = 2**17
@@ -67,12 +71,14 @@ class Spread:
 
     Args:
         sigma: standard deviation, by element.
+        largest: the largest deviation, by element.
         loss_limit: limit of the mean of |error|/sigma over the tensor: its mean in the perturbed
             runs plus six standard deviations, scaled to a kernel's roundings.
         between_forms: how far apart the exact runs of the oracle's two forms are, by element.
     """
 
     sigma: Tensor
+    largest: Tensor
     loss_limit: float
     between_forms: Tensor | float = 0.0
 
@@ -190,7 +196,7 @@ def budgets(
     passed_on: Mapping[str, Error] | None = None,
     cotangents: frozenset[str] = frozenset(),
     size: float = 0.0,
-    quick: bool = False,
+    draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Budget]:
     """Compute the budget of every result of one call.
@@ -218,8 +224,9 @@ def budgets(
         passed_on: initial errors of tensors in the perturbed runs, by name.
         cotangents: names of the cotangents and gradients, on whose size no other result depends.
         size: roughly how many numbers the oracle holds at once.
-        quick: use a third of the perturbed runs and the smaller budgets that they guarantee. A
-            result within these passes with all runs too; a result outside may pass.
+        draws: number of perturbed runs. With fewer than `DRAWS` the budgets are the smaller ones
+            that they guarantee: a result within these passes with all runs too; a result outside
+            may pass.
         seed: of the perturbed runs, so that the verdict is a function of the case.
 
     Returns:
@@ -254,8 +261,7 @@ def budgets(
             terms=terms,
             passed_on=passed_on or {},
             size=size,
-            cautious=quick,
-            draws=FEW_DRAWS if quick else DRAWS,
+            draws=draws,
             seed=seed,
         )
         for telescope in telescopes:
@@ -264,7 +270,7 @@ def budgets(
         z = allowed_deviations(precision, terms, alike=alike)
         bounds.append(
             {
-                name: z * spread.sigma
+                name: torch.maximum(z * spread.sigma, spread.largest)
                 + torch.as_tensor(spread.between_forms).clamp(max=NOISE_OF_FLOAT64 * largest[name])
                 for name, spread in spreads.items()
             }
@@ -347,7 +353,6 @@ def sigma(
     terms: int = 1,
     passed_on: Mapping[str, Error] | None = None,
     size: float = 0.0,
-    cautious: bool = False,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Spread]:
@@ -359,9 +364,8 @@ def sigma(
     freedom (Wilson and Hilferty).
 
     Args:
-        cautious: underestimate instead: divide by the 99.9 % quantile of a row with one element,
-            and give no element more than its row.
-        draws: number of perturbed runs.
+        draws: number of perturbed runs. With fewer than `DRAWS`, underestimate instead: divide by
+            the 99.9 % quantile of a row with one element, and give no element more than its row.
         The rest as in `budgets`.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -389,7 +393,7 @@ def sigma(
     spreads = {}
     for name, each in deviations.items():
         y = want[name]
-        spread = _spread(torch.cat(each), y, precision, output_dtypes[name], cautious)
+        spread = _spread(torch.cat(each), y, precision, output_dtypes[name], draws < DRAWS)
         apart = torch.where(y.isfinite(), (y - centre[name]).abs(), 0.0).nan_to_num()
         spreads[name] = replace(spread, between_forms=apart)
     return spreads
@@ -427,7 +431,8 @@ def _spread(
 ) -> Spread:
     draws = len(deviations)
     if not deviations.numel():
-        return Spread(deviations.sum(0), math.inf)
+        nothing = deviations.sum(0)
+        return Spread(nothing, nothing, math.inf)
     element = deviations.square().mean(0)
     row = element.mean(-1, keepdim=True) if element.ndim else element
     width = element.shape[-1] if element.ndim else 1
@@ -436,9 +441,10 @@ def _spread(
     else:
         variance = torch.maximum(element, row) / _chi_square_quantile(draws * width)
     spread = variance.sqrt()
+    largest = torch.zeros_like(spread) if cautious else deviations.abs().amax(0)
     counted = (spread > 0) & countable(want, dtype)
     if not counted.any() or width < NARROW:
-        return Spread(spread, math.inf)
+        return Spread(spread, largest, math.inf)
     finite = torch.where(want.isfinite(), want, 0.0)
     losses = [incoherent(deviation, finite)[counted].abs() for deviation in deviations]
     means = torch.stack([(loss / spread[counted]).mean() for loss in losses])
@@ -447,8 +453,8 @@ def _spread(
     limit *= ONE_ROUNDING * math.sqrt(precision.operand_roundings)
     if cautious:
         # If all errors are proportional, only a loss of exactly 0 is certain.
-        return Spread(spread, max(limit, torch.finfo(torch.float64).tiny))
-    return Spread(spread, limit if limit > NEGLIGIBLE else math.inf)
+        return Spread(spread, largest, max(limit, torch.finfo(torch.float64).tiny))
+    return Spread(spread, largest, limit if limit > NEGLIGIBLE else math.inf)
 
 
 def _chi_square_quantile(freedom: int, normal_quantile: float = -3.09) -> float:

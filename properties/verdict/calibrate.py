@@ -13,7 +13,7 @@ from torch import Tensor
 
 import reference
 from properties.arguments import count
-from properties.verdict.budgets import Oracle, Telescope, Tensors, budgets
+from properties.verdict.budgets import DRAWS, Oracle, Telescope, Tensors, budgets
 from properties.verdict.compare import Comparison, compare
 from properties.verdict.emulation import (
     Arithmetic,
@@ -40,7 +40,7 @@ class Trial:
     seed: int
     plant: str | None = None
 
-    def comparisons(self, *, quick: bool = False) -> list[Comparison]:
+    def comparisons(self, *, draws: int = DRAWS) -> list[Comparison]:
         """Compare every result of the emulated kernel."""
         generator = torch.Generator().manual_seed(self.seed)
         tensors, window = _problem(self, generator)
@@ -62,7 +62,7 @@ class Trial:
             gates=("g",),
             telescopes=(_DG,) if self.kernel == "gla" else (),
             float32_logits=not multilinear,
-            quick=quick,
+            draws=draws,
             seed=self.seed,
         )
         assert all(x.dtype == storage or n in ("lse", "dg") for n, x in got.items())

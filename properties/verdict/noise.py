@@ -1,6 +1,7 @@
 """Rounding as noise: a dispatch mode that perturbs every intermediate of an oracle."""
 
 import functools
+from collections import deque
 from typing import Any
 
 import torch
@@ -69,9 +70,10 @@ class Rounding(TorchDispatchMode):
 
     With `float32_logits` only the operands of products are stored: u is 2^-23 everywhere else, and
     a product of exactly stored tensors has only its summation error. `bias` enlarges the noise of
-    float32 intermediates. The `Σ p dp` that the gradient of a softmax subtracts has an error of its
-    own, which remains where the difference cancels: u, or `row_sums` for kernels that take it from
-    the rounded output, times `sqrt(Σ p dp²)`.
+    float32 intermediates. The `Σ p dp = do · o` that the gradient of a softmax subtracts has an
+    error of its own, which remains where the difference cancels, and where the terms of `do · o`
+    do: u, or `row_sums` for kernels that take it from the rounded output, times
+    `sqrt(Σ p_s Σ do_v² v_sv²)`, which is at least `sqrt(Σ do_v² o_v²)`.
 
     The mode sees the operations of autograd too, so gradients are perturbed at their own
     intermediates. Zeros and infinities stay, and so does what is not float64, for numbers that no
@@ -97,6 +99,8 @@ class Rounding(TorchDispatchMode):
         self.unit = 2 * self.accumulator if float32_logits else precision.unit
         self.row_sums = max(row_sums, self.unit)
         self.underflow = 0.0 if float32_logits else precision.underflow
+        # The latest products: result, operation, factors.
+        self.products: deque[tuple[Tensor, Any, Tensor, Tensor]] = deque(maxlen=4)
 
     def __torch_dispatch__(
         self,
@@ -109,11 +113,14 @@ class Rounding(TorchDispatchMode):
         name, rounds, in_place = _traits(func)
         result = func(*args, **kwargs)
         if not rounds or not any(map(_inexact, (*args, *kwargs.values()))):
+            if name == "where" and (factors := self._factors_of(args[2])):
+                self.products.append((result, *factors))
             return result
         if name == "_softmax_backward_data":
             dp, p, dim = args[:3]
             # The noise of an underflow makes some weights negative.
-            size = self.row_sums * (p.abs() * dp.square()).sum(dim, keepdim=True).sqrt()
+            size = (p.abs() * self._squares(dp)).sum(dim, keepdim=True).sqrt_()
+            size.mul_(self.row_sums)
             result = result + p * self._disturbed(torch.zeros_like(size), size)
 
         def disturb(y: Any) -> Any:
@@ -124,7 +131,25 @@ class Rounding(TorchDispatchMode):
             return y.copy_(noisy) if in_place else noisy
 
         several = isinstance(result, tuple | list)
-        return type(result)(map(disturb, result)) if several else disturb(result)
+        noisy = type(result)(map(disturb, result)) if several else disturb(result)
+        if name in _PRODUCTS:
+            self.products.append((noisy, func, *args[:2]))
+        return noisy
+
+    def _squares(self, dp: Tensor) -> Tensor:
+        """`Σ_v do_v² v_v²` if `dp` is a product `Σ_v do_v v_v`, else `dp²`."""
+        if (factors := self._factors_of(dp)) is None:
+            return dp.square()
+        product, do, v = factors
+        squares: Tensor = product(do.square(), v.square())
+        return squares.as_strided(dp.shape, dp.stride())
+
+    def _factors_of(self, y: Tensor) -> tuple[Any, Tensor, Tensor] | None:
+        """Operation and operands of a recent product, of which `y` may be a view, or masked."""
+        for result, *factors in self.products:
+            if result.data_ptr() == y.data_ptr() and result.numel() == y.numel():
+                return factors[0], factors[1], factors[2]
+        return None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

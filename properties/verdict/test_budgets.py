@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from properties.verdict.budgets import (
+    DRAWS,
+    MANY_DRAWS,
     Telescope,
     allowed_deviations,
     budgets,
@@ -42,6 +44,32 @@ def scatter(
     with Rounding(precision, generator, float32_logits=float32_logits):
         runs = [compute() for _ in range(200)]
     return torch.stack([run - exact for run in runs]).square().mean(0).sqrt()
+
+
+def test_many_runs_allow_what_happens_rarely() -> None:
+    # Rounding exchanges the larger of two logits in one run of 60.
+    s = torch.tensor([[1.0, 1.0 - 3 * BFLOAT16.unit]], dtype=torch.float64)
+    v = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    tensors = {"s": 10000 * s.expand(64, 1, 2), "v": v}
+
+    def oracle(x: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"o": torch.softmax(x["s"] * 1.0, -1) @ x["v"]}
+
+    def refusing(draws: int) -> Tensor:
+        """The share of the rows that refuse the other value."""
+        made = budgets(
+            oracle,
+            tensors,
+            oracle(tensors),
+            precision=BFLOAT16,
+            output_dtypes={"o": torch.bfloat16},
+            terms=2,
+            draws=draws,
+        )
+        return (made["o"].allowed < 0.9).double().mean()
+
+    assert refusing(DRAWS) > 0.7
+    assert refusing(MANY_DRAWS) < 0.3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -288,6 +316,22 @@ def test_a_weight_that_underflow_makes_negative_has_a_budget() -> None:
         found = torch.ops.aten._softmax_backward_data(dp, p, -1, torch.float64)
     assert (p < 0).any()
     assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_row_sum_whose_products_cancel_is_rounded_as_its_output_is(masked: bool) -> None:
+    s = torch.zeros(1, 4, 5, dtype=torch.float64, requires_grad=True)
+    v = torch.tensor([3.0, 3.0], dtype=torch.float64).expand(1, 5, 2)
+    do = torch.tensor([1.0, -1.0], dtype=torch.float64).expand(1, 4, 2)
+
+    def gradient() -> Tensor:
+        p = torch.softmax(s, -1)
+        o = (torch.where(torch.zeros(1, 4, 1).bool(), 0.0, p) if masked else p) @ v
+        return torch.autograd.grad(o, s, do)[0]
+
+    generator = torch.Generator().manual_seed(0)
+    with Rounding(BFLOAT16, generator, float32_logits=True, row_sums=2.0**-9):
+        assert gradient().abs().max() > 2.0**-12
 
 
 def test_the_argument_of_a_softmax_is_rounded_too() -> None:

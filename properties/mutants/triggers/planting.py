@@ -59,7 +59,7 @@ class _Recall:
         self.want: Results = {}
 
     def __call__(self, about: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        # A question about budgets ends with its `quick` flag.
+        # A question about budgets ends with the form that it takes.
         if not isinstance(about[-1], bool):
             self.want = self.recall(about, compute)
             return self.want
