@@ -479,7 +479,7 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
         loud = draw(st.sampled_from(outputs))
         silent = tuple(name for name in outputs if name != loud)
     cotangents = draw(_cotangents(target.cotangents))
-    # Autograd sums one tensor's two gradients in its dtype.
+    # Autograd sums one tensor's two gradients in its dtype, in each call of a law that splits one.
     if cotangents == "large" and case.dtype == "float16" and case.same:
         cotangents = "ordinary"
     if target.chooses and draw(st.sampled_from([False] * 11 + [True])):

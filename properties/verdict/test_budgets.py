@@ -1,7 +1,7 @@
 """Budgets follow their formulas, and noise is added where rounding occurs."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_many_runs_allow_what_happens_rarely() -> None:
     v = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     tensors = {"s": 10000 * s.expand(64, 1, 2), "v": v}
 
-    def oracle(x: dict[str, Tensor]) -> dict[str, Tensor]:
+    def oracle(x: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"o": torch.softmax(x["s"] * 1.0, -1) @ x["v"]}
 
     def refusing(draws: int) -> Tensor:
