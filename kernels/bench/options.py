@@ -106,7 +106,7 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
 
 def _add_how(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--warm", nargs="?", type=_positive, const=os.cpu_count(), metavar="JOBS",
+        "--warm", nargs="?", type=positive, const=os.cpu_count(), metavar="JOBS",
         help="compile everything first, in so many processes (by default one for each core)",
     )  # fmt: skip
     group.add_argument(
@@ -119,16 +119,16 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         help="time CUDA graphs of the calls, without the pace of Python",
     )  # fmt: skip
     group.add_argument(
-        "--rep", type=_positive, default=200, metavar="MS",
+        "--rep", type=positive, default=200, metavar="MS",
         help="repeat each call for about so many milliseconds (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--budget", type=_positive, metavar="SECONDS",
+        "--budget", type=positive, metavar="SECONDS",
         help="begin no group after so many seconds, and say what was left out; --warm ends at half "
         "of them, and what was compiled by then is measured first",
     )  # fmt: skip
     group.add_argument(
-        "--json", type=_file, metavar="FILE",
+        "--json", type=file, metavar="FILE",
         help="write all numbers to FILE; `python -m kernels.bench.report FILE` makes a document",
     )  # fmt: skip
 
@@ -152,14 +152,16 @@ def _some_of(kinds: Sequence[str], text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def _file(text: str) -> Path:
+def file(text: str) -> Path:
+    """The argument of an option: a file to write."""
     path = Path(text)
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r}, expected a file in a directory that exists")
     return path
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """The argument of an option: a whole number above 0."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number above 0")
     return int(text)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kernels.arguments import check_range, describe
 from kernels.cache import KVCache
+from kernels.layers.heads import check_heads
 from kernels.layers.rotary_embedding import RotaryEmbedding
 from kernels.norm.l2norm import check_eps
 from kernels.softmax.arguments import MAX_DIM, check_window
@@ -90,15 +91,9 @@ class GatedAttention(nn.Module):
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes = {"hidden_size": hidden_size, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name}: {size}, expected at least 1")
-        if num_heads % num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads: {num_kv_heads}, expected a divisor of num_heads = {num_heads}"
-            )
+        num_kv_heads = check_heads(
+            hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads
+        )
         if head_dim is None:
             if hidden_size % num_heads:
                 raise ValueError(

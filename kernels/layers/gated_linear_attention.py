@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kernels.arguments import check_cu_seqlens, check_range, count_sequences, describe
 from kernels.cache import RecurrentCache
+from kernels.layers.heads import check_heads
 from kernels.linear.gla import gla
 from kernels.primitives.groups import of_each_head
 
@@ -62,20 +63,12 @@ class GatedLinearAttention(nn.Module):
         layer_idx: int = 0,
     ) -> None:
         super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes = {
-            "hidden_size": hidden_size,
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads,
-            "gate_low_rank_dim": gate_low_rank_dim,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name}: {size}, expected at least 1")
-        if num_heads % num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads: {num_kv_heads}, expected a divisor of num_heads = {num_heads}"
-            )
+        num_kv_heads = check_heads(
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            gate_low_rank_dim=gate_low_rank_dim,
+        )
         if not gate_logit_normalizer > 0:
             raise ValueError(
                 f"gate_logit_normalizer: {gate_logit_normalizer}, expected a positive number"

@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from properties.device import activate
 from properties.jobs import Job, Selection, examples, hypothesis_test, times
-from properties.laws import Subject
+from properties.laws import Subject, Violation
 from properties.targets import load
 
 
@@ -33,6 +33,10 @@ def times_its_share(request: pytest.FixtureRequest) -> float:
 def test_law_holds(job: Job, subject: Subject, times_its_share: float) -> None:
     subject.ledger.excused.clear()
     most = examples(job, subject.target, settings().max_examples, times_its_share)
-    settings(max_examples=most)(hypothesis_test(job, subject))()
+    try:
+        settings(max_examples=most)(hypothesis_test(job, subject))()
+    except Violation as violation:
+        # The report says all; pytest would print the frames of this suite before it.
+        raise violation.with_traceback(None) from violation.__cause__
     for name, count in subject.ledger.excused.items():
         warnings.warn(f"{count} examples failed with {name}, which is known", stacklevel=1)

@@ -19,6 +19,7 @@ import torch
 import triton
 
 from kernels import tiles
+from kernels.bench.options import file, positive
 from kernels.tiles import Entry, Tile
 from properties.aot.worker import CompilerProcess
 from properties.tune import trial
@@ -69,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"only the tiles of these of {', '.join(names)}; entry is the entry's own tile",
     )  # fmt: skip
     parse.add_argument(
-        "--head-dim", nargs="+", type=_positive, metavar="D", default=list(DIMS),
+        "--head-dim", nargs="+", type=positive, metavar="D", default=list(DIMS),
         help=f"of keys and values (default: {' '.join(map(str, DIMS))})",
     )  # fmt: skip
     parse.add_argument(
@@ -81,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
         help="batch, tokens and channels of what is timed, C / D heads (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
-        "--chunk", type=_positive, metavar="TOKENS",
+        "--chunk", type=positive, metavar="TOKENS",
         help="search only entries with this chunk length, or this many queries a program, even if "
         "they are slower than today's",
     )  # fmt: skip
@@ -90,20 +91,20 @@ def parser() -> argparse.ArgumentParser:
         help="drawn cases to check a candidate on, each compiled separately (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
-        "--rep", type=_positive, default=100, metavar="MS",
+        "--rep", type=positive, default=100, metavar="MS",
         help="repeat each call for about this many milliseconds (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
-        "--jobs", type=_positive, default=_cores(), metavar="N",
+        "--jobs", type=positive, default=_cores(), metavar="N",
         help="processes that compile (default: %(default)s)",
     )  # fmt: skip
     parse.add_argument(
-        "--budget", type=_positive, metavar="SECONDS",
+        "--budget", type=positive, metavar="SECONDS",
         help="start no candidate after this many seconds; the winners so far then compile with "
         "every option, which takes up to a minute more",
     )  # fmt: skip
     parse.add_argument(
-        "--json", type=_file, metavar="FILE",
+        "--json", type=file, metavar="FILE",
         help="write all results to FILE, and reuse those that it has",
     )  # fmt: skip
     return parse
@@ -120,24 +121,11 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> int:
-    if not _number(text):
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number above 0")
-    return int(text)
-
-
 def _size(text: str) -> tuple[int, ...]:
     sizes = text.split(",")
     if len(sizes) != 3:
         raise argparse.ArgumentTypeError(f"{text!r}, expected three numbers, such as 8,4096,2048")
-    return tuple(map(_positive, sizes))
-
-
-def _file(text: str) -> Path:
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a file in a directory that exists")
-    return path
+    return tuple(map(positive, sizes))
 
 
 def problems(chosen: argparse.Namespace) -> list[Problem]:

@@ -13,6 +13,7 @@ from reference.op import Form, op
 from reference.scale import resolve_scale
 from reference.sequences import CuSeqlens, sequences
 from reference.softmax.masked import normalized
+from reference.softmax.run import check_softcap, check_window
 
 ROOT = -1
 Indices: TypeAlias = Int32[Tensor, "B T_q"] | Int64[Tensor, "B T_q"]
@@ -171,10 +172,8 @@ def run(
     """Run one form over every sequence of a batch, with numbers that are no longer quantized."""
     heads_per_group("q", sizes["H"], sizes["G"], ("k_pages", "v_pages"))
     scale = resolve_scale(scale, sizes["K"])
-    if window is not None and window < 1:
-        raise ValueError(f"window: {window}, expected at least 1, the query's own key")
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap: {softcap}, expected a positive finite number")
+    check_window(window)
+    check_softcap(softcap)
     if num_splits < 1:
         raise ValueError(f"num_splits: {num_splits}, expected at least 1")
     for name, x, factor in (("k", k_pages, k_scale), ("v", v_pages, v_scale)):

@@ -65,6 +65,12 @@ def check_window(window: int | None) -> None:
         raise ValueError(f"window: {window}, expected at least 1, the query's own key")
 
 
+def check_softcap(softcap: float | None) -> None:
+    """Refuse a bound that is not positive and finite."""
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap: {softcap}, expected a positive finite number")
+
+
 def queries_and_keys(
     q: Tensor, k: Tensor, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None
 ) -> Iterator[tuple[slice, slice, slice]]:
@@ -120,8 +126,7 @@ def run(
     heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
     scale = resolve_scale(scale, sizes["K"])
     check_window(window)
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap: {softcap}, expected a positive finite number")
+    check_softcap(softcap)
     if g is not None and not causal:
         raise ValueError("g: given with causal=False, expected causal=True")
     parts = list(queries_and_keys(q, k, cu_seqlens, cu_seqlens_k))
