@@ -128,4 +128,39 @@ BUGS = {
             "sum(dweight.to(weight.dtype))",
         ),
     ),
+    "no_gradient_of_the_oldest_token": KnownBug(
+        happened="The gradient of the oldest token of a convolution's state is lost.",
+        cause="It was stored for the rows of a state but the first.",
+        source="flash-linear-attention 0.6.0, `gradient_of_the_oldest_token` of its ledger here",
+        pinned=pin("short_conv", "fused", {"B": 1, "D": 3, "W": 4}, (5,), given=("initial_state",)),
+        planted=Edit(
+            "kernels.conv.short_conv",
+            "tl.store(dinitial_ptr + (state + row) * dim + cols, dx, mask=mask)",
+            "tl.store(dinitial_ptr + (state + row) * dim + cols, dx * (row > 0), mask=mask)",
+        ),
+    ),
+    "state_of_a_sequence_without_tokens": KnownBug(
+        happened="The state of an empty sequence is never written.",
+        cause="A state is written at the last token of its sequence.",
+        source="flash-linear-attention 0.6.0, `shift_of_no_tokens` of its ledger here",
+        pinned=pin(
+            "token_shift", "fused", {"B": 1, "D": 2}, (0, 1), packed=True, given=("initial_state",)
+        ),
+        planted=Edit(
+            "kernels.conv.short_conv",
+            "final = _passed(initial_state, (chunks.sequences, taps - 1, dim), x.device)",
+            "final = x.new_empty((chunks.sequences, taps - 1, dim), dtype=torch.float32)",
+        ),
+    ),
+    "state_read_where_there_is_none": KnownBug(
+        happened="Token shift of one token without a cache does not compile.",
+        cause="The cache was read without a look at USE_INITIAL_STATE.",
+        source="flash-linear-attention 1d9fd67c (583), token_shift",
+        pinned=pin("token_shift", "fused", {"B": 1, "D": 2}, (1,)),
+        planted=Edit(
+            "kernels.conv.short_conv",
+            "    if USE_INITIAL:\n        x += tl.load(initial_ptr + row",
+            "    if True:\n        x += tl.load(initial_ptr + row",
+        ),
+    ),
 }

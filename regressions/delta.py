@@ -284,4 +284,38 @@ BUGS = {
             "wide = {}",
         ),
     ),
+    "difference_of_two_sums_of_gates": KnownBug(
+        happened="Behind a strong gate of its chunk a decay of 0.99 becomes 1.",
+        cause="It was the difference of two float32 sums that begin with the chunk.",
+        source=(
+            "flash-linear-attention 0.6.0, `gated_delta_rule_gates_of_a_chunk` of its ledger here"
+        ),
+        pinned=pin(
+            "gated_delta_rule",
+            "chunk",
+            {"B": 2, "G": 1, "R": 1, "K": 7, "V": 8},
+            (47,),
+            given=("g", "initial_state"),
+            values="extreme_gates",
+        ),
+        planted=Edit(
+            "kernels.delta.chunk",
+            "overlaps *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)",
+            (
+                "sums = tl.cumsum(load_head_gates(g_ptr, rows, heads, left).to(tl.float32), 0)\n"
+                "        overlaps *= tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0))"
+            ),
+        ),
+    ),
+    "norm_not_differentiated": KnownBug(
+        happened="Titans with a layer norm: gradients of the loss are those of another function.",
+        cause="Of the three terms behind the norm, the first was not divided by the deviation.",
+        source="flash-linear-attention 0.6.0, chunk_titans_linear",
+        pinned=pin("ttt_linear", "fused_chunk", {"B": 1, "H": 1, "K": 5}, (5,)),
+        planted=Edit(
+            "kernels.delta.ttt_linear",
+            "dx = (dn - _mean(dn, dim) - n * _mean(dn * n, dim)) * inverse",
+            "dx = dn - (_mean(dn, dim) + n * _mean(dn * n, dim)) * inverse",
+        ),
+    ),
 }

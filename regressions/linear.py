@@ -734,4 +734,209 @@ BUGS = {
             "(g,) = widened(g)",
         ),
     ),
+    "no_gradient_of_the_final_state": KnownBug(
+        happened="HGRN in chunks and RWKV-6: nothing flows from the final state, silently.",
+        cause="The backward pass did not read the gradient of the final state.",
+        source="flash-linear-attention 0.6.0, `gradient_of_the_final_state` of its ledger here",
+        pinned=pin("hgrn", "fused_recurrent", {"B": 1, "D": 3}, (5,)),
+        planted=Edit(
+            "kernels.linear.hgrn",
+            "D = tl.load(dfinal_ptr + sequence * dim + cols, mask=inside & use_dfinal, other=0.0)",
+            "D = tl.zeros((BD,), dtype=tl.float32)",
+        ),
+    ),
+    "normalizer_of_no_tokens": KnownBug(
+        happened="Normalized linear attention without tokens: the state loses its sum of keys.",
+        cause="A new sum was made of the keys, of which there were none, and the old one left out.",
+        source="flash-linear-attention 0.6.0, `normalizer_of_no_tokens` of its ledger here",
+        pinned=pin(
+            "linear_attn",
+            "chunk",
+            {"B": 1, "H": 1, "K": 5, "V": 3},
+            (0,),
+            given=("initial_state",),
+            options={"normalize": True},
+        ),
+        planted=Edit(
+            "kernels.linear.normalize",
+            "    return o.to(v.dtype), final_state\n",
+            (
+                "    if v.shape[1] == 0 and final_state is not None:\n"
+                "        final_state = torch.nn.functional.pad(final_state[..., :-1], (0, 1))\n"
+                "    return o.to(v.dtype), final_state\n"
+            ),
+        ),
+    ),
+    "normalizer_in_float16": KnownBug(
+        happened="Normalized linear attention in float16 loses gradients of large sums of keys.",
+        cause="The normalizer was kept, and squared, in the dtype of the queries.",
+        source="flash-linear-attention 0.6.0, `normalizer_in_float16` of its ledger here",
+        pinned=pin(
+            "linear_attn",
+            "chunk",
+            {"B": 1, "H": 1, "K": 24, "V": 1},
+            (64,),
+            dtype="float16",
+            options={"normalize": True},
+        ),
+        planted=Edit(
+            "kernels.linear.normalize",
+            "    weights = o[..., -1:]\n",
+            "    weights = o[..., -1:].to(v.dtype).square().sqrt().float()\n",
+        ),
+    ),
+    "logarithm_of_no_chunks": KnownBug(
+        happened="Log-linear attention without tokens raises an error.",
+        cause="The number of levels was the logarithm of the number of chunks, of 0.",
+        source="flash-linear-attention 0.6.0, `log_linear_of_no_tokens` of its ledger here",
+        pinned=pin(
+            "log_linear_attn", "fused_recurrent", {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3}, (0,)
+        ),
+        planted=Edit(
+            "kernels.linear.log_linear_attn",
+            "return max(longest - 1, 0).bit_length()",
+            'return int(__import__("math").log2(longest) + 1)',
+        ),
+    ),
+    "gate_before_the_sequence": KnownBug(
+        happened="Log-linear attention reads out of bounds if the first sequence is empty.",
+        cause="The backward pass loads the gate of the last token of a sequence, unmasked.",
+        source="flash-linear-attention 0.6.0, `log_linear_empty_sequence` of its ledger here",
+        pinned=pin(
+            "log_linear_attn",
+            "fused_recurrent",
+            {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3},
+            (0, 3),
+            packed=True,
+            given=("g",),
+        ),
+        planted=Edit(
+            "kernels.linear.log_linear_attn",
+            "    segments = tl.cdiv(length, SEGMENT)\n",
+            (
+                "    segments = tl.cdiv(length, SEGMENT)\n"
+                "    if USE_G:\n"
+                "        last = load_number(g_ptr, (first + length - 1) * heads + head)\n"
+                "        scale += tl.where(last > 0.0, 1e-30, 0.0)\n"
+            ),
+        ),
+        only_on="simulator",
+    ),
+    "softplus_without_its_digits": KnownBug(
+        happened="Steps below exp(-17) decay nothing in the gate of gated delta rules.",
+        cause="softplus(x) was log(1 + exp(x)), and 1 + 2^-25 is 1.",
+        source="flash-linear-attention 0.6.0, `gate_of_a_small_step` of its ledger here",
+        pinned=pin("decay_gate", "fused", {"B": 1, "H": 2, "D": 3}, (5,), values="large_logits"),
+        planted=Edit(
+            "kernels.gate.decay_gate",
+            "    rr = r * r\n",
+            "    rr = r * r\n    return tl.maximum(z, 0.0) + tl.log(1.0 + e)\n",
+        ),
+    ),
+    "padding_on_the_heads": KnownBug(
+        happened="fused_chunk of GLA with heads after tokens returns garbage.",
+        cause="It padded the axis of the heads, as it padded before it transposed.",
+        source="flash-linear-attention 1e04390b",
+        pinned=pin("rwkv6", "fused_recurrent", {"B": 1, "H": 2, "K": 5, "V": 3}, (4,)),
+        planted=Edit(
+            "kernels.primitives.shift",
+            "late = torch.nn.functional.pad(x[:, :-1], (*nothing, 1, 0))",
+            "late = torch.nn.functional.pad(x[:, :, :-1], (*nothing[:-2], 1, 0))",
+        ),
+    ),
+    "writes_past_the_end": KnownBug(
+        happened="A write past the end where the number of elements is no multiple of 4096.",
+        cause="The kernel, one of elements, had no mask.",
+        source="flash-linear-attention ebd4dd27 (1103), channel_mixing of RWKV-7",
+        pinned=pin("feature_map", "fused", {"B": 1, "H": 1, "D": 5}, (3,), options={"kind": "elu"}),
+        planted=Edit(
+            "kernels.linear.feature_maps",
+            "f[None, :], y, mask=inside)",
+            "f[None, :], y)",
+        ),
+        only_on="simulator",
+    ),
+    "slope_without_its_cotangent": KnownBug(
+        happened="The gradient of a penalty is not scaled with what is made of the penalty.",
+        cause="The backward pass returned the slope and did not multiply by grad_output.",
+        source="flash-linear-attention b9bdbcf2 (963), l2warp",
+        pinned=pin("feature_map", "fused", {"B": 1, "H": 1, "D": 5}, (3,), options={"kind": "elu"}),
+        planted=Edit(
+            "kernels.linear.feature_maps",
+            "dx = tl.where(x <= 0, dy * tl.exp(tl.minimum(x, 0.0)), dy)",
+            "dx = tl.where(x <= 0, tl.exp(tl.minimum(x, 0.0)), 1.0) + 0.0 * dy",
+        ),
+    ),
+    "tuple_of_a_tuple": KnownBug(
+        happened="The backward pass of an activation raises an error.",
+        cause="It returned one gradient twice, for one input.",
+        source="flash-linear-attention 03964a5b (921), GeLUFunction",
+        pinned=pin(
+            "feature_map", "fused", {"B": 1, "H": 1, "D": 5}, (3,), options={"kind": "relu"}
+        ),
+        planted=Edit("kernels.linear.feature_maps", "return [dx]", "return [dx, dx]"),
+    ),
+    "rows_past_the_end_decay": KnownBug(
+        happened="Gradients of the selective scan are wrong with a softplus of the steps.",
+        cause="Rows past the end were loaded as 0, and a softplus made steps of them.",
+        source="mamba issue 368, selective_scan_bwd_kernel",
+        pinned=pin("selective_scan", "chunk", {"B": 1, "D": 2, "K": 3}, (5,)),
+        planted=Edit(
+            "kernels.primitives.decay",
+            "g = tl.load(ptr + rows[:, None] * stride + cols[None, :], mask=inside, other=0.0)",
+            "g = tl.load(ptr + rows[:, None] * stride + cols[None, :], mask=inside, other=-0.69)",
+        ),
+    ),
+    "slice_of_the_wrong_end": KnownBug(
+        happened="The slow path of Mamba-2 has other outputs of its convolution than the fast.",
+        cause="Of the padded rows it kept the last, and not the first.",
+        source="mamba 580",
+        pinned=pin("rwkv4", "fused_recurrent", {"B": 1, "D": 3}, (5,)),
+        planted=Edit(
+            "kernels.primitives.shift",
+            "late = torch.nn.functional.pad(x[:, :-1], (*nothing, 1, 0))",
+            "late = torch.nn.functional.pad(x[:, 1:], (*nothing, 1, 0))",
+        ),
+    ),
+    "state_that_is_not_given": KnownBug(
+        happened="The state of an earlier request is used by one that has none.",
+        cause="has_initial_state was ignored, and the cache read for every sequence.",
+        source="vllm-ascend 10558 (review), its convolution",
+        pinned=pin("hgrn", "fused_recurrent", {"B": 1, "D": 3}, (5,)),
+        planted=Edit(
+            "kernels.linear.hgrn",
+            (
+                "mask=inside & use_initial, other=other)\n"
+                "    for t in range(length):\n        row = first + t\n        x ="
+            ),
+            (
+                "mask=inside, other=other)\n"
+                "    for t in range(length):\n        row = first + t\n        x ="
+            ),
+        ),
+        only_on="simulator",
+    ),
+    "chunks_of_the_call_before": KnownBug(
+        happened="Boundaries that are edited in place have no effect on the next call.",
+        cause="The chunks of a pack were remembered by the tensor object of its boundaries.",
+        source="flash-linear-attention 0.6.0, `boundaries_edited_in_place` of its ledger here",
+        pinned=pin(
+            "mean_pooling",
+            "fused",
+            {"B": 1, "H": 1, "D": 3},
+            (5, 2),
+            law="determinism",
+            packed=True,
+            earlier={},
+            options={"chunk_size": 2},
+        ),
+        planted=Edit(
+            "kernels.sums.mean_pooling",
+            "    return (cu_seqlens.diff().long() + chunk - 1) // chunk\n",
+            (
+                "    counts = (cu_seqlens.diff().long() + chunk - 1) // chunk\n"
+                "    return vars(cu_seqlens).setdefault(str(chunk), counts)\n"
+            ),
+        ),
+    ),
 }

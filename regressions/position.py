@@ -306,4 +306,67 @@ BUGS = {
             "octaves + 1",
         ),
     ),
+    "tables_as_long_as_the_pack": KnownBug(
+        happened="Packed sequences with one offset raise an error with tables of their length.",
+        cause="The rows of the tables were compared with the tokens of the whole pack.",
+        source="flash-linear-attention 0.6.0, `rotary_tables_of_the_pack` of its ledger here",
+        pinned=pin(
+            "rotary_embedding", "fused", {"B": 1, "H": 1, "D": 6, "P": 3}, (3, 3), packed=True
+        ),
+        planted=Edit(
+            "kernels.position.rotary",
+            "in_order = position_ids is None and offsets is None and cu_seqlens is None",
+            "in_order = position_ids is None and offsets is None",
+        ),
+    ),
+    "division_by_no_tokens": KnownBug(
+        happened="A rotation of no tokens divides by zero.",
+        cause="The launch divided by the number of rows.",
+        source="flash-linear-attention 0.6.0, `rotary_of_no_tokens` of its ledger here",
+        pinned=pin("rotary_embedding", "fused", {"B": 1, "H": 1, "D": 6, "P": 3}, (0,)),
+        planted=Edit(
+            "kernels.position.rotary",
+            "    vectors = batch * tokens * heads\n",
+            "    vectors = batch * tokens * heads\n    heads = vectors // (batch * tokens)\n",
+        ),
+    ),
+    "growth_of_one_pair": KnownBug(
+        happened="Dynamic NTK of a single pair of dims divides by zero.",
+        cause="The exponent of the base is dim / (dim - 2), which one pair does not need.",
+        source="transformers 5.24, `dynamic_of_one_pair` of its ledger here",
+        pinned=TestAt(
+            "properties/suite/test_rotary.py::test_scaled_tables_are_those_of_the_reference[dynamic]"
+        ),
+        planted=Edit(
+            "kernels.position.tables",
+            "    if pairs == 1:\n        return θ, 1.0\n",
+            "",
+        ),
+    ),
+    "ramp_that_falls": KnownBug(
+        happened="YaRN interpolates all pairs where none should be.",
+        cause="If the ramp begins past the last dim its end, which is cut, lies before it.",
+        source="transformers 5.24, `yarn_without_slow_pairs` of its ledger here",
+        pinned=TestAt(
+            "properties/suite/test_rotary.py::test_scaled_tables_are_those_of_the_reference[yarn]"
+        ),
+        planted=Edit(
+            "kernels.position.tables",
+            "slow = ((index - first) / max(last - first, 1e-3)).clamp(0, 1)",
+            "slow = ((index - first) / (last - first or 1e-3)).clamp(0, 1)",
+        ),
+    ),
+    "mscale_of_zero": KnownBug(
+        happened="YaRN with DeepSeek's default mscale_all_dim of 0 drops mscale.",
+        cause="`if mscale and mscale_all_dim` takes a 0 for a number that is not given.",
+        source="transformers 5.24, `yarn_mscale_of_zero` of its ledger here",
+        pinned=TestAt(
+            "properties/suite/test_rotary.py::test_scaled_tables_are_those_of_the_reference[yarn]"
+        ),
+        planted=Edit(
+            "kernels.position.tables",
+            "attention_factor = (mscale * octaves + 1)",
+            "attention_factor = ((mscale if mscale_all_dim else 1.0) * octaves + 1)",
+        ),
+    ),
 }

@@ -1102,4 +1102,186 @@ BUGS = {
             "up, c = _up, c.to(dtype)",
         ),
     ),
+    "gates_subtracted_at_minus_infinity": KnownBug(
+        happened="A gate of -inf makes logits NaN, the token's own too.",
+        cause="A logit gets the difference of two sums of gates: of -inf and -inf.",
+        source="flash-linear-attention 0.6.0, `gates_of_minus_infinity` of its ledger here",
+        pinned=pin(
+            "path_attn",
+            "parallel",
+            {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3},
+            (5,),
+            given=("g",),
+            values="closed_gates",
+        ),
+        planted=Edit("kernels.softmax.gates", "        x = tl.where(shut, 0.0, x)\n", ""),
+    ),
+    "gates_summed_in_float32": KnownBug(
+        happened="One gate of -1e6 erases all later gates of the sequence.",
+        cause="A logit gets the difference of two float32 sums that begin at the first token.",
+        source="flash-linear-attention 0.6.0, `gates_summed_over_the_sequence` of its ledger here",
+        pinned=pin(
+            "attention",
+            "parallel",
+            {"B": 1, "G": 1, "R": 2, "K": 12, "V": 9},
+            (33,),
+            given=("g",),
+            values="extreme_gates",
+            seed=2574,
+            options={"scale": 0.0, "causal": True},
+        ),
+        planted=Edit(
+            "kernels.softmax.gates",
+            "tl.store(rest + base + t, (total - leading.to(tl.float64)).to",
+            "tl.store(rest + base + t, (0.0 * leading).to",
+        ),
+    ),
+    "chunks_of_the_first_sequence": KnownBug(
+        happened="Packed native sparse attention: wrong dk and dv of the compressed branch.",
+        cause="The backward pass numbered the chunks of a sequence as if it were the first.",
+        source="flash-linear-attention 585bb3c1 (707), 0abbe028 (690, 686)",
+        pinned=pin(
+            "nsa",
+            "parallel",
+            {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3},
+            (4, 5),
+            packed=True,
+            options={"block_size": 2, "top_k": 3, "local_blocks": 1, "window": 2},
+        ),
+        planted=Edit(
+            "kernels.softmax.nsa",
+            "gradient[:, j.start : whole] =",
+            "gradient[:, : whole - j.start] =",
+        ),
+    ),
+    "invalid_slots_are_weighed": KnownBug(
+        happened="NaN and wrong gradients where slots of a selection are -1.",
+        cause="Their lanes were not masked before the exponential.",
+        source="cudnn-frontend 676",
+        pinned=pin(
+            "selected_attention",
+            "parallel",
+            {"B": 1, "G": 1, "R": 2, "K": 5, "V": 3, "M": 2},
+            (9,),
+            options={"block_size": 2},
+        ),
+        planted=Edit(
+            "kernels.softmax.selection",
+            (
+                '        s = tl.where(seen[None, :], s, float("-inf"))\n'
+                "        new_peak = tl.maximum(peak, tl.max(s, 1))\n"
+            ),
+            "        new_peak = tl.maximum(peak, tl.max(s, 1))\n",
+        ),
+    ),
+    "mask_before_a_scale_below_zero": KnownBug(
+        happened="NaN where a causal mask meets a scale of 0 or less.",
+        cause="What is hidden was -inf before it was scaled.",
+        source="PyTorch 2.13, `flash_scale_not_positive` of its ledger here",
+        pinned=pin(
+            "selected_attention",
+            "parallel",
+            {"B": 1, "G": 1, "R": 2, "K": 5, "V": 3, "M": 2},
+            (9,),
+            options={"block_size": 2, "scale": -1.25},
+        ),
+        planted=Edit(
+            "kernels.softmax.selection",
+            (
+                ' * factor\n        s = tl.where(seen[None, :], s, float("-inf"))\n'
+                "        new_peak = tl.maximum(peak, tl.max(s, 1))\n"
+            ),
+            (
+                '\n        s = tl.where(seen[None, :], s, float("-inf")) * factor\n'
+                "        new_peak = tl.maximum(peak, tl.max(s, 1))\n"
+            ),
+        ),
+    ),
+    "scale_that_is_not_finite": KnownBug(
+        happened="A scale that is NaN or infinite is accepted, and results are NaN.",
+        cause="Nobody looked at it.",
+        source="PyTorch 2.13, `scale_not_finite` of its ledger here",
+        pinned=pin(
+            "deltaformer", "parallel", {"B": 1, "H": 1, "K": 5, "V": 3}, (3,), law="rejection"
+        ),
+        planted=Edit("kernels.scale", "if not -inf < scale < inf:", "if False:"),
+    ),
+    "part_without_keys": KnownBug(
+        happened="NaN from merging with a part that has no keys, whose o may be anything.",
+        cause="o was multiplied by its weight of 0.",
+        source="SGLang and vLLM, `part_without_keys` of their ledgers here",
+        pinned=pin("merge_attention", "fused", {"B": 1, "H": 3, "V": 5}, (7,), values="empty_rows"),
+        planted=Edit(
+            "kernels.softmax.merge",
+            "return tl.where(weight[:, None] == 0.0, 0.0, weight[:, None] * o.to(tl.float32))",
+            "return weight[:, None] * o.to(tl.float32)",
+        ),
+    ),
+    "pages_of_one_row": KnownBug(
+        happened="Latent attention is silently wrong for pages of more than one row.",
+        cause="The kernel took each entry of the table for a row, whatever the page size was.",
+        source="aiter 2996 and 3095",
+        pinned=PAGES,
+        planted=Edit(
+            "kernels.softmax.paged_forward",
+            "page = tl.load(table + (columns // size).to(tl.int64) * stride_table",
+            "page = tl.load(table + columns.to(tl.int64) * stride_table",
+        ),
+    ),
+    "pages_of_two_rows_at_least": KnownBug(
+        happened="Pages of one row: latent attention is garbled in 16 bits.",
+        cause="Two rows were packed into a word, and the kernel took a page for as many rows.",
+        source="sglang-jax issue 1074",
+        pinned=pin("paged_attention", "fused", PAGED | {"C": 1}, (3,), seed=3),
+        planted=Edit(
+            "kernels.softmax.paged_forward",
+            "    part = tl.cdiv(tl.cdiv(length_k, KEYS), splits) * KEYS\n",
+            (
+                "    part = tl.cdiv(tl.cdiv(length_k, KEYS), splits) * KEYS\n"
+                "    size = tl.maximum(size, 2)\n"
+            ),
+        ),
+    ),
+    "whole_tiles_are_written": KnownBug(
+        happened="Ragged decoding corrupts memory behind the output.",
+        cause="The last step wrote a whole tile of rows, though the sequence had fewer.",
+        source="aiter 3391",
+        pinned=PAGES,
+        planted=Edit(
+            "kernels.softmax.paged_forward",
+            "tl.store(o, acc.to(o.dtype.element_ty), mask=exists[:, None] & in_v[None, :])",
+            "tl.store(o, acc.to(o.dtype.element_ty), mask=in_v[None, :])",
+        ),
+        only_on="simulator",
+    ),
+    "window_not_passed_on": KnownBug(
+        happened="Paged decoding attends to all tokens in layers that have a window.",
+        cause="The kernel was called without the window.",
+        source="mistral.rs issue 2094",
+        pinned=pin(
+            "paged_attention",
+            "fused",
+            PAGED,
+            (1,),
+            seed=3,
+            law="plumbing",
+            options={"causal": True, "window": 2},
+        ),
+        planted=Edit(
+            "kernels.softmax.paged",
+            "CAUSAL=causal, WINDOW=window is not None,",
+            "CAUSAL=causal, WINDOW=False,",
+        ),
+    ),
+    "groups_counted_by_their_size": KnownBug(
+        happened="Sparse latent attention reads the keys of another group.",
+        cause="A program number was divided by the group's size instead of the number of groups.",
+        source="FlagGems 3759",
+        pinned=pin("paged_attention", "fused", PAGED | {"B": 3, "G": 2, "R": 3}, (1,), seed=3),
+        planted=Edit(
+            "kernels.softmax.paged_forward",
+            "kv_head = tl.program_id(0) // tiles // splits % kv_heads",
+            "kv_head = tl.program_id(0) // tiles // splits % group % kv_heads",
+        ),
+    ),
 }
