@@ -186,4 +186,7 @@ def forget(modules: Collection[str]) -> None:
     for name in list(sys.modules):
         answers = name.startswith(("properties.mutants.", "properties.planting."))
         if not answers and path_of(name) is not None and not closure([name]).isdisjoint(modules):
-            del sys.modules[name]
+            module, (package, _, part) = sys.modules.pop(name), name.rpartition(".")
+            # `from package import module` takes what the package has, if that stays.
+            if package in sys.modules and vars(sys.modules[package]).get(part) is module:
+                delattr(sys.modules[package], part)
