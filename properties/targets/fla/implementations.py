@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from importlib import import_module
 from inspect import Parameter, Signature, signature
 from typing import Any
 
@@ -189,6 +190,129 @@ def _energies_of_unit_keys(kernel: Kernel, given: Given) -> Outputs:
     if not given.pop("use_qk_l2norm_in_kernel", False):
         raise ValueError("use_qk_l2norm_in_kernel: False, expected True of chunk_precond_kda")
     return _energies(kernel, given)
+
+
+def _ridge(kernel: Kernel, given: Given) -> Outputs:
+    """The two parts of the state are apart."""
+    state, K = given.pop("initial_state", None), given["k"].shape[-1]
+    if state is not None:
+        given["h_kk_init"] = state[..., :K].contiguous()
+        given["h_kv_init"] = state[..., K:].contiguous()
+    o, kk, kv = kernel(**given)
+    return o, torch.cat([kk, kv], -1) if given.get("output_final_state") else None
+
+
+def _linear_model(kernel: Kernel, given: Given) -> Outputs:
+    """The bias of the model is a state of its own; rates have another axis."""
+    given["eta"] = given["eta"].unsqueeze(-1)
+    state = given.pop("initial_state", None)
+    if state is not None:
+        given["initial_state"] = state[..., :-1, :].contiguous()
+        given["initial_state_bias"] = state[..., -1:, :].contiguous()
+    o, *parts = kernel(**given)
+    return o, torch.cat(parts, -2) if given.get("output_final_state") else None
+
+
+def _momentum(kernel: Kernel, given: Given) -> Outputs:
+    """The state is S and -M, on its first axis; p is as it is given."""
+    state = given.get("initial_state")
+    if state is not None:
+        given["initial_state"] = torch.stack([state[:, :, 0], -state[:, :, 1]])
+    o, final = kernel(**given, use_qk_l2norm_in_kernel=False, use_p_times_alpha=False)
+    if not given.get("output_final_state"):
+        return o, None
+    return o, torch.stack([final[0], -final[1]], 2)
+
+
+def _shared_exponent(kernel: Kernel, given: Given) -> Outputs:
+    """The state is m, 1 and their exponent z, behind an axis of one token, and required."""
+    state, asked = given.pop("initial_state", None), given.pop("output_final_state", False)
+    if state is None:
+        m = given["k"].new_zeros(given["k"].shape[0], given["k"].shape[2], dtype=torch.float32)
+        pair, z = (m, m), m - torch.inf
+    else:
+        m, z = state.unbind(1)
+        pair = (m, torch.ones_like(m))
+    with torch.autograd.graph.saved_tensors_hooks(_with_the_last, lambda x: x):
+        o, final = kernel(**given, state=torch.stack([*pair, z], 1).unsqueeze(2))
+    if not asked:
+        return o, None
+    alpha, beta, epsilon = final[:, :, 0].float().unbind(1)
+    seen = beta > 0
+    m = torch.where(seen, alpha / torch.where(seen, beta, 1.0), 0.0)
+    return o, torch.stack([m, epsilon + beta.log()], 1)
+
+
+def _with_the_last(saved: Tensor) -> Tensor:
+    """All states, of which RWKV-4 saves a view without the last and reads that as well."""
+    if saved.ndim != 4:
+        return saved
+    B, three, T, D = saved.shape
+    return saved.as_strided((B, three, T + 1, D), saved.stride(), saved.storage_offset())
+
+
+def _sources(kernel: Kernel, given: Given) -> Outputs:
+    """Sources are a list; weights have their axis first."""
+    # Rows that begin anywhere fail an assertion: sources are to be aligned to 16 bytes.
+    copied = torch.contiguous_format
+    given["residuals"] = [x.clone(memory_format=copied) for x in given["residuals"].unbind(2)]
+    if not given.get("return_weights"):
+        o: Tensor = kernel(**given)
+        return o, None
+    o, p = kernel(**given)
+    return o, p.movedim(0, -1)
+
+
+def _selected(kernel: Kernel, given: Given) -> Outputs:
+    """A block that is selected twice is passed once."""
+    indices = given.pop("block_indices").long().sort(-1).values
+    again = torch.nn.functional.pad(indices.diff(dim=-1) == 0, (1, 0))
+    given["block_indices"] = indices.masked_fill(again, -1)
+    return _alone(kernel, {**given, "cu_seqlens": _both_bounds(given)})
+
+
+def _both_bounds(given: Given) -> Tensor | tuple[Tensor, Tensor] | None:
+    """Boundaries of keys go beside those of queries."""
+    keys: Tensor | None = given.pop("cu_seqlens_k", None)
+    queries: Tensor | None = given.get("cu_seqlens")
+    return queries if queries is None or keys is None else (queries, keys)
+
+
+def _three_branches(kernel: Kernel, given: Given) -> Outputs:
+    """The branch of the window is fla's parallel attention, in the place of flash-attn."""
+    gate, window = given.pop("g_swa"), given.pop("window_size")
+    if given.pop("local_blocks", 2) != 2:
+        raise ValueError("local_blocks: expected 2, as fla has no other number")
+    o: Tensor = kernel(**given)
+    around = import_module("fla.ops.attn").parallel_attn
+    names = ("q", "k", "v", "scale", "cu_seqlens")
+    recent = around(**{n: given.get(n) for n in names}, window_size=window)
+    mixed: Tensor = o + gate.unsqueeze(-1) * recent
+    return mixed
+
+
+def _features(kernel: Kernel, given: Given) -> Outputs:
+    """Maps are modules. Hedgehog's layer is the identity, and doubles x."""
+    x, kind, nu = given["x"], given["kind"], given["nu"]
+    if type(nu) is not int or nu < 1:
+        raise ValueError(f"nu: {nu!r}, expected a count, which other maps than dpfp do not read")
+    module = import_module("fla.modules.feature_map")
+    made: dict[str, Callable[[], Kernel]] = {
+        "elu": lambda: kernel,
+        "relu": lambda: module.ReLUFeatureMap(),
+        "hedgehog": lambda: module.HedgehogFeatureMap(x.shape[-1]).to(x),
+        "dpfp": lambda: module.DPFPFeatureMap(x.shape[-1], nu),
+    }
+    y: Tensor = made[kind]()(x / 2 if kind == "hedgehog" else x)
+    return y
+
+
+def _numbers(kernel: Kernel, given: Given) -> Outputs:
+    """A function of one tensor, by place."""
+    if given.pop("allow_neg_eigval", False):
+        raise ValueError("allow_neg_eigval: True, expected False, as fla has no such option")
+    y: Tensor = kernel(given["x"])
+    return y
 
 
 def _shift(kernel: Kernel, given: Given) -> Outputs:
@@ -379,6 +503,38 @@ def _finite_gates(case: Case) -> Case:
 def _scale_of_gates(case: Case) -> Case:
     unscaled = "g" in case.given and case.options.get("scale") == 0
     return replace(case, options={**case.options, "scale": 1.0}) if unscaled else case
+
+
+def _mini_batches(case: Case) -> Case:
+    size = case.options.get("mini_batch_size") or 16
+    size = min(64, max(16, 1 << (size - 1).bit_length()))
+    return replace(case, options={**case.options, "mini_batch_size": size})
+
+
+def _forward_of_packs(case: Case) -> Case:
+    grad = case.packed and case.context == "grad"
+    return replace(case, context="no_grad") if grad else case
+
+
+def _selection(case: Case) -> Case:
+    """Groups of 16 heads, and blocks and slots of tiles."""
+    options = {**case.options}
+    size = options.get("block_size") or 64
+    options["block_size"] = min(64, max(16, 1 << (size - 1).bit_length()))
+    if "top_k" in options:
+        options["top_k"] = 1 << (options["top_k"] - 1).bit_length()
+    dims = {**case.dims, "R": 16, "G": min(case.dims["G"], 2)}
+    return _at_least(9, "K", "V")(_at_most(256)(replace(case, options=options, dims=dims)))
+
+
+def _two_local_blocks(case: Case) -> Case:
+    return replace(case, options={**case.options, "local_blocks": 2})
+
+
+def _another_map(case: Case) -> Case:
+    if case.options.get("kind") != "taylor":
+        return case
+    return replace(case, options={**case.options, "kind": "elu"})
 
 
 def _positive_scale(case: Case) -> Case:
@@ -590,6 +746,8 @@ def _gated(name: str) -> _Mode:
     )
 
 
+_OPPOSITE = "the momentum has the other sign"
+_SELECTION = {"groups of 16 heads, K of 9 to 256, V above 8, blocks of 16 to 64": _selection}
 _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
 _WIDE = {"K and V above 8": _at_least(9, "K", "V")}
 _WIDE_VALUES = {"V above 8": _at_least(9, "V")}
@@ -693,6 +851,48 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             bounds={"V of 128 at most": _at_most_values(128)},
         ),
     },
+    "momentum_delta_rule": {
+        **_each(
+            "momentum_delta_rule",
+            "chunk",
+            call=_momentum,
+            without=("cu_seqlens",),
+            conventions=(_SCALE, _OPPOSITE),
+            dtypes=("bfloat16", "float16"),
+        ),
+        **_each(
+            "momentum_delta_rule",
+            "fused_recurrent",
+            call=_momentum,
+            without=("cu_seqlens",),
+            conventions=(_SCALE, _OPPOSITE),
+        ),
+    },
+    "mesa_net": _each(
+        "mesa_net",
+        "chunk",
+        call=_ridge,
+        ours=("initial_state",),
+        conventions=("queries and keys are float16",),
+        dtypes=("bfloat16", "float16"),
+        bounds={"K = V of 128 at most": lambda case: _square(_at_most(128)(case))},
+        telescopes=_values_telescope,
+    ),
+    "ttt_linear": _each(
+        "ttt",
+        "chunk",
+        "fused_chunk",
+        name="ttt_linear",
+        call=_linear_model,
+        theirs={"weight": "w", "bias": "b", "mini_batch_size": "chunk_size"},
+        bounds={
+            **_POSITIVE,
+            "K of 128 at most": _at_most(128),
+            "mini-batches of 16, 32 or 64 tokens": _mini_batches,
+            # It asserts that.
+            "no gradients of a pack": _forward_of_packs,
+        },
+    ),
     "precond_gated_delta_rule": {
         **_each("precond_gated_delta_rule", "chunk", call=_energies, telescopes=_values_telescope),
         **_each(
@@ -728,6 +928,13 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         telescopes=_channels_telescope,
     ),
     "hgrn": _each("hgrn", "chunk", "fused_recurrent", conventions=()),
+    "rwkv4": _each(
+        "rwkv4",
+        "fused_recurrent",
+        call=_shared_exponent,
+        ours=("initial_state", "output_final_state"),
+        conventions=("the state is (m, 1) times exp(z), and required",),
+    ),
     "gsa": _each("gsa", "chunk", "fused_recurrent", call=_slots),
     "lightnet": _each("lightnet", "chunk", "fused_recurrent", call=_log_sum),
     "abc": _each(
@@ -789,6 +996,43 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         telescopes=_wall_telescope,
         # With WALL_ATTN_DEBUG=1, fla.ops.wall_attn.parallel asserts it of `g` and `g_scalar`.
         bounds={"finite gates": _finite_gates},
+    ),
+    "selected_attention": {
+        "parallel": _Mode(
+            "fla.ops.nsa:parallel_nsa",
+            call=_selected,
+            theirs={"indices": "block_indices"},
+            ours=("cu_seqlens_k",),
+            conventions=(_SCALE, "a block that is selected twice is passed once"),
+            bounds=_SELECTION,
+        )
+    },
+    "nsa": _each(
+        "nsa",
+        "parallel",
+        call=_three_branches,
+        theirs={"window": "window_size", "top_k": "block_counts"},
+        ours=("local_blocks",),
+        conventions=(_SCALE, "the window's branch is parallel_attn, in the place of flash-attn"),
+        bounds={
+            **_SELECTION,
+            "two local blocks": _two_local_blocks,
+            "keys that are the queries' tokens": _one_length,
+        },
+        unstated={"splitting": "a second call has more keys than queries"},
+    ),
+    "attnres": _each(
+        "attnres",
+        "fused",
+        call=_sources,
+        theirs={
+            "x": "residuals",
+            "weight": "rms_weight",
+            "output_weight": "output_rms_weight",
+            "eps": "rms_eps",
+        },
+        constants=("weights",),
+        conventions=(_SCALE, "sources are a list"),
     ),
     "parallax": _each(
         "parallax",
@@ -866,6 +1110,20 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             conventions=(),
             bounds={"one channel": _one_channel},
         ),
+    },
+    "feature_map": {
+        "fused": _Mode(
+            "fla.modules.activations:elu_p1",
+            call=_features,
+            ours=("x", "kind", "nu"),
+            conventions=("other maps than elu are modules", "Hedgehog's layer is the identity"),
+            bounds={"another map than taylor": _another_map},
+        )
+    },
+    "strength_gate": {
+        "fused": _Mode(
+            "fla.modules.activations:sigmoid", call=_numbers, ours=("x",), conventions=()
+        )
     },
     "token_shift": {
         "fused": _Mode(
