@@ -1,6 +1,7 @@
 """The rotary layer, called in any order and compared with the oracle on float64 tables."""
 
 import copy
+import json
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import reference
 from kernels.layers import RotaryEmbedding
+from kernels.position.tables import tokens_that_scale
 from properties.cases.contexts import WITHOUT_GRADIENTS
 from properties.suite.caches.calls import CONTEXTS, context
 from properties.suite.caches.machine import search, variant
@@ -22,6 +24,21 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"head_dim": 6, "rotary_dim": 4, "base": 300.0},
     {"head_dim": 4, "interleaved": True},
     {"head_dim": 7, "rotary_dim": 2, "interleaved": True},
+    # Other tables before and after 7 and 2048 tokens.
+    {
+        "head_dim": 6,
+        "scaling": {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 7},
+    },
+    {
+        "head_dim": 4,
+        "scaling": {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": 2048,
+            "factor": 32.0,
+            "short_factor": [1.0, 1.5],
+            "long_factor": [1.0, 30.0],
+        },
+    },
 )
 FARTHEST = 2**17
 """Positions past 2^16, which 16 bits cannot tell apart."""
@@ -30,10 +47,29 @@ DTYPES = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloa
 SEEDS = st.integers(0, 2**16)
 
 
-@lru_cache
-def exact_tables(rotary_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Float64 tables of every position that a call may have."""
-    cos, sin = reference.rotary_tables(FARTHEST + 16, rotary_dim, base=base, dtype=torch.float64)
+@lru_cache(maxsize=len(OPTIONS))
+def exact_tables(
+    head_dim: int,
+    *,
+    rotary_dim: int | None = None,
+    base: float = 10000.0,
+    scaling: str = "null",
+    tokens: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Float64 tables of every position that a call may have.
+
+    Args:
+        scaling: as JSON.
+        tokens: the tokens so far, if the scaling depends on them.
+    """
+    cos, sin = reference.rotary_tables(
+        FARTHEST + 16,
+        rotary_dim or head_dim,
+        base=base,
+        scaling=json.loads(scaling),
+        tokens=tokens,
+        dtype=torch.float64,
+    )
     return cos, sin
 
 
@@ -46,7 +82,7 @@ class RotaryMachine(RuleBasedStateMachine):
 
     @initialize(options=st.sampled_from(OPTIONS), where=st.sampled_from(CONTEXTS))
     def create(self, options: dict[str, Any], where: str) -> None:
-        self.options = {"rotary_dim": options["head_dim"], "base": 10000.0, **options}
+        self.options = options
         with context(where, self.device):
             self.module = self.kind(**options).to(self.device)
         self.told: dict[tuple[str, int, torch.dtype], Tensor] = {}
@@ -63,7 +99,7 @@ class RotaryMachine(RuleBasedStateMachine):
     @rule(
         lengths=st.lists(st.integers(0, 4), min_size=1, max_size=3),
         offsets=st.lists(OFFSETS, min_size=3, max_size=3),
-        kind=st.sampled_from(["default", "int", "int32", "int64"]),
+        kind=st.sampled_from(["default", "int", "int32", "int64", "position_ids"]),
         packed=st.booleans(),
         inplace=st.booleans(),
         several=st.booleans(),
@@ -92,11 +128,17 @@ class RotaryMachine(RuleBasedStateMachine):
             shape = (1, sum(lengths))
             bounds = torch.tensor([0, *lengths]).cumsum(0).tolist()
             options["cu_seqlens"] = self.tell("cu_seqlens", bounds, torch.int32)
+        parts = lengths if packed else [lengths[0]] * len(lengths)
         if kind == "default":
             offsets = [0] * len(lengths)
         elif kind == "int":
             options["seqlen_offsets"] = offsets[0]
             offsets = offsets[:1] * len(lengths)
+        elif kind == "position_ids":
+            # Each row begins at an offset, or each sequence of the pack does.
+            places = [o + t for o, n in zip(offsets, parts, strict=True) for t in range(n)]
+            options.pop("cu_seqlens", None)
+            options["position_ids"] = self.tell("ids", places, torch.int64).view(shape)
         else:
             options["seqlen_offsets"] = self.tell("offsets", offsets, getattr(torch, kind))
         given = [
@@ -111,38 +153,39 @@ class RotaryMachine(RuleBasedStateMachine):
         results = turned if several else (turned,)
         assert isinstance(results, tuple)
         assert len(results) == len(given)
-        told = torch.tensor(offsets, device=self.device)
+        ends = [o + n for o, n in zip(offsets, parts, strict=True) if n]
+        tables = self.tables(max(ends, default=0))
+        at: dict[str, Any] = {n: options[n] for n in ("position_ids", "cu_seqlens") if n in options}
+        if kind != "position_ids":
+            at["seqlen_offsets"] = torch.tensor(offsets, device=self.device)
         for before, into, leaf, y in zip(given, x, leaves, results, strict=True):
             assert (y is into) == inplace
             assert y.dtype == before.dtype
             assert inplace or torch.equal(into, before), "an input has changed"
-            self.check(y, before.detach(), told, options.get("cu_seqlens"), False)
+            self.check(y, before.detach(), tables, {**at, "conjugate": False})
             trained = trains and where not in WITHOUT_GRADIENTS
             assert y.requires_grad == trained
             if trained:
                 (dx,) = torch.autograd.grad(y, leaf, before)
-                self.check(dx, before, told, options.get("cu_seqlens"), True)
+                self.check(dx, before, tables, {**at, "conjugate": True})
 
-    def check(
-        self, y: Tensor, x: Tensor, offsets: Tensor, cu_seqlens: Tensor | None, conjugate: bool
-    ) -> None:
+    def tables(self, tokens: int) -> list[Tensor]:
+        """Exact tables for a call whose last position is `tokens - 1`."""
+        options = {n: x for n, x in self.options.items() if n != "interleaved"}
+        if "scaling" in options:
+            options |= {"scaling": json.dumps(options["scaling"]), "tokens": tokens}
+        return [t.to(self.device) for t in exact_tables(**options)]
+
+    def check(self, y: Tensor, x: Tensor, tables: list[Tensor], options: dict[str, Any]) -> None:
         """Allow two products with rounded cosines, their difference, and rounding to the dtype."""
-        tables = [
-            t.to(self.device)
-            for t in exact_tables(self.options["rotary_dim"], self.options["base"])
-        ]
-        turn = {
-            "interleaved": self.options.get("interleaved", False),
-            "seqlen_offsets": offsets,
-            "cu_seqlens": cu_seqlens,
-            "conjugate": conjugate,
-        }
-        want = reference.rotary_embedding(x.double(), *tables, **turn)
+        options["interleaved"] = self.options.get("interleaved", False)
+        want = reference.rotary_embedding(x.double(), *tables, **options)
         size = x.double().abs().amax(-1, keepdim=True) if x.numel() else x.double()
+        size = size * max(1.0, float(tables[0].abs().max()))
         info = torch.finfo(x.dtype)
         budget = 8 * 2**-24 * size + info.eps / 2 * want.abs() + info.smallest_normal * info.eps
         assert ((y - want).abs() <= budget).all(), f"turned to {y}, want {want}"
-        still = self.options["rotary_dim"]
+        still = self.options.get("rotary_dim", self.options["head_dim"])
         assert torch.equal(y[..., still:], x[..., still:]), "dims past rotary_dim have changed"
 
     @rule(
@@ -210,7 +253,16 @@ class BuildsInInference(RotaryEmbedding):
         return tables * 1
 
 
-PLANTED = (CastsItsTables, CountsIn16Bits, KeepsOffsets, BuildsInInference)
+class ScalesByWhatIsReserved(RotaryEmbedding):
+    """Tables that are reserved are those of so many tokens."""
+
+    def reserve(self, length: int) -> None:
+        self._tables = self._reach(
+            length, tokens_that_scale(self.scaling, length), self._tables.device
+        )
+
+
+PLANTED = (ScalesByWhatIsReserved, CastsItsTables, CountsIn16Bits, KeepsOffsets, BuildsInInference)
 
 
 def test_a_call_depends_on_its_arguments_alone(device: torch.device) -> None:
