@@ -12,6 +12,16 @@ from torch import Tensor
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def may_overlap(x: Tensor) -> bool:
+    """Whether elements may share memory: a stride is no longer than what the shorter ones span."""
+    span = 0
+    for step, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if step <= span:
+            return True
+        span += step * (size - 1)
+    return False
+
+
 def describe(x: object) -> str:
     """`float32[2, 7, 3, 5]` for a tensor, the type's name for anything else."""
     if isinstance(x, Tensor):

@@ -361,9 +361,9 @@ def _check(
         resolve_scale(given["scale"], sizes["K"])
     _, *modes = get_args(parameters["mode"].annotation)
     check_mode(given["mode"], *modes)
-    mode = modes[-1] if given["mode"] == "auto" else given["mode"]
-    dim = max([1, *(sizes[letter] for letter in letters)])
-    tiles.choose(wraps, mode, dim=dim, dtype=dtype, device=device, tile=given["tile"])
+    if given["mode"] != "auto":  # The op that is wrapped chooses the mode, and checks its tile.
+        dim = max([1, *(sizes[letter] for letter in letters)])
+        tiles.choose(wraps, given["mode"], dim=dim, dtype=dtype, device=device, tile=given["tile"])
 
 
 def _size(dim: str, sizes: Mapping[str, int]) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import delta_rule, gla, linear_attn
+from kernels import delta_rule, gla, iplr, linear_attn
 from kernels.recurrence import REGISTERED
 
 
@@ -59,3 +59,9 @@ def test_what_one_mode_alone_can_do_runs_there(option: str, tokens: int, called:
     x = torch.zeros(1, tokens, 1, 4)
     gla(x, x, x, x, **{option: True if option == "reverse" else x})
     assert called == ["fused_recurrent"]
+
+
+def test_a_wrapper_takes_a_tile_of_the_mode_that_is_chosen(called: list[str]) -> None:
+    x = torch.zeros(1, 65, 1, 4)
+    iplr(x, x, x, x, x, tile=2)  # A walk over the tokens has two tiles.
+    assert called == ["chunk"]

@@ -412,8 +412,7 @@ def _turned(
     if not inplace:
         return _rotary(*inputs)
     # PyTorch gives an empty tensor strides of 0 now and then.
-    shared = any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))
-    if shared and batch * tokens > 0:
+    if batch * tokens > 0 and arguments.may_overlap(x):
         raise ValueError(f"inplace: x has strides {x.stride()}, expected elements of their own")
     if not (torch.is_grad_enabled() and x.requires_grad):
         _rotary_(*inputs)

@@ -277,13 +277,17 @@ def _mixed_dtypes(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
 
 
 def _shared_in_place(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
-    """What is written in place, with one element for all along each axis in turn."""
+    """What is written in place, with one element for all along each axis in turn, or with slices
+    that share their first and last elements.
+    """
     name = op.arguments[0].name
-    x = tensors[name]
+    x = tensors[name].contiguous()
     for axis, size in enumerate(x.shape):
         if size > 1 and x.numel():
-            shared = {name: x.narrow(axis, 0, 1).expand(x.shape), "inplace": True}
-            yield Mistake(f"inplace of {name} shared along axis {axis}", shared, ("inplace",))
+            for step in {0, x.stride(axis) - 1}:
+                strides = (*x.stride()[:axis], step, *x.stride()[axis + 1 :])
+                shared = {name: x.as_strided(x.shape, strides), "inplace": True}
+                yield Mistake(f"inplace of {name}, strides {strides}", shared, ("inplace",))
 
 
 def _longer(x: Tensor, axis: int) -> Tensor:

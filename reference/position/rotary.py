@@ -89,6 +89,16 @@ def _run_on_axes(
     return _turned(form, x, cos, sin, interleaved, conjugate, inplace)
 
 
+def _may_overlap(x: Tensor) -> bool:
+    """Whether a stride is no longer than what the shorter ones span."""
+    span = 0
+    for step, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if step <= span:
+            return True
+        span += step * (size - 1)
+    return False
+
+
 def _turned(
     form: Form,
     x: Tensor,
@@ -98,8 +108,7 @@ def _turned(
     conjugate: bool,
     inplace: bool,
 ) -> Tensor:
-    shared = any(n > 1 and s == 0 for n, s in zip(x.shape, x.stride(), strict=True))
-    if inplace and x.numel() and shared:
+    if inplace and x.numel() and _may_overlap(x):
         raise ValueError(f"inplace: x has strides {x.stride()}, expected elements of their own")
     rotated = form(x, cos, sin, interleaved, conjugate)
     y = torch.cat([rotated.to(x.dtype), x[..., 2 * cos.shape[-1] :]], dim=-1)
