@@ -73,7 +73,7 @@ def abc(
     by side. Always stable: a slot is an average of what was seen.
 
     Args:
-        s: Logarithm of the weight with which each slot takes the token; any numbers.
+        s: Logarithm of the weight with which each slot takes the token; finite numbers.
         initial_state: State before the first token; the last column is z. None means that nothing
             was seen: zeros, and z = -inf.
 

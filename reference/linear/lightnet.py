@@ -63,7 +63,7 @@ def lightnet(
     stable.
 
     Args:
-        k: Logarithms of keys; any numbers.
+        k: Logarithms of keys; finite numbers.
         initial_state: State before the first token; the last column is z. None means that nothing
             was seen: zeros, and z = -inf.
 

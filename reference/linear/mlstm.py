@@ -97,7 +97,7 @@ def mlstm(
     The output gate and the norm of the layer are the caller's. Stable for g <= 0.
 
     Args:
-        i: Logarithm of the input gate; any number.
+        i: Logarithm of the input gate; a finite number.
         g: Logarithm of the forget gate, meant to be <= 0, -inf included: log sigmoid f, or f, of
             what the network computes.
         initial_state: None means that nothing was seen: zeros, and z = -inf.
