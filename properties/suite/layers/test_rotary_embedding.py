@@ -189,7 +189,9 @@ class RotaryMachine(RuleBasedStateMachine):
         assert torch.equal(y[..., still:], x[..., still:]), "dims past rotary_dim have changed"
 
     @rule(
-        how=st.sampled_from(["reserve", "cast", "deepcopy", "state_dict", "train", "elsewhere"]),
+        how=st.sampled_from(
+            ["reserve", "reserve", "cast", "deepcopy", "state_dict", "train", "elsewhere"]
+        ),
         length=st.sampled_from([1, 2049, 5000, FARTHEST + 1]),
         dtype=st.sampled_from(["half", "bfloat16", "double", "float"]),
         where=st.sampled_from(CONTEXTS),
