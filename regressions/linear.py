@@ -939,4 +939,22 @@ BUGS = {
             ),
         ),
     ),
+    "empty_sequence_takes_the_token_before": KnownBug(
+        happened="Packed normalized linear attention: the state of an empty sequence is wrong.",
+        cause="The last token of a sequence was read at its end less 1, of its neighbour if empty.",
+        source="flash-linear-attention, normalizer of linear attention, before 0.6.0",
+        pinned=pin(
+            "rwkv6",
+            "chunk",
+            {"B": 1, "H": 1, "K": 5, "V": 3},
+            (3, 0, 2),
+            packed=True,
+            given=("initial_state",),
+        ),
+        planted=Edit(
+            "kernels.primitives.shift",
+            "return [torch.where(nothing, 0.0, x) for x in found], empty",
+            "return [*found], torch.zeros_like(empty)",
+        ),
+    ),
 }

@@ -19,6 +19,7 @@ ROWS_WITHOUT_KEYS = pin(
 )
 FULL = pin("attention", "parallel", SMALL, (7,))
 SINK = pin("attention", "parallel", {"B": 1, "G": 1, "R": 3, "K": 5, "V": 3}, (7,), given=("sink",))
+MANY_KEYS = pin("paged_attention", "fused", PAGED | {"C": 64}, (3,), seed=11)
 QUANTIZED = pin(
     "paged_attention",
     "fused",
@@ -1282,6 +1283,43 @@ BUGS = {
             "kernels.softmax.paged_forward",
             "kv_head = tl.program_id(0) // tiles // splits % kv_heads",
             "kv_head = tl.program_id(0) // tiles // splits % group % kv_heads",
+        ),
+    ),
+    "values_that_fall_behind": KnownBug(
+        happened="Latent attention with values narrower than keys is garbage past the first block.",
+        cause="Scores took as many rows at a time as keys have dims, and values as many as values.",
+        source="ik_llama.cpp 2031",
+        pinned=MANY_KEYS,
+        planted=Edit(
+            "kernels.softmax.paged_forward",
+            "v, v_scale, table, columns, inside,",
+            (
+                "v, v_scale, table, columns - (start - begin) * (key_dim - value_dim) // key_dim, "
+                "inside,"
+            ),
+        ),
+    ),
+    "two_exponentials": KnownBug(
+        happened="Decoding and prefill of one token differ in bits.",
+        cause="Tiles without a mask took another exp2 than those with one.",
+        source="flash-attention 2595 (commit c2006099)",
+        pinned=pin(
+            "paged_attention",
+            "fused",
+            PAGED | {"C": 64},
+            (3,),
+            seed=11,
+            law="batch_invariance",
+            options={"causal": True},
+        ),
+        planted=Edit(
+            "kernels.softmax.paged_forward",
+            "p = tl.where(visible, tl.exp2(s), 0.0)",
+            (
+                "whole = start + KEYS <= first + shift\n"
+                "        p = tl.where(whole, tl.exp(s * LN2), tl.exp2(s))\n"
+                "        p = tl.where(visible, p, 0.0)"
+            ),
         ),
     ),
 }
