@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
@@ -132,7 +132,7 @@ def _bundles(
     dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
     # If one tensor is passed as two arguments, they have one shape.
     twin = draw(st.sampled_from([False] * 9 + [True]))
-    dims |= {letter: n for letter, n in _large(draw, extent).items() if letter in dims}
+    dims |= {letter: n for letter, n in _large(draw, extent, dims).items() if letter in dims}
     if "wide" in extent and op.widest and draw(st.booleans()):
         for letter, limit in op.widest.items():
             most = min(op.widest.values()) if twin else limit
@@ -226,6 +226,8 @@ _THIN = {
     **dict.fromkeys("PHR", st.integers(1, 2)),
     "G": st.just(1),
 }
+# Heads of an indexer, layers, slots: counts that few ops have.
+_COUNTS = "ILM"
 _MANY = st.one_of(st.sampled_from([33, 64, 65]), st.integers(9, 32), st.integers(9, 70))
 _MANY_OF_TWO = st.integers(9, 12)
 _WIDE = st.sampled_from([129, 136, 160, 192, 200, 256])
@@ -236,7 +238,7 @@ def _many(extent: Extent) -> SearchStrategy[int]:
     return _MANY if len(extent) == 1 else _MANY_OF_TWO
 
 
-def _large(draw: DrawFn, extent: Extent) -> dict[str, int]:
+def _large(draw: DrawFn, extent: Extent, letters: Container[str]) -> dict[str, int]:
     """Draw the sizes of a case that is large in some dim; none if the other sizes may stay as they
     are.
     """
@@ -257,6 +259,7 @@ def _large(draw: DrawFn, extent: Extent) -> dict[str, int]:
         dims |= {"H": draw(_many(extent)), "G": draw(_many(extent))}
     if "groups" in extent:
         dims["R"] = draw(st.integers(7, 17))
+        dims |= {letter: draw(_many(extent)) for letter in _COUNTS if letter in letters}
     return dims
 
 

@@ -56,6 +56,8 @@ _DIMS: Mapping[str, SearchStrategy[int]] = {
     "V": head_dims(),
     "D": head_dims(),
 }
+# Of what few ops have: layers, slots, axes.
+_COUNTS = st.one_of(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9))
 _TOKENS = {"T_q": "T", "T_k": "S"}
 _TERM = re.compile(r"([+-]?)(\w+)")
 
@@ -137,7 +139,7 @@ def declare(
     used = {letter for dim in every for letter in re.findall(r"\b[A-Z]\b", dim)}
     if grouped := {"G", "H"} <= used:
         used = used - {"H"} | {"R"}
-    drawn = {**_DIMS, **dict.fromkeys(sorted(used - {*_DIMS}), st.integers(1, 4)), **dims}
+    drawn = {**_DIMS, **dict.fromkeys(sorted(used - {*_DIMS}), _COUNTS), **dims}
     used -= {"T", "S", "N", *computed, *special.get("rows", ())}
     defaults = {option.name: option.default for option in of_call}
 
