@@ -626,6 +626,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # tokens: of a chunk; features: widest slice of K or V that a program multiplies at once.
     ("deltaformer", "parallel"): (
         Entry(tokens=32, features=32, max_dim=64, num_stages=1, dtypes=_HALVES, **_HOPPER),
+        # Slices of 64 spill there.
+        Entry(tokens=16, features=32, num_stages=1, dtypes=_HALVES, arch=120),
         Entry(tokens=16, features=64, num_stages=1),
     ),
     # tokens: of a chunk, whose queries a program holds beside another chunk's keys; keys: widest
