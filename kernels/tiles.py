@@ -97,8 +97,7 @@ _UNALIGNED = Tile(tokens=64, keys=16, features=16, num_warps=2, num_stages=1)
 # The fastest of those that do not spill, for an H200. A longer chunk has fewer states to write and
 # to read, but gates of channels leave no registers for one. A head dim of 32 leaves half of the
 # columns of a group of warps empty (see `narrowest`), and a long chunk's system takes longest then.
-# With few states to carry, slices of a state are narrow, or operands are loaded early, and outputs
-# are left to a kernel that has all chunks at once.
+# With few states to carry, slices of a state are narrow, or operands are loaded early.
 _DELTA_32_ON_HOPPER = Entry(
     tokens=32,
     keys=32,
@@ -122,7 +121,6 @@ _DELTA_128_ON_HOPPER = Entry(
         "outputs": Tile(tokens=64, keys=64, features=128),
         "gradients": Tile(tokens=64, keys=64, features=64),
         "system": Tile(tokens=64, keys=64, features=64, num_warps=2, num_stages=1),
-        "system_kept": Tile(tokens=64, keys=16, features=32, num_warps=2, num_stages=1),
         "system_backward": Tile(tokens=64, keys=64, features=64, num_stages=1),
         "unaligned": Tile(tokens=64, keys=64, features=64, num_warps=8, num_stages=1),
     },
@@ -138,13 +136,14 @@ _DELTA_256_ON_HOPPER = Entry(
         "system_backward": Tile(tokens=32, keys=64, features=64),
     },
 )
-_DEEP = Tile(tokens=64, keys=64, features=64, num_stages=3)
-_FEW_DELTA_128_ON_HOPPER = replace(_with(_DELTA_128_ON_HOPPER, states=_DEEP), walks=64)
-_FUSED_DELTA_128_ON_HOPPER = _with(_DELTA_128_ON_HOPPER, fused=_DEEP)
-_FUSED_DELTA_64_ON_HOPPER = replace(_with(_FUSED_DELTA_128_ON_HOPPER, states=_DEEP), max_dim=64)
+_DEEP_STATES = Tile(tokens=64, keys=64, features=64, num_stages=3)
+# Gates of heads leave fewer registers.
+_GATED_DELTA_128_ON_HOPPER = _with(
+    _DELTA_128_ON_HOPPER,
+    system=Tile(tokens=64, keys=32, features=32, num_warps=2, num_stages=1),
+)
 _NARROW_STATES = Tile(tokens=32, features=16, num_stages=3)
 _FEW_DELTA_256_ON_HOPPER = replace(_with(_DELTA_256_ON_HOPPER, states=_NARROW_STATES), walks=16)
-_STATES_OF_CHANNELS = Tile(tokens=32, features=64, num_stages=3)
 _GRADIENTS_OF_CHANNELS = Tile(tokens=32, keys=64, features=64, num_stages=1)
 _KDA_ON_HOPPER = tuple(
     Entry(
@@ -155,18 +154,17 @@ _KDA_ON_HOPPER = tuple(
         kernels={
             "within": Tile(tokens=32, keys=16, num_warps=1, num_stages=1),
             "states": states,
-            **fused,
             "outputs": Tile(tokens=32, keys=64, features=64),
             "gradients": _GRADIENTS_OF_CHANNELS,
             "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
             "system_backward": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
         },
     )
-    for dim, walks, states, fused in (
-        (64, 32, _NARROW_STATES, {}),
-        (128, 16, _NARROW_STATES, {}),
-        (128, None, _STATES_OF_CHANNELS, {"fused": _STATES_OF_CHANNELS}),
-        (256, None, Tile(tokens=32, features=32), {}),
+    for dim, walks, states in (
+        (64, 32, _NARROW_STATES),
+        (128, 16, _NARROW_STATES),
+        (128, None, Tile(tokens=32, features=64)),
+        (256, None, Tile(tokens=32, features=32)),
     )
 )
 _DELTA_CHUNK = (
@@ -382,9 +380,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which
     # want wide sides (see `narrowest`): gates of channels leave none for those. Kernels: "states",
     # "outputs", "gradients", with gates of channels also "within", of a delta rule also "system"
-    # and "system_backward", "system_kept", a system whose inverse is stored, and "fused", states
-    # and outputs at once, where an entry has it; "unaligned", all of them where a head dim is no
-    # multiple of 16, which Triton loads element by element.
+    # and "system_backward"; "unaligned", all of them where a head dim is no multiple of 16, which
+    # Triton loads element by element.
     ("linear_attn", "chunk"): (
         replace(
             _with(
@@ -509,17 +506,17 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # The same, but the carrier of states holds all keys.
     ("delta_rule", "chunk"): (
         _DELTA_32_ON_HOPPER,
-        _FEW_DELTA_128_ON_HOPPER,
-        _with(_FUSED_DELTA_128_ON_HOPPER, states=_DEEP),
+        replace(_with(_DELTA_128_ON_HOPPER, states=_DEEP_STATES), max_dim=64),
+        _DELTA_128_ON_HOPPER,
         _FEW_DELTA_256_ON_HOPPER,
         _DELTA_256_ON_HOPPER,
         *_DELTA_CHUNK,
     ),
     ("gated_delta_rule", "chunk"): (
         _DELTA_32_ON_HOPPER,
-        _FEW_DELTA_128_ON_HOPPER,
-        _FUSED_DELTA_64_ON_HOPPER,
-        _FUSED_DELTA_128_ON_HOPPER,
+        replace(_with(_GATED_DELTA_128_ON_HOPPER, states=_DEEP_STATES), max_dim=64),
+        replace(_with(_GATED_DELTA_128_ON_HOPPER, states=_DEEP_STATES), walks=64),
+        _GATED_DELTA_128_ON_HOPPER,
         _FEW_DELTA_256_ON_HOPPER,
         _DELTA_256_ON_HOPPER,
         *_DELTA_CHUNK,

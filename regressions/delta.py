@@ -41,8 +41,8 @@ BUGS = {
         pinned=pin("kda", "chunk", {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3}, (37,), given=("g",)),
         planted=Edit(
             "kernels.delta.chunk",
-            'self._launch("system_backward")\n',
-            'self._launch("system_backward") | {"C": 32, "LEVELS": 5}\n',
+            '**self._launch("system_backward"),',
+            '**(self._launch("system_backward") | {"C": 32, "LEVELS": 5}),',
         ),
     ),
     "final_states_of_the_batch": KnownBug(

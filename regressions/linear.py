@@ -265,9 +265,9 @@ BUGS = {
         pinned=pin("gla", "chunk", SMALL, (40,), given=("g",)),
         planted=Edit(
             "kernels.linear.chunk",
-            "FINE_A=True, FINE_B=FINE_Y, acc=s)",
+            "FINE_A=True, FINE_B=USE_G or DELTA, acc=s)",
             (
-                "FINE_A=True, FINE_B=FINE_Y, acc=s)\n"
+                "FINE_A=True, FINE_B=USE_G or DELTA, acc=s)\n"
                 "                if REVERSE:\n"
                 "                    s += load_rows(initial_ptr + state + part * part_size, "
                 "keys, values, "

@@ -19,8 +19,7 @@ the gradient of the state before the chunk gets `-W_eᵀ dU` besides. With `X = 
 
     dX = (I + A)⁻ᵀ dW_e,    dY = (I + A)⁻ᵀ dU,    dA = -(dX W_eᵀ + dY W_vᵀ) below the diagonal
 
-Nothing is saved for the backward pass but the inputs. Every computed operand of a product is
-rounded once, but for those of the inverse: see `primitives.product`.
+Nothing is saved for the backward pass but the inputs.
 
 DPLR is such a rule on twice as many rows. `S_t = diag(exp g_t) S_{t-1} + b_t r_tᵀ + k_t v_tᵀ` with
 `r_t = S_{t-1}ᵀ a_t` is a row that decays, reads with -a_t, has no value, and writes with b_t; and
@@ -57,13 +56,12 @@ from kernels.primitives.decay import (
     head_decay,
     load_head_gates,
     pair_decay,
-    sum_gradients,
 )
 from kernels.primitives.layout import contiguous
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.primitives.triangular import inverse_unit_lower
-from kernels.tiles import Entry, cdiv
+from kernels.tiles import Entry
 
 
 @triton.jit
@@ -121,14 +119,13 @@ def _prepare(
     if USE_BETA:
         beta = tl.load(beta_ptr + token + rows * heads, mask=rows < left, other=0.0)
     inverse = inverse_unit_lower(beta[:, None] * overlaps, C, DTYPE)
-    if inverse_ptr is not None:
-        store_rows(inverse_ptr + cell, inverse, rows, rows, C, C, C)
+    store_rows(inverse_ptr + cell, inverse, rows, rows, C, C, C)
     # Factors of rows are those of columns of the inverse, which is one tile.
     weights = inverse * beta[None, :]
     for start in range(0, value_dim, BV):
         values = start + tl.arange(0, BV)
         v = load_rows(v_ptr, rows, values, value_stride, left, value_dim)
-        w_v = product(weights, v, DTYPE)
+        w_v = product(weights, v, DTYPE, FINE_A=True)
         store_rows(w_v_ptr + token * value_dim, w_v, rows, values, value_stride, left, value_dim)
     if USE_HEAD_G:
         g = load_head_gates(g_ptr, rows, heads, left)
@@ -136,7 +133,7 @@ def _prepare(
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
         e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
-        w_e = product(weights, e, DTYPE)
+        w_e = product(weights, e, DTYPE, FINE_A=True)
         store_rows(w_e_ptr + token * key_dim, w_e, rows, keys, key_stride, left, key_dim)
 
 
@@ -146,15 +143,15 @@ def _prepare_backward(
     states_ptr, dwritten_ptr, dk_part_ptr, dg_part_ptr,
     de_ptr, doverlaps_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr,
     cu_seqlens_ptr, sequences, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
-    C: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_BETA: tl.constexpr,
     EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program turns dU of one chunk and head into dk, dv, dg and dbeta.
 
     To dk and dg it adds the parts of the linear recurrence. With exclusive readers they are not the
-    keys, and have gradients of their own, `de`, in float32; otherwise these go into dk. The keys
-    are in PARTS tiles: a gradient of readers waits in registers for what comes of the overlaps.
+    keys, and have gradients of their own, `de`, in float32; otherwise these go into dk. The
+    part of dk, or `de`, is a workspace too.
 
     With gates per channel e is decayed, and what becomes of its gradient `de` and of that of the
     overlaps is for another kernel: there is neither dk nor dg.
@@ -194,8 +191,8 @@ def _prepare_backward(
         v = load_rows(v_ptr + value_rows, rows, values, value_stride, left, value_dim)
         w_v = load_rows(w_v_ptr + value_rows, rows, values, value_stride, left, value_dim)
         du = load_rows(dwritten_ptr + value_rows, rows, values, value_stride, left, value_dim)
-        dY = product(tl.trans(inverse), du, DTYPE)
-        dA = product(dY, tl.trans(w_v), DTYPE, acc=dA)
+        dY = product(tl.trans(inverse), du, DTYPE, FINE_A=True, FINE_B=True)
+        dA = product(dY, tl.trans(w_v), DTYPE, FINE_A=True, acc=dA)
         dbeta += tl.sum(v * dY, 1)
         dv = beta[:, None] * dY
         store_rows(dv_ptr + value_rows, dv, rows, values, value_stride, left, value_dim)
@@ -203,30 +200,32 @@ def _prepare_backward(
     from_start = tl.full([C], 1.0, tl.float32)
     if USE_HEAD_G:
         from_start = head_decay(0, load_head_gates(g_ptr, rows, heads, left), DTYPE)
-    if USE_BETA:
-        # Loaded again, as registers are short here, and 0 where sums over rows read it.
-        beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0)
-    of_readers = ()
-    for part in tl.static_range(PARTS):
-        keys = part * BK + tl.arange(0, BK)
+    for start in tl.range(0, key_dim, BK, disable_licm=True):
+        if USE_BETA:
+            # Loaded again, as registers are short here, and 0 where sums over rows read it.
+            beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0)
+        keys = start + tl.arange(0, BK)
         dW = tl.zeros([C, BK], tl.float32)
         for value_start in range(0, value_dim, BV):
             values = value_start + tl.arange(0, BV)
             du = load_rows(dwritten_ptr + value_rows, rows, values, value_stride, left, value_dim)
             S = load_rows(states_ptr, keys, values, value_dim, key_dim, value_dim)
-            dW = product(du, tl.trans(S), DTYPE, acc=dW)
-        dX = product(tl.trans(inverse), -dW, DTYPE)
+            dW = product(du, tl.trans(S), DTYPE, FINE_A=True, acc=dW)
+        dX = product(tl.trans(inverse), -dW, DTYPE, FINE_A=True, FINE_B=True)
         w_e = load_rows(w_e_ptr + key_rows, rows, keys, key_stride, left, key_dim)
-        dA = product(dX, tl.trans(w_e), DTYPE, acc=dA)
+        dA = product(dX, tl.trans(w_e), DTYPE, FINE_A=True, acc=dA)
         e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
         to_start += tl.sum(e * dX, 1)
         dX *= (from_start * beta)[:, None]
-        if USE_G:
+        if USE_G or EXCLUSIVE:
             store_rows(de_ptr, dX, rows, keys, key_stride, left, key_dim)
         else:
-            of_readers += (dX,)
+            dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim) + dX
+            store_rows(dk_part_ptr, dk, rows, keys, key_stride, left, key_dim)
     to_start *= from_start
     dbeta += to_start
+    # A workspace may be read by another thread than the one that wrote it.
+    tl.debug_barrier()
 
     dA = tl.where(rows[:, None] > rows[None, :], -dA, 0.0)
     if USE_HEAD_G:
@@ -243,7 +242,7 @@ def _prepare_backward(
         tl.store(dbeta_ptr, dbeta, mask=inside)
     if USE_HEAD_G:
         # The gate at t gets the gradients of the pairs i >= t > j.
-        straddling = sum_gradients(chunk_span_transposed(0, C), beta[:, None] * terms, DTYPE)
+        straddling = tl.cumsum(beta[:, None] * terms, 0, reverse=True)
         dg = tl.sum(tl.where(chunk_span_transposed(1, C), straddling, 0.0), 1)
         dg += tl.cumsum(beta * to_start, 0, reverse=True)
         dg += tl.load(dg_part_ptr + token + rows * heads, mask=inside)
@@ -252,17 +251,18 @@ def _prepare_backward(
     if USE_G:
         store_rows(doverlaps_ptr + cell, dA, rows, rows, C, C, C)
     else:
-        for part in tl.static_range(PARTS):
-            keys = part * BK + tl.arange(0, BK)
+        for start in range(0, key_dim, BK):
+            keys = start + tl.arange(0, BK)
+            dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim)
             e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
             k = load_rows(k_ptr, rows, keys, key_stride, left, key_dim)
-            de = product(dA, k, DTYPE, acc=of_readers[part])
-            dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim).to(tl.float32)
             dk = product(tl.trans(dA), e, DTYPE, acc=dk)
             if EXCLUSIVE:
+                de = load_rows(de_ptr, rows, keys, key_stride, left, key_dim)
+                de = product(dA, k, DTYPE, acc=de)
                 store_rows(de_ptr, de, rows, keys, key_stride, left, key_dim)
             else:
-                dk += de
+                dk = product(dA, k, DTYPE, acc=dk)
             store_rows(dk_ptr + key_rows, dk, rows, keys, key_stride, left, key_dim)
 
 
@@ -286,18 +286,13 @@ def forward(
     rows, system = rule.system(scale, reads_only=True)
     w_e, w_v = system.w_e, system.w_v
     del system  # before what follows wants memory
+    written = torch.empty_like(w_v)
+    states, final = pass_states(
+        rows, w_v, initial_state, final=output_final_state, tile=tile, delta=(w_e, written)
+    )
+    del w_e, w_v
     o = torch.empty_like(rule.v)
-    if "fused" in tile.kernels:
-        _, final = pass_states(
-            rows, w_v, initial_state, final=output_final_state, tile=tile, delta=(w_e, w_v), o=o
-        )
-    else:
-        written = torch.empty_like(w_v)
-        states, final = pass_states(
-            rows, w_v, initial_state, final=output_final_state, tile=tile, delta=(w_e, written)
-        )
-        del w_e, w_v
-        outputs(rows, written, states, o, tile=tile)
+    outputs(rows, written, states, o, tile=tile)
     return (o if a is None else _second(o)), final
 
 
@@ -359,16 +354,16 @@ class _System(NamedTuple):
     """The systems of all chunks; see the top of this file.
 
     Args:
-        e: readers `[B, T, H, K]`, with gates per channel `exp(P) ∘ e`.
+        e: readers `[B, T, H, K]`, with gates per channel `exp(P) ∘ e` in float32.
         overlaps: `Σ_k e_ik k_jk exp(...) [chunks, H, C, C]` with gates per channel, or None.
-        inverse: `[chunks, H, C, C]`, or None if nothing reads it.
+        inverse: `[chunks, H, C, C]`.
     """
 
     e: Tensor
     overlaps: Tensor | None
     w_e: Tensor
     w_v: Tensor
-    inverse: Tensor | None
+    inverse: Tensor
 
 
 @dataclass(frozen=True)
@@ -428,11 +423,10 @@ class _Rule:
         w_e, w_v = torch.empty_like(self.e, dtype=dtype), torch.empty_like(self.v, dtype=dtype)
         heads, length = self.k.shape[2], self.tile.tokens
         shape = self.chunks.count, heads, length, length
-        inverse = None if reads_only else self.k.new_empty(shape, dtype=dtype)
-        kept = not reads_only and "system_kept" in self.tile.kernels
+        inverse = self.k.new_empty(shape, dtype=torch.float32)
         _prepare[(self.chunks.count * heads,)](
             e, self.k, self.v, self.g, self.beta, overlaps, w_e, w_v, inverse,
-            **self._launch("system_kept" if kept else "system"),
+            **self._launch("system"),
         )  # fmt: skip
         return rows, _System(e, overlaps, w_e, w_v, inverse)
 
@@ -458,11 +452,10 @@ class _Rule:
         dv = torch.empty_like(self.v, dtype=values_dtype)
         dbeta = None if self.beta is None else torch.empty_like(self.beta)
         heads = self.k.shape[2]
-        launch = self._launch("system_backward")
         _prepare_backward[(self.chunks.count * heads,)](
             system.e, self.k, self.v, self.g, self.beta, system.overlaps, system.w_e, system.w_v,
             system.inverse, states, dwritten, dk_part, dg_part, de, doverlaps, dk, dv, dg, dbeta,
-            **launch, PARTS=cdiv(launch["key_dim"], launch["BK"]), EXCLUSIVE=self.e is not self.k,
+            **self._launch("system_backward"), EXCLUSIVE=self.e is not self.k,
         )  # fmt: skip
         return de, doverlaps, dk, dv, dg, dbeta
 

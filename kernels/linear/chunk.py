@@ -18,8 +18,7 @@ but bfloat16 for bfloat16 inputs: it would be rounded there anyway (see `primiti
 
 Gates per channel are for a kernel of its own, before the states: `exp(P) ∘ q`, `exp(R) ∘ k`,
 `exp(P_C)` and A are computed once, where each slice of the values would compute them again. What
-goes into states is kept in float32: a state is rounded already, and so is what reads it. A delta
-rule rounds it, see `kernels.delta.chunk`.
+goes into states is kept in float32: a state is rounded already, and so is what reads it.
 
 Nothing is saved for the backward pass but the inputs: the states are computed again, which costs
 less than keeping them.
@@ -53,6 +52,7 @@ from kernels.primitives.decay import (
     load_head_gates,
     load_sides,
     pair_decay,
+    sum_columns,
     sum_gradients,
 )
 from kernels.primitives.layout import contiguous
@@ -139,11 +139,11 @@ def _within(
 
 @triton.jit(do_not_specialize=["tokens", "heads"])
 def _pass_states(
-    x_ptr, y_ptr, g_ptr, passed_ptr, e_ptr, w_ptr, written_ptr, q_ptr, scores_ptr, out_ptr,
+    x_ptr, y_ptr, g_ptr, passed_ptr, e_ptr, w_ptr, written_ptr,
     initial_ptr, use_initial, states_ptr, final_ptr, store_final, cu_seqlens_ptr,
-    factor, scale, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
+    factor, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     C: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DTYPE: tl.constexpr,
-    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DELTA: tl.constexpr, FUSED: tl.constexpr,
+    USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, DELTA: tl.constexpr,
     REVERSE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """A program carries one tile of the state of one head through one sequence.
@@ -155,11 +155,8 @@ def _pass_states(
     With a delta rule (see `kernels.delta.chunk`) a program holds all keys, as PARTS tiles: a
     product with all of them at once would take too many registers. Forwards y is u, and
     `written = u - w S` is what goes into the state, e being w. In reverse `written` is the gradient
-    of that, of which the part from within the chunk is there already, and e is k. FUSED, it writes
-    o as `_outputs` does, and neither states nor what is written, which nothing else reads.
+    of that, of which the part from within the chunk is there already, and e is k.
     """
-    # A delta rule rounds y, and so do gates of heads, which keep x as it is.
-    FINE_Y: tl.constexpr = not (DELTA or USE_HEAD_G)
     value_tiles = tl.cdiv(value_dim, BV)
     key_tiles = tl.cdiv(key_dim, PARTS * BK)
     program = tl.program_id(0)
@@ -179,13 +176,8 @@ def _pass_states(
     if DELTA:
         e_ptr += (first * heads + head) * key_dim
         w_ptr += (first * heads + head) * key_dim
-        if FUSED:
-            q_ptr += (first * heads + head) * key_dim
-            out_ptr += (first * heads + head) * value_dim
-        else:
-            written_ptr += (first * heads + head) * value_dim
-    if not FUSED:
-        states_ptr += ((first_chunk * heads + head) * key_dim + first_key) * value_dim
+        written_ptr += (first * heads + head) * value_dim
+    states_ptr += ((first_chunk * heads + head) * key_dim + first_key) * value_dim
     state = ((sequence.to(tl.int64) * heads + head) * key_dim + first_key) * value_dim
     # A tile differs from the next in where it begins, and in nothing that takes registers.
     key_stride = heads * key_dim
@@ -212,27 +204,26 @@ def _pass_states(
         x_rows = x_ptr + start * key_stride
         if USE_HEAD_G:
             g = load_head_gates(g_ptr + start * heads, rows, heads, left)
-        if not FUSED:
-            for part in tl.static_range(PARTS):
-                store_rows(
-                    states_ptr + chunk * key_stride * value_dim + part * part_size,
-                    S[part], keys, values, value_dim, key_dim - part * BK, value_dim,
-                )  # fmt: skip
+        for part in tl.static_range(PARTS):
+            store_rows(
+                states_ptr + chunk * key_stride * value_dim + part * part_size,
+                S[part], keys, values, value_dim, key_dim - part * BK, value_dim,
+            )  # fmt: skip
         if DELTA:
             e_rows = e_ptr + start * key_stride
             w_rows = w_ptr + start * key_stride
+            written_rows = written_ptr + start * heads * value_dim
             through = tl.zeros([C, BV], tl.float32)
             for part in tl.static_range(PARTS):
                 skip = part * BK
                 e = load_rows(e_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                through = product(e, S[part], DTYPE, acc=through)
+                through = product(e, S[part], DTYPE, FINE_B=True, acc=through)
             if REVERSE and USE_HEAD_G:
                 through *= head_decay(1, g, DTYPE)[:, None]
         y = load_rows(
             y_ptr + start * heads * value_dim, rows, values, heads * value_dim, left, value_dim
         )
         if DELTA:
-            written_rows = (out_ptr if FUSED else written_ptr) + start * heads * value_dim
             if REVERSE:
                 written = through + load_rows(
                     written_rows, rows, values, heads * value_dim, left, value_dim
@@ -240,36 +231,7 @@ def _pass_states(
             else:
                 y -= through
                 written = y
-            if FUSED:
-                A = tl.zeros([C, C], tl.float32)
-                if USE_G:
-                    cell = (first_chunk + chunk) * heads + head
-                    A += load_rows(scores_ptr + cell * C * C, rows, rows, C, C, C)
-                out = tl.zeros([C, BV], tl.float32)
-                X = ()
-                for part in tl.static_range(PARTS):
-                    skip = part * BK
-                    q = load_rows(
-                        q_ptr + start * key_stride + skip,
-                        rows, keys, key_stride, left, key_dim - skip,
-                    )  # fmt: skip
-                    out = product(q, S[part], DTYPE, acc=out)
-                    if not USE_G:
-                        x = load_rows(x_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                        A = product(q, tl.trans(x), DTYPE, acc=A)
-                        X += (x,)
-                if USE_HEAD_G:
-                    out *= head_decay(0, g, DTYPE)[:, None]
-                    A *= pair_decay(0, g, C, DTYPE)
-                if not USE_G:
-                    A = tl.where(rows[None, :] <= rows[:, None], A, 0.0)
-                out = out * scale + product(A * scale, written, DTYPE)
-                store_rows(written_rows, out, rows, values, heads * value_dim, left, value_dim)
-                if USE_HEAD_G:
-                    # Loaded again, as registers are short here.
-                    g = load_head_gates(g_ptr + start * heads, rows, heads, left)
-            else:
-                store_rows(written_rows, written, rows, values, heads * value_dim, left, value_dim)
+            store_rows(written_rows, written, rows, values, heads * value_dim, left, value_dim)
         if USE_HEAD_G:
             # A decay of the row as well may be one of y, which is one tile where x has PARTS.
             y *= head_decay(0 if REVERSE else 1, g, DTYPE)[:, None] * factor
@@ -278,21 +240,18 @@ def _pass_states(
         for part in tl.static_range(PARTS):
             skip = part * BK
             s = S[part]
-            if FUSED and not USE_G:
-                x = X[part]
-            else:
-                x = load_rows(x_rows + skip, rows, keys, key_stride, left, key_dim - skip)
+            x = load_rows(x_rows + skip, rows, keys, key_stride, left, key_dim - skip)
             if USE_G:
                 channels = passed_ptr + chunk * key_stride + skip
                 passed = load_rows(channels, keys, tl.arange(0, 1), 1, key_dim - skip, 1)
             if USE_G or USE_HEAD_G:
                 s *= passed
-                s = product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=FINE_Y, acc=s)
+                s = product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=USE_G or DELTA, acc=s)
             else:
-                s += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=FINE_Y) * factor
+                s += product(tl.trans(x), y, DTYPE, FINE_A=True, FINE_B=True) * factor
             if DELTA and REVERSE:
                 w = load_rows(w_rows + skip, rows, keys, key_stride, left, key_dim - skip)
-                s = product(tl.trans(w), -written, DTYPE, acc=s)
+                s = product(tl.trans(w), -written, DTYPE, FINE_B=True, acc=s)
             carried += (s,)
         S = carried
     for part in tl.static_range(PARTS):
@@ -501,11 +460,11 @@ def _gradients(
             dk *= head_decay(1, g, DTYPE)[:, None]
             dA *= pair_decay(0, g, C, DTYPE)
             # The gate at t gets those of pairs i >= t > j, of queries from t on, of keys before.
-            terms = dA * product(q, tl.trans(k), DTYPE)
-            straddling = sum_gradients(chunk_span_transposed(0, C), terms, DTYPE)
-            straddling += tl.sum(k * dk, 1)[None, :]
-            dg = tl.sum(tl.where(chunk_span_transposed(1, C), straddling, 0.0), 1)
+            straddling = tl.cumsum(dA * product(q, tl.trans(k), DTYPE), 0, reverse=True)
+            after_key = chunk_span_transposed(1, C)
+            dg = tl.sum(tl.where(after_key, straddling, 0.0), 1)
             dg += tl.cumsum(tl.sum(q * dq, 1), 0, reverse=True)
+            dg += sum_columns(after_key, tl.sum(k * dk, 1))
             dg += tl.sum(through, 0) * decay_of_chunk(g, DTYPE)
             dg_ptr += ((program % key_tiles).to(tl.int64) * rows_in_all + first) * heads + head
             tl.store(dg_ptr + rows * heads, dg, mask=rows < left)
@@ -521,7 +480,7 @@ class Recurrence:
 
     Args:
         q, k: `[B, T, H, K]`, in `dtype`; with gates per channel `scale · exp(P) ∘ q` and
-            `exp(R) ∘ k` in float32, or rounded as the products round them that read them.
+            `exp(R) ∘ k` in float32. Rows that only outputs read may be rounded as they round them.
         g: log decays of heads `[B, T, H]`, or None.
         scale: the factor that is still to be multiplied: 1 with gates per channel.
         chunks: how T is cut.
@@ -581,18 +540,18 @@ def decay_within(
     `exp(P) ∘ e` and the overlaps `[chunks, H, C, C]` in float32, of use below the diagonal.
 
     Args:
-        reads_only: no states are made of q.
+        reads_only: no states are made of q, and nothing of e but products, which round them.
         fine: A is an exponent, and its operands are not rounded.
     """
     heads, key_dim, length = q.shape[2], q.shape[3], tile.tokens
-    rounded = workspace_dtype(q.dtype)
-    decayed_q = torch.empty_like(q, dtype=rounded if reads_only or e is not None else torch.float32)
-    decayed_k = torch.empty_like(k, dtype=torch.float32 if e is None else rounded)
+    reads_dtype = workspace_dtype(q.dtype) if reads_only else torch.float32
+    decayed_q = torch.empty_like(q, dtype=reads_dtype)
+    decayed_k = torch.empty_like(k, dtype=torch.float32)
     passed = q.new_empty(chunks.count, heads, key_dim, dtype=torch.float32)
     scores = q.new_empty(chunks.count, heads, length, length, dtype=torch.float32)
     decayed_e = overlaps = None
     if e is not None:
-        decayed_e = torch.empty_like(e, dtype=rounded)
+        decayed_e = torch.empty_like(e, dtype=reads_dtype)
         overlaps = torch.empty_like(scores)
     own = tile_of("within", tile, key_dim, key_dim)
     BK, _ = blocks(key_dim, key_dim, own, q.dtype)
@@ -712,7 +671,7 @@ def gradients(
     """dq, dk and dg of `outputs` and `pass_states`, and de.
 
     Args:
-        partial: dk and dg are not all there is to their inputs; dg comes in float32.
+        partial: dk and dg are not all there is to their inputs; they come in float32.
         delta: readers e of a delta rule with gates per channel, the gradient of what they are
             decayed, and that of their overlaps. Where e is not k it has a gradient, in float32.
     """
@@ -720,7 +679,7 @@ def gradients(
     exclusive = e is not None and e is not k
     de = torch.empty_like(e, dtype=torch.float32) if exclusive else None
     dq = torch.empty_like(q, dtype=keys_dtype)
-    dk = torch.empty_like(k, dtype=workspace_dtype(k.dtype) if partial else keys_dtype)
+    dk = torch.empty_like(k, dtype=torch.float32 if partial else keys_dtype)
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
     own = tile_of("gradients", tile, key_dim, value_dim)
     BK, BV = blocks(key_dim, value_dim, own, q.dtype)
@@ -750,26 +709,22 @@ def pass_states(
     reverse: bool = False,
     tile: Entry,
     delta: tuple[Tensor, Tensor] | None = None,
-    o: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """The state that each chunk starts from, `[chunks, H, K, V]`, and the final one if asked for.
 
     Forwards y is v. In reverse it is do, states are gradients, and a chunk starts at its end.
 
     Args:
         delta: w and `written` of a delta rule, see `_pass_states`.
-        o: the outputs of a delta rule, which are written in place of states and `written`.
     """
     x, factor = (rows.q, rows.scale) if reverse else (rows.k, 1.0)
     chunks = rows.chunks
     heads, key_dim, value_dim = x.shape[2], x.shape[3], y.shape[3]
     dtype = workspace_dtype(rows.dtype)
-    states = None
-    if o is None:
-        states = x.new_empty(chunks.count, heads, key_dim, value_dim, dtype=dtype)
+    states = x.new_empty(chunks.count, heads, key_dim, value_dim, dtype=dtype)
     shape = chunks.sequences, heads, key_dim, value_dim
     last = x.new_empty(shape, dtype=torch.float32) if final else None
-    own = tile_of("states" if o is None else "fused", tile, key_dim, value_dim)
+    own = tile_of("states", tile, key_dim, value_dim)
     BK, BV = blocks(key_dim, value_dim, own, rows.dtype)
     parts, e, w, written = 1, None, None, None
     if delta is not None:
@@ -779,11 +734,11 @@ def pass_states(
         e = rows.k if reverse else w
     grid = chunks.sequences * heads * cdiv(key_dim, parts * BK) * cdiv(value_dim, BV)
     _pass_states[(grid,)](
-        x, y, rows.g, rows.passed, e, w, written, rows.q, rows.scores, o,
+        x, y, rows.g, rows.passed, e, w, written,
         *optional(initial, x), states, *optional(last, x), chunks.cu_seqlens,
-        factor, rows.scale, x.shape[1], heads, key_dim, value_dim,
+        factor, x.shape[1], heads, key_dim, value_dim,
         C=tile.tokens, PARTS=parts, BK=BK, BV=BV,
-        **rows.flags(), DELTA=delta is not None, FUSED=o is not None, REVERSE=reverse,
+        **rows.flags(), DELTA=delta is not None, REVERSE=reverse,
         num_warps=own.num_warps, num_stages=own.num_stages,
     )  # fmt: skip
     return states, last

@@ -3,9 +3,7 @@
 A tensor core multiplies 16-bit operands exactly and adds in float32, so what a product costs in
 accuracy is what its operands lost on the way in. Inputs of the op lose nothing. What a kernel has
 computed (a decayed key, a score, a state) is rounded, and the kernels keep to two such roundings on
-any path from the inputs to a result: that is what the error budget of the properties grants to a
-sum of products. A delta rule is none, and has the budget of an oracle whose every step is rounded:
-its kernels round an operand once wherever it is computed, so once more in each chunk.
+any path from the inputs to a result: that is what the error budget of the properties grants.
 
 - float32 inputs: float32 products (`ieee`), no rounding.
 - bfloat16: a computed operand is rounded once, or kept as the sum of two bfloat16 (`FINE`), which
