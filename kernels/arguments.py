@@ -14,11 +14,12 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 def may_overlap(x: Tensor) -> bool:
     """Whether elements may share memory: a stride is no longer than what the shorter ones span."""
-    span = 0
-    for step, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
-        if step <= span:
+    dims = [(s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1]
+    for i, (step, _) in enumerate(dims):
+        # Not sorted, which torch.compile cannot.
+        shorter = [(s, n) for j, (s, n) in enumerate(dims) if s < step or (s == step and j < i)]
+        if step <= sum(s * (n - 1) for s, n in shorter):
             return True
-        span += step * (size - 1)
     return False
 
 
