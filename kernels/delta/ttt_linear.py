@@ -438,6 +438,8 @@ def _forward_of(
 ) -> list[Tensor | None]:  # fmt: skip
     batch, tokens, heads, dim = q.shape
     check_boundaries("cu_seqlens", cu_seqlens, tokens)
+    # A mini-batch that no sequence fills is cut nowhere.
+    size = min(mini_batch_size, max(tokens, 1))
     entry = tiles.TABLE["ttt_linear", "fused_chunk"][tile]
     sequences = count_sequences(batch, cu_seqlens)
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -450,7 +452,7 @@ def _forward_of(
     _forward[(sequences * heads,)](
         *contiguous(q, k, v, weight, bias, eta), cu_seqlens, *optional(initial_state, q), o,
         *optional(final_state, q), states, errors,
-        scale, eps, tokens, heads, mini_batch_size, dim,
+        scale, eps, tokens, heads, size, dim,
         KEEP=False, **_constants(q, entry, cu_seqlens),
     )  # fmt: skip
     return [o, final_state]
@@ -462,15 +464,16 @@ def _backward_of(
     mini_batch_size: int, output_final_state: bool, tile: int, d0: Tensor, d1: Tensor | None,
 ) -> list[Tensor | None]:  # fmt: skip
     batch, tokens, heads, dim = q.shape
+    size = min(mini_batch_size, max(tokens, 1))
     entry = tiles.TABLE["ttt_linear", "fused_chunk"][tile]
     sequences = count_sequences(batch, cu_seqlens)
     inputs = contiguous(q, k, v, weight, bias, eta)
-    count = cut(batch, tokens, cu_seqlens, mini_batch_size).count
+    count = cut(batch, tokens, cu_seqlens, size).count
     states = v.new_empty(count, heads, dim + 1, dim, dtype=torch.float32)
     errors, dy, dz, direct = (v.new_empty(v.shape, dtype=torch.float32) for _ in range(4))
     _forward[(sequences * heads,)](
         *inputs, cu_seqlens, *optional(initial_state, q), errors, *optional(None, q),
-        states, errors, scale, eps, tokens, heads, mini_batch_size, dim,
+        states, errors, scale, eps, tokens, heads, size, dim,
         KEEP=True, **_constants(q, entry, cu_seqlens),
     )  # fmt: skip
     dq, dk, dv, deta = (
@@ -483,7 +486,7 @@ def _backward_of(
     _backward[(sequences * heads,)](
         *inputs, cu_seqlens, d0.contiguous(), *optional(d1, q), states, errors,
         dq, dk, dv, dweight, dbias, deta, *optional(dinitial, q), D, dy, dz, direct,
-        scale, eps, tokens, heads, mini_batch_size, dim,
+        scale, eps, tokens, heads, size, dim,
         **_constants(q, entry.of("backward"), cu_seqlens),
     )  # fmt: skip
     dweight, dbias = add_parts(dweight, weight.dtype), add_parts(dbias, bias.dtype)
@@ -521,12 +524,10 @@ def _compute(
     tile = tiles.choose(
         "ttt_linear", "fused_chunk", dim=dim, dtype=q.dtype, device=q.device, tile=tile
     )
-    # A mini-batch that no sequence fills is cut nowhere.
-    size = min(mini_batch_size, max(q.shape[1], 1))
     o, final_state = _ttt_linear(
         q, k, v, weight, bias, eta, initial_state,
         None if cu_seqlens is None else cu_seqlens.contiguous(),
-        resolve_scale(scale, dim), float(eps), size, output_final_state, tile,
+        resolve_scale(scale, dim), float(eps), mini_batch_size, output_final_state, tile,
     )  # fmt: skip
     return o, final_state if output_final_state else None
 
