@@ -30,8 +30,10 @@ DOCUMENTS = (
     "properties/targets/README.md",
     "reference/README.md",
     "regressions/targets/fla/README.md",
+    "regressions/targets/sglang/README.md",
     "regressions/targets/torch/README.md",
     "regressions/targets/transformers/README.md",
+    "regressions/targets/vllm/README.md",
 )
 # Arguments that kernels alone have.
 _OWN = ("mode", "tile")
@@ -62,6 +64,8 @@ Conventions <reference/README>
 regressions/targets/torch/README
 regressions/targets/fla/README
 regressions/targets/transformers/README
+regressions/targets/sglang/README
+regressions/targets/vllm/README
 Benchmarks <kernels/BENCHMARKS>
 LOG
 ```
