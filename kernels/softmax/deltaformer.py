@@ -29,7 +29,7 @@ from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import check_boundaries
-from kernels.differentiable import Given, differentiable
+from kernels.differentiable import differentiable
 from kernels.primitives.chunks import cut, locate_chunk, locate_sequence
 from kernels.primitives.layout import contiguous
 from kernels.primitives.product import TRITON_DTYPES, product
@@ -38,7 +38,7 @@ from kernels.primitives.triangular import inverse_unit_lower
 from kernels.recurrence import StatelessOptions
 from kernels.softmax.chunked import dot_rows, place_in_heads
 from kernels.softmax.logits import LOG2E
-from kernels.softmax.pairs import pairs
+from kernels.softmax.pairs import pairs, shape_of_output
 from kernels.tiles import cdiv, next_power_of_2
 
 
@@ -433,12 +433,8 @@ _deltaformer = differentiable(
     outputs=1,
     forward=_forward,
     backward=_backward,
-    shapes=lambda given: [_shape_of(given)],
+    shapes=lambda given: [shape_of_output(given)],
 )
-
-
-def _shape_of(given: Given) -> tuple[tuple[int, ...], torch.dtype]:
-    return tuple(given["v"].shape), given["v"].dtype
 
 
 @pairs(

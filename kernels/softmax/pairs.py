@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 import torch
 
 from kernels import arguments, tiles
+from kernels.differentiable import Given
 from kernels.modes import check_mode
 from kernels.op import axes, op, spelled_out
 from kernels.scale import resolve_scale
@@ -20,6 +21,12 @@ _PACKED_KEYS = {
     "cu_seqlens": "int32 or int64. Boundaries of packed sequences of queries.",
     "cu_seqlens_k": "int32 or int64. Those of the keys; None means those of the queries.",
 }
+
+
+def shape_of_output(given: Given) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of o `[B, T, H, V]`."""
+    q, v = given["q"], given["v"]
+    return (*q.shape[:3], v.shape[3]), q.dtype
 
 
 def pairs(

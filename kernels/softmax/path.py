@@ -32,7 +32,7 @@ from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import check_boundaries
-from kernels.differentiable import Given, differentiable
+from kernels.differentiable import differentiable
 from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
 from kernels.primitives.groups import of_each_group
 from kernels.primitives.layout import contiguous
@@ -52,7 +52,7 @@ from kernels.softmax.chunked import (
     sum_between,
 )
 from kernels.softmax.gates import cumulative_gates
-from kernels.softmax.pairs import pairs
+from kernels.softmax.pairs import pairs, shape_of_output
 from kernels.tiles import cdiv, next_power_of_2
 
 
@@ -655,13 +655,8 @@ _path = differentiable(
     outputs=1,
     forward=_forward,
     backward=_backward,
-    shapes=lambda given: [_shape(given)],
+    shapes=lambda given: [shape_of_output(given)],
 )
-
-
-def _shape(given: Given) -> tuple[tuple[int, ...], torch.dtype]:
-    q, v = given["q"], given["v"]
-    return (*q.shape[:3], v.shape[3]), q.dtype
 
 
 def _of_contiguous(*, g: Tensor | None, **given: Any) -> Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import check_boundaries
-from kernels.differentiable import Given, differentiable
+from kernels.differentiable import differentiable
 from kernels.linear.chunk import decay_within
 from kernels.linear.tiles import blocks
 from kernels.primitives.chunks import Chunks, cut, locate_chunk
@@ -67,7 +67,7 @@ from kernels.softmax.chunked import (
 )
 from kernels.softmax.gates import cumulative_gates
 from kernels.softmax.logits import LOG2E
-from kernels.softmax.pairs import pairs
+from kernels.softmax.pairs import pairs, shape_of_output
 from kernels.tiles import cdiv, next_power_of_2
 
 
@@ -553,13 +553,8 @@ _wall = differentiable(
     outputs=1,
     forward=_forward,
     backward=_backward,
-    shapes=lambda given: [_shape(given)],
+    shapes=lambda given: [shape_of_output(given)],
 )
-
-
-def _shape(given: Given) -> tuple[tuple[int, ...], torch.dtype]:
-    q, v = given["q"], given["v"]
-    return (*q.shape[:3], v.shape[3]), q.dtype
 
 
 def _of_contiguous(*, gs: Tensor | None, sink: Tensor | None, **given: Any) -> Tensor:
