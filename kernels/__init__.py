@@ -7,6 +7,7 @@ from kernels.cache import (
     ContiguousCache,
     KVCache,
     PagedCache,
+    QuantizedCache,
     RecurrentCache,
     SlidingWindowCache,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "ContiguousCache",
     "KVCache",
     "PagedCache",
+    "QuantizedCache",
     "RecurrentCache",
     "SlidingWindowCache",
     "abc",

@@ -8,7 +8,7 @@ V value dim, N sequences, W window or taps, D dim of a head or channels, R table
 dims.
 """
 
-from reference.cache import CacheView, KVCache, RecurrentCache
+from reference.cache import CacheView, KVCache, QuantizedCache, RecurrentCache
 from reference.cache.streaming import StreamingCache
 from reference.conv.short_conv import short_conv
 from reference.conv.token_shift import token_shift
@@ -76,6 +76,7 @@ from reference.sums.solve_tril import solve_tril
 __all__ = [
     "CacheView",
     "KVCache",
+    "QuantizedCache",
     "RecurrentCache",
     "StreamingCache",
     "abc",

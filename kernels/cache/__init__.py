@@ -3,6 +3,7 @@
 from kernels.cache.contiguous import ContiguousCache
 from kernels.cache.kv import CacheView, KVCache
 from kernels.cache.paged import PagedCache
+from kernels.cache.quantized import QuantizedCache
 from kernels.cache.recurrent import RecurrentCache
 from kernels.cache.sliding import SlidingWindowCache
 
@@ -11,6 +12,7 @@ __all__ = [
     "ContiguousCache",
     "KVCache",
     "PagedCache",
+    "QuantizedCache",
     "RecurrentCache",
     "SlidingWindowCache",
 ]

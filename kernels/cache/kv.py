@@ -43,6 +43,8 @@ class _Update:
     first: list[int]
     on_device: Tensor
     """Int64[3, N]: length, counts and first."""
+    scales: tuple[Tensor, Tensor] | None = None
+    """Of quantized k and v: float32 [B, T, G, 1]."""
 
 
 class KVCache(ABC):
@@ -75,6 +77,11 @@ class KVCache(ABC):
     def batch(self) -> int:
         """Number of sequences B."""
         return len(self._length)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the keys and values that it takes."""
+        return self.k_pages.dtype
 
     @property
     def length(self) -> Tensor:
@@ -114,7 +121,8 @@ class KVCache(ABC):
         Args:
             q, k, v: queries [B, T, H, K], keys and values of the new tokens.
             offset: as in `update`.
-            attention: `kernels.attention`, or a function with its arguments.
+            attention: `kernels.attention`, or a function with its arguments. A paged cache takes
+                `kernels.paged_attention` unless it needs a gradient.
             options: its options (scale, window, softcap, sink, alibi_slopes, return_lse, mode,
                 tile). A sliding cache sets the window.
 
@@ -124,10 +132,6 @@ class KVCache(ABC):
         Raises:
             TypeError, ValueError: as `update` and `attention` do, with nothing appended.
         """
-        if attention is None:
-            from kernels.softmax.attention import attention as default
-
-            attention = default
         for name in ("causal", "cu_seqlens", "cu_seqlens_k", "g"):
             if name in options:
                 raise ValueError(
@@ -138,20 +142,10 @@ class KVCache(ABC):
         bind_dims(q=(q, "B T H K"), k=(k, "B T G K"), v=(v, "B T G V"))
         options = self._window_options(options)
         update = self._check(k, v, offset)
-        view = self._view(update)
-        packed, lse = attention(
-            _pack(q, update.counts),
-            view.k,
-            view.v,
-            causal=True,
-            cu_seqlens=view.cu_seqlens,
-            cu_seqlens_k=view.cu_seqlens_k,
-            **options,
-        )
+        packed, lse = self._attend(_pack(q, update.counts), update, attention, options)
         o = _unpack(packed[0], update.counts, q.shape[1], 0.0)
         if lse is not None:
             lse = _unpack(lse[0].T, update.counts, q.shape[1], -torch.inf).transpose(1, 2)
-        self._write(update)
         return o, lse
 
     def crop(self, length: int | Tensor) -> None:
@@ -216,8 +210,8 @@ class KVCache(ABC):
             k=(k, f"{self.batch} T G K"),
             v=(v, f"{self.batch} T G V"),
         )
-        check_dtype("k", k, self.k_pages.dtype)
-        check_dtype("v", v, self.v_pages.dtype)
+        check_dtype("k", k, self.dtype)
+        check_dtype("v", v, self.dtype)
         for name, x in (("k", k), ("v", v)):
             if x.requires_grad and torch.is_grad_enabled():
                 raise ValueError(
@@ -233,7 +227,37 @@ class KVCache(ABC):
         on_device = torch.tensor([length, counts, first], device=k.device)
         return _Update(k, v, length, counts, first, on_device)
 
+    def _attend(
+        self,
+        q: Tensor,
+        update: _Update,
+        attention: Callable[..., tuple[Tensor, Tensor | None]] | None,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Let packed queries attend to what the cache holds and to the new tokens; append these."""
+        if attention is None:
+            from kernels.softmax.attention import attention as default
+
+            attention = default
+        view = self._view(update)
+        found = attention(
+            q,
+            view.k,
+            view.v,
+            causal=True,
+            cu_seqlens=view.cu_seqlens,
+            cu_seqlens_k=view.cu_seqlens_k,
+            **options,
+        )
+        self._write(update)
+        return found
+
     def _view(self, update: _Update) -> CacheView:
+        return self._gather(update, update.k, update.v, self.k_pages, self.v_pages)
+
+    def _gather(
+        self, update: _Update, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor
+    ) -> CacheView:
         """Gathered before anything is written: a ring still has what the chunk replaces."""
         spans = [
             old + new - first
@@ -241,11 +265,11 @@ class KVCache(ABC):
         ]
         boundaries = [accumulate(update.counts, initial=0), accumulate(spans, initial=0)]
         cu_seqlens, cu_seqlens_k = torch.tensor(
-            [list(b) for b in boundaries], dtype=torch.int32, device=update.k.device
+            [list(b) for b in boundaries], dtype=torch.int32, device=k.device
         )
         length, _, first = update.on_device
         keys, values = pages.gather(
-            update.k, update.v, self.k_pages, self.v_pages, self._table(),
+            k, v, k_pages, v_pages, self._table(),
             first, length, cu_seqlens_k, sum(spans), max(spans), self.ring,
         )  # fmt: skip
         return CacheView(keys, values, cu_seqlens, cu_seqlens_k)
@@ -282,6 +306,7 @@ class SequenceOwnedCache(KVCache):
     ) -> None:
         check_size("batch", batch)
         k_pages, v_pages = allocate(batch, page_size, kv_heads, key_dim, value_dim, dtype, device)
+        check_one_dtype(dtype=k_pages)
         super().__init__(batch, k_pages, v_pages)
 
     def _table(self) -> Tensor:
@@ -313,7 +338,6 @@ def allocate(
         check_size(name, size)
     k_pages = torch.empty(pages, page_size, kv_heads, key_dim, dtype=dtype, device=device)
     v_pages = torch.empty(pages, page_size, kv_heads, value_dim, dtype=dtype, device=device)
-    check_one_dtype(dtype=k_pages)
     return k_pages, v_pages
 
 

@@ -1,8 +1,9 @@
 """A cache whose sequences share a pool of pages."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from kernels.arguments import bind_dims, check_one_dtype, describe
 from kernels.cache.counts import check_size, token_counts
 from kernels.cache.kv import KVCache, allocate, check_tensors
+from kernels.softmax.paged import paged_attention
 
 
 class PagedCache(KVCache):
@@ -20,8 +22,9 @@ class PagedCache(KVCache):
     [P, page_size, G, V]. Pages that nobody holds are on a free list; `crop`, `reset` and dropped
     sequences give theirs back.
 
-    Sequences may share pages: `reorder` copies no token when it duplicates a sequence. A shared
-    page is copied when one of its holders is about to write to it.
+    `attend` reads the pages where they lie, unless it needs a gradient. Sequences may share pages:
+    `reorder` copies no token when it duplicates a sequence. A shared page is copied when one of its
+    holders is about to write to it.
 
     Args:
         batch: number of sequences B.
@@ -51,6 +54,7 @@ class PagedCache(KVCache):
         k_pages, v_pages = allocate(
             num_pages, page_size, kv_heads, key_dim, value_dim, dtype, device
         )
+        check_one_dtype(dtype=k_pages)
         self._adopt(k_pages, v_pages, [[] for _ in range(batch)])
 
     @classmethod
@@ -153,6 +157,47 @@ class PagedCache(KVCache):
         """Forget everything: every sequence has length 0 and no page."""
         self._adopt(self.k_pages, self.v_pages, [[] for _ in self._blocks])
 
+    def _attend(
+        self,
+        q: Tensor,
+        update: Any,
+        attention: Callable[..., tuple[Tensor, Tensor | None]] | None,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (q, *options.values())
+        differentiable = torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in given
+        )
+        # The kernel that reads pages has no gradient; pages of 8 bits have no other.
+        if attention is not None or (differentiable and not self._scales()):
+            return super()._attend(q, update, attention, options)
+        length, counts, _ = update.on_device
+        ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+        # A call without queries checks the options before anything is written; it launches nothing.
+        self._attend_in_place(q[:, :0], length, torch.zeros_like(ends), options)
+        self._write(update)
+        return self._attend_in_place(q, length + counts, ends, options)
+
+    def _attend_in_place(
+        self, q: Tensor, lengths: Tensor, cu_seqlens: Tensor, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Causal attention of packed queries to the pages, which are read where they lie."""
+        return paged_attention(
+            q,
+            self.k_pages,
+            self.v_pages,
+            self._table(),
+            lengths,
+            causal=True,
+            cu_seqlens=cu_seqlens,
+            **self._scales(),
+            **options,
+        )
+
+    def _scales(self) -> dict[str, Tensor]:
+        """The scales of 8-bit pages, as `paged_attention` takes them."""
+        return {}
+
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
@@ -181,6 +226,10 @@ class PagedCache(KVCache):
                     copies.append((n, block))
         return copies, fresh
 
+    def _stores(self) -> tuple[Tensor, ...]:
+        """All that a page has, [P, ...] each."""
+        return self.k_pages, self.v_pages
+
     def _reserve(self, counts: list[int]) -> None:
         copies, fresh = self._needed(counts)
         if len(copies) + len(fresh) > len(self._free):
@@ -202,8 +251,8 @@ class PagedCache(KVCache):
         if copies:
             source = torch.tensor(sources, device=self.k_pages.device)
             target = torch.tensor(targets, device=self.k_pages.device)
-            self.k_pages[target] = self.k_pages[source]
-            self.v_pages[target] = self.v_pages[source]
+            for store in self._stores():
+                store[target] = store[source]
         if copies or fresh:
             self._device_table = None
 

@@ -23,7 +23,12 @@ from kernels.cache import (
 )
 from properties import simulator
 from properties.suite.caches.calls import check_refusal
-from properties.suite.caches.kinds import ContiguousMachine, PagedMachine, SlidingMachine
+from properties.suite.caches.kinds import (
+    ContiguousMachine,
+    PagedMachine,
+    QuantizedMachine,
+    SlidingMachine,
+)
 from properties.suite.caches.machine import variant
 from properties.suite.caches.recurrent import RecurrentMachine
 
@@ -37,6 +42,15 @@ MACHINES = {
         "duplicated",
         "copied a shared page",
         "shared a full page that another may write to",
+    },
+    QuantizedMachine: {
+        "no room",
+        "ragged",
+        "cropped",
+        "duplicated",
+        "copied a shared page",
+        "given scales",
+        "went on with a block",
     },
     RecurrentMachine: {"between layers", "forgotten"},
 }

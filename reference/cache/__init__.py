@@ -1,6 +1,7 @@
 """Caches that a model keeps between two calls, as lists of tokens and states."""
 
 from reference.cache.kv import CacheView, KVCache
+from reference.cache.quantized import QuantizedCache
 from reference.cache.recurrent import RecurrentCache
 
-__all__ = ["CacheView", "KVCache", "RecurrentCache"]
+__all__ = ["CacheView", "KVCache", "QuantizedCache", "RecurrentCache"]

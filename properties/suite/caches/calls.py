@@ -31,7 +31,7 @@ def packed(*tensors: Tensor) -> list[Tensor]:
 
 def bits(x: Tensor) -> Tensor:
     """The bits of a tensor as integers, which tell NaN from NaN and -0 from 0."""
-    widths = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    widths = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.contiguous().view(widths[x.element_size()])
 
 

@@ -1,14 +1,22 @@
-"""The three kv caches, with what is special about each."""
+"""The kv caches, with what is special about each."""
 
 import random
 from collections import Counter
 from itertools import chain
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from hypothesis.stateful import invariant, precondition
+from torch import Tensor
 
-from kernels.cache import ContiguousCache, KVCache, PagedCache, SlidingWindowCache
+import reference
+from kernels.cache import (
+    ContiguousCache,
+    KVCache,
+    PagedCache,
+    QuantizedCache,
+    SlidingWindowCache,
+)
 from properties.cases.layouts import LAYOUTS, SHARING, relaid
 from properties.suite.caches.machine import KVMachine
 
@@ -146,3 +154,65 @@ class PagedMachine(KVMachine):
     def no_page_is_lost(self) -> None:
         held = {page for row in self.cache.block_table.tolist() for page in row if page >= 0}
         assert len(held) + self.cache.free_pages == len(self.cache.k_pages)
+
+
+class QuantizedMachine(PagedMachine):
+    """Codes and scales of 8 bits: the tokens, as they are restored, are those of the model."""
+
+    kind: ClassVar[type[Any]] = QuantizedCache
+    cache: QuantizedCache
+    view_dtype = torch.float32
+
+    def new(self, room: int, page_size: int) -> KVCache:
+        number = -(-room * self.batch // page_size) + 1
+        sizes = (self.batch, number, page_size, self.kv_heads, self.key_dim, self.value_dim)
+        cache: KVCache = self.kind(*sizes, **self.options, dtype=self.dtype, device=self.device)
+        return cache
+
+    def build(self, room: int, page_size: int, seed: int) -> KVCache:
+        draw = random.Random(seed)
+        block = draw.choice([1, 1, 2, 3, 4, 5])
+        self.options: dict[str, Any] = {
+            "bits": draw.choice([torch.int8, torch.float8_e4m3fn]),
+            "block": block,
+        }
+        if block == 1 and draw.random() < 1 / 2:
+            # Smaller than most tokens need: they saturate.
+            self.options |= {"k_scale": 2.0**-6, "v_scale": 1.0}
+            self.reached.add("given scales")
+        # Values whose scales are 0, have subnormal quotients, or are large.
+        self.factor = draw.choice([1.0, 1.0, 0.0, 2.0**-130, 2.0**80])
+        if self.dtype == torch.float16:
+            self.factor = min(self.factor, 1.0)
+        self.model = reference.QuantizedCache(self.batch, **self.options)
+        self.everything = reference.QuantizedCache(self.batch, **self.options)
+        return self.new(room, page_size)
+
+    def draw_tokens(self, tokens: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().draw_tokens(tokens, seed)
+        # Odd seeds have ordinary values beside the others.
+        return q, k, v if seed % 2 else v * self.factor
+
+    def stores(self) -> tuple[Tensor, ...]:
+        scales = () if "k_scale" in self.options else (self.cache.k_scale, self.cache.v_scale)
+        return (*super().stores(), *scales)
+
+    def stored(self, page: int, row: int) -> tuple[Tensor, Tensor]:
+        k_scale, v_scale = (x[page, row, :, None] for x in (self.cache.k_scale, self.cache.v_scale))
+        key, value = super().stored(page, row)
+        return key.float() * k_scale, value.float() * v_scale
+
+    def append(
+        self, k: Tensor, v: Tensor, offset: int | Tensor | None
+    ) -> reference.cache.CacheView:
+        block = self.options["block"]
+        for old, count in zip(self.length(), self.counts(k, offset), strict=True):
+            if count and old % block:
+                self.reached.add("went on with a block")
+        return super().append(k, v, offset)
+
+    def counts(self, k: Tensor, offset: int | Tensor | None) -> list[int]:
+        """How many tokens of each sequence are new."""
+        numbers = k.shape[1] if offset is None else offset
+        each: list[int] = torch.as_tensor(numbers).expand(len(k)).tolist()
+        return each

@@ -46,6 +46,11 @@ def in_double(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, 
     return reference.attention(q.double(), k.double(), v.double(), **options)
 
 
+def smallest(dtype: torch.dtype) -> float:
+    """The smallest positive number."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+
+
 def variant(machine: type[Any], device: torch.device, **attributes: Any) -> type[Any]:
     """The machine on a device, with its own record of what it reaches."""
     return type(machine.__name__, (machine,), {"device": device, "reached": set(), **attributes})
@@ -78,6 +83,8 @@ class KVMachine(RuleBasedStateMachine):
 
     cache: KVCache
     window: int | None = None
+    view_dtype: ClassVar[torch.dtype | None] = None
+    """Of the keys and values of a view; None for that of the tokens."""
 
     def new(self, room: int, page_size: int) -> KVCache:
         """An empty cache for about `room` tokens per sequence."""
@@ -128,8 +135,8 @@ class KVMachine(RuleBasedStateMachine):
             self.cache = self.build(room, page_size, seed)
         # Another layer's cache, which calls of this one must not change.
         self.neighbour = self.new(max(room, page_size), page_size)
-        self.neighbours_tokens = self.draw_tokens(1, seed)[1:]
-        self.neighbour.update(*self.neighbours_tokens)
+        _, k, v = self.draw_tokens(1, seed)
+        self.neighbours_view = self.neighbour.update(k, v)
 
     def integers(self, seed: int, largest: int, *shape: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -191,8 +198,15 @@ class KVMachine(RuleBasedStateMachine):
         return self.buffers.setdefault((name, len(numbers), narrow), x).copy_(x)
 
     def snapshot(self) -> list[Tensor]:
-        cache = self.cache
-        return [cache.length, *(bits(x).clone() for x in (cache.k_pages, cache.v_pages))]
+        return [self.cache.length, *(bits(x).clone() for x in self.stores())]
+
+    def stores(self) -> tuple[Tensor, ...]:
+        """All memory of the cache, [P, page_size, ...] each."""
+        return self.cache.k_pages, self.cache.v_pages
+
+    def stored(self, page: int, row: int) -> tuple[Tensor, Tensor]:
+        """A key and a value, as attention sees them."""
+        return self.cache.k_pages[page, row], self.cache.v_pages[page, row]
 
     def refuse(self, *calls: tuple[str, Callable[[], object]]) -> None:
         """Check that each call raises an error that names the argument, and changes nothing."""
@@ -249,7 +263,7 @@ class KVMachine(RuleBasedStateMachine):
         for name, x, y in zip(want._fields, got, want, strict=True):
             assert x.shape == y.shape, f"{name}: shape {list(x.shape)}, want {list(y.shape)}"
             assert (x == y).all(), f"{name} of the view differs: {x.tolist()}, want {y.tolist()}"
-        assert got.k.dtype == got.v.dtype == self.dtype
+        assert got.k.dtype == got.v.dtype == (self.view_dtype or self.dtype)
         assert got.cu_seqlens.dtype == got.cu_seqlens_k.dtype == torch.int32
         with context(where, self.device):
             self.use_up(q, k, v, offset)
@@ -353,8 +367,8 @@ class KVMachine(RuleBasedStateMachine):
 
         Logits are exact and at most 2.5. In units of round-off, an exponential errs by 2.5 ·
         log2(e) from its argument and 4 of its own, and a sum of t terms by t; numerator and
-        denominator double that. A kernel also rounds the weights to the values' dtype, and the
-        output.
+        denominator double that, and the 4 roundings of 8-bit keys and scales double it again. A
+        kernel also rounds the weights to the values' dtype, and the output; each may be subnormal.
         """
         tokens = self.everything.tokens[n]
         if len(q) == 0:
@@ -368,7 +382,8 @@ class KVMachine(RuleBasedStateMachine):
         arithmetic = torch.float32 if with_kernel else torch.float64
         sums = 2 * (len(tokens) + 8) * torch.finfo(arithmetic).eps
         storage = torch.finfo(self.dtype).eps / 2 if with_kernel else 0.0
-        budget = (sums + storage) * size[0] + storage * want[0].abs()
+        tiny = (len(tokens) + 8) * smallest(arithmetic) + with_kernel * smallest(self.dtype)
+        budget = (sums + storage) * size[0] + storage * want[0].abs() + tiny
         error = (o - want[0]).abs()
         assert (error <= budget).all(), f"sequence {n} attends otherwise: {o}, want {want[0]}"
         if lse is not None:
@@ -440,12 +455,14 @@ class KVMachine(RuleBasedStateMachine):
                 assert (x == y).all(), f"{name} of an earlier view has changed: {x}, was {y}"
 
     def the_neighbour_has_noticed_nothing(self) -> None:
-        k, v = self.neighbours_tokens
-        view = self.neighbour.update(k[:, :0], v[:, :0])
+        was = self.neighbours_view
+        batch = len(was.cu_seqlens) - 1
+        k, v = (x.new_zeros(batch, 0, *x.shape[2:], dtype=self.dtype) for x in was[:2])
+        view = self.neighbour.update(k, v)
         if self.window != 1:
-            assert torch.equal(view.k, k.flatten(0, 1)[None])
-            assert torch.equal(view.v, v.flatten(0, 1)[None])
-        assert self.neighbour.length.tolist() == [1] * len(k)
+            assert torch.equal(view.k, was.k)
+            assert torch.equal(view.v, was.v)
+        assert self.neighbour.length.tolist() == [1] * batch
 
     def reset_is_a_new_start(self) -> None:
         """After a reset, the cache works like a new one."""
@@ -570,8 +587,12 @@ class KVMachine(RuleBasedStateMachine):
         for n in range(self.batch):
             for position in self.kept(n):
                 live[self.cell(n, position)] = True
-        self.cache.k_pages[~live] = torch.nan
-        self.cache.v_pages[~live] = torch.nan
+        for x in self.stores():
+            if x.dtype.itemsize > 1:
+                x[~live] = torch.nan
+            else:
+                # The bits of NaN in float8_e4m3fn.
+                x.view(torch.int8)[~live] = 127
 
     @invariant()
     @precondition(lambda self: hasattr(self, "cache"))
@@ -597,6 +618,6 @@ class KVMachine(RuleBasedStateMachine):
     def tokens_lie_where_the_page_says(self) -> None:
         for n in range(self.batch):
             for position, (k, v) in zip(self.kept(n), self.model.tokens[n], strict=True):
-                page, row = self.cell(n, position)
-                assert (self.cache.k_pages[page, row] == k).all(), f"key {position} of {n} is lost"
-                assert (self.cache.v_pages[page, row] == v).all(), f"value {position} of {n}"
+                key, value = self.stored(*self.cell(n, position))
+                assert (key == k).all(), f"key {position} of {n} is lost"
+                assert (value == v).all(), f"value {position} of {n} is lost"

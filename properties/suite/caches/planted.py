@@ -5,8 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cache import ContiguousCache, KVCache, PagedCache, RecurrentCache, SlidingWindowCache
-from properties.suite.caches.kinds import ContiguousMachine, PagedMachine, SlidingMachine
+from kernels.cache import (
+    ContiguousCache,
+    KVCache,
+    PagedCache,
+    QuantizedCache,
+    RecurrentCache,
+    SlidingWindowCache,
+)
+from properties.suite.caches.kinds import (
+    ContiguousMachine,
+    PagedMachine,
+    QuantizedMachine,
+    SlidingMachine,
+)
 from properties.suite.caches.recurrent import RecurrentMachine
 
 
@@ -132,6 +144,51 @@ class LosesPages(PagedCache):
         self._free = free
 
 
+class AttendsBeforeItsTokens(PagedCache):
+    """Lengths of the attention do not count the new tokens."""
+
+    def _attend_in_place(self, q: Tensor, lengths: Tensor, *rest: Any) -> Any:
+        fewer = lengths if q.shape[1] == 0 else (lengths - 1).clamp(min=0)
+        return super()._attend_in_place(q, fewer, *rest)
+
+
+class BeginsBlocksAnew(QuantizedCache):
+    """Each update sets the scale of the block that it goes on with."""
+
+    def _scale(self, x: Tensor, scales: Tensor, update: Any) -> Tensor:
+        length = update.on_device[0].clone()
+        update.on_device[0] = 0
+        try:
+            return super()._scale(x, scales, update)
+        finally:
+            update.on_device[0] = length
+
+
+class ScalesPadding(QuantizedCache):
+    """The scale of a block covers the padding behind its tokens."""
+
+    def _scale(self, x: Tensor, scales: Tensor, update: Any) -> Tensor:
+        update.on_device[1] = x.shape[1]
+        try:
+            return super()._scale(x, scales, update)
+        finally:
+            update.on_device[1] = torch.tensor(update.counts)
+
+
+class CopiesCodesAlone(QuantizedCache):
+    """A shared page is copied without its scales."""
+
+    def _stores(self) -> tuple[Tensor, ...]:
+        return super()._stores()[:2]
+
+
+class SwapsScales(QuantizedCache):
+    """Attention takes the scales of the keys for those of the values."""
+
+    def _scales(self) -> dict[str, Tensor]:
+        return {"k_scale": self.v_scale, "v_scale": self.k_scale}
+
+
 class OneCounter(RecurrentCache):
     """All layers advance one counter."""
 
@@ -198,7 +255,13 @@ PLANTED = {
         StaleWindowAfterReset,
         ForgetsWhoForgot,
     ),
-    PagedMachine: (TransposesTheTable, WritesToSharedPages, LosesPages),
+    PagedMachine: (
+        TransposesTheTable,
+        WritesToSharedPages,
+        LosesPages,
+        AttendsBeforeItsTokens,
+    ),
+    QuantizedMachine: (BeginsBlocksAnew, ScalesPadding, CopiesCodesAlone, SwapsScales),
     RecurrentMachine: (
         OneCounter,
         ResetsStatesOnly,
