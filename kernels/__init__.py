@@ -5,11 +5,14 @@ keyword-only `mode` and `tile` besides, which change how an op computes and not 
 from kernels.cache import (
     CacheView,
     ContiguousCache,
+    CrossAttentionCache,
     KVCache,
+    LatentCache,
     PagedCache,
     QuantizedCache,
     RecurrentCache,
     SlidingWindowCache,
+    StreamingCache,
 )
 from kernels.conv.short_conv import short_conv
 from kernels.conv.token_shift import token_shift
@@ -76,11 +79,14 @@ from kernels.sums.solve_tril import solve_tril
 __all__ = [
     "CacheView",
     "ContiguousCache",
+    "CrossAttentionCache",
     "KVCache",
+    "LatentCache",
     "PagedCache",
     "QuantizedCache",
     "RecurrentCache",
     "SlidingWindowCache",
+    "StreamingCache",
     "abc",
     "attention",
     "attnres",

@@ -8,7 +8,14 @@ V value dim, N sequences, W window or taps, D dim of a head or channels, R table
 dims.
 """
 
-from reference.cache import CacheView, KVCache, QuantizedCache, RecurrentCache
+from reference.cache import (
+    CacheView,
+    CrossAttentionCache,
+    KVCache,
+    LatentCache,
+    QuantizedCache,
+    RecurrentCache,
+)
 from reference.cache.streaming import StreamingCache
 from reference.conv.short_conv import short_conv
 from reference.conv.token_shift import token_shift
@@ -75,7 +82,9 @@ from reference.sums.solve_tril import solve_tril
 
 __all__ = [
     "CacheView",
+    "CrossAttentionCache",
     "KVCache",
+    "LatentCache",
     "QuantizedCache",
     "RecurrentCache",
     "StreamingCache",

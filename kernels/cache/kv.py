@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import add
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -66,7 +67,9 @@ class KVCache(ABC):
     """
 
     ring: ClassVar[bool] = False
-    """Whether position p lies in row p % page_size of the only page of its sequence."""
+    """Whether a sequence has one page, which holds its last tokens."""
+    sinks: int = 0
+    """First tokens that such a page holds besides."""
 
     def __init__(self, batch: int, k_pages: Tensor, v_pages: Tensor) -> None:
         self.k_pages = k_pages
@@ -140,7 +143,18 @@ class KVCache(ABC):
                 )
         check_tensors(q=q, k=k, v=v)
         bind_dims(q=(q, "B T H K"), k=(k, "B T G K"), v=(v, "B T G V"))
-        options = self._window_options(options)
+        return self._attend_padded(q, k, v, offset, attention, self._window_options(options))
+
+    def _attend_padded(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        offset: int | Tensor | None,
+        attention: Callable[..., tuple[Tensor, Tensor | None]] | None,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Pack the queries, attend, and put the rows back where they were."""
         update = self._check(k, v, offset)
         packed, lse = self._attend(_pack(q, update.counts), update, attention, options)
         o = _unpack(packed[0], update.counts, q.shape[1], 0.0)
@@ -259,9 +273,10 @@ class KVCache(ABC):
         self, update: _Update, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor
     ) -> CacheView:
         """Gathered before anything is written: a ring still has what the chunk replaces."""
+        ends = map(add, update.length, update.counts)
         spans = [
-            old + new - first
-            for old, new, first in zip(update.length, update.counts, update.first, strict=True)
+            min(end, self.sinks) + max(0, end - first)
+            for end, first in zip(ends, update.first, strict=True)
         ]
         boundaries = [accumulate(update.counts, initial=0), accumulate(spans, initial=0)]
         cu_seqlens, cu_seqlens_k = torch.tensor(
@@ -270,7 +285,7 @@ class KVCache(ABC):
         length, _, first = update.on_device
         keys, values = pages.gather(
             k, v, k_pages, v_pages, self._table(),
-            first, length, cu_seqlens_k, sum(spans), max(spans), self.ring,
+            first, length, cu_seqlens_k, sum(spans), max(spans), self.ring, self.sinks,
         )  # fmt: skip
         return CacheView(keys, values, cu_seqlens, cu_seqlens_k)
 
@@ -279,7 +294,7 @@ class KVCache(ABC):
         length, counts, _ = update.on_device
         pages.append(
             update.k, update.v, self.k_pages, self.v_pages, self._table(),
-            length, counts, self.ring,
+            length, counts, self.ring, self.sinks,
         )  # fmt: skip
         self._length = [old + new for old, new in zip(update.length, update.counts, strict=True)]
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ class PagedCache(KVCache):
     Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
     PagedAttention" (arXiv 2309.06180).
     """
+
+    _gathers: ClassVar[bool] = True
+    """Whether `attention` could attend to a view of the pages."""
 
     def __init__(
         self,
@@ -168,8 +171,8 @@ class PagedCache(KVCache):
         differentiable = torch.is_grad_enabled() and any(
             isinstance(x, Tensor) and x.requires_grad for x in given
         )
-        # The kernel that reads pages has no gradient; pages of 8 bits have no other.
-        if attention is not None or (differentiable and not self._scales()):
+        # The kernel that reads pages has no gradient.
+        if attention is not None or (differentiable and self._gathers):
             return super()._attend(q, update, attention, options)
         length, counts, _ = update.on_device
         ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()

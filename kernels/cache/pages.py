@@ -5,9 +5,10 @@ Every cache stores its keys and values in pages, `[P, page_size, G, D]`, and a t
 
     the token at position p of sequence n lies in row p % page_size of page table[n, p // page_size]
 
-A contiguous cache is one page of `capacity` tokens per sequence. With `ring` the pages of a
-sequence hold its last `page_size` tokens: position p lies in row p % page_size of page table[n, 0].
-Keys and values have each their own head dim and strides.
+A contiguous cache is one page of `capacity` tokens per sequence. With `ring` the page of a sequence
+holds its first `sinks` tokens, and behind them a ring of its last ones: position p >= sinks lies in
+row sinks + (p - sinks) % (page_size - sinks) of page table[n, 0]. Keys and values have each their
+own head dim and strides.
 
 The ops trust their tables and lengths; the cache classes check them on the host, where they live.
 """
@@ -22,14 +23,17 @@ from kernels.tiles import cdiv, next_power_of_2
 
 
 @triton.jit
-def _page_and_row(table, position, page_size, mask, RING: tl.constexpr):
+def _page_and_row(table, position, page_size, sinks, mask, RING: tl.constexpr):
     """Where the tokens at `position` of one sequence lie; `table` points at its pages."""
     if RING:
         block = tl.zeros_like(position)
+        turn = sinks + (position - sinks) % (page_size - sinks)
+        row = tl.where(position < sinks, position, turn)
     else:
         block = position // page_size
+        row = position % page_size
     page = tl.load(table + block, mask=mask).to(tl.int64)
-    return page, position % page_size
+    return page, row
 
 
 @triton.jit
@@ -46,10 +50,10 @@ def _append_rows(
     tl.store(pages + target, tl.load(x + source, mask=mask), mask=mask)
 
 
-@triton.jit(do_not_specialize=["blocks_per_sequence"])
+@triton.jit(do_not_specialize=["blocks_per_sequence", "sinks"])
 def _append_kernel(
     k, v, k_pages, v_pages, table, length, offset,
-    blocks_per_sequence, page_size, stride_table,
+    blocks_per_sequence, page_size, sinks, stride_table,
     stride_kn, stride_kt, stride_kg, stride_kd,
     stride_vn, stride_vt, stride_vg, stride_vd,
     stride_kp, stride_kr, stride_kpg, stride_kpd,
@@ -68,7 +72,7 @@ def _append_kernel(
         # In a chunk longer than the ring, early tokens would race with late ones for their rows.
         new = new & (t >= count - page_size)
     position = tl.load(length + n) + t
-    page, row = _page_and_row(table + n * stride_table, position, page_size, new, RING)
+    page, row = _page_and_row(table + n * stride_table, position, page_size, sinks, new, RING)
     _append_rows(
         k, k_pages, n, t, g, page, row, new,
         stride_kn, stride_kt, stride_kg, stride_kd,
@@ -101,10 +105,10 @@ def _gather_rows(
     tl.store(packed + target[:, None] * D + d[None, :], rows, mask=inside)
 
 
-@triton.jit(do_not_specialize=["blocks_per_sequence"])
+@triton.jit(do_not_specialize=["blocks_per_sequence", "sinks"])
 def _gather_kernel(
     k_packed, v_packed, k, v, k_pages, v_pages, table, first, length, cu_seqlens_k,
-    blocks_per_sequence, page_size, stride_table,
+    blocks_per_sequence, page_size, sinks, stride_table,
     stride_kn, stride_kt, stride_kg, stride_kd,
     stride_vn, stride_vt, stride_vg, stride_vd,
     stride_kp, stride_kr, stride_kpg, stride_kpd,
@@ -119,10 +123,10 @@ def _gather_kernel(
     start = tl.load(cu_seqlens_k + n)
     inside = j < tl.load(cu_seqlens_k + n + 1) - start
     old_length = tl.load(length + n)
-    position = tl.load(first + n) + j
+    position = tl.where(j < sinks, j, tl.load(first + n) + j - sinks)
     stored = inside & (position < old_length)
     fresh = inside & (position >= old_length)
-    page, row = _page_and_row(table + n * stride_table, position, page_size, stored, RING)
+    page, row = _page_and_row(table + n * stride_table, position, page_size, sinks, stored, RING)
     target = (start + j) * G + g
     _gather_rows(
         k_packed, k, k_pages, n, position - old_length, g, page, row, target, stored, fresh,
@@ -156,6 +160,7 @@ def append(
     length: Tensor,
     offset: Tensor,
     ring: bool,
+    sinks: int = 0,
 ) -> None:
     """Write the first `offset[n]` tokens of each sequence behind its `length[n]` tokens.
 
@@ -164,7 +169,8 @@ def append(
         k_pages, v_pages: the storage, [P, page_size, G, K] and [P, page_size, G, V].
         table: Int32[N, blocks], the pages of each sequence.
         length, offset: Int64[N], tokens before and new tokens.
-        ring: the page of a sequence holds its last `page_size` tokens.
+        ring, sinks: the page of a sequence holds its first `sinks` tokens and its last ones. With
+            sinks an update has at most one token.
     """
     sizes = _check(k, v, k_pages, v_pages, table, length, offset)
     blocks = _blocks(sizes["K"], sizes["V"])
@@ -173,7 +179,7 @@ def append(
     with torch.cuda.device_of(k):
         _append_kernel[grid](
             k, v, k_pages, v_pages, table, length, offset,
-            per_sequence, sizes["page_size"], table.stride(0),
+            per_sequence, sizes["page_size"], sinks, table.stride(0),
             *k.stride(), *v.stride(), *k_pages.stride(), *v_pages.stride(),
             sizes["K"], sizes["V"],
             RING=ring, **blocks,
@@ -181,7 +187,7 @@ def append(
 
 
 @append.register_fake
-def _(k, v, k_pages, v_pages, table, length, offset, ring):
+def _(k, v, k_pages, v_pages, table, length, offset, ring, sinks=0):
     _check(k, v, k_pages, v_pages, table, length, offset)
 
 
@@ -198,16 +204,17 @@ def gather(
     tokens: int,
     longest: int,
     ring: bool,
+    sinks: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Pack what is stored and what is new, sequence after sequence.
 
-    Token j of sequence n has position `first[n] + j`; it comes from the pages if that is below
-    `length[n]` and from `k`, `v` otherwise. The storage is only read, so that a ring still holds
-    the tokens that the new ones are going to replace.
+    Token j of sequence n has position j if it is a sink, else `first[n] + j - sinks`. It comes from
+    the pages if that is below `length[n]` and from `k`, `v` otherwise. The storage is only read, so
+    that a ring still holds the tokens that the new ones are going to replace.
 
     Args:
-        k, v, k_pages, v_pages, table, length, ring: as in `append`.
-        first: Int64[N], the position of the first token wanted.
+        k, v, k_pages, v_pages, table, length, ring, sinks: as in `append`.
+        first: Int64[N], the position of the first token wanted behind the sinks.
         cu_seqlens_k: Int32[N+1], where each sequence starts in the result.
         tokens, longest: `cu_seqlens_k[-1]` and the longest sequence, known to the host.
 
@@ -223,7 +230,7 @@ def gather(
     with torch.cuda.device_of(k):
         _gather_kernel[grid](
             k_packed, v_packed, k, v, k_pages, v_pages, table, first, length, cu_seqlens_k,
-            per_sequence, sizes["page_size"], table.stride(0),
+            per_sequence, sizes["page_size"], sinks, table.stride(0),
             *k.stride(), *v.stride(), *k_pages.stride(), *v_pages.stride(),
             sizes["G"], sizes["K"], sizes["V"],
             RING=ring, **blocks,
@@ -233,7 +240,7 @@ def gather(
 
 @gather.register_fake
 def _(
-    k, v, k_pages, v_pages, table, first, length, cu_seqlens_k, tokens, longest, ring
+    k, v, k_pages, v_pages, table, first, length, cu_seqlens_k, tokens, longest, ring, sinks=0
 ):  # fmt: skip
     sizes = _check(k, v, k_pages, v_pages, table, length, first)
     return (

@@ -46,6 +46,8 @@ class QuantizedCache(PagedCache):
     scaling and saturation; Liu et al., "KIVI" (arXiv 2402.02750) for scales per token.
     """
 
+    _gathers = False
+
     def __init__(
         self,
         batch: int,

@@ -1,4 +1,4 @@
-"""The cache of linear attention: one state per layer, whatever the number of tokens."""
+"""The cache of recurrences and convolutions: one state a layer, whatever the number of tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,12 +27,15 @@ def _rows(places: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class RecurrentCache:
-    """The recurrent states of a model's linear layers, and how many tokens each layer has seen.
+    """The states of a model's recurrences and convolutions, and how many tokens each has seen.
 
         update:   state of layer ← state, length of layer ← length of layer + offset
         reorder:  state, length of n ← those of index[n], in every layer
         reset:    state ← None, length ← 0, in every layer
         rollback: state, length of n ← those after all but the last tokens[n] tokens
+
+    A layer has one state: [N, H, K, V] of a recurrence, [N, W-1, D] of a short convolution. A layer
+    of the model that has both takes two.
 
     Every layer counts its own tokens. In the middle of a forward pass the first layers have
     advanced and the others not; `length`, which is one answer for all layers, then refuses to give
@@ -93,7 +96,7 @@ class RecurrentCache:
         return torch.tensor(self._length[layer], device=None if state is None else state.device)
 
     def state(self, layer: int = 0) -> Tensor | None:
-        """The state [N, H, K, V] of a layer, float32; None before its first update.
+        """The state [N, ...] of a layer, float32; None before its first update.
 
         Raises:
             TypeError, ValueError: no such layer.
@@ -104,8 +107,8 @@ class RecurrentCache:
         """Replace a layer's state by the one after `offset` more tokens, and return it.
 
         Args:
-            state: the final state [N, H, K, V] of the op, float32; H, K, V and the device stay what
-                they were in the layer's first update.
+            state: the final state [N, ...] of the op, float32; dims and device stay what they were
+                in the layer's first update.
             layer: which layer, in [0, layers).
             offset: number of new *tokens*, or Int[N]. It has no default: nothing in the shape of a
                 state tells it.
@@ -116,10 +119,10 @@ class RecurrentCache:
         """
         layer = self._check_layer(layer)
         if not isinstance(state, Tensor):
-            raise TypeError(f"state: {describe(state)}, expected a tensor [N, H, K, V]")
+            raise TypeError(f"state: {describe(state)}, expected a tensor [N, ...]")
         old = self._states[layer]
-        if state.dim() != 4 or state.shape[0] != self.batch:
-            raise ValueError(f"state: {describe(state)}, expected [{self.batch}, H, K, V]")
+        if state.dim() < 2 or state.shape[0] != self.batch:
+            raise ValueError(f"state: {describe(state)}, expected [{self.batch}, ...]")
         check_dtype("state", state, torch.float32)
         if old is not None and (state.shape != old.shape or state.device != old.device):
             raise ValueError(

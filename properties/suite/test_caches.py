@@ -23,14 +23,18 @@ from kernels.cache import (
 )
 from properties import simulator
 from properties.suite.caches.calls import check_refusal
+from properties.suite.caches.cross import CrossAttentionMachine
+from properties.suite.caches.decoding import DecodingMachine
 from properties.suite.caches.kinds import (
     ContiguousMachine,
     PagedMachine,
     QuantizedMachine,
     SlidingMachine,
 )
+from properties.suite.caches.latent import LatentMachine
 from properties.suite.caches.machine import variant
 from properties.suite.caches.recurrent import RecurrentMachine
+from properties.suite.caches.streaming import StreamingMachine
 
 MACHINES = {
     ContiguousMachine: {"no room", "ragged", "nothing new", "cropped", "duplicated"},
@@ -52,6 +56,17 @@ MACHINES = {
         "given scales",
         "went on with a block",
     },
+    LatentMachine: {
+        "no room",
+        "cropped",
+        "duplicated",
+        "copied a shared page",
+        "absorbed",
+        "naive",
+    },
+    CrossAttentionMachine: {"written twice", "duplicated", "ragged"},
+    StreamingMachine: {"wrapped", "past the sinks", "forgotten", "cropped", "ragged"},
+    DecodingMachine: {"nothing new", "took back another number of each"},
     RecurrentMachine: {"between layers", "forgotten"},
 }
 

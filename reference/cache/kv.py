@@ -138,14 +138,15 @@ class KVCache:
             raise ValueError(f"q: shape {tuple(q.shape)}, expected B and T of k, {k.shape[:2]}")
         before = [*self.tokens], [*self.forgotten]
         view = self.update(k, v, offset)
-        o = q.new_zeros(*q.shape[:3], v.shape[-1])
-        lse: Tensor | None = None
+        o = lse = None
         try:
             for n, count in enumerate(counts):
                 keys = slice(int(view.cu_seqlens_k[n]), int(view.cu_seqlens_k[n + 1]))
                 rows, row_lse = attention(
                     q[n : n + 1, :count], view.k[:, keys], view.v[:, keys], causal=True, **options
                 )
+                if o is None:
+                    o = q.new_zeros(*q.shape[:3], rows.shape[-1])
                 o[n, :count] = rows[0]
                 if row_lse is not None:
                     if lse is None:
@@ -154,6 +155,7 @@ class KVCache:
         except BaseException:
             self.tokens, self.forgotten = before
             raise
+        assert o is not None
         return o, lse
 
     def crop(self, length: int | Int[Tensor, " B"]) -> None:

@@ -1,4 +1,4 @@
-"""The cache of linear attention: one state per layer, whatever the number of tokens."""
+"""The cache of recurrences and convolutions: one state a layer, whatever the number of tokens."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,12 +8,15 @@ from reference.cache.counts import sequence_indices, token_counts
 
 
 class RecurrentCache:
-    """The recurrent states of a model's linear layers, and how many tokens each layer has seen.
+    """The states of a model's recurrences and convolutions, and how many tokens each has seen.
 
         update:   state of layer ← state, length of layer ← length of layer + offset
         reorder:  state, length of n ← those of index[n], in every layer
         reset:    state ← None, length ← 0, in every layer
         rollback: state, length of n ← those after all but the last tokens[n] tokens
+
+    A layer has one state: [N, H, K, V] of a recurrence, [N, W-1, D] of a short convolution. A layer
+    of the model that has both takes two.
 
     Every layer counts its own tokens. In the middle of a forward pass the first layers have
     advanced and the others not; `length`, which is one answer for all layers, then refuses to give
@@ -58,17 +61,17 @@ class RecurrentCache:
         """Tokens that one layer has seen of each sequence, Int64[N]."""
         return torch.tensor(self.seen[self._check_layer(layer)])
 
-    def state(self, layer: int = 0) -> Float[Tensor, "N H K V"] | None:
+    def state(self, layer: int = 0) -> Float[Tensor, "N *dims"] | None:
         """The state of a layer; None before its first token."""
         return self.states[self._check_layer(layer)]
 
     def update(
         self,
-        state: Float[Tensor, "N H K V"],
+        state: Float[Tensor, "N *dims"],
         layer: int = 0,
         *,
         offset: int | Int[Tensor, " N"],
-    ) -> Float[Tensor, "N H K V"]:
+    ) -> Float[Tensor, "N *dims"]:
         """Replace a layer's state by the one after `offset` more tokens, and return it.
 
         Args:
@@ -84,9 +87,9 @@ class RecurrentCache:
         layer = self._check_layer(layer)
         batch = len(self.seen[layer])
         if not isinstance(state, Tensor):
-            raise TypeError(f"state: {type(state).__name__}, expected a tensor [N, H, K, V]")
-        if state.dim() != 4 or state.shape[0] != batch:
-            raise ValueError(f"state: shape {list(state.shape)}, expected [{batch}, H, K, V]")
+            raise TypeError(f"state: {type(state).__name__}, expected a tensor [N, ...]")
+        if state.dim() < 2 or state.shape[0] != batch:
+            raise ValueError(f"state: shape {list(state.shape)}, expected [{batch}, ...]")
         old = self.states[layer]
         if old is not None and (state.shape != old.shape or state.dtype != old.dtype):
             raise ValueError(

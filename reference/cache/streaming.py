@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from reference.cache.counts import sequence_indices, token_counts
 from reference.position.rotary import rotary_embedding
 from reference.softmax.attention import attention as softmax_attention
 
@@ -17,10 +18,12 @@ class StreamingCache:
         held of n ← held[:sinks] + (held[sinks:] + [token])[-window:]
         places    = 0, 1, ..., len(held) - 1
         o         = attention of the token, at the last place, to held, each key at its place
+        reorder:    held of n ← held of index[n]
+        reset:      held ← []
 
     Keys are held as they come, and rotated by their place in the cache and not in the stream, so
     that no distance exceeds what the model was trained with. Each token of an update first enters
-    the cache and then attends.
+    the cache and then attends. `length` counts the tokens seen, the forgotten ones too.
 
     Args:
         batch: number of sequences B.
@@ -37,6 +40,12 @@ class StreamingCache:
                 raise ValueError(f"{name}: {value}, expected at least {least}")
         self.sinks, self.window = sinks, window
         self.tokens: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(batch)]
+        self.forgotten = [0] * batch
+
+    @property
+    def length(self) -> Int[Tensor, " B"]:
+        """Tokens seen by each sequence, Int64[B]."""
+        return torch.tensor([len(t) + f for t, f in zip(self.tokens, self.forgotten, strict=True)])
 
     def attend(
         self,
@@ -46,6 +55,7 @@ class StreamingCache:
         cos: Float[Tensor, "R P"],
         sin: Float[Tensor, "R P"],
         *,
+        offset: int | Int[Tensor, " B"] | None = None,
         attention: Callable[..., Any] = softmax_attention,
         **options: Any,
     ) -> Float[Tensor, "B T H V"]:
@@ -54,11 +64,13 @@ class StreamingCache:
         Args:
             q, k, v: of the new tokens, not rotated.
             cos, sin: tables of at least `sinks + window` places, see `rotary_embedding`.
+            offset: how many of the T tokens are real, see `KVCache.update`; the o of others is 0.
             options: of `attention`; its `causal` and `window` follow from the cache.
 
         Raises:
-            ValueError: another batch than the cache has; tables too short. The cache is then as it
-                was.
+            TypeError: `offset` is no int and no integer tensor.
+            ValueError: another batch than the cache has; tables too short; an `offset` below 0 or
+                above T. The cache is then as it was.
         """
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.dim() != 4 or x.shape[:2] != (len(self.tokens), k.shape[1]):
@@ -67,10 +79,15 @@ class StreamingCache:
         if cos.shape[0] < self.sinks + self.window:
             places = self.sinks + self.window
             raise ValueError(f"cos: {cos.shape[0]} places, expected at least {places}")
+        counts = token_counts("offset", k.shape[1] if offset is None else offset, len(self.tokens))
+        if max(counts) > k.shape[1]:
+            raise ValueError(f"offset: {max(counts)}, expected at most the T={k.shape[1]} tokens")
         o = q.new_zeros(*q.shape[:3], v.shape[-1])
-        for n, held in enumerate(self.tokens):
-            for t in range(k.shape[1]):
+        tokens, forgotten = list(self.tokens), list(self.forgotten)
+        for n, held in enumerate(tokens):
+            for t in range(counts[n]):
                 held = [*held, (k[n, t].clone(), v[n, t].clone())]
+                forgotten[n] += len(held) > self.sinks + self.window
                 held = held[: self.sinks] + held[self.sinks :][-self.window :]
                 keys = torch.stack([key for key, _ in held])[None]
                 values = torch.stack([value for _, value in held])[None]
@@ -78,9 +95,44 @@ class StreamingCache:
                 query = rotary_embedding(query, cos, sin, seqlen_offsets=len(held) - 1)
                 keys = rotary_embedding(keys, cos, sin)
                 o[n, t] = attention(query, keys, values, causal=True, **options)[0][0, 0]
-            self.tokens[n] = held
+            tokens[n] = held
+        self.tokens, self.forgotten = tokens, forgotten
         return o
+
+    def crop(self, length: int | Int[Tensor, " B"]) -> None:
+        """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
+
+        Raises:
+            TypeError: `length` is no int and no integer tensor.
+            ValueError: `length` is negative, or the next token would need a key that is forgotten.
+                No sequence is then cropped.
+        """
+        wanted = token_counts("length", length, len(self.tokens))
+        seen = self.length.tolist()
+        for n, new in enumerate(wanted):
+            needed = range(max(self.sinks, new - (self.window - 1)), new)
+            forgotten = range(self.sinks, self.sinks + self.forgotten[n])
+            if new < seen[n] and needed and needed[0] in forgotten:
+                raise ValueError(
+                    f"length: {new} for sequence {n}; the next token would need that at position "
+                    f"{needed[0]}, which is forgotten"
+                )
+        for n, new in enumerate(wanted):
+            self.forgotten[n] = min(self.forgotten[n], max(0, new - self.sinks))
+            self.tokens[n] = self.tokens[n][: new - self.forgotten[n]]
+
+    def reorder(self, index: Int[Tensor, " M"]) -> None:
+        """Make sequence n what sequence `index[n]` was; M may differ from B.
+
+        Raises:
+            TypeError: `index` is no integer tensor.
+            ValueError: it is empty, or names a sequence outside [0, B).
+        """
+        indices = sequence_indices(index, len(self.tokens))
+        self.tokens = [list(self.tokens[n]) for n in indices]
+        self.forgotten = [self.forgotten[n] for n in indices]
 
     def reset(self) -> None:
         """Forget everything."""
         self.tokens = [[] for _ in self.tokens]
+        self.forgotten = [0] * len(self.tokens)

@@ -251,3 +251,15 @@ def test_all_tokens_may_be_taken_back() -> None:
     assert kept is not None
     assert kept.flatten().tolist() == [0, 1]
     assert cache.length.tolist() == [0, 3]
+
+
+def test_a_layer_may_hold_the_rows_of_a_convolution() -> None:
+    cache = RecurrentCache(2)
+    rows = torch.arange(12.0).view(2, 2, 3)
+    cache.update(rows, offset=2)
+    cache.reorder(torch.tensor([1]))
+    kept = cache.state()
+    assert kept is not None
+    assert torch.equal(kept, rows[1:])
+    with pytest.raises(ValueError, match=r"^state: shape \[1\], expected \[1, \.\.\.\]"):
+        cache.update(rows[0, 0, :1], offset=1)

@@ -61,6 +61,36 @@ def test_it_does_not_matter_how_a_stream_is_cut(cuts: tuple[int, ...]) -> None:
     torch.testing.assert_close(o[:, -1], want[:, -1], rtol=1e-12, atol=1e-12)
 
 
+def test_a_ragged_batch_is_reordered_with_what_it_has_forgotten() -> None:
+    """With equal logits and no rotation, outputs are means of the values held."""
+    cache = reference.StreamingCache(2, sinks=1, window=2)
+    nothing = torch.ones(3, 0, dtype=torch.float64), torch.zeros(3, 0, dtype=torch.float64)
+    v = torch.cat([one(1, 2, 3, 4, 5), one(10, 20, 30, 40, 50)])
+    cache.attend(0 * v, 0 * v, v, *nothing, offset=torch.tensor([5, 2]))
+    assert cache.length.tolist() == [5, 2]
+    cache.reorder(torch.tensor([1, 0, 1]))
+    v = torch.cat([one(60), one(6), one(90)])
+    o = cache.attend(0 * v, 0 * v, v, *nothing)
+    torch.testing.assert_close(o.flatten(), rows(30, 4, 40), rtol=1e-15, atol=0)
+    assert cache.length.tolist() == [3, 6, 3]
+
+
+def test_a_crop_needs_the_tokens_that_the_next_one_sees() -> None:
+    cache = reference.StreamingCache(1, sinks=1, window=3)
+    nothing = torch.ones(4, 0, dtype=torch.float64), torch.zeros(4, 0, dtype=torch.float64)
+    v = one(1, 2, 3, 4, 5, 6)
+    cache.attend(0 * v, 0 * v, v, *nothing)
+    with pytest.raises(ValueError, match=r"^length: 4 for sequence 0"):
+        cache.crop(4)
+    cache.crop(5)
+    o = cache.attend(0 * v[:, :1], 0 * v[:, :1], one(9), *nothing)
+    torch.testing.assert_close(o, one((1 + 4 + 5 + 9) / 4), rtol=1e-15, atol=0)
+    cache.crop(1)
+    o = cache.attend(0 * v[:, :1], 0 * v[:, :1], one(3), *nothing)
+    torch.testing.assert_close(o, one(2), rtol=1e-15, atol=0)
+    assert cache.length.tolist() == [2]
+
+
 def test_a_bad_argument_is_named_and_changes_nothing() -> None:
     cache = reference.StreamingCache(2, sinks=1, window=2)
     x, table = draw(0, 2, 1, 1, 2), torch.ones(2, 1, dtype=torch.float64)

@@ -1,6 +1,6 @@
 """kv caches, called in any order and compared with lists of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar
 
@@ -51,6 +51,11 @@ def smallest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
 
+def relative_error(terms: int, with_kernel: bool) -> float:
+    """Of a softmax of small logits, see `KVMachine.check_rows`."""
+    return 2 * (terms + 8) * torch.finfo(torch.float32 if with_kernel else torch.float64).eps
+
+
 def variant(machine: type[Any], device: torch.device, **attributes: Any) -> type[Any]:
     """The machine on a device, with its own record of what it reaches."""
     return type(machine.__name__, (machine,), {"device": device, "reached": set(), **attributes})
@@ -83,6 +88,8 @@ class KVMachine(RuleBasedStateMachine):
 
     cache: KVCache
     window: int | None = None
+    longest: ClassVar[int] = 2
+    """Tokens of an update whose arguments are bad."""
     view_dtype: ClassVar[torch.dtype | None] = None
     """Of the keys and values of a view; None for that of the tokens."""
 
@@ -379,15 +386,20 @@ class KVMachine(RuleBasedStateMachine):
         want, want_lse = in_double(q[None], k, v, **options)
         size, _ = in_double(q[None], k, v.abs(), **options)
         assert want_lse is not None
-        arithmetic = torch.float32 if with_kernel else torch.float64
-        sums = 2 * (len(tokens) + 8) * torch.finfo(arithmetic).eps
-        storage = torch.finfo(self.dtype).eps / 2 if with_kernel else 0.0
-        tiny = (len(tokens) + 8) * smallest(arithmetic) + with_kernel * smallest(self.dtype)
-        budget = (sums + storage) * size[0] + storage * want[0].abs() + tiny
+        budget = self.budget(want[0], size[0], len(tokens), with_kernel)
         error = (o - want[0]).abs()
         assert (error <= budget).all(), f"sequence {n} attends otherwise: {o}, want {want[0]}"
         if lse is not None:
-            assert ((lse - want_lse[0]).abs() <= 8 * sums).all(), f"LSE {lse}, want {want_lse[0]}"
+            bound = 8 * relative_error(len(tokens), with_kernel)
+            assert ((lse - want_lse[0]).abs() <= bound).all(), f"LSE {lse}, want {want_lse[0]}"
+
+    def budget(self, want: Tensor, size: Tensor, terms: int, with_kernel: bool) -> Tensor:
+        """See `check_rows`; `size` is the attention over the sizes of so many values."""
+        storage = torch.finfo(self.dtype).eps / 2 if with_kernel else 0.0
+        tiny = (terms + 8) * smallest(torch.float32 if with_kernel else torch.float64)
+        if with_kernel:
+            tiny += smallest(self.dtype)
+        return (relative_error(terms, with_kernel) + storage) * size + storage * want.abs() + tiny
 
     @precondition(lambda self: any(self.length()))
     @rule(
@@ -480,7 +492,7 @@ class KVMachine(RuleBasedStateMachine):
 
     def refused_calls(self) -> None:
         """Bad arguments: nothing is launched and nothing changes."""
-        tokens = 2
+        tokens = self.longest
         q, k, v = self.draw_tokens(tokens, 0)
         cache: Any = self.cache
         batch = self.batch
@@ -526,10 +538,25 @@ class KVMachine(RuleBasedStateMachine):
             ("index", lambda: cache.reorder(index[None])),
             ("index", lambda: cache.reorder(index.tolist())),
             ("index", lambda: cache.reorder(floats)),
+            *self.refused_attention(q, k, v),
+        ]
+        with recorded_launches() as launched:
+            self.refuse(*calls)
+        assert launched == [], f"a refused call launched {launched}"
+        self.attention_that_refuses()
+
+    def refused_attention(
+        self, q: Tensor, k: Tensor, v: Tensor
+    ) -> list[tuple[str, Callable[[], object]]]:
+        """Bad arguments of `attend`."""
+        cache: Any = self.cache
+        index = torch.arange(self.batch)
+        tokens = q.shape[1]
+        calls: list[tuple[str, Callable[[], object]]] = [
             ("causal", lambda: cache.attend(q, k, v, attention=in_double, causal=False)),
             ("cu_seqlens", lambda: cache.attend(q, k, v, attention=in_double, cu_seqlens=index)),
             ("cu_seqlens_k", lambda: cache.attend(q, k, v, cu_seqlens_k=index)),
-            ("g", lambda: cache.attend(q, k, v, attention=in_double, g=floats)),
+            ("g", lambda: cache.attend(q, k, v, attention=in_double, g=index)),
             ("q", lambda: cache.attend(None, k, v, attention=in_double)),
             ("k", lambda: cache.attend(q[:0], k, v, attention=in_double)),
             ("k", lambda: cache.attend(q[:, :1], k, v, attention=in_double)),
@@ -540,10 +567,7 @@ class KVMachine(RuleBasedStateMachine):
         if self.window is not None:
             wider = {"attention": in_double, "window": self.window + 1}
             calls.append(("window", lambda: cache.attend(q, k, v, **wider)))
-        with recorded_launches() as launched:
-            self.refuse(*calls)
-        assert launched == [], f"a refused call launched {launched}"
-        self.attention_that_refuses()
+        return calls
 
     def attention_that_refuses(self) -> None:
         """Options that only the attention rejects: nothing has been appended then."""
@@ -562,7 +586,7 @@ class KVMachine(RuleBasedStateMachine):
                 ),
             )
 
-    def kept(self, n: int) -> range:
+    def kept(self, n: int) -> Sequence[int]:
         """The positions that sequence `n` still holds."""
         first = self.model.forgotten[n]
         return range(first, first + len(self.model.tokens[n]))

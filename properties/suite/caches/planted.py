@@ -7,19 +7,26 @@ from torch import Tensor
 
 from kernels.cache import (
     ContiguousCache,
+    CrossAttentionCache,
     KVCache,
+    LatentCache,
     PagedCache,
     QuantizedCache,
     RecurrentCache,
     SlidingWindowCache,
+    StreamingCache,
 )
+from properties.suite.caches.cross import CrossAttentionMachine
+from properties.suite.caches.decoding import DecodingMachine
 from properties.suite.caches.kinds import (
     ContiguousMachine,
     PagedMachine,
     QuantizedMachine,
     SlidingMachine,
 )
+from properties.suite.caches.latent import LatentMachine
 from properties.suite.caches.recurrent import RecurrentMachine
+from properties.suite.caches.streaming import StreamingMachine
 
 
 class CountsHeads(ContiguousCache):
@@ -189,6 +196,91 @@ class SwapsScales(QuantizedCache):
         return {"k_scale": self.v_scale, "v_scale": self.k_scale}
 
 
+class ScalesByTheLatent(LatentCache):
+    """The default scale is that of the absorbed query, which has R channels and not K."""
+
+    def _attend_in_place(self, q: Tensor, lengths: Tensor, ends: Tensor, options: Any) -> Any:
+        return super()._attend_in_place(q, lengths, ends, options | {"scale": None})
+
+
+class ForgetsRotaryKeys(LatentCache):
+    """A shared page is copied without its rotary keys."""
+
+    def _stores(self) -> tuple[Tensor, ...]:
+        return (self.k_pages,)
+
+
+class ReadsLatentsOfOneStride(LatentCache):
+    """The absorbed form takes rotary keys for the first latents."""
+
+    def _attend_in_place(self, *given: Any) -> Any:
+        pool, self.pool = self.pool, self.pool.roll(1, -1)
+        try:
+            return super()._attend_in_place(*given)
+        finally:
+            self.pool = pool
+
+
+class EvictsSinks(StreamingCache):
+    """The ring goes over the sinks."""
+
+    def _write(self, update: Any) -> None:
+        sinks, self.sinks = self.sinks, 0
+        super()._write(update)
+        self.sinks = sinks
+
+
+class ForgetsOneEarly(StreamingCache):
+    """The token that the next one replaces is gone before it has to be."""
+
+    def _first_visible(self) -> list[int]:
+        return [max(self.sinks, length + 2 - self.window) for length in self._length]
+
+
+class RotatesByTheStream(StreamingCache):
+    """Places of a full cache go on with the stream, as far as the tables do."""
+
+    def attend(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, **given: Any
+    ) -> Any:
+        shift = max(0, min(max(self._length), len(cos) - self.sinks - self.window))
+        return super().attend(q, k, v, cos.roll(-shift, 0), sin.roll(-shift, 0), **given)
+
+
+class StaleRingAfterReset(StreamingCache):
+    """Keeps the first position of the ring from before the reset."""
+
+    def reset(self) -> None:
+        self._length = [0] * self.batch
+
+
+class WritesAgain(CrossAttentionCache):
+    """A second update appends to the first."""
+
+    def _reserve(self, counts: list[int]) -> None:
+        PagedCache._reserve(self, counts)
+
+
+class StaysWrittenAfterReset(CrossAttentionCache):
+    """Nothing can be written after a reset."""
+
+    def reset(self) -> None:
+        PagedCache.reset(self)
+
+
+class AttendsCausally(CrossAttentionCache):
+    """Queries do not see the keys behind their own number."""
+
+    def attend(self, q: Tensor, **given: Any) -> Any:  # type: ignore[override]
+        length = self._length
+        if isinstance(q, Tensor) and self._written:
+            self._length = [min(old, q.shape[1]) for old in length]
+        try:
+            return super().attend(q, **given)
+        finally:
+            self._length = length
+
+
 class OneCounter(RecurrentCache):
     """All layers advance one counter."""
 
@@ -239,6 +331,41 @@ class ReordersThePresentOnly(RecurrentCache):
         self._past = past
 
 
+class KeepsTheConvolution(RecurrentCache):
+    """A rollback takes back recurrences alone."""
+
+    def rollback(self, tokens: int | Tensor) -> None:
+        convolution = self._states[0]
+        super().rollback(tokens)
+        self._states[0] = convolution
+
+
+class ReordersRecurrencesAlone(RecurrentCache):
+    """A reorder leaves convolutions where they are."""
+
+    def reorder(self, index: Tensor) -> None:
+        convolution = self._states[0]
+        super().reorder(index)
+        if convolution is not None and len(convolution) == len(index):
+            self._states[0] = convolution
+
+
+class KeepsTheNewestState(RecurrentCache):
+    """States are those after the first update past the place that is rolled back to."""
+
+    def rollback(self, tokens: int | Tensor) -> None:
+        whole = [[*past] for past in self._past]
+        now = list(zip(self._states, self._length, strict=True))
+        for past, (state, _) in zip(self._past, now, strict=True):
+            later = [place[0] for place in past[1:]] + [state]
+            past[:] = [(s, length) for s, (_, length) in zip(later, past, strict=True)]
+        try:
+            super().rollback(tokens)
+        except ValueError:
+            self._past = whole
+            raise
+
+
 PLANTED = {
     ContiguousMachine: (
         CountsHeads,
@@ -262,6 +389,10 @@ PLANTED = {
         AttendsBeforeItsTokens,
     ),
     QuantizedMachine: (BeginsBlocksAnew, ScalesPadding, CopiesCodesAlone, SwapsScales),
+    LatentMachine: (ScalesByTheLatent, ForgetsRotaryKeys, ReadsLatentsOfOneStride),
+    CrossAttentionMachine: (WritesAgain, StaysWrittenAfterReset, AttendsCausally),
+    StreamingMachine: (EvictsSinks, ForgetsOneEarly, RotatesByTheStream, StaleRingAfterReset),
+    DecodingMachine: (KeepsTheConvolution, ReordersRecurrencesAlone, KeepsTheNewestState),
     RecurrentMachine: (
         OneCounter,
         ResetsStatesOnly,

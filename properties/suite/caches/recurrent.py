@@ -181,7 +181,7 @@ class RecurrentMachine(RuleBasedStateMachine):
         one_more = torch.ones(self.batch + 1).long()
         calls: list[tuple[str, Callable[[], object]]] = [
             ("state", lambda: cache.update((state, state), offset=1)),
-            ("state", lambda: cache.update(state[0], offset=1)),
+            ("state", lambda: cache.update(state[:, 0, 0, 0], offset=1)),
             ("state", lambda: cache.update(torch.cat([state, state]), offset=1)),
             ("state", lambda: cache.update(state.half(), offset=1)),
             ("state", lambda: cache.update(state.double(), offset=1)),

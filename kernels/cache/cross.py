@@ -1,0 +1,96 @@
+"""A paged cache of cross-attention."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.arguments import bind_dims, check_dtype
+from kernels.cache.counts import token_counts
+from kernels.cache.kv import _pack, _unpack, check_tensors
+from kernels.cache.paged import PagedCache
+from kernels.softmax.paged import paged_attention
+
+
+class CrossAttentionCache(PagedCache):
+    """Keys and values of an encoder: written once, and read at every step of the decoder.
+
+        update: tokens ← new, once after each reset
+        attend: attention of each query to all tokens of its sequence; it appends none
+
+    Beams of a sequence share its pages, which nobody writes to again.
+
+    Args: those of `PagedCache`.
+
+    Source: Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762), section 3.2.3.
+    """
+
+    _written = False
+
+    @classmethod
+    def from_pages(cls, *given: Any, **named: Any) -> "PagedCache":
+        """A cache over pages that hold the keys and values, see `PagedCache.from_pages`."""
+        cache = super().from_pages(*given, **named)
+        cache._written = True
+        return cache
+
+    def attend(
+        self,
+        q: Tensor,
+        *,
+        offset: int | Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Let each query attend to all tokens of its sequence, read where they lie.
+
+        Args:
+            q: queries [B, T, H, K] of the decoder.
+            offset: how many of the T queries are real: one number, or Int[B]. None: all T.
+            options: of `paged_attention` (scale, softcap, sink, return_lse, num_splits, tile).
+
+        Returns:
+            o [B, T, H, V], and the LSE [B, H, T] if asked for. Padding rows are 0, their LSE -inf.
+
+        Raises:
+            TypeError, ValueError: as `paged_attention` does; nothing is written yet; an option that
+                supposes that queries are the last keys.
+        """
+        for name in ("causal", "cu_seqlens", "window", "alibi_slopes", "parents"):
+            if name in options:
+                raise ValueError(f"{name}: given, expected none: queries are no keys here")
+        if not self._written:
+            raise ValueError("q: given before the keys, expected an update first")
+        check_tensors(q=q)
+        sizes = bind_dims(k_pages=(self.k_pages, "P C G K"), q=(q, f"{self.batch} T H K"))
+        check_dtype("q", q, self.dtype)
+        counts = token_counts("offset", sizes["T"] if offset is None else offset, self.batch)
+        if max(counts) > sizes["T"]:
+            raise ValueError(f"offset: {max(counts)}, expected at most the T={sizes['T']} queries")
+        lengths, new = torch.tensor([self._length, counts], device=q.device)
+        packed, lse = paged_attention(
+            _pack(q, counts),
+            self.k_pages,
+            self.v_pages,
+            self._table(),
+            lengths,
+            cu_seqlens=torch.cat([new.new_zeros(1), new.cumsum(0)]).int(),
+            **options,
+        )
+        o = _unpack(packed[0], counts, sizes["T"], 0.0)
+        if lse is not None:
+            lse = _unpack(lse[0].T, counts, sizes["T"], -torch.inf).transpose(1, 2)
+        return o, lse
+
+    def _reserve(self, counts: list[int]) -> None:
+        if self._written:
+            raise ValueError("k: given again, expected one update after each reset")
+        super()._reserve(counts)
+
+    def _claim(self, counts: list[int]) -> None:
+        super()._claim(counts)
+        self._written = True
+
+    def reset(self) -> None:
+        """Forget everything: the next update writes again."""
+        super().reset()
+        self._written = False

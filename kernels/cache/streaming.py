@@ -1,0 +1,175 @@
+"""A cache of an endless stream: its first tokens and its last ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.arguments import bind_dims
+from kernels.cache.counts import check_size, token_counts
+from kernels.cache.kv import CacheView, SequenceOwnedCache, check_tensors
+from kernels.position.rotary import rotary_embedding
+
+
+class StreamingCache(SequenceOwnedCache):
+    """The first tokens of each sequence (sinks), and a ring of the last.
+
+        held of n ← held[:sinks] + (held[sinks:] + [token])[-window:]
+        places    = 0, 1, ..., len(held) - 1
+        o         = attention of the token, at the last place, to held, each key at its place
+
+    `k_pages` is [B, sinks + window, G, K] and `v_pages` is [B, sinks + window, G, V]; the token at
+    position p of sequence n is row [n, p] if it is a sink, else [n, sinks + (p - sinks) % window].
+
+    Keys are stored as they come. Each step rotates them by their place in the cache and not in the
+    stream, so tokens go one by one: a call of T tokens takes T steps. `length` goes on counting the
+    tokens that are forgotten.
+
+    Args:
+        batch: number of sequences B.
+        sinks: first tokens of each sequence that stay, at least 0.
+        window: last tokens that stay besides, the newest included.
+        kv_heads, key_dim, value_dim: G, K and V.
+        dtype: float32, bfloat16 or float16.
+
+    Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (arXiv
+    2309.17453), section 3.2.
+    """
+
+    ring = True
+
+    def __init__(
+        self,
+        batch: int,
+        sinks: int,
+        window: int,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_size("sinks + 1", sinks + 1)
+        check_size("window", window)
+        super().__init__(
+            batch, sinks + window, kv_heads, key_dim, value_dim, dtype=dtype, device=device
+        )
+        self.sinks, self.window = sinks, window
+        # Position of the first token held behind the sinks.
+        self._first = [sinks] * batch
+
+    def update(self, k: Tensor, v: Tensor, offset: int | Tensor | None = None) -> CacheView:
+        """Append at most one token to each sequence and return what it attends to, not rotated.
+
+        Raises:
+            TypeError, ValueError: as `KVCache.update`; more than one token.
+        """
+        if isinstance(k, Tensor) and k.dim() == 4 and k.shape[1] > 1:
+            raise ValueError(f"k: {k.shape[1]} tokens, expected at most 1; attend takes more")
+        return super().update(k, v, offset)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        offset: int | Tensor | None = None,
+        attention: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Append the tokens one after the other, and return what each attends to.
+
+        Args:
+            q, k, v: queries [B, T, H, K], keys and values of the new tokens, not rotated.
+            cos, sin: tables of at least `sinks + window` places, see `rotary_embedding`.
+            offset: as in `KVCache.update`.
+            attention: `kernels.attention`, or a function with its arguments.
+            options: its options; `causal`, `window` and the boundaries follow from the cache.
+
+        Returns:
+            o [B, T, H, V]. Padding rows are 0.
+
+        Raises:
+            TypeError, ValueError: as `KVCache.update`, `rotary_embedding` and `attention` do, with
+                nothing appended; tables too short.
+        """
+        if attention is None:
+            from kernels.softmax.attention import attention as default
+
+            attention = default
+        check_tensors(q=q, k=k, v=v, cos=cos, sin=sin)
+        bind_dims(
+            q=(q, "B T H K"),
+            k=(k, "B T G K"),
+            v=(v, "B T G V"),
+            cos=(cos, "R P"),
+            sin=(sin, "R P"),
+        )
+        places = self.sinks + self.window
+        if cos.shape[0] < places:
+            raise ValueError(f"cos: {cos.shape[0]} places, expected at least {places}")
+        counts = self._check(k, v, offset).counts
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
+            ends = given["cu_seqlens_k"]
+            last = (ends.diff() - 1).clamp(min=0)
+            q = rotary_embedding(q, cos, sin, seqlen_offsets=last, cu_seqlens=given["cu_seqlens"])
+            return attention(q, rotary_embedding(k, cos, sin, cu_seqlens=ends), v, **given)
+
+        o = q.new_zeros(*q.shape[:3], v.shape[-1])
+        for t in range(max(counts)):
+            new = torch.tensor([int(count > t) for count in counts])
+            token = slice(t, t + 1)
+            rows, _ = self._attend_padded(
+                q[:, token], k[:, token], v[:, token], new, attend, options
+            )
+            o[:, token] = rows
+        return o
+
+    def crop(self, length: int | Tensor) -> None:
+        """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
+
+        Raises:
+            TypeError: `length` is no int and no int tensor.
+            ValueError: it is negative, or the next token would need a key that is forgotten. No
+                sequence is then cropped.
+        """
+        wanted = token_counts("length", length, self.batch)
+        for n, (new, old) in enumerate(zip(wanted, self._length, strict=True)):
+            needed = max(self.sinks, new - (self.window - 1))
+            if needed < min(new, self._first[n]) and new < old:
+                raise ValueError(
+                    f"length: {new} for sequence {n}; the next token would need that at position "
+                    f"{needed}, which is forgotten"
+                )
+        super().crop(length)
+        self._first = [
+            min(first, max(self.sinks, length))
+            for first, length in zip(self._first, self._length, strict=True)
+        ]
+
+    def reset(self) -> None:
+        """Forget everything: every sequence has length 0."""
+        super().reset()
+        self._first = [self.sinks] * self.batch
+
+    def _reserve(self, counts: list[int]) -> None:
+        """A ring has always room."""
+
+    def _claim(self, counts: list[int]) -> None:
+        self._first = [
+            max(first, old + new - self.window)
+            for first, old, new in zip(self._first, self._length, counts, strict=True)
+        ]
+
+    def _reorder(self, indices: list[int]) -> None:
+        super()._reorder(indices)
+        self._first = [self._first[n] for n in indices]
+
+    def _first_visible(self) -> list[int]:
+        return [max(self.sinks, length + 1 - self.window) for length in self._length]
