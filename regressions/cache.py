@@ -9,6 +9,7 @@ CONTIGUOUS = TestAt(f"{ANY_ORDER}[ContiguousMachine]")
 SLIDING = TestAt(f"{ANY_ORDER}[SlidingMachine]")
 RECURRENT = TestAt(f"{ANY_ORDER}[RecurrentMachine]")
 PAGED = TestAt(f"{ANY_ORDER}[PagedMachine]")
+QUANTIZED = TestAt(f"{ANY_ORDER}[QuantizedMachine]")
 
 BUGS = {
     "append_past_the_capacity": KnownBug(
@@ -193,6 +194,17 @@ BUGS = {
             "kernels.cache.pages",
             "stored = inside & (position < old_length)",
             "stored = inside & (position < tl.cdiv(old_length, page_size) * page_size)",
+        ),
+    ),
+    "scales_stay_behind": KnownBug(
+        happened="Beams of a quantized cache crossed.",
+        cause="reorder, crop and select changed one of the stores of a cache and left the others.",
+        source="transformers 45510, 48700 (QuantizedCache)",
+        pinned=QUANTIZED,
+        planted=Edit(
+            "kernels.cache.quantized",
+            "return (self.k_pages, self.v_pages, *scales)",
+            "return self.k_pages, self.v_pages",
         ),
     ),
     "table_too_short_for_the_length": KnownBug(

@@ -421,6 +421,43 @@ BUGS = {
             "kernels.softmax.forward", "(peak + tl.log2(total)) * LN2", "peak + tl.log2(total)"
         ),
     ),
+    "splits_of_packed_queries": KnownBug(
+        happened="Wrong outputs of paged attention to packed queries with more than one split.",
+        cause="The combining kernel wrote rows in the layout of a batch of equal lengths.",
+        source="flash-attention 1217, refused since 2550 (9bad4bec)",
+        pinned=pin(
+            "paged_attention",
+            "fused",
+            PAGED,
+            (1, 3),
+            packed=True,
+            seed=3,
+            options={"causal": True, "num_splits": 2},
+        ),
+        planted=Edit(
+            "kernels.softmax.paged",
+            "parts, peaks, totals, o, lse, rows, queries, num_splits, heads,",
+            "parts, peaks, totals, o, lse, rows, longest, num_splits, heads,",
+        ),
+    ),
+    "strides_of_parts_from_shapes": KnownBug(
+        happened="Wrong LSE of the splits, once their buffer was allocated otherwise.",
+        cause="The kernel computed the strides of the parts from shapes.",
+        source="flash-attention 2388 (commit 28ef22c9)",
+        pinned=pin(
+            "paged_attention",
+            "fused",
+            PAGED | {"B": 2},
+            (3,),
+            seed=3,
+            options={"causal": True, "num_splits": 2},
+        ),
+        planted=Edit(
+            "kernels.softmax.paged",
+            "kv_heads, group, size, rows, key_dim,",
+            "kv_heads, group, size, queries * heads, key_dim,",
+        ),
+    ),
     "lse_of_splits_permuted": KnownBug(
         happened="The LSE came back permuted for grouped heads with several splits.",
         cause="The combining kernel wrote it in another layout than the rest expected.",
