@@ -28,9 +28,9 @@ class CrossAttentionCache(PagedCache):
     _written = False
 
     @classmethod
-    def from_pages(cls, *given: Any, **named: Any) -> "PagedCache":
+    def from_pages(cls, *given: Any, **named: Any) -> "CrossAttentionCache":
         """A cache over pages that hold the keys and values, see `PagedCache.from_pages`."""
-        cache = super().from_pages(*given, **named)
+        cache: Any = super().from_pages(*given, **named)
         cache._written = True
         return cache
 

@@ -15,10 +15,14 @@ from torch import Tensor
 import reference
 from kernels.cache import (
     ContiguousCache,
+    CrossAttentionCache,
     KVCache,
+    LatentCache,
     PagedCache,
+    QuantizedCache,
     RecurrentCache,
     SlidingWindowCache,
+    StreamingCache,
     pages,
 )
 from properties import simulator
@@ -163,6 +167,80 @@ def test_a_cache_works_on_the_device_of_its_tokens(kind: Callable[..., KVCache])
     assert {x.device.type for x in (o, lse, *view, cache.k_pages, cache.length)} == {"meta"}
     assert o.shape == (2, 3, 2, 4)
     assert lse.shape == (2, 2, 3)
+
+
+@pytest.mark.parametrize("bits", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("block", [1, 3])
+def test_a_quantized_cache_works_on_the_device_of_its_tokens(bits: torch.dtype, block: int) -> None:
+    cache = QuantizedCache(2, 5, 2, 1, 3, 4, bits=bits, block=block, device="meta")
+    q, k, v = (torch.zeros(2, 3, heads, d, device="meta") for heads, d in ((2, 3), (1, 3), (1, 4)))
+    view = cache.update(k, v, torch.tensor([1, 2]))
+    o, _ = cache.attend(q, k, v)
+    assert {x.device.type for x in (o, *view, cache.k_scale, cache.v_scale)} == {"meta"}
+    assert o.shape == (2, 3, 2, 4)
+
+
+def test_caches_of_streams_and_encoders_work_on_the_device_of_their_tokens() -> None:
+    q, k, v = (torch.zeros(2, 3, heads, 4, device="meta") for heads in (2, 1, 1))
+    stream = StreamingCache(2, 1, 2, 1, 4, 4, device="meta")
+    o = stream.attend(q, k, v, *torch.zeros(2, 3, 2, device="meta"), offset=torch.tensor([1, 2]))
+    encoder = CrossAttentionCache(2, 5, 2, 1, 4, 4, device="meta")
+    encoder.update(k, v)
+    seen, _ = encoder.attend(q, offset=torch.tensor([1, 2]))
+    assert o.device.type == seen.device.type == "meta"
+    assert o.shape == seen.shape == q.shape
+
+
+def test_latents_and_rotary_keys_lie_in_one_memory(device: torch.device) -> None:
+    cache = LatentCache(1, 2, 2, 3, 2, device=device)
+    c, k_r = (torch.arange(1.0, d + 1, device=device).view(1, 1, 1, d) for d in (3, 2))
+    cache.update(c, 10 * k_r)
+    page = int(cache.block_table[0, 0])
+    assert cache.pool[page, 0, 0].tolist() == [1, 2, 3, 10, 20]
+
+
+def test_beams_of_an_encoder_need_no_more_pages(device: torch.device) -> None:
+    cache = CrossAttentionCache(1, 2, 2, 1, 3, 3, device=device)
+    x = torch.arange(9.0, device=device).view(1, 3, 1, 3)
+    cache.update(x, x)
+    one, _ = cache.attend(x)
+    cache.reorder(torch.tensor([0, 0, 0]))
+    assert cache.free_pages == 0
+    o, _ = cache.attend(x.expand(3, 3, 1, 3))
+    assert torch.equal(o, one.expand(3, 3, 1, 3))
+
+
+def test_caches_that_begin_empty_say_so() -> None:
+    for kind in (QuantizedCache, LatentCache):
+        with pytest.raises(NotImplementedError, match="begins empty"):
+            kind.from_pages()
+
+
+def test_an_encoder_of_existing_pages_is_written(device: torch.device) -> None:
+    given = {name: x.to(device) for name, x in pool().items()}
+    given["v_pages"] = given["v_pages"] + 7
+    cache = CrossAttentionCache.from_pages(**given)
+    o, _ = cache.attend(torch.zeros(2, 1, 1, 5, device=device))
+    assert (o == 7).all()
+    k, v = torch.zeros(2, 1, 1, 5, device=device), torch.zeros(2, 1, 1, 7, device=device)
+    check_refusal("k", lambda: cache.update(k, v))
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong"),
+    [
+        ("bits", {"bits": torch.int16}),
+        ("dtype", {"dtype": torch.float64}),
+        ("block", {"block": 0}),
+        ("num_pages", {"num_pages": 0}),
+        ("k_scale, v_scale", {"k_scale": 1.0}),
+    ],
+)
+def test_a_wrong_quantized_cache_is_refused(argument: str, wrong: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"batch": 1, "num_pages": 1, "page_size": 1}
+    sizes |= {"kv_heads": 1, "key_dim": 1, "value_dim": 1}
+    QuantizedCache(**sizes)
+    check_refusal(argument, lambda: QuantizedCache(**(sizes | wrong)))
 
 
 def test_the_length_of_a_layer_is_on_the_device_of_its_state() -> None:
@@ -329,8 +407,8 @@ def test_duplicated_sequences_share_their_pages_until_one_writes(device: torch.d
     assert cache.free_pages == 8 - 3 - 2, "two of three writers copy the page that is half full"
 
 
-@pytest.mark.parametrize("ring", [False, True])
-def test_the_ops_pass_opcheck(ring: bool, device: torch.device) -> None:
+@pytest.mark.parametrize(("ring", "sinks"), [(False, 0), (True, 0), (True, 1)])
+def test_the_ops_pass_opcheck(ring: bool, sinks: int, device: torch.device) -> None:
     def ones(*shape: int) -> Tensor:
         return torch.ones(shape, device=device)
 
@@ -339,9 +417,11 @@ def test_the_ops_pass_opcheck(ring: bool, device: torch.device) -> None:
     cu_seqlens_k = torch.tensor([0, 3, 4], dtype=torch.int32, device=device)
     new = (ones(2, 2, 1, 5), ones(2, 2, 1, 7))
     storage = (ones(3, 4, 1, 5), ones(3, 4, 1, 7), table)
-    torch.library.opcheck(pages.append, (*new, *storage, length, offset, ring))
+    torch.library.opcheck(pages.append, (*new, *storage, length, offset, ring, sinks))
     first = torch.zeros_like(length)
-    torch.library.opcheck(pages.gather, (*new, *storage, first, length, cu_seqlens_k, 4, 3, ring))
+    torch.library.opcheck(
+        pages.gather, (*new, *storage, first, length, cu_seqlens_k, 4, 3, ring, sinks)
+    )
 
 
 def test_a_storage_made_in_inference_mode_is_writable_outside(device: torch.device) -> None:

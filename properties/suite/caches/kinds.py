@@ -134,6 +134,9 @@ class PagedMachine(KVMachine):
                     needed += 1
         return needed <= self.cache.free_pages
 
+    def kernel_options(self, seed: int) -> dict[str, Any]:
+        return {"num_splits": (1, 1, 2, 5)[seed % 4]}
+
     def check_cropped(self, shorter: list[int]) -> None:
         table, length = self.cache.block_table.tolist(), self.length()
         for n in shorter:

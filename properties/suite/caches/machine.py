@@ -338,8 +338,8 @@ class KVMachine(RuleBasedStateMachine):
             q, k, v = self.place(self.draw_tokens(tokens, seed), layouts, where)
 
             def run() -> tuple[Tensor, Tensor | None]:
-                attention = {} if with_kernel else {"attention": own}
-                return self.cache.attend(q, k, v, offset=offset, **attention, **asked)
+                by = self.kernel_options(seed) if with_kernel else {"attention": own}
+                return self.cache.attend(q, k, v, offset=offset, **by, **asked)
 
             if not self.fits(counts):
                 self.refuse(("offset", run))
@@ -360,6 +360,10 @@ class KVMachine(RuleBasedStateMachine):
                 assert (lse[n, :, count:] == -torch.inf).all(), "the LSE of padding is not -inf"
         with context(where, self.device):
             self.use_up(q, k, v, offset)
+
+    def kernel_options(self, seed: int) -> dict[str, Any]:
+        """Options that the kernel has and the oracle has not."""
+        return {}
 
     def check_rows(
         self,
