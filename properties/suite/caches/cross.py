@@ -58,7 +58,8 @@ class CrossAttentionMachine(PagedMachine):
             got = self.cache.update(k, v, offset)
         want = self.append(k, v, offset)
         assert all((x == y).all() for x, y in zip(got, want, strict=True))
-        self.use_up(k, v, offset)
+        with context(where, self.device):
+            self.use_up(k, v, offset, *got)
 
     @rule(
         tokens=TOKENS,
