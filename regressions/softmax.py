@@ -215,7 +215,7 @@ BUGS = {
         planted=Edit(
             "kernels.softmax.forward",
             "p = tl.where(visible, p, 0.0)",
-            'p = tl.where(visible, p, tl.where(new_peak == float("-inf"), 1.0, 0.0)[:, None])',
+            'p = tl.where(visible, p, tl.where(new_max == float("-inf"), 1.0, 0.0)[:, None])',
         ),
     ),
     "empty_splits_combined": KnownBug(
@@ -233,10 +233,10 @@ BUGS = {
         planted=Edit(
             "kernels.softmax.paged_forward",
             (
-                'base = tl.where(new_peak == float("-inf"), 0.0, new_peak)\n'
-                "        decay = tl.exp2(peak - base)\n        weight"
+                'base = tl.where(new_max == float("-inf"), 0.0, new_max)\n'
+                "        decay = tl.exp2(row_max - base)\n        weight"
             ),
-            "base = new_peak\n        decay = tl.exp2(peak - base)\n        weight",
+            "base = new_max\n        decay = tl.exp2(row_max - base)\n        weight",
         ),
     ),
     "exponential_before_the_mask": KnownBug(
@@ -268,8 +268,8 @@ BUGS = {
         pinned=ROWS_WITHOUT_KEYS,
         planted=Edit(
             "kernels.softmax.forward",
-            "(peak + tl.log2(total)) * LN2",
-            "tl.maximum(peak + tl.log2(total), -72127.0) * LN2",
+            "(row_max + tl.log2(weight_sum)) * LN2",
+            "tl.maximum(row_max + tl.log2(weight_sum), -72127.0) * LN2",
         ),
     ),
     "gates_past_the_end": KnownBug(
@@ -366,8 +366,8 @@ BUGS = {
         pinned=ROWS_WITHOUT_KEYS,
         planted=Edit(
             "kernels.softmax.forward",
-            "(peak + tl.log2(total)) * LN2",
-            "tl.where(total == 0.0, -1.0, 1.0) * (peak + tl.log2(total)) * LN2",
+            "(row_max + tl.log2(weight_sum)) * LN2",
+            "tl.where(weight_sum == 0.0, -1.0, 1.0) * (row_max + tl.log2(weight_sum)) * LN2",
         ),
     ),
     "kv_head_by_modulo": KnownBug(
@@ -418,7 +418,9 @@ BUGS = {
         source="SGLang 35045 and 40903",
         pinned=FULL,
         planted=Edit(
-            "kernels.softmax.forward", "(peak + tl.log2(total)) * LN2", "peak + tl.log2(total)"
+            "kernels.softmax.forward",
+            "(row_max + tl.log2(weight_sum)) * LN2",
+            "row_max + tl.log2(weight_sum)",
         ),
     ),
     "splits_of_packed_queries": KnownBug(
@@ -436,8 +438,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.paged",
-            "parts, peaks, totals, o, lse, rows, queries, num_splits, heads,",
-            "parts, peaks, totals, o, lse, rows, longest, num_splits, heads,",
+            "parts, row_maxima, weight_sums, o, lse, rows, queries, num_splits, heads,",
+            "parts, row_maxima, weight_sums, o, lse, rows, longest, num_splits, heads,",
         ),
     ),
     "strides_of_parts_from_shapes": KnownBug(
@@ -500,8 +502,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.forward",
-            'tl.where(new_peak == float("-inf"), 0.0, new_peak)',
-            "new_peak",
+            'tl.where(new_max == float("-inf"), 0.0, new_max)',
+            "new_max",
         ),
     ),
     "narrow_operands_on_hopper": KnownBug(
@@ -687,8 +689,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.forward",
-            ' + sink_logit\n        total += tl.where(sink_logit == float("-inf"), 0.0, 1.0)',
-            "\n        total += tl.exp2(sink_logit)",
+            ' + sink_logit\n        weight_sum += tl.where(sink_logit == float("-inf"), 0.0, 1.0)',
+            "\n        weight_sum += tl.exp2(sink_logit)",
         ),
     ),
     "sink_without_exp": KnownBug(
@@ -817,8 +819,8 @@ BUGS = {
         pinned=pin("attention", "parallel", SMALL, (1, 2), key_lengths=(0, 3), packed=True),
         planted=Edit(
             "kernels.softmax.forward",
-            "acc / tl.where(total == 0.0, 1.0, total)[:, None]",
-            "acc / total[:, None]",
+            "acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]",
+            "acc / weight_sum[:, None]",
         ),
     ),
     "sums_that_start_as_garbage": KnownBug(
@@ -1170,7 +1172,7 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.gates",
-            "tl.store(rest + base + t, (total - leading.to(tl.float64)).to",
+            "tl.store(rest + base + t, (cumulative - leading.to(tl.float64)).to",
             "tl.store(rest + base + t, (0.0 * leading).to",
         ),
     ),
@@ -1207,9 +1209,9 @@ BUGS = {
             "kernels.softmax.selection",
             (
                 '        s = tl.where(seen[None, :], s, float("-inf"))\n'
-                "        new_peak = tl.maximum(peak, tl.max(s, 1))\n"
+                "        new_max = tl.maximum(row_max, tl.max(s, 1))\n"
             ),
-            "        new_peak = tl.maximum(peak, tl.max(s, 1))\n",
+            "        new_max = tl.maximum(row_max, tl.max(s, 1))\n",
         ),
     ),
     "mask_before_a_scale_below_zero": KnownBug(
@@ -1227,11 +1229,11 @@ BUGS = {
             "kernels.softmax.selection",
             (
                 ' * factor\n        s = tl.where(seen[None, :], s, float("-inf"))\n'
-                "        new_peak = tl.maximum(peak, tl.max(s, 1))\n"
+                "        new_max = tl.maximum(row_max, tl.max(s, 1))\n"
             ),
             (
                 '\n        s = tl.where(seen[None, :], s, float("-inf")) * factor\n'
-                "        new_peak = tl.maximum(peak, tl.max(s, 1))\n"
+                "        new_max = tl.maximum(row_max, tl.max(s, 1))\n"
             ),
         ),
     ),

@@ -95,7 +95,8 @@ def _backward(
     dn = dy * weight[None, :]
     du = dn - n * (tl.sum(n * dn, 1) / dim)[:, None]
     if CENTER:
-        du -= (tl.sum(dn, 1) / dim)[:, None]
+        # Beside a large mean n is not quite centred either.
+        du -= (tl.sum(du, 1) / dim)[:, None]
     du *= inverse[:, None]
     if FIRST:
         dz = du * x * slope

@@ -558,10 +558,10 @@ def sink_gradient(sink: Tensor | None, softmax: Tensor, delta: Tensor) -> Tensor
     """Σ over rows of P·(0 - delta): the gradient of a logit that has no value."""
     if sink is None:
         return softmax.new_empty(0)
-    peak, total = softmax
-    weight = torch.exp2(sink.float()[None, :, None] * LOG2E.value - peak) / total
+    row_max, weight_sum = softmax
+    weight = torch.exp2(sink.float()[None, :, None] * LOG2E.value - row_max) / weight_sum
     # The sum is 0 only where the sink is -inf and no key is seen, and then the sink weighs nothing.
-    rows = torch.where(total == 0, 0.0, weight * -delta)
+    rows = torch.where(weight_sum == 0, 0.0, weight * -delta)
     return rows.sum((0, 2), dtype=torch.float64).to(sink.dtype)
 
 

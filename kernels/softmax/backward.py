@@ -10,6 +10,7 @@ import triton.language as tl
 
 from kernels.softmax.gates import level_of
 from kernels.softmax.logits import (
+    inverse_or_0,
     keys_of,
     load_gates,
     load_rows,
@@ -28,8 +29,8 @@ from kernels.softmax.structure import restrict, some
 
 @triton.jit(do_not_specialize=["num_queries", "tiles", "heads"])
 def attention_terms(
-    o, do, dlse, peaks, totals, terms, cu_seqlens, num_queries, tiles, heads, value_dim: tl.int32,
-    stride_b, stride_t, stride_h,
+    o, do, dlse, row_maxima, weight_sums, terms, cu_seqlens, num_queries, tiles, heads,
+    value_dim: tl.int32, stride_b, stride_t, stride_h,
     PACKED: tl.constexpr, QUERIES: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
     """terms [B, H, T, 4]: base, weight and delta of each query, and delta once more.
@@ -56,10 +57,10 @@ def attention_terms(
     do_tile = load_rows(do, stride_t, first, rows, length, in_v, False, True).to(tl.float32)
     from_lse = tl.load(dlse + first_row + rows, mask=inside, other=0.0)
     row_delta = tl.sum(o_tile * do_tile, 1) - from_lse
-    base = tl.load(peaks + first_row + rows, mask=inside, other=0.0)
+    base = tl.load(row_maxima + first_row + rows, mask=inside, other=0.0)
     base = tl.where(base == float("-inf"), 0.0, base)
-    total = tl.load(totals + first_row + rows, mask=inside, other=0.0)
-    weight = tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
+    weight_sum = tl.load(weight_sums + first_row + rows, mask=inside, other=0.0)
+    weight = inverse_or_0(weight_sum)
 
     term = tl.arange(0, 4)
     four = tl.where(term == 1, weight[:, None], row_delta[:, None])
@@ -73,7 +74,7 @@ def attention_terms(
     ]
 )  # fmt: skip
 def attention_backward_q(
-    q, k, v, do, terms, dq, row_sums, slopes, gate, rest, closed,
+    q, k, v, do, terms, dq, row_sums, slopes, gate, rest, shut_count,
     cu_seqlens_q, cu_seqlens_k,
     scale, factor, cap, window, num_queries, num_keys, tiles, heads, level_stride,
     group, key_dim: tl.int32, value_dim: tl.int32,
@@ -129,7 +130,7 @@ def attention_backward_q(
     slope = load_slope(slopes, head, ALIBI)
     gates = (batch * heads + wide_head) * num_keys + start_k
     placed = (query + shift >= 0) & (query < length_q)
-    query_gate = load_gates(gate, rest, closed, gates + query + shift, placed, GATED)
+    query_gate = load_gates(gate, rest, shut_count, gates + query + shift, placed, GATED)
 
     acc = tl.zeros((QUERIES, PAD_K), tl.float32)
     row_sum = tl.zeros((QUERIES,), tl.float32)
@@ -156,7 +157,7 @@ def attention_backward_q(
             if not (PAIRED and SKIP) or some(visible):
                 k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
                 v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
-                key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
+                key_gate = load_gates(gate, rest, shut_count, gates + key, key < high, GATED)
                 products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
                 s = logits(
                     products, query, key, shift, factor, cap, slope, query_gate, key_gate,
@@ -187,7 +188,7 @@ def attention_backward_q(
     do_not_specialize_on_alignment=["group"],
 )
 def attention_backward_kv(
-    q, k, v, do, terms, dk, dv, column_sums, slopes, gate, rest, closed,
+    q, k, v, do, terms, dk, dv, column_sums, slopes, gate, rest, shut_count,
     cu_seqlens_q, cu_seqlens_k,
     scale, factor, cap, window, num_queries, num_keys, tiles, kv_heads, level_stride,
     group, key_dim: tl.int32, value_dim: tl.int32,
@@ -238,7 +239,7 @@ def attention_backward_kv(
         first_row = (batch * kv_heads * group + head) * num_queries + start_q
         slope = load_slope(slopes, head, ALIBI)
         gates = (batch * kv_heads * group + head) * num_keys + start_k
-        key_gate = load_gates(gate, rest, closed, gates + key, key < length_k, GATED)
+        key_gate = load_gates(gate, rest, shut_count, gates + key, key < length_k, GATED)
         column_sum = tl.zeros((KEYS,), tl.float32)
         level = tl.full((), -1, tl.int32)
         for phase in tl.static_range(3):
@@ -268,7 +269,7 @@ def attention_backward_kv(
                     )
                     # From the causal bound on, a query's own position is a key's.
                     query_gate = load_gates(
-                        gate, rest, closed, gates + query + shift, inside, GATED
+                        gate, rest, shut_count, gates + query + shift, inside, GATED
                     )
                     products = products_by_key(k_tile, q_tile)
                     s = logits(
@@ -313,7 +314,7 @@ def attention_backward_kv(
     ]
 )  # fmt: skip
 def attention_backward_bias(
-    q, k, v, do, terms, dbias, slopes, gate, rest, closed,
+    q, k, v, do, terms, dbias, slopes, gate, rest, shut_count,
     cu_seqlens_q, cu_seqlens_k,
     factor, cap, window, num_queries, num_keys, tiles_q, tiles_k, heads, sequences,
     group, key_dim: tl.int32, value_dim: tl.int32,
@@ -391,9 +392,9 @@ def attention_backward_bias(
                         )
                         placed = in_query & (query + shift >= 0)
                         query_gate = load_gates(
-                            gate, rest, closed, gates + query + shift, placed, GATED
+                            gate, rest, shut_count, gates + query + shift, placed, GATED
                         )
-                        key_gate = load_gates(gate, rest, closed, gates + key, in_key, GATED)
+                        key_gate = load_gates(gate, rest, shut_count, gates + key, in_key, GATED)
                         products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
                         s = logits(
                             products, query, key, shift, factor, cap, slope, query_gate, key_gate,

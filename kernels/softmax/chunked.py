@@ -37,10 +37,10 @@ def base2_logits(products, query_gate, key_gate, base, GATED: tl.constexpr):
 
 
 @triton.jit
-def gates_of_chunk(gate, rest, closed, first, count, C: tl.constexpr, GATED: tl.constexpr):
+def gates_of_chunk(gate, rest, shut_count, first, count, C: tl.constexpr, GATED: tl.constexpr):
     """The cumulative gates `gs` of the chunk whose token 0 is at `first`."""
     rows = tl.arange(0, C)
-    return load_gates(gate, rest, closed, first + rows, rows < count, GATED)
+    return load_gates(gate, rest, shut_count, first + rows, rows < count, GATED)
 
 
 @triton.jit
@@ -96,16 +96,16 @@ def chunks_before(before, window, C: tl.constexpr):
 
 
 @triton.jit
-def soften(products, visible, query_gate, key_gate, peak, total, GATED: tl.constexpr):
+def soften(products, visible, query_gate, key_gate, row_max, weight_sum, GATED: tl.constexpr):
     """Weights before they are divided, the factor of earlier ones, and the maximum and the sum."""
     s = base2_logits(products, query_gate, key_gate, 0.0, GATED)
-    new_peak = tl.maximum(peak, tl.max(tl.where(visible, s, float("-inf")), 1))
+    new_max = tl.maximum(row_max, tl.max(tl.where(visible, s, float("-inf")), 1))
     # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    base = tl.where(new_max == float("-inf"), 0.0, new_max)
     s = base2_logits(products, query_gate, key_gate, base[:, None], GATED)
     p = tl.where(visible, tl.exp2(s), 0.0)
-    shrink = tl.exp2(peak - base)
-    return p, shrink, new_peak, total * shrink + tl.sum(p, 1)
+    shrink = tl.exp2(row_max - base)
+    return p, shrink, new_max, weight_sum * shrink + tl.sum(p, 1)
 
 
 @triton.jit

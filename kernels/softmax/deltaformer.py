@@ -37,7 +37,7 @@ from kernels.primitives.rows import load_rows, store_rows
 from kernels.primitives.triangular import inverse_unit_lower
 from kernels.recurrence import StatelessOptions
 from kernels.softmax.chunked import dot_rows, place_in_heads
-from kernels.softmax.logits import LOG2E
+from kernels.softmax.logits import LOG2E, inverse_or_0
 from kernels.softmax.pairs import pairs, shape_of_output
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -52,20 +52,20 @@ def _logits(
 
 
 @triton.jit
-def _own_weight(own, peak, total):
+def _own_weight(own, row_max, weight_sum):
     """w, the weight of the own key beside keys of so large a maximum and sum, and 1 - w."""
-    apart = own - peak
+    apart = own - row_max
     up = tl.exp2(tl.minimum(apart, 0.0))
-    down = tl.exp2(tl.minimum(-apart, 0.0)) * total
+    down = tl.exp2(tl.minimum(-apart, 0.0)) * weight_sum
     inverse = 1.0 / (up + down)
     return up * inverse, down * inverse
 
 
 @triton.jit
-def _weights(s, earlier, peak, total):
+def _weights(s, earlier, row_max, weight_sum):
     """The weights of the keys that are `earlier`; 0 in a row without any."""
-    base = tl.where(peak == float("-inf"), 0.0, peak)
-    inverse = tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
+    base = tl.where(row_max == float("-inf"), 0.0, row_max)
+    inverse = inverse_or_0(weight_sum)
     return tl.where(earlier, tl.exp2(s - base[:, None]), 0.0) * inverse[:, None]
 
 
@@ -73,8 +73,8 @@ def _weights(s, earlier, peak, total):
 def _load_terms(terms, place, count, rows, left):
     """Maximum and sum of some rows, as `_read` stores them."""
     inside = rows < left
-    peak = tl.load(terms + place + rows, mask=inside, other=0.0)
-    return peak, tl.load(terms + count + place + rows, mask=inside, other=1.0)
+    row_max = tl.load(terms + place + rows, mask=inside, other=0.0)
+    return row_max, tl.load(terms + count + place + rows, mask=inside, other=1.0)
 
 
 @triton.jit
@@ -84,13 +84,13 @@ def _diagonal(x, C: tl.constexpr):
 
 
 @triton.jit
-def _strength(beta, start, rows, stride, left):
+def _load_beta(beta, start, rows, stride, left):
     """β of some rows, 1 if there is none."""
-    strength = tl.where(rows < left, 1.0, 0.0)
+    beta_rows = tl.where(rows < left, 1.0, 0.0)
     if beta is not None:
         at = beta + start + rows * stride
-        strength = tl.load(at, mask=rows < left, other=0.0).to(tl.float32)
-    return strength
+        beta_rows = tl.load(at, mask=rows < left, other=0.0).to(tl.float32)
+    return beta_rows
 
 
 @triton.jit(do_not_specialize=["chunk", "tokens", "heads", "count"])
@@ -122,36 +122,36 @@ def _read(
     q += (here * heads + head) * key_dim
     v += (here * heads + head) * value_dim
 
-    peak = tl.full((C,), float("-inf"), tl.float32)
-    total = tl.zeros((C,), tl.float32)
+    row_max = tl.full((C,), float("-inf"), tl.float32)
+    weight_sum = tl.zeros((C,), tl.float32)
     acc = tl.zeros((C, BV), tl.float32)
     for step in tl.range(chunk, disable_licm=True):
         on = tl.cast(step, tl.int64) * C
         s = _logits(q, k + on * stride_k, stride_k, left, C, key_dim, factor, DTYPE, C, BK)
-        new_peak = tl.maximum(peak, tl.max(s, 1))
-        p = tl.exp2(s - new_peak[:, None])
-        shrink = tl.exp2(peak - new_peak)
-        total = total * shrink + tl.sum(p, 1)
+        new_max = tl.maximum(row_max, tl.max(s, 1))
+        p = tl.exp2(s - new_max[:, None])
+        shrink = tl.exp2(row_max - new_max)
+        weight_sum = weight_sum * shrink + tl.sum(p, 1)
         u_tile = load_rows(u + on * stride_v, rows, values, stride_v, C, value_dim)
         acc = product(p, u_tile, DTYPE, FINE_A=True, FINE_B=True, acc=acc * shrink[:, None])
-        peak = new_peak
+        row_max = new_max
     on = tl.cast(before, tl.int64)
     s = _logits(q, k + on * stride_k, stride_k, left, left, key_dim, factor, DTYPE, C, BK)
     earlier = rows[:, None] > rows[None, :]
-    new_peak = tl.maximum(peak, tl.max(tl.where(earlier, s, float("-inf")), 1))
-    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    shrink = tl.exp2(peak - base)
-    total = total * shrink + tl.sum(tl.where(earlier, tl.exp2(s - base[:, None]), 0.0), 1)
-    peak = new_peak
-    P = _weights(s, earlier, peak, total)
-    far = acc * tl.where(total == 0.0, 0.0, shrink / tl.where(total == 0.0, 1.0, total))[:, None]
+    new_max = tl.maximum(row_max, tl.max(tl.where(earlier, s, float("-inf")), 1))
+    base = tl.where(new_max == float("-inf"), 0.0, new_max)
+    shrink = tl.exp2(row_max - base)
+    weight_sum = weight_sum * shrink + tl.sum(tl.where(earlier, tl.exp2(s - base[:, None]), 0.0), 1)
+    row_max = new_max
+    P = _weights(s, earlier, row_max, weight_sum)
+    far = acc * (shrink * inverse_or_0(weight_sum))[:, None]
 
-    strength = _strength(beta, here * heads + head, rows, heads, left)
+    beta_rows = _load_beta(beta, here * heads + head, rows, heads, left)
     v_tile = load_rows(v, rows, values, stride_v, left, value_dim).to(tl.float32)
-    inverse = inverse_unit_lower(strength[:, None] * P, C, DTYPE)
-    u_tile = product(inverse, v_tile - strength[:, None] * far, DTYPE, FINE_A=True, FINE_B=True)
+    inverse = inverse_unit_lower(beta_rows[:, None] * P, C, DTYPE)
+    u_tile = product(inverse, v_tile - beta_rows[:, None] * far, DTYPE, FINE_A=True, FINE_B=True)
     a_tile = product(P, u_tile, DTYPE, FINE_A=True, FINE_B=True, acc=far)
-    w, others = _own_weight(_diagonal(s, C), peak, total)
+    w, others = _own_weight(_diagonal(s, C), row_max, weight_sum)
     out = (here * heads + head) * value_dim
     store_rows(u + on * stride_v, u_tile, rows, values, stride_v, left, value_dim)
     store_rows(a + out, a_tile, rows, values, stride_v, left, value_dim)
@@ -159,8 +159,8 @@ def _read(
     store_rows(o + out, o_tile, rows, values, stride_v, left, value_dim)
     # All parts have the same.
     mine = rows < tl.where(part == 0, left, 0)
-    tl.store(terms + place + rows, peak, mask=mine)
-    tl.store(terms + count + place + rows, total, mask=mine)
+    tl.store(terms + place + rows, row_max, mask=mine)
+    tl.store(terms + count + place + rows, weight_sum, mask=mine)
 
 
 @triton.jit(do_not_specialize=["chunk", "tokens", "heads", "count"])
@@ -195,22 +195,22 @@ def _send_back(
         on = tl.cast(step, tl.int64) * C
         later = left - step * C
         s = _logits(q + on * stride_k, k, stride_k, later, C, key_dim, factor, DTYPE, C, BK)
-        peak, total = _load_terms(terms, place + on, count, rows, later)
-        p = _weights(s, (rows < later)[:, None], peak, total)
+        row_max, weight_sum = _load_terms(terms, place + on, count, rows, later)
+        p = _weights(s, (rows < later)[:, None], row_max, weight_sum)
         of_later = load_rows(da + on * stride_v, rows, values, stride_v, later, value_dim)
         sent = product(tl.trans(p), of_later, DTYPE, FINE_A=True, FINE_B=True, acc=sent)
     s = _logits(q, k, stride_k, left, left, key_dim, factor, DTYPE, C, BK)
-    peak, total = _load_terms(terms, place, count, rows, left)
-    P = _weights(s, (rows[:, None] > rows[None, :]) & (rows < left)[:, None], peak, total)
-    w, others = _own_weight(_diagonal(s, C), peak, total)
-    strength = _strength(beta, here * heads + head, rows, heads, left)
+    row_max, weight_sum = _load_terms(terms, place, count, rows, left)
+    P = _weights(s, (rows[:, None] > rows[None, :]) & (rows < left)[:, None], row_max, weight_sum)
+    w, others = _own_weight(_diagonal(s, C), row_max, weight_sum)
+    beta_rows = _load_beta(beta, here * heads + head, rows, heads, left)
     do_tile = load_rows(do + start, rows, values, stride_v, left, value_dim).to(tl.float32)
     read = others[:, None] * do_tile
     sent = product(tl.trans(P), read, DTYPE, FINE_A=True, FINE_B=True, acc=sent)
-    inverse = inverse_unit_lower(strength[:, None] * P, C, DTYPE)
+    inverse = inverse_unit_lower(beta_rows[:, None] * P, C, DTYPE)
     du = product(tl.trans(inverse), w[:, None] * do_tile + sent, DTYPE, FINE_A=True, FINE_B=True)
     store_rows(dv + start, du, rows, values, stride_v, left, value_dim)
-    store_rows(da, read - strength[:, None] * du, rows, values, stride_v, left, value_dim)
+    store_rows(da, read - beta_rows[:, None] * du, rows, values, stride_v, left, value_dim)
 
 
 @triton.jit
@@ -251,10 +251,10 @@ def _by_query(
     da += start
 
     of_weight = tl.zeros((C,), tl.float32)
-    of_strength = tl.zeros((C,), tl.float32)
-    peak, total = _load_terms(terms, place, count, rows, left)
+    dbeta_rows = tl.zeros((C,), tl.float32)
+    row_max, weight_sum = _load_terms(terms, place, count, rows, left)
     s = _logits(q, k, stride_k, left, left, key_dim, factor, DTYPE, C, BK)
-    w, others = _own_weight(_diagonal(s, C), peak, total)
+    w, others = _own_weight(_diagonal(s, C), row_max, weight_sum)
     for begin in range(0, value_dim, BV):
         values = begin + tl.arange(0, BV)
         do_tile = load_rows(do, rows, values, stride_v, left, value_dim).to(tl.float32)
@@ -263,13 +263,13 @@ def _by_query(
         of_weight += tl.sum(do_tile * (u_tile - a_tile), 1)
         if dbeta is not None:
             du_tile = load_rows(du + start, rows, values, stride_v, left, value_dim)
-            of_strength += tl.sum(du_tile * a_tile, 1)
+            dbeta_rows += tl.sum(du_tile * a_tile, 1)
     dz = w * others * of_weight
     inside = rows < left
     if dbeta is not None:
-        tl.store(dbeta + first * heads + head + rows * heads, -of_strength, mask=inside)
+        tl.store(dbeta + first * heads + head + rows * heads, -dbeta_rows, mask=inside)
 
-    P = _weights(s, rows[:, None] > rows[None, :], peak, total)
+    P = _weights(s, rows[:, None] > rows[None, :], row_max, weight_sum)
     dp = _of_values(da, u, stride_v, left, left, value_dim, DTYPE, C, BV)
     of_read = tl.sum(P * dp, 1)
     # A sum over keys of its own: beside da · a, of which a is rounded, a weight of 1 would leave
@@ -278,7 +278,7 @@ def _by_query(
         back = tl.cast(step, tl.int64) * C
         s = _logits(q, k - back * stride_k, stride_k, left, C, key_dim, factor, DTYPE, C, BK)
         of_earlier = _of_values(da, u - back * stride_v, stride_v, left, C, value_dim, DTYPE, C, BV)
-        of_read += tl.sum(_weights(s, inside[:, None], peak, total) * of_earlier, 1)
+        of_read += tl.sum(_weights(s, inside[:, None], row_max, weight_sum) * of_earlier, 1)
     of_read += dz
     to = terms + 2 * count + place + rows
     tl.store(to, of_read, mask=inside)
@@ -294,7 +294,7 @@ def _by_query(
         k_rows = k - back * stride_k
         s = _logits(q, k_rows, stride_k, left, C, key_dim, factor, DTYPE, C, BK)
         dp = _of_values(da, u - back * stride_v, stride_v, left, C, value_dim, DTYPE, C, BV)
-        ds = _weights(s, inside[:, None], peak, total) * (dp - of_read[:, None])
+        ds = _weights(s, inside[:, None], row_max, weight_sum) * (dp - of_read[:, None])
         k_tile = load_rows(k_rows, rows, keys, stride_k, C, key_dim)
         acc = product(ds * scale, k_tile, DTYPE, acc=acc)
     store_rows(dq + (first * heads + head) * key_dim, acc, rows, keys, stride_k, left, key_dim)
@@ -330,12 +330,12 @@ def _by_key(
         later = left - step * C
         q_rows = q + on * stride_k
         s = _logits(q_rows, k, stride_k, later, left, key_dim, factor, DTYPE, C, BK)
-        peak, total = _load_terms(terms, place + on, count, rows, later)
+        row_max, weight_sum = _load_terms(terms, place + on, count, rows, later)
         of_read, dz = _load_terms(terms + 2 * count, place + on, count, rows, later)
         apart = step * C + rows[:, None] - rows[None, :]
         inside = (rows < later)[:, None]
         dp = _of_values(da + on * stride_v, u, stride_v, later, left, value_dim, DTYPE, C, BV)
-        ds = _weights(s, (apart > 0) & inside, peak, total) * (dp - of_read[:, None])
+        ds = _weights(s, (apart > 0) & inside, row_max, weight_sum) * (dp - of_read[:, None])
         ds = tl.where((apart == 0) & inside, dz[:, None], ds)
         q_tile = load_rows(q_rows, rows, keys, stride_k, later, key_dim)
         acc = product(tl.trans(ds * scale), q_tile, DTYPE, acc=acc)

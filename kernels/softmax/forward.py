@@ -23,8 +23,8 @@ from kernels.softmax.structure import restrict, some
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles", "heads", "group"])
 def attention_forward(
-    q, k, v, o, lse, peaks, totals, sink, slopes, gate, rest, closed, cu_seqlens_q, cu_seqlens_k,
-    factor, cap, window, num_queries, num_keys, tiles, heads,
+    q, k, v, o, lse, row_maxima, weight_sums, sink, slopes, gate, rest, shut_count,
+    cu_seqlens_q, cu_seqlens_k, factor, cap, window, num_queries, num_keys, tiles, heads,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, pairs, steps,
@@ -63,15 +63,15 @@ def attention_forward(
     slope = load_slope(slopes, head, ALIBI)
     gates = (batch * heads + wide_head) * num_keys + start_k
     placed = (query + shift >= 0) & (query < length_q)
-    query_gate = load_gates(gate, rest, closed, gates + query + shift, placed, GATED)
+    query_gate = load_gates(gate, rest, shut_count, gates + query + shift, placed, GATED)
 
     # The sink is one more logit, there from the start: it enters the maximum and the sum alike.
-    peak = tl.full((QUERIES,), float("-inf"), tl.float32)
-    total = tl.zeros((QUERIES,), tl.float32)
+    row_max = tl.full((QUERIES,), float("-inf"), tl.float32)
+    weight_sum = tl.zeros((QUERIES,), tl.float32)
     if SINK:
         sink_logit = tl.load(sink + head).to(tl.float32) * LOG2E
-        peak = tl.zeros((QUERIES,), tl.float32) + sink_logit
-        total += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
+        row_max = tl.zeros((QUERIES,), tl.float32) + sink_logit
+        weight_sum += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
     acc = tl.zeros((QUERIES, PAD_V), tl.float32)
 
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
@@ -91,7 +91,7 @@ def attention_forward(
                 )  # fmt: skip
             if not (PAIRED and SKIP) or some(visible):
                 k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
-                key_gate = load_gates(gate, rest, closed, gates + key, key < high, GATED)
+                key_gate = load_gates(gate, rest, shut_count, gates + key, key < high, GATED)
                 products = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
                 s = logits(
                     products, query, key, shift, factor, cap, slope, query_gate, key_gate,
@@ -99,9 +99,9 @@ def attention_forward(
                 )  # fmt: skip
                 if PAIRED or phase != 1:
                     s = tl.where(visible, s, float("-inf"))
-                new_peak = tl.maximum(peak, tl.max(s, 1))
+                new_max = tl.maximum(row_max, tl.max(s, 1))
                 # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-                base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+                base = tl.where(new_max == float("-inf"), 0.0, new_max)
                 s = logits(
                     products, query, key, shift, factor, cap, slope, query_gate, key_gate,
                     base[:, None], CAPPED, ALIBI, GATED, added, BIASED,
@@ -109,17 +109,17 @@ def attention_forward(
                 p = tl.exp2(s)
                 if PAIRED or phase != 1:
                     p = tl.where(visible, p, 0.0)
-                decay = tl.exp2(peak - base)
-                total = total * decay + tl.sum(p, 1)
-                peak = new_peak
+                decay = tl.exp2(row_max - base)
+                weight_sum = weight_sum * decay + tl.sum(p, 1)
+                row_max = new_max
                 v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
                 acc *= decay[:, None]
                 acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
 
-    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
     o += ((batch * num_queries + start_q) * heads + wide_head) * value_dim
     store_rows(o, heads * value_dim, rows, length_q, out, in_v)
     to = (batch * heads + wide_head) * num_queries + start_q + rows
-    tl.store(lse + to, (peak + tl.log2(total)) * LN2, mask=rows < length_q)
-    tl.store(peaks + to, peak, mask=rows < length_q)
-    tl.store(totals + to, total, mask=rows < length_q)
+    tl.store(lse + to, (row_max + tl.log2(weight_sum)) * LN2, mask=rows < length_q)
+    tl.store(row_maxima + to, row_max, mask=rows < length_q)
+    tl.store(weight_sums + to, weight_sum, mask=rows < length_q)

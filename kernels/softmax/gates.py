@@ -56,10 +56,10 @@ _BLOCK = 512
 
 @triton.jit(do_not_specialize=["num_keys", "heads", "stride_b", "stride_t", "stride_h"])
 def prefix_sums(
-    g, gate, rest, closed, cu_seqlens, num_keys, heads, stride_b, stride_t, stride_h,
+    g, gate, rest, shut_count, cu_seqlens, num_keys, heads, stride_b, stride_t, stride_h,
     PACKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """gate + rest = log2(e)·cumsum(g) of the gates from SHUT on, and closed, how many are not.
+    """gate + rest = log2(e)·cumsum(g) of the gates from SHUT on, and shut_count, how many are not.
 
     A program sums one head of one sequence.
     """
@@ -75,11 +75,11 @@ def prefix_sums(
         x = tl.load(g + t.to(tl.int64) * stride_t, mask=inside, other=0.0).to(tl.float64)
         shut = x < SHUT
         x = tl.where(shut, 0.0, x)
-        total = (carry + tl.cumsum(x, 0)) * LOG2E
-        leading = total.to(tl.float32)
+        cumulative = (carry + tl.cumsum(x, 0)) * LOG2E
+        leading = cumulative.to(tl.float32)
         tl.store(gate + base + t, leading, mask=inside)
-        tl.store(rest + base + t, (total - leading.to(tl.float64)).to(tl.float32), mask=inside)
-        tl.store(closed + base + t, count + tl.cumsum(shut.to(tl.int32), 0), mask=inside)
+        tl.store(rest + base + t, (cumulative - leading.to(tl.float64)).to(tl.float32), mask=inside)
+        tl.store(shut_count + base + t, count + tl.cumsum(shut.to(tl.int32), 0), mask=inside)
         carry += tl.sum(x, 0)
         count += tl.sum(shut.to(tl.int32), 0)
 
@@ -97,7 +97,7 @@ def level_of(position, key, SPAN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles", "heads", "group"])
 def within_blocks(
-    q, k, v, do, terms, parts, slopes, gate, rest, closed,
+    q, k, v, do, terms, parts, slopes, gate, rest, shut_count,
     cu_seqlens_q, cu_seqlens_k,
     factor, cap, window, num_queries, num_keys, tiles, heads,
     group, key_dim: tl.int32, value_dim: tl.int32,
@@ -138,7 +138,7 @@ def within_blocks(
     in_v = tl.arange(0, PAD_V) < value_dim
     k_tile = load_rows(k, stride_kt, first - 1, before, length_k, in_k, FULL_K, True)
     v_tile = load_rows(v, stride_vt, first - 1, before, length_k, in_v, FULL_V, True)
-    key_gate = load_gates(gate, rest, closed, gates + key, key < length_k, GATED)
+    key_gate = load_gates(gate, rest, shut_count, gates + key, key < length_k, GATED)
     slope = load_slope(slopes, head, ALIBI)
     acc = tl.zeros((SPAN,), tl.float32)
     for position in range(first, tl.minimum(first + SPAN, length_k), QUERIES):
@@ -151,7 +151,7 @@ def within_blocks(
         base, weight, row_delta = load_terms(
             terms + first_row * 4, position - shift, rows, length_q, True
         )
-        query_gate = load_gates(gate, rest, closed, gates + query + shift, exists, GATED)
+        query_gate = load_gates(gate, rest, shut_count, gates + query + shift, exists, GATED)
         visible = sees(exists & (key < length_k), query, key, window, shift, CAUSAL, WINDOW)
         visible, added = restrict(
             visible, query, key, exists, key < length_k,
@@ -223,14 +223,14 @@ def cumulative_gates(g: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tens
     """
     batch, tokens, heads = g.shape
     gate, rest = g.new_empty(2, batch, heads, tokens, dtype=torch.float32)
-    closed = g.new_empty(batch, heads, tokens, dtype=torch.int32)
+    shut_count = g.new_empty(batch, heads, tokens, dtype=torch.int32)
     sequences = count_sequences(batch, cu_seqlens)
     if g.numel():
         prefix_sums[(sequences * heads,)](
-            g, gate, rest, closed, cu_seqlens, tokens, heads, *g.stride(),
+            g, gate, rest, shut_count, cu_seqlens, tokens, heads, *g.stride(),
             PACKED=cu_seqlens is not None, BLOCK=_BLOCK,
         )  # fmt: skip
-    return gate, rest, closed
+    return gate, rest, shut_count
 
 
 def levels(longest: int, span: int) -> int:

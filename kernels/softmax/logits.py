@@ -54,6 +54,12 @@ def load_rows(
 
 
 @triton.jit
+def inverse_or_0(x):
+    """1 / x, and 0 where x is 0."""
+    return tl.where(x == 0.0, 0.0, 1.0 / tl.where(x == 0.0, 1.0, x))
+
+
+@triton.jit
 def store_rows(x, stride, rows, stop, values, exists):
     """Write `values [rows, columns]` to the rows before `stop`, in the columns that exist."""
     columns = tl.arange(0, exists.shape[0])
@@ -63,13 +69,13 @@ def store_rows(x, stride, rows, stop, values, exists):
 
 
 @triton.jit
-def load_gates(gate, rest, closed, tokens, inside, GATED: tl.constexpr):
+def load_gates(gate, rest, shut_count, tokens, inside, GATED: tl.constexpr):
     """The cumulative gates of some tokens, as gates.py stores them; zeros where not `inside`."""
     leading, left, count = 0.0, 0.0, 0
     if GATED:
         leading = tl.load(gate + tokens, mask=inside, other=0.0)
         left = tl.load(rest + tokens, mask=inside, other=0.0)
-        count = tl.load(closed + tokens, mask=inside, other=0)
+        count = tl.load(shut_count + tokens, mask=inside, other=0)
     return leading, left, count
 
 

@@ -35,10 +35,10 @@ def _weights(a_ptr, b_ptr, place, inside, unit):
     top = tl.where(top == float("-inf"), 0.0, top)
     a = tl.exp2((a - top) * unit)
     b = tl.exp2((b - top) * unit)
-    total = a + b
-    lse = top + tl.log2(total) / unit
-    total = tl.where(total == 0.0, 1.0, total)
-    return a / total, b / total, lse
+    weight_sum = a + b
+    lse = top + tl.log2(weight_sum) / unit
+    weight_sum = tl.where(weight_sum == 0.0, 1.0, weight_sum)
+    return a / weight_sum, b / weight_sum, lse
 
 
 @triton.jit

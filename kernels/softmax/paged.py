@@ -135,7 +135,7 @@ def paged_attention_fused(
     count = cdiv(longest * group, entry.tokens)
     rows = batch * queries * heads
     parts = lse.new_empty(num_splits, rows, value_dim) if split else lse
-    peaks, totals = lse.new_empty(2, num_splits, rows) if split else (lse, lse)
+    row_maxima, weight_sums = lse.new_empty(2, num_splits, rows) if split else (lse, lse)
     limit = 2**30 if window is None else min(window, 2**30)
     pad_v = max(16, next_power_of_2(value_dim))
     (q,) = dense_rows(q)
@@ -143,7 +143,7 @@ def paged_attention_fused(
     no_strides = (0, 0, 0)
     with torch.cuda.device_of(q):
         paged_forward[(count * num_splits * kv_heads * count_sequences(batch, cu_seqlens),)](
-            q, k_pages, v_pages, o, lse, parts, peaks, totals, sink, alibi_slopes,
+            q, k_pages, v_pages, o, lse, parts, row_maxima, weight_sums, sink, alibi_slopes,
             q if k_scale is None else k_scale, q if v_scale is None else v_scale, enter, leave,
             block_table, lengths, cu_seqlens,
             scale * LOG2E.value if softcap is None else scale / softcap,
@@ -161,7 +161,7 @@ def paged_attention_fused(
         )  # fmt: skip
         if split:
             merge_parts[(cdiv(rows, entry.tokens),)](
-                parts, peaks, totals, o, lse, rows, queries, num_splits, heads, value_dim,
+                parts, row_maxima, weight_sums, o, lse, rows, queries, num_splits, heads, value_dim,
                 ROWS=entry.tokens, PAD_V=pad_v, num_warps=entry.num_warps,
             )  # fmt: skip
     return o, lse

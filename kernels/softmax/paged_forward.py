@@ -41,7 +41,7 @@ def load_pages(
     ]
 )  # fmt: skip
 def paged_forward(
-    q, k, v, o, lse, parts, peaks, totals, sink, slopes, k_scale, v_scale, enter, leave,
+    q, k, v, o, lse, parts, row_maxima, weight_sums, sink, slopes, k_scale, v_scale, enter, leave,
     table, lengths, cu_seqlens, factor, cap, window, num_queries, tiles, splits, kv_heads, group,
     size, parts_stride, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kp, stride_kc, stride_kg, stride_kd,
@@ -58,8 +58,8 @@ def paged_forward(
     Where PAD_K is more than SLICE columns, queries and keys are read and multiplied so many columns
     at a time.
 
-    If SPLIT, `parts` gets the sum of weighted values, not divided, and `peaks` and `totals` the
-    maximum of the base-2 logits and the sum of their powers of 2; else o and lse.
+    If SPLIT, `parts` gets the sum of weighted values, not divided, `row_maxima` the maximum of the
+    base-2 logits and `weight_sums` the sum of their powers of 2; else o and lse are written.
     """
     tile = tl.program_id(0) % tiles
     split = tl.program_id(0) // tiles % splits
@@ -106,13 +106,13 @@ def paged_forward(
     if TREE:
         entered = tl.load(enter + place + token, mask=exists, other=0)[:, None]
 
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    row_max = tl.full((ROWS,), float("-inf"), tl.float32)
+    weight_sum = tl.zeros((ROWS,), tl.float32)
     if SINK:
         # The sink is one more logit: of the first split, as it may be there once only.
         sink_logit = tl.load(sink + head, mask=exists, other=0.0).to(tl.float32) * LOG2E
-        peak = tl.where(split == 0, sink_logit, peak)
-        total = tl.where(peak == float("-inf"), 0.0, 1.0)
+        row_max = tl.where(split == 0, sink_logit, row_max)
+        weight_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
     acc = tl.zeros((ROWS, PAD_V), tl.float32)
 
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, True)
@@ -161,17 +161,17 @@ def paged_forward(
             exit = tl.load(leave + place + node, mask=drafted, other=0)[None, :]
             visible = visible & ((key < shift) | (entry <= entered) & (entered < exit))
         s = tl.where(visible, s, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(s, 1))
+        new_max = tl.maximum(row_max, tl.max(s, 1))
         # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
         s = logits(
             products, query, key, shift, factor, cap, slope, 0, 0, base[:, None],
             CAPPED, ALIBI, False,
         )  # fmt: skip
         p = tl.where(visible, tl.exp2(s), 0.0)
-        decay = tl.exp2(peak - base)
-        total = total * decay + tl.sum(p, 1)
-        peak = new_peak
+        decay = tl.exp2(row_max - base)
+        weight_sum = weight_sum * decay + tl.sum(p, 1)
+        row_max = new_max
         v_tile, v_factor = load_pages(
             v, v_scale, table, columns, inside, size, stride_tm, stride_vp, stride_vc, stride_vd,
             stride_vsp, stride_vsc, dims_v, in_v, V_SCALED,
@@ -188,19 +188,19 @@ def paged_forward(
     if SPLIT:
         row += split.to(tl.int64) * parts_stride
         o = parts
-        tl.store(peaks + row, peak, mask=exists)
-        tl.store(totals + row, total, mask=exists)
+        tl.store(row_maxima + row, row_max, mask=exists)
+        tl.store(weight_sums + row, weight_sum, mask=exists)
     else:
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        acc = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
         to = (batch * heads + head) * num_queries + start_q + token
-        tl.store(lse + to, (peak + tl.log2(total)) * LN2, mask=exists)
+        tl.store(lse + to, (row_max + tl.log2(weight_sum)) * LN2, mask=exists)
     o += row[:, None] * value_dim + dims_v[None, :]
     tl.store(o, acc.to(o.dtype.element_ty), mask=exists[:, None] & in_v[None, :])
 
 
 @triton.jit(do_not_specialize=["count", "tokens", "splits", "heads"])
 def merge_parts(
-    parts, peaks, totals, o, lse, count, tokens, splits, heads, value_dim: tl.int32,
+    parts, row_maxima, weight_sums, o, lse, count, tokens, splits, heads, value_dim: tl.int32,
     ROWS: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of ROWS rows `[B, T, H]`, first to last."""
@@ -208,25 +208,26 @@ def merge_parts(
     dims = tl.arange(0, PAD_V)
     exists = rows < count
     mask = exists[:, None] & (dims < value_dim)[None, :]
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    row_max = tl.full((ROWS,), float("-inf"), tl.float32)
+    weight_sum = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, PAD_V), tl.float32)
     for split in range(splits):
         row = rows + tl.cast(split, tl.int64) * count
-        part_peak = tl.load(peaks + row, mask=exists, other=float("-inf"))
+        part_max = tl.load(row_maxima + row, mask=exists, other=float("-inf"))
         part = tl.load(parts + row[:, None] * value_dim + dims[None, :], mask=mask, other=0.0)
-        new_peak = tl.maximum(peak, part_peak)
+        new_max = tl.maximum(row_max, part_max)
         # Two empty parts have no maximum to subtract.
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        decay = tl.exp2(peak - base)
-        weight = tl.exp2(part_peak - base)
-        total = total * decay + tl.load(totals + row, mask=exists, other=0.0) * weight
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        decay = tl.exp2(row_max - base)
+        weight = tl.exp2(part_max - base)
+        part_sum = tl.load(weight_sums + row, mask=exists, other=0.0)
+        weight_sum = weight_sum * decay + part_sum * weight
         acc = acc * decay[:, None] + part * weight[:, None]
-        peak = new_peak
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        row_max = new_max
+    acc = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
     to = o + rows[:, None] * value_dim + dims[None, :]
     tl.store(to, acc.to(o.dtype.element_ty), mask=mask)
     head = rows % heads
     token = rows // heads
     to = (token // tokens * heads + head) * tokens + token % tokens
-    tl.store(lse + to, (peak + tl.log2(total)) * LN2, mask=exists)
+    tl.store(lse + to, (row_max + tl.log2(weight_sum)) * LN2, mask=exists)

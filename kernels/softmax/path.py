@@ -79,10 +79,10 @@ def _system(
     """tril₋₁(W Wᵀ), tril₋₁(W Kᵀ), the inverse of the system and β."""
     rows = tl.arange(0, C)
     earlier = rows[:, None] > rows[None, :]
-    strength = tl.load(beta + rows * heads, mask=rows < left, other=0.0).to(tl.float32)
+    beta_rows = tl.load(beta + rows * heads, mask=rows < left, other=0.0).to(tl.float32)
     own = tl.where(earlier, _overlaps(w, w, stride, stride, left, key_dim, DTYPE, C, BK), 0.0)
     of_keys = tl.where(earlier, _overlaps(w, k, stride, stride, left, key_dim, DTYPE, C, BK), 0.0)
-    return own, of_keys, inverse_unit_lower(strength[:, None] * own, C, DTYPE), strength
+    return own, of_keys, inverse_unit_lower(beta_rows[:, None] * own, C, DTYPE), beta_rows
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
@@ -101,10 +101,10 @@ def _solve(
     row = first * heads + head
     k += row * key_dim
     w += row * key_dim
-    _, of_keys, inverse, strength = _system(
+    _, of_keys, inverse, beta_rows = _system(
         w, k, beta + row, stride, heads, left, key_dim, DTYPE, C, BK
     )
-    T = inverse * strength[None, :]
+    T = inverse * beta_rows[None, :]
     D = _exact(T, of_keys, DTYPE)
     cell = chunk.to(tl.int64) * heads + head
     store_rows(d + cell * C * C, D, rows, rows, C, C, C)
@@ -169,7 +169,7 @@ def _copy(
     do_not_specialize=["chunk", "sequences", "tokens", "heads", "group", "chunks", "widest"]
 )  # fmt: skip
 def _walk(
-    q, k, w, z, v, do, scores, o, dscores, kept, terms, gate, rest, closed, cu_seqlens,
+    q, k, w, z, v, do, scores, o, dscores, kept, terms, gate, rest, shut_count, cu_seqlens,
     chunk, sequences, tokens, heads, group, chunks, widest,
     key_dim: tl.int32, value_dim: tl.int32,
     GRADIENT: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr,
@@ -211,13 +211,13 @@ def _walk(
     do += (first * heads + head) * value_dim
     place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
 
-    query_gate = as_rows(gates_of_chunk(gate, rest, closed, place, left, C, GATED), GATED)
-    own_gate = as_columns(gates_of_chunk(gate, rest, closed, place, left, C, GATED), GATED)
+    query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
+    own_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
     seen = rows[:, None] >= rows[None, :]
     own = load_rows(scores + cell * C * C, rows, rows, C, C, C)
-    peak = tl.full((C,), float("-inf"), tl.float32)
-    total = tl.zeros((C,), tl.float32)
-    p, _, peak, total = soften(own, seen, query_gate, own_gate, peak, total, GATED)
+    row_max = tl.full((C,), float("-inf"), tl.float32)
+    weight_sum = tl.zeros((C,), tl.float32)
+    p, _, row_max, weight_sum = soften(own, seen, query_gate, own_gate, row_max, weight_sum, GATED)
     if GRADIENT:
         dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV)
         of_d = tl.sum(p * dp, 1)
@@ -238,10 +238,10 @@ def _walk(
         back = tl.cast(step, tl.int64) * C
         X = kept + slot * C * key_dim
         products = _overlaps(X, k - back * stride_k, key_dim, stride_k, C, key_dim, DTYPE, C, BK)
-        key_gate = gates_of_chunk(gate, rest, closed, place - back, C, C, GATED)
+        key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
         key_gate = as_columns(key_gate, GATED)
-        p, shrink, peak, total = soften(
-            products, rows[:, None] >= 0, query_gate, key_gate, peak, total, GATED
+        p, shrink, row_max, weight_sum = soften(
+            products, rows[:, None] >= 0, query_gate, key_gate, row_max, weight_sum, GATED
         )
         v_rows = v - back * stride_v
         if GRADIENT:
@@ -260,18 +260,18 @@ def _walk(
                 x = product(-along, z_tile, DTYPE, FINE_A=True, FINE_B=True, acc=x)
                 store_rows(kept + slot * C * key_dim, x, rows, keys, key_dim, C, key_dim)
     # Every query sees its own key.
-    inverse = 1.0 / total
+    inverse = 1.0 / weight_sum
     if GRADIENT:
         of_d *= inverse
         count = sequences.to(tl.int64) * heads * tokens
         if PACKED:
             count = heads * tl.cast(tokens, tl.int64)
         to = terms + place + rows
-        tl.store(to, peak, mask=rows < left)
-        tl.store(to + count, total, mask=rows < left)
+        tl.store(to, row_max, mask=rows < left)
+        tl.store(to + count, weight_sum, mask=rows < left)
         tl.store(to + 2 * count, of_d, mask=rows < left)
         dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV)
-        s = base2_logits(own, query_gate, own_gate, peak[:, None], GATED)
+        s = base2_logits(own, query_gate, own_gate, row_max[:, None], GATED)
         ds = tl.exp2(s) * inverse[:, None] * (dp - of_d[:, None])
         ds = tl.where(seen & (rows < left)[:, None], ds, 0.0)
         store_rows(dscores + cell * C * C, ds, rows, rows, C, C, C)
@@ -290,7 +290,7 @@ def _add_rows(x, y, rows, columns, stride, num_rows, num_columns):
 @triton.jit(do_not_specialize=["chunk", "sequences", "tokens", "heads", "group", "widest"])
 def _return(
     k, w, z, v, do, scores, kept, carried, terms, dq, dk, dw, dz, dv, row_sums, column_sums,
-    between, gate, rest, closed, cu_seqlens, chunk, sequences, tokens, heads, group, widest,
+    between, gate, rest, shut_count, cu_seqlens, chunk, sequences, tokens, heads, group, widest,
     key_dim: tl.int32, value_dim: tl.int32,
     GATED: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr,
     C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PAD_V: tl.constexpr,
@@ -330,15 +330,15 @@ def _return(
     count = sequences.to(tl.int64) * heads * tokens
     if PACKED:
         count = heads * tl.cast(tokens, tl.int64)
-    peak = tl.load(terms + place + rows, mask=inside, other=0.0)
-    total = tl.load(terms + count + place + rows, mask=inside, other=1.0)
+    row_max = tl.load(terms + place + rows, mask=inside, other=0.0)
+    weight_sum = tl.load(terms + count + place + rows, mask=inside, other=1.0)
     of_d = tl.load(terms + 2 * count + place + rows, mask=inside, other=0.0)
-    inverse = tl.where(inside, 1.0 / total, 0.0)
-    query_gate = as_rows(gates_of_chunk(gate, rest, closed, place, left, C, GATED), GATED)
+    inverse = tl.where(inside, 1.0 / weight_sum, 0.0)
+    query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
 
-    own_gate = as_columns(gates_of_chunk(gate, rest, closed, place, left, C, GATED), GATED)
+    own_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
     own = load_rows(scores + cell * C * C, rows, rows, C, C, C)
-    p = tl.exp2(base2_logits(own, query_gate, own_gate, peak[:, None], GATED)) * inverse[:, None]
+    p = tl.exp2(base2_logits(own, query_gate, own_gate, row_max[:, None], GATED)) * inverse[:, None]
     # The gates of rows that do not exist are 0, and others may be far below.
     p = tl.where((rows[:, None] >= rows[None, :]) & inside[:, None], p, 0.0)
     do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
@@ -359,8 +359,8 @@ def _return(
         w_rows = w - back * stride_k
         z_rows = z - back * stride_k
         products = _overlaps(X, k_rows, key_dim, stride_k, C, key_dim, DTYPE, C, BK)
-        key_gate = gates_of_chunk(gate, rest, closed, place - back, C, C, GATED)
-        s = base2_logits(products, query_gate, as_columns(key_gate, GATED), peak[:, None], GATED)
+        key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
+        s = base2_logits(products, query_gate, as_columns(key_gate, GATED), row_max[:, None], GATED)
         p = tl.where(inside[:, None], tl.exp2(s) * inverse[:, None], 0.0)
         dp = dot_rows(do, v - back * stride_v, stride_o, stride_v, left, C, value_dim, DTYPE, C, BV)
         ds = p * (dp - of_d[:, None])
@@ -477,10 +477,10 @@ def _solve_backward(
     w += start_row
     dz += start_row
     dk_inner += start_row
-    own, of_keys, inverse, strength = _system(
+    own, of_keys, inverse, beta_rows = _system(
         w, k, beta + row, stride, heads, left, key_dim, DTYPE, C, BK
     )
-    T = inverse * strength[None, :]
+    T = inverse * beta_rows[None, :]
     cell = (chunk.to(tl.int64) * heads + head) * C * C
     D = load_rows(d + cell, rows, rows, C, C, C)
     dD = load_rows(dd + cell, rows, rows, C, C, C)
@@ -489,13 +489,13 @@ def _solve_backward(
     dT += _exact(dD, tl.trans(of_keys), DTYPE)
     earlier = rows[:, None] > rows[None, :]
     d_of_keys = tl.where(earlier, _exact(tl.trans(T), dD, DTYPE), 0.0)
-    of_strength = tl.sum(dT * inverse, 0)
+    dbeta_rows = tl.sum(dT * inverse, 0)
     turned = tl.trans(inverse)
-    dsystem = -_exact(_exact(turned, dT * strength[None, :], DTYPE), turned, DTYPE)
+    dsystem = -_exact(_exact(turned, dT * beta_rows[None, :], DTYPE), turned, DTYPE)
     dsystem = tl.where(earlier, dsystem, 0.0)
-    of_strength += tl.sum(dsystem * own, 1)
-    tl.store(dbeta + row + rows * heads, of_strength, mask=rows < left)
-    d_own = strength[:, None] * dsystem
+    dbeta_rows += tl.sum(dsystem * own, 1)
+    tl.store(dbeta + row + rows * heads, dbeta_rows, mask=rows < left)
+    d_own = beta_rows[:, None] * dsystem
     d_own += tl.trans(d_own)
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)

@@ -135,11 +135,11 @@ def select_of_dsa(
 
     def scores(i: slice, j: slice) -> Tensor:
         p, t = positions(i, j, q_index.device)
-        total = w.new_zeros(w.shape[0], i.stop - i.start, len(t), dtype=torch.float32)
+        sums = w.new_zeros(w.shape[0], i.stop - i.start, len(t), dtype=torch.float32)
         for h in range(w.shape[2]):
             products = q_index[:, i, h].float() @ k_index[:, j].float().mT
-            total = total + w[:, i, h, None].float() * torch.relu(products)
-        return torch.where(t <= p, total, -math.inf)[:, None]
+            sums = sums + w[:, i, h, None].float() * torch.relu(products)
+        return torch.where(t <= p, sums, -math.inf)[:, None]
 
     shape = (*q_index.shape[:2], 1, _slots(top_k, k_index.shape[1], 1))
     with without_autocast(w):

@@ -11,7 +11,7 @@ is a sort of all pairs (block, query). Both are made of the indices by PyTorch.
 import triton
 import triton.language as tl
 
-from kernels.softmax.logits import LN2
+from kernels.softmax.logits import LN2, inverse_or_0
 
 
 @triton.jit
@@ -30,10 +30,10 @@ def _scatter(x, stride, rows, there, values, exists):
 
 
 @triton.jit
-def _keys(slots, start, total, block_size, position, KEYS: tl.constexpr):
+def _keys(slots, start, count, block_size, position, KEYS: tl.constexpr):
     """KEYS keys of a query's blocks, from the `start`-th on, and which of them it sees."""
     place = start + tl.arange(0, KEYS)
-    index = tl.load(slots + place // block_size, mask=place < total, other=-1)
+    index = tl.load(slots + place // block_size, mask=place < count, other=-1)
     key = index * block_size + place % block_size
     return key, (index >= 0) & (key <= position)
 
@@ -50,14 +50,15 @@ def _keys(slots, start, total, block_size, position, KEYS: tl.constexpr):
     ]
 )
 def selected_forward(
-    q, k, v, o, lse, peaks, totals, slots, counts, positions, starts,
+    q, k, v, o, lse, row_maxima, weight_sums, slots, counts, positions, starts,
     factor, num_queries, select_heads, slots_each, block_size, parts, share,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PAD_K: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
-    """o and lse of heads of one query that share a selection; peaks and totals to go back with."""
+    """o and lse of heads of one query that share a selection; for the backward pass, row_maxima and
+    weight_sums."""
     part = tl.program_id(0) % parts
     pid = (tl.program_id(0) // parts).to(tl.int64)
     select_head = pid % select_heads
@@ -67,7 +68,7 @@ def selected_forward(
     position = tl.load(positions + i)
     first_key = tl.load(starts + i)
     slots += pid * slots_each
-    total = tl.load(counts + pid) * block_size
+    count = tl.load(counts + pid) * block_size
 
     row = part * ROWS + tl.arange(0, ROWS)
     inside = row < group
@@ -78,44 +79,44 @@ def selected_forward(
     k += batch * stride_kb + first_key * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + first_key * stride_vt + kv_head * stride_vh
 
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    row_max = tl.full((ROWS,), float("-inf"), tl.float32)
     weight_sum = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, PAD_V), tl.float32)
-    for start in range(0, total, KEYS):
-        key, seen = _keys(slots, start, total, block_size, position, KEYS)
+    for start in range(0, count, KEYS):
+        key, seen = _keys(slots, start, count, block_size, position, KEYS)
         k_tile = _gather(k, stride_kt, key, seen, in_k)
         v_tile = _gather(v, stride_vt, key, seen, in_v)
         s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * factor
         s = tl.where(seen[None, :], s, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(s, 1))
+        new_max = tl.maximum(row_max, tl.max(s, 1))
         # Without a key there is no maximum, and -inf - -inf would be NaN.
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)
         p = tl.exp2(s - base[:, None])
-        decay = tl.exp2(peak - base)
+        decay = tl.exp2(row_max - base)
         weight_sum = weight_sum * decay + tl.sum(p, 1)
-        peak = new_peak
+        row_max = new_max
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * decay[:, None], input_precision="ieee")
 
     out = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
     heads = select_heads * group
     _scatter(o + token * heads * value_dim, value_dim, head, inside, out, in_v)
     to = (batch * heads + head) * num_queries + i
-    tl.store(lse + to, (peak + tl.log2(weight_sum)) * LN2, mask=inside)
-    tl.store(peaks + to, peak, mask=inside)
-    tl.store(totals + to, weight_sum, mask=inside)
+    tl.store(lse + to, (row_max + tl.log2(weight_sum)) * LN2, mask=inside)
+    tl.store(row_maxima + to, row_max, mask=inside)
+    tl.store(weight_sums + to, weight_sum, mask=inside)
 
 
 @triton.jit
-def _weight(totals, at, inside):
+def _weight(weight_sums, at, inside):
     """1 / the sum of a row's powers of 2; 0 for a row that sees no key."""
-    total = tl.load(totals + at, mask=inside, other=0.0)
-    return tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
+    weight_sum = tl.load(weight_sums + at, mask=inside, other=0.0)
+    return inverse_or_0(weight_sum)
 
 
 @triton.jit
-def _base(peaks, at, inside):
-    peak = tl.load(peaks + at, mask=inside, other=0.0)
-    return tl.where(peak == float("-inf"), 0.0, peak)
+def _base(row_maxima, at, inside):
+    row_max = tl.load(row_maxima + at, mask=inside, other=0.0)
+    return tl.where(row_max == float("-inf"), 0.0, row_max)
 
 
 @triton.jit(
@@ -130,7 +131,7 @@ def _base(peaks, at, inside):
     ]
 )
 def selected_backward_q(
-    q, k, v, o, do, dlse, peaks, totals, deltas, dq, slots, counts, positions, starts,
+    q, k, v, o, do, dlse, row_maxima, weight_sums, deltas, dq, slots, counts, positions, starts,
     scale, factor, num_queries, select_heads, slots_each, block_size, parts, share,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
@@ -147,7 +148,7 @@ def selected_backward_q(
     position = tl.load(positions + i)
     first_key = tl.load(starts + i)
     slots += pid * slots_each
-    total = tl.load(counts + pid) * block_size
+    count = tl.load(counts + pid) * block_size
 
     row = part * ROWS + tl.arange(0, ROWS)
     inside = row < group
@@ -162,13 +163,13 @@ def selected_backward_q(
     delta = tl.sum(do_tile.to(tl.float32) * o_tile.to(tl.float32), 1)
     delta -= tl.load(dlse + at, mask=inside, other=0.0)
     tl.store(deltas + at, delta, mask=inside)
-    base, weight = _base(peaks, at, inside), _weight(totals, at, inside)
+    base, weight = _base(row_maxima, at, inside), _weight(weight_sums, at, inside)
     k += batch * stride_kb + first_key * stride_kt + kv_head * stride_kh
     v += batch * stride_vb + first_key * stride_vt + kv_head * stride_vh
 
     acc = tl.zeros((ROWS, PAD_K), tl.float32)
-    for start in range(0, total, KEYS):
-        key, seen = _keys(slots, start, total, block_size, position, KEYS)
+    for start in range(0, count, KEYS):
+        key, seen = _keys(slots, start, count, block_size, position, KEYS)
         k_tile = _gather(k, stride_kt, key, seen, in_k)
         v_tile = _gather(v, stride_vt, key, seen, in_v)
         s = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * factor
@@ -194,7 +195,7 @@ def selected_backward_q(
     ]
 )
 def selected_backward_kv(
-    q, k, v, do, peaks, totals, deltas, dk, dv, queries, bounds, positions,
+    q, k, v, do, row_maxima, weight_sums, deltas, dk, dv, queries, bounds, positions,
     block_keys, scale, factor, num_queries, num_keys, kv_heads, blocks, block_size, parts, share,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
@@ -228,10 +229,10 @@ def selected_backward_kv(
         select_head = kv_head * share + member
         entry = (batch * kv_heads * share + select_head) * blocks + block
         first = tl.load(bounds + entry)
-        total = (tl.load(bounds + entry + 1) - first) * group
-        for start in range(0, total, ROWS):
+        count = (tl.load(bounds + entry + 1) - first) * group
+        for start in range(0, count, ROWS):
             row = start + tl.arange(0, ROWS)
-            inside = row < total
+            inside = row < count
             i = tl.load(queries + first + row // group, mask=inside, other=0)
             head = select_head * group + row % group
             position = tl.load(positions + i, mask=inside, other=-1)
@@ -240,7 +241,7 @@ def selected_backward_kv(
             q_tile = _gather(q, 1, i * stride_qt + head * stride_qh, inside, in_k)
             do_tile = _gather(do, 1, i * stride_ot + head * stride_oh, inside, in_v)
             at = (batch * heads + head) * num_queries + i
-            base, weight = _base(peaks, at, inside), _weight(totals, at, inside)
+            base, weight = _base(row_maxima, at, inside), _weight(weight_sums, at, inside)
             delta = tl.load(deltas + at, mask=inside, other=0.0)
             s = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * factor
             s = tl.where(seen, s, float("-inf"))

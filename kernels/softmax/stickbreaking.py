@@ -85,7 +85,7 @@ def _sees(key, query, length, CURRENT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tokens", "tiles", "heads", "group", "borders"])
 def _near_to_far(
-    q, k, v, o, rest, nearer, total, cu_seqlens, factor, tokens, tiles, heads, borders,
+    q, k, v, o, rest, nearer, of_all, cu_seqlens, factor, tokens, tiles, heads, borders,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh,
@@ -94,7 +94,7 @@ def _near_to_far(
     FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] and rest [B, T, H] of QUERIES queries of one head; or if BORDERS, nearer
-    [B, H, tiles of keys, T], N at the near end of each tile, and total [B, H, T], of all keys."""
+    [B, H, tiles of keys, T], N at the near end of each tile, and of_all [B, H, T] of all keys."""
     # The last queries see the most keys: start them first.
     tile = tiles - 1 - tl.program_id(0) % tiles
     head = (tl.program_id(0) // tiles % heads).to(tl.int64)
@@ -132,7 +132,7 @@ def _near_to_far(
             acc = product(tl.trans(weight), v_tile, DTYPE, acc=acc)
         sum_l += of_tile
     if BORDERS:
-        tl.store(total + row + rows, sum_l, mask=rows < length)
+        tl.store(of_all + row + rows, sum_l, mask=rows < length)
     else:
         of_token = (batch * tokens + start) * heads + head
         store_rows(o + of_token * value_dim, heads * value_dim, rows, length, acc, in_v)
@@ -142,7 +142,7 @@ def _near_to_far(
 
 @triton.jit(do_not_specialize=["tokens", "tiles", "heads", "group", "borders"])
 def _far_to_near(
-    q, k, v, do, drest, dq, nearer, farther, total, cu_seqlens,
+    q, k, v, do, drest, dq, nearer, farther, of_all, cu_seqlens,
     scale, factor, tokens, tiles, heads, borders,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
@@ -182,7 +182,7 @@ def _far_to_near(
     if drest is not None:
         to = drest + of_token + rows.to(tl.int64) * heads
         sum_w = tl.load(to, mask=inside, other=0.0).to(tl.float32)
-        sum_w *= tl.exp2(tl.load(total + row + rows, mask=inside, other=0.0))
+        sum_w *= tl.exp2(tl.load(of_all + row + rows, mask=inside, other=0.0))
     acc = tl.zeros((QUERIES, PAD_K), tl.float32)
     for at in range(tl.cdiv(high, KEYS)):
         columns = at * KEYS + key
@@ -324,8 +324,8 @@ def _backward(
     shape = _shape(k, v, tile)
     sequences = count_sequences(batch, cu_seqlens)
     count, borders = cdiv(longest, shape["QUERIES"]), cdiv(longest, shape["KEYS"])
-    total = q.new_empty(batch, heads, tokens, dtype=torch.float32)
-    nearer, farther = total.new_empty(2, batch, heads, borders, tokens)
+    of_all = q.new_empty(batch, heads, tokens, dtype=torch.float32)
+    nearer, farther = of_all.new_empty(2, batch, heads, borders, tokens)
     by_key = dict(shape)
     if tiles.architecture(q.device) >= 80 and shape["KEYS"] == 16:
         # Wide heads spill with four warps on NVIDIA's GPUs, and with eight on AMD's.
@@ -334,11 +334,11 @@ def _backward(
     constants = _constants(q, cu_seqlens, attend_current)
     with torch.cuda.device_of(q):
         _near_to_far[(count * sequences * heads,)](
-            q, k, v, d0, d0, nearer, total, cu_seqlens, factor, tokens, count, heads, borders,
+            q, k, v, d0, d0, nearer, of_all, cu_seqlens, factor, tokens, count, heads, borders,
             *dims, *_strides(q, k, v), BORDERS=True, **constants, **shape,
         )  # fmt: skip
         _far_to_near[(count * sequences * heads,)](
-            q, k, v, d0, d1, dq, nearer, farther, total, cu_seqlens, scale, factor, tokens, count,
+            q, k, v, d0, d1, dq, nearer, farther, of_all, cu_seqlens, scale, factor, tokens, count,
             heads, borders, *dims, *_strides(q, k, v, d0), **constants, **shape,
         )  # fmt: skip
         _by_key[(borders * sequences * k.shape[2],)](

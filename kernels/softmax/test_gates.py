@@ -25,7 +25,7 @@ def test_sums_of_gates_keep_48_bits(packed: bool, device: torch.device) -> None:
     g[:, 5::400] = -math.inf
     g[:, 6] = torch.nextafter(torch.tensor(SHUT.value), torch.tensor(-math.inf))
     ends = _ends(lengths, device) if packed else None
-    leading, rest, closed = cumulative_gates(g.to(device), ends)
+    leading, rest, shut_count = cumulative_gates(g.to(device), ends)
     shut = g < SHUT.value
     want = [
         (x.cumsum(1).transpose(1, 2) * (1 / math.log(2)), s.int().cumsum(1).transpose(1, 2))
@@ -37,7 +37,7 @@ def test_sums_of_gates_keep_48_bits(packed: bool, device: torch.device) -> None:
     assert torch.equal(leading.cpu(), total.float())
     error = (leading.double() + rest.double()).cpu() - total
     assert (error.abs() <= total.abs() * 2.0**-47).all()
-    assert torch.equal(closed.cpu(), torch.cat([n for _, n in want], 2).int())
+    assert torch.equal(shut_count.cpu(), torch.cat([n for _, n in want], 2).int())
 
 
 @pytest.mark.parametrize(

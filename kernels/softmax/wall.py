@@ -108,7 +108,7 @@ def _products(
 @triton.jit(do_not_specialize=["window", "sequences", "tokens", "heads", "group", "chunks"])
 def _by_query(
     q, k, v, do, passed, scores, out, dscores, row_sums, between, terms, sink,
-    gate, rest, closed, cu_seqlens, window, sequences, tokens, heads, group, chunks, widest,
+    gate, rest, shut_count, cu_seqlens, window, sequences, tokens, heads, group, chunks, widest,
     key_dim: tl.int32, value_dim: tl.int32,
     GRADIENT: tl.constexpr, SINK: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
     DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
@@ -139,18 +139,20 @@ def _by_query(
     cell = chunk.to(tl.int64) * heads + head
     passed += cell * key_dim
 
-    query_gate = as_rows(gates_of_chunk(gate, rest, closed, place, left, C, GATED), GATED)
-    own_gate = as_columns(gates_of_chunk(gate, rest, closed, place, left, C, GATED), GATED)
+    query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
+    own_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
     visible = within_window(0, window, C)
     own = load_rows(scores + cell * C * C, rows, rows, C, C, C)
 
-    peak = tl.full((C,), float("-inf"), tl.float32)
-    total = tl.zeros((C,), tl.float32)
+    row_max = tl.full((C,), float("-inf"), tl.float32)
+    weight_sum = tl.zeros((C,), tl.float32)
     if SINK:
         sink_logit = tl.load(sink + head).to(tl.float32) * LOG2E
-        peak = tl.zeros((C,), tl.float32) + sink_logit
-        total += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
-    p, _, peak, total = soften(own, visible, query_gate, own_gate, peak, total, GATED)
+        row_max = tl.zeros((C,), tl.float32) + sink_logit
+        weight_sum += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
+    p, _, row_max, weight_sum = soften(
+        own, visible, query_gate, own_gate, row_max, weight_sum, GATED
+    )
     if GRADIENT:
         dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV)
         of_d = tl.sum(p * dp, 1)
@@ -163,9 +165,17 @@ def _by_query(
         products = _products(
             q, k - back * stride_k, A, stride_k, left, C, key_dim, DTYPE, C, BK, PARTS
         )
-        key_gate = as_columns(gates_of_chunk(gate, rest, closed, place - back, C, C, GATED), GATED)
-        p, shrink, peak, total = soften(
-            products, within_window(step * C, window, C), query_gate, key_gate, peak, total, GATED
+        key_gate = as_columns(
+            gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED), GATED
+        )
+        p, shrink, row_max, weight_sum = soften(
+            products,
+            within_window(step * C, window, C),
+            query_gate,
+            key_gate,
+            row_max,
+            weight_sum,
+            GATED,
         )
         v_rows = v - back * stride_v
         if GRADIENT:
@@ -176,7 +186,7 @@ def _by_query(
             acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
         A = _passing(A, passed - tl.cast(step, tl.int64) * stride_k, key_dim, BK, PARTS)
     # Every query sees its own key.
-    inverse = 1.0 / total
+    inverse = 1.0 / weight_sum
     if not GRADIENT:
         out += (first * heads + head) * value_dim
         store_rows(out, acc * inverse[:, None], rows, values, stride_o, left, value_dim)
@@ -186,13 +196,13 @@ def _by_query(
         if PACKED:
             count = heads * tl.cast(tokens, tl.int64)
         to = terms + place + rows
-        tl.store(to, peak, mask=rows < left)
-        tl.store(to + count, total, mask=rows < left)
+        tl.store(to, row_max, mask=rows < left)
+        tl.store(to + count, weight_sum, mask=rows < left)
         tl.store(to + 2 * count, of_d, mask=rows < left)
 
         dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV)
         p = (
-            tl.exp2(base2_logits(own, query_gate, own_gate, peak[:, None], GATED))
+            tl.exp2(base2_logits(own, query_gate, own_gate, row_max[:, None], GATED))
             * inverse[:, None]
         )
         ds = tl.where(visible, p * (dp - of_d[:, None]), 0.0)
@@ -209,9 +219,9 @@ def _by_query(
             k_rows = k - back * stride_k
             products = _products(q, k_rows, A, stride_k, left, C, key_dim, DTYPE, C, BK, PARTS)
             key_gate = as_columns(
-                gates_of_chunk(gate, rest, closed, place - back, C, C, GATED), GATED
+                gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED), GATED
             )
-            s = base2_logits(products, query_gate, key_gate, peak[:, None], GATED)
+            s = base2_logits(products, query_gate, key_gate, row_max[:, None], GATED)
             dp = dot_rows(
                 do, v - back * stride_v, stride_o, stride_v, left, C, value_dim, DTYPE, C, BV
             )
@@ -243,7 +253,7 @@ def _by_query(
 @triton.jit(do_not_specialize=["window", "sequences", "tokens", "heads", "group"])
 def _by_key(
     q, k, v, do, passed, scores, dk, dv, column_sums, terms,
-    gate, rest, closed, cu_seqlens, window, sequences, tokens, heads, group,
+    gate, rest, shut_count, cu_seqlens, window, sequences, tokens, heads, group,
     key_dim: tl.int32, value_dim: tl.int32,
     GATED: tl.constexpr, PACKED: tl.constexpr,
     DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
@@ -272,7 +282,7 @@ def _by_key(
     if PACKED:
         count = heads * tl.cast(tokens, tl.int64)
 
-    key_gate = as_columns(gates_of_chunk(gate, rest, closed, place, left, C, GATED), GATED)
+    key_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
     dk_acc = ()
     for _ in tl.static_range(PARTS):
         dk_acc += (tl.zeros((C, BK), tl.float32),)
@@ -287,11 +297,11 @@ def _by_key(
         count_q = left - step * C
         inside = rows < count_q
         query_gate = as_rows(
-            gates_of_chunk(gate, rest, closed, place + on, count_q, C, GATED), GATED
+            gates_of_chunk(gate, rest, shut_count, place + on, count_q, C, GATED), GATED
         )
         at = terms + place + on + rows
-        peak = tl.load(at, mask=inside, other=0.0)
-        total = tl.load(at + count, mask=inside, other=1.0)
+        row_max = tl.load(at, mask=inside, other=0.0)
+        weight_sum = tl.load(at + count, mask=inside, other=1.0)
         of_d = tl.load(at + 2 * count, mask=inside, other=0.0)
         q_rows = q + on * stride_k
         do_rows = do + on * stride_o
@@ -301,9 +311,9 @@ def _by_key(
             products = _products(
                 q_rows, k, A, stride_k, count_q, left, key_dim, DTYPE, C, BK, PARTS
             )
-        s = base2_logits(products, query_gate, key_gate, peak[:, None], GATED)
+        s = base2_logits(products, query_gate, key_gate, row_max[:, None], GATED)
         visible = within_window(step * C, window, C) & inside[:, None]
-        p = tl.where(visible, tl.exp2(s) / total[:, None], 0.0)
+        p = tl.where(visible, tl.exp2(s) / weight_sum[:, None], 0.0)
         do_tile = load_rows(do_rows, rows, values, stride_o, count_q, value_dim)
         dv_acc = product(tl.trans(p), do_tile, DTYPE, acc=dv_acc)
         if step > 0:

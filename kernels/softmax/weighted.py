@@ -28,6 +28,7 @@ from kernels.primitives.product import product
 from kernels.softmax.launch import launch
 from kernels.softmax.logits import (
     LOG2E,
+    inverse_or_0,
     keys_of,
     load_rows,
     locate,
@@ -135,7 +136,7 @@ def _by_query(
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
     high = bounds[3]
     # Sums over keys of w and w·D.
-    total = tl.zeros((QUERIES,), tl.float32)
+    weight_sum = tl.zeros((QUERIES,), tl.float32)
     of_d = tl.zeros((QUERIES,), tl.float32)
     acc = tl.zeros((QUERIES, PAD_V), tl.float32)
     if DIVIDED or not GRADIENT:
@@ -151,7 +152,7 @@ def _by_query(
                 if phase != 1:
                     weight = tl.where(visible, weight, 0.0)
                 if DIVIDED:
-                    total += tl.sum(weight, 1)
+                    weight_sum += tl.sum(weight, 1)
                 if GRADIENT:
                     d = product(do_tile, tl.trans(v_tile), DTYPE)
                     of_d += tl.sum(weight * d, 1)
@@ -160,8 +161,8 @@ def _by_query(
     inverse = tl.full((QUERIES,), 1.0, tl.float32)
     if DIVIDED:
         # Weights may sum to 0 where no key is seen.
-        total += eps
-        inverse = tl.where(total == 0.0, 0.0, 1.0 / tl.where(total == 0.0, 1.0, total))
+        weight_sum += eps
+        inverse = inverse_or_0(weight_sum)
         if not GRADIENT:
             acc *= inverse[:, None]
     of_d *= inverse

@@ -36,20 +36,20 @@ def _products(
     SLICE: tl.constexpr,
 ):  # fmt: skip
     """Products of rows of a and of b, `[rows of a, rows of b]`, from slices of their columns."""
-    total = tl.zeros((rows_a.shape[0], rows_b.shape[0]), tl.float32)
+    acc = tl.zeros((rows_a.shape[0], rows_b.shape[0]), tl.float32)
     for start in range(0, dim, SLICE):
         exists = start + tl.arange(0, SLICE) < dim
         a_tile = load_rows(a + start, stride_a, first_a, rows_a, stop_a, exists, False, True)
         b_tile = load_rows(b + start, stride_b, first_b, rows_b, stop_b, exists, False, True)
-        total = tl.dot(a_tile, tl.trans(b_tile), total, input_precision="ieee")
-    return total
+        acc = tl.dot(a_tile, tl.trans(b_tile), acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit(
     do_not_specialize=["num_queries", "num_keys", "window", "tiles", "parts", "heads", "group"]
 )  # fmt: skip
 def wide_forward(
-    q, k, v, o, lse, peaks, totals, sink, slopes, cu_seqlens_q, cu_seqlens_k,
+    q, k, v, o, lse, row_maxima, weight_sums, sink, slopes, cu_seqlens_q, cu_seqlens_k,
     factor, cap, window, num_queries, num_keys, tiles, parts, heads,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
@@ -82,12 +82,12 @@ def wide_forward(
     query = rows[:, None]
     slope = load_slope(slopes, head, ALIBI)
     # The sink is one more logit, there from the start: it enters the maximum and the sum alike.
-    peak = tl.full((QUERIES,), float("-inf"), tl.float32)
-    total = tl.zeros((QUERIES,), tl.float32)
+    row_max = tl.full((QUERIES,), float("-inf"), tl.float32)
+    weight_sum = tl.zeros((QUERIES,), tl.float32)
     if SINK:
         sink_logit = tl.load(sink + head).to(tl.float32) * LOG2E
-        peak = tl.zeros((QUERIES,), tl.float32) + sink_logit
-        total += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
+        row_max = tl.zeros((QUERIES,), tl.float32) + sink_logit
+        weight_sum += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
     acc = tl.zeros((QUERIES, PART), tl.float32)
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
     high = bounds[3]
@@ -109,32 +109,32 @@ def wide_forward(
                 products, query, key, shift, factor, cap, slope, 0, 0, 0.0, CAPPED, ALIBI, False,
                 added, BIASED,
             )  # fmt: skip
-            new_peak = tl.maximum(peak, tl.max(tl.where(visible, s, float("-inf")), 1))
+            new_max = tl.maximum(row_max, tl.max(tl.where(visible, s, float("-inf")), 1))
             # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
-            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            base = tl.where(new_max == float("-inf"), 0.0, new_max)
             s = logits(
                 products, query, key, shift, factor, cap, slope, 0, 0, base[:, None],
                 CAPPED, ALIBI, False, added, BIASED,
             )  # fmt: skip
             p = tl.where(visible, tl.exp2(s), 0.0)
-            decay = tl.exp2(peak - base)
-            total = total * decay + tl.sum(p, 1)
-            peak = new_peak
+            decay = tl.exp2(row_max - base)
+            weight_sum = weight_sum * decay + tl.sum(p, 1)
+            row_max = new_max
             v_tile = load_rows(
                 v + part * PART, stride_vt, start, columns, high, in_part, False, True
             )
             acc *= decay[:, None]
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision="ieee")
 
-    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    out = acc / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
     o += ((batch * num_queries + start_q) * heads + head) * value_dim + part * PART
     store_rows(o, heads * value_dim, rows, length_q, out, in_part)
     # All parts have the same.
     mine = rows < tl.where(part == 0, length_q, 0)
     to = (batch * heads + head) * num_queries + start_q + rows
-    tl.store(lse + to, (peak + tl.log2(total)) * LN2, mask=mine)
-    tl.store(peaks + to, peak, mask=mine)
-    tl.store(totals + to, total, mask=mine)
+    tl.store(lse + to, (row_max + tl.log2(weight_sum)) * LN2, mask=mine)
+    tl.store(row_maxima + to, row_max, mask=mine)
+    tl.store(weight_sums + to, weight_sum, mask=mine)
 
 
 @triton.jit

@@ -273,6 +273,16 @@ def large_values(blank: Blank, generator: torch.Generator) -> Tensor:
     return 1024 * (1 + x.abs()) if blank.role is Role.VALUE else x
 
 
+def offset(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Half of the keys, values and logits lie around 2^8: a variance as a difference of two means
+    keeps no digit, and exp of a logit overflows unless what all have in common is taken off.
+    """
+    x = gaussian(blank, generator)
+    if blank.role not in (Role.KEY, Role.VALUE, Role.LOGIT):
+        return x
+    return x + (256 if torch.rand((), generator=generator).item() < 1 / 2 else 0)
+
+
 def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
     """Draw a magnitude for each tensor: usual, around 2^-12, or for states and values around 2^8.
 
@@ -395,6 +405,7 @@ RECIPES: dict[str, Recipe] = {
         hidden_rows,
         hidden_tiles,
         large_values,
+        offset,
         uneven,
         faint,
         one_hot_values,

@@ -68,6 +68,7 @@ LOGITS = (
     "late_maximum",
     "early_maximum",
     "large_values",
+    "offset",
     "uneven",
     "one_hot_values",
     "zeros",

@@ -35,7 +35,7 @@ _GATED: dict[str, Any] = {
     ),
     "work": lambda n: n["H"] * n["T"] * n["D"],
     "linear_in": (),
-    "recipes": ("gaussian", "zeros", "large_states", "large_logits", "uneven"),
+    "recipes": ("gaussian", "zeros", "large_states", "large_logits", "offset", "uneven"),
 }
 RMS_NORM_GATED = declare(
     reference.rms_norm_gated,

@@ -177,6 +177,7 @@ ATTENTION = declare(
         "hidden_rows",
         "hidden_tiles",
         "large_values",
+        "offset",
         "uneven",
         "one_hot_values",
         "zeros",
@@ -206,7 +207,7 @@ MERGE_ATTENTION = declare(
     roles={"lse_a": Role.LOGIT, "lse_b": Role.LOGIT},
     nonlinear=("lse",),
     work=lambda n: n["H"] * n["T"] * n["V"],
-    recipes=("gaussian", "empty_rows", "large_logits", "large_values", "zeros", "uneven"),
+    recipes=("gaussian", "empty_rows", "large_logits", "large_values", "offset", "zeros", "uneven"),
 )
 
 SIGMOID_ATTENTION = declare(

@@ -64,7 +64,7 @@ LOGCUMSUMEXP = declare(
     roles={"x": Role.LOGIT},
     linear_in=(),
     work=lambda n: n["D"] * n["T"] * n["T"],
-    recipes=("gaussian", "large_logits", "empty_rows", "zeros"),
+    recipes=("gaussian", "large_logits", "empty_rows", "offset", "zeros"),
 )
 
 SOLVE_TRIL = declare(

@@ -20,18 +20,22 @@ SIZES = {
 
 
 @given(**SIZES)
-def test_buckets_are_those_of_the_reference(
+def test_buckets_are_those_of_the_reference_also_after_calls_with_another_option(
     queries: int, keys: int, half: int, above: int, bidirectional: bool
 ) -> None:
     from kernels import relative_buckets
 
     options: Any = {
-        "buckets": half * (1 + bidirectional),
-        "max_distance": half // 2 + above,
+        "buckets": 2 * half,
+        "max_distance": half + 1 + above,
         "bidirectional": bidirectional,
     }
-    got = relative_buckets(queries, keys, **options)
-    assert torch.equal(got, reference.relative_buckets(queries, keys, **options))
+    others: Any = {"buckets": 2 * half + 2, "max_distance": half + 2 + above}
+    others["bidirectional"] = not bidirectional
+    for changed in ({}, *({name: value} for name, value in others.items())):
+        got = relative_buckets(queries, keys, **{**options, **changed})
+        want = reference.relative_buckets(queries, keys, **{**options, **changed})
+        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("max_distance", [9, 27, 81, 128, 729, 10**6, 10**9])
