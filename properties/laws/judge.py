@@ -146,6 +146,7 @@ def _allowed(
         passed_on=_passed_on(op, inputs, incoming, want, dtypes) if softmax else None,
         cotangents=frozenset(n for n in (*tensors, *want) if _follows_cotangents(op, n)),
         size=work(op, case),
+        parts=_parts(op, inputs, gradients_of),
         draws=draws,
         seed=case.seed,
     )
@@ -263,17 +264,29 @@ def _shared(case: Case, got: Results) -> list[str]:
 
 def _near_infinity(op: Op, inputs: Inputs, gradients_of: Results, name: str) -> Tensor:
     """Where the oracle's gradient of one of the arguments is more than half of float16's range."""
+    parts = _parts(op, inputs, gradients_of)[name]
+    return (parts.abs() > torch.finfo(torch.float16).max / 2).any(0)
+
+
+def _parts(op: Op, inputs: Inputs, gradients_of: Results | None) -> Results:
+    """The gradients that autograd adds, rounded, for tensors that are several arguments: "dx" →
+    those of all these arguments, stacked.
+    """
     alone = {n: inputs.tensors[other].clone() for n, other in inputs.same.items()}
+    together: dict[str, list[str]] = {}
+    for n, other in inputs.same.items():
+        if other in inputs.trained:
+            together.setdefault(other, [other]).append(n)
     apart = replace(
         inputs,
         tensors={**inputs.tensors, **alone},
         same={},
-        trained=(*inputs.trained, *alone),
+        trained=(*inputs.trained, *(n for names in together.values() for n in names[1:])),
     )
-    parts = oracle_results(op, apart, gradients_of)
-    names = [name, *(f"d{n}" for n, other in inputs.same.items() if f"d{other}" == name)]
-    beyond = [parts[n].abs() > torch.finfo(torch.float16).max / 2 for n in names]
-    return torch.stack(beyond).any(0)
+    found = oracle_results(op, apart, gradients_of) if together else {}
+    return {
+        f"d{name}": torch.stack([found[f"d{n}"] for n in names]) for name, names in together.items()
+    }
 
 
 def _subnormal(x: Tensor) -> Tensor:

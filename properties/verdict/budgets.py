@@ -196,6 +196,7 @@ def budgets(
     passed_on: Mapping[str, Error] | None = None,
     cotangents: frozenset[str] = frozenset(),
     size: float = 0.0,
+    parts: Tensors | None = None,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Budget]:
@@ -224,6 +225,7 @@ def budgets(
         passed_on: initial errors of tensors in the perturbed runs, by name.
         cotangents: names of the cotangents and gradients, on whose size no other result depends.
         size: roughly how many numbers the oracle holds at once.
+        parts: rounded gradients that are added up, stacked, by the name of their sum.
         draws: number of perturbed runs. With fewer than `DRAWS` the budgets are the smaller ones
             that they guarantee: a result within these passes with all runs too; a result outside
             may pass.
@@ -281,7 +283,8 @@ def budgets(
         # Each term may have an operand that underflows, however the kernel scaled it.
         lost = math.sqrt(terms) * precision.underflow
         tiny = underflow(dtype) + largest[name] * (underflow(torch.float32) + lost)
-        rounded = unit_roundoff(dtype) * torch.where(y.isfinite(), y.abs(), 0.0)
+        stored = y.abs() + (parts or {}).get(name, torch.zeros_like(y)[None]).abs().sum(0)
+        rounded = unit_roundoff(dtype) * torch.where(stored.isfinite(), stored, 0.0)
         allowed = functools.reduce(torch.minimum, [bound[name] for bound in bounds])
         spread = spreads.get(name)
         made[name] = Budget(
