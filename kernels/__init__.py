@@ -65,6 +65,7 @@ from kernels.softmax.moba import moba
 from kernels.softmax.msa import msa
 from kernels.softmax.nsa import nsa
 from kernels.softmax.paged import paged_attention
+from kernels.softmax.parallax import parallax
 from kernels.softmax.path import path_attn
 from kernels.softmax.polynomial import based, rebased
 from kernels.softmax.selected import selected_attention
@@ -128,6 +129,7 @@ __all__ = [
     "multiaxis_rotary",
     "nsa",
     "paged_attention",
+    "parallax",
     "path_attn",
     "precond_gated_delta_rule",
     "precond_kda",

@@ -372,6 +372,10 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("sigmoid_attention", "parallel"): _WEIGHTED,
     ("based", "parallel"): _WEIGHTED,
     ("rebased", "parallel"): _WEIGHTED,
+    ("parallax", "parallel"): (
+        Entry(tokens=16, keys=16, num_stages=1, max_dim=64),
+        Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
+    ),
     ("stickbreaking_attn", "parallel"): (
         Entry(tokens=32, keys=32, num_stages=1, max_dim=64, dtypes=_HALVES),
         Entry(tokens=16, keys=16, num_stages=1),

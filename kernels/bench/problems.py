@@ -100,6 +100,7 @@ NOT_MEASURED = (
     "mesa_net",
     "momentum_delta_rule",
     "paged_attention",
+    "parallax",
     "path_attn",
     "rebased",
     "rms_norm_gated",

@@ -1,16 +1,19 @@
 """Attention whose weights are a function of their scores: kernels of several ops.
 
-With w_ij the weight of a pair, a function of its score,
+With w_ij the weight of a pair, a function of its score, and x_ij = r_i · k_j, which is 0 without r,
 
     P_ij = w_ij / (Σ_j w_ij + eps)                   or w_ij itself
-    o_i  = Σ_j P_ij v_j
+    m_i  = Σ_j P_ij x_ij
+    o_i  = Σ_j P_ij (1 + m_i - x_ij) v_j
 
-and with D = dO Vᵀ and M_i = Σ_j P_ij D_ij
+and with D = dO Vᵀ, M_i = Σ_j P_ij D_ij and C_i = Σ_j P_ij x_ij D_ij - m_i M_i
 
-    dS = (w' / (Σ w + eps)) (D - M)
+    dS = (w' / (Σ w + eps)) ((1 + m - x) (D - M) + C)
+    dX = -P (D - M)
 
-M is 0 where weights are not divided. It is a sum over keys of its own, before that of dq, so that
-no rounded output enters it. Each gradient is summed by one program in a fixed order.
+M is 0 where weights are not divided. m, M and C are sums over keys of their own, before those of o
+or dq, so that no rounded output enters them. Each gradient is summed by one program in a fixed
+order.
 """
 
 from typing import Any, NamedTuple
@@ -76,7 +79,10 @@ def _bias(
 @triton.jit
 def _weigh(products, factor, offset, KIND: tl.constexpr):
     """The weight of a pair and its slope, both with all their digits where they are near 0."""
-    if KIND == "sigmoid":
+    if KIND == "softmax":
+        weight = tl.exp2(tl.fma(products, factor, offset))
+        slope = weight
+    elif KIND == "sigmoid":
         x = tl.fma(products, factor, offset)
         e = tl.exp2(-tl.abs(x))
         inverse = 1.0 / (1.0 + e)
@@ -95,18 +101,19 @@ def _weigh(products, factor, offset, KIND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "window", "tiles", "heads", "group"])
 def _by_query(
-    q, k, v, do, out, terms, cu_seqlens_q, cu_seqlens_k,
+    q, k, v, r, do, out, dr, terms, cu_seqlens_q, cu_seqlens_k,
     scale, factor, bias, eps, window, num_queries, num_keys, tiles, heads,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
-    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
-    KIND: tl.constexpr, DIVIDED: tl.constexpr, GRADIENT: tl.constexpr,
+    stride_vb, stride_vt, stride_vh, stride_rb, stride_rt, stride_rh,
+    stride_ob, stride_ot, stride_oh,
+    KIND: tl.constexpr, DIVIDED: tl.constexpr, TERMS: tl.constexpr, GRADIENT: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COUNTED: tl.constexpr,
     PACKED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] of QUERIES queries of one head; or if GRADIENT dq [B, T, H, K], and terms
-    [B, H, T, 2] if DIVIDED: 1 / the sum of weights, and M."""
+    """o [B, T, H, V] of QUERIES queries of one head; or if GRADIENT dq and dr [B, T, H, K], and
+    terms [B, H, T, TERMS] if DIVIDED: 1 / the sum of weights, M; with r also m, C, row_max."""
     tile = tl.program_id(0) % tiles
     if CAUSAL:
         # The last queries see the most keys: start them first.
@@ -129,15 +136,21 @@ def _by_query(
     DTYPE: tl.constexpr = q.dtype.element_ty
     q_tile = load_rows(q, stride_qt, first, rows, length_q, in_k, FULL_K, True)
     offset = _bias(query, length_k, window, shift, bias, CAUSAL, WINDOW, COUNTED)
+    if r is not None:
+        r += batch * stride_rb + start_q * stride_rt + head * stride_rh
+        r_tile = load_rows(r, stride_rt, first, rows, length_q, in_k, FULL_K, True)
     if GRADIENT:
         do += batch * stride_ob + start_q * stride_ot + head * stride_oh
         do_tile = load_rows(do, stride_ot, first, rows, length_q, in_v, FULL_V, True)
 
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
     high = bounds[3]
-    # Sums over keys of w and w·D.
+    # Sums over keys of w, w·D, w·x and w·x·D.
+    row_max = tl.full((QUERIES,), float("-inf"), tl.float32)
     weight_sum = tl.zeros((QUERIES,), tl.float32)
     of_d = tl.zeros((QUERIES,), tl.float32)
+    of_x = tl.zeros((QUERIES,), tl.float32)
+    of_xd = tl.zeros((QUERIES,), tl.float32)
     acc = tl.zeros((QUERIES, PAD_V), tl.float32)
     if DIVIDED or not GRADIENT:
         for phase in tl.static_range(3):
@@ -148,15 +161,32 @@ def _by_query(
                 k_tile = load_rows(k, stride_kt, start, columns, high, in_k, FULL_K, phase != 1)
                 v_tile = load_rows(v, stride_vt, start, columns, high, in_v, FULL_V, phase != 1)
                 products = product(q_tile, tl.trans(k_tile), DTYPE)
+                if KIND == "softmax":
+                    s = tl.where(visible, products * factor, float("-inf"))
+                    new_max = tl.maximum(row_max, tl.max(s, 1))
+                    # A row that has seen no key has the maximum -inf; -inf - -inf would be NaN.
+                    base = tl.where(new_max == float("-inf"), 0.0, new_max)
+                    decay = tl.exp2(row_max - base)
+                    row_max = new_max
+                    offset = -base[:, None]
+                    weight_sum *= decay
+                    of_d *= decay
+                    of_x *= decay
+                    of_xd *= decay
                 weight, _ = _weigh(products, factor, offset, KIND)
                 if phase != 1:
                     weight = tl.where(visible, weight, 0.0)
                 if DIVIDED:
                     weight_sum += tl.sum(weight, 1)
+                if r is not None:
+                    weighted_x = weight * product(r_tile, tl.trans(k_tile), DTYPE)
+                    of_x += tl.sum(weighted_x, 1)
                 if GRADIENT:
                     d = product(do_tile, tl.trans(v_tile), DTYPE)
                     of_d += tl.sum(weight * d, 1)
-                else:
+                    if r is not None:
+                        of_xd += tl.sum(weighted_x * d, 1)
+                elif r is None:
                     acc = product(weight, v_tile, DTYPE, acc=acc)
     inverse = tl.full((QUERIES,), 1.0, tl.float32)
     if DIVIDED:
@@ -166,17 +196,22 @@ def _by_query(
         if not GRADIENT:
             acc *= inverse[:, None]
     of_d *= inverse
+    mean = of_x * inverse
+    covariance = of_xd * inverse - mean * of_d
     row = (batch * num_queries + start_q) * heads + head
-    if not GRADIENT:
-        store_rows(out + row * value_dim, heads * value_dim, rows, length_q, acc, in_v)
-    else:
-        if DIVIDED:
-            of_head = (batch * heads + head) * num_queries + start_q
-            to = terms + (of_head + rows) * 2
-            inside = rows < length_q
-            tl.store(to, inverse, mask=inside)
-            tl.store(to + 1, of_d, mask=inside)
+    if GRADIENT and DIVIDED:
+        of_head = (batch * heads + head) * num_queries + start_q
+        to = terms + (of_head + rows) * TERMS
+        inside = rows < length_q
+        tl.store(to, inverse, mask=inside)
+        tl.store(to + 1, of_d, mask=inside)
+        if r is not None:
+            tl.store(to + 2, mean, mask=inside)
+            tl.store(to + 3, covariance, mask=inside)
+            tl.store(to + 4, row_max, mask=inside)
+    if GRADIENT or r is not None:
         dq_acc = tl.zeros((QUERIES, PAD_K), tl.float32)
+        dr_acc = tl.zeros((QUERIES, PAD_K), tl.float32)
         for phase in tl.static_range(3):
             for start in range(bounds[phase], bounds[phase + 1], KEYS):
                 columns = start + tl.arange(0, KEYS)
@@ -189,13 +224,27 @@ def _by_query(
                     visible = sees(key < high, query, key, window, shift, CAUSAL, WINDOW)
                     weight = tl.where(visible, weight, 0.0)
                     slope = tl.where(visible, slope, 0.0)
-                dp = product(do_tile, tl.trans(v_tile), DTYPE)
                 if DIVIDED:
-                    dp -= of_d[:, None]
                     weight *= inverse[:, None]
                     slope *= inverse[:, None]
-                dq_acc = product(slope * dp * scale, k_tile, DTYPE, acc=dq_acc)
+                if r is not None:
+                    share = 1.0 + (mean[:, None] - product(r_tile, tl.trans(k_tile), DTYPE))
+                if GRADIENT:
+                    dp = product(do_tile, tl.trans(v_tile), DTYPE)
+                    if DIVIDED:
+                        dp -= of_d[:, None]
+                    if r is not None:
+                        dr_acc = product(-weight * dp, k_tile, DTYPE, acc=dr_acc)
+                        dp = share * dp + covariance[:, None]
+                    dq_acc = product(slope * dp * scale, k_tile, DTYPE, acc=dq_acc)
+                else:
+                    acc = product(weight * share, v_tile, DTYPE, acc=acc)
+    if GRADIENT:
         store_rows(out + row * key_dim, heads * key_dim, rows, length_q, dq_acc, in_k)
+        if r is not None:
+            store_rows(dr + row * key_dim, heads * key_dim, rows, length_q, dr_acc, in_k)
+    else:
+        store_rows(out + row * value_dim, heads * value_dim, rows, length_q, acc, in_v)
 
 
 @triton.jit(
@@ -204,12 +253,13 @@ def _by_query(
     do_not_specialize_on_alignment=["group"],
 )
 def _by_key(
-    q, k, v, do, dk, dv, terms, cu_seqlens_q, cu_seqlens_k,
+    q, k, v, r, do, dk, dv, terms, cu_seqlens_q, cu_seqlens_k,
     scale, factor, bias, window, num_queries, num_keys, tiles, kv_heads,
     group, key_dim: tl.int32, value_dim: tl.int32,
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh,
-    stride_vb, stride_vt, stride_vh, stride_ob, stride_ot, stride_oh,
-    KIND: tl.constexpr, DIVIDED: tl.constexpr,
+    stride_vb, stride_vt, stride_vh, stride_rb, stride_rt, stride_rh,
+    stride_ob, stride_ot, stride_oh,
+    KIND: tl.constexpr, DIVIDED: tl.constexpr, TERMS: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COUNTED: tl.constexpr,
     PACKED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     PAD_K: tl.constexpr, PAD_V: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr,
@@ -251,7 +301,9 @@ def _by_key(
                 q_tile = load_rows(q_head, stride_qt, start, rows, high, in_k, FULL_K, phase != 1)
                 do_tile = load_rows(do_head, stride_ot, start, rows, high, in_v, FULL_V, phase != 1)
                 offset = _bias(query, length_k, window, shift, bias, CAUSAL, WINDOW, COUNTED)
-                term = terms + (of_head + query) * 2
+                term = terms + (of_head + query) * TERMS
+                if KIND == "softmax":
+                    offset = -tl.load(term + 4, mask=inside, other=0.0)
                 weight, slope = _weigh(products_by_key(k_tile, q_tile), factor, offset, KIND)
                 if phase != 1:
                     visible = sees(inside, query, key, window, shift, CAUSAL, WINDOW)
@@ -261,10 +313,20 @@ def _by_key(
                     inverse = tl.load(term, mask=inside, other=0.0)
                     weight *= inverse
                     slope *= inverse
-                dv_acc = product(weight, do_tile, DTYPE, acc=dv_acc)
                 dp = product(v_tile, tl.trans(do_tile), DTYPE)
                 if DIVIDED:
                     dp -= tl.load(term + 1, mask=inside, other=0.0)
+                if r is not None:
+                    r_head = r + batch * stride_rb + start_q * stride_rt + head * stride_rh
+                    r_tile = load_rows(
+                        r_head, stride_rt, start, rows, high, in_k, FULL_K, phase != 1
+                    )
+                    mean = tl.load(term + 2, mask=inside, other=0.0)
+                    share = 1.0 + (mean - products_by_key(k_tile, r_tile))
+                    dk_acc = product(-weight * dp, r_tile, DTYPE, acc=dk_acc)
+                    dp = share * dp + tl.load(term + 3, mask=inside, other=0.0)
+                    weight *= share
+                dv_acc = product(weight, do_tile, DTYPE, acc=dv_acc)
                 dk_acc = product(slope * dp * scale, q_tile, DTYPE, acc=dk_acc)
 
     row = (batch * num_keys + start_k) * kv_heads + kv_head
@@ -274,19 +336,20 @@ def _by_key(
 
 def _options(
     q: Tensor, k: Tensor, v: Tensor, weights: Weights, cu_seqlens: Tensor | None
-) -> tuple[tuple[float, float, float], int, tuple[int, int, int], dict[str, bool | str]]:
+) -> tuple[tuple[float, float, float], int, tuple[int, int, int], dict[str, bool | int | str]]:
     """(scale, factor, bias), the window, (group, key dim, value dim), and constants."""
     # Distances are below the limit, and a wider window could overflow when it is added to one.
     limit = q.shape[1] + k.shape[1]
     numbers = (
         weights.scale,
-        weights.scale * LOG2E.value if weights.kind == "sigmoid" else weights.scale,
+        weights.scale * (LOG2E.value if weights.kind in ("softmax", "sigmoid") else 1.0),
         0.0 if weights.bias is None else weights.bias * LOG2E.value,
     )
     window = limit if weights.window is None else min(weights.window, limit)
-    constants: dict[str, bool | str] = {
+    constants: dict[str, bool | int | str] = {
         "KIND": weights.kind,
         "DIVIDED": weights.divided,
+        "TERMS": 5 if weights.kind == "softmax" else 2,
         "CAUSAL": weights.causal,
         "WINDOW": weights.window is not None,
         "COUNTED": weights.bias is None,
@@ -300,25 +363,26 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 
 def _rows_of_queries(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor | None, out: Tensor,
-    weights: Weights, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, do: Tensor | None, out: Tensor,
+    dr: Tensor | None, weights: Weights, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Fill `out` with o, or with dq if there is a cotangent `do`; return the terms of rows."""
+    """Fill `out` with o, or if there is a cotangent `do` with dq, and `dr`; return the terms."""
     batch, queries, heads, _ = q.shape
     longest = check_boundaries("cu_seqlens", cu_seqlens, queries)
     check_boundaries("cu_seqlens_k", cu_seqlens_k, k.shape[1])
     numbers, window, dims, constants = _options(q, k, v, weights, cu_seqlens)
     kept = do is not None and constants["DIVIDED"]
-    terms = q.new_empty(batch, heads, queries, 2 if kept else 0, dtype=torch.float32)
+    count = constants["TERMS"] if kept else 0
+    terms = q.new_empty(batch, heads, queries, count, dtype=torch.float32)
     if out.numel() == 0:
         return terms
     count = cdiv(longest, weights.tile.tokens)
-    q, k, v, do = dense_rows(q, k, v, do)
+    q, k, v, r, do = dense_rows(q, k, v, r, do)
     with torch.cuda.device_of(q):
         _by_query[(count * count_sequences(batch, cu_seqlens) * heads,)](
-            q, k, v, do, out, terms, cu_seqlens, cu_seqlens_k, *numbers, weights.eps,
+            q, k, v, r, do, out, dr, terms, cu_seqlens, cu_seqlens_k, *numbers, weights.eps,
             window, queries, k.shape[1], count, heads, *dims,
-            *_strides(q, k, v, q if do is None else do),
+            *_strides(q, k, v, q if r is None else r, q if do is None else do),
             GRADIENT=do is not None, **constants,
             **launch(weights.tile, k, v, held="QUERIES", read="KEYS"),
         )  # fmt: skip
@@ -332,30 +396,37 @@ def _of(given: dict[str, Any]) -> tuple[Weights, Tensor | None, Tensor | None]:
     return (Weights(tile=entry, **given), *bounds)
 
 
-def _forward(*, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> list[Tensor | None]:
+def _forward(
+    *, q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, **given: Any
+) -> list[Tensor | None]:
     o = q.new_empty(*q.shape[:3], v.shape[3])
-    _rows_of_queries(q, k, v, None, o, *_of(given))
+    _rows_of_queries(q, k, v, r, None, o, None, *_of(given))
     return [o]
 
 
-def _backward(*, q: Tensor, k: Tensor, v: Tensor, d0: Tensor, **given: Any) -> list[Tensor | None]:
+def _backward(
+    *, q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, d0: Tensor, **given: Any
+) -> list[Tensor | None]:
     weights, cu_seqlens, cu_seqlens_k = _of(given)
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    terms = _rows_of_queries(q, k, v, d0, dq, weights, cu_seqlens, cu_seqlens_k)
+    dq, dk, dv, dr = (
+        None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in (q, k, v, r)
+    )
+    terms = _rows_of_queries(q, k, v, r, d0, dq, dr, weights, cu_seqlens, cu_seqlens_k)
     if dk.numel() == 0:
-        return [dq, dk, dv, None, None]
+        return [dq, dk, dv, dr, None, None]
     batch, keys, kv_heads, _ = k.shape
     longest = check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
     numbers, window, dims, constants = _options(q, k, v, weights, cu_seqlens)
     count = cdiv(longest, weights.tile.tokens)
-    q, k, v, d0 = dense_rows(q, k, v, d0)
+    q, k, v, r, d0 = dense_rows(q, k, v, r, d0)
     with torch.cuda.device_of(q):
         _by_key[(count * count_sequences(batch, cu_seqlens) * kv_heads,)](
-            q, k, v, d0, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window, q.shape[1],
-            keys, count, kv_heads, *dims, *_strides(q, k, v, d0), **constants,
-            **launch(weights.tile, k, v, held="KEYS", read="QUERIES"),
+            q, k, v, r, d0, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window, q.shape[1],
+            keys, count, kv_heads, *dims, *_strides(q, k, v, q if r is None else r, d0),
+            **constants, **launch(weights.tile, k, v, held="KEYS", read="QUERIES"),
         )  # fmt: skip
-    return [dq, dk, dv, None, None]
+    return [dq, dk, dv, dr, None, None]
 
 
 def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -364,7 +435,7 @@ def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
 
 _weighted = differentiable(
     "weighted_parallel",
-    tensors=("q", "k", "v", "cu_seqlens?", "cu_seqlens_k?"),
+    tensors=("q", "k", "v", "r?", "cu_seqlens?", "cu_seqlens_k?"),
     settings={
         "op": "str",
         "kind": "str",
@@ -392,24 +463,27 @@ def weighted(
     causal: bool = True,
     window: int | None = None,
     bias: float | None = 0.0,
+    r: Tensor | None = None,
     cu_seqlens: Tensor | None,
     **given: Any,
 ) -> Tensor:
-    """Return o [B, T, H, V], with gradients of q, k and v.
+    """Return o [B, T, H, V], with gradients of q, k, v and r.
 
     Args:
         op: the row of `kernels.tiles.TABLE`, with mode "parallel".
-        kind: how weights follow from scores: "sigmoid", "taylor" (1 + s + s²/2) or "square".
+        kind: how weights follow from scores: "sigmoid", "softmax", "taylor" (1 + s + s²/2) or
+            "square".
         divided: whether they are divided by their sum.
         eps: what is added to that sum.
         causal: keys after the query are hidden.
         window: how many keys are seen, None for all.
         bias: of the scores of a sigmoid, None for minus the logarithm of how many keys are seen.
+        r: rows that correct the weights of a softmax, like q.
         cu_seqlens: boundaries of the queries, and of the keys without `cu_seqlens_k`.
         given: q, k, v, scale, tile and `cu_seqlens_k` as `pairs` gives them.
     """
     o: Tensor = _weighted(
         op=op, kind=kind, divided=divided, eps=eps, causal=causal, window=window, bias=bias,
-        cu_seqlens=cu_seqlens, **{"cu_seqlens_k": cu_seqlens, **given},
+        r=r, cu_seqlens=cu_seqlens, **{"cu_seqlens_k": cu_seqlens, **given},
     )  # fmt: skip
     return o

@@ -49,6 +49,7 @@ WALL_ATTN = _declare(
 PARALLAX = _declare(
     reference.parallax,
     quiet_form=reference.parallax.second_form,
+    modes=(Mode("parallel"),),
     options=(WINDOW,),
     # Not a query: the scale is no factor of its products.
     roles={"r": Role.KEY},

@@ -10,16 +10,16 @@ from reference.recurrence import StatelessOptions
 from reference.softmax.causal import causal, visible, weights
 
 
-def _weights(q: Tensor, k: Tensor, scale: float, window: int | None) -> Tensor:
-    s = scale * torch.einsum("bihk,bjhk->bhij", q, k)
-    return weights(s, visible(q.shape[1], window, q.device))
+def _products(q: Tensor, k: Tensor) -> Tensor:
+    """q_i · k_j as a matrix product, which rounds its operands also where K is 1."""
+    return q.transpose(1, 2) @ k.permute(0, 2, 3, 1)
 
 
 def definition(
     q: Tensor, r: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    p = _weights(q, k, scale, window)
-    x = torch.einsum("bihk,bjhk->bhij", r, k)
+    p = weights(scale * _products(q, k), visible(q.shape[1], window, q.device))
+    x = _products(r, k)
     mean = (p * x).sum(-1, keepdim=True)
     return torch.einsum("bhij,bjhv->bihv", p * (1 + mean - x), v)
 
@@ -30,10 +30,10 @@ def moments(q: Tensor, r: Tensor, k: Tensor, v: Tensor, scale: float, window: in
     l = Σ p,   a = Σ p v,   b = Σ p x,   c = Σ p x v        with weights p that are not normalized
     o = a / l + (a b / l - c) / l
     """
-    s = scale * torch.einsum("bihk,bjhk->bhij", q, k)
+    s = scale * _products(q, k)
     s = torch.where(visible(q.shape[1], window, q.device), s, -torch.inf)
     p = torch.exp(s - s.detach().logsumexp(-1, keepdim=True))
-    px = p * torch.einsum("bihk,bjhk->bhij", r, k)
+    px = p * _products(r, k)
     l, b = (y.sum(-1).transpose(1, 2)[..., None] for y in (p, px))
     a, c = ((y @ v.transpose(1, 2)).transpose(1, 2) for y in (p, px))
     return a / l + (a * b / l - c) / l
