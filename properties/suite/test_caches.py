@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from torch import Tensor
 
+import kernels
 import reference
 from kernels.cache import (
     ContiguousCache,
@@ -189,6 +190,36 @@ def test_caches_of_streams_and_encoders_work_on_the_device_of_their_tokens() -> 
     seen, _ = encoder.attend(q, offset=torch.tensor([1, 2]))
     assert o.device.type == seen.device.type == "meta"
     assert o.shape == seen.shape == q.shape
+
+
+def test_the_naive_form_of_latents_has_the_gradients_of_mla(device: torch.device) -> None:
+    shapes = (1, 2, 3, 5), (1, 2, 3, 4), (1, 2, 1, 6), (1, 2, 1, 4), (3, 5, 6), (3, 7, 6)
+    q_n, q_r, c, k_r, w_uk, w_uv = (
+        torch.randn(shape, generator=torch.manual_seed(n)).to(device)
+        for n, shape in enumerate(shapes)
+    )
+    learnt = [x.requires_grad_() for x in (q_n, q_r, w_uk, w_uv)]
+    cache = LatentCache(1, 3, 2, 6, 4, device=device)
+    cache.update(c, k_r)
+    o, _ = cache.attend(q_n, q_r, c, k_r, w_uk, w_uv, absorbed=False)
+    latents, keys = (torch.cat([x, x], 1)[:, :, 0] for x in (c, k_r))
+    want, _ = kernels.mla(q_n, q_r, latents, keys, w_uk, w_uv, causal=True)
+    assert torch.equal(o, want)
+    both = zip(*(torch.autograd.grad(x.sum(), learnt) for x in (o, want)), strict=True)
+    assert all(torch.equal(got, expected) for got, expected in both)
+
+
+@pytest.mark.parametrize("kind", ["quantized", "latent"])
+def test_caches_that_read_pages_alone_refuse_gradients(kind: str, device: torch.device) -> None:
+    q, k, v = (torch.ones(1, 1, 1, d, device=device) for d in (5, 5, 5))
+    q.requires_grad_()
+    if kind == "quantized":
+        o, _ = QuantizedCache(1, 3, 2, 1, 5, 5, device=device).attend(q, k, v)
+    else:
+        w = torch.ones(1, 5, 5, device=device)
+        o, _ = LatentCache(1, 3, 2, 5, 5, device=device).attend(q, q, k, v, w, w)
+    with pytest.raises(NotImplementedError, match="gradients"):
+        o.sum().backward()
 
 
 def test_latents_and_rotary_keys_lie_in_one_memory(device: torch.device) -> None:
