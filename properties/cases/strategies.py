@@ -287,7 +287,7 @@ def _with_lengths(
     long = draw(st.integers(0, count - 1))
     shares = [WORK if n == long else WORK / count for n in range(count)]
     if count > 4:
-        longest = edge + 1
+        longest = edge + 1 if _leaves_room(op, case, count) else 1
     each = [lengths(edge, _affordable(op, case, share, longest), empty=packed) for share in shares]
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
@@ -311,7 +311,7 @@ _KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cache
 def _decoded(draw: DrawFn, op: Op, case: Case, count: int) -> tuple[int, ...]:
     """Draw one token per sequence, perhaps with one more of one and none of another."""
     tokens = [1] * count
-    two = _affordable(op, case, WORK, 2) == 2
+    two = _affordable(op, case, WORK, 2) == 2 and _leaves_room(op, case, count)
     if count > 1 and two and draw(st.sampled_from([True, True, True, False])):
         more, fewer = draw(st.permutations(range(count)))[:2]
         tokens[more] += 1
@@ -380,6 +380,11 @@ def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
     return case
 
 
+def _leaves_room(op: Op, case: Case, count: int) -> bool:
+    """Whether so many sequences of one token leave work for one that is longer."""
+    return count * work(op, replace(case, lengths=(1,), key_lengths=None)) <= MUCH_WORK - WORK
+
+
 def _affordable(op: Op, case: Case, most: float, longest: int, others: int | None = None) -> int:
     """The most tokens of a sequence within this much work, at least 1.
 
@@ -432,8 +437,8 @@ def _with_numbers(draw: DrawFn, numbers: Sequence[Option], case: Case) -> Case:
 
 
 def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
-    """Draw one layout for all tensors, or one for each input, each cotangent and the tensors of an
-    option.
+    """Draw one layout for all tensors, or one for each input, each cotangent, the boundaries and
+    the tensors of an option.
 
     Few cases repeat one token: its rounding errors repeat too, so budgets are wide there.
     """
@@ -443,7 +448,8 @@ def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
     if draw(st.sampled_from([True, True, True, False])):
         layouts = st.sampled_from(sorted(LAYOUTS.keys() - {"repeated"}))
     names = [a.name for a in present(op, case)] + [f"d{o.name}" for o in asked_for(op, case)]
-    names += [name for name, value in case.options.items() if isinstance(value, dict)]
+    names += [n for n, value in case.options.items() if isinstance(value, (dict, list, tuple))]
+    names += op.packed_by if case.packed else ()
     each = {name: draw(layouts) for name in names}
     return replace(case, layouts={n: x for n, x in each.items() if x != case.layout})
 

@@ -160,7 +160,8 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
     options = {name: _number(case, value) for name, value in case.options.items()}
     for name, value in case.options.items():
         if isinstance(value, (list, tuple)):
-            tensors[name] = torch.tensor(value, dtype=width, device=device)
+            x = torch.tensor(value, dtype=width, device=device)
+            tensors[name] = relaid(x, case.layout_of(name))
     options = {n: v for n, v in options.items() if n not in tensors}
     if "structure" in options:
         options["structure"] = structures.built(case, known["H"], device)
@@ -168,7 +169,8 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
         # Without lengths of their own, keys have no boundaries of their own.
         for name, each in zip(op.packed_by, (case.lengths, case.key_lengths), strict=False):
             if each is not None:
-                tensors[name] = torch.tensor(boundaries(each), dtype=width, device=device)
+                x = torch.tensor(boundaries(each), dtype=width, device=device)
+                tensors[name] = relaid(x, case.layout_of(name))
     return Inputs(tensors, options, case.same, trained(op, case))
 
 

@@ -283,7 +283,9 @@ def _parts(op: Op, inputs: Inputs, gradients_of: Results | None) -> Results:
         same={},
         trained=(*inputs.trained, *(n for names in together.values() for n in names[1:])),
     )
-    found = oracle_results(op, apart, gradients_of) if together else {}
+    if not together or not gradients_of:
+        return {}
+    found = oracle_results(op, apart, gradients_of)
     return {
         f"d{name}": torch.stack([found[f"d{n}"] for n in names]) for name, names in together.items()
     }

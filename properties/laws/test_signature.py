@@ -28,9 +28,14 @@ def test_hypothesis_sees_two_bugs_of_one_kernel() -> None:
     phases = (Phase.generate, Phase.shrink)
     test = hypothesis_test(job, Subject(twofold(CPU), CPU))
     with pytest.raises(ExceptionGroup) as group:
-        settings(max_examples=60, database=None, derandomize=True, deadline=None, phases=phases)(
-            test
-        )()
+        settings(
+            max_examples=60,
+            database=None,
+            derandomize=True,
+            deadline=None,
+            phases=phases,
+            report_multiple_bugs=True,
+        )(test)()
     found = [one for one in group.value.exceptions if isinstance(one, Violation)]
     assert len(found) == len(group.value.exceptions)
     assert {violation.signature.error for violation in found} == {"ArithmeticError", ""}

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from properties.cases.case import Case
@@ -197,10 +196,10 @@ class Adapter(Target):
                     raise ValueError(f"{name}: given, but {has}")
             if tile is not None:
                 raise ValueError(f"tile: {tile!r}, expected None, as {self.name} has no tile table")
-            # Both widths are drawn, but all libraries take the larger only.
+            # Both widths and all layouts are drawn; libraries take dense int64.
             bounds = {n: given[n] for n in op.packed_by if isinstance(given.get(n), Tensor)}
-            wide = {n: x.long() for n, x in bounds.items() if x.dtype == torch.int32}
-            return one.function(**{**given, **wide})
+            dense = {n: x.long().contiguous() for n, x in bounds.items()}
+            return one.function(**{**given, **dense})
 
         return translated
 

@@ -56,7 +56,8 @@ def check(target: Target, case: Case) -> None:
     optional = {argument.name for argument in op.arguments if argument.optional}
     outputs = {output.name for output in op.outputs}
     options = {option.name for option in op.options}
-    dicts = {name for name, value in case.options.items() if isinstance(value, dict)}
+    tensors = {n for n, value in case.options.items() if isinstance(value, (dict, list, tuple))}
+    laid_out = inputs | {f"d{name}" for name in outputs} | tensors | {*op.packed_by}
     for field, values, known in (
         ("dtype", (case.dtype,), op.dtypes),
         ("dims", case.dims, op.dims),
@@ -69,7 +70,7 @@ def check(target: Target, case: Case) -> None:
         ("architecture", filter(None, [case.architecture]), ARCHITECTURES),
         ("values", (case.values,), op.recipes),
         ("layout", (case.layout,), LAYOUTS),
-        ("layouts", case.layouts, inputs | {f"d{name}" for name in outputs} | dicts),
+        ("layouts", case.layouts, laid_out),
         ("layouts", case.layouts.values(), LAYOUTS),
         ("same", (*case.same, *case.same.values()), inputs),
         ("frozen", case.frozen, inputs),
