@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from itertools import product
 from typing import Any, ClassVar
 
 import torch
@@ -88,6 +89,8 @@ class KVMachine(RuleBasedStateMachine):
 
     cache: KVCache
     window: int | None = None
+    backs: ClassVar[tuple[int, ...]] = (1,)
+    """By how many tokens copies are cropped after each call."""
     longest: ClassVar[int] = 2
     """Tokens of an update whose arguments are bad."""
     view_dtype: ClassVar[torch.dtype | None] = None
@@ -633,13 +636,16 @@ class KVMachine(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: hasattr(self, "cache"))
     def a_crop_of_any_sequence_is_refused_where_the_model_refuses_it(self) -> None:
-        """By one token, tried on copies."""
-        for n in range(self.batch):
+        """Tried on copies."""
+        for n, back in product(range(self.batch), self.backs):
             length = self.model.length
-            length[n] = max(0, int(length[n]) - 1)
+            length[n] = max(0, int(length[n]) - back)
             cache, model = (deepcopy(each) for each in (self.cache, self.model))
-            assert refuses(cache.crop, length) == refuses(model.crop, length), f"sequence {n}"
+            refused = refuses(model.crop, length)
+            assert refuses(cache.crop, length) == refused, f"sequence {n}"
             assert cache.length.tolist() == model.length.tolist()
+            if refused:
+                self.reached.add("forgotten")
 
     @invariant()
     @precondition(lambda self: hasattr(self, "cache"))

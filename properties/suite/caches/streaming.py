@@ -31,6 +31,8 @@ class StreamingMachine(KVMachine):
     """
 
     longest = 1
+    # A ring that is full allows the first crop and not the second.
+    backs = (1, 2)
 
     kind: ClassVar[type[Any]] = StreamingCache
     cache: StreamingCache
