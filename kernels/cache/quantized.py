@@ -112,8 +112,8 @@ class QuantizedCache(PagedCache):
         bits = self.k_pages.dtype
         return replace(
             update,
-            k=_codes(k.float(), k_scale, bits),
-            v=_codes(v.float(), v_scale, bits),
+            k=_codes(k, k_scale, bits),
+            v=_codes(v, v_scale, bits),
             scales=(k_scale, v_scale),
         )
 
@@ -156,6 +156,7 @@ class QuantizedCache(PagedCache):
 
 
 def _codes(x: Tensor, scale: Tensor, bits: torch.dtype) -> Tensor:
+    """The codes of numbers of any float dtype; the quotient is float32 like the scale."""
     largest = LARGEST[bits]
     code = torch.where(scale == 0, 0.0, x / scale).clamp(-largest, largest)
     return (code.round() if bits == torch.int8 else code).to(bits)

@@ -230,6 +230,17 @@ def test_latents_and_rotary_keys_lie_in_one_memory(device: torch.device) -> None
     assert cache.pool[page, 0, 0].tolist() == [1, 2, 3, 10, 20]
 
 
+def test_a_stream_cropped_to_its_sinks_has_forgotten_nothing(device: torch.device) -> None:
+    x = torch.ones(1, 8, 1, 2, device=device)
+    table = torch.ones(4, 1, device=device)
+    cache = StreamingCache(1, 1, 3, 1, 2, 2, device=device)
+    cache.attend(x, x, x, table, table)
+    cache.crop(1)
+    cache.attend(x[:, :3], x[:, :3], x[:, :3], table, table)
+    cache.crop(2)
+    assert cache.length.tolist() == [2]
+
+
 def test_beams_of_an_encoder_need_no_more_pages(device: torch.device) -> None:
     cache = CrossAttentionCache(1, 2, 2, 1, 3, 3, device=device)
     x = torch.arange(9.0, device=device).view(1, 3, 1, 3)
