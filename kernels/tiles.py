@@ -97,7 +97,8 @@ _UNALIGNED = Tile(tokens=64, keys=16, features=16, num_warps=2, num_stages=1)
 # The fastest of those that do not spill, for an H200. A longer chunk has fewer states to write and
 # to read, but gates of channels leave no registers for one. A head dim of 32 leaves half of the
 # columns of a group of warps empty (see `narrowest`), and a long chunk's system takes longest then.
-# With few states to carry, slices of a state are narrow, or operands are loaded early.
+# With few states to carry, slices of a state are narrow, or operands are loaded early. With many,
+# outputs are "fused": see `kernels.delta.states`.
 _DELTA_32_ON_HOPPER = Entry(
     tokens=32,
     keys=32,
@@ -142,6 +143,8 @@ _GATED_DELTA_128_ON_HOPPER = _with(
     _DELTA_128_ON_HOPPER,
     system=Tile(tokens=64, keys=32, features=32, num_warps=2, num_stages=1),
 )
+_FUSED_64 = Tile(tokens=64, keys=64, features=64)
+_FUSED_128 = Tile(tokens=64, keys=64, features=128, num_warps=8)
 _NARROW_STATES = Tile(tokens=32, features=16, num_stages=3)
 _FEW_DELTA_256_ON_HOPPER = replace(_with(_DELTA_256_ON_HOPPER, states=_NARROW_STATES), walks=16)
 _GRADIENTS_OF_CHANNELS = Tile(tokens=32, keys=64, features=64, num_stages=1)
@@ -153,7 +156,7 @@ _KDA_ON_HOPPER = tuple(
         **_BFLOAT16_ON_HOPPER,
         kernels={
             "within": Tile(tokens=32, keys=16, num_warps=1, num_stages=1),
-            "states": states,
+            **states,
             "outputs": Tile(tokens=32, keys=64, features=64),
             "gradients": _GRADIENTS_OF_CHANNELS,
             "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
@@ -161,10 +164,17 @@ _KDA_ON_HOPPER = tuple(
         },
     )
     for dim, walks, states in (
-        (64, 32, _NARROW_STATES),
-        (128, 16, _NARROW_STATES),
-        (128, None, Tile(tokens=32, features=64)),
-        (256, None, Tile(tokens=32, features=32)),
+        (64, 32, {"states": _NARROW_STATES}),
+        (128, 16, {"states": _NARROW_STATES}),
+        (
+            128,
+            None,
+            {
+                "states": Tile(tokens=32, features=64, num_stages=3),
+                "fused": Tile(tokens=32, features=128, num_warps=8, num_stages=3),
+            },
+        ),
+        (256, None, {"states": Tile(tokens=32, features=32)}),
     )
 )
 _DELTA_CHUNK = (
@@ -384,8 +394,9 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which
     # want wide sides (see `narrowest`): gates of channels leave none for those. Kernels: "states",
     # "outputs", "gradients", with gates of channels also "within", of a delta rule also "system"
-    # and "system_backward"; "unaligned", all of them where a head dim is no multiple of 16, which
-    # Triton loads element by element.
+    # and "system_backward", and "fused" where outputs are those of the kernel of the states;
+    # "unaligned", all of them where a head dim is no multiple of 16, which Triton loads element by
+    # element.
     ("linear_attn", "chunk"): (
         replace(
             _with(
@@ -510,17 +521,18 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # The same, but the carrier of states holds all keys.
     ("delta_rule", "chunk"): (
         _DELTA_32_ON_HOPPER,
-        replace(_with(_DELTA_128_ON_HOPPER, states=_DEEP_STATES), max_dim=64),
-        _DELTA_128_ON_HOPPER,
+        replace(_DELTA_128_ON_HOPPER, walks=64),
+        replace(_with(_DELTA_128_ON_HOPPER, states=_FUSED_64, fused=_FUSED_64), max_dim=64),
+        _with(_DELTA_128_ON_HOPPER, states=_FUSED_128, fused=_FUSED_128),
         _FEW_DELTA_256_ON_HOPPER,
         _DELTA_256_ON_HOPPER,
         *_DELTA_CHUNK,
     ),
     ("gated_delta_rule", "chunk"): (
         _DELTA_32_ON_HOPPER,
-        replace(_with(_GATED_DELTA_128_ON_HOPPER, states=_DEEP_STATES), max_dim=64),
         replace(_with(_GATED_DELTA_128_ON_HOPPER, states=_DEEP_STATES), walks=64),
-        _GATED_DELTA_128_ON_HOPPER,
+        replace(_with(_GATED_DELTA_128_ON_HOPPER, states=_FUSED_64, fused=_FUSED_64), max_dim=64),
+        _with(_GATED_DELTA_128_ON_HOPPER, states=_FUSED_128, fused=_FUSED_128),
         _FEW_DELTA_256_ON_HOPPER,
         _DELTA_256_ON_HOPPER,
         *_DELTA_CHUNK,

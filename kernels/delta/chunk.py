@@ -40,6 +40,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.delta import states as fused
 from kernels.linear.chunk import (
     Recurrence,
     decay_within,
@@ -119,7 +120,8 @@ def _prepare(
     if USE_BETA:
         beta = tl.load(beta_ptr + token + rows * heads, mask=rows < left, other=0.0)
     inverse = inverse_unit_lower(beta[:, None] * overlaps, C, DTYPE)
-    store_rows(inverse_ptr + cell, inverse, rows, rows, C, C, C)
+    if inverse_ptr is not None:
+        store_rows(inverse_ptr + cell, inverse, rows, rows, C, C, C)
     # Factors of rows are those of columns of the inverse, which is one tile.
     weights = inverse * beta[None, :]
     for start in range(0, value_dim, BV):
@@ -286,13 +288,18 @@ def forward(
     rows, system = rule.system(scale, reads_only=True)
     w_e, w_v = system.w_e, system.w_v
     del system  # before what follows wants memory
-    written = torch.empty_like(w_v)
-    states, final = pass_states(
-        rows, w_v, initial_state, final=output_final_state, tile=tile, delta=(w_e, written)
-    )
-    del w_e, w_v
     o = torch.empty_like(rule.v)
-    outputs(rows, written, states, o, tile=tile)
+    if "fused" in tile.kernels:
+        _, final = fused.pass_states(
+            rows, w_v, initial_state, e=w_e, o=o, final=output_final_state, tile=tile
+        )
+    else:
+        written = torch.empty_like(w_v)
+        states, final = pass_states(
+            rows, w_v, initial_state, final=output_final_state, tile=tile, delta=(w_e, written)
+        )
+        del w_e, w_v
+        outputs(rows, written, states, o, tile=tile)
     return (o if a is None else _second(o)), final
 
 
@@ -319,13 +326,28 @@ def backward(
     do = do.contiguous() if a is None else _interleaved(torch.zeros_like(do), do)
     rows, system = rule.system(scale)
     written = torch.empty_like(system.w_v)
-    states, _ = pass_states(rows, system.w_v, initial_state, tile=tile, delta=(system.w_e, written))
     dwritten = torch.empty_like(system.w_v)
-    outputs(rows, do, None, dwritten, reverse=True, tile=tile)
-    dstates, dinitial = pass_states(
-        rows, do, dfinal_state, final=initial_state is not None, reverse=True, tile=tile,
-        delta=(system.w_e, dwritten),
-    )  # fmt: skip
+    is_fused = "fused" in tile.kernels
+    if rule.by_channel or not is_fused:
+        outputs(rows, do, None, dwritten, reverse=True, tile=tile)
+    if is_fused:
+        states, _ = fused.pass_states(
+            rows, system.w_v, initial_state, e=system.w_e, written=written, tile=tile
+        )
+        dstates, dinitial = fused.pass_states(
+            rows, do, dfinal_state, e=rows.k, written=dwritten, w=system.w_e,
+            final=initial_state is not None, tile=tile,
+        )  # fmt: skip
+    else:
+        states, _ = pass_states(
+            rows, system.w_v, initial_state, tile=tile, delta=(system.w_e, written)
+        )
+        dstates, dinitial = pass_states(
+            rows, do, dfinal_state, final=initial_state is not None, reverse=True, tile=tile,
+            delta=(system.w_e, dwritten),
+        )  # fmt: skip
+    assert states is not None
+    assert dstates is not None
     del rows  # before what follows wants memory
     linear = partial(
         gradients, rule.q, rule.k, written, rule.g, do, states, dstates, rule.chunks,
@@ -356,14 +378,14 @@ class _System(NamedTuple):
     Args:
         e: readers `[B, T, H, K]`, with gates per channel `exp(P) ∘ e` in float32.
         overlaps: `Σ_k e_ik k_jk exp(...) [chunks, H, C, C]` with gates per channel, or None.
-        inverse: `[chunks, H, C, C]`.
+        inverse: `[chunks, H, C, C]`, or None if nothing reads it.
     """
 
     e: Tensor
     overlaps: Tensor | None
     w_e: Tensor
     w_v: Tensor
-    inverse: Tensor
+    inverse: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -423,7 +445,7 @@ class _Rule:
         w_e, w_v = torch.empty_like(self.e, dtype=dtype), torch.empty_like(self.v, dtype=dtype)
         heads, length = self.k.shape[2], self.tile.tokens
         shape = self.chunks.count, heads, length, length
-        inverse = self.k.new_empty(shape, dtype=torch.float32)
+        inverse = None if reads_only else self.k.new_empty(shape, dtype=torch.float32)
         _prepare[(self.chunks.count * heads,)](
             e, self.k, self.v, self.g, self.beta, overlaps, w_e, w_v, inverse,
             **self._launch("system"),

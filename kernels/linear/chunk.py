@@ -52,7 +52,6 @@ from kernels.primitives.decay import (
     load_head_gates,
     load_sides,
     pair_decay,
-    sum_columns,
     sum_gradients,
 )
 from kernels.primitives.layout import contiguous
@@ -460,11 +459,11 @@ def _gradients(
             dk *= head_decay(1, g, DTYPE)[:, None]
             dA *= pair_decay(0, g, C, DTYPE)
             # The gate at t gets those of pairs i >= t > j, of queries from t on, of keys before.
-            straddling = tl.cumsum(dA * product(q, tl.trans(k), DTYPE), 0, reverse=True)
-            after_key = chunk_span_transposed(1, C)
-            dg = tl.sum(tl.where(after_key, straddling, 0.0), 1)
+            terms = dA * product(q, tl.trans(k), DTYPE)
+            straddling = sum_gradients(chunk_span_transposed(0, C), terms, DTYPE)
+            straddling += tl.sum(k * dk, 1)[None, :]
+            dg = tl.sum(tl.where(chunk_span_transposed(1, C), straddling, 0.0), 1)
             dg += tl.cumsum(tl.sum(q * dq, 1), 0, reverse=True)
-            dg += sum_columns(after_key, tl.sum(k * dk, 1))
             dg += tl.sum(through, 0) * decay_of_chunk(g, DTYPE)
             dg_ptr += ((program % key_tiles).to(tl.int64) * rows_in_all + first) * heads + head
             tl.store(dg_ptr + rows * heads, dg, mask=rows < left)
