@@ -286,8 +286,8 @@ def wrapper(
         parameters = spelled_out(page).parameters
 
         def checked(**given: Any) -> Any:
-            _check(parameters, same_dtype, wraps, given)
-            return run(**given)
+            cu_seqlens = _check(parameters, same_dtype, wraps, given)
+            return run(**{**given, "cu_seqlens": cu_seqlens})
 
         mode = tile = f"That of `{wraps}`."
         if wraps == page.__name__:
@@ -331,8 +331,8 @@ def _check(
     same_dtype: Sequence[str],
     wraps: str,
     given: Mapping[str, Any],
-) -> None:
-    """Check the arguments of a wrapper against its annotations."""
+) -> Tensor | None:
+    """Check the arguments of a wrapper against its annotations; return `cu_seqlens`, contiguous."""
     arguments.check_flags(
         **{n: given[n] for n, p in parameters.items() if isinstance(p.default, bool)}
     )
@@ -364,6 +364,7 @@ def _check(
     if given["mode"] != "auto":  # The op that is wrapped chooses the mode, and checks its tile.
         dim = max([1, *(sizes[letter] for letter in letters)])
         tiles.choose(wraps, given["mode"], dim=dim, dtype=dtype, device=device, tile=given["tile"])
+    return cu_seqlens
 
 
 def _size(dim: str, sizes: Mapping[str, int]) -> int:
