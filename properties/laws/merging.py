@@ -53,7 +53,7 @@ def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of
         assert lse is not None
         return o.double(), lse.double()
 
-    dtype, sums = inputs.tensors["q"].dtype, Parts(inputs)
+    dtype, sums = inputs.given()["q"].dtype, Parts(inputs)
 
     def in_parts(**given: Any) -> tuple[Tensor, Tensor]:
         queries, keys = given["q"].shape[1], given["k"].shape[1]

@@ -5,7 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from properties.cases.case import Case
 from properties.cases.tensors import Inputs
+from properties.jobs import judge
+from properties.laws import Subject
 from properties.laws.parts import Parts, summed
 
 inf, nan = math.inf, math.nan
@@ -66,3 +69,17 @@ def test_gradients_of_calls_apart_are_summed_in_float64() -> None:
     assert infinite.tolist() == [False, False, True, False]
     assert total[3].isnan()
     assert summed(torch.tensor([[40000.0], [40000.0], [-40000.0]]).half())[0].item() == 40000.0
+
+
+def test_merging_holds_where_the_queries_are_the_keys(subject: Subject) -> None:
+    case = Case(
+        op="attention",
+        mode="parallel",
+        dtype="float32",
+        dims={"B": 1, "G": 1, "R": 1, "K": 1, "V": 1},
+        lengths=(2,),
+        key_lengths=(2,),
+        options={"causal": False, "scale": 1.0, "return_lse": True},
+        same={"q": "k"},
+    )
+    assert judge("merging", case, subject) is not None
