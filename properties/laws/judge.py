@@ -63,8 +63,9 @@ def compare_with_oracle(
     want = subject.recall(asked, lambda: oracle_results(op, inputs, gradients_of))
     got, want = _matched(law, op, case, subject, got, want)
     left_out = dict(left_out or {})
+    parts = _parts(op, inputs, gradients_of)
     for name in _shared(case, got):
-        left_out[name] = ~got[name].isfinite() & _near_infinity(op, inputs, gradients_of, name)
+        left_out[name] = ~got[name].isfinite() & _near_infinity(parts[name])
     for name, mask in left_out.items():
         got[name] = torch.where(mask, want[name].to(got[name]), got[name])
     if subject.quick or work(op, case) > _MOST_WORK:
@@ -77,7 +78,7 @@ def compare_with_oracle(
     # gradients of a tensor that is passed twice.
     alone = law == "differential" and not case.same
     within = torch.float32 if op.in_float32 and alone else case.torch_dtype
-    make = partial(_allowed, op, case, inputs, gradients_of, want, dtypes, BY_DTYPE[within])
+    make = partial(_allowed, op, case, inputs, gradients_of, want, dtypes, BY_DTYPE[within], parts)
     quiet = op.quiet_form if work(op, case) <= _MOST_WORK else op.oracle
     ways = [(FEW_DRAWS, quiet), (DRAWS, quiet)] if subject.quick else [(DRAWS, quiet)]
     if case.mode == "fused_recurrent":
@@ -105,6 +106,7 @@ def _allowed(
     want: Results,
     dtypes: Mapping[str, torch.dtype],
     precision: Precision,
+    parts: Results,
     *,
     form: Function,
     draws: int,
@@ -146,7 +148,7 @@ def _allowed(
         passed_on=_passed_on(op, inputs, incoming, want, dtypes) if softmax else None,
         cotangents=frozenset(n for n in (*tensors, *want) if _follows_cotangents(op, n)),
         size=work(op, case),
-        parts=_parts(op, inputs, gradients_of),
+        parts=parts,
         draws=draws,
         seed=case.seed,
     )
@@ -262,9 +264,8 @@ def _shared(case: Case, got: Results) -> list[str]:
     return [name for name in names if name in got and not bool(got[name].isfinite().all())]
 
 
-def _near_infinity(op: Op, inputs: Inputs, gradients_of: Results, name: str) -> Tensor:
+def _near_infinity(parts: Tensor) -> Tensor:
     """Where the oracle's gradient of one of the arguments is more than half of float16's range."""
-    parts = _parts(op, inputs, gradients_of)[name]
     return (parts.abs() > torch.finfo(torch.float16).max / 2).any(0)
 
 
