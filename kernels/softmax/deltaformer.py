@@ -16,6 +16,8 @@ and with dz = w (1 - w) do · (u - a), the gradient of the own logit,
     δ_t = Σ_j P_tj da_t · u_j
 
 A launch is for one chunk of every sequence, as a chunk reads what those before it have written.
+Base-2 logits are x * factor with x = q · k, and a maximum is taken from them in one `fma` each
+time: a compiler that fuses the two here and not there would make weights that do not sum to 1.
 u, a and da are float32.
 """
 
@@ -43,18 +45,9 @@ from kernels.tiles import cdiv, next_power_of_2
 
 
 @triton.jit
-def _logits(
-    q, k, stride, count_q, count_k, key_dim, factor,
-    DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Base-2 logits of a chunk of queries and one of keys, `[C, C]`, from slices of K."""
-    return dot_rows(q, k, stride, stride, count_q, count_k, key_dim, DTYPE, C, BK) * factor
-
-
-@triton.jit
-def _own_weight(own, row_max, weight_sum):
+def _own_weight(own, factor, row_max, weight_sum):
     """w, the weight of the own key beside keys of so large a maximum and sum, and 1 - w."""
-    apart = own - row_max
+    apart = tl.fma(own, factor, -row_max)
     up = tl.exp2(tl.minimum(apart, 0.0))
     down = tl.exp2(tl.minimum(-apart, 0.0)) * weight_sum
     inverse = 1.0 / (up + down)
@@ -62,11 +55,11 @@ def _own_weight(own, row_max, weight_sum):
 
 
 @triton.jit
-def _weights(s, earlier, row_max, weight_sum):
+def _weights(x, factor, earlier, row_max, weight_sum):
     """The weights of the keys that are `earlier`; 0 in a row without any."""
     base = tl.where(row_max == float("-inf"), 0.0, row_max)
     inverse = inverse_or_0(weight_sum)
-    return tl.where(earlier, tl.exp2(s - base[:, None]), 0.0) * inverse[:, None]
+    return tl.where(earlier, tl.exp2(tl.fma(x, factor, -base[:, None])), 0.0) * inverse[:, None]
 
 
 @triton.jit
@@ -127,23 +120,24 @@ def _read(
     acc = tl.zeros((C, BV), tl.float32)
     for step in tl.range(chunk, disable_licm=True):
         on = tl.cast(step, tl.int64) * C
-        s = _logits(q, k + on * stride_k, stride_k, left, C, key_dim, factor, DTYPE, C, BK)
-        new_max = tl.maximum(row_max, tl.max(s, 1))
-        p = tl.exp2(s - new_max[:, None])
+        x = dot_rows(q, k + on * stride_k, stride_k, stride_k, left, C, key_dim, DTYPE, C, BK)
+        new_max = tl.maximum(row_max, tl.max(x * factor, 1))
+        p = tl.exp2(tl.fma(x, factor, -new_max[:, None]))
         shrink = tl.exp2(row_max - new_max)
         weight_sum = weight_sum * shrink + tl.sum(p, 1)
         u_tile = load_rows(u + on * stride_v, rows, values, stride_v, C, value_dim)
         acc = product(p, u_tile, DTYPE, FINE_A=True, FINE_B=True, acc=acc * shrink[:, None])
         row_max = new_max
     on = tl.cast(before, tl.int64)
-    s = _logits(q, k + on * stride_k, stride_k, left, left, key_dim, factor, DTYPE, C, BK)
+    x = dot_rows(q, k + on * stride_k, stride_k, stride_k, left, left, key_dim, DTYPE, C, BK)
     earlier = rows[:, None] > rows[None, :]
-    new_max = tl.maximum(row_max, tl.max(tl.where(earlier, s, float("-inf")), 1))
+    new_max = tl.maximum(row_max, tl.max(tl.where(earlier, x * factor, float("-inf")), 1))
     base = tl.where(new_max == float("-inf"), 0.0, new_max)
     shrink = tl.exp2(row_max - base)
-    weight_sum = weight_sum * shrink + tl.sum(tl.where(earlier, tl.exp2(s - base[:, None]), 0.0), 1)
+    p = tl.where(earlier, tl.exp2(tl.fma(x, factor, -base[:, None])), 0.0)
+    weight_sum = weight_sum * shrink + tl.sum(p, 1)
     row_max = new_max
-    P = _weights(s, earlier, row_max, weight_sum)
+    P = _weights(x, factor, earlier, row_max, weight_sum)
     far = acc * (shrink * inverse_or_0(weight_sum))[:, None]
 
     beta_rows = _load_beta(beta, here * heads + head, rows, heads, left)
@@ -151,7 +145,7 @@ def _read(
     inverse = inverse_unit_lower(beta_rows[:, None] * P, C, DTYPE)
     u_tile = product(inverse, v_tile - beta_rows[:, None] * far, DTYPE, FINE_A=True, FINE_B=True)
     a_tile = product(P, u_tile, DTYPE, FINE_A=True, FINE_B=True, acc=far)
-    w, others = _own_weight(_diagonal(s, C), row_max, weight_sum)
+    w, others = _own_weight(_diagonal(x, C), factor, row_max, weight_sum)
     out = (here * heads + head) * value_dim
     store_rows(u + on * stride_v, u_tile, rows, values, stride_v, left, value_dim)
     store_rows(a + out, a_tile, rows, values, stride_v, left, value_dim)
@@ -194,15 +188,17 @@ def _send_back(
     for step in tl.range(1, tl.cdiv(left, C), disable_licm=True):
         on = tl.cast(step, tl.int64) * C
         later = left - step * C
-        s = _logits(q + on * stride_k, k, stride_k, later, C, key_dim, factor, DTYPE, C, BK)
+        x = dot_rows(q + on * stride_k, k, stride_k, stride_k, later, C, key_dim, DTYPE, C, BK)
         row_max, weight_sum = _load_terms(terms, place + on, count, rows, later)
-        p = _weights(s, (rows < later)[:, None], row_max, weight_sum)
+        p = _weights(x, factor, (rows < later)[:, None], row_max, weight_sum)
         of_later = load_rows(da + on * stride_v, rows, values, stride_v, later, value_dim)
         sent = product(tl.trans(p), of_later, DTYPE, FINE_A=True, FINE_B=True, acc=sent)
-    s = _logits(q, k, stride_k, left, left, key_dim, factor, DTYPE, C, BK)
+    x = dot_rows(q, k, stride_k, stride_k, left, left, key_dim, DTYPE, C, BK)
     row_max, weight_sum = _load_terms(terms, place, count, rows, left)
-    P = _weights(s, (rows[:, None] > rows[None, :]) & (rows < left)[:, None], row_max, weight_sum)
-    w, others = _own_weight(_diagonal(s, C), row_max, weight_sum)
+    P = _weights(
+        x, factor, (rows[:, None] > rows[None, :]) & (rows < left)[:, None], row_max, weight_sum
+    )
+    w, others = _own_weight(_diagonal(x, C), factor, row_max, weight_sum)
     beta_rows = _load_beta(beta, here * heads + head, rows, heads, left)
     do_tile = load_rows(do + start, rows, values, stride_v, left, value_dim).to(tl.float32)
     read = others[:, None] * do_tile
@@ -253,8 +249,8 @@ def _by_query(
     of_weight = tl.zeros((C,), tl.float32)
     dbeta_rows = tl.zeros((C,), tl.float32)
     row_max, weight_sum = _load_terms(terms, place, count, rows, left)
-    s = _logits(q, k, stride_k, left, left, key_dim, factor, DTYPE, C, BK)
-    w, others = _own_weight(_diagonal(s, C), row_max, weight_sum)
+    x = dot_rows(q, k, stride_k, stride_k, left, left, key_dim, DTYPE, C, BK)
+    w, others = _own_weight(_diagonal(x, C), factor, row_max, weight_sum)
     for begin in range(0, value_dim, BV):
         values = begin + tl.arange(0, BV)
         do_tile = load_rows(do, rows, values, stride_v, left, value_dim).to(tl.float32)
@@ -269,16 +265,16 @@ def _by_query(
     if dbeta is not None:
         tl.store(dbeta + first * heads + head + rows * heads, -dbeta_rows, mask=inside)
 
-    P = _weights(s, rows[:, None] > rows[None, :], row_max, weight_sum)
+    P = _weights(x, factor, rows[:, None] > rows[None, :], row_max, weight_sum)
     dp = _of_values(da, u, stride_v, left, left, value_dim, DTYPE, C, BV)
     of_read = tl.sum(P * dp, 1)
     # A sum over keys of its own: beside da · a, of which a is rounded, a weight of 1 would leave
     # what rounding leaves.
     for step in tl.range(1, before // C + 1, disable_licm=True):
         back = tl.cast(step, tl.int64) * C
-        s = _logits(q, k - back * stride_k, stride_k, left, C, key_dim, factor, DTYPE, C, BK)
+        x = dot_rows(q, k - back * stride_k, stride_k, stride_k, left, C, key_dim, DTYPE, C, BK)
         of_earlier = _of_values(da, u - back * stride_v, stride_v, left, C, value_dim, DTYPE, C, BV)
-        of_read += tl.sum(_weights(s, inside[:, None], row_max, weight_sum) * of_earlier, 1)
+        of_read += tl.sum(_weights(x, factor, inside[:, None], row_max, weight_sum) * of_earlier, 1)
     of_read += dz
     to = terms + 2 * count + place + rows
     tl.store(to, of_read, mask=inside)
@@ -292,9 +288,9 @@ def _by_query(
     for step in tl.range(1, before // C + 1, disable_licm=True):
         back = tl.cast(step, tl.int64) * C
         k_rows = k - back * stride_k
-        s = _logits(q, k_rows, stride_k, left, C, key_dim, factor, DTYPE, C, BK)
+        x = dot_rows(q, k_rows, stride_k, stride_k, left, C, key_dim, DTYPE, C, BK)
         dp = _of_values(da, u - back * stride_v, stride_v, left, C, value_dim, DTYPE, C, BV)
-        ds = _weights(s, inside[:, None], row_max, weight_sum) * (dp - of_read[:, None])
+        ds = _weights(x, factor, inside[:, None], row_max, weight_sum) * (dp - of_read[:, None])
         k_tile = load_rows(k_rows, rows, keys, stride_k, C, key_dim)
         acc = product(ds * scale, k_tile, DTYPE, acc=acc)
     store_rows(dq + (first * heads + head) * key_dim, acc, rows, keys, stride_k, left, key_dim)
@@ -329,13 +325,15 @@ def _by_key(
         on = tl.cast(step, tl.int64) * C
         later = left - step * C
         q_rows = q + on * stride_k
-        s = _logits(q_rows, k, stride_k, later, left, key_dim, factor, DTYPE, C, BK)
+        x = dot_rows(q_rows, k, stride_k, stride_k, later, left, key_dim, DTYPE, C, BK)
         row_max, weight_sum = _load_terms(terms, place + on, count, rows, later)
         of_read, dz = _load_terms(terms + 2 * count, place + on, count, rows, later)
         apart = step * C + rows[:, None] - rows[None, :]
         inside = (rows < later)[:, None]
         dp = _of_values(da + on * stride_v, u, stride_v, later, left, value_dim, DTYPE, C, BV)
-        ds = _weights(s, (apart > 0) & inside, row_max, weight_sum) * (dp - of_read[:, None])
+        ds = _weights(x, factor, (apart > 0) & inside, row_max, weight_sum) * (
+            dp - of_read[:, None]
+        )
         ds = tl.where((apart == 0) & inside, dz[:, None], ds)
         q_tile = load_rows(q_rows, rows, keys, stride_k, later, key_dim)
         acc = product(tl.trans(ds * scale), q_tile, DTYPE, acc=acc)
