@@ -166,8 +166,8 @@ BUGS = {
         source="tvm 16132 (window_attention_current_pos); the same trigger in transformers 31917",
         pinned=SLIDING,
         planted=Edit(
-            "kernels.cache.sliding",
-            "        super().reset()\n        self._first = [0] * self.batch",
+            "kernels.cache.ring",
+            "        super().reset()\n        self._first = [self.sinks] * self.batch",
             "        super().reset()",
         ),
     ),
@@ -282,9 +282,9 @@ BUGS = {
         source="transformers 37574",
         pinned=SLIDING,
         planted=Edit(
-            "kernels.cache.sliding",
-            "max(0, length - (self.window - 1))",
-            "max(0, length - (self.window - 1), length == self.window - 1)",
+            "kernels.cache.ring",
+            "max(self.sinks, length - (self.window - 1))",
+            "max(self.sinks, length - (self.window - 1), length == self.window - 1)",
         ),
     ),
 }

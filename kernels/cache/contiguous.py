@@ -1,8 +1,5 @@
 """A cache with room for a fixed number of tokens per sequence."""
 
-import torch
-
-from kernels.cache.counts import check_size
 from kernels.cache.kv import SequenceOwnedCache
 
 
@@ -20,20 +17,6 @@ class ContiguousCache(SequenceOwnedCache):
 
     Source: Shazeer, "Fast Transformer Decoding" (arXiv 1911.02150).
     """
-
-    def __init__(
-        self,
-        batch: int,
-        capacity: int,
-        kv_heads: int,
-        key_dim: int,
-        value_dim: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-    ) -> None:
-        check_size("capacity", capacity)
-        super().__init__(batch, capacity, kv_heads, key_dim, value_dim, dtype=dtype, device=device)
 
     @property
     def capacity(self) -> int:

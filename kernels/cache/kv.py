@@ -304,14 +304,14 @@ class SequenceOwnedCache(KVCache):
 
     Args:
         batch: number of sequences B.
-        page_size: tokens that a sequence has room for.
+        capacity: tokens that a page has room for.
         kv_heads, key_dim, value_dim: G, K and V.
     """
 
     def __init__(
         self,
         batch: int,
-        page_size: int,
+        capacity: int,
         kv_heads: int,
         key_dim: int,
         value_dim: int,
@@ -319,8 +319,9 @@ class SequenceOwnedCache(KVCache):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
+        check_size("capacity", capacity)
         check_size("batch", batch)
-        k_pages, v_pages = allocate(batch, page_size, kv_heads, key_dim, value_dim, dtype, device)
+        k_pages, v_pages = allocate(batch, capacity, kv_heads, key_dim, value_dim, dtype, device)
         check_one_dtype(dtype=k_pages)
         super().__init__(batch, k_pages, v_pages)
 

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cache.counts import check_size, token_counts
-from kernels.cache.kv import SequenceOwnedCache
+from kernels.cache.counts import token_counts
+from kernels.cache.ring import RingCache
 
 
-class SlidingWindowCache(SequenceOwnedCache):
+class SlidingWindowCache(RingCache):
     """The last W tokens of each sequence, in a ring.
 
     `k_pages` is [B, W, G, K] and `v_pages` is [B, W, G, V]; the token at position p of sequence n
@@ -28,8 +28,6 @@ class SlidingWindowCache(SequenceOwnedCache):
     Source: Beltagy et al., "Longformer" (arXiv 2004.05150).
     """
 
-    ring = True
-
     def __init__(
         self,
         batch: int,
@@ -41,10 +39,7 @@ class SlidingWindowCache(SequenceOwnedCache):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
-        check_size("window", window)
-        super().__init__(batch, window, kv_heads, key_dim, value_dim, dtype=dtype, device=device)
-        self.window = window
-        self._first = [0] * batch
+        super().__init__(batch, 0, window, kv_heads, key_dim, value_dim, dtype=dtype, device=device)
 
     def crop(self, length: int | Tensor) -> None:
         """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
@@ -66,28 +61,6 @@ class SlidingWindowCache(SequenceOwnedCache):
                     f"{self._first[n]} tokens; the next token would need those from {needed} on"
                 )
         super().crop(length)
-
-    def reset(self) -> None:
-        """Forget everything: every sequence has length 0."""
-        super().reset()
-        self._first = [0] * self.batch
-
-    def _reserve(self, counts: list[int]) -> None:
-        """A ring has always room."""
-
-    def _claim(self, counts: list[int]) -> None:
-        # Never below what an earlier update left, for a crop brings no forgotten token back.
-        self._first = [
-            max(first, old + new - self.window)
-            for first, old, new in zip(self._first, self._length, counts, strict=True)
-        ]
-
-    def _reorder(self, indices: list[int]) -> None:
-        super()._reorder(indices)
-        self._first = [self._first[n] for n in indices]
-
-    def _first_visible(self) -> list[int]:
-        return [max(0, length - (self.window - 1)) for length in self._length]
 
     def _window_options(self, options: dict[str, Any]) -> dict[str, Any]:
         window = options.get("window")

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import bind_dims
-from kernels.cache.counts import check_size, token_counts
-from kernels.cache.kv import CacheView, SequenceOwnedCache, check_tensors
+from kernels.cache.counts import token_counts
+from kernels.cache.kv import CacheView, check_tensors
+from kernels.cache.ring import RingCache
 from kernels.position.rotary import rotary_embedding
 
 
-class StreamingCache(SequenceOwnedCache):
+class StreamingCache(RingCache):
     """The first tokens of each sequence (sinks), and a ring of the last.
 
         held of n ← held[:sinks] + (held[sinks:] + [token])[-window:]
@@ -36,29 +37,6 @@ class StreamingCache(SequenceOwnedCache):
     Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (arXiv
     2309.17453), section 3.2.
     """
-
-    ring = True
-
-    def __init__(
-        self,
-        batch: int,
-        sinks: int,
-        window: int,
-        kv_heads: int,
-        key_dim: int,
-        value_dim: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-    ) -> None:
-        check_size("sinks + 1", sinks + 1)
-        check_size("window", window)
-        super().__init__(
-            batch, sinks + window, kv_heads, key_dim, value_dim, dtype=dtype, device=device
-        )
-        self.sinks, self.window = sinks, window
-        # Position of the first token held behind the sinks.
-        self._first = [sinks] * batch
 
     def update(self, k: Tensor, v: Tensor, offset: int | Tensor | None = None) -> CacheView:
         """Append at most one token to each sequence and return what it attends to, not rotated.
@@ -152,24 +130,3 @@ class StreamingCache(SequenceOwnedCache):
             min(first, max(self.sinks, length))
             for first, length in zip(self._first, self._length, strict=True)
         ]
-
-    def reset(self) -> None:
-        """Forget everything: every sequence has length 0."""
-        super().reset()
-        self._first = [self.sinks] * self.batch
-
-    def _reserve(self, counts: list[int]) -> None:
-        """A ring has always room."""
-
-    def _claim(self, counts: list[int]) -> None:
-        self._first = [
-            max(first, old + new - self.window)
-            for first, old, new in zip(self._first, self._length, counts, strict=True)
-        ]
-
-    def _reorder(self, indices: list[int]) -> None:
-        super()._reorder(indices)
-        self._first = [self._first[n] for n in indices]
-
-    def _first_visible(self) -> list[int]:
-        return [max(self.sinks, length + 1 - self.window) for length in self._length]

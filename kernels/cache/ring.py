@@ -1,0 +1,65 @@
+"""The base of caches that keep a sequence's last tokens in a ring."""
+
+import torch
+
+from kernels.cache.counts import check_size
+from kernels.cache.kv import SequenceOwnedCache
+
+
+class RingCache(SequenceOwnedCache):
+    """The first tokens of each sequence (sinks), and the last ones in a ring behind them.
+
+    The token at position p of sequence n is row [n, p] if it is a sink, else row
+    [n, sinks + (p - sinks) % window]. There is room for any number of tokens.
+
+    Args:
+        batch: number of sequences B.
+        sinks: first tokens of each sequence that stay, at least 0.
+        window: last tokens that stay besides, the newest included.
+        kv_heads, key_dim, value_dim: G, K and V.
+    """
+
+    ring = True
+
+    def __init__(
+        self,
+        batch: int,
+        sinks: int,
+        window: int,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_size("sinks + 1", sinks + 1)
+        check_size("window", window)
+        super().__init__(
+            batch, sinks + window, kv_heads, key_dim, value_dim, dtype=dtype, device=device
+        )
+        self.sinks, self.window = sinks, window
+        # Position of the first token held behind the sinks.
+        self._first = [sinks] * batch
+
+    def reset(self) -> None:
+        """Forget everything: every sequence has length 0."""
+        super().reset()
+        self._first = [self.sinks] * self.batch
+
+    def _reserve(self, counts: list[int]) -> None:
+        """A ring has always room."""
+
+    def _claim(self, counts: list[int]) -> None:
+        # Never below what an earlier update left, for a crop brings no forgotten token back.
+        self._first = [
+            max(first, old + new - self.window)
+            for first, old, new in zip(self._first, self._length, counts, strict=True)
+        ]
+
+    def _reorder(self, indices: list[int]) -> None:
+        super()._reorder(indices)
+        self._first = [self._first[n] for n in indices]
+
+    def _first_visible(self) -> list[int]:
+        return [max(self.sinks, length - (self.window - 1)) for length in self._length]
