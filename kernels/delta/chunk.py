@@ -269,20 +269,10 @@ def _prepare_backward(
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    a: Tensor | None,
-    b: Tensor | None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    output_final_state: bool,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None,
+    b: Tensor | None, *, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None,
+    tile: Entry, output_final_state: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Outputs and, if asked for, final states; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
     rows, system = rule.system(scale, reads_only=True)
@@ -304,23 +294,11 @@ def forward(
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    a: Tensor | None,
-    b: Tensor | None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    do: Tensor,
-    dfinal_state: Tensor | None,
-    keys_dtype: torch.dtype,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None,
+    b: Tensor | None, *, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None,
+    tile: Entry, do: Tensor, dfinal_state: Tensor | None, keys_dtype: torch.dtype,
     values_dtype: torch.dtype,
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of `forward`'s inputs; arguments and returns as in `fused_recurrent`."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
     do = do.contiguous() if a is None else _interleaved(torch.zeros_like(do), do)

@@ -210,20 +210,10 @@ def _backward(
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    a: Tensor | None,
-    b: Tensor | None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    output_final_state: bool,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None,
+    b: Tensor | None, *, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None,
+    tile: Entry, output_final_state: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Outputs and, if asked for, final states.
 
     Args:
@@ -256,23 +246,11 @@ def forward(
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    a: Tensor | None,
-    b: Tensor | None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    do: Tensor,
-    dfinal_state: Tensor | None,
-    keys_dtype: torch.dtype,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, a: Tensor | None,
+    b: Tensor | None, *, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None,
+    tile: Entry, do: Tensor, dfinal_state: Tensor | None, keys_dtype: torch.dtype,
     values_dtype: torch.dtype,
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of `forward`'s inputs from those of its outputs.
 
     Args:

@@ -193,21 +193,10 @@ def _backward(
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor,
-    log_alpha: Tensor,
-    log_mu: Tensor,
-    beta: Tensor,
-    eta: Tensor,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    output_final_state: bool,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, p: Tensor, log_alpha: Tensor, log_mu: Tensor, beta: Tensor,
+    eta: Tensor, *, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None,
+    tile: Entry, output_final_state: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Outputs and, if asked for, final states.
 
     Args:
@@ -237,22 +226,10 @@ def forward(
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor,
-    log_alpha: Tensor,
-    log_mu: Tensor,
-    beta: Tensor,
-    eta: Tensor,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    do: Tensor,
-    dfinal_state: Tensor | None,
-) -> tuple[Tensor | None, ...]:
+    q: Tensor, k: Tensor, v: Tensor, p: Tensor, log_alpha: Tensor, log_mu: Tensor, beta: Tensor,
+    eta: Tensor, *, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None,
+    tile: Entry, do: Tensor, dfinal_state: Tensor | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of `forward`'s inputs from those of its outputs.
 
     Returns:

@@ -573,18 +573,10 @@ def workspace_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    output_final_state: bool,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, *, scale: float,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, tile: Entry, output_final_state: bool,
     out_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Outputs and, if asked for, final states.
 
     Args:
@@ -609,20 +601,10 @@ def forward(
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    do: Tensor,
-    dfinal_state: Tensor | None,
-    keys_dtype: torch.dtype,
-    values_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, *, scale: float,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, tile: Entry, do: Tensor,
+    dfinal_state: Tensor | None, keys_dtype: torch.dtype, values_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of `forward`'s inputs from those of its outputs.
 
     Args:

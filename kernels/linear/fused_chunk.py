@@ -120,18 +120,10 @@ def _walk(
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    output_final_state: bool,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, *, scale: float,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, tile: Entry, output_final_state: bool,
     out_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Outputs and, if asked for, final states; arguments and returns as in `chunk.forward`.
 
     Gates are of a head, `[B, T, H]`, or None.
@@ -143,20 +135,10 @@ def forward(
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    do: Tensor,
-    dfinal_state: Tensor | None,
-    keys_dtype: torch.dtype,
-    values_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, *, scale: float,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, tile: Entry, do: Tensor,
+    dfinal_state: Tensor | None, keys_dtype: torch.dtype, values_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of `forward`'s inputs; arguments and returns as in `chunk.backward`."""
     if g is not None:
         return chunk.backward(

@@ -288,20 +288,11 @@ def _backward(
 
 
 def forward(
-    q: Float[Tensor, "B T H K"],
-    k: Float[Tensor, "B T H K"],
-    v: Float[Tensor, "B T H V"],
-    g: Float[Tensor, "B T H K"] | None,
-    gv: Float[Tensor, "B T H V"] | None,
-    *,
-    scale: float,
-    initial_state: Float[Tensor, "N H K V"] | None,
-    cu_seqlens: Int[Tensor, " N+1"] | None,
-    tile: Entry,
-    output_final_state: bool,
-    out_dtype: torch.dtype,
-    reverse: bool,
-) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
+    q: Float[Tensor, "B T H K"], k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H K"] | None, gv: Float[Tensor, "B T H V"] | None, *, scale: float,
+    initial_state: Float[Tensor, "N H K V"] | None, cu_seqlens: Int[Tensor, " N+1"] | None,
+    tile: Entry, output_final_state: bool, out_dtype: torch.dtype, reverse: bool,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:  # fmt: skip
     """See `kernels.linear`; every mode has this function."""
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
     sequences = count_sequences(batch, cu_seqlens)
@@ -330,21 +321,11 @@ def forward(
 
 
 def backward(
-    q: Float[Tensor, "B T H K"],
-    k: Float[Tensor, "B T H K"],
-    v: Float[Tensor, "B T H V"],
-    g: Float[Tensor, "B T H K"] | None,
-    gv: Float[Tensor, "B T H V"] | None,
-    *,
-    scale: float,
-    initial_state: Float[Tensor, "N H K V"] | None,
-    cu_seqlens: Int[Tensor, " N+1"] | None,
-    tile: Entry,
-    do: Float[Tensor, "B T H V"],
-    dfinal_state: Float[Tensor, "N H K V"] | None,
-    keys_dtype: torch.dtype,
-    values_dtype: torch.dtype,
-    reverse: bool,
+    q: Float[Tensor, "B T H K"], k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H K"] | None, gv: Float[Tensor, "B T H V"] | None, *, scale: float,
+    initial_state: Float[Tensor, "N H K V"] | None, cu_seqlens: Int[Tensor, " N+1"] | None,
+    tile: Entry, do: Float[Tensor, "B T H V"], dfinal_state: Float[Tensor, "N H K V"] | None,
+    keys_dtype: torch.dtype, values_dtype: torch.dtype, reverse: bool,
 ) -> tuple[
     Float[Tensor, "B T H K"],
     Float[Tensor, "B T H K"],
@@ -352,7 +333,7 @@ def backward(
     Float[Tensor, "B T H K"] | None,
     Float[Tensor, "B T H V"] | None,
     Float[Tensor, "N H K V"] | None,
-]:
+]:  # fmt: skip
     """See `kernels.linear`; every mode has this function."""
     batch, tokens, heads, key_dim, value_dim = *q.shape, v.shape[-1]
     sequences = count_sequences(batch, cu_seqlens)

@@ -116,18 +116,10 @@ def _all_pairs(
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    output_final_state: bool,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, *, scale: float,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, tile: Entry, output_final_state: bool,
     out_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Outputs and, if asked for, final states; arguments and returns as in `chunk.forward`.
 
     Gates are of a head, `[B, T, H]`, or None.
