@@ -1,46 +1,46 @@
 """From a pair of plain functions, forward and backward, to a differentiable `torch.library` op."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 Given = Mapping[str, Any]
 
+_KINDS = {Tensor: "Tensor", bool: "bool", int: "int", float: "float", str: "str"}
+
 
 def differentiable(
     name: str,
-    *,
-    tensors: Sequence[str],
-    settings: Mapping[str, str],
-    outputs: int,
     forward: Callable[..., Sequence[Tensor | None]],
     backward: Callable[..., Sequence[Tensor | None]],
     shapes: Callable[[Given], Sequence[tuple[Sequence[int], torch.dtype]]],
+    *,
+    outputs: int,
+    takes: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
     """Register `attention_oracles::name` and its backward op; the former is returned.
 
     An op always returns tensors: one without elements stands for each None. It is called by
     position, tensors first. The backward op sees the same tensors, a cotangent per output and the
-    same settings, and is not differentiable itself.
+    same settings, which are the other arguments, and is not differentiable itself.
 
     Args:
-        tensors: names of the tensor arguments, "?" after those that may be None.
-        settings: names of the other arguments, and their types in the language of schemas,
-            "int?" for one that may be None.
-        outputs: how many outputs there are; the first always exists.
         forward: from all arguments by name to the outputs.
         backward: from all arguments by name, "d" and the position of an output for its cotangent
-            (the first is a tensor), to a gradient for each of `tensors`.
+            (the first is a tensor), to a gradient for each tensor.
         shapes: from all arguments by name to the shape and dtype of each output, an empty shape
             `(0,)` for one that is None.
+        outputs: how many outputs there are; the first always exists.
+        takes: the arguments and their types in the language of schemas, "int?" for one that may be
+            None. None: those of the signature of `forward`.
     """
-    names = [each.removesuffix("?") for each in tensors]
-    takes = [
-        f"Tensor{'?' if each.endswith('?') else ''} {each.removesuffix('?')}" for each in tensors
-    ]
-    sets = [f"{kind} {each}" for each, kind in settings.items()]
+    kinds = _kinds(forward) if takes is None else takes
+    names = [each for each, kind in kinds.items() if kind.startswith("Tensor")]
+    settings = [each for each in kinds if each not in names]
+    tensors, sets = ([f"{kinds[each]} {each}" for each in part] for part in (names, settings))
     returns = ", ".join(["Tensor"] * outputs)
     cotangents = [f"Tensor{'?' if n else ''} d{n}" for n in range(outputs)]
     given = (*names, *settings)
@@ -87,10 +87,10 @@ def differentiable(
         )
         return *wanted, *(None for _ in settings)
 
-    schema = f"({', '.join([*takes, *sets])}) -> ({returns})"
+    schema = f"({', '.join([*tensors, *sets])}) -> ({returns})"
     op = torch.library.custom_op(f"attention_oracles::{name}", run, mutates_args=(), schema=schema)
     schema_back = (
-        f"({', '.join([*takes, *cotangents, *sets])}) -> ({', '.join(['Tensor'] * len(names))})"
+        f"({', '.join([*tensors, *cotangents, *sets])}) -> ({', '.join(['Tensor'] * len(names))})"
     )
     op_back = torch.library.custom_op(
         f"attention_oracles::{name}_backward", run_back, mutates_args=(), schema=schema_back
@@ -100,6 +100,21 @@ def differentiable(
     op.register_autograd(differentiate, setup_context=setup_context)
     refuse_gradients(op_back, name)
     return op
+
+
+def _kinds(function: Callable[..., Any]) -> dict[str, str]:
+    """The arguments of a function and their types, in the language of schemas."""
+    kinds = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, *none = get_args(parameter.annotation) or (parameter.annotation,)
+        kinds[name] = _KINDS[kind] + "?" * len(none)
+    return kinds
+
+
+def like_the_first(given: Given) -> list[tuple[Sequence[int], torch.dtype]]:
+    """The `shapes` of one output of the shape and dtype of the first argument."""
+    x, *_ = given.values()
+    return [(x.shape, x.dtype)]
 
 
 def refuse_gradients(op: Any, name: str, of: str = "gradients of its gradients") -> None:

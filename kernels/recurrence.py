@@ -416,7 +416,9 @@ def _register(
     gradients stay float32.
     """
     taken = {n: p for n, p in parameters.items() if names.get(n, n) in form.takes}
-    tensors = {n: n + "?" * (p.default is None) for n, p in taken.items() if axes(p.annotation)}
+    tensors = {
+        n: "Tensor" + "?" * (p.default is None) for n, p in taken.items() if axes(p.annotation)
+    }
     settings = {n: "bool" for n, p in taken.items() if isinstance(p.default, bool)}
     stacked = tuple(int(d) for d in axes(parameters["initial_state"].annotation) if d.isdecimal())
     if "out_dtype" in form.takes:
@@ -447,12 +449,11 @@ def _register(
     settings = {"scale": "float", **settings, "dtype": "ScalarType", "tile": "int"}
     registered = differentiable(
         f"{name}_{mode}",
-        tensors=tuple(tensors.values()),
-        settings=settings,
+        forward,
+        backward,
+        shapes,
         outputs=2,
-        forward=forward,
-        backward=backward,
-        shapes=shapes,
+        takes=tensors | settings,
     )
     return Registered(registered, (*tensors, *settings))
 

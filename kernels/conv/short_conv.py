@@ -290,15 +290,7 @@ def _shapes(given):
     )
 
 
-_short_conv = differentiable(
-    "short_conv_fused",
-    tensors=("x", "weight", "bias?", "initial_state?", "cu_seqlens?"),
-    settings={"silu": "bool", "output_final_state": "bool", "tile": "int"},
-    outputs=2,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=_shapes,
-)
+_short_conv = differentiable("short_conv_fused", _forward_of, _backward_of, _shapes, outputs=2)
 
 
 def compute(

@@ -265,15 +265,7 @@ def _backward_of(
     return [*gradients, dinitial, None]
 
 
-_mesa_net = differentiable(
-    "mesa_net_chunk",
-    tensors=("q", "k", "v", "lamb", "g?", "beta?", "initial_state?", "cu_seqlens?"),
-    settings={"use_qk_l2norm_in_kernel": "bool", "output_final_state": "bool", "tile": "int"},
-    outputs=2,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=_shapes,
-)
+_mesa_net = differentiable("mesa_net_chunk", _forward_of, _backward_of, _shapes, outputs=2)
 
 
 def _compute(

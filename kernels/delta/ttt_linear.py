@@ -495,18 +495,10 @@ def _backward_of(
 
 _ttt_linear = differentiable(
     "ttt_linear_fused_chunk",
-    tensors=("q", "k", "v", "weight", "bias", "eta", "initial_state?", "cu_seqlens?"),
-    settings={
-        "scale": "float",
-        "eps": "float",
-        "mini_batch_size": "int",
-        "output_final_state": "bool",
-        "tile": "int",
-    },
+    _forward_of,
+    _backward_of,
+    _shapes,
     outputs=2,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=_shapes,
 )
 
 

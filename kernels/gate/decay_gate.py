@@ -148,12 +148,10 @@ def _backward_of(
 
 _gate = differentiable(
     "decay_gate_fused",
-    tensors=("x", "A_log?", "dt_bias?"),
-    settings={"bound": "float?", "tile": "int"},
+    _forward_of,
+    _backward_of,
+    lambda given: [(given["x"].shape, torch.float32)],
     outputs=1,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=lambda given: [(given["x"].shape, torch.float32)],
 )
 
 

@@ -197,15 +197,7 @@ def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
     return [((*x.shape[:3], width), x.dtype)]
 
 
-_feature_map = differentiable(
-    "feature_map_fused",
-    tensors=("x",),
-    settings={"kind": "str", "nu": "int", "tile": "int"},
-    outputs=1,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=_shapes,
-)
+_feature_map = differentiable("feature_map_fused", _forward_of, _backward_of, _shapes, outputs=1)
 
 
 def compute(*, x: Tensor, kind: str, nu: int, mode: str, tile: int | None) -> Any:

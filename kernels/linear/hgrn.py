@@ -173,15 +173,7 @@ def _shapes(given):
     return (x.shape, x.dtype), (state if given["output_final_state"] else (0,), torch.float32)
 
 
-_scan = differentiable(
-    "hgrn_fused_recurrent",
-    tensors=("x", "g", "initial_state?", "cu_seqlens?"),
-    settings={"log": "bool", "output_final_state": "bool", "tile": "int"},
-    outputs=2,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=_shapes,
-)
+_scan = differentiable("hgrn_fused_recurrent", _forward_of, _backward_of, _shapes, outputs=2)
 
 
 def scan(

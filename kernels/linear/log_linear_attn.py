@@ -344,12 +344,10 @@ def _backward_of(
 
 _log_linear_attn = differentiable(
     "log_linear_attn_fused_recurrent",
-    tensors=("q", "k", "v", "level_scales", "g?", "cu_seqlens?"),
-    settings={"scale": "float", "tile": "int"},
+    _forward_of,
+    _backward_of,
+    lambda given: [(given["v"].shape, given["v"].dtype)],
     outputs=1,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=lambda given: [(given["v"].shape, given["v"].dtype)],
 )
 
 

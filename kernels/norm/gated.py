@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import bind_dims, check_dtype, check_flags, check_one_dtype, check_range
-from kernels.differentiable import differentiable
+from kernels.differentiable import differentiable, like_the_first
 from kernels.modes import check_mode
 from kernels.norm.l2norm import EPS, check_eps
 from kernels.op import op
@@ -156,17 +156,7 @@ def _backward_of(
     ]
 
 
-_norm = differentiable(
-    "gated_norm_fused",
-    tensors=("x", "z", "weight?", "bias?"),
-    settings={
-        "eps": "float", "center": "bool", "silu": "bool", "gate_first": "bool", "tile": "int",
-    },
-    outputs=1,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=lambda given: [(given["x"].shape, given["x"].dtype)],
-)  # fmt: skip
+_norm = differentiable("gated_norm_fused", _forward_of, _backward_of, like_the_first, outputs=1)
 
 
 def _checked(

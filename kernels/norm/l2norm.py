@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import bind_dims, check_one_dtype, check_range, describe
-from kernels.differentiable import differentiable
+from kernels.differentiable import differentiable, like_the_first
 from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import contiguous
@@ -75,12 +75,11 @@ def _launch(kernel, x: Tensor, *others: Tensor, eps: float, tile: int | None) ->
 
 _l2norm = differentiable(
     "l2norm_fused",
-    tensors=("x",),
-    settings={"eps": "float", "tile": "int"},
+    lambda x, **settings: [normalized(x, **settings)],
+    lambda x, d0, **settings: [normalized_backward(x, d0, **settings)],
+    like_the_first,
     outputs=1,
-    forward=lambda x, **settings: [normalized(x, **settings)],
-    backward=lambda x, d0, **settings: [normalized_backward(x, d0, **settings)],
-    shapes=lambda given: [(given["x"].shape, given["x"].dtype)],
+    takes={"x": "Tensor", "eps": "float", "tile": "int"},
 )
 
 

@@ -179,15 +179,7 @@ def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
     return [((*x.shape[:2], x.shape[3]), x.dtype), (weights, torch.float32)]
 
 
-_attnres = differentiable(
-    "attnres_fused",
-    tensors=("x", "query", "weight", "output_weight?"),
-    settings={"scale": "float", "eps": "float", "return_weights": "bool", "tile": "int"},
-    outputs=2,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=_shapes,
-)
+_attnres = differentiable("attnres_fused", _forward_of, _backward_of, _shapes, outputs=2)
 
 
 def compute(

@@ -40,7 +40,7 @@ from kernels.primitives.triangular import inverse_unit_lower
 from kernels.recurrence import StatelessOptions
 from kernels.softmax.chunked import dot_rows, place_in_heads
 from kernels.softmax.logits import LOG2E, inverse_or_0
-from kernels.softmax.pairs import pairs, shape_of_output
+from kernels.softmax.pairs import pairs, shapes
 from kernels.tiles import cdiv, next_power_of_2
 
 
@@ -424,15 +424,7 @@ def _backward(
     return [dq, dk, du.to(v.dtype), dbeta, None]
 
 
-_deltaformer = differentiable(
-    "deltaformer_parallel",
-    tensors=("q", "k", "v", "beta?", "cu_seqlens?"),
-    settings={"scale": "float", "tile": "int"},
-    outputs=1,
-    forward=_forward,
-    backward=_backward,
-    shapes=lambda given: [shape_of_output(given)],
-)
+_deltaformer = differentiable("deltaformer_parallel", _forward, _backward, shapes, outputs=1)
 
 
 @pairs(

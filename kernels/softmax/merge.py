@@ -119,7 +119,9 @@ def _launch(kernel, tensors, outputs, base2: bool, *numbers: float, tile: int, *
             )  # fmt: skip
 
 
-def _forward(o_a, lse_a, o_b, lse_b, base2: bool, tile: int) -> list[Tensor]:
+def _forward(
+    o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, base2: bool, tile: int
+) -> list[Tensor]:
     outputs = [_like(o_a), _like(lse_a, torch.float32)]
     _launch(merge_forward, (o_a, lse_a, o_b, lse_b), outputs, base2, tile=tile)
     return outputs
@@ -140,15 +142,13 @@ def _like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 _merge = differentiable(
     "merge_attention_fused",
-    tensors=("o_a", "lse_a", "o_b", "lse_b"),
-    settings={"base2": "bool", "tile": "int"},
-    outputs=2,
-    forward=_forward,
-    backward=_backward,
-    shapes=lambda given: [
+    _forward,
+    _backward,
+    lambda given: [
         (given["o_a"].shape, given["o_a"].dtype),
         (given["lse_a"].shape, torch.float32),
     ],
+    outputs=2,
 )
 
 

@@ -88,12 +88,11 @@ def _length(x: Tensor, dim: int) -> Tensor:
 # Of c in float32, which is rounded, to a float32 result of float16 numbers.
 _up_in_float16 = differentiable(
     "mla_up",
-    tensors=("c", "w"),
-    settings={},
+    lambda c, w: [_up(c.to(w.dtype), w).float()],
+    _up_backward,
+    lambda given: [((*given["c"].shape[:2], *given["w"].shape[:2]), torch.float32)],
     outputs=1,
-    forward=lambda c, w: [_up(c.to(w.dtype), w).float()],
-    backward=_up_backward,
-    shapes=lambda given: [((*given["c"].shape[:2], *given["w"].shape[:2]), torch.float32)],
+    takes={"c": "Tensor", "w": "Tensor"},
 )
 
 

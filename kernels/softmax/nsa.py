@@ -73,12 +73,10 @@ def _backward(
 
 _compressed = differentiable(
     "nsa_compressed",
-    tensors=("q", "k", "v", "cu_seqlens?", "cu_seqlens_k?"),
-    settings={"block_size": "int", "scale": "float"},
+    _forward,
+    _backward,
+    lambda given: [((*given["q"].shape[:3], given["v"].shape[3]), torch.float32)],
     outputs=1,
-    forward=_forward,
-    backward=_backward,
-    shapes=lambda given: [((*given["q"].shape[:3], given["v"].shape[3]), torch.float32)],
 )
 
 

@@ -23,10 +23,10 @@ _PACKED_KEYS = {
 }
 
 
-def shape_of_output(given: Given) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of o `[B, T, H, V]`."""
+def shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """The shape and dtype of the only output, o `[B, T, H, V]`; see `differentiable`."""
     q, v = given["q"], given["v"]
-    return (*q.shape[:3], v.shape[3]), q.dtype
+    return [((*q.shape[:3], v.shape[3]), q.dtype)]
 
 
 def pairs(

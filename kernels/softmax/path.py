@@ -52,7 +52,7 @@ from kernels.softmax.chunked import (
     sum_between,
 )
 from kernels.softmax.gates import cumulative_gates
-from kernels.softmax.pairs import pairs, shape_of_output
+from kernels.softmax.pairs import pairs, shapes
 from kernels.tiles import cdiv, next_power_of_2
 
 
@@ -648,15 +648,7 @@ def _backward(
     return [dq, dk, of_v.to(v.dtype), dw, dbeta, dg, None]
 
 
-_path = differentiable(
-    "path_parallel",
-    tensors=("q", "k", "v", "w", "beta", "g?", "cu_seqlens?"),
-    settings={"scale": "float", "tile": "int"},
-    outputs=1,
-    forward=_forward,
-    backward=_backward,
-    shapes=lambda given: [shape_of_output(given)],
-)
+_path = differentiable("path_parallel", _forward, _backward, shapes, outputs=1)
 
 
 def _of_contiguous(*, g: Tensor | None, **given: Any) -> Tensor:

@@ -353,15 +353,7 @@ def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
     return [((*q.shape[:3], v.shape[3]), q.dtype), (tuple(q.shape[:3]), q.dtype)]
 
 
-_stickbreaking = differentiable(
-    "stickbreaking_parallel",
-    tensors=("q", "k", "v", "cu_seqlens?"),
-    settings={"scale": "float", "attend_current": "bool", "tile": "int"},
-    outputs=2,
-    forward=_forward,
-    backward=_backward,
-    shapes=_shapes,
-)
+_stickbreaking = differentiable("stickbreaking_parallel", _forward, _backward, _shapes, outputs=2)
 
 
 @pairs(

@@ -67,7 +67,7 @@ from kernels.softmax.chunked import (
 )
 from kernels.softmax.gates import cumulative_gates
 from kernels.softmax.logits import LOG2E
-from kernels.softmax.pairs import pairs, shape_of_output
+from kernels.softmax.pairs import pairs, shapes
 from kernels.tiles import cdiv, next_power_of_2
 
 
@@ -556,15 +556,7 @@ def _backward(
     return [dq, dk, dv, dg, dgs, dsink, None]
 
 
-_wall = differentiable(
-    "wall_parallel",
-    tensors=("q", "k", "v", "g", "gs?", "sink?", "cu_seqlens?"),
-    settings={"scale": "float", "window": "int?", "tile": "int"},
-    outputs=1,
-    forward=_forward,
-    backward=_backward,
-    shapes=lambda given: [shape_of_output(given)],
-)
+_wall = differentiable("wall_parallel", _forward, _backward, shapes, outputs=1)
 
 
 def _of_contiguous(*, gs: Tensor | None, sink: Tensor | None, **given: Any) -> Tensor:

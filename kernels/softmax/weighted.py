@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import check_boundaries, count_sequences
-from kernels.differentiable import Given, differentiable
+from kernels.differentiable import differentiable
 from kernels.primitives.layout import dense_rows
 from kernels.primitives.product import product
 from kernels.softmax.launch import launch
@@ -40,6 +40,7 @@ from kernels.softmax.logits import (
     sees,
     store_rows,
 )
+from kernels.softmax.pairs import shapes
 from kernels.tiles import cdiv
 
 
@@ -429,29 +430,19 @@ def _backward(
     return [dq, dk, dv, dr, None, None]
 
 
-def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    return [((*given["q"].shape[:3], given["v"].shape[3]), given["q"].dtype)]
-
-
 _weighted = differentiable(
     "weighted_parallel",
-    tensors=("q", "k", "v", "r?", "cu_seqlens?", "cu_seqlens_k?"),
-    settings={
-        "op": "str",
-        "kind": "str",
-        "scale": "float",
-        "divided": "bool",
-        "eps": "float",
-        "causal": "bool",
-        "window": "int?",
-        "bias": "float?",
-        "tile": "int",
-    },
+    _forward,
+    _backward,
+    shapes,
     outputs=1,
-    forward=_forward,
-    backward=_backward,
-    shapes=_shapes,
-)
+    takes={
+        "q": "Tensor", "k": "Tensor", "v": "Tensor", "r": "Tensor?",
+        "cu_seqlens": "Tensor?", "cu_seqlens_k": "Tensor?", "op": "str", "kind": "str",
+        "scale": "float", "divided": "bool", "eps": "float", "causal": "bool", "window": "int?",
+        "bias": "float?", "tile": "int",
+    },
+)  # fmt: skip
 
 
 def weighted(

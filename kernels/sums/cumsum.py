@@ -21,7 +21,7 @@ from kernels.arguments import (
     check_one_dtype,
     describe,
 )
-from kernels.differentiable import differentiable
+from kernels.differentiable import differentiable, like_the_first
 from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.chunks import cut, locate_chunk, locate_sequence
@@ -83,15 +83,7 @@ def _backward_of(
     return [_sums(d0, cu_seqlens, chunk, not reverse, tile), None]
 
 
-_cumsum = differentiable(
-    "cumsum_fused",
-    tensors=("x", "cu_seqlens?"),
-    settings={"chunk": "int", "reverse": "bool", "tile": "int"},
-    outputs=1,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=lambda given: [(given["x"].shape, given["x"].dtype)],
-)
+_cumsum = differentiable("cumsum_fused", _forward_of, _backward_of, like_the_first, outputs=1)
 
 
 def compute(

@@ -115,15 +115,7 @@ def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
     return [((x.shape[0], count, *x.shape[2:]), x.dtype)]
 
 
-_mean_pooling = differentiable(
-    "mean_pooling_fused",
-    tensors=("x", "cu_seqlens?"),
-    settings={"chunk": "int", "tile": "int"},
-    outputs=1,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=_shapes,
-)
+_mean_pooling = differentiable("mean_pooling_fused", _forward_of, _backward_of, _shapes, outputs=1)
 
 
 def compute(

@@ -19,7 +19,7 @@ from kernels.arguments import (
     check_one_dtype,
     check_range,
 )
-from kernels.differentiable import differentiable
+from kernels.differentiable import differentiable, like_the_first
 from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.chunks import cut, locate_chunk
@@ -82,15 +82,7 @@ def _backward_of(
     return [_launch(A, d0, cu_seqlens, tile), None]
 
 
-_solve = differentiable(
-    "solve_tril_fused",
-    tensors=("A", "cu_seqlens?"),
-    settings={"tile": "int"},
-    outputs=1,
-    forward=_forward_of,
-    backward=_backward_of,
-    shapes=lambda given: [(given["A"].shape, given["A"].dtype)],
-)
+_solve = differentiable("solve_tril_fused", _forward_of, _backward_of, like_the_first, outputs=1)
 
 
 def compute(*, A: Tensor, cu_seqlens: Tensor | None, mode: str, tile: int | None) -> Tensor:
