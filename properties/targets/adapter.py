@@ -1,7 +1,7 @@
 """Another library's kernels behind the signatures of the catalogue."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,6 +125,14 @@ class Implementation:
             settle=settle,
             telescopes=self.telescopes,
         )
+
+
+def without(function: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
+    """The function, its signature without some arguments, which are not there then."""
+    signature = inspect.signature(function)
+    kept = [p for p in signature.parameters.values() if p.name not in names]
+    function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return function
 
 
 class Adapter(Target):

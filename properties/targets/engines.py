@@ -1,9 +1,6 @@
 """What the adapters of inference engines share: their layouts, and the bounds of their kernels."""
 
-import inspect
-from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +11,6 @@ from properties.targets.ledger import Given
 
 NARROW = ("bfloat16", "float16")
 SCALE = "the sentinel -1 and None become K ** -0.5"
-
-
-def without(function: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
-    """The function, its signature without some arguments that the release does not have."""
-    signature = inspect.signature(function)
-    kept = [p for p in signature.parameters.values() if p.name not in names]
-    function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    return function
 
 
 def scale_of(scale: float | None, q: Tensor) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.targets.adapter import Bound, Implementation
+from properties.targets.adapter import Bound, Implementation, without
 from properties.targets.engines import (
     NARROW,
     SCALE,
@@ -20,7 +20,6 @@ from properties.targets.engines import (
     one_query,
     own_keys,
     scale_of,
-    without,
 )
 from properties.targets.sglang.library import kernel
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.catalogue.op import Function
-from properties.targets.adapter import Bound, Implementation
+from properties.targets.adapter import Bound, Implementation, without
 
 # `(model, q, k, cos, sin) -> (q, k)` of `[B, T, H, D]`, with cosines and sines `[B, T, P]`.
 Rotate = Callable[[ModuleType, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -182,45 +181,9 @@ def _has(name: str) -> bool:
 
 def _rotary(name: str, mode: _Mode) -> Implementation:
     """A model's function with the arguments of `rotary_embedding` that it has."""
+    fixed = {"interleaved": mode.neighbours, "conjugate": mode.conjugate}
 
     def rotated(
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        position_ids: Tensor | None,
-        seqlen_offsets: int | Tensor,
-    ) -> Tensor:
-        if position_ids is None:
-            tokens = torch.arange(x.shape[1], device=x.device)
-            first = torch.as_tensor(seqlen_offsets, device=x.device).view(-1, 1)
-            position_ids = (first + tokens).expand(x.shape[:2])
-        _check_within(position_ids, cos)
-        return _halved(_model(name), mode.rotate, x, cos[position_ids], sin[position_ids])
-
-    def halves(
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        position_ids: Tensor | None = None,
-        *,
-        seqlen_offsets: int | Tensor = 0,
-    ) -> Tensor:
-        return rotated(x, cos, sin, position_ids, seqlen_offsets)
-
-    def backwards(
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        position_ids: Tensor | None = None,
-        *,
-        seqlen_offsets: int | Tensor = 0,
-        conjugate: bool = False,
-    ) -> Tensor:
-        if conjugate is not True:
-            raise ValueError(f"conjugate: {conjugate}, expected True of {name}")
-        return rotated(x, cos, sin, position_ids, seqlen_offsets)
-
-    def neighbours(
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -228,12 +191,19 @@ def _rotary(name: str, mode: _Mode) -> Implementation:
         *,
         interleaved: bool = False,
         seqlen_offsets: int | Tensor = 0,
+        conjugate: bool = False,
     ) -> Tensor:
-        if interleaved is not True:
-            raise ValueError(f"interleaved: {interleaved}, expected True of {name}")
-        return rotated(x, cos, sin, position_ids, seqlen_offsets)
+        for option, given in (("interleaved", interleaved), ("conjugate", conjugate)):
+            if given is not fixed[option]:
+                raise ValueError(f"{option}: {given}, expected {fixed[option]} of {name}")
+        if position_ids is None:
+            tokens = torch.arange(x.shape[1], device=x.device)
+            first = torch.as_tensor(seqlen_offsets, device=x.device).view(-1, 1)
+            position_ids = (first + tokens).expand(x.shape[:2])
+        _check_within(position_ids, cos)
+        return _halved(_model(name), mode.rotate, x, cos[position_ids], sin[position_ids])
 
-    function: Function = backwards if mode.conjugate else neighbours if mode.neighbours else halves
+    function = without(rotated, [option for option, value in fixed.items() if not value])
     return Implementation(
         function, conventions=(_ROWS,), bounds=mode.bounds, unstated=dict(_REJECTION)
     )

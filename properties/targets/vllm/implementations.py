@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from triton import next_power_of_2
 
 from properties.cases.case import Case
-from properties.targets.adapter import Bound, Implementation
+from properties.targets.adapter import Bound, Implementation, without
 from properties.targets.engines import (
     NARROW,
     SCALE,
@@ -22,7 +22,6 @@ from properties.targets.engines import (
     own_keys,
     scale_of,
     with_keys,
-    without,
 )
 from properties.targets.vllm.library import VLLM, Quantization
 
