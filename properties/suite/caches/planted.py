@@ -5,17 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cache import (
-    ContiguousCache,
-    CrossAttentionCache,
-    KVCache,
-    LatentCache,
-    PagedCache,
-    QuantizedCache,
-    RecurrentCache,
-    SlidingWindowCache,
-    StreamingCache,
-)
+import kernels
 from properties.suite.caches.cross import CrossAttentionMachine
 from properties.suite.caches.decoding import DecodingMachine
 from properties.suite.caches.kinds import (
@@ -29,7 +19,7 @@ from properties.suite.caches.recurrent import RecurrentMachine
 from properties.suite.caches.streaming import StreamingMachine
 
 
-class CountsHeads(ContiguousCache):
+class CountsHeads(kernels.ContiguousCache):
     """Advances by k.shape[2], the heads, instead of the tokens."""
 
     def _write(self, update: Any) -> None:
@@ -37,7 +27,7 @@ class CountsHeads(ContiguousCache):
         self._length = [old + update.k.shape[2] for old in update.length]
 
 
-class ChecksTheCapacityLate(ContiguousCache):
+class ChecksTheCapacityLate(kernels.ContiguousCache):
     """Lengths advance before the capacity is checked."""
 
     def _reserve(self, counts: list[int]) -> None:
@@ -47,7 +37,7 @@ class ChecksTheCapacityLate(ContiguousCache):
         self._length = before
 
 
-class KeepsLengthOnReset(ContiguousCache):
+class KeepsLengthOnReset(kernels.ContiguousCache):
     """Removes the tokens but keeps the count."""
 
     def reset(self) -> None:
@@ -55,7 +45,7 @@ class KeepsLengthOnReset(ContiguousCache):
         self.v_pages.zero_()
 
 
-class ReordersKeysOnly(ContiguousCache):
+class ReordersKeysOnly(kernels.ContiguousCache):
     """Reorders keys but not values."""
 
     def _reorder(self, indices: list[int]) -> None:
@@ -65,7 +55,7 @@ class ReordersKeysOnly(ContiguousCache):
             self.v_pages = values
 
 
-class ReadsPadding(ContiguousCache):
+class ReadsPadding(kernels.ContiguousCache):
     """Ragged appends take every sequence to be as long as the longest."""
 
     def _check(self, k: Tensor, v: Tensor, offset: Any) -> Any:
@@ -73,7 +63,7 @@ class ReadsPadding(ContiguousCache):
         return super()._check(k, v, longest)
 
 
-class RingOffByOne(SlidingWindowCache):
+class RingOffByOne(kernels.SlidingWindowCache):
     """Writes one row too far."""
 
     def _write(self, update: Any) -> None:
@@ -81,7 +71,7 @@ class RingOffByOne(SlidingWindowCache):
         super()._write(update)
 
 
-class TruncatesFirst(SlidingWindowCache):
+class TruncatesFirst(kernels.SlidingWindowCache):
     """Cuts the window to the newest W keys before the chunk's first queries have attended."""
 
     def _first_visible(self) -> list[int]:
@@ -93,7 +83,7 @@ class TruncatesFirst(SlidingWindowCache):
         return super()._check(k, v, offset)
 
 
-class SaturatingLength(SlidingWindowCache):
+class SaturatingLength(kernels.SlidingWindowCache):
     """The length stops at the window."""
 
     @property
@@ -101,21 +91,21 @@ class SaturatingLength(SlidingWindowCache):
         return super().length.clamp(max=self.window)
 
 
-class CropsTheForgotten(SlidingWindowCache):
+class CropsTheForgotten(kernels.SlidingWindowCache):
     """Crops to tokens whose rows hold later tokens by now."""
 
     def crop(self, length: int | Tensor) -> None:
-        KVCache.crop(self, length)
+        kernels.KVCache.crop(self, length)
 
 
-class StaleWindowAfterReset(SlidingWindowCache):
+class StaleWindowAfterReset(kernels.SlidingWindowCache):
     """Keeps the window's first position from before the reset."""
 
     def reset(self) -> None:
         self._length = [0] * self.batch
 
 
-class ForgetsWhoForgot(SlidingWindowCache):
+class ForgetsWhoForgot(kernels.SlidingWindowCache):
     """A reorder leaves behind how much each sequence has forgotten."""
 
     def _reorder(self, indices: list[int]) -> None:
@@ -124,7 +114,7 @@ class ForgetsWhoForgot(SlidingWindowCache):
         self._first = (first * len(indices))[: len(indices)]
 
 
-class TransposesTheTable(PagedCache):
+class TransposesTheTable(kernels.PagedCache):
     """Looks up block n of sequence j as block j of sequence n."""
 
     def _view(self, update: Any) -> Any:
@@ -135,14 +125,14 @@ class TransposesTheTable(PagedCache):
         return view
 
 
-class WritesToSharedPages(PagedCache):
+class WritesToSharedPages(kernels.PagedCache):
     """A duplicated sequence writes into the pages of its twin."""
 
     def _needed(self, counts: list[int]) -> Any:
         return [], super()._needed(counts)[1]
 
 
-class LosesPages(PagedCache):
+class LosesPages(kernels.PagedCache):
     """Cropped pages do not return to the free list."""
 
     def crop(self, length: int | Tensor) -> None:
@@ -151,7 +141,7 @@ class LosesPages(PagedCache):
         self._free = free
 
 
-class AttendsBeforeItsTokens(PagedCache):
+class AttendsBeforeItsTokens(kernels.PagedCache):
     """Lengths of the attention do not count the new tokens."""
 
     def _attend_in_place(self, q: Tensor, lengths: Tensor, *rest: Any) -> Any:
@@ -159,7 +149,7 @@ class AttendsBeforeItsTokens(PagedCache):
         return super()._attend_in_place(q, fewer, *rest)
 
 
-class BeginsBlocksAnew(QuantizedCache):
+class BeginsBlocksAnew(kernels.QuantizedCache):
     """Each update sets the scale of the block that it goes on with."""
 
     def _scale(self, x: Tensor, scales: Tensor, update: Any) -> Tensor:
@@ -171,7 +161,7 @@ class BeginsBlocksAnew(QuantizedCache):
             update.on_device[0] = length
 
 
-class ScalesPadding(QuantizedCache):
+class ScalesPadding(kernels.QuantizedCache):
     """The scale of a block covers the padding behind its tokens."""
 
     def _scale(self, x: Tensor, scales: Tensor, update: Any) -> Tensor:
@@ -182,35 +172,35 @@ class ScalesPadding(QuantizedCache):
             update.on_device[1] = torch.tensor(update.counts)
 
 
-class CopiesCodesAlone(QuantizedCache):
+class CopiesCodesAlone(kernels.QuantizedCache):
     """A shared page is copied without its scales."""
 
     def _stores(self) -> tuple[Tensor, ...]:
         return super()._stores()[:2]
 
 
-class SwapsScales(QuantizedCache):
+class SwapsScales(kernels.QuantizedCache):
     """Attention takes the scales of the keys for those of the values."""
 
     def _scales(self) -> dict[str, Tensor]:
         return {"k_scale": self.v_scale, "v_scale": self.k_scale}
 
 
-class ScalesByTheLatent(LatentCache):
+class ScalesByTheLatent(kernels.LatentCache):
     """The default scale is that of the absorbed query, which has R channels and not K."""
 
     def _attend_in_place(self, q: Tensor, lengths: Tensor, ends: Tensor, options: Any) -> Any:
         return super()._attend_in_place(q, lengths, ends, options | {"scale": None})
 
 
-class ForgetsRotaryKeys(LatentCache):
+class ForgetsRotaryKeys(kernels.LatentCache):
     """A shared page is copied without its rotary keys."""
 
     def _stores(self) -> tuple[Tensor, ...]:
         return (self.k_pages,)
 
 
-class ReadsLatentsOfOneStride(LatentCache):
+class ReadsLatentsOfOneStride(kernels.LatentCache):
     """The absorbed form takes rotary keys for the first latents."""
 
     def _attend_in_place(self, *given: Any) -> Any:
@@ -221,7 +211,7 @@ class ReadsLatentsOfOneStride(LatentCache):
             self.pool = pool
 
 
-class EvictsSinks(StreamingCache):
+class EvictsSinks(kernels.StreamingCache):
     """The ring goes over the sinks."""
 
     def _write(self, update: Any) -> None:
@@ -230,14 +220,14 @@ class EvictsSinks(StreamingCache):
         self.sinks = sinks
 
 
-class ForgetsOneEarly(StreamingCache):
+class ForgetsOneEarly(kernels.StreamingCache):
     """The token that the next one replaces is gone before it has to be."""
 
     def _first_visible(self) -> list[int]:
         return [max(self.sinks, length + 2 - self.window) for length in self._length]
 
 
-class RotatesByTheStream(StreamingCache):
+class RotatesByTheStream(kernels.StreamingCache):
     """Places of a full cache go on with the stream, as far as the tables do."""
 
     def attend(  # type: ignore[override]
@@ -247,28 +237,28 @@ class RotatesByTheStream(StreamingCache):
         return super().attend(q, k, v, cos.roll(-shift, 0), sin.roll(-shift, 0), **given)
 
 
-class StaleRingAfterReset(StreamingCache):
+class StaleRingAfterReset(kernels.StreamingCache):
     """Keeps the first position of the ring from before the reset."""
 
     def reset(self) -> None:
         self._length = [0] * self.batch
 
 
-class WritesAgain(CrossAttentionCache):
+class WritesAgain(kernels.CrossAttentionCache):
     """A second update appends to the first."""
 
     def _reserve(self, counts: list[int]) -> None:
-        PagedCache._reserve(self, counts)
+        kernels.PagedCache._reserve(self, counts)
 
 
-class StaysWrittenAfterReset(CrossAttentionCache):
+class StaysWrittenAfterReset(kernels.CrossAttentionCache):
     """Nothing can be written after a reset."""
 
     def reset(self) -> None:
-        PagedCache.reset(self)
+        kernels.PagedCache.reset(self)
 
 
-class AttendsCausally(CrossAttentionCache):
+class AttendsCausally(kernels.CrossAttentionCache):
     """Queries do not see the keys behind their own number."""
 
     def attend(self, q: Tensor, **given: Any) -> Any:  # type: ignore[override]
@@ -281,7 +271,7 @@ class AttendsCausally(CrossAttentionCache):
             self._length = length
 
 
-class OneCounter(RecurrentCache):
+class OneCounter(kernels.RecurrentCache):
     """All layers advance one counter."""
 
     def update(self, state: Tensor, layer: int = 0, *, offset: int | Tensor) -> Tensor:
@@ -290,14 +280,14 @@ class OneCounter(RecurrentCache):
         return state
 
 
-class ResetsStatesOnly(RecurrentCache):
+class ResetsStatesOnly(kernels.RecurrentCache):
     """The count survives a reset."""
 
     def reset(self) -> None:
         self._states = [None] * self.layers
 
 
-class KeepsTheCheckpointOnReset(RecurrentCache):
+class KeepsTheCheckpointOnReset(kernels.RecurrentCache):
     """States from before a reset can be rolled back to."""
 
     def reset(self) -> None:
@@ -306,7 +296,7 @@ class KeepsTheCheckpointOnReset(RecurrentCache):
         self._depth, self._past = kept
 
 
-class RollsBackLayerByLayer(RecurrentCache):
+class RollsBackLayerByLayer(kernels.RecurrentCache):
     """A refused rollback has taken back the layers before the one that refuses."""
 
     def rollback(self, tokens: int | Tensor) -> None:
@@ -322,7 +312,7 @@ class RollsBackLayerByLayer(RecurrentCache):
         self._past = [[] for _ in past]
 
 
-class ReordersThePresentOnly(RecurrentCache):
+class ReordersThePresentOnly(kernels.RecurrentCache):
     """A rollback after a reorder finds the states of other sequences."""
 
     def reorder(self, index: Tensor) -> None:
@@ -331,7 +321,7 @@ class ReordersThePresentOnly(RecurrentCache):
         self._past = past
 
 
-class KeepsTheConvolution(RecurrentCache):
+class KeepsTheConvolution(kernels.RecurrentCache):
     """A rollback takes back recurrences alone."""
 
     def rollback(self, tokens: int | Tensor) -> None:
@@ -340,7 +330,7 @@ class KeepsTheConvolution(RecurrentCache):
         self._states[0] = convolution
 
 
-class ReordersRecurrencesAlone(RecurrentCache):
+class ReordersRecurrencesAlone(kernels.RecurrentCache):
     """A reorder leaves convolutions where they are."""
 
     def reorder(self, index: Tensor) -> None:
@@ -350,7 +340,7 @@ class ReordersRecurrencesAlone(RecurrentCache):
             self._states[0] = convolution
 
 
-class KeepsTheNewestState(RecurrentCache):
+class KeepsTheNewestState(kernels.RecurrentCache):
     """States are those after the first update past the place that is rolled back to."""
 
     def rollback(self, tokens: int | Tensor) -> None:
