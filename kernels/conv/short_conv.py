@@ -194,16 +194,9 @@ def _backward(
 
 
 def _forward_of(
-    *,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    silu: bool,
-    output_final_state: bool,
-    tile: int,
-) -> tuple[Tensor, Tensor | None]:
+    *, x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None,
+    cu_seqlens: Tensor | None, silu: bool, output_final_state: bool, tile: int,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     arguments.check_boundaries("cu_seqlens", cu_seqlens, x.shape[1])
     x, weight, bias, initial_state = contiguous(x, weight, bias, initial_state)
     batch, tokens, dim = x.shape
@@ -225,18 +218,10 @@ def _forward_of(
 
 
 def _backward_of(
-    *,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    d0: Tensor,
-    d1: Tensor | None,
-    silu: bool,
-    output_final_state: bool,
+    *, x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None,
+    cu_seqlens: Tensor | None, d0: Tensor, d1: Tensor | None, silu: bool, output_final_state: bool,
     tile: int,
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     x, weight, bias, initial_state, dy, dfinal = contiguous(x, weight, bias, initial_state, d0, d1)
     batch, tokens, dim = x.shape
     taps = weight.shape[1]

@@ -14,16 +14,9 @@ from kernels.recurrence import DeltaOptions, compute, wrapper
 
 
 def as_dplr(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    use_qk_l2norm_in_kernel: bool,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    *, q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor | None, beta: Tensor | None,
+    use_qk_l2norm_in_kernel: bool, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     groups, heads = q.shape[2], v.shape[2]
     if groups == 0 or heads % groups:
         raise ValueError(f"v: {describe(v)}, expected a multiple of the {groups} heads of q and k")

@@ -13,18 +13,9 @@ from kernels.recurrence import Options, wrapper
 
 
 def by_two_passes(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gv: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    *, q: Tensor, k: Tensor, v: Tensor, gv: Tensor | None, beta: Tensor | None, scale: float | None,
+    initial_state: Tensor | None, output_final_state: bool, cu_seqlens: Tensor | None, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     dtype = q.dtype
     q, k, v, gv = (None if x is None else x.float() for x in (q, k, v, gv))
     beta = q.new_ones(q.shape[:3]) if beta is None else beta.float()

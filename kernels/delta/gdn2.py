@@ -13,16 +13,9 @@ from kernels.recurrence import DeltaOptions, compute, wrapper
 
 
 def as_dplr(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    erase: Tensor | None,
-    write: Tensor | None,
-    use_qk_l2norm_in_kernel: bool,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    *, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, erase: Tensor | None,
+    write: Tensor | None, use_qk_l2norm_in_kernel: bool, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     dtype = q.dtype
     q, k, v, g = widened(q, k, v, g)
     q, k = unit_keys(use_qk_l2norm_in_kernel, q, k)

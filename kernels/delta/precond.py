@@ -18,20 +18,10 @@ _BASE, _EPS, _CENTER = 1.5, 1e-6, -0.2
 
 
 def as_dplr(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    g_atk: Tensor | None,
-    beta_atk: Tensor | None,
-    log_atk_scale: Tensor | None,
-    use_qk_l2norm_in_kernel: bool,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    *, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, g_atk: Tensor | None,
+    beta_atk: Tensor | None, log_atk_scale: Tensor | None, use_qk_l2norm_in_kernel: bool,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     within = q.dtype
     q, k, v, g = widened(q, k, v, g)
     dtype = q.dtype

@@ -164,22 +164,11 @@ def backward(
 
 
 def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    tile: Entry,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype,
-    *,
-    g: Tensor | None = None,
-    read_factor: float = 1.0,
-    write_factor: float = 1.0,
-    final: bool = False,
-    transposed: bool = False,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None, tile: Entry,
+    dtype: torch.dtype, out_dtype: torch.dtype, *, g: Tensor | None = None,
+    read_factor: float = 1.0, write_factor: float = 1.0, final: bool = False,
+    transposed: bool = False, reverse: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     q, k, v, g = contiguous(q, k, v, g)
     batch, tokens, heads, key_dim = k.shape
     value_dim = v.shape[3]

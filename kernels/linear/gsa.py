@@ -11,16 +11,9 @@ from kernels.recurrence import Options, wrapper
 
 
 def by_two_passes(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: Tensor,
-    g: Tensor | None,
-    scale: float | None,
-    initial_state: Tensor | None,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    *, q: Tensor, k: Tensor, v: Tensor, s: Tensor, g: Tensor | None, scale: float | None,
+    initial_state: Tensor | None, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     dtype = q.dtype
     # Logits and weights stay float32, as in any softmax.
     q, k, v, s, g = (None if x is None else x.float() for x in (q, k, v, s, g))

@@ -14,16 +14,9 @@ from kernels.recurrence import Options, wrapper
 
 
 def with_a_normalizer(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    i: Tensor,
-    g: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    *, q: Tensor, k: Tensor, v: Tensor, i: Tensor, g: Tensor, initial_state: Tensor | None,
+    cu_seqlens: Tensor | None, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     dtype, C, n, z0 = q.dtype, None, None, None
     if initial_state is not None:
         C, n = initial_state[..., :-1, :-1], initial_state[..., :-1, -1:]

@@ -13,17 +13,9 @@ from kernels.recurrence import StateOptions, wrapper
 
 
 def by_two_scans(
-    *,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    u: Tensor,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None,
-    tile: int | None,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    *, k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: Tensor | None,
+    output_final_state: bool, cu_seqlens: Tensor | None, tile: int | None, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     dtype, k, v = v.dtype, k.float(), v.float()
     m, z = (None, None) if initial_state is None else initial_state.unbind(1)
     weight, before, left, z = log_weights(k, -torch.exp(w.float()).expand(k.shape), z, cu_seqlens)

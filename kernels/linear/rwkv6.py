@@ -14,17 +14,9 @@ from kernels.scale import resolve_scale
 
 
 def one_token_late(
-    *,
-    r: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    u: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    output_final_state: bool,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    *, r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: Tensor | None,
+    cu_seqlens: Tensor | None, output_final_state: bool, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     # With what the token before writes and how it decays, S_t of `gla` is S_{t-1} of RWKV-6.
     dtype = v.dtype
     r, k, v, w = widened(r, k, v, w)

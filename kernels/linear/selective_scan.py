@@ -11,16 +11,9 @@ from kernels.recurrence import StateOptions, compute, wrapper
 
 
 def through_gla(
-    *,
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    initial_state: Tensor | None,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    *, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
+    initial_state: Tensor | None, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     dtype = x.dtype
     step, (x,) = dt.float(), widened(x)
     y, final_state = compute(

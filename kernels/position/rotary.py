@@ -91,14 +91,9 @@ def _rotate(
 
 
 def _table_rows(
-    x: Tensor,
-    length: int,
-    offset: int,
-    offsets: Tensor | None,
-    cu_seqlens: Tensor | None,
-    positions: Tensor | None,
-    axes: Tensor | None,
-) -> Tensor | None:
+    x: Tensor, length: int, offset: int, offsets: Tensor | None, cu_seqlens: Tensor | None,
+    positions: Tensor | None, axes: Tensor | None,
+) -> Tensor | None:  # fmt: skip
     """The table rows of every token, `[B, T]` or `[A, B, T]`; None where they are `offset + t`.
 
     Raises:
@@ -136,19 +131,10 @@ def _check_within(name: str, numbers: Tensor, count: int, of: str) -> None:
 
 
 def _launch(
-    x: Tensor,
-    y: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    offset: int,
-    offsets: Tensor | None,
-    cu_seqlens: Tensor | None,
-    positions: Tensor | None,
-    axes: Tensor | None,
-    interleaved: bool,
-    conjugate: bool,
-    tile: int,
-) -> None:
+    x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Tensor | None,
+    cu_seqlens: Tensor | None, positions: Tensor | None, axes: Tensor | None, interleaved: bool,
+    conjugate: bool, tile: int,
+) -> None:  # fmt: skip
     batch, tokens, heads, head_dim = x.shape
     length, pairs = cos.shape
     rows = _table_rows(x, length, offset, offsets, cu_seqlens, positions, axes)
@@ -380,16 +366,10 @@ def multiaxis_rotary(
 
 
 def _turned(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    x: Tensor, cos: Tensor, sin: Tensor,
     where: tuple[int, Tensor | None, Tensor | None, Tensor | None, Tensor | None],
-    interleaved: bool,
-    conjugate: bool,
-    inplace: bool,
-    mode: str,
-    tile: int | None,
-) -> Tensor:
+    interleaved: bool, conjugate: bool, inplace: bool, mode: str, tile: int | None,
+) -> Tensor:  # fmt: skip
     """Check what both ops share, and launch."""
     arguments.check_flags(interleaved=interleaved, conjugate=conjugate, inplace=inplace)
     dtype = arguments.check_one_dtype(x=x)

@@ -220,14 +220,9 @@ def _softcap(softcap: float | None) -> float | None:
 
 
 def _options(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    causal: bool,
-    window: int | None,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int | None,
     softcap: float | None,
-) -> tuple[tuple[float, float, int], tuple[int, int, int], dict[str, bool]]:
+) -> tuple[tuple[float, float, int], tuple[int, int, int], dict[str, bool]]:  # fmt: skip
     """Return (factor, cap, window), (group, key dim, value dim) and constants of all kernels."""
     limit = q.shape[1] + k.shape[1]
     numbers = (
@@ -283,29 +278,12 @@ def _bytes(x: Tensor | None) -> Tensor | None:
 
 @torch.library.custom_op("attention_oracles::attention_parallel", mutates_args=())
 def attention_parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    alibi_slopes: Tensor | None,
-    g: Tensor | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    table: Tensor | None,
-    codes: Tensor | None,
-    lows: Tensor | None,
-    highs: Tensor | None,
-    block: int,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    tile: int,
-    wide: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, alibi_slopes: Tensor | None,
+    g: Tensor | None, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, table: Tensor | None, codes: Tensor | None, lows: Tensor | None,
+    highs: Tensor | None, block: int, scale: float, causal: bool, window: int | None,
+    softcap: float | None, tile: int, wide: bool, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """o and lse of `attention`, its arguments resolved and checked but for the boundaries.
 
     For the backward pass also [2, B, H, T], the maximum of a row's base-2 logits and the sum of
@@ -367,32 +345,13 @@ def _(q, k, v, *more):
 
 @torch.library.custom_op("attention_oracles::attention_parallel_backward", mutates_args=())
 def attention_parallel_backward(
-    do: Tensor,
-    dlse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    alibi_slopes: Tensor | None,
-    g: Tensor | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    table: Tensor | None,
-    codes: Tensor | None,
-    lows: Tensor | None,
-    highs: Tensor | None,
-    o: Tensor,
-    softmax: Tensor,
-    block: int,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    tile: int,
+    do: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None,
+    alibi_slopes: Tensor | None, g: Tensor | None, cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None, bias: Tensor | None, mask: Tensor | None, table: Tensor | None,
+    codes: Tensor | None, lows: Tensor | None, highs: Tensor | None, o: Tensor, softmax: Tensor,
+    block: int, scale: float, causal: bool, window: int | None, softcap: float | None, tile: int,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, sink, g and bias; the last three are empty if there is none.
 
     That of v is in the dtype of o. The cotangent `do` is in `dtype` or float32.

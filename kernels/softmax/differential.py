@@ -40,19 +40,10 @@ def _joined(first: Tensor, second: Tensor) -> Tensor:
 
 @torch.library.custom_op("attention_oracles::differential_attention_parallel", mutates_args=())
 def _parallel(
-    q1: Tensor,
-    k1: Tensor,
-    q2: Tensor,
-    k2: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    tile: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, lam: Tensor,
+    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, scale: float, causal: bool,
+    window: int | None, tile: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """o; and for the backward pass the outputs of both softmaxes [B, T, 2 H, V], and their sums."""
     heads = _heads(q1, k1, q2, k2, v, cu_seqlens, cu_seqlens_k)
     parts, _, softmax = attention_parallel(
@@ -74,22 +65,10 @@ def _(q1, k1, q2, k2, v, *more):
     "attention_oracles::differential_attention_parallel_backward", mutates_args=()
 )
 def _parallel_backward(
-    do: Tensor,
-    q1: Tensor,
-    k1: Tensor,
-    q2: Tensor,
-    k2: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    parts: Tensor,
-    softmax: Tensor,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    tile: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    do: Tensor, q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, lam: Tensor,
+    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, parts: Tensor, softmax: Tensor,
+    scale: float, causal: bool, window: int | None, tile: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q1, k1, q2, k2, v and lam."""
     heads = _heads(q1, k1, q2, k2, v, cu_seqlens, cu_seqlens_k)
     _, second = parts.chunk(2, 2)

@@ -17,21 +17,10 @@ from kernels.softmax.ranges import power
 
 
 def compute(
-    *,
-    q_n: Tensor,
-    q_r: Tensor,
-    c: Tensor,
-    k_r: Tensor,
-    w_uk: Tensor,
-    w_uv: Tensor,
-    scale: float | None,
-    causal: bool,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    return_lse: bool,
-    mode: str,
-    tile: int | None,
-) -> tuple[Tensor, Tensor | None]:
+    *, q_n: Tensor, q_r: Tensor, c: Tensor, k_r: Tensor, w_uk: Tensor, w_uv: Tensor,
+    scale: float | None, causal: bool, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
+    return_lse: bool, mode: str, tile: int | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     sizes = bind_dims(
         q_n=(q_n, "B T_q H K"),
         q_r=(q_r, "B T_q H D"),

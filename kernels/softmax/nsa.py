@@ -24,14 +24,9 @@ from kernels.softmax.selected import ABOUT, attend, check_counts, checked
 
 
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    block_size: int,
-    scale: float,
-) -> list[Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
+    block_size: int, scale: float,
+) -> list[Tensor]:  # fmt: skip
     o = q.new_zeros(*q.shape[:3], v.shape[3], dtype=torch.float32)
     with without_autocast(q):
         for i, j in each_sequence(q.shape[1], k.shape[1], cu_seqlens, cu_seqlens_k):
@@ -42,15 +37,9 @@ def _forward(
 
 
 def _backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    d0: Tensor,
-    block_size: int,
-    scale: float,
-) -> list[Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
+    d0: Tensor, block_size: int, scale: float,
+) -> list[Tensor | None]:  # fmt: skip
     gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     dq, dk, dv = gradients
     with without_autocast(q):
@@ -81,23 +70,10 @@ _compressed = differentiable(
 
 
 def compute(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g_cmp: Tensor,
-    g_slc: Tensor,
-    g_swa: Tensor,
-    block_size: int,
-    top_k: int,
-    local_blocks: int,
-    window: int,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    mode: str,
-    tile: int | None,
-) -> Tensor:
+    *, q: Tensor, k: Tensor, v: Tensor, g_cmp: Tensor, g_slc: Tensor, g_swa: Tensor,
+    block_size: int, top_k: int, local_blocks: int, window: int, scale: float | None,
+    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, mode: str, tile: int | None,
+) -> Tensor:  # fmt: skip
     gates = {"g_cmp": g_cmp, "g_slc": g_slc, "g_swa": g_swa}
     bind_dims(q=(q, "B T_q H K"), **{name: (g, "B T_q H") for name, g in gates.items()})
     check_counts(block_size=block_size, top_k=top_k, local_blocks=local_blocks, window=window)

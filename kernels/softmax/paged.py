@@ -102,24 +102,11 @@ def _walks(
 
 @torch.library.custom_op("attention_oracles::paged_attention", mutates_args=())
 def paged_attention_fused(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    sink: Tensor | None,
-    alibi_slopes: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    parents: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    num_splits: int,
-    tile: int,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor,
+    sink: Tensor | None, alibi_slopes: Tensor | None, k_scale: Tensor | None,
+    v_scale: Tensor | None, parents: Tensor | None, cu_seqlens: Tensor | None, scale: float,
+    causal: bool, window: int | None, softcap: float | None, num_splits: int, tile: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """o and lse of `paged_attention`, its arguments checked but for numbers in tensors."""
     batch, queries, heads, key_dim = q.shape
     pool, size, kv_heads, value_dim = v_pages.shape
@@ -192,27 +179,12 @@ def _check_integers(name: str, x: Tensor | None) -> None:
 
 
 def compute(
-    *,
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    scale: float | None,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    sink: Tensor | None,
-    alibi_slopes: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    parents: Tensor | None,
-    cu_seqlens: Tensor | None,
-    num_splits: int,
-    return_lse: bool,
-    mode: str,
-    tile: int | None,
-) -> tuple[Tensor, Tensor | None]:
+    *, q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor,
+    scale: float | None, causal: bool, window: int | None, softcap: float | None,
+    sink: Tensor | None, alibi_slopes: Tensor | None, k_scale: Tensor | None,
+    v_scale: Tensor | None, parents: Tensor | None, cu_seqlens: Tensor | None, num_splits: int,
+    return_lse: bool, mode: str, tile: int | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     sizes = arguments.bind_dims(
         q=(q, "B T_q H K"),
         k_pages=(k_pages, "P C G K"),

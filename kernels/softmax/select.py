@@ -95,13 +95,9 @@ def _slots(top_k: int, keys: int, block_size: int) -> int:
 
 @torch.library.custom_op("attention_oracles::select_of_moba", mutates_args=())
 def select_of_moba(
-    q: Tensor,
-    k: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    block_size: int,
+    q: Tensor, k: Tensor, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, block_size: int,
     top_k: int,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The own block of each query and head, and past ones by `q · mean(k)`: `[B, T_q, H, M]`."""
 
     def scores(i: slice, j: slice) -> Tensor:
@@ -124,13 +120,9 @@ def _(q, k, cu_seqlens, cu_seqlens_k, block_size, top_k):
 
 @torch.library.custom_op("attention_oracles::select_of_dsa", mutates_args=())
 def select_of_dsa(
-    q_index: Tensor,
-    k_index: Tensor,
-    w: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    top_k: int,
-) -> Tensor:
+    q_index: Tensor, k_index: Tensor, w: Tensor, cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None, top_k: int,
+) -> Tensor:  # fmt: skip
     """The tokens of each query by `Σ_h w relu(q_index · k_index)`: `[B, T_q, 1, M]`."""
 
     def scores(i: slice, j: slice) -> Tensor:
@@ -154,13 +146,9 @@ def _(q_index, k_index, w, cu_seqlens, cu_seqlens_k, top_k):
 
 @torch.library.custom_op("attention_oracles::select_of_msa", mutates_args=())
 def select_of_msa(
-    q_index: Tensor,
-    k_index: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    block_size: int,
-    top_k: int,
-) -> Tensor:
+    q_index: Tensor, k_index: Tensor, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
+    block_size: int, top_k: int,
+) -> Tensor:  # fmt: skip
     """The own block of each query and group, and past ones by the largest score of their tokens:
     `[B, T_q, G, M]`.
     """
@@ -205,15 +193,9 @@ def compressed_weights(
 
 @torch.library.custom_op("attention_oracles::select_of_nsa", mutates_args=())
 def select_of_nsa(
-    q: Tensor,
-    k: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    block_size: int,
-    top_k: int,
-    local_blocks: int,
-    scale: float,
-) -> Tensor:
+    q: Tensor, k: Tensor, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, block_size: int,
+    top_k: int, local_blocks: int, scale: float,
+) -> Tensor:  # fmt: skip
     """The first and the local blocks of each query and group, and others by their compressed
     weights, summed over the heads of a group: `[B, T_q, G, M]`.
     """

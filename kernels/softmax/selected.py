@@ -155,17 +155,9 @@ def _rows(tile: int, group: int) -> int:
 
 @torch.library.custom_op("attention_oracles::selected_parallel", mutates_args=())
 def selected_parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    indices: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    block_size: int,
-    scale: float,
-    tile: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, indices: Tensor, cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None, block_size: int, scale: float, tile: int, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """o and lse of `selected_attention`, where a kv head may have several selections of its query
     heads. For the backward pass also [2, B, H, T], the maximum of a row's
     base-2 logits and the sum of their powers of 2 after it is subtracted. q, k and v are rounded to
@@ -207,21 +199,10 @@ def _(q, k, v, indices, cu_seqlens, cu_seqlens_k, block_size, scale, tile, dtype
 
 @torch.library.custom_op("attention_oracles::selected_parallel_backward", mutates_args=())
 def selected_parallel_backward(
-    do: Tensor,
-    dlse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    indices: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    o: Tensor,
-    softmax: Tensor,
-    block_size: int,
-    scale: float,
-    tile: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
+    do: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, indices: Tensor,
+    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, o: Tensor, softmax: Tensor,
+    block_size: int, scale: float, tile: int, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     batch, queries, heads, key_dim = q.shape
     keys, kv_heads, value_dim = v.shape[1:]
     select_heads = indices.shape[2]
@@ -315,17 +296,9 @@ class Call:
 
 
 def checked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    mode: str,
-    tile: int | None,
-    *,
-    return_lse: bool = False,
-) -> Call:
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None, mode: str, tile: int | None, *, return_lse: bool = False,
+) -> Call:  # fmt: skip
     """Check what all of these ops take."""
     sizes = bind_dims(q=(q, "B T_q H K"), k=(k, "B T_k G K"), v=(v, "B T_k G V"))
     dtype = check_one_dtype(q=q, k=k, v=v)
