@@ -13,15 +13,9 @@ from reference.recurrence import DeltaOptions, recurrence
 
 
 def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    erase: Tensor,
-    write: Tensor,
-    S: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, erase: Tensor, write: Tensor, S: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     o = []
     for t in range(q.shape[1]):
         S = torch.exp(g[:, t, :, :, None]) * S
@@ -33,15 +27,9 @@ def recurrent(
 
 
 def parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    erase: Tensor,
-    write: Tensor,
-    S: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, erase: Tensor, write: Tensor, S: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """All tokens at once, as in `kda.second_form`, with e_i = erase_i ∘ k_i for the key that reads.
 
         (I + L) U = (write_i ∘ v_i - S_i0ᵀ e_i)_i,      L_ij = e_i · k_ij  if j < i else 0

@@ -10,17 +10,9 @@ from reference.recurrence import Options, recurrence
 
 
 def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor,
-    log_alpha: Tensor,
-    log_mu: Tensor,
-    beta: Tensor,
-    eta: Tensor,
-    S: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, p: Tensor, log_alpha: Tensor, log_mu: Tensor, beta: Tensor,
+    eta: Tensor, S: Tensor, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     alpha, mu = (torch.exp(x)[..., None, None] for x in (log_alpha, log_mu))
     (S, M), o = S.unbind(2), []
     for t in range(q.shape[1]):
@@ -32,17 +24,9 @@ def recurrent(
 
 
 def unrolled(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p: Tensor,
-    log_alpha: Tensor,
-    log_mu: Tensor,
-    beta: Tensor,
-    eta: Tensor,
-    S: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, p: Tensor, log_alpha: Tensor, log_mu: Tensor, beta: Tensor,
+    eta: Tensor, S: Tensor, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """No recurrence of states: both are one, of 2 K rows, whose transitions are multiplied.
 
         Z_t = (S_t; M_t) = P_t Z_{t-1} + w_t v_tᵀ

@@ -21,17 +21,9 @@ def _preconditioned(k: Tensor, A: Tensor, center: Tensor) -> Tensor:
 
 
 def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    g_atk: Tensor,
-    beta_atk: Tensor,
-    log_atk_scale: Tensor,
-    S: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, g_atk: Tensor, beta_atk: Tensor,
+    log_atk_scale: Tensor, S: Tensor, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     S, A, o = S[..., :-1], S[..., -1], []
     for t in range(q.shape[1]):
         A = torch.exp(g_atk[:, t, :, None]) * A + beta_atk[:, t, :, None] * k[:, t] ** 2
@@ -44,17 +36,9 @@ def recurrent(
 
 
 def parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    g_atk: Tensor,
-    beta_atk: Tensor,
-    log_atk_scale: Tensor,
-    S: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, g_atk: Tensor, beta_atk: Tensor,
+    log_atk_scale: Tensor, S: Tensor, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """All tokens at once: the energies are a sum over pairs, and the writes a triangular system.
 
         A_i = Σ_{j <= i} exp(Σ_{j < t <= i} g_atk_t) beta_atk_j k_j² + exp(Σ_{t <= i} g_atk_t) A_0

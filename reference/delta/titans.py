@@ -12,14 +12,8 @@ from reference.recurrence import StateOptions, recurrence
 
 
 def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    theta: Tensor,
-    log_alpha: Tensor,
-    log_eta: Tensor,
-    S: Tensor,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, theta: Tensor, log_alpha: Tensor, log_eta: Tensor, S: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     alpha, eta = (torch.exp(x)[..., None, None] for x in (log_alpha, log_eta))
     (M, S), o = S.unbind(2), []
     for t in range(q.shape[1]):
@@ -32,14 +26,8 @@ def recurrent(
 
 
 def parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    theta: Tensor,
-    log_alpha: Tensor,
-    log_eta: Tensor,
-    S: Tensor,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, theta: Tensor, log_alpha: Tensor, log_eta: Tensor, S: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """All tokens at once: a triangular system for the errors, and what a gradient has become.
 
         A_ti = exp(Σ_{i < s <= t} log_alpha_s)   for i <= t,  a_t = exp(Σ_{s <= t} log_alpha_s)

@@ -12,17 +12,9 @@ from reference.recurrence import Options, Run, recurrence
 
 
 def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eta: Tensor,
-    S: Tensor,
-    scale: float,
-    eps: float,
-    mini_batch_size: int,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor, eta: Tensor, S: Tensor,
+    scale: float, eps: float, mini_batch_size: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     q, k, target, o = _with_one(scale * q), _with_one(k), v - k, []
     start, G = S, torch.zeros_like(S)
     for t in range(q.shape[1]):
@@ -39,17 +31,9 @@ def recurrent(
 
 
 def dual(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eta: Tensor,
-    S: Tensor,
-    scale: float,
-    eps: float,
-    mini_batch_size: int,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor, eta: Tensor, S: Tensor,
+    scale: float, eps: float, mini_batch_size: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """All tokens of a mini-batch at once: its gradients are taken at one state, and weighed as by a
     linear attention. The norm lets through what is at right angles to two vectors.
 

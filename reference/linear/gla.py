@@ -12,14 +12,8 @@ from reference.recurrence import ReversibleOptions, recurrence
 
 
 def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    gv: Tensor | None,
-    S: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, S: Tensor, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     o = []
     for t in range(q.shape[1]):
         if g is not None:
@@ -32,14 +26,8 @@ def recurrent(
 
 
 def parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    gv: Tensor | None,
-    S: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, S: Tensor, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """All tokens at once: each pair of tokens has its own decay.
 
         k_ij = exp(Σ_{j < t <= i} g_t) ∘ k_j                      key j as token i finds it

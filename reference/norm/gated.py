@@ -54,14 +54,9 @@ def _normalized(u: Tensor, eps: float) -> Tensor:
 
 
 def deviation(
-    x: Tensor,
-    z: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    activation: str,
+    x: Tensor, z: Tensor, weight: Tensor, bias: Tensor, eps: float, activation: str,
     gate_first: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     a = _activated(z, activation)
     u = x * a if gate_first else x
     u = u - u.mean(-1, keepdim=True)
@@ -70,14 +65,9 @@ def deviation(
 
 
 def projection(
-    x: Tensor,
-    z: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    activation: str,
+    x: Tensor, z: Tensor, weight: Tensor, bias: Tensor, eps: float, activation: str,
     gate_first: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The same of a vector that is projected on the plane of sum 0.
 
         u' = (I - 1 1ᵀ / D) u
@@ -92,16 +82,9 @@ def projection(
 
 
 def _run(
-    form: Form,
-    sizes: dict[str, int],
-    *,
-    x: Tensor,
-    z: Tensor,
-    eps: float,
-    activation: str,
-    gate_first: bool,
-    **parameters: Tensor | None,
-) -> Tensor:
+    form: Form, sizes: dict[str, int], *, x: Tensor, z: Tensor, eps: float, activation: str,
+    gate_first: bool, **parameters: Tensor | None,
+) -> Tensor:  # fmt: skip
     check_eps(eps)
     if activation not in ("silu", "sigmoid"):
         raise ValueError(f"activation: {activation!r}, expected 'silu' or 'sigmoid'")

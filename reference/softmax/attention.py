@@ -14,21 +14,10 @@ from reference.softmax.structure import Structure, intervals, pairs
 
 
 def definition(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    sink: Tensor | None,
-    slope: Tensor | None,
-    g: Tensor | None,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    structure: Structure,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None,
+    softcap: float | None, sink: Tensor | None, slope: Tensor | None, g: Tensor | None,
+    bias: Tensor | None, mask: Tensor | None, structure: Structure,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     (B, T_q, H, _), (T_k, G) = q.shape, k.shape[1:3]
     kv_head = torch.arange(H, device=q.device) // (H // G)
     i = torch.arange(T_q, device=q.device)[:, None]
@@ -73,21 +62,10 @@ def _decay_between(
 
 
 def online(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    sink: Tensor | None,
-    slope: Tensor | None,
-    g: Tensor | None,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    structure: Structure,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None,
+    softcap: float | None, sink: Tensor | None, slope: Tensor | None, g: Tensor | None,
+    bias: Tensor | None, mask: Tensor | None, structure: Structure,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One key after another, without a row of weights in memory.
 
         m' = max(m, s_j)

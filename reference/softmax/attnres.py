@@ -57,16 +57,9 @@ def running(
 
 
 def _run(
-    form: Form,
-    sizes: dict[str, int],
-    x: Tensor,
-    query: Tensor,
-    weight: Tensor,
-    output_weight: Tensor | None,
-    scale: float | None,
-    eps: float,
-    return_weights: bool,
-) -> tuple[Tensor, Tensor | None]:
+    form: Form, sizes: dict[str, int], x: Tensor, query: Tensor, weight: Tensor,
+    output_weight: Tensor | None, scale: float | None, eps: float, return_weights: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     if not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"eps: {eps}, expected a positive finite number")
     if sizes["L"] == 0:

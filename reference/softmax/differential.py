@@ -38,16 +38,9 @@ def stacked(
 
 
 def _run(
-    form: Form,
-    sizes: dict[str, int],
-    q1: Tensor,
-    k1: Tensor,
-    q2: Tensor,
-    k2: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    **options: object,
-) -> Tensor:
+    form: Form, sizes: dict[str, int], q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor,
+    lam: Tensor, **options: object,
+) -> Tensor:  # fmt: skip
     if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
         wanted = f"a multiple of the {sizes['G']} heads of k1, k2 and v"
         raise ValueError(f"q1: {sizes['H']} heads, expected {wanted}")

@@ -14,16 +14,9 @@ from reference.softmax.selected import gathered
 
 
 def definition(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    q_index: Tensor,
-    k_index: Tensor,
-    w: Tensor,
-    top_k: int,
+    q: Tensor, k: Tensor, v: Tensor, *, q_index: Tensor, k_index: Tensor, w: Tensor, top_k: int,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     H = q.shape[2]
     p, j = positions(q.shape[1], k)
     products = torch.relu(q_index.transpose(1, 2) @ k_index[:, None].mT)
@@ -34,16 +27,9 @@ def definition(
 
 
 def by_rank(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    q_index: Tensor,
-    k_index: Tensor,
-    w: Tensor,
-    top_k: int,
+    q: Tensor, k: Tensor, v: Tensor, *, q_index: Tensor, k_index: Tensor, w: Tensor, top_k: int,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One indexer head after another; tokens ranked by counting, and fetched by their indices."""
     p, j = positions(q.shape[1], k)
     scores = torch.where(j <= p, k_index.new_zeros(()), -math.inf)

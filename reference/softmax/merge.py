@@ -48,15 +48,9 @@ def _weighed(weight: Tensor, o: Tensor) -> Tensor:
 
 
 def run(
-    form: Form,
-    sizes: object,
-    o_a: Tensor,
-    lse_a: Tensor,
-    o_b: Tensor,
-    lse_b: Tensor,
-    *,
+    form: Form, sizes: object, o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, *,
     base2: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Convert the LSEs to natural logarithms and back."""
     unit = math.log(2) if base2 else 1.0
     o, lse = form(o_a, lse_a * unit, o_b, lse_b * unit)

@@ -14,16 +14,9 @@ from reference.softmax.run import LseOptions, attention_op
 
 
 def naive(
-    q_n: Tensor,
-    q_r: Tensor,
-    c: Tensor,
-    k_r: Tensor,
-    *,
-    w_uk: Tensor,
-    w_uv: Tensor,
-    scale: float,
+    q_n: Tensor, q_r: Tensor, c: Tensor, k_r: Tensor, *, w_uk: Tensor, w_uv: Tensor, scale: float,
     causal: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     H = q_n.shape[2]
     latent = c[:, None]
     k_n = (latent @ w_uk.mT).transpose(1, 2)
@@ -35,16 +28,9 @@ def naive(
 
 
 def absorbed(
-    q_n: Tensor,
-    q_r: Tensor,
-    c: Tensor,
-    k_r: Tensor,
-    *,
-    w_uk: Tensor,
-    w_uv: Tensor,
-    scale: float,
+    q_n: Tensor, q_r: Tensor, c: Tensor, k_r: Tensor, *, w_uk: Tensor, w_uv: Tensor, scale: float,
     causal: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The up-projections move to the query and to the output; one latent head serves all heads.
 
         q'_ih = w_uk_hᵀ q_n_ih
@@ -65,13 +51,8 @@ def absorbed(
 
 
 def run(
-    form: Form,
-    sizes: Mapping[str, int],
-    *,
-    scale: float | None,
-    return_lse: bool,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    form: Form, sizes: Mapping[str, int], *, scale: float | None, return_lse: bool, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     queries = {name: given.pop(name) for name in ("q_n", "q_r")}
     keys = {name: given.pop(name) for name in ("c", "k_r")}
     scale = resolve_scale(scale, sizes["K"] + sizes["D"])

@@ -14,16 +14,9 @@ from reference.softmax.selected import gathered
 
 
 def definition(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    q_index: Tensor,
-    k_index: Tensor,
-    block_size: int,
-    top_k: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, *, q_index: Tensor, k_index: Tensor, block_size: int,
+    top_k: int, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     (T_q, H), (T_k, G), C = q.shape[1:3], k.shape[1:3], block_size
     p, j = positions(T_q, k)
     blocks = -(-T_k // C)
@@ -39,16 +32,9 @@ def definition(
 
 
 def by_rank(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    q_index: Tensor,
-    k_index: Tensor,
-    block_size: int,
-    top_k: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, *, q_index: Tensor, k_index: Tensor, block_size: int,
+    top_k: int, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """A running maximum over the tokens of a block; blocks ranked by counting, then fetched."""
     T_q, T_k, C = q.shape[1], k.shape[1], block_size
     p = torch.arange(T_k - T_q, T_k, device=q.device)[:, None]

@@ -16,19 +16,9 @@ from reference.softmax.selected import gathered
 
 
 def definition(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    g_cmp: Tensor,
-    g_slc: Tensor,
-    g_swa: Tensor,
-    block_size: int,
-    top_k: int,
-    local_blocks: int,
-    window: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, *, g_cmp: Tensor, g_slc: Tensor, g_swa: Tensor,
+    block_size: int, top_k: int, local_blocks: int, window: int, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     (T_q, H), (T_k, G) = q.shape[1:3], k.shape[1:3]
     C, whole = block_size, T_k // block_size
     p, j = positions(T_q, k)
@@ -66,19 +56,9 @@ def _with_forced_blocks(weight: Tensor, p: Tensor, keys: int, C: int, local: int
 
 
 def by_query(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    g_cmp: Tensor,
-    g_slc: Tensor,
-    g_swa: Tensor,
-    block_size: int,
-    top_k: int,
-    local_blocks: int,
-    window: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, *, g_cmp: Tensor, g_slc: Tensor, g_swa: Tensor,
+    block_size: int, top_k: int, local_blocks: int, window: int, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One query after another, over the keys that it has.
 
     The mean of a block is never formed: q · mean(k) is the mean of q · k, and p · mean(v) gives a

@@ -20,20 +20,10 @@ Indices: TypeAlias = Int32[Tensor, "B T_q"] | Int64[Tensor, "B T_q"]
 
 
 def gathered(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    pages: Sequence[int],
-    length: int,
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    sink: Tensor | None,
-    slope: Tensor | None,
-    parents: Sequence[int] | None,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, keys: Tensor, values: Tensor, pages: Sequence[int], length: int, *, scale: float,
+    causal: bool, window: int | None, softcap: float | None, sink: Tensor | None,
+    slope: Tensor | None, parents: Sequence[int] | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """All rows that some query sees, one after the other, and one softmax over them."""
     T, H, size = q.shape[0], q.shape[1], keys.shape[1]
     before = length - T
@@ -69,20 +59,10 @@ def gathered(
 
 
 def page_by_page(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    pages: Sequence[int],
-    length: int,
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    sink: Tensor | None,
-    slope: Tensor | None,
-    parents: Sequence[int] | None,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, keys: Tensor, values: Tensor, pages: Sequence[int], length: int, *, scale: float,
+    causal: bool, window: int | None, softcap: float | None, sink: Tensor | None,
+    slope: Tensor | None, parents: Sequence[int] | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One page after the other, each with every row that it has.
 
         m' = max(m, max_j s_j)
@@ -148,27 +128,12 @@ def _ancestors(i: int, parents: Sequence[int] | None) -> Iterator[int]:
 
 
 def run(
-    form: Form,
-    sizes: Mapping[str, int],
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float | None,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    sink: Tensor | None,
-    alibi_slopes: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    parents: Tensor | None,
-    cu_seqlens: Tensor | None,
-    num_splits: int,
+    form: Form, sizes: Mapping[str, int], q: Tensor, k_pages: Tensor, v_pages: Tensor,
+    block_table: Tensor, lengths: Tensor, *, scale: float | None, causal: bool, window: int | None,
+    softcap: float | None, sink: Tensor | None, alibi_slopes: Tensor | None, k_scale: Tensor | None,
+    v_scale: Tensor | None, parents: Tensor | None, cu_seqlens: Tensor | None, num_splits: int,
     return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Run one form over every sequence of a batch, with numbers that are no longer quantized."""
     heads_per_group("q", sizes["H"], sizes["G"], ("k_pages", "v_pages"))
     scale = resolve_scale(scale, sizes["K"])

@@ -93,26 +93,12 @@ def queries_and_keys(
 
 
 def run(
-    form: Form,
-    sizes: Mapping[str, int],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    sink: Tensor | None,
-    alibi_slopes: Tensor | None,
-    g: Tensor | None,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    structure: Structure | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
+    form: Form, sizes: Mapping[str, int], q: Tensor, k: Tensor, v: Tensor, *, scale: float | None,
+    causal: bool, window: int | None, softcap: float | None, sink: Tensor | None,
+    alibi_slopes: Tensor | None, g: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    structure: Structure | None, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None,
     return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Run one form of attention over every sequence of a batch.
 
     Args:

@@ -22,15 +22,9 @@ from reference.softmax.run import (
 
 
 def definition(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None,
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None,
     bias: float | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     (T_q, H), (T_k, G) = q.shape[1:3], k.shape[1:3]
     kv_head = torch.arange(H, device=q.device) // (H // G)
     visible = sees(T_q, T_k, causal, window, q.device)
@@ -42,15 +36,9 @@ def definition(
 
 
 def pairwise(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None,
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None,
     bias: float | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """One key after another; a sigmoid is a softmax over two logits, the key's and 0:
 
         sigmoid(x) = exp(x) / (exp(x) + exp(0)) = exp(x - log(exp(x) + exp(0)))
@@ -76,16 +64,9 @@ def pairwise(
 
 
 def run(
-    form: Form,
-    sizes: Mapping[str, int],
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    **options: Any,
-) -> Tensor:
+    form: Form, sizes: Mapping[str, int], *, q: Tensor, k: Tensor, v: Tensor,
+    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, **options: Any,
+) -> Tensor:  # fmt: skip
     """Run one form over every sequence of a batch."""
     heads_per_group("q", sizes["H"], sizes["G"], ("k", "v"))
     options["scale"] = resolve_scale(options["scale"], sizes["K"])

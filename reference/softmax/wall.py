@@ -12,15 +12,9 @@ from reference.softmax.causal import causal, visible
 
 
 def definition(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    gs: Tensor | None,
-    sink: Tensor | None,
-    scale: float,
-    window: int | None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, gs: Tensor | None, sink: Tensor | None,
+    scale: float, window: int | None,
+) -> Tensor:  # fmt: skip
     _, between = decays(g)
     s = scale * torch.einsum("bihk,bijhk,bjhk->bhij", q, between, k)
     if gs is not None:
@@ -33,15 +27,9 @@ def definition(
 
 
 def walked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    gs: Tensor | None,
-    sink: Tensor | None,
-    scale: float,
-    window: int | None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, gs: Tensor | None, sink: Tensor | None,
+    scale: float, window: int | None,
+) -> Tensor:  # fmt: skip
     """Token by token: each step decays the keys that are in the window, and adds its own."""
     T, H = q.shape[1:3]
     W = T if window is None else window
