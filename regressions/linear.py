@@ -905,14 +905,8 @@ BUGS = {
         pinned=pin("hgrn", "fused_recurrent", {"B": 1, "D": 3}, (5,)),
         planted=Edit(
             "kernels.linear.hgrn",
-            (
-                "mask=inside & use_initial, other=other)\n"
-                "    for t in range(length):\n        row = first + t\n        x ="
-            ),
-            (
-                "mask=inside, other=other)\n"
-                "    for t in range(length):\n        row = first + t\n        x ="
-            ),
+            "mask=inside & use_initial, other=other)",
+            "mask=inside, other=other)",
         ),
         only_on="simulator",
     ),

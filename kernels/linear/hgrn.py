@@ -64,12 +64,12 @@ def _slopes(h, x, g, LOG: tl.constexpr):
     return kept, taken
 
 
-@triton.jit(do_not_specialize=["tokens"])
-def _forward(
-    x_ptr, g_ptr, cu_seqlens_ptr, initial_ptr, use_initial, o_ptr, final_ptr, store_final,
-    tokens, dim: tl.int32,
+@triton.jit
+def _start(
+    cu_seqlens_ptr, initial_ptr, use_initial, tokens, dim,
     BD: tl.constexpr, LOG: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
+    """The sequence and the channels of a program, and their initial state."""
     parts = tl.cdiv(dim, BD)
     sequence = (tl.program_id(0) // parts).to(tl.int64)
     first, length, _ = locate_sequence(sequence, cu_seqlens_ptr, tokens, 1, PACKED)
@@ -77,6 +77,18 @@ def _forward(
     inside = cols < dim
     other = float("-inf") if LOG else 0.0
     h = tl.load(initial_ptr + sequence * dim + cols, mask=inside & use_initial, other=other)
+    return sequence, first, length, cols, inside, h
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _forward(
+    x_ptr, g_ptr, cu_seqlens_ptr, initial_ptr, use_initial, o_ptr, final_ptr, store_final,
+    tokens, dim: tl.int32,
+    BD: tl.constexpr, LOG: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    sequence, first, length, cols, inside, h = _start(
+        cu_seqlens_ptr, initial_ptr, use_initial, tokens, dim, BD, LOG, PACKED
+    )
     for t in range(length):
         row = first + t
         x = _load(x_ptr, row, dim, cols, inside)
@@ -92,13 +104,9 @@ def _backward(
     dx_ptr, dg_ptr, dinitial_ptr, store_dinitial, before_ptr, tokens, dim: tl.int32,
     BD: tl.constexpr, LOG: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    parts = tl.cdiv(dim, BD)
-    sequence = (tl.program_id(0) // parts).to(tl.int64)
-    first, length, _ = locate_sequence(sequence, cu_seqlens_ptr, tokens, 1, PACKED)
-    cols = (tl.program_id(0) % parts) * BD + tl.arange(0, BD)
-    inside = cols < dim
-    other = float("-inf") if LOG else 0.0
-    h = tl.load(initial_ptr + sequence * dim + cols, mask=inside & use_initial, other=other)
+    sequence, first, length, cols, inside, h = _start(
+        cu_seqlens_ptr, initial_ptr, use_initial, tokens, dim, BD, LOG, PACKED
+    )
     for t in range(length):
         row = first + t
         tl.store(before_ptr + row * dim + cols, h, mask=inside)
@@ -223,7 +231,6 @@ def hgrn(
     g: Float[Tensor, "B T D"],
     *,
     mode: Literal["auto", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N D"] | None]:
     """A gated recurrence of each channel by itself, `reference.hgrn`."""
