@@ -1,8 +1,9 @@
 """The public function of a page: its arguments by name, and a docstring of shapes and limits.
 
-A page has the signature of its namesake in `reference`, with `mode` and `tile`, and no body. Its
-docstring names the spec and says what is special; the decorator adds what the annotations and the
-family say. The spec has the equation and the meaning of each argument.
+A page has the signature of its namesake in `reference`, with `mode` and `tile`, which families have
+among their options, and no body. Its docstring names the spec and says what is special; the
+decorator adds what the annotations and the family say. The spec has the equation and the meaning of
+each argument.
 """
 
 import functools
@@ -10,7 +11,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ParamSpec, TypeVar, get_args, get_origin
+from typing import Any, ParamSpec, TypedDict, TypeVar, get_args, get_origin
 
 from jaxtyping import AbstractArray
 from torch import Tensor
@@ -19,6 +20,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _WIDTH = 92
+
+
+class Tile(TypedDict, total=False):
+    """The last option of every family."""
+
+    tile: int | None
 
 
 def op(
@@ -72,15 +79,16 @@ def op(
 def spelled_out(page: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a page with its `**options: Unpack[...]` by name, and keep it there.
 
-    Options come before `mode` and `tile`. A bool is False by default, others None. A tensor whose
-    annotation has no dims is a state, and has the dims of the last result.
+    Options come before `mode`, and `tile`, the last of them, after it. A bool is False by default,
+    others None. A tensor whose annotation has no dims is a state, and has the dims of the last
+    result.
     """
     signature = inspect.signature(page)
     *parameters, last = signature.parameters.values()
     if last.kind is last.VAR_KEYWORD:
         options = get_args(last.annotation)[0].__annotations__
         *_, last_result = get_args(signature.return_annotation) or (None,)
-        parameters[-2:-2] = [
+        *before, tile = [
             inspect.Parameter(
                 name,
                 last.KEYWORD_ONLY,
@@ -89,6 +97,7 @@ def spelled_out(page: Callable[..., Any]) -> inspect.Signature:
             )
             for name, kind in options.items()
         ]
+        parameters[-1:] = [*before, parameters[-1], tile]
         signature = signature.replace(parameters=parameters)
         page.__signature__ = signature
     return signature

@@ -322,7 +322,6 @@ def short_conv(
     *,
     activation: Literal["silu"] | None = None,
     mode: Literal["auto", "fused"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N W-1 D"] | None]:
     """Causal depthwise convolution over tokens, `reference.short_conv`."""

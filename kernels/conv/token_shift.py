@@ -26,7 +26,6 @@ def token_shift(
     x: Float[Tensor, "B T D"],
     *,
     mode: Literal["auto", "fused"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N 1 D"] | None]:
     """The token before, less the token itself, `reference.token_shift`: `short_conv` with the

@@ -41,7 +41,6 @@ def comba(
     beta: Float[Tensor, "B T H"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Comba's closed loop, `reference.comba`: `dplr` with a = p, b = -β k, gk = g in each channel

@@ -18,7 +18,6 @@ def delta_rule(
     beta: Float[Tensor, "B T H"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The delta rule of `reference.delta_rule`."""

@@ -19,7 +19,6 @@ def dplr(
     gk: Float[Tensor, "B T H K"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The general delta rule, `reference.dplr`."""

@@ -43,7 +43,6 @@ def gated_delta_product(
     beta: Float[Tensor, "B T J H"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The gated delta product of `reference.gated_delta_product`: `gated_delta_rule` of the steps,

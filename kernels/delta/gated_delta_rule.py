@@ -19,7 +19,6 @@ def gated_delta_rule(
     beta: Float[Tensor, "B T H"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The gated delta rule of `reference.gated_delta_rule`."""

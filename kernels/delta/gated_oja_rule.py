@@ -44,7 +44,6 @@ def gated_oja_rule(
     beta: Float[Tensor, "B T H"] | None = None,
     *,
     mode: Literal["auto", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The gated Oja rule, `reference.gated_oja_rule`: `kda` for the keys that are written, and

@@ -37,7 +37,6 @@ def gdn2(
     write: Float[Tensor, "B T H V"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Gated DeltaNet-2, `reference.gdn2`: `dplr` with a = exp(g) ∘ erase ∘ k, b = -k, gk = g and

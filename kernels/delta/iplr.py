@@ -18,7 +18,6 @@ def iplr(
     b: Float[Tensor, "B T H K"],
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The delta rule without decay of `reference.iplr`: `dplr` without gk."""

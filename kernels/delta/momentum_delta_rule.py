@@ -287,7 +287,6 @@ def momentum_delta_rule(
     eta: Float[Tensor, "B T H"] | None = None,
     *,
     mode: Literal["auto", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H 2 K V"] | None]:
     """The momentum delta rule, `reference.momentum_delta_rule`."""

@@ -63,7 +63,6 @@ def precond_gated_delta_rule(
     log_atk_scale: Float[Tensor, "H"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+1"] | None]:
     """The preconditioned gated delta rule, `reference.precond_gated_delta_rule`: a scan for the
@@ -83,7 +82,6 @@ def precond_kda(
     log_atk_scale: Float[Tensor, "H"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[DeltaOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+1"] | None]:
     """Kimi delta attention with preconditioned keys, `reference.precond_kda`: a scan for the

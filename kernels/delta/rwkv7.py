@@ -30,7 +30,6 @@ def rwkv7(
     *,
     scale: float | None = 1.0,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The weighted key values of RWKV-7, `reference.rwkv7`: `dplr` with q = r, gk = w, a = -kk and

@@ -38,7 +38,6 @@ def titans(
     log_eta: Float[Tensor, "B T H"] | None = None,
     *,
     mode: Literal["auto", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H 2 K V"] | None]:
     """The linear memory of Titans, `reference.titans`: `momentum_delta_rule` with p = k and

@@ -540,7 +540,6 @@ def ttt_linear(
     eps: float = 1e-6,
     mini_batch_size: int = 16,
     mode: Literal["auto", "fused_chunk"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "N H K+1 K"] | None]:
     """TTT-Linear, `reference.ttt_linear`."""

@@ -36,7 +36,6 @@ def abc(
     s: Float[Tensor, "B T H M"],
     *,
     mode: Literal["auto", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H M K+V+1"] | None]:
     """Attention with bounded memory control, `reference.abc`: the two passes of `gsa` with slots

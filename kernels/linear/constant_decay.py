@@ -28,7 +28,6 @@ def retention(
     v: Float[Tensor, "B T H V"],
     *,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Retention, `reference.retention`: `simple_gla` with g = log γ_h."""
@@ -43,7 +42,6 @@ def lightning_attn(
     num_layers: int,
     *,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Lightning attention, `reference.lightning_attn`: `simple_gla` with g = log λ_h."""

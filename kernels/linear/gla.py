@@ -20,7 +20,6 @@ def gla(
     gv: Float[Tensor, "B T H V"] | None = None,
     normalize: bool = False,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+normalize"] | None]:
     """Gated linear attention, `reference.gla`."""

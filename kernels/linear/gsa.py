@@ -37,7 +37,6 @@ def gsa(
     g: Float[Tensor, "B T H M"] | None = None,
     *,
     mode: Literal["auto", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H M K+V"] | None]:
     """Gated slot attention, `reference.gsa`: `gla` with gv = g over the keys of the slots, a

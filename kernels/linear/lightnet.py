@@ -41,7 +41,6 @@ def lightnet(
     v: Float[Tensor, "B T H V"],
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+1"] | None]:
     """LightNet's additive decay, `reference.lightnet`: `gla` with keys exp(k - z) and gates of what

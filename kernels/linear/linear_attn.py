@@ -18,7 +18,6 @@ def linear_attn(
     *,
     normalize: bool = False,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V+normalize"] | None]:
     """Causal linear attention, `reference.linear_attn`."""

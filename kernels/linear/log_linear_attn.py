@@ -401,7 +401,6 @@ def log_linear_attn(
     g: Float[Tensor, "B T H"] | None = None,
     *,
     mode: Literal["auto", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Log-linear attention, `reference.log_linear_attn`."""

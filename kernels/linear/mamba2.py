@@ -50,7 +50,6 @@ def mamba2(
     D: Float[Tensor, "H"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The state space of Mamba-2, `reference.mamba2`: `simple_gla` with q = C, k = B, v = dt ∘ x,

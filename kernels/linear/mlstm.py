@@ -56,7 +56,6 @@ def mlstm(
     g: Float[Tensor, "B T H"],
     *,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K+1 V+1"] | None]:
     """The matrix memory of xLSTM, `reference.mlstm`: `simple_gla` for the values and for the

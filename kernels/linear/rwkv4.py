@@ -39,7 +39,6 @@ def rwkv4(
     u: Float[Tensor, "D"],
     *,
     mode: Literal["auto", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N 2 D"] | None]:
     """The weighted key values of RWKV-4, `reference.rwkv4`: a scan of the logarithm of the weights,

@@ -46,7 +46,6 @@ def rwkv6(
     u: Float[Tensor, "H K"],
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """The weighted key values of RWKV-6, `reference.rwkv6`: `gla` with the keys, values and gates

@@ -52,7 +52,6 @@ def selective_scan(
     D: Float[Tensor, "D"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N D K"] | None]:
     """The selective scan of Mamba, `reference.selective_scan`: `gla` with a head of one value for

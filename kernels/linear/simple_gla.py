@@ -17,7 +17,6 @@ def simple_gla(
     g: Float[Tensor, "B T H"] | None = None,
     *,
     mode: Literal["auto", "chunk", "fused_chunk", "fused_recurrent", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[ReversibleOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "N H K V"] | None]:
     """Linear attention with one decay per head and token, `reference.simple_gla`."""

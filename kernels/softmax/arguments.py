@@ -8,11 +8,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kernels.arguments import check_cu_seqlens, check_range, describe
+from kernels.op import Tile
 
 MAX_DIM = 256
 
 
-class Options(TypedDict, total=False):
+class _Pairs(TypedDict, total=False):
     """The scale, and the boundaries of packed sequences of queries and of keys."""
 
     scale: float | None
@@ -20,8 +21,16 @@ class Options(TypedDict, total=False):
     cu_seqlens_k: Int[Tensor, "N+1"] | None
 
 
-class LseOptions(Options, total=False):
+class _Lse(TypedDict, total=False):
     return_lse: bool
+
+
+class Options(_Pairs, Tile):
+    """Options of an op over pairs of queries and keys."""
+
+
+class LseOptions(_Pairs, _Lse, Tile):
+    """Options of one that returns the LSE as well."""
 
 
 def check_heads(sizes: Mapping[str, int], queries: str = "q", keys: str = "k and v") -> None:

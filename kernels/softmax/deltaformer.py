@@ -439,7 +439,6 @@ def deltaformer(
     beta: Float[Tensor, "B T H"] | None = None,
     *,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Attention to values that a delta rule has corrected, `reference.deltaformer`."""

@@ -138,7 +138,6 @@ def differential_attention(
     causal: bool = False,
     window: int | None = None,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> Float[Tensor, "B T_q H V"]:
     """The difference of two softmax attentions in tiles, `reference.differential_attention`."""

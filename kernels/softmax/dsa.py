@@ -28,7 +28,6 @@ def dsa(
     *,
     top_k: int = 2048,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """DeepSeek sparse attention: `selected_attention` to the tokens that PyTorch selects."""

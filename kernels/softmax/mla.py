@@ -104,7 +104,6 @@ def mla(
     *,
     causal: bool = False,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Multi-head latent attention: `attention` to keys and values that PyTorch projects."""

@@ -23,7 +23,6 @@ def moba(
     block_size: int = 512,
     top_k: int = 3,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Mixture of block attention: `selected_attention` to the blocks that PyTorch selects."""

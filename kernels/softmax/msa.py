@@ -28,7 +28,6 @@ def msa(
     block_size: int = 128,
     top_k: int = 16,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """MiniMax sparse attention: `selected_attention` to the blocks that PyTorch selects."""

@@ -117,7 +117,6 @@ def nsa(
     local_blocks: int = 2,
     window: int = 512,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> Float[Tensor, "B T_q H V"]:
     """Native sparse attention: three branches, mixed by gates."""

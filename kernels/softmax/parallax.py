@@ -23,7 +23,6 @@ def parallax(
     *,
     window: int | None = None,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Softmax attention with a first-order correction of its values, in tiles of all pairs."""

@@ -671,7 +671,6 @@ def path_attn(
     g: Float[Tensor, "B T H"] | None = None,
     *,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Attention to keys that are reflected on their way to the query, `reference.path_attn`."""

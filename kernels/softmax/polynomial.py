@@ -28,7 +28,6 @@ def based(
     *,
     normalize: bool = True,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Linear attention with the Taylor polynomial of the exponential, in tiles of all pairs."""
@@ -42,7 +41,6 @@ def rebased(
     *,
     normalize: bool = True,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Linear attention with the square of the product, in tiles of all pairs."""

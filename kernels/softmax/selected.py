@@ -405,7 +405,6 @@ def selected_attention(
     *,
     block_size: int = 64,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[LseOptions],
 ) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
     """Causal softmax attention to the blocks of keys that each query selects."""

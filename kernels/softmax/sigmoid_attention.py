@@ -40,7 +40,6 @@ def sigmoid_attention(
     window: int | None = None,
     bias: float | None = None,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[Options],
 ) -> Float[Tensor, "B T_q H V"]:
     """Sigmoid attention in tiles, `reference.sigmoid_attention`."""

@@ -369,7 +369,6 @@ def stickbreaking_attn(
     *,
     attend_current: bool = False,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StatelessOptions],
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B T H"]]:
     """Stick-breaking attention in tiles of all pairs, `reference.stickbreaking_attn`."""

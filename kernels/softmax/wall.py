@@ -582,7 +582,6 @@ def wall_attn(
     sink: Float[Tensor, "H"] | None = None,
     window: int | None = None,
     mode: Literal["auto", "parallel"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Attention to keys that decay channel by channel, `reference.wall_attn`."""

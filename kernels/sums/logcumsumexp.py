@@ -24,7 +24,6 @@ def logcumsumexp(
     x: Float[Tensor, "B T D"],
     *,
     mode: Literal["auto", "fused_recurrent"] = "auto",
-    tile: int | None = None,
     **options: Unpack[StateOptions],
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N D"] | None]:
     """The logarithm of running sums of exponentials, `reference.logcumsumexp`: the kernel of `hgrn`
