@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 # One thread per worker: the workers are the parallelism. Set before anything imports torch.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from properties.laws import Subject
 
 _CHANGED = pytest.StashKey["Changed | None"]()
+# How many times its share of examples each job draws: more than 1 if few jobs are selected.
+TIMES_ITS_SHARE = pytest.StashKey[float]()
 
 # Before Hypothesis' plugin is configured, which loads the profile that the command line names.
 profiles.register()
@@ -63,19 +65,54 @@ def _claim_gpu(worker: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
 
 
+# After `-k` and the like: how much a job draws depends on how many are left.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     changed = config.stash[_CHANGED]
-    if changed is None:
-        return
+    if changed is not None:
+        _keep(config, items, lambda item: _is_reached(item, changed))
+    if any("job" in _parameters(item) for item in items):
+        _leave_out_jobs_at_rest(config, items)
+
+
+def _keep(
+    config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]
+) -> None:
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        test = item.nodeid.split("::")[1].partition("[")[0]
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        reached = changed.reaches(item.path, test, parameters.values())
-        (kept if reached else left_out).append(item)
+        (kept if wanted(item) else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def _is_reached(item: pytest.Item, changed: "Changed") -> bool:
+    test = item.nodeid.split("::")[1].partition("[")[0]
+    return changed.reaches(item.path, test, _parameters(item).values())
+
+
+def _leave_out_jobs_at_rest(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the jobs that get no example in a run of so many jobs."""
+    from hypothesis import settings
+
+    from properties.device import activate
+    from properties.jobs import Job, examples, times
+    from properties.targets import load
+
+    option = config.getoption
+    target = load(option("oracles_target"), activate(option("oracles_device")))
+    most = settings().max_examples
+    jobs = {item: job for item in items if isinstance(job := _parameters(item).get("job"), Job)}
+    config.stash[TIMES_ITS_SHARE] = share = times(jobs.values(), most)
+    _keep(
+        config,
+        items,
+        lambda item: item not in jobs or examples(jobs[item], target, most, share) > 0,
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

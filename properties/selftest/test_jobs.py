@@ -66,7 +66,21 @@ def _examples(jobs: Sequence[Job]) -> dict[str, int]:
 def test_all_jobs_together_get_the_examples_of_ci() -> None:
     found = _examples(_every()).values()
     assert abs(sum(found) - EXAMPLES_OF_CI) < 0.02 * EXAMPLES_OF_CI
-    assert min(found) >= 1
+
+
+def test_each_law_of_a_mode_has_examples_in_float32_and_a_16_bit_dtype() -> None:
+    found = _examples(_every())
+    for op in OPS.values():
+        for mode in op.modes:
+            for law in op.laws:
+                dtypes = [d for d in op.dtypes if found[Job(op.name, mode.name, law, d).name]]
+                assert len(dtypes) >= min(2, len(op.dtypes)), (op.name, mode.name, law)
+                assert law != "differential" or len(dtypes) == len(op.dtypes)
+
+
+def test_no_job_rests_in_a_run_of_one_op() -> None:
+    jobs = [job for job in _every() if job.op == "gla"]
+    assert all(job.share(EXAMPLES, times(jobs, EXAMPLES)) for job in jobs)
 
 
 def test_an_op_more_takes_little_from_each(monkeypatch: pytest.MonkeyPatch) -> None:

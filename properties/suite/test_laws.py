@@ -1,4 +1,7 @@
-"""Every law holds for every op, mode and dtype: one item each."""
+"""Every law holds for every op, mode and dtype: one item each.
+
+In a run of all of them some rest and are deselected, see `Job.share`.
+"""
 
 import warnings
 
@@ -6,8 +9,9 @@ import pytest
 from hypothesis import settings
 
 from properties.device import activate
-from properties.jobs import Job, Selection, examples, hypothesis_test, times
+from properties.jobs import Job, Selection, examples, hypothesis_test
 from properties.laws import Subject, Violation
+from properties.session import TIMES_ITS_SHARE
 from properties.targets import load
 
 
@@ -22,17 +26,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("job", jobs, ids=[job.name for job in jobs])
 
 
-@pytest.fixture(scope="session")
-def times_its_share(request: pytest.FixtureRequest) -> float:
-    """More than 1 if few jobs are selected on the command line."""
-    specs = (getattr(item, "callspec", None) for item in request.session.items)
-    jobs = [spec.params["job"] for spec in specs if spec and "job" in spec.params]
-    return times((job for job in jobs if isinstance(job, Job)), settings().max_examples)
-
-
-def test_law_holds(job: Job, subject: Subject, times_its_share: float) -> None:
+def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> None:
     subject.ledger.excused.clear()
-    most = examples(job, subject.target, settings().max_examples, times_its_share)
+    share = pytestconfig.stash[TIMES_ITS_SHARE]
+    most = examples(job, subject.target, settings().max_examples, share)
     try:
         settings(max_examples=most)(hypothesis_test(job, subject))()
     except Violation as violation:

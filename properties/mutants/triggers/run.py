@@ -126,7 +126,8 @@ def measure(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int =
         def declared(job: Job) -> Op:
             return scope.declared(witness, job.op, job.mode)
 
-        made = [one for job in jobs for one in record(job, declared(job), subject, job.share(most))]
+        shares = {job: job.share(most) for job in jobs if job.share(most) > 0}
+        made = [one for job in shares for one in record(job, declared(job), subject, shares[job])]
         explore(reach, made, subject)
         ci = reach.reached.copy()
         reach.tries[:] = 0
