@@ -32,7 +32,9 @@ def recurrent(
 
 def _divide(read: Tensor, weight: Tensor, z: Tensor) -> Tensor:
     """read / max(|weight|, exp -z), without an exponential above 1."""
-    down, up = torch.exp(z.clamp(max=0)), torch.exp(-z.clamp(min=0))
+    # One clamp, or both exponentials would have a gradient at z = 0.
+    high = z.clamp(min=0)
+    down, up = torch.exp(z - high), torch.exp(-high)
     return down[..., None] * read / torch.maximum(down * weight.abs(), up)[..., None]
 
 

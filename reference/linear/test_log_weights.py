@@ -95,6 +95,15 @@ def test_two_tokens_of_mlstm_by_hand(form: Form) -> None:
     torch.testing.assert_close(final_state[0, 0], state, rtol=1e-14, atol=0)
 
 
+@both_forms_of(reference.mlstm)
+def test_the_gradient_of_a_gate_of_mlstm_where_the_stabilizer_is_0(form: Form) -> None:
+    q, k, v = (rows([x])[None, :, None] for x in (0.5, 1, 3))
+    i = rows(0)[None, :, None].requires_grad_()
+    o, _ = form(q, k, v, i, rows(0)[None, :, None], scale=1.0)
+    # h = 1.5 exp(i) / max(exp(i) / 2, 1).
+    assert torch.autograd.grad(o.sum(), i)[0].item() == 1.5
+
+
 @both_forms_of(reference.selective_scan)
 def test_two_tokens_of_the_selective_scan_by_hand(form: Form) -> None:
     y, final_state = form(
