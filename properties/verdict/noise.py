@@ -77,7 +77,9 @@ class Rounding(TorchDispatchMode):
 
     The mode sees the operations of autograd too, so gradients are perturbed at their own
     intermediates. Zeros and infinities stay, and so does what is not float64, for numbers that no
-    implementation rounds. Noise below float16's normal numbers is at least its underflow.
+    implementation rounds. Noise below float16's normal numbers is at least its underflow, so it may
+    exceed the number. Where all terms have one sign it then points away from 0: no rounding changes
+    the sign of such a result, and its logarithm would be NaN.
 
     Source: Monte Carlo arithmetic, Parker 1997 (UCLA CSD-970002).
     """
@@ -118,7 +120,7 @@ class Rounding(TorchDispatchMode):
             return result
         if name == "_softmax_backward_data":
             dp, p, dim = args[:3]
-            # The noise of an underflow makes some weights negative.
+            # Noise may exceed a small weight.
             size = (p.abs() * self._squares(dp)).sum(dim, keepdim=True).sqrt_()
             size.mul_(self.row_sums)
             result = result + p * self._disturbed(torch.zeros_like(size), size)
@@ -128,6 +130,11 @@ class Rounding(TorchDispatchMode):
                 return y
             size = self._size(y, func, name, args, kwargs)
             noisy = self._scaled(y, self.unit) if size is None else self._disturbed(y, size)
+            if _matters(self.precision.underflow) and not y.is_complex():
+                crossed = noisy * y < 0
+                if crossed.any():
+                    crossed &= _one_signed(y, func, name, args, kwargs)
+                    noisy = torch.where(crossed, 2 * y - noisy, noisy)
             return y.copy_(noisy) if in_place else noisy
 
         several = isinstance(result, tuple | list)
@@ -242,6 +249,19 @@ class Rounding(TorchDispatchMode):
         pool = _pool() if pool is None else pool
         pieces = [pool[i : i + n] for i, n in zip(starts.tolist(), sizes, strict=True)]
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).view(shape)
+
+
+def _one_signed(
+    y: Tensor, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """Where a result has the sign of all its terms."""
+    if name in _PRODUCTS:
+        args = (args[0].abs(), args[1].abs())
+    elif name in _SUMS:
+        args = (args[0].abs(), *args[1:])
+    else:
+        return torch.tensor(name.rstrip("_") not in _OF_ORDER_ONE)
+    return torch.eq(y.abs(), func(*args, **kwargs))
 
 
 @functools.cache

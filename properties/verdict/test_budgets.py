@@ -307,15 +307,27 @@ def test_results_whose_errors_are_all_in_proportion_have_no_loss_limit(width: in
     assert spreads["zero"].loss_limit == math.inf
 
 
-def test_a_weight_that_underflow_makes_negative_has_a_budget() -> None:
-    # In float16 a weight of 1e-9 is 0 give or take 2^-25, and dp = 1 is where the others are 0.
+def test_a_weight_below_the_underflow_has_a_budget() -> None:
+    # In float16 a weight of 1e-9 is 0 or 2^-24, and dp = 1 is where the others are 0.
     logits = torch.tensor([[0.0, -20.7]], dtype=torch.float64).repeat(200, 1)
     dp = torch.tensor([[0.0, 1.0]], dtype=torch.float64).expand_as(logits)
     with Rounding(FLOAT16, torch.Generator().manual_seed(0)):
         p = torch.softmax(logits, -1)
         found = torch.ops.aten._softmax_backward_data(dp, p, -1, torch.float64)
-    assert (p < 0).any()
     assert found.isfinite().all()
+
+
+def test_underflow_changes_the_sign_of_what_cancels_only() -> None:
+    tiny = torch.full((200, 3), 1e-9, dtype=torch.float64)
+    ones = torch.ones(3, 1, dtype=torch.float64)
+    mixed = torch.tensor([[1.0], [1.0], [-1.0]], dtype=torch.float64)
+    with Rounding(FLOAT16, torch.Generator().manual_seed(0)):
+        product, total, below, cancelled = tiny * 0.5, tiny.sum(1), -tiny @ ones, tiny @ mixed
+    assert (product > 0).all()
+    assert (total > 0).all()
+    assert (below < 0).all()
+    assert (cancelled < 0).any()
+    assert (cancelled > 0).any()
 
 
 @pytest.mark.parametrize("masked", [False, True])
