@@ -154,7 +154,11 @@ class Function:
     @cached_property
     def tensors(self) -> list[str]:
         """The parameters that are tensors, or may be."""
-        return [name for name, kind in self.parameters.items() if "Tensor" in kind]
+        return [
+            name
+            for name, kind in self.parameters.items()
+            if "Tensor" in kind and not kind.startswith("Callable")
+        ]
 
     @cached_property
     def body(self) -> list[ast.stmt]:
