@@ -46,10 +46,10 @@ def sequence_indices(index: Tensor, batch: int) -> list[int]:
     return indices
 
 
-def check_size(name: str, size: int) -> int:
-    """Refuse anything but an int >= 1."""
+def check_size(name: str, size: int, least: int = 1) -> int:
+    """Refuse anything but an int of at least `least`."""
     if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f"{name}: {describe(size)}, expected an int")
-    if size < 1:
-        raise ValueError(f"{name}: {size}, expected at least 1")
+    if size < least:
+        raise ValueError(f"{name}: {size}, expected at least {least}")
     return size

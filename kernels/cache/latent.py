@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import bind_dims, check_flags, check_one_dtype
+from kernels.cache.counts import check_size
 from kernels.cache.kv import allocate, check_tensors
 from kernels.cache.paged import PagedCache
 from kernels.scale import resolve_scale
@@ -42,6 +43,8 @@ class LatentCache(PagedCache):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
+        check_size("latent_dim", latent_dim)
+        check_size("rotary_dim", rotary_dim)
         super().__init__(
             batch, num_pages, page_size, 1, latent_dim, rotary_dim, dtype=dtype, device=device
         )

@@ -187,11 +187,7 @@ class RecurrentCache:
             TypeError: `updates` is no int.
             ValueError: it is negative.
         """
-        if isinstance(updates, bool) or not isinstance(updates, int):
-            raise TypeError(f"updates: {describe(updates)}, expected an int")
-        if updates < 0:
-            raise ValueError(f"updates: {updates}, expected at least 0")
-        self._depth = updates
+        self._depth = check_size("updates", updates, least=0)
         self._past = [[] for _ in self._past]
 
     def rollback(self, tokens: int | Tensor) -> None:

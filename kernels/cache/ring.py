@@ -33,7 +33,7 @@ class RingCache(SequenceOwnedCache):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
-        check_size("sinks + 1", sinks + 1)
+        check_size("sinks", sinks, least=0)
         check_size("window", window)
         super().__init__(
             batch, sinks + window, kv_heads, key_dim, value_dim, dtype=dtype, device=device

@@ -1,8 +1,17 @@
-"""Checks of a cache's arguments: how many tokens are new or kept, and which sequences go on."""
+"""Checks of a cache's arguments: sizes, counts of new or kept tokens, and sequences that go on."""
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
+
+
+def check_size(name: str, size: int, least: int = 1) -> int:
+    """Refuse anything but an int of at least `least`."""
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"{name}: {type(size).__name__}, expected an int")
+    if size < least:
+        raise ValueError(f"{name}: {size}, expected at least {least}")
+    return size
 
 
 def token_counts(name: str, count: int | Int[Tensor, " B"], batch: int) -> list[int]:

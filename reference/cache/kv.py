@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reference.cache.counts import sequence_indices, token_counts
+from reference.cache.counts import check_size, sequence_indices, token_counts
 
 
 class CacheView(NamedTuple):
@@ -48,10 +48,9 @@ class KVCache:
     """
 
     def __init__(self, batch: int, window: int | None = None) -> None:
-        if batch < 1:
-            raise ValueError(f"batch: {batch}, expected at least 1 sequence")
-        if window is not None and window < 1:
-            raise ValueError(f"window: {window}, expected at least 1 key, or None")
+        check_size("batch", batch)
+        if window is not None:
+            check_size("window", window)
         self.window = window
         self.tokens: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(batch)]
         self.forgotten = [0] * batch

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from reference.cache.counts import check_size
 from reference.cache.kv import CacheView, KVCache
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -48,8 +49,7 @@ class QuantizedCache(KVCache):
         super().__init__(batch)
         if bits not in LARGEST:
             raise TypeError(f"bits: {bits}, expected torch.int8 or torch.float8_e4m3fn")
-        if block < 1:
-            raise ValueError(f"block: {block}, expected at least 1 token")
+        check_size("block", block)
         if (k_scale is None) != (v_scale is None):
             raise ValueError("k_scale, v_scale: one is given, expected both or none")
         self.bits, self.block = bits, block

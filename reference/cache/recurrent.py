@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reference.cache.counts import sequence_indices, token_counts
+from reference.cache.counts import check_size, sequence_indices, token_counts
 
 
 class RecurrentCache:
@@ -33,10 +33,8 @@ class RecurrentCache:
     """
 
     def __init__(self, batch: int, layers: int = 1) -> None:
-        if batch < 1:
-            raise ValueError(f"batch: {batch}, expected at least 1 sequence")
-        if layers < 1:
-            raise ValueError(f"layers: {layers}, expected at least 1")
+        check_size("batch", batch)
+        check_size("layers", layers)
         self.states: list[Tensor | None] = [None] * layers
         self.seen = [[0] * batch for _ in range(layers)]
         self.kept = 0
@@ -121,11 +119,7 @@ class RecurrentCache:
             TypeError: `updates` is no int.
             ValueError: it is negative.
         """
-        if isinstance(updates, bool) or not isinstance(updates, int):
-            raise TypeError(f"updates: {type(updates).__name__}, expected an int")
-        if updates < 0:
-            raise ValueError(f"updates: {updates}, expected at least 0")
-        self.kept = updates
+        self.kept = check_size("updates", updates, least=0)
         self.past = [[] for _ in self.past]
 
     def rollback(self, tokens: int | Int[Tensor, " N"]) -> None:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reference.cache.counts import sequence_indices, token_counts
+from reference.cache.counts import check_size, sequence_indices, token_counts
 from reference.position.rotary import rotary_embedding
 from reference.softmax.attention import attention as softmax_attention
 
@@ -35,9 +35,9 @@ class StreamingCache:
     """
 
     def __init__(self, batch: int, sinks: int, window: int) -> None:
-        for name, value, least in (("batch", batch, 1), ("sinks", sinks, 0), ("window", window, 1)):
-            if value < least:
-                raise ValueError(f"{name}: {value}, expected at least {least}")
+        check_size("batch", batch)
+        check_size("sinks", sinks, least=0)
+        check_size("window", window)
         self.sinks, self.window = sinks, window
         self.tokens: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(batch)]
         self.forgotten = [0] * batch
