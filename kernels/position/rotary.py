@@ -156,18 +156,10 @@ def _launch(
 
 @torch.library.custom_op("attention_oracles::rotary_embedding", mutates_args=())
 def _rotary(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    offset: int,
-    offsets: Tensor | None,
-    cu_seqlens: Tensor | None,
-    positions: Tensor | None,
-    axes: Tensor | None,
-    interleaved: bool,
-    conjugate: bool,
-    tile: int,
-) -> Tensor:
+    x: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Tensor | None,
+    cu_seqlens: Tensor | None, positions: Tensor | None, axes: Tensor | None, interleaved: bool,
+    conjugate: bool, tile: int,
+) -> Tensor:  # fmt: skip
     y = x.new_empty(x.shape)
     where = offset, offsets, cu_seqlens, positions, axes
     _launch(x, y, cos, sin, *where, interleaved, conjugate, tile)
@@ -181,18 +173,10 @@ def _(x, *others):
 
 @torch.library.custom_op("attention_oracles::rotary_embedding_", mutates_args={"x"})
 def _rotary_(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    offset: int,
-    offsets: Tensor | None,
-    cu_seqlens: Tensor | None,
-    positions: Tensor | None,
-    axes: Tensor | None,
-    interleaved: bool,
-    conjugate: bool,
-    tile: int,
-) -> None:
+    x: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Tensor | None,
+    cu_seqlens: Tensor | None, positions: Tensor | None, axes: Tensor | None, interleaved: bool,
+    conjugate: bool, tile: int,
+) -> None:  # fmt: skip
     where = offset, offsets, cu_seqlens, positions, axes
     _launch(x, x, cos, sin, *where, interleaved, conjugate, tile)
 

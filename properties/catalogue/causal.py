@@ -10,7 +10,8 @@ from properties.catalogue.declare import LOGITS, declare, flag
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
 from properties.catalogue.op import Mode, Option, Role
 
-_declare = partial(declare, float32_logits=True, recipes=LOGITS)
+_PARALLEL = (Mode("parallel"),)
+_declare = partial(declare, modes=_PARALLEL, float32_logits=True, recipes=LOGITS)
 
 
 def _pairs(n: Mapping[str, int]) -> int:
@@ -25,7 +26,6 @@ def _pairs_and_moments(n: Mapping[str, int]) -> float:
 
 STICKBREAKING_ATTN = _declare(
     reference.stickbreaking_attn,
-    modes=(Mode("parallel"),),
     nonlinear=("rest",),
     work=_pairs,
 )
@@ -33,14 +33,12 @@ STICKBREAKING_ATTN = _declare(
 PATH_ATTN = _declare(
     reference.path_attn,
     quiet_form=reference.path_attn.second_form,
-    modes=(Mode("parallel"),),
     roles={"w": Role.UNIT_KEY},
     work=_pairs,
 )
 
 WALL_ATTN = _declare(
     reference.wall_attn,
-    modes=(Mode("parallel"),),
     options=(WINDOW,),
     roles={"gs": Role.LOG_DECAY, "sink": Role.LOGIT},
     work=lambda n: n["H"] * n["T"] * n["T"] * n["K"],
@@ -49,7 +47,6 @@ WALL_ATTN = _declare(
 PARALLAX = _declare(
     reference.parallax,
     quiet_form=reference.parallax.second_form,
-    modes=(Mode("parallel"),),
     options=(WINDOW,),
     # Not a query: the scale is no factor of its products.
     roles={"r": Role.KEY},
@@ -59,37 +56,28 @@ PARALLAX = _declare(
 DELTAFORMER = _declare(
     reference.deltaformer,
     quiet_form=reference.deltaformer.second_form,
-    modes=(Mode("parallel"),),
     roles={"beta": Role.RATE},
     work=_pairs,
 )
 
 DIFFERENTIAL_ATTENTION = _declare(
     reference.differential_attention,
-    modes=(Mode("parallel"),),
     options=(WINDOW,),
     roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.STEP},
     work=lambda n: 2 * n["H"] * n["T"] * n["S"],
 )
 
-BASED = declare(
-    reference.based,
-    quiet_form=reference.based,
-    modes=(Mode("parallel"),),
+_polynomial = partial(
+    declare,
+    modes=_PARALLEL,
     options=(flag("normalize", exact=False),),
     work=_pairs_and_moments,
     recipes=("gaussian", "large_logits", "uneven", "one_hot_values", "zeros", "cancelling"),
 )
-
-REBASED = declare(
-    reference.rebased,
-    quiet_form=reference.rebased,
-    modes=(Mode("parallel"),),
-    options=(flag("normalize", exact=False),),
-    # A square has no sign.
-    without=("scale_equivariance",),
-    work=_pairs_and_moments,
-    recipes=("gaussian", "large_logits", "uneven", "one_hot_values", "zeros", "cancelling"),
+BASED = _polynomial(reference.based, quiet_form=reference.based)
+# A square has no sign.
+REBASED = _polynomial(
+    reference.rebased, quiet_form=reference.rebased, without=("scale_equivariance",)
 )
 
 ATTNRES = declare(

@@ -30,23 +30,9 @@ _OF_UNIT_KEYS = (*_RECIPES, "parallel_keys", "long_keys")
 _UNIT_KEY = {"k": Role.UNIT_KEY}
 _declare = partial(declare, roles=_UNIT_KEY, options=(_NORMALIZE,), recipes=_OF_UNIT_KEYS)
 
-DELTA_RULE = _declare(
-    reference.delta_rule,
-    modes=_MODES,
-    work=pairs_and_states,
-)
-
-GATED_DELTA_RULE = _declare(
-    reference.gated_delta_rule,
-    modes=_MODES,
-    work=pairs_and_states,
-)
-
-KDA = _declare(
-    reference.kda,
-    modes=_MODES,
-    work=pairs_by_channel,
-)
+DELTA_RULE = _declare(reference.delta_rule, modes=_MODES, work=pairs_and_states)
+GATED_DELTA_RULE = _declare(reference.gated_delta_rule, modes=_MODES, work=pairs_and_states)
+KDA = _declare(reference.kda, modes=_MODES, work=pairs_by_channel)
 
 DPLR = declare(
     reference.dplr,

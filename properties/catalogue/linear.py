@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 from hypothesis import strategies as st
 
@@ -36,28 +37,28 @@ def _by_both_channels(n: Mapping[str, int]) -> float:
     return n["H"] * n["T"] * (n["T"] * (n["K"] + n["V"]) + n["K"] * n["V"]) / 3
 
 
-LINEAR_ATTN = declare(
+_normalizable = partial(
+    declare,
+    options=(_NORMALIZE,),
+    multilinear=lambda case: not _normalized(case),
+    nonnegative=_normalized,
+    recipes=_RECIPES,
+)
+
+LINEAR_ATTN = _normalizable(
     reference.linear_attn,
     modes=(
         Mode("chunk", refuses=_FORWARD_ALONE),
         Mode("fused_chunk", refuses=_FORWARD_ALONE),
         Mode("fused_recurrent"),
     ),
-    options=(_NORMALIZE,),
     work=pairs_and_states,
-    multilinear=lambda case: not _normalized(case),
-    nonnegative=_normalized,
-    recipes=_RECIPES,
 )
 
-GLA = declare(
+GLA = _normalizable(
     reference.gla,
     modes=(Mode("chunk", refuses=_FORWARD_ALONE | {"gv"}), Mode("fused_recurrent")),
-    options=(_NORMALIZE,),
     work=_by_both_channels,
-    multilinear=lambda case: not _normalized(case),
-    nonnegative=_normalized,
-    recipes=_RECIPES,
 )
 
 SIMPLE_GLA = declare(
