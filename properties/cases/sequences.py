@@ -10,8 +10,6 @@ from properties.cases.case import Case
 from properties.cases.tensors import Inputs, Results, boundaries
 from properties.catalogue.op import Argument, Op, Output
 
-Spans = Sequence[tuple[int, int]]
-
 
 def dims_of(op: Op, name: str) -> tuple[str, ...]:
     """Return the dims of an argument, an output, or the gradient "dx" of the argument x.

@@ -86,16 +86,6 @@ def is_missing(node: ast.AST, *names: str) -> bool:
     return False
 
 
-def is_given(node: ast.AST, *names: str) -> bool:
-    """Whether an expression is `name is not None`, for one of some names."""
-    match node:
-        case ast.Compare(
-            left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(None)]
-        ):
-            return not names or name in names
-    return False
-
-
 def least(at: Place) -> str:
     """The name of the minimum function on the device or on the host."""
     return "tl.minimum" if at.function.on_device else "min"
