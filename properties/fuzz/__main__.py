@@ -161,7 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_paths(chosen: argparse.Namespace) -> None:
-    """Raises:     ValueError: an output path cannot be written."""
+    """Check the output paths before the run.
+
+    Raises:
+        ValueError: one of them cannot be written.
+    """
     try:
         gettempdir()
     except FileNotFoundError as error:
@@ -198,7 +202,8 @@ def _log(jobs: list[Job], chosen: argparse.Namespace) -> Log:
 
 
 def _crew(origin: Origin, chosen: argparse.Namespace) -> Sequence[Judge]:
-    """
+    """Start the workers, here or on the cluster of `--ray`.
+
     Raises:
         ValueError: there is no such cluster.
     """

@@ -31,8 +31,10 @@ class Corpus:
         return [(worst, case) for worst, case, _ in self._entries(job)]
 
     def keep(self, job: Job, case: Case, worst: float) -> None:
-        """Args:     worst: error as a fraction of its budget; infinite if a law
-        does not hold.
+        """Keep a case that broke a law, or is among those with the largest error of its job.
+
+        Args:
+            worst: error as a fraction of its budget; infinite if a law does not hold.
         """
         if worst <= self.least.get(job, 0.0):
             return

@@ -61,8 +61,11 @@ class Display:
             yield f"{count} x an error of the suite itself:\n{text}"
 
     def table(self, most: int | None = None) -> Table:
-        """Args:     most: the most rows: those that found something, then the latest, then the
-        worst.
+        """Return a row for each op and law.
+
+        Args:
+            most: the most rows. Those that found something come first, then the latest, then those
+                with the largest error.
         """
         rows = self.log.rows()
         order = {key: place for place, key in enumerate(rows)}

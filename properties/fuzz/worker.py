@@ -66,8 +66,10 @@ class Origin:
     ledger: str
 
     def subject(self) -> Subject:
-        """Raises:     ValueError: the target or ledger cannot be loaded, or the device is
-        missing.
+        """Load the target in this process.
+
+        Raises:
+            ValueError: the target or ledger cannot be loaded, or the device is missing.
         """
         from properties.device import activate
         from properties.targets import load

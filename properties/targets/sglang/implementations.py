@@ -131,7 +131,11 @@ def _run_extend(
     softcap: float | None,
     sink: Tensor | None,
 ) -> Tensor:
-    """Args:     before: rows of the pool that each sequence sees before its new keys."""
+    """Attend to keys in the pool and to new keys.
+
+    Args:
+        before: rows of the pool that each sequence sees before its new keys.
+    """
     run = kernel("extend_attention:extend_attention_fwd")
     o = q.new_empty(*q.shape[:2], v.shape[-1])
     starts = _starts(before, q.device)
