@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from functools import partial
 
-from hypothesis import strategies as st
-
 import reference
 from properties.catalogue.declare import LOGITS, declare, flag
-from properties.catalogue.draws import NO_NUMBERS, WINDOW
-from properties.catalogue.op import Mode, Option, Role
+from properties.catalogue.draws import EPS, WINDOW
+from properties.catalogue.op import Mode, Role
 
 _PARALLEL = (Mode("parallel"),)
 _declare = partial(declare, modes=_PARALLEL, float32_logits=True, recipes=LOGITS)
@@ -86,15 +84,7 @@ ATTNRES = declare(
     quiet_form=reference.attnres,
     modes=(Mode("fused"),),
     roles={"query": Role.QUERY, "weight": Role.KEY, "output_weight": Role.KEY},
-    options=(
-        Option(
-            "eps",
-            1e-6,
-            lambda case: st.sampled_from([1e-6, 1.0, 1, 100.0]),
-            bad=(0.0, -1e-6, float("nan"), float("inf"), *NO_NUMBERS),
-            switch=lambda case: 1e-3,
-        ),
-    ),
+    options=(EPS,),
     linear_in=(),
     # The factor of the logits is no power of a key dim.
     without=("scale_equivariance",),

@@ -18,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 
 from properties.cases.case import Case
 from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, asked, head_dims, scales
-from properties.catalogue.op import Argument, Fill, Mode, Op, Option, Output, Role, always
+from properties.catalogue.op import Argument, BadCall, Fill, Mode, Op, Option, Output, Role, always
 from reference.arguments import arrays, same_dtype
 from reference.op import Op as Oracle
 from reference.op import axes
@@ -187,7 +187,7 @@ def declare(
         "keys": "S" in every,
         "linear_in": tuple(x.name for x in arguments if x.role in (Role.VALUE, Role.STATE)),
         "continues_by": _continuation(names, every),
-        "mistakes": more_states if "initial_state" in names else _none,
+        **({"mistakes": more_states} if "initial_state" in names else {}),
         **special,
     }
     laws = tuple(law for law in _laws(fields) if law not in without)
@@ -199,17 +199,13 @@ def flag(name: str, *, exact: bool) -> Option:
     return Option(name, False, lambda case: st.booleans(), bad=BAD_FLAGS, exact=(exact,))
 
 
-def more_states(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
+def more_states(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
     """States of another width, or of more sequences."""
     state = inputs.tensors.get("initial_state")
     if state is not None:
         wide = torch.cat([state, state[..., :1]], -1)
         yield "a state that is too wide", {"initial_state": wide}, "initial_state"
         yield "a state too many", {"initial_state": torch.cat([state, state[:1]])}, "initial_state"
-
-
-def _none(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
-    yield from ()
 
 
 def _packs(name: str) -> bool:

@@ -154,9 +154,9 @@ GSA = declare(
     recipes=tuple(name for name in _ROUNDED if name != "large_states"),
 )
 
-# The last column of a state is a logarithm, in which nothing is linear.
-# A column of the state is a logarithm, and a kernel takes exponentials of differences from it: an
-# ulp of hundreds is their error. The second form never rounds it, so the first gives the budget.
+# The last column of the state is a logarithm, so nothing is linear in the state. A kernel takes
+# exponentials of differences from it, whose error is an ulp of hundreds. The second form never
+# rounds it, so the first gives the budget.
 LIGHTNET = declare(
     reference.lightnet,
     wraps=GLA,

@@ -54,6 +54,10 @@ ANY_NUMBERS = (Role.QUERY, Role.KEY, Role.VALUE)
 Fill = Callable[[Case, Mapping[str, int], Generator], Tensor]
 
 
+# A call that must be refused: what is wrong, the bad arguments, the one that the error must name.
+BadCall = tuple[str, dict[str, Any], str]
+
+
 # The tensors of a case by name, from those that recipes have filled.
 Finish = Callable[[Case, Mapping[str, int], dict[str, Tensor]], dict[str, Tensor]]
 
@@ -162,7 +166,7 @@ def _as_filled(
     return tensors
 
 
-def _none(case: Case, inputs: Any) -> Iterable[tuple[str, dict[str, Any], str]]:
+def _none(case: Case, inputs: Any) -> Iterable[BadCall]:
     return ()
 
 
@@ -220,7 +224,7 @@ class Op:
         telescopes: gradients that the kernel forms as a difference of large sums.
         continues_by: how a second call goes on where a first one ended: with its "initial_state",
             with all "keys" so far, or with "seqlen_offsets"; empty if it cannot.
-        mistakes: further calls that must be refused: what, the bad arguments, the one to be named.
+        mistakes: further calls that must be refused.
         fitted: turns tensors of a case into tensors that another case accepts, such as one of
             fewer keys or with another option.
         laws: names of the laws that hold, in `properties.laws.LAWS`.
@@ -249,7 +253,7 @@ class Op:
     keys: bool = False
     linear_in: tuple[str, ...] = ()
     continues_by: str = "initial_state"
-    mistakes: Callable[[Case, Any], Iterable[tuple[str, dict[str, Any], str]]] = _none
+    mistakes: Callable[[Case, Any], Iterable[BadCall]] = _none
     fitted: Callable[[Case, Mapping[str, Tensor]], dict[str, Tensor]] = _as_they_are
     multilinear: Callable[[Case], bool] = _never
     constant_decay: Callable[[Case], float] = _zero

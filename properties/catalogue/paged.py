@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from properties.cases.case import Case
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import declare
 from properties.catalogue.draws import NO_COUNTS, NO_NUMBERS, seldom_none
-from properties.catalogue.op import Mode, Option, Role
+from properties.catalogue.op import BadCall, Mode, Option, Role
 
 if TYPE_CHECKING:
     from properties.cases.tensors import Inputs
@@ -115,7 +115,7 @@ def _settle(case: Case) -> Case:
     return case
 
 
-def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
+def _mistakes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
     """Pages that do not exist, tables that are too short, lengths that cannot be."""
     table, lengths = inputs.tensors["block_table"], inputs.tensors["lengths"]
     most = int(lengths.max()) if len(lengths) else 0

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from hypothesis import strategies as st
@@ -15,13 +15,11 @@ from properties.cases.case import Case
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import NO_COUNTS, head_dims
-from properties.catalogue.op import Mode, Option, Role
-from properties.catalogue.softmax import ATTENTION
+from properties.catalogue.op import BadCall, Mode, Option, Role
+from properties.catalogue.softmax import ATTENTION, unfit_packs
 
 if TYPE_CHECKING:
     from properties.cases.tensors import Inputs
-
-Mistakes = Iterator[tuple[str, dict[str, Any], str]]
 
 _BLOCK_SIZE = Option(
     "block_size",
@@ -116,17 +114,7 @@ def _settle(case: Case) -> Case:
     return case
 
 
-def _mistakes_of_packs(case: Case, inputs: "Inputs") -> Mistakes:
-    """Heads that form no groups; boundaries that do not go together."""
-    tensors = inputs.tensors
-    if case.packed:
-        bounds = tensors.get("cu_seqlens_k", tensors["cu_seqlens"])
-        yield "boundaries of keys alone", {"cu_seqlens": None, "cu_seqlens_k": bounds}, "cu_seqlens"
-        another = torch.cat([bounds, bounds[-1:]])
-        yield "another number of sequences of keys", {"cu_seqlens_k": another}, "cu_seqlens_k"
-
-
-def _mistakes(case: Case, inputs: "Inputs") -> Mistakes:
+def _mistakes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
     """Blocks that do not exist."""
     x = inputs.tensors["indices"]
     first = 0
@@ -137,14 +125,14 @@ def _mistakes(case: Case, inputs: "Inputs") -> Mistakes:
                 elsewhere[-1, first, -1, -1] = index
                 yield f"an index {where} of a sequence", {"indices": elsewhere}, "indices"
         first += queries
-    yield from _mistakes_of_packs(case, inputs)
+    yield from unfit_packs(case, inputs)
 
 
-def _mistakes_of_nsa(case: Case, inputs: "Inputs") -> Mistakes:
+def _mistakes_of_nsa(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
     """Fewer slots than forced blocks."""
     forced = case.options.get("local_blocks", 2) + 1
     yield "fewer slots than forced blocks", {"top_k": forced - 1}, "top_k"
-    yield from _mistakes_of_packs(case, inputs)
+    yield from unfit_packs(case, inputs)
 
 
 def _settle_nsa(case: Case) -> Case:
@@ -193,7 +181,7 @@ MLA = declare(
     nonlinear=("lse",),
     dims={"R": head_dims(), "D": head_dims(64)},
     settle=_settle_mla,
-    mistakes=_mistakes_of_packs,
+    mistakes=unfit_packs,
     recipes=tuple(name for name in LOGITS if name != "one_hot_values"),
 )
 NSA = declare(
@@ -222,7 +210,7 @@ _selecting = partial(
     declare,
     wraps=SELECTED_ATTENTION,
     nonlinear=("lse",),
-    mistakes=_mistakes_of_packs,
+    mistakes=unfit_packs,
     float32_logits=True,
     recipes=LOGITS,
 )

@@ -13,7 +13,7 @@ from properties.cases.case import Case
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
-from properties.catalogue.op import Mode, Option, Role
+from properties.catalogue.op import BadCall, Mode, Option, Role
 
 if TYPE_CHECKING:
     from properties.cases.tensors import Inputs
@@ -79,7 +79,7 @@ def _bad_structures(case: Case, inputs: "Inputs") -> Iterator[tuple[str, Any]]:
         yield "a table of packed sequences", {"blocks": table, "block_size": 2}
 
 
-def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any], str]]:
+def _mistakes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
     """Heads that form no groups, a gate that is not causal, boundaries that do not go together,
     masks of another size.
     """
@@ -98,8 +98,13 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[tuple[str, dict[str, Any
         yield "more heads of keys than of queries", more, "q"
     if "g" in tensors:
         yield "a gate that is not causal", {"causal": False}, "g"
+    yield from unfit_packs(case, inputs)
+
+
+def unfit_packs(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
+    """Boundaries of queries and of keys that do not go together."""
     if case.packed:
-        bounds = tensors.get("cu_seqlens_k", tensors["cu_seqlens"])
+        bounds = inputs.tensors.get("cu_seqlens_k", inputs.tensors["cu_seqlens"])
         yield "boundaries of keys alone", {"cu_seqlens": None, "cu_seqlens_k": bounds}, "cu_seqlens"
         another = torch.cat([bounds, bounds[-1:]])
         yield "another number of sequences of keys", {"cu_seqlens_k": another}, "cu_seqlens_k"
