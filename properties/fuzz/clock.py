@@ -38,6 +38,11 @@ class Clock:
     def line(self) -> str:
         return f"{self.process} {self.at} {self.waited}\n"
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return not Path(f"/proc/{self.process}").exists()
+
     def seconds(self) -> float:
         """The time in which the process had a core or slept."""
         before = _Scheduling.of(self.process)

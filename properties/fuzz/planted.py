@@ -1,5 +1,6 @@
 """Targets that fail in each way that a night must survive."""
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -64,6 +65,52 @@ def interrupting(device: torch.device) -> Adapter:
         raise KeyboardInterrupt
 
     return _adapter(l2norm)
+
+
+class Unwinding(BaseException):
+    """What a library raises to unwind its stack, and no handler of errors catches."""
+
+
+def unwinding(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        raise Unwinding("all of it")
+
+    return _adapter(l2norm)
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        return str(self)
+
+
+def speechless(device: torch.device) -> Adapter:
+    """Raises an exception whose text cannot be had."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        raise Speechless
+
+    return _adapter(l2norm)
+
+
+def verbose(device: torch.device) -> Adapter:
+    """Raises an exception with the text of a whole program."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        raise ValueError("much " * 200_000)
+
+    return _adapter(l2norm)
+
+
+def leaving(device: torch.device) -> Adapter:
+    """Ends its process as if all were well."""
+    return _adapter(lambda x: os._exit(0))
+
+
+def stillborn(device: torch.device) -> Adapter:
+    """Ends each process of the night that loads it."""
+    if multiprocessing.parent_process() is not None:
+        os._exit(1)
+    return _adapter(right)
 
 
 def crashing(device: torch.device) -> Adapter:

@@ -168,13 +168,40 @@ def test_each_process_sees_a_gpu_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("target", "error"), [("exiting", "SystemExit: 3"), ("interrupting", "KeyboardInterrupt")]
+    ("target", "error"),
+    [
+        ("exiting", "SystemExit: 3"),
+        ("interrupting", "KeyboardInterrupt"),
+        ("unwinding", "Unwinding: all of it"),
+        ("speechless", "Speechless: its text raises RecursionError"),
+    ],
 )
 def test_an_exit_of_python_is_reported(target: str, error: str, fuzz: Fuzz) -> None:
     code, printed = fuzz(target)
     assert code == 1
     assert f"differential: {error}" in printed
     assert "1 bug in" in printed
+
+
+def test_a_long_text_of_an_exception_is_cut(fuzz: Fuzz) -> None:
+    _, printed = fuzz("verbose")
+    assert "more characters" in printed
+    assert len(printed) < 20_000
+
+
+def test_a_process_that_ends_without_an_error_is_reported(fuzz: Fuzz) -> None:
+    code, printed = fuzz("leaving")
+    assert code == 1
+    assert "the process that ran it ends with code 0" in printed
+    assert "again     in a fresh process as well" in printed
+    assert "1 bug in" in printed
+
+
+def test_processes_that_end_while_they_start_are_no_finding(fuzz: Fuzz) -> None:
+    code, printed = fuzz("stillborn")
+    assert code == 1
+    assert "a process that judges cases ends while it starts" in printed
+    assert "no bugs in 0 examples" in printed
 
 
 def test_an_illegal_address_is_one_bug_on_both_engines(fuzz: Fuzz) -> None:

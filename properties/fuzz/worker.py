@@ -40,7 +40,7 @@ from properties.targets import scope
 from properties.targets.ledger import symptom
 from properties.verdict import Comparison
 from properties.verdict.picture import Picture, picture
-from properties.verdict.report import end_report
+from properties.verdict.report import end_report, message_of
 
 # Imported once, by the process that workers are forked from. Kernels are not, since the interpreter
 # must be chosen before. Custom ops import torch._dynamo on their first call.
@@ -52,6 +52,11 @@ FIRST = 1.5
 # Seconds past its limit in which a hanging case may write its traceback, when asked by this signal.
 _TRACING = 0.5
 _WHERE = signal.SIGUSR1
+# How often in a row a process may end while it starts.
+_STARTS = 3
+# Seconds between looks at the process, and in which pebble notices that it ended; it ignores one
+# that ends with code 0.
+_LOOK, _NOTICE = 1.0, 2.0
 # A worker that grows by this much, or by its part of half the machine's memory, is replaced.
 GROWTH = 2 << 30
 _PR_SET_PDEATHSIG = 1
@@ -168,6 +173,7 @@ class Worker:
     ) -> None:
         self.origin, self.limit, self.growth, self.gpu = origin, limit, growth, gpu
         self.stopped = False
+        self.starts = 0
         # In memory, since a disk may be full.
         self.memory = os.memfd_create("traces")
         self.traces = Path(f"/proc/{os.getpid()}/fd/{self.memory}")
@@ -192,6 +198,7 @@ class Worker:
 
         Raises:
             Stopped: the run ended before the answer.
+            RuntimeError: processes end before they begin a case.
         """
         if self.stopped:
             raise Stopped
@@ -207,9 +214,14 @@ class Worker:
             answer = self._ended(law, case, HANGS, f" for {seconds:g} s")
         except ProcessExpired as error:
             answer = self._ended(law, case, _how(error.exitcode))
-        except BrokenProcessPool:
-            # It was killed while idle.
-            answer = self._ended(law, case, "ends")
+        except BrokenProcessPool as error:
+            # It was killed while idle, or did not get as far as the case.
+            self.restart()
+            self.starts += 1
+            if self.starts > _STARTS:
+                raise RuntimeError("a process that judges cases ends while it starts") from error
+            return self.ask(law, case)
+        self.starts = 0
         if answer.spent:
             self.restart()
         else:
@@ -229,12 +241,17 @@ class Worker:
 
         Raises:
             TimeoutError: there is none within the limit; the process wrote where it was.
+            ProcessExpired: the process ended.
         """
         left = limit
         while left > 0:
             with suppress(TimeoutError):
-                return running.result(left)
+                return running.result(min(left, _LOOK))
             clock = Clock.read(self.traces)
+            if clock and clock.ended:
+                with suppress(TimeoutError):
+                    return running.result(_NOTICE)
+                raise ProcessExpired("it ended", code=0)
             left = limit - clock.seconds() if clock else limit
         assert clock
         with suppress(ProcessLookupError):
@@ -371,7 +388,8 @@ def _start(origin: Origin, traces: Path, growth: int, environment: dict[str, str
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with _OOM.open("w") as score:
         score.write("1000")
-    _TRACES = traces.open("w")
+    # The parent empties it before each case. It says who began the last one.
+    _TRACES = traces.open("a")
     faulthandler.enable(_TRACES)
     faulthandler.register(_WHERE, _TRACES, all_threads=False)
     try:
@@ -388,7 +406,6 @@ _OOM = Path("/proc/self/oom_score_adj")
 def _judge(law: str, case: Case) -> Answer:
     if isinstance(_SUBJECT, Exception):
         raise _SUBJECT
-    _TRACES.seek(0)
     _TRACES.write(Clock.started(os.getpid()).line)
     _TRACES.flush()
     excused = _SUBJECT.ledger.excused
@@ -414,7 +431,10 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
         return Answer(worst=judge(law, case, subject) or 0.0)
     except Violation as violation:
         found = violation
-    except KeyboardInterrupt as error:
+    except Exception:
+        # An error of the suite.
+        raise
+    except BaseException as error:
         # Ctrl-C does not reach a worker: the target raised it.
         found = raised(law, case, subject, error)
     fault = found.fault
@@ -440,7 +460,7 @@ def _picture(found: Violation, subject: Subject) -> Picture | None:
 
 
 def _of_memory(fault: object) -> bool:
-    if isinstance(fault, RuntimeError) and "can't allocate memory" in str(fault):
+    if isinstance(fault, RuntimeError) and "can't allocate memory" in message_of(fault):
         return True
     return isinstance(fault, MemoryError | torch.OutOfMemoryError)
 

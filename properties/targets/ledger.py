@@ -17,7 +17,10 @@ from typing import Any
 from properties.cases.case import Case
 from properties.catalogue.op import Function, Op
 from properties.verdict import Comparison
+from properties.verdict.report import message_of
 
+# Characters of an exception's text that an entry is given.
+_TEXT = 400
 _FOLDER = Path(__file__).parents[2] / "regressions" / "targets"
 
 Given = Mapping[str, Any]
@@ -72,7 +75,8 @@ class Raised:
     def explains(self, fault: Fault) -> bool:
         if not isinstance(fault, Exception) or type(fault).__name__ != self.kind:
             return False
-        return self.message in str(fault) if self.message else not str(fault)
+        text = message_of(fault)
+        return self.message in text if self.message else not text
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def symptom(fault: Fault) -> Symptom:
         most = float(f"{1.1 * worst:.2g}") if worst > 1 else 1.0
         return Wrong((fault.name,), most, finite=fault.finite)
     if isinstance(fault, BaseException):
-        return Raised(type(fault).__name__, str(fault).partition("\n")[0])
+        return Raised(type(fault).__name__, message_of(fault).partition("\n")[0][:_TEXT])
     return Told(fault)
 
 

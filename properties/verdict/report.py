@@ -30,6 +30,8 @@ NAMES = {
 }
 _TILES = (16, 32, 64, 128)
 _FRAMES = 3
+# Characters of an exception's text: those of a compiler may hold a whole program.
+_TEXT = 4000
 
 
 def report(
@@ -82,8 +84,10 @@ def error_report(
         error: its notes say which call raised it.
         frames: the traceback's frames in the target's own code.
     """
-    message = f": {error}" if str(error) else ""
-    lines = [f"{law}: {type(error).__name__}{message}", ""]
+    message = message_of(error)
+    if len(message) > _TEXT:
+        message = f"{message[:_TEXT]} … and {len(message) - _TEXT} more characters"
+    lines = [f"{law}: {type(error).__name__}{message and f': {message}'}", ""]
     for frame in frames[-_FRAMES:]:
         lines += [f"  at        {frame.filename}:{frame.lineno} in {frame.name}"]
         lines += [f"            {frame.line}"] if frame.line else []
@@ -91,6 +95,14 @@ def error_report(
         lines += ["  at        no line of the target's own code"]
     lines += [f"  call      {call}" for call in getattr(error, "__notes__", ())]
     return "\n".join([*lines, *_context(law, case, device, target)])
+
+
+def message_of(error: BaseException) -> str:
+    """The text of an exception, whose type may be the target's own and fail to say it."""
+    try:
+        return str(error)
+    except Exception as worse:
+        return f"its text raises {type(worse).__name__}"
 
 
 def end_report(
