@@ -449,4 +449,11 @@ def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Resu
 
 def _named(op: Op, returned: Any) -> Results:
     outputs = returned if isinstance(returned, tuple) else (returned,)
-    return {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}
+    named = {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}
+    for name, y in named.items():
+        if not isinstance(y, Tensor):
+            raise TypeError(f"it returns {name} as {type(y).__name__}, expected a tensor")
+        if not y.is_floating_point() or y.is_nested or y.layout != torch.strided:
+            kind = "nested" if y.is_nested else f"{y.dtype} {y.layout}".replace("torch.", "")
+            raise TypeError(f"it returns {name} as a tensor that is {kind}, expected dense floats")
+    return named

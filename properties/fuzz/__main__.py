@@ -1,6 +1,7 @@
 """Run kernels on drawn cases for a fixed time and report each bug once."""
 
 import argparse
+import errno
 import os
 import random
 import signal
@@ -9,11 +10,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic, sleep
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -41,8 +43,9 @@ def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(
         prog="python -m properties.fuzz",
         description=__doc__,
-        epilog="Exit code: 0 nothing found, 1 findings, 2 bad arguments. Ctrl-C and SIGTERM end it "
-        f"with a summary. {FOLDER} keeps failing cases and those with the largest errors: "
+        epilog="Exit code: 0 nothing found, 1 findings, 2 bad arguments. Ctrl-C, SIGTERM, and the "
+        "loss of its terminal or of the pipe that it writes to end it with a summary. "
+        f"{FOLDER} keeps failing cases and those with the largest errors: "
         "the next run tries them first, and pytest replays those that break a law. A process that "
         f"grows by more than {GROWTH >> 30} GiB, or by its part of half the machine's memory, is "
         "replaced between two cases.",
@@ -132,7 +135,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     parse = parser()
     chosen = parse.parse_args(arguments)
-    console = Console()
+    output = _Output()
+    console = Console(file=cast(TextIO, output))
     origin = Origin(chosen.target, chosen.device, chosen.ledger)
     try:
         _check_paths(chosen)
@@ -156,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return replay(case, chosen.law or laws, Worker(origin, chosen.case_timeout), console)
     for line in scope.missing(subject.target):
         _say(console, line)
-    with _signals() as asked:
+    with _signals(output.lost) as asked:
         return fuzz(log, subject, origin, workers, chosen, console, asked)
 
 
@@ -337,7 +341,8 @@ class _Kept:
                         self.night.log.write(folder)
                     else:
                         report.write(self.night, state, folder)
-            except OSError as error:
+            except Exception as error:
+                # Neither a full disk nor a mistake in a page ends the night.
                 self._tell(f"{name} not written: {error}")
 
     def _tell(self, text: str) -> None:
@@ -352,18 +357,61 @@ def _say(console: Console, *lines: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+class _Output:
+    """Standard output, which may be a full disk, a closed terminal or a pipe that nobody reads.
+
+    Args:
+        lost: why nobody reads it any more; empty while somebody may.
+    """
+
+    def __init__(self) -> None:
+        # There is none if it was closed before the start.
+        self.stream = sys.stdout or StringIO()
+        self.lost: list[str] = []
+        if isinstance(self.stream, TextIOWrapper):
+            # A terminal may know few characters, and a file's name may be no text.
+            self.stream.reconfigure(errors="backslashreplace")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> None:
+        with self._tolerating():
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        with self._tolerating():
+            self.stream.flush()
+
+    @contextmanager
+    def _tolerating(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.EIO):
+                self.lost.append("the loss of its output")
+                # What is left in buffers would fail again at the end of Python.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+
 @contextmanager
-def _signals() -> Iterator[list[str]]:
+def _signals(asked: list[str]) -> Iterator[list[str]]:
     """Collect the names of signals that ask for the end, without other effect.
 
     They stay without effect while Python exits.
+
+    Args:
+        asked: what else asks for it.
     """
-    asked: list[str] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         asked.append(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    ending = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        # Not under nohup.
+        ending.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in ending}
     try:
         yield asked
     finally:

@@ -101,6 +101,22 @@ def verbose(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def misspelling(device: torch.device) -> Adapter:
+    """Raises an exception about a file whose name is no text."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        raise FileNotFoundError("no file '\udcff'")
+
+    return _adapter(l2norm)
+
+
+def returning_a_list(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Any:
+        return [right(x)]
+
+    return _adapter(l2norm)
+
+
 def leaving(device: torch.device) -> Adapter:
     """Ends its process as if all were well."""
     return _adapter(lambda x: os._exit(0))

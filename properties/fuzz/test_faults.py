@@ -18,7 +18,7 @@ import torch
 from hypothesis import Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from properties.fuzz import night, planted, worker
+from properties.fuzz import night, planted, report, worker
 from properties.fuzz.__main__ import leave
 from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.corpus import FOLDER
@@ -173,6 +173,7 @@ def test_each_process_sees_a_gpu_of_its_own(
         ("exiting", "SystemExit: 3"),
         ("interrupting", "KeyboardInterrupt"),
         ("unwinding", "Unwinding: all of it"),
+        ("returning_a_list", "TypeError: it returns y as list, expected a tensor"),
         ("speechless", "Speechless: its text raises RecursionError"),
     ],
 )
@@ -304,7 +305,7 @@ def test_a_report_is_printed_if_no_file_can_be_written(
 
 
 def test_a_full_disk_does_not_end_the_run(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> int:
+    def full(path: Path, text: str, **how: str) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
@@ -363,6 +364,8 @@ class _Run:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # The tests themselves may run under nohup.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         assert self.process.stdout is not None
         while not at_work and "jobs of target" not in self.process.stdout.readline():
@@ -379,8 +382,8 @@ class _Run:
         return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and self._has(p)]
 
     def left(self) -> list[int]:
-        """The run's processes shortly after its end."""
-        for _ in range(50):
+        """The run's processes after its end; the one that others are forked from may still import."""
+        for _ in range(300):
             found = self.processes()
             if not found:
                 break
@@ -398,8 +401,13 @@ class _Run:
 
 @pytest.mark.parametrize(
     ("number", "times", "at_work"),
-    [(signal.SIGTERM, 1, True), (signal.SIGINT, 10, True), (signal.SIGINT, 2, False)],
-    ids=["SIGTERM", "Ctrl-C ten times", "Ctrl-C twice at once"],
+    [
+        (signal.SIGTERM, 1, True),
+        (signal.SIGHUP, 1, True),
+        (signal.SIGINT, 10, True),
+        (signal.SIGINT, 2, False),
+    ],
+    ids=["SIGTERM", "SIGHUP", "Ctrl-C ten times", "Ctrl-C twice at once"],
 )
 def test_a_signal_ends_a_run_with_its_full_summary(
     number: signal.Signals, times: int, at_work: bool, tmp_path: Path
@@ -419,6 +427,39 @@ def test_a_signal_ends_a_run_with_its_full_summary(
     assert Log.read(tmp_path / "kept") is not None
     assert f"stopped by {number.name}" in (tmp_path / "seen" / "report.json").read_text()
     assert run.left() == []
+
+
+def test_a_run_whose_output_nobody_reads_ends_with_its_records(tmp_path: Path) -> None:
+    run = _Run(tmp_path, "raising", "--no-shrink", at_work=False)
+    assert run.process.stdout is not None
+    run.process.stdout.close()
+    assert run.process.wait(timeout=60) == 1
+    told = (tmp_path / "seen" / "report.json").read_text()
+    assert "stopped by the loss of its output" in told
+    assert "head dim 7 is not supported" in told
+    assert (tmp_path / "worst.json").exists()
+    assert run.left() == []
+
+
+def test_a_text_that_no_encoding_has_is_written(fuzz: Fuzz, tmp_path: Path) -> None:
+    code, printed = fuzz("misspelling", "--report", "seen", "--resume", "kept")
+    assert code == 1
+    assert "no file '\\udcff'" in printed
+    assert "not written" not in printed
+    assert "no file &#39;\\udcff&#39;" in (tmp_path / "seen" / "report.html").read_text()
+
+
+def test_a_page_that_cannot_be_made_does_not_end_the_run(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: object) -> None:
+        raise ZeroDivisionError("in a plot")
+
+    monkeypatch.setattr(report, "write", mistaken)
+    code, printed = fuzz("raising", "--report", "seen")
+    assert code == 1
+    assert "--report not written: in a plot" in printed
+    assert "1 bug in" in printed
 
 
 def test_a_night_goes_on_after_its_process_was_killed(
