@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+_TEXTS = ("op", "mode", "dtype", "values", "layout", "cotangents", "context", "numbers")
+_MAPPINGS = ("dims", "broadcast", "options", "layouts", "same", "earlier")
 _TUPLES = ("lengths", "key_lengths", "given", "float32", "frozen", "silent")
 
 
@@ -113,8 +115,12 @@ class Case:
             for name in _TUPLES:
                 if data.get(name) is not None:
                     data[name] = tuple(data[name])
+            for names, kind in ((_TEXTS, str), (_MAPPINGS, dict)):
+                for name in names:
+                    if not isinstance(data.get(name, kind()), kind):
+                        raise TypeError(f"{name}: {data[name]!r}")
             return cls(**data)
-        except (TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"case: {text!r}, expected the JSON object of a case") from error
 
     @classmethod

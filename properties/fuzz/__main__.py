@@ -31,9 +31,9 @@ from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import LANE, Night
 from properties.fuzz.worker import GROWTH, Judge, Origin, Worker, crew, prepare
-from properties.jobs import Job, Selection
+from properties.jobs import Selection
 from properties.laws import LAWS, Subject
-from properties.targets import NAMES, scope
+from properties.targets import NAMES, Target, scope
 
 # Seconds between checks for signals, between copies of the log, and between lines of output.
 _LOOK, _COPY, _LINE = 0.2, 10.0, 60.0
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     raise ValueError(f"{what}, expected one of {', '.join(laws)}")
         else:
             wanted = map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype))
-            log = _log(Selection(*wanted).jobs(subject.target), chosen)
+            log = _log(Selection(*wanted), subject.target, chosen)
             # Before our signal handlers: Ray installs its own.
             workers = _crew(origin, chosen)
     except ValueError as error:
@@ -188,12 +188,13 @@ def _check_paths(chosen: argparse.Namespace) -> None:
         record.check(chosen.record)
 
 
-def _log(jobs: list[Job], chosen: argparse.Namespace) -> Log:
+def _log(selection: Selection, target: Target, chosen: argparse.Namespace) -> Log:
     """The log kept in `--resume`, or a new one.
 
     Raises:
-        ValueError: it is of another target or seed.
+        ValueError: it is of another target or seed, or of jobs that are not selected.
     """
+    jobs = selection.jobs(target)
     kept = Log.read(chosen.resume) if chosen.resume is not None else None
     if kept is None:
         seed = random.randrange(2**31) if chosen.seed is None else chosen.seed
@@ -202,6 +203,12 @@ def _log(jobs: list[Job], chosen: argparse.Namespace) -> Log:
         now = getattr(chosen, name)
         if now is not None and now != before:
             raise ValueError(f"--{name}: {now}, expected {before} as in {chosen.resume}")
+    # Jobs that the target no longer has are dropped.
+    every = Selection().jobs(target)
+    without = [job.name for job in kept.tallies if job in every and job not in jobs]
+    if without:
+        what = f"--resume: {chosen.resume} has {len(without)} other jobs, as {without[0]}"
+        raise ValueError(f"{what}, expected all of them selected")
     return replace(kept, tallies={job: kept.tallies.get(job, Tally()) for job in jobs})
 
 
@@ -302,7 +309,7 @@ def fuzz(
         try:
             known = record.read(chosen.record)
             record.write(chosen.record, record.added(known, log.record(name)))
-        except (OSError, ValueError) as error:
+        except Exception as error:
             _say(console, f"--record not written: {error}", *map(str, log.record(name).values()))
     if not console.is_terminal:
         console.print(display)

@@ -195,7 +195,7 @@ class Log:
             said["ran"] = {op: {*_of_files(files)} for op, files in said["ran"].items()}
             counts = {n: Counter(said[n]) for n in ("excused", "unrepeated", "errors")}
             return cls(**said | counts)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path}, expected a night that was kept here: {error!r}") from error
 
 

@@ -49,8 +49,15 @@ def read(path: Path) -> dict[Key, Record]:
     if not path.exists():
         return {}
     try:
-        rows = [Record(**row) for row in json.loads(path.read_text())]
-    except (json.JSONDecodeError, TypeError) as error:
+        said = json.loads(path.read_text())
+        if not isinstance(said, list):
+            raise TypeError("no list")
+        rows = [Record(**row) for row in said]
+        for row in rows:
+            if [*map(type, (*row.key, row.examples))] != [str, str, str, int]:
+                raise TypeError(f"{row} is none of its rows")
+            float(row.worst)
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"--record: {path}, expected a file that --record wrote: {error}"
         ) from error

@@ -1,11 +1,16 @@
 """The arguments that the fuzz command rejects, and the cases that it draws."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from properties.fuzz import planted
+from properties.fuzz import planted, record
 from properties.fuzz.__main__ import main
 from properties.fuzz.conftest import on_l2norm
+from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import lap_seed
+from properties.jobs import Job
 
 pytestmark = pytest.mark.ops("l2norm")
 
@@ -18,6 +23,10 @@ def _with(field: str) -> str:
 
 def broken(device: object) -> object:
     return 1 / 0
+
+
+def leaving(device: object) -> object:
+    return sys.exit(0)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +54,11 @@ def broken(device: object) -> object:
         (["--case-timeout", "0"], "--case-timeout: 0.0, expected more than 0"),
         (["--target", "nowhere:at_all"], "target: 'nowhere:at_all' cannot be imported"),
         (["--target", f"{__name__}:broken"], "cannot be made: ZeroDivisionError: division by zero"),
+        (["--target", f"{__name__}:leaving"], "cannot be made: SystemExit: 0"),
+        (["--case", "[" * 100_000], "expected the JSON object of a case"),
+        (["--case", _with('"layouts":[]')], "expected the JSON object of a case"),
+        (["--case", _CASE.replace('"l2norm"', '["l2norm"]')], "expected the JSON object of a case"),
+        (["--record", str(Path(__file__).parent)], "expected a file that --record wrote"),
         (["--ledger", "/nowhere.py"], "ledger: '/nowhere.py', expected a file"),
         (["--ledger", "pyproject.toml"], "ledger: 'pyproject.toml'"),
         (["--op", "l2norm", "--mode", "chunk"], "nothing that is l2norm and chunk"),
@@ -58,6 +72,42 @@ def test_arguments_that_make_no_run_are_rejected(
         main(arguments)
     assert ended.value.code == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"target": "ours", "se', "null", '{"target": "ours", "seed": 1}', b"\xff\xfe"],
+)
+def test_a_log_that_cannot_be_read_is_rejected(
+    text: str | bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "night.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SystemExit) as ended:
+        main(on_l2norm("good", "--resume", str(tmp_path)))
+    assert ended.value.code == 2
+    assert "expected a night that was kept here" in capsys.readouterr().err
+
+
+def test_a_log_of_jobs_that_are_not_selected_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [Job("l2norm", "fused", law, "float32") for law in ("determinism", "differential")]
+    target = f"{planted.__name__}:good"
+    Log(target, 1, {job: Tally(examples=3) for job in jobs}).write(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(on_l2norm("good", "--resume", str(tmp_path)))
+    assert ended.value.code == 2
+    told = "has 1 other jobs, as l2norm-fused-determinism-float32, expected all of them selected"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '[{"op": 1, "dtype": 2, "device": 3, "examples": 1, "worst": 1}]']
+)
+def test_a_record_of_other_contents_is_rejected(text: str, tmp_path: Path) -> None:
+    (tmp_path / "worst.json").write_text(text)
+    with pytest.raises(ValueError, match="expected a file that --record wrote"):
+        record.read(tmp_path / "worst.json")
 
 
 def test_runs_of_neighbouring_seeds_share_no_lap() -> None:

@@ -382,7 +382,7 @@ class _Run:
         return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and self._has(p)]
 
     def left(self) -> list[int]:
-        """The run's processes after its end; the one that others are forked from may still import."""
+        """The run's processes after its end; what others are forked from may still import."""
         for _ in range(300):
             found = self.processes()
             if not found:

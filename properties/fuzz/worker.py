@@ -82,13 +82,7 @@ class Origin:
 
         where = activate(self.device)
         profiles.register()
-        try:
-            target = load(self.target, where)
-        except ValueError:
-            raise
-        except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            raise ValueError(f"target: {self.target!r} cannot be made: {told}") from error
+        target = load(self.target, where)
         return Subject(target, where, read(self.ledger, self.target, where.type))
 
 

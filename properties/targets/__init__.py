@@ -6,6 +6,7 @@ from torch import device as Device
 
 from properties.targets.adapter import Adapter, Implementation
 from properties.targets.target import Target
+from properties.verdict.report import message_of
 
 __all__ = ["NAMES", "Adapter", "Implementation", "Target", "load"]
 
@@ -30,7 +31,7 @@ def load(name: str, device: Device) -> Target:
             a `Target`.
 
     Raises:
-        ValueError: there is none, or what it needs is not installed.
+        ValueError: there is none, its code fails, or what it needs is not installed.
     """
     module, colon, attribute = NAMES.get(name, name).partition(":")
     if not (module and colon and attribute):
@@ -41,11 +42,20 @@ def load(name: str, device: Device) -> Target:
         found = import_module(module)
     except ImportError as error:
         raise ValueError(f"target: {name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {message_of(error)}"
+        raise ValueError(f"target: {name!r} cannot be imported: {told}") from error
     make = getattr(found, attribute, None)
     if not callable(make):
         what = "no" if make is None else "no callable"
         raise ValueError(f"target: {module} has {what} {attribute!r}, expected a function")
-    made = make(device)
+    try:
+        made = make(device)
+    except ValueError:
+        raise
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {message_of(error)}"
+        raise ValueError(f"target: {name!r} cannot be made: {told}") from error
     if not isinstance(made, Target):
         kind = type(made).__name__
         raise ValueError(f"target: {name!r} returned {kind}, expected a properties.targets.Target")

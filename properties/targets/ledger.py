@@ -269,8 +269,8 @@ def read(name: str, target: str, device: str | None) -> Ledger:
         raise ValueError(f"ledger: {name!r}, expected a file, 'auto' or 'none'")
     try:
         entries = runpy.run_path(str(path)).get("LEDGER")
-    except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {message_of(error)}"
         raise ValueError(
             f"ledger: {name!r}, expected a file of Python that runs: {told}"
         ) from error
