@@ -16,7 +16,7 @@ from rich.table import Table
 
 from properties.arguments import count
 from properties.device import DEVICES, activate
-from properties.planting.trial import Laboratory, LawAbout, Outcome
+from properties.planting.trial import LawAbout, Outcome, TrialPool
 from properties.targets import load
 from regressions.known_bug import KnownBug, bugs_in, known_bugs
 
@@ -88,13 +88,13 @@ def run_both_ways(
     bugs: Mapping[str, KnownBug], device: str, jobs: int, target: str = "ours"
 ) -> dict[str, BothRuns]:
     """Run bugs both ways, in as many processes as there are jobs."""
-    with Laboratory(target, device, jobs) as laboratory:
+    with TrialPool(target, device, jobs) as trials:
         # A case that pins several bugs runs once on the code as it stands.
-        today = cache(laboratory.submit)
+        today = cache(trials.submit)
         trials = {
             name: (
                 today(bug.pinned),
-                laboratory.submit(bug.pinned, bug.planted) if bug.shows_on(device) else None,
+                trials.submit(bug.pinned, bug.planted) if bug.shows_on(device) else None,
             )
             for name, bug in bugs.items()
         }

@@ -7,23 +7,23 @@ from functools import cache
 import pytest
 
 from properties.planting.edit import Edit
-from properties.planting.trial import Laboratory, Outcome, Pinned
+from properties.planting.trial import Outcome, Pinned, TrialPool
 from regressions.known_bug import KnownBug, known_bugs
 
 BUGS = known_bugs()
 
 
 @pytest.fixture(scope="module")
-def laboratory(request: pytest.FixtureRequest) -> Iterator[Laboratory]:
+def trials(request: pytest.FixtureRequest) -> Iterator[TrialPool]:
     option = request.config.getoption
-    with Laboratory(option("oracles_target"), option("oracles_device")) as laboratory:
-        yield laboratory
+    with TrialPool(option("oracles_target"), option("oracles_device")) as trials:
+        yield trials
 
 
 @pytest.fixture(scope="module")
-def today(laboratory: Laboratory) -> Callable[[Pinned], Future[Outcome]]:
+def today(trials: TrialPool) -> Callable[[Pinned], Future[Outcome]]:
     """Runs what is pinned as the code stands: once, however many bugs it pins."""
-    return cache(laboratory.submit)
+    return cache(trials.submit)
 
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
@@ -33,10 +33,10 @@ def test_case_passes_today(bug: KnownBug, today: Callable[[Pinned], Future[Outco
 
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
-def test_case_catches_the_planted_bug(bug: KnownBug, laboratory: Laboratory) -> None:
-    if not bug.shows_on(laboratory.device):
+def test_case_catches_the_planted_bug(bug: KnownBug, trials: TrialPool) -> None:
+    if not bug.shows_on(trials.device):
         pytest.skip(f"shows on {bug.only_on} only, which is not the device here")
-    outcome = laboratory.submit(bug.pinned, bug.planted).result()
+    outcome = trials.submit(bug.pinned, bug.planted).result()
     assert outcome.caught_by is not None, "it is not noticed when it is planted again"
 
 

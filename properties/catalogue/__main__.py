@@ -9,7 +9,7 @@ from properties.catalogue import OPS, Op
 from properties.mutants import shares
 from properties.mutants.mutant import modules
 from properties.mutants.triggers import run as triggers
-from properties.planting.sources import Sources
+from properties.planting.op_modules import OpModules
 
 BEGIN = "<!-- table: python -m properties.catalogue --write properties/README.md -->"
 END = "<!-- end of table -->"
@@ -66,7 +66,7 @@ def _killed() -> dict[str, shares.Share]:
     """Of what each op is made of, where all of that has been tried."""
     known, mutated = shares.read(), {name for name, _ in modules()}
     found = {
-        op.name: shares.together(known, Sources.of(op).modules & mutated) for op in OPS.values()
+        op.name: shares.together(known, OpModules.of(op).modules & mutated) for op in OPS.values()
     }
     return {name: share for name, share in found.items() if share is not None}
 

@@ -18,7 +18,7 @@ from properties.catalogue.op import Op
 from properties.changed.uses import names_of_tests, uses, words_of
 from properties.laws import LAWS
 from properties.planting.closure import KERNELS, LISTS, REFERENCE, closure, imported, path_of
-from properties.planting.sources import Sources
+from properties.planting.op_modules import OpModules
 from properties.targets import NAMES
 
 # Files that affect every test: its options and the releases that it runs on.
@@ -184,7 +184,7 @@ def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
     """The files that stand for the packages that import all ops, for a test of these ops."""
     if not ops:
         return {}
-    sources = [Sources.of(OPS[op]) for op in ops]
+    sources = [OpModules.of(OPS[op]) for op in ops]
     reference = frozenset[str]().union(*(s.reference for s in sources))
     declaring = {s.declaration for s in sources}
     beside = {name: _without_oracles(name) for name in {op.work.__module__ for op in OPS.values()}}

@@ -24,7 +24,7 @@ from properties.mutants import killers
 from properties.mutants.mutant import modules
 from properties.planting.closure import path_of
 from properties.planting.edit import Edit
-from properties.planting.sources import Sources
+from properties.planting.op_modules import OpModules
 from properties.planting.trial import LawAbout, Pinned, TestAt, pinned_of
 from properties.targets import load
 
@@ -155,8 +155,8 @@ def _ops(*files: str) -> set[str]:
 @pytest.mark.parametrize("op", _WITH_KERNELS, ids=lambda op: op.name)
 def test_the_modules_of_an_op_reach_its_laws(op: Op) -> None:
     """Mutants plant their edits in the same modules."""
-    assert load("ours", torch.device("cpu")).function(op).__module__ in Sources.of(op).kernels
-    assert all(op.name in _ops(_file(module)) for module in Sources.of(op).modules)
+    assert load("ours", torch.device("cpu")).function(op).__module__ in OpModules.of(op).kernels
+    assert all(op.name in _ops(_file(module)) for module in OpModules.of(op).modules)
 
 
 def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:
@@ -176,7 +176,7 @@ def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:
     assert _ops("reference/softmax/attention.py") == {"attention", "differential_attention"}
     every = {name for name, _ in modules(["kernels"])}
     for op in _WITH_KERNELS:
-        far = every - Sources.of(op).kernels
+        far = every - OpModules.of(op).kernels
         assert not any(op.name in _ops(_file(module)) for module in far)
 
 
@@ -215,9 +215,9 @@ def test_a_test_is_reached_through_the_names_it_uses() -> None:
     file = "properties/mutants/test_hunt.py"
     kills = f"{file}::test_a_wrong_sign_is_killed_by_a_law_that_looks_at_results"
     malformed = f"{file}::test_a_malformed_list_is_refused"
-    assert _reaches("properties/planting/nursery.py", kills)
+    assert _reaches("properties/planting/fork_pool.py", kills)
     assert _reaches("properties/mutants/equivalents.py", malformed)
-    assert not _reaches("properties/planting/nursery.py", malformed)
+    assert not _reaches("properties/planting/fork_pool.py", malformed)
     # Its fixture makes mutants of that file and names it in a string.
     assert _reaches("kernels/position/rotary.py", kills)
     assert all(_reaches(file, node) for node in (kills, malformed))

@@ -35,15 +35,15 @@ from properties.mutants.survey import (
     standing,
 )
 from properties.planting.closure import KERNELS, closure, digest
-from properties.planting.nursery import Nursery, TrialDied
-from properties.planting.sources import Sources
+from properties.planting.fork_pool import ForkPool, TrialDied
+from properties.planting.op_modules import OpModules
 from properties.planting.trial import (
     LIBRARIES,
-    Bench,
     Ended,
     LawAbout,
     Outcome,
     Pinned,
+    Setup,
     attempt,
     failing_tests,
 )
@@ -109,7 +109,7 @@ class Suite:
         self.killers = {name: ranked(checks) for name, checks in killers.items()}
         self.jobs = sorted(jobs, key=_place)
         self.folder = folder
-        self.sources = {name: Sources.of(OPS[name]) for name in {j.op for j in jobs}}
+        self.sources = {name: OpModules.of(OPS[name]) for name in {j.op for j in jobs}}
         self.places = ["kernels"]
         if own:
             made_of = {*own, target.partition(":")[0]}
@@ -117,13 +117,13 @@ class Suite:
             self.places = [below(path).as_posix() for path in own.values()]
         self.packages = dict.fromkeys(map(package_of, own)) if own else PACKAGES
         answers = {name: sources.oracle for name, sources in self.sources.items()}
-        self.bench = Bench(target, device, (folder / "oracle", answers))
+        self.setup = Setup(target, device, (folder / "oracle", answers))
         self.surveys = Surveys(folder)
         self.tests = tests
         preload = (*LIBRARIES, "properties.planting.warm")
         # Kernels compiled here have their lines recorded.
         kept = os.environ.get("TRITON_SIM_CACHE") or str(folder / "simulator")
-        self.nursery = Nursery(preload, workers, device, {"TRITON_SIM_CACHE": kept})
+        self.pool = ForkPool(preload, workers, device, {"TRITON_SIM_CACHE": kept})
         self._surveyors = ThreadPoolExecutor(workers)
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._checks: dict[str, list[Check]] = {}
@@ -132,7 +132,7 @@ class Suite:
     def close(self, *, at_once: bool) -> None:
         """End all processes: `at_once`, or when they are done."""
         self._surveyors.shutdown(wait=not at_once, cancel_futures=True)
-        self.nursery.close(at_once=at_once)
+        self.pool.close(at_once=at_once)
 
     def files_about(self, mutant: Mutant) -> list[str]:
         """Test files that may run a mutant's module: the nearest first, then those with the fewest
@@ -227,11 +227,11 @@ class Suite:
 
     def checks_of(self, job: Job) -> list[Check]:
         code = self.sources[job.op].code(job)
-        return self._survey(job.name, code, of_job, job, self.bench, self.folder, self.places)
+        return self._survey(job.name, code, of_job, job, self.setup, self.folder, self.places)
 
     def tests_in(self, file: str, package: str) -> list[Check]:
         code = digest(_module(file))
-        arguments = file, package, self.bench, self.folder
+        arguments = file, package, self.setup, self.folder
         return self._survey(f"{package}.{file}", code, of_tests, *arguments)
 
     def standing_in(self, group: str) -> list[Check]:
@@ -241,7 +241,7 @@ class Suite:
         ops = {p.case.op for p in pinned if isinstance(p, LawAbout)}
         code = [self._code([j for j in self.jobs if j.op in ops]), *map(str, pinned)]
         code += [digest(_module(group))] if not ops else []
-        return self._survey(f"killers.{group}", _digest(code), standing, pinned, self.bench)
+        return self._survey(f"killers.{group}", _digest(code), standing, pinned, self.setup)
 
     def code(self, mutant: Mutant) -> str:
         """A digest of everything that may notice a mutant."""
@@ -258,7 +258,7 @@ class Suite:
             if name not in self._checks:
                 checks = self.surveys.known(name, code)
                 if checks is None:
-                    future = self.nursery.submit(survey, *about, seconds=_AT_MOST)
+                    future = self.pool.submit(survey, *about, seconds=_AT_MOST)
                     try:
                         checks = future.result()
                         self.surveys.keep(name, code, checks)
@@ -294,10 +294,10 @@ class Suite:
         if unit.file:
             checks = self.tests_in(unit.file, unit.package)
             nodes = [str(c.pinned) for c in checks if any(c.runs(m) for m in mutants)]
-            future = self.nursery.submit(failing_tests, nodes, self.bench, edits, seconds=_AT_MOST)
+            future = self.pool.submit(failing_tests, nodes, self.setup, edits, seconds=_AT_MOST)
         else:
             jobs = unit.jobs
-            future = self.nursery.submit(failing_cases, jobs, self.bench, edits, seconds=_AT_MOST)
+            future = self.pool.submit(failing_cases, jobs, self.setup, edits, seconds=_AT_MOST)
         try:
             found: list[Pinned | Ended] = future.result()
         except TrialDied as death:
@@ -307,7 +307,7 @@ class Suite:
     def fails(self, check: Pinned, mutants: Sequence[Mutant]) -> bool:
         """Whether a check fails with these mutants, which must not overlap."""
         edits, _ = combined(mutants)
-        outcome = self.nursery.submit(attempt, [check], [], self.bench, edits, seconds=_ONE)
+        outcome = self.pool.submit(attempt, [check], [], self.setup, edits, seconds=_ONE)
         try:
             return outcome.result().caught_by is not None
         except TrialDied:
@@ -317,8 +317,8 @@ class Suite:
         pinned = [check.pinned for check in checks]
         limits = [_COMPILING + _LONGER * check.seconds for check in checks]
         seconds = round(_AT_LEAST + _LONGER * sum(check.seconds for check in checks))
-        future = self.nursery.submit(
-            attempt, pinned, limits, self.bench, [mutant.edit()], seconds=seconds
+        future = self.pool.submit(
+            attempt, pinned, limits, self.setup, [mutant.edit()], seconds=seconds
         )
         try:
             outcome: Outcome = future.result()

@@ -16,13 +16,12 @@ from properties.mutants.mutant import Mutant
 from properties.planting.closure import KERNELS, REFERENCE, forget
 from properties.planting.edit import Edit
 from properties.planting.trial import (
-    Bench,
     Ended,
     LawAbout,
     Pinned,
+    Setup,
     TestAt,
     attempt,
-    bench_subject,
     path_of_node,
     pinned_of,
     plant,
@@ -86,7 +85,7 @@ class SuiteFails(Exception):
     """A check fails without a mutant, so it cannot be used."""
 
 
-def of_job(job: Job, bench: Bench, folder: Path, places: Sequence[str]) -> list[Check]:
+def of_job(job: Job, setup: Setup, folder: Path, places: Sequence[str]) -> list[Check]:
     """Run the cases that the `ci` profile draws for a job, in this process.
 
     Args:
@@ -100,7 +99,7 @@ def of_job(job: Job, bench: Bench, folder: Path, places: Sequence[str]) -> list[
     profiles.register()
     settings.register_profile("survey", settings.get_profile("ci"), report_multiple_bugs=False)
     settings.load_profile("survey")
-    subject = bench_subject(bench)
+    subject = setup.subject()
     checks: list[Check] = []
     reach = LineCoverage(places, folder / "compiled")
     started = 0.0
@@ -123,7 +122,7 @@ def of_job(job: Job, bench: Bench, folder: Path, places: Sequence[str]) -> list[
 
 
 def failing_cases(
-    jobs: Sequence[Job], bench: Bench, edits: Sequence[Edit]
+    jobs: Sequence[Job], setup: Setup, edits: Sequence[Edit]
 ) -> list[LawAbout | Ended]:
     """Run jobs with edits made, as the `ci` profile does; return a failing case of each."""
     plant(edits)
@@ -137,7 +136,7 @@ def failing_cases(
     settings.register_profile("unshrunk", ci, phases=[p for p in ci.phases if p != Phase.shrink])
     settings.load_profile("unshrunk")
     try:
-        subject = bench_subject(bench)
+        subject = setup.subject()
     except Exception as error:  # from a kernel module's import
         return [Ended(type(error).__name__, str(error))]
     failing: list[LawAbout | Ended] = []
@@ -152,7 +151,7 @@ def failing_cases(
     return failing
 
 
-def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]:
+def of_tests(path: str, package: str, setup: Setup, folder: Path) -> list[Check]:
     """Run the tests of a file in this process, and record their lines in a package."""
     import contextlib
     import io
@@ -163,7 +162,7 @@ def of_tests(path: str, package: str, bench: Bench, folder: Path) -> list[Check]
     recorder = _Recorder(LineCoverage([package], folder / "compiled"))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        code = pytest.main([*pytest_options(bench), path_of_node(path)], plugins=[recorder])
+        code = pytest.main([*pytest_options(setup), path_of_node(path)], plugins=[recorder])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise SuiteFails(f"{path} fails as the code stands:\n{printed.getvalue()[-1000:]}")
     return recorder.checks
@@ -194,13 +193,13 @@ class _Recorder:
         return True
 
 
-def standing(pinned: Sequence[Pinned], bench: Bench) -> list[Check]:
+def standing(pinned: Sequence[Pinned], setup: Setup) -> list[Check]:
     """The checks that pass without a mutant, and their times."""
     _import_anew()
     checks = []
     for one in pinned:
         try:
-            outcome = attempt([one], [], bench, [])
+            outcome = attempt([one], [], setup, [])
         except ValueError:  # a test that no longer exists
             continue
         if outcome.caught_by is None:

@@ -24,9 +24,9 @@ from properties.mutants.fates import Fate, Fates
 from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
 from properties.mutants.mutant import Mutant, mutants
 from properties.mutants.survey import of_tests
-from properties.planting.memory import Memory
-from properties.planting.nursery import Nursery, TrialDied
-from properties.planting.trial import Bench, LawAbout, Pinned, TestAt, pinned_of
+from properties.planting.fork_pool import ForkPool, TrialDied
+from properties.planting.oracle_cache import OracleCache
+from properties.planting.trial import LawAbout, Pinned, Setup, TestAt, pinned_of
 from properties.targets import load
 
 pytestmark = pytest.mark.ops("rotary_embedding", "l2norm")
@@ -124,7 +124,7 @@ def test_a_mutant_that_ends_its_process_is_found_among_others(
             future.set_result(None)
         return future
 
-    monkeypatch.setattr(blind.nursery, "submit", submit)
+    monkeypatch.setattr(blind.pool, "submit", submit)
     (unit,) = units(blind, "kernels")
     fates = Fates(tmp_path / "fates.jsonl", fresh=True)
     killed = killed_among(signs, blind, fates, unit)
@@ -303,52 +303,52 @@ def _loop() -> None:
 def _imported_anew(path: str, folder: Path) -> bool:
     import kernels
 
-    assert of_tests(path, "kernels", Bench("ours", "auto"), folder)
+    assert of_tests(path, "kernels", Setup("ours", "auto"), folder)
     return sys.modules["kernels"] is not kernels
 
 
 def test_a_survey_runs_tests_beside_a_package_imported_anew(tmp_path: Path) -> None:
     """A trial imports modules anew; a test that fails from that alone would kill every mutant."""
-    with Nursery([]) as nursery:
+    with ForkPool([]) as pool:
         path = "kernels/test_auto_mode.py"
-        assert nursery.submit(_imported_anew, path, tmp_path).result()
+        assert pool.submit(_imported_anew, path, tmp_path).result()
 
 
 def test_a_trial_that_dies_or_loops_raises() -> None:
-    with Nursery([]) as nursery:
-        assert nursery.submit(divmod, 7, 2).result() == (3, 1)
+    with ForkPool([]) as pool:
+        assert pool.submit(divmod, 7, 2).result() == (3, 1)
         with pytest.raises(ZeroDivisionError):
-            nursery.submit(divmod, 7, 0).result()
+            pool.submit(divmod, 7, 0).result()
         with pytest.raises(TrialDied) as ended:
-            nursery.submit(os._exit, 3).result()
+            pool.submit(os._exit, 3).result()
         assert not ended.value.of_time
         with pytest.raises(TrialDied) as looped:
-            nursery.submit(_loop, seconds=1).result()
+            pool.submit(_loop, seconds=1).result()
         assert looped.value.of_time
-        assert nursery.submit(divmod, 7, 2).result() == (3, 1)
+        assert pool.submit(divmod, 7, 2).result() == (3, 1)
 
 
-def test_an_unused_nursery_starts_no_process() -> None:
-    with Nursery(["no.such.module"]):
+def test_an_unused_pool_starts_no_process() -> None:
+    with ForkPool(["no.such.module"]):
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
-    with Nursery([], workers=2) as nursery:
-        first = nursery.submit(os.getppid).result()
+    with ForkPool([], workers=2) as pool:
+        first = pool.submit(os.getppid).result()
         assert str(first) not in children
-        assert nursery.submit(os.getppid).result() == first
+        assert pool.submit(os.getppid).result() == first
 
 
-def test_closing_a_nursery_at_once_ends_its_trials() -> None:
-    nursery = Nursery([])
-    pid = nursery.submit(os.getppid).result()
-    nursery.submit(time.sleep, 600)
-    nursery.close(at_once=True)
+def test_closing_a_pool_at_once_ends_its_trials() -> None:
+    pool = ForkPool([])
+    pid = pool.submit(os.getppid).result()
+    pool.submit(time.sleep, 600)
+    pool.close(at_once=True)
     children = Path(f"/proc/{pid}/task/{pid}/children")
     assert not children.exists() or not children.read_text()
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_one_element_is_remembered_whatever_its_stride(stride: int, tmp_path: Path) -> None:
-    memory = Memory(tmp_path, {"l2norm": "code"})
+    memory = OracleCache(tmp_path, {"l2norm": "code"})
     answers = iter((1, 2))
     for value in (3.0, 3.0, 4.0):
         x = torch.full((2,), value, dtype=torch.bfloat16).as_strided((1, 1), (stride, stride))

@@ -113,7 +113,7 @@ def test_cases_and_tests_are_tried_in_one_process(sign: Mutant, suite: Suite) ->
     pinned = TestAt(f"reference/norm/test_l2norm.py::{_OF_AN_ORACLE}"), _LAW
     for edits, found in (([], (None, 2)), ([sign.edit()], ("differential", 1))):
         # In another process, since it imports modules anew.
-        future = suite.nursery.submit(attempt, pinned, (60.0, 60.0), suite.bench, edits)
+        future = suite.pool.submit(attempt, pinned, (60.0, 60.0), suite.setup, edits)
         outcome = future.result()
         assert (outcome.caught_by, outcome.number) == found
 

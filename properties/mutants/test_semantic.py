@@ -15,7 +15,7 @@ import pytest
 from properties.mutants.mutant import Mutant, combined, modules, mutants, mutants_of
 from properties.mutants.semantic import SEMANTIC
 from properties.planting.closure import path_of
-from properties.planting.nursery import Nursery
+from properties.planting.fork_pool import ForkPool
 from properties.planting.source import Source
 from properties.planting.trial import LIBRARIES, plant
 
@@ -632,10 +632,10 @@ def _import(those: list[Mutant]) -> int:
 
 def test_every_mutant_can_be_imported() -> None:
     """Many at once: an edit that prevents the import does so with others too."""
-    with Nursery(LIBRARIES) as nursery:
+    with ForkPool(LIBRARIES) as pool:
         for those in _rounds():
             count = len({mutant.module for mutant in those})
-            assert nursery.submit(_import, those).result() == count
+            assert pool.submit(_import, those).result() == count
 
 
 def test_semantic_mutants_cover_more_modules_than_single_edits() -> None:

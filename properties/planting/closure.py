@@ -31,7 +31,7 @@ def path_of(module: str) -> Path | None:
     """The file of a module of this project or of code beside it; None for what is installed."""
     if is_ours(module):
         return _file_of(ROOT.joinpath(*module.removeprefix(HOME).split(".")))
-    return None if _is_installed(module.partition(".")[0]) else found(module)
+    return None if _is_installed(module.partition(".")[0]) else find_file(module)
 
 
 def is_ours(module: str) -> bool:
@@ -41,14 +41,14 @@ def is_ours(module: str) -> bool:
 
 @cache
 def _is_installed(first: str) -> bool:
-    """Whether a module of no package, or a package, is one of Python's or in its libraries."""
-    path = found(first)
+    """Whether a top-level module or package is in the standard library or among the installed."""
+    path = find_file(first)
     return path is None or path.is_relative_to(_STANDARD) or not INSTALLED.isdisjoint(path.parts)
 
 
 @cache
-def found(module: str) -> Path | None:
-    """The file of a module that Python would import, found without importing anything."""
+def find_file(module: str) -> Path | None:
+    """Find the file of a module that Python would import, without importing anything."""
     first, *rest = module.split(".")
     try:
         spec = find_spec(first)
@@ -65,7 +65,7 @@ def found(module: str) -> Path | None:
 
 
 def _file_of(stem: Path) -> Path | None:
-    """The file of the module or package that is called so."""
+    """The file of a module, `stem.py`, or of a package, `stem/__init__.py`."""
     files = (stem.with_name(f"{stem.name}.py"), stem / "__init__.py")
     return next((file for file in files if file.is_file()), None)
 

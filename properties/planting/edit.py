@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from properties.planting.closure import found, is_ours, path_of
+from properties.planting.closure import find_file, is_ours, path_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Edit:
         Raises:
             ValueError: there is no such module.
         """
-        path = path_of(self.module) if is_ours(self.module) else found(self.module)
+        path = path_of(self.module) if is_ours(self.module) else find_file(self.module)
         if path is None:
             raise ValueError(f"module: {self.module}, expected a module that Python can import")
         return path

@@ -18,7 +18,7 @@ from properties import ROOT
 from properties.cases.case import Case
 from properties.planting.closure import forget
 from properties.planting.edit import Edit, edits_first
-from properties.planting.nursery import Nursery
+from properties.planting.fork_pool import ForkPool
 
 if TYPE_CHECKING:
     from properties.laws import Subject
@@ -107,20 +107,31 @@ class TimeIsUp(BaseException):
 
 
 @dataclass(frozen=True)
-class Bench:
-    """The target, the device and the cache of the oracle's answers.
+class Setup:
+    """What a trial loads: a target, its device, and the cache of the oracle's answers.
 
     Args:
-        memory: the arguments of a `Memory`; None caches nothing.
+        cache: the arguments of an `OracleCache`; None caches nothing.
     """
 
     target: str
     device: str
-    memory: tuple[Path, Mapping[str, str]] | None = None
+    cache: tuple[Path, Mapping[str, str]] | None = None
+
+    def subject(self) -> "Subject":
+        """Load the target in this process, on an activated device."""
+        from properties.device import activate
+        from properties.laws import Subject
+        from properties.planting.oracle_cache import OracleCache
+        from properties.targets import load
+
+        where = activate(self.device)
+        subject = Subject(load(self.target, where), where)
+        return replace(subject, recall=OracleCache(*self.cache)) if self.cache else subject
 
 
 def attempt(
-    pinned: Sequence[Pinned], limits: Sequence[float], bench: Bench, edits: Sequence[Edit]
+    pinned: Sequence[Pinned], limits: Sequence[float], setup: Setup, edits: Sequence[Edit]
 ) -> Outcome:
     """Judge cases or run tests until one fails, with edited modules imported anew.
 
@@ -135,9 +146,9 @@ def attempt(
         own = limits[before : before + len(those)]
         tests = [one.node for one in those if isinstance(one, TestAt)]
         if tests:
-            outcome = _run_tests(tests, own, bench)
+            outcome = _run_tests(tests, own, setup)
         else:
-            outcome = _judge([one for one in those if isinstance(one, LawAbout)], own, bench)
+            outcome = _judge([one for one in those if isinstance(one, LawAbout)], own, setup)
         if outcome.caught_by is not None:
             break
         before += len(those)
@@ -152,7 +163,7 @@ def plant(edits: Sequence[Edit]) -> None:
         edit.plant()
 
 
-def _judge(pinned: Sequence[LawAbout], limits: Sequence[float], bench: Bench) -> Outcome:
+def _judge(pinned: Sequence[LawAbout], limits: Sequence[float], setup: Setup) -> Outcome:
     from properties.laws import LAWS, Violation
     from properties.targets import scope
 
@@ -162,7 +173,7 @@ def _judge(pinned: Sequence[LawAbout], limits: Sequence[float], bench: Bench) ->
             with _no_longer_than(limits[number] if limits else 0.0):
                 # Inside the timer and handler, since an error at a kernel module's import counts
                 # too.
-                subject = subject or bench_subject(bench)
+                subject = subject or setup.subject()
                 op = scope.declared(subject.target, one.case.op, one.case.mode)
                 LAWS[one.law](op, one.case, subject)
         except Violation as violation:
@@ -172,18 +183,6 @@ def _judge(pinned: Sequence[LawAbout], limits: Sequence[float], bench: Bench) ->
         except Exception as error:
             return Outcome(type(error).__name__, str(error), number)
     return Outcome(None)
-
-
-def bench_subject(bench: Bench) -> "Subject":
-    """The implementation under test, on an activated device."""
-    from properties.device import activate
-    from properties.laws import Subject
-    from properties.planting.memory import Memory
-    from properties.targets import load
-
-    where = activate(bench.device)
-    subject = Subject(load(bench.target, where), where)
-    return replace(subject, recall=Memory(*bench.memory)) if bench.memory else subject
 
 
 @contextmanager
@@ -202,30 +201,30 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def failing_tests(nodes: Sequence[str], bench: Bench, edits: Sequence[Edit]) -> list[TestAt]:
+def failing_tests(nodes: Sequence[str], setup: Setup, edits: Sequence[Edit]) -> list[TestAt]:
     """Run tests of a file with edits made; return those that fail, or the file if it cannot be
     imported.
     """
     plant(edits)
-    failed, _ = _run_pytest(nodes, {}, bench)
+    failed, _ = _run_pytest(nodes, {}, setup)
     return [TestAt(node) for node in failed.nodes]
 
 
-def _run_tests(nodes: Sequence[str], limits: Sequence[float], bench: Bench) -> Outcome:
+def _run_tests(nodes: Sequence[str], limits: Sequence[float], setup: Setup) -> Outcome:
     """Run pytest nodes in this process until one fails, and keep the output for the report."""
-    failed, printed = _run_pytest(nodes, dict(zip(nodes, limits, strict=False)), bench, "-x")
+    failed, printed = _run_pytest(nodes, dict(zip(nodes, limits, strict=False)), setup, "-x")
     if not failed.nodes and not failed.ran:
         raise ValueError(f"test: {', '.join(nodes)} was skipped: {printed[-2000:]}")
     first = failed.nodes[0] if failed.nodes else None
     return Outcome(first, printed, nodes.index(first) if first in nodes else 0)
 
 
-def pytest_options(bench: Bench) -> list[str]:
+def pytest_options(setup: Setup) -> list[str]:
     """Options of a run of our tests in a trial: nothing depends on the folder that it begins in."""
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=trial"]
     options += ["-c", os.devnull, "--rootdir", str(ROOT), "--confcutdir", str(ROOT)]
     # The tests are about our kernels, whatever the laws of the trial are about.
-    return [*options, "--target", "ours", "--device", bench.device]
+    return [*options, "--target", "ours", "--device", setup.device]
 
 
 def path_of_node(node: str) -> str:
@@ -234,14 +233,14 @@ def path_of_node(node: str) -> str:
 
 
 def _run_pytest(
-    nodes: Sequence[str], limits: Mapping[str, float], bench: Bench, *options: str
+    nodes: Sequence[str], limits: Mapping[str, float], setup: Setup, *options: str
 ) -> tuple["_Failed", str]:
     import io
     from contextlib import redirect_stderr, redirect_stdout
 
     printed = io.StringIO()
     failed = _Failed(limits)
-    given = [*pytest_options(bench), *options, *map(path_of_node, nodes)]
+    given = [*pytest_options(setup), *options, *map(path_of_node, nodes)]
     with redirect_stdout(printed), redirect_stderr(printed):
         code = pytest.main(given, plugins=[failed])
     # A bug may prevent the import of a test file, which counts as a failure.
@@ -278,25 +277,25 @@ class _Failed:
             self.nodes.append(report.nodeid)
 
 
-class Laboratory:
+class TrialPool:
     """Processes for trials of pinned bugs."""
 
     def __init__(self, target: str, device: str, workers: int = 1) -> None:
-        self.bench = Bench(target, device)
+        self.setup = Setup(target, device)
         # The interpreter must be chosen before the kernels are imported.
         warm = () if device == "interpreter" else ("properties.planting.warm",)
-        self.nursery = Nursery((*LIBRARIES, *warm), workers, device)
+        self.pool = ForkPool((*LIBRARIES, *warm), workers, device)
 
     @property
     def device(self) -> str:
-        return self.bench.device
+        return self.setup.device
 
     def submit(self, pinned: Pinned, edit: Edit | None = None) -> "Future[Outcome]":
         edits = [] if edit is None else [edit]
-        return self.nursery.submit(attempt, [pinned], [], self.bench, edits)
+        return self.pool.submit(attempt, [pinned], [], self.setup, edits)
 
-    def __enter__(self) -> "Laboratory":
+    def __enter__(self) -> "TrialPool":
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.nursery.__exit__(*error)
+        self.pool.__exit__(*error)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from properties.planting.edit import Edit
-from properties.planting.trial import Laboratory, TestAt
+from properties.planting.trial import TestAt, TrialPool
 
 _AGREE = "properties/selftest/test_oracles.py::test_second_form_agrees_with_the_first_in_float64"
 
@@ -84,9 +84,9 @@ FLIPPED = {
 
 
 @pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with Laboratory("oracle", "auto") as laboratory:
-        yield laboratory
+def trials() -> Iterator[TrialPool]:
+    with TrialPool("oracle", "auto") as trials:
+        yield trials
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,6 @@ def laboratory() -> Iterator[Laboratory]:
         for node in nodes
     ],
 )
-def test_flipped_sign_is_noticed(edit: Edit, node: str, laboratory: Laboratory) -> None:
-    outcome = laboratory.submit(TestAt(node), edit).result()
+def test_flipped_sign_is_noticed(edit: Edit, node: str, trials: TrialPool) -> None:
+    outcome = trials.submit(TestAt(node), edit).result()
     assert outcome.caught_by is not None, outcome.report

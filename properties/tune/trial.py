@@ -32,7 +32,7 @@ from properties.catalogue import OPS
 from properties.catalogue.op import Argument, Output, Role
 from properties.laws import Subject, Violation
 from properties.laws.differential import LAW
-from properties.planting.memory import Memory
+from properties.planting.oracle_cache import OracleCache
 from properties.targets.ours import Ours
 from properties.tune.grids import Stage
 
@@ -260,7 +260,7 @@ def judged(
     where = torch.device(device)
     capability = tiles.architecture(where)
     op = OPS[problem.op]
-    recall = Memory(memory, defaultdict(str))
+    recall = OracleCache(memory, defaultdict(str))
     subject = Subject(Ours(capability), where, recall=recall, quick=True)
     with installed(problem, entry):
         try:

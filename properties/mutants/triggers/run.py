@@ -23,7 +23,7 @@ from properties.laws import Subject
 from properties.mutants.triggers.grammar import atoms
 from properties.mutants.triggers.planting import Reach, explore
 from properties.mutants.triggers.recording import Witness, glance, record
-from properties.planting.memory import Memory
+from properties.planting.oracle_cache import OracleCache
 from properties.targets import scope
 from properties.targets.ours import Ours
 
@@ -120,7 +120,7 @@ def measure(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int =
     most = settings.get_profile("ci").max_examples
     reach, witness = Reach.of(op, atoms(op, ours)), Witness(ours)
     with TemporaryDirectory() as folder:
-        memory = Memory(Path(folder), {op.name: ""})
+        memory = OracleCache(Path(folder), {op.name: ""})
         subject = Subject(witness, device, recall=memory, quick=True)
 
         def declared(job: Job) -> Op:

@@ -13,7 +13,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class Memory:
+class OracleCache:
     """A cache of results by all that they depend on.
 
     Args:

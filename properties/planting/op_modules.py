@@ -11,7 +11,7 @@ from properties.planting.closure import KERNELS, closure, digest, origin_of
 
 
 @dataclass(frozen=True)
-class Sources:
+class OpModules:
     """The modules that an op is made of; no kernels while it has none."""
 
     kernels: frozenset[str]
@@ -19,7 +19,7 @@ class Sources:
     declaration: str
 
     @classmethod
-    def of(cls, op: Op) -> "Sources":
+    def of(cls, op: Op) -> "OpModules":
         oracles = {f.__module__ for f in (op.oracle, op.second_form, op.quiet_form)}
         return cls(
             closure([origin_of(KERNELS, op.name)] if op.modes else (), lists=False),
@@ -27,7 +27,7 @@ class Sources:
             op.work.__module__,
         )
 
-    def of_own(self, modules: Iterable[str]) -> "Sources":
+    def of_own(self, modules: Iterable[str]) -> "OpModules":
         """The same op where the kernels are other modules."""
         return replace(self, kernels=closure(modules, lists=False))
 

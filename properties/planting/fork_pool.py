@@ -49,7 +49,7 @@ class TrialDied(Exception):
         return f"the process of a trial ended with {how}"
 
 
-class Nursery:
+class ForkPool:
     """Servers, started on demand, each of which forks a process for one task at a time.
 
     Args:
@@ -98,11 +98,11 @@ class Nursery:
     def _server(self) -> Connection:
         """An idle server, or a new one if there may be more. An unused thread starts no server.
 
-        A server ends with the thread that started it, which lives until the nursery is closed.
+        A server ends with the thread that started it, which lives until the pool is closed.
         """
         with self._lock:
             if self._closed:
-                raise EOFError("the nursery is closed")
+                raise EOFError("the pool is closed")
             # There are as many threads as servers, and only one thread at a time asks here.
             if not self._left or not self._idle.empty():
                 return self._idle.get()
@@ -115,7 +115,7 @@ class Nursery:
             self._processes.append(process)
             return ours
 
-    def __enter__(self) -> "Nursery":
+    def __enter__(self) -> "ForkPool":
         return self
 
     def __exit__(
