@@ -17,7 +17,7 @@ from properties.cases.case import Case
 from properties.cases.strategies import EXTENTS, FEW_TOKENS, bundles
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Op
-from properties.laws import LAWS, Law, Subject, Violation
+from properties.laws import LAWS, Run, Subject, Violation
 from properties.laws.signature import own_frames
 from properties.profiles import EXAMPLES
 from properties.targets import Target, scope
@@ -114,10 +114,6 @@ class Job:
         one, so that a kernel is compiled once for all of them.
         """
         return self.name if self.draws_for_itself else f"{self.op}-{self.mode}-{self.dtype}"
-
-    @property
-    def check(self) -> Law:
-        return LAWS[self.law]
 
 
 def times(jobs: Iterable[Job], examples: int) -> float:
@@ -225,7 +221,7 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
     # The report shows the case as the law adapted it.
     case = LAWS[law].adapt(op, case)
     try:
-        ratio = LAWS[law].check(op, case, subject)
+        ratio = LAWS[law].check(Run(law, op, case, subject))
     except Violation:
         raise
     except (Exception, SystemExit) as error:

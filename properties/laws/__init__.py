@@ -20,7 +20,7 @@ from properties.laws import (
     untouched_inputs,
     written_outputs,
 )
-from properties.laws.law import Law, Subject, Violation
+from properties.laws.law import Law, Run, Subject, Violation
 
 LAWS: dict[str, Law] = {
     module.LAW.name: module.LAW
@@ -46,4 +46,4 @@ LAWS: dict[str, Law] = {
     )
 }
 
-__all__ = ["LAWS", "Law", "Subject", "Violation"]
+__all__ = ["LAWS", "Law", "Run", "Subject", "Violation"]

@@ -22,41 +22,37 @@ from properties.catalogue.op import LEVELS, Op
 from properties.laws.judge import compare_with_oracle, expect_identical
 from properties.laws.law import (
     Law,
-    Subject,
-    bits_are_comparable,
+    Run,
     with_a_row,
     with_options,
     with_own_elements,
 )
 
-NAME = "batch_invariance"
+
+def check(run: Run) -> float:
+    inputs = run.inputs()
+    return max(changed(run, inputs, level) for level, changed in _LEVELS.items())
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs = subject.inputs(op, case)
-    return max(changed(op, case, subject, inputs, level) for level, changed in _LEVELS.items())
-
-
-def _judge(
-    op: Op, case: Case, subject: Subject, inputs: Inputs, got: Results, want: Results, level: str
-) -> float:
+def _judge(run: Run, inputs: Inputs, got: Results, want: Results, level: str) -> float:
     """Compare bits if the mode promises them at this level, else with the oracle.
 
     Args:
         inputs: of the call that gave `got`.
     """
-    promised = LEVELS.index(level) <= LEVELS.index(op.mode(case.mode).bits)
-    if promised and bits_are_comparable(op, case, subject):
-        expect_identical(NAME, op, case, subject, got, want, f"another call at level {level!r}")
+    promised = LEVELS.index(level) <= LEVELS.index(run.op.mode(run.case.mode).bits)
+    if promised and run.compares_bits:
+        expect_identical(run, got, want, f"another call at level {level!r}")
         return 0.0
-    return compare_with_oracle(NAME, op, case, subject, inputs, {}, got)
+    return compare_with_oracle(run, inputs, {}, got)
 
 
-def _in_other_pages(op: Op, case: Case, subject: Subject, inputs: Inputs, level: str) -> float:
-    want = subject.run(op, case, inputs)
+def _in_other_pages(run: Run, inputs: Inputs, level: str) -> float:
+    case = run.case
+    want = run.call(inputs)
     generator = torch.Generator().manual_seed(case.seed + 7)
     others = _repaged(case, inputs, generator)
-    worst = _judge(op, case, subject, others, subject.run(op, case, others), want, level)
+    worst = _judge(run, others, run.call(others), want, level)
     # Nothing is shared now: what one sequence holds may be NaN.
     lengths = inputs.tensors["lengths"].tolist()
     held = [n for n, length in enumerate(lengths) if length]
@@ -66,7 +62,7 @@ def _in_other_pages(op: Op, case: Case, subject: Subject, inputs: Inputs, level:
         own = table[table >= 0].long()
         pools = {n: x for n, x in _pools(others).items() if x.is_floating_point()}
         spoiled = {name: _with_nan(x, own) for name, x in pools.items()}
-        beside = subject.run(op, case, others.with_tensors(spoiled))
+        beside = run.call(others.with_tensors(spoiled))
         axis = 1 if case.packed else 0
         start, stop = spans(case)[garbage] if case.packed else (garbage, garbage + 1)
 
@@ -83,7 +79,7 @@ def _in_other_pages(op: Op, case: Case, subject: Subject, inputs: Inputs, level:
             }
 
         against = f"the call in which the pages of sequence {garbage} are not NaN"
-        expect_identical(NAME, op, case, subject, rest(beside), rest(want), against)
+        expect_identical(run, rest(beside), rest(want), against)
     return worst
 
 
@@ -130,22 +126,23 @@ def _repaged(case: Case, inputs: Inputs, generator: torch.Generator) -> Inputs:
     return inputs.with_tensors(tensors)
 
 
-def _cut(op: Op, case: Case, subject: Subject, inputs: Inputs, level: str) -> float:
+def _cut(run: Run, inputs: Inputs, level: str) -> float:
+    case = run.case
     tokens = case.lengths[0]
-    want = subject.run(op, case, inputs)
+    want = run.call(inputs)
     generator = torch.Generator().manual_seed(case.seed + 9)
     cuts = {int(torch.randint(tokens + 1, (), generator=generator)), tokens - 1}
     worst = 0.0
     for cut in cuts:
         late = inputs.with_tensors({"q": inputs.tensors["q"][:, cut:]})
-        got = subject.run(op, case, late)
-        worst = max(worst, _judge(op, case, subject, late, got, _tokens(want, cut, tokens), level))
+        got = run.call(late)
+        worst = max(worst, _judge(run, late, got, _tokens(want, cut, tokens), level))
         if inputs.options.get("num_splits", 1) == 1:
             early = _first_tokens(inputs, cut, tokens)
             if early is not None:
-                got = subject.run(op, case, early)
+                got = run.call(early)
                 first = _tokens(want, 0, cut)
-                worst = max(worst, _judge(op, case, subject, early, got, first, level))
+                worst = max(worst, _judge(run, early, got, first, level))
     return worst
 
 
@@ -164,14 +161,14 @@ def _first_tokens(inputs: Inputs, cut: int, tokens: int) -> Inputs | None:
     return inputs.with_tensors({"q": inputs.tensors["q"][:, :cut], "lengths": lengths - gone})
 
 
-def _in_other_splits(op: Op, case: Case, subject: Subject, inputs: Inputs, level: str) -> float:
+def _in_other_splits(run: Run, inputs: Inputs, level: str) -> float:
     splits = inputs.options["num_splits"]
-    want = subject.run(op, case, inputs)
-    other = inputs.with_options(num_splits=2 + (splits + case.seed) % 7)
-    return _judge(op, case, subject, other, subject.run(op, case, other), want, level)
+    want = run.call(inputs)
+    other = inputs.with_options(num_splits=2 + (splits + run.case.seed) % 7)
+    return _judge(run, other, run.call(other), want, level)
 
 
-_LEVELS: dict[str, Callable[[Op, Case, Subject, Inputs, str], float]] = {
+_LEVELS: dict[str, Callable[[Run, Inputs, str], float]] = {
     "pages": _in_other_pages,
     "cut": _cut,
     "splits": _in_other_splits,
@@ -195,4 +192,4 @@ def adapt(op: Op, case: Case) -> Case:
     return op.settle(with_a_row(op, with_own_elements(dense)))
 
 
-LAW = Law(NAME, check, adapt, uses=("causal",))
+LAW = Law("batch_invariance", check, adapt, uses=("causal",))

@@ -11,20 +11,18 @@ from properties.cases.sequences import dims_of, spans, tensors_of
 from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import Op, Role
 from properties.laws.judge import expect_identical
-from properties.laws.law import Law, Subject, with_options, with_own_elements
+from properties.laws.law import Law, Run, with_options, with_own_elements
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs = subject.inputs(op, case)
+def check(run: Run) -> float:
+    op, case = run.op, run.case
+    inputs = run.inputs()
     cuts = _cuts(op, case)
-    before = subject.run(op, case, inputs)
+    before = run.call(inputs)
     names = [name for name in before if {"T", "S"} & {*dims_of(op, name)}]
-    after = subject.run(op, case, _with_another_future(op, case, inputs, cuts))
+    after = run.call(_with_another_future(op, case, inputs, cuts))
     expect_identical(
-        "causality",
-        op,
-        case,
-        subject,
+        run,
         _past(op, case, {n: after[n] for n in names}, cuts),
         _past(op, case, {n: before[n] for n in names}, cuts),
         "the same call before tokens after the cut changed",

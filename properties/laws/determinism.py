@@ -10,19 +10,19 @@ from dataclasses import replace
 from properties.cases.case import Case
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_identical
-from properties.laws.law import Law, Subject, with_own_elements
+from properties.laws.law import Law, Run, with_own_elements
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    first = subject.run(op, case, inputs, gradients_of)
-    again = subject.run(op, case, inputs, gradients_of)
-    expect_identical("determinism", op, case, subject, again, first, "the call before")
-    later = replace(case, earlier=case.earlier or {})
+def check(run: Run) -> float:
+    inputs, gradients_of = run.inputs(), run.cotangents()
+    first = run.call(inputs, gradients_of)
+    again = run.call(inputs, gradients_of)
+    expect_identical(run, again, first, "the call before")
+    later = run.on(replace(run.case, earlier=run.case.earlier or {}))
     # On tensor objects of its own, which the other call sees first.
-    third = subject.run(op, later, subject.inputs(op, case), gradients_of)
+    third = later.call(run.inputs(), gradients_of)
     against = "the first call, before its tensors held other numbers for another call"
-    expect_identical("determinism", op, later, subject, third, first, against)
+    expect_identical(later, third, first, against)
     return 0.0
 
 

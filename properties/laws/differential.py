@@ -1,15 +1,13 @@
 """Outputs, states and all gradients agree with the oracle within the error budget."""
 
-from properties.cases.case import Case
-from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle
-from properties.laws.law import Law, Subject
+from properties.laws.law import Law, Run
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    got = subject.run(op, case, inputs, gradients_of)
-    return compare_with_oracle("differential", op, case, subject, inputs, gradients_of, got)
+def check(run: Run) -> float:
+    inputs, gradients_of = run.inputs(), run.cotangents()
+    got = run.call(inputs, gradients_of)
+    return compare_with_oracle(run, inputs, gradients_of, got)
 
 
 LAW = Law("differential", check)

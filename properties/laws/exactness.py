@@ -12,7 +12,7 @@ from properties.cases.tensors import on_integers
 from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import Argument, Op, Role
 from properties.laws.judge import expect_identical, oracle_results
-from properties.laws.law import Law, Subject
+from properties.laws.law import Law, Run
 
 # Values around 200 still fit into 8 bits, but a few of them sum to more than 8 or 11 bits.
 _LARGE = 200
@@ -22,28 +22,29 @@ _WIDE = 50
 _MOST_TOKENS = 2**10
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    got = subject.run(op, case, inputs, gradients_of)
+def check(run: Run) -> float:
+    op, case = run.op, run.case
+    inputs, gradients_of = run.inputs(), run.cotangents()
+    got = run.call(inputs, gradients_of)
     want = oracle_results(op, inputs, gradients_of)
-    expect_identical("exactness", op, case, subject, got, want, "the oracle")
+    expect_identical(run, got, want, "the oracle")
     states = [o.name for o in op.outputs if o.dtype == "float32" and o.name in got]
     if states and sums(op):
         value = next(a.name for a in op.arguments if a.role is Role.VALUE)
         large = inputs.with_tensors({value: inputs.tensors[value] + _LARGE})
-        got, want = subject.run(op, case, large), oracle_results(op, large, None)
+        got, want = run.call(large), oracle_results(op, large, None)
         got, want = ({name: x[name] for name in states} for x in (got, want))
         against = f"the oracle with {_LARGE} added to {value}"
-        expect_identical("exactness", op, case, subject, got, want, against)
+        expect_identical(run, got, want, against)
     tokens = case.sequences * max(case.lengths, default=0)
     if tokens <= _MOST_TOKENS and any(_is_weight(argument) for argument in op.arguments):
         wide = {n: x + _WIDE for n, x in inputs.tensors.items() if x.dtype == case.torch_dtype}
         inputs = inputs.with_tensors(wide)
         gradients_of = {name: x + _LARGE for name, x in gradients_of.items()}
-        got = subject.run(op, case, inputs, gradients_of)
+        got = run.call(inputs, gradients_of)
         want = oracle_results(op, inputs, gradients_of)
         against = f"the oracle with {_WIDE} added to inputs, {_LARGE} to gradients of outputs"
-        expect_identical("exactness", op, case, subject, got, want, against)
+        expect_identical(run, got, want, against)
     return 0.0
 
 

@@ -21,7 +21,7 @@ from properties.cases.tensors import (
     work,
 )
 from properties.catalogue.op import Function, Op, Role
-from properties.laws.law import Subject, Violation, bits_are_comparable
+from properties.laws.law import Run, Violation
 from properties.verdict import BY_DTYPE, Comparison, budgets, compare
 from properties.verdict.budgets import DRAWS, FEW_DRAWS, MANY_DRAWS, Error, Oracle
 from properties.verdict.compare import Budget
@@ -42,10 +42,7 @@ def oracle_results(op: Op, inputs: Inputs, gradients_of: Results | None) -> Resu
 
 
 def compare_with_oracle(
-    law: str,
-    op: Op,
-    case: Case,
-    subject: Subject,
+    run: Run,
     inputs: Inputs,
     gradients_of: Results,
     got: Results,
@@ -59,9 +56,10 @@ def compare_with_oracle(
     Raises:
         Violation: an error exceeds its budget, or a result is missing.
     """
+    op, case, subject = run.op, run.case, run.subject
     asked = op.name, case.to_json(), inputs.tensors, inputs.options, gradients_of
     want = subject.recall(asked, lambda: oracle_results(op, inputs, gradients_of))
-    got, want = _matched(law, op, case, subject, got, want)
+    got, want = _matched(run, got, want)
     left_out = dict(left_out or {})
     parts = _parts(op, inputs, gradients_of)
     for name in _shared(case, got):
@@ -76,7 +74,7 @@ def compare_with_oracle(
     dtypes = {name: x.dtype for name, x in got.items()}
     # Other laws join the results of calls, which were rounded in between, as autograd adds rounded
     # gradients of a tensor that is passed twice.
-    alone = law == "differential" and not case.same
+    alone = run.law == "differential" and not case.same
     within = torch.float32 if op.in_float32 and alone else case.torch_dtype
     make = partial(_allowed, op, case, inputs, gradients_of, want, dtypes, BY_DTYPE[within], parts)
     quiet = op.quiet_form if work(op, case) <= _MOST_WORK else op.oracle
@@ -95,7 +93,7 @@ def compare_with_oracle(
         comparisons = [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
         if all(comparison.passed for comparison in comparisons):
             break
-    return _verdict(law, op, case, subject, comparisons, "the oracle")
+    return _verdict(run, comparisons, "the oracle")
 
 
 def _allowed(
@@ -203,10 +201,7 @@ def _passed_on(
 
 
 def expect_identical(
-    law: str,
-    op: Op,
-    case: Case,
-    subject: Subject,
+    run: Run,
     got: Results,
     want: Results,
     against: str,
@@ -222,8 +217,8 @@ def expect_identical(
     Raises:
         Violation: a result differs or is missing.
     """
-    got, want = _matched(law, op, case, subject, got, want)
-    for name in _shared(case, got):
+    got, want = _matched(run, got, want)
+    for name in _shared(run.case, got):
         alike = got[name].isnan() & want[name].isnan()
         got[name], want[name] = (x.masked_fill(alike, 0.0) for x in (got[name], want[name]))
     if normal:
@@ -231,14 +226,11 @@ def expect_identical(
         got = {name: x.masked_fill(small[name], 0.0) for name, x in got.items()}
         want = {name: want[name].masked_fill(small[name], 0.0) for name in got}
     comparisons = [compare(name, x, want[name], None) for name, x in got.items()]
-    _verdict(law, op, case, subject, comparisons, against)
+    _verdict(run, comparisons, against)
 
 
 def expect_same(
-    law: str,
-    op: Op,
-    case: Case,
-    subject: Subject,
+    run: Run,
     inputs: Inputs,
     gradients_of: Results,
     got: Results,
@@ -250,9 +242,9 @@ def expect_same(
     Returns:
         The worst error as a fraction of its budget, or 0 if bits were compared.
     """
-    if not bits_are_comparable(op, case, subject):
-        return compare_with_oracle(law, op, case, subject, inputs, gradients_of, got)
-    expect_identical(law, op, case, subject, got, want, against)
+    if not run.compares_bits:
+        return compare_with_oracle(run, inputs, gradients_of, got)
+    expect_identical(run, got, want, against)
     return 0.0
 
 
@@ -297,9 +289,7 @@ def _subnormal(x: Tensor) -> Tensor:
     return x.abs() < max(8 * torch.finfo(x.dtype).smallest_normal, 2.0**-100)
 
 
-def fail(
-    law: str, op: Op, case: Case, subject: Subject, text: str, fault: str | None = None
-) -> None:
+def fail(run: Run, text: str, fault: str | None = None) -> None:
     """Report a violation by a message instead of a comparison.
 
     Args:
@@ -308,33 +298,26 @@ def fail(
     Raises:
         Violation: the target's ledger does not excuse it.
     """
+    law, case, subject = run.law, run.case, run.subject
     command = repro(law, case, subject.device, subject.target.name)
     message = f"{law} does not hold: {text}\n{case.line()}\n\n{command}"
     subject.report(Violation(law, case, message, fault or text))
 
 
-def _matched(
-    law: str, op: Op, case: Case, subject: Subject, got: Results, want: Results
-) -> tuple[Results, Results]:
+def _matched(run: Run, got: Results, want: Results) -> tuple[Results, Results]:
     """Keep the results that are present and expected; report any others."""
     if set(got) != set(want):
-        fail(law, op, case, subject, f"it returns {sorted(got)}, expected {sorted(want)}")
+        fail(run, f"it returns {sorted(got)}, expected {sorted(want)}")
     both = [name for name in got if name in want]
     return {name: got[name] for name in both}, {name: want[name] for name in both}
 
 
-def _verdict(
-    law: str,
-    op: Op,
-    case: Case,
-    subject: Subject,
-    comparisons: list[Comparison],
-    against: str,
-) -> float:
+def _verdict(run: Run, comparisons: list[Comparison], against: str) -> float:
     """Report each failed comparison; return the worst error of the others."""
+    law, case, subject = run.law, run.case, run.subject
     failed = [comparison for comparison in comparisons if not comparison.passed]
     for number, comparison in enumerate(failed):
-        dims = dims_of(op, comparison.name)
+        dims = dims_of(run.op, comparison.name)
         text = report(law, case, comparison, dims, against, subject.device, subject.target.name)
         also = tuple(other.name for other in failed[number + 1 :])
         subject.report(Violation(law, case, text, comparison, also))

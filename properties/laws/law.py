@@ -129,7 +129,47 @@ def _type_of(signature: Signature) -> type[Violation]:
     return type("Violation", (Violation,), {"__module__": __name__, "__doc__": str(signature)})
 
 
-Check = Callable[[Op, Case, Subject], float]
+@dataclass(frozen=True)
+class Run:
+    """One case that a law judges.
+
+    Args:
+        law: the name of the law.
+        op: as the target has it.
+        case: as the law adapted it.
+    """
+
+    law: str
+    op: Op
+    case: Case
+    subject: Subject
+
+    def on(self, case: Case) -> "Run":
+        """Return the same run of another case."""
+        return replace(self, case=case)
+
+    def inputs(self) -> Inputs:
+        return self.subject.inputs(self.op, self.case)
+
+    def cotangents(self) -> Results:
+        return self.subject.cotangents(self.op, self.case)
+
+    def call(self, inputs: Inputs, gradients_of: Results | None = None) -> Results:
+        """Return the target's results for these inputs, in the context of the case."""
+        return self.subject.run(self.op, self.case, inputs, gradients_of)
+
+    @property
+    def compares_bits(self) -> bool:
+        """Whether two calls that differ in layout, flags or packing must give the same bits.
+
+        On a GPU, another alignment, stride or flag gives another specialisation, in which the
+        compiler may contract a·b + c differently. Other libraries promise no bits, and nobody
+        promises which mode `auto` takes. Bits are still equal if nothing rounds.
+        """
+        subject = self.subject
+        on_gpu = subject.device.type == "cuda"
+        promised = not on_gpu and subject.target.bitwise and not self.case.auto
+        return promised or _is_exact(self.op, self.case)
 
 
 def _unchanged(op: Op, case: Case) -> Case:
@@ -149,12 +189,13 @@ class Law:
     """
 
     name: str
-    check: Check
+    check: Callable[[Run], float]
     adapt: Callable[[Op, Case], Case] = field(default=_unchanged)
     uses: tuple[str, ...] = ()
 
     def __call__(self, op: Op, case: Case, subject: Subject) -> float:
-        return self.check(op, self.adapt(op, case), subject)
+        """Adapt a case and check it."""
+        return self.check(Run(self.name, op, self.adapt(op, case), subject))
 
 
 def within_bounds(op: Op, case: Case) -> bool:
@@ -176,17 +217,6 @@ def with_own_elements(case: Case) -> Case:
 
 def with_a_row(op: Op, case: Case) -> Case:
     return case if case.dims["B"] else op.settle(replace(case, dims={**case.dims, "B": 1}))
-
-
-def bits_are_comparable(op: Op, case: Case, subject: Subject) -> bool:
-    """Whether two calls that differ in layout, flags or packing must give the same bits.
-
-    On a GPU, another alignment, stride or flag gives another specialisation, in which the compiler
-    may contract a·b + c differently. Other libraries promise no bits, and nobody promises which
-    mode `auto` takes. Bits are still equal if nothing rounds.
-    """
-    promised = subject.device.type != "cuda" and subject.target.bitwise and not case.auto
-    return promised or _is_exact(op, case)
 
 
 def _is_exact(op: Op, case: Case) -> bool:

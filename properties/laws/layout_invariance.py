@@ -1,19 +1,17 @@
 """Strides and storage offsets change no result."""
 
-from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS, SHARING, relaid
 from properties.cases.sequences import tensors_of
-from properties.catalogue.op import Op
 from properties.laws.judge import expect_same
-from properties.laws.law import Law, Subject
+from properties.laws.law import Law, Run
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+def check(run: Run) -> float:
+    op, case = run.op, run.case
+    inputs, gradients_of = run.inputs(), run.cotangents()
     plain = {n: x.contiguous() for n, x in tensors_of(op, inputs).items()}
     dense = {n: x.contiguous() for n, x in gradients_of.items()}
-    want = subject.run(op, case, inputs.with_tensors(plain), dense)
-    call = "layout_invariance", op, case, subject, inputs, gradients_of
+    want = run.call(inputs.with_tensors(plain), dense)
     # Each tensor gets its own layout, so that no stride can stand in for another tensor's.
     layouts = sorted(set(LAYOUTS) - set(SHARING))
     worst = 0.0
@@ -22,13 +20,13 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         chosen = {n: layouts[(shift + i) % len(layouts)] for i, n in enumerate(names)}
         tensors = {n: relaid(x, chosen[n]) for n, x in plain.items()}
         incoming = {n: relaid(x, chosen[f"d{n}"]) for n, x in dense.items()}
-        got = subject.run(op, case, inputs.with_tensors(tensors), incoming)
+        got = run.call(inputs.with_tensors(tensors), incoming)
         against = f"contiguous inputs, where they are {chosen}"
-        worst = max(worst, expect_same(*call, got, want, against))
+        worst = max(worst, expect_same(run, inputs, gradients_of, got, want, against))
     if case.layout in SHARING or case.layouts:
-        got = subject.run(op, case, inputs, gradients_of)
+        got = run.call(inputs, gradients_of)
         against = "contiguous inputs, where they lie as the case has them"
-        worst = max(worst, expect_same(*call, got, want, against))
+        worst = max(worst, expect_same(run, inputs, gradients_of, got, want, against))
     return worst
 
 

@@ -9,24 +9,22 @@ from properties.cases.case import Case
 from properties.cases.layouts import relaid
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_identical
-from properties.laws.law import Law, Subject, with_options
+from properties.laws.law import Law, Run, with_options
 
 FACTOR = -2.0
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs = subject.inputs(op, case)
-    once = subject.run(op, case, inputs)
+def check(run: Run) -> float:
+    op, case = run.op, run.case
+    inputs = run.inputs()
+    once = run.call(inputs)
     # Keep the layout: another alignment is another specialisation, whose bits may differ on a GPU.
     linear_in = {n: x for n, x in inputs.tensors.items() if n in op.linear_in}
     scaled = {n: relaid(FACTOR * x, case.layout_of(n)) for n, x in linear_in.items()}
     linear = {o.name for o in op.outputs if o.linear}
     expect_identical(
-        "linearity",
-        op,
-        case,
-        subject,
-        subject.run(op, case, inputs.with_tensors(scaled)),
+        run,
+        run.call(inputs.with_tensors(scaled)),
         {name: FACTOR * y if name in linear else y for name, y in once.items()},
         f"{FACTOR} times {' and '.join(op.linear_in)}",
         normal=True,

@@ -16,26 +16,27 @@ from properties.cases.case import Case
 from properties.cases.tensors import Inputs, Results, outputs_and_gradients, telling
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Subject, with_options, within_bounds
+from properties.laws.law import Law, Run, with_options, within_bounds
 from properties.laws.parts import Parts
 from reference.softmax import merge
 
 _AT_A_CUT = ("window", "alibi_slopes", "g")
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    if op.keys:
-        return _in_parts(op, case, subject, inputs, gradients_of)
+def check(run: Run) -> float:
+    inputs, gradients_of = run.inputs(), run.cotangents()
+    if run.op.keys:
+        return _in_parts(run, inputs, gradients_of)
     return max(
-        _commutes(op, case, subject, inputs, gradients_of),
-        _has_a_neutral_element(op, case, subject, inputs),
-        _is_associative(op, case, subject, inputs, gradients_of),
+        _commutes(run, inputs, gradients_of),
+        _has_a_neutral_element(run, inputs),
+        _is_associative(run, inputs, gradients_of),
     )
 
 
-def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of: Results) -> float:
-    function: Any = subject.function(op)
+def _in_parts(run: Run, inputs: Inputs, gradients_of: Results) -> float:
+    op, case = run.op, run.case
+    function: Any = run.subject.function(op)
     if not _parts_are_within_bounds(op, case):
         return 0.0
 
@@ -81,10 +82,10 @@ def _in_parts(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of
             o, lse = merge.weighted(o, lse, *part)
         return o.to(dtype), lse.float()
 
-    with subject.claiming(case):
+    with run.subject.claiming(case):
         got = outputs_and_gradients(op, in_parts, sums.leaves(inputs), gradients_of)
     got, left_out = sums.sums(got), sums.infinite
-    return compare_with_oracle("merging", op, case, subject, inputs, gradients_of, got, left_out)
+    return compare_with_oracle(run, inputs, gradients_of, got, left_out)
 
 
 def _parts_are_within_bounds(op: Op, case: Case) -> bool:
@@ -112,14 +113,14 @@ def _generator(case: Case) -> torch.Generator:
     return torch.Generator().manual_seed(case.seed + 5)
 
 
-def _commutes(op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of: Results) -> float:
-    there = subject.run(op, case, inputs, gradients_of)
+def _commutes(run: Run, inputs: Inputs, gradients_of: Results) -> float:
+    there = run.call(inputs, gradients_of)
     given = inputs.given()
     swapped = {f"{x}_{a}": given[f"{x}_{b}"] for x in ("o", "lse") for a, b in ("ab", "ba")}
     trained = tuple(_other(name) for name in inputs.trained)
-    back = subject.run(op, case, Inputs(swapped, inputs.options, trained=trained), gradients_of)
+    back = run.call(Inputs(swapped, inputs.options, trained=trained), gradients_of)
     back = {name if name in ("o", "lse") else _other(name): x for name, x in back.items()}
-    expect_identical("merging", op, case, subject, back, there, "the parts in the other order")
+    expect_identical(run, back, there, "the parts in the other order")
     return 0.0
 
 
@@ -128,7 +129,7 @@ def _other(name: str) -> str:
     return name[:-1] + {"a": "b", "b": "a"}[name[-1]]
 
 
-def _has_a_neutral_element(op: Op, case: Case, subject: Subject, inputs: Inputs) -> float:
+def _has_a_neutral_element(run: Run, inputs: Inputs) -> float:
     given = inputs.given()
     o, lse = given["o_a"], given["lse_a"]
     empty = {
@@ -136,18 +137,17 @@ def _has_a_neutral_element(op: Op, case: Case, subject: Subject, inputs: Inputs)
         "lse_b": torch.full_like(given["lse_b"], -math.inf),
     }
     tensors = {"o_a": o, "lse_a": lse, **empty}
-    got = subject.run(op, case, Inputs(tensors, inputs.options))
+    got = run.call(Inputs(tensors, inputs.options))
     nothing = (lse == -math.inf).transpose(1, 2)[..., None]
     want = {"o": o.masked_fill(nothing, 0.0), "lse": lse.float()}
-    expect_identical("merging", op, case, subject, got, want, "the part that is not empty")
+    expect_identical(run, got, want, "the part that is not empty")
     return 0.0
 
 
-def _is_associative(
-    op: Op, case: Case, subject: Subject, inputs: Inputs, gradients_of: Results
-) -> float:
+def _is_associative(run: Run, inputs: Inputs, gradients_of: Results) -> float:
     """Merge the second part in two halves, which have its output and half its denominator."""
-    function: Any = subject.function(op)
+    op, case = run.op, run.case
+    function: Any = run.subject.function(op)
     half = 1.0 if inputs.options.get("base2") else math.log(2)
 
     def in_halves(**given: Any) -> tuple[Tensor, Tensor]:
@@ -160,9 +160,9 @@ def _is_associative(
         assert lse is not None
         return o, lse
 
-    with subject.claiming(case):
+    with run.subject.claiming(case):
         got = outputs_and_gradients(op, in_halves, inputs, gradients_of)
-    return compare_with_oracle("merging", op, case, subject, inputs, gradients_of, got)
+    return compare_with_oracle(run, inputs, gradients_of, got)
 
 
 def adapt(op: Op, case: Case) -> Case:

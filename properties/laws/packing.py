@@ -20,43 +20,41 @@ from properties.catalogue.op import Op, Role
 from properties.laws.judge import compare_with_oracle, expect_identical
 from properties.laws.law import (
     Law,
-    Subject,
-    bits_are_comparable,
+    Run,
     with_own_elements,
 )
 from properties.laws.parts import summed
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    together = subject.run(op, case, inputs, gradients_of)
+def check(run: Run) -> float:
+    op, case = run.op, run.case
+    inputs, gradients_of = run.inputs(), run.cotangents()
+    together = run.call(inputs, gradients_of)
     apart = []
     tensors = separate(op, case, tensors_of(op, inputs))
     incoming = separate(op, case, gradients_of)
     for n in range(case.sequences):
-        options = {**inputs.options, **_offset_of(case, n), **_structure_of(op, case, n, subject)}
+        options = {**inputs.options, **_offset_of(case, n), **_structure_of(run, n)}
         alone = replace(inputs, tensors=tensors[n], options=options)
-        apart.append(subject.run(op, case, alone, incoming[n]))
+        apart.append(run.call(alone, incoming[n]))
     shared = shared_gradients(op, case) & set(together)
     names = [name for name in together if name not in shared]
-    _expect_no_neighbour(op, case, subject, inputs, gradients_of, together, names)
+    _expect_no_neighbour(run, inputs, gradients_of, together, names)
     alone_joined = join(op, case, [{name: one[name] for name in names} for one in apart])
     # A projection is a matrix product of PyTorch, whose bits depend on the number of rows.
-    if bits_are_comparable(op, case, subject) and not has(op, Role.PROJECTION):
+    if run.compares_bits and not has(op, Role.PROJECTION):
         got = {name: together[name] for name in names}
-        expect_identical("packing", op, case, subject, got, alone_joined, "each sequence alone")
+        expect_identical(run, got, alone_joined, "each sequence alone")
         if not shared:
             return 0.0
     sums = {name: summed(one[name] for one in apart) for name in shared}
     got = {**alone_joined, **{name: total for name, (total, _) in sums.items()}}
     left_out = {name: infinite for name, (_, infinite) in sums.items()}
-    return compare_with_oracle("packing", op, case, subject, inputs, gradients_of, got, left_out)
+    return compare_with_oracle(run, inputs, gradients_of, got, left_out)
 
 
 def _expect_no_neighbour(
-    op: Op,
-    case: Case,
-    subject: Subject,
+    run: Run,
     inputs: Inputs,
     gradients_of: Results,
     together: Results,
@@ -66,6 +64,7 @@ def _expect_no_neighbour(
 
     States stay finite: with an expanded layout all sequences share the first one's.
     """
+    op, case = run.op, run.case
     lengths = zip(case.lengths, case.key_lengths or case.lengths, strict=True)
     filled = [n for n, counts in enumerate(lengths) if any(counts)]
     if not filled or case.sequences == 1:
@@ -80,14 +79,14 @@ def _expect_no_neighbour(
             start, stop = spans(case, dims[axis])[garbage]
             x.narrow(axis, start, stop - start).fill_(float("nan"))
             tensors[name] = relaid(x, case.layout_of(name))
-    beside = subject.run(op, case, inputs.with_tensors(tensors), gradients_of)
+    beside = run.call(inputs.with_tensors(tensors), gradients_of)
 
     def others(results: Results) -> Results:
         pieces = separate(op, case, {name: results[name] for name in names})
         return join(op, case, [piece for n, piece in enumerate(pieces) if n != garbage])
 
     against = f"the same call where sequence {garbage} is not NaN"
-    expect_identical("packing", op, case, subject, others(beside), others(together), against)
+    expect_identical(run, others(beside), others(together), against)
 
 
 def _offset_of(case: Case, n: int) -> dict[str, int]:
@@ -97,11 +96,12 @@ def _offset_of(case: Case, n: int) -> dict[str, int]:
     return {}
 
 
-def _structure_of(op: Op, case: Case, n: int, subject: Subject) -> dict[str, Any]:
+def _structure_of(run: Run, n: int) -> dict[str, Any]:
+    op, case = run.op, run.case
     if "structure" not in case.options:
         return {}
     heads = sizes(op, case)["H"]
-    return {"structure": structures.built(case, heads, subject.device, [n])}
+    return {"structure": structures.built(case, heads, run.subject.device, [n])}
 
 
 def adapt(op: Op, case: Case) -> Case:

@@ -17,12 +17,13 @@ from properties.cases.sequences import join, own_dims, separate, shared_gradient
 from properties.cases.tensors import Inputs, Results, boundaries, sizes
 from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Subject, bits_are_comparable, with_a_row
+from properties.laws.law import Law, Run, with_a_row
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    plain = subject.run(op, case, inputs, gradients_of)
+def check(run: Run) -> float:
+    op, case = run.op, run.case
+    inputs, gradients_of = run.inputs(), run.cotangents()
+    plain = run.call(inputs, gradients_of)
     generator = torch.Generator().manual_seed(case.seed + 2)
     order = _order(case.sequences, generator)
     heads = _order(case.dims.get("G", case.dims.get("H", 1)), generator)
@@ -31,34 +32,31 @@ def check(op: Op, case: Case, subject: Subject) -> float:
     tensors = {
         **inputs.tensors,
         **_permuted(op, case, tensors_of(op, inputs), order, heads),
-        **_boundaries(op, moved, inputs, subject.device),
+        **_boundaries(op, moved, inputs, run.subject.device),
     }
     for name, x in inputs.tensors.items():
         if isinstance(case.options.get(name), (list, tuple)):
             tensors[name] = x[order.to(x.device)]
     incoming = _permuted(op, case, gradients_of, order, heads)
     others = replace(inputs, tensors=tensors).with_options(
-        **_structure(op, case, order, heads, subject.device)
+        **_structure(op, case, order, heads, run.subject.device)
     )
-    results = subject.run(op, moved, others, incoming)
+    results = run.on(moved).call(others, incoming)
     back = _permuted(op, moved, results, order.argsort(), heads.argsort())
 
     summed = {f"d{name}" for name, ones in case.broadcast.items() if "H" in ones}
     shared = (shared_gradients(op, case) | summed) & set(plain)
     names = [name for name in plain if name not in shared]
-    if bits_are_comparable(op, case, subject):
+    if run.compares_bits:
         expect_identical(
-            "permutation",
-            op,
-            case,
-            subject,
+            run,
             {name: back[name] for name in names},
             {name: plain[name] for name in names},
             f"sequences in order {order.tolist()} and heads in order {heads.tolist()}",
         )
         if not shared:
             return 0.0
-    return compare_with_oracle("permutation", op, case, subject, inputs, gradients_of, back)
+    return compare_with_oracle(run, inputs, gradients_of, back)
 
 
 def _order(count: int, generator: torch.Generator) -> Tensor:

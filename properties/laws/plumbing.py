@@ -14,55 +14,55 @@ from properties.cases.case import Case
 from properties.cases.tensors import Inputs, Results, shape, sizes
 from properties.catalogue.op import Op, Option
 from properties.laws.judge import expect_identical, fail, oracle_results
-from properties.laws.law import Law, Subject, bits_are_comparable, within_bounds
+from properties.laws.law import Law, Run, within_bounds
 
 # So many changed elements are no accident of a kernel's own roundings.
 _ENOUGH = 4
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs = subject.inputs(op, case)
+def check(run: Run) -> float:
+    op, case = run.op, run.case
+    inputs = run.inputs()
     changed = [o for o in op.options if not o.auxiliary and _may_be_default(op, case, o)]
     option = changed[case.seed % len(changed)] if changed else None
     other = inputs
     if option is not None:
         inputs, other = _with_default(op, case, inputs, option)
-    first = subject.run(op, case, inputs)
+    first = run.call(inputs)
     for name in case.float32:
-        _expect_all_digits_are_read(op, case, subject, inputs, name, first)
+        _expect_all_digits_are_read(run, inputs, name, first)
     quiet = {o.name: False for o in op.options if o.auxiliary and o.name in inputs.options}
     if quiet and within_bounds(op, replace(case, options={**case.options, **quiet})):
-        got = subject.run(op, case, inputs.with_options(**quiet))
+        got = run.call(inputs.with_options(**quiet))
         asked = {o.name for o in op.outputs if o.asked_by in quiet}
         want = {name: y for name, y in first.items() if name not in asked}
         against = f"the call with {', '.join(quiet)}"
-        if bits_are_comparable(op, case, subject):
-            expect_identical("plumbing", op, case, subject, got, want, against)
+        if run.compares_bits:
+            expect_identical(run, got, want, against)
     if option is None:
         return 0.0
-    different = subject.run(op, case, other)
-    again = subject.run(op, case, inputs)
+    different = run.call(other)
+    again = run.call(inputs)
     against = f"the same call before one with the default of {option.name}"
-    expect_identical("plumbing", op, case, subject, again, first, against)
+    expect_identical(run, again, first, against)
     before, after = oracle_results(op, inputs, None), oracle_results(op, other, None)
     for name, y in first.items():
         # Compare in the returned dtype: in float16 all of a result may be 0 or infinite.
         told = (x[name].to(y.dtype).double() for x in (before, after))
         if _far_apart(*told) and torch.equal(y, different[name]):
             text = f"{option.name}={_value(case, option)!r} gives the same {name} as its default"
-            fail("plumbing", op, case, subject, text)
+            fail(run, text)
     return 0.0
 
 
-def _expect_all_digits_are_read(
-    op: Op, case: Case, subject: Subject, inputs: Inputs, name: str, first: Results
-) -> None:
+def _expect_all_digits_are_read(run: Run, inputs: Inputs, name: str, first: Results) -> None:
     """Check that some bit changes where a float32 tensor is rounded to 16 bits, if that changes a
     tenth of a result of the oracle, rounded to 16 bits too.
 
     All that depends on one number may round alike: if few numbers are rounded, results must change
     by more than a unit.
     """
+    op, case = run.op, run.case
     rounded = inputs.tensors[name].to(case.torch_dtype).to(torch.float32)
     if name in case.same or torch.equal(rounded, inputs.tensors[name]):
         return
@@ -76,10 +76,10 @@ def _expect_all_digits_are_read(
         changed[n] = (x - y).abs() > unit * x.abs()
     if not any(x.sum() >= max(_ENOUGH, x.numel() / 10) for x in changed.values()):
         return
-    got = subject.run(op, case, other)
+    got = run.call(other)
     if all(torch.equal(y, got[n]) for n, y in first.items()):
         text = f"{name} in float32 gives the same as {name} rounded to {case.dtype}"
-        fail("plumbing", op, case, subject, text)
+        fail(run, text)
 
 
 def _value(case: Case, option: Option) -> object:

@@ -24,7 +24,7 @@ from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import Op, Role
 from properties.device import recorded_launches
 from properties.laws.judge import compare_with_oracle, fail, oracle_results
-from properties.laws.law import Law, Subject, Violation, with_a_row
+from properties.laws.law import Law, Run, Subject, Violation, with_a_row
 from properties.simulator import SimulationError
 from properties.targets.ledger import Ledger
 from reference.arguments import same_dtype
@@ -56,13 +56,12 @@ class Mistake:
     kind: str = ""
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs = subject.inputs(op, case)
-    if not subject.target.documented_errors:
-        _expect_no_harm(op, case, subject, inputs)
+def check(run: Run) -> float:
+    if not run.subject.target.documented_errors:
+        _expect_no_harm(run)
         return 0.0
-    for each in (case, _decoding(op, case)):
-        _expect_refusals(op, each, subject)
+    for case in (run.case, _decoding(run.op, run.case)):
+        _expect_refusals(run.on(case))
     return 0.0
 
 
@@ -75,25 +74,25 @@ def _decoding(op: Op, case: Case) -> Case:
     return op.settle(step)
 
 
-def _expect_refusals(op: Op, case: Case, subject: Subject) -> None:
-    inputs = subject.inputs(op, case)
+def _expect_refusals(run: Run) -> None:
+    op, case = run.op, run.case
+    inputs = run.inputs()
     implementation = {"mode": case.mode, "tile": case.tile}
     for mistake in mistakes(op, case, inputs):
         given = {**inputs.given(), **mistake.arguments}
         extra = {n: given.pop(n, v) for n, v in implementation.items()}
-        _expect_refusal(op, case, subject, mistake, subject.function(op), {**given, **extra})
+        _expect_refusal(run, mistake, run.subject.function(op), {**given, **extra})
         if mistake.everywhere:
-            _expect_refusal(op, case, subject, mistake, op.oracle, given)
+            _expect_refusal(run, mistake, op.oracle, given)
 
 
 def _expect_refusal(
-    op: Op,
-    case: Case,
-    subject: Subject,
+    run: Run,
     mistake: Mistake,
     function: Callable[..., Any],
     given: dict[str, Any],
 ) -> None:
+    op, case, subject = run.op, run.case, run.subject
     where = f"{function.__module__}.{op.name} with {mistake.what}"
     # Only kernels must handle autocast: PyTorch's operations reject float16 under bfloat16
     # autocast.
@@ -105,34 +104,36 @@ def _expect_refusal(
         except (ValueError, TypeError) as error:
             if not any(name in str(error) for name in mistake.names):
                 expected = " or ".join(mistake.names)
-                fail("rejection", op, case, subject, f"{where} names no {expected}: {error}")
+                fail(run, f"{where} names no {expected}: {error}")
         except Exception as error:
             kind = type(error).__name__
             text = f"{where} raised {kind}, expected ValueError or TypeError: {error}"
-            fail("rejection", op, case, subject, text)
+            fail(run, text)
         else:
-            fail("rejection", op, case, subject, f"{where} was accepted")
+            fail(run, f"{where} was accepted")
     if launched:
         text = f"{where} launched {', '.join(launched)} before it was refused"
-        fail("rejection", op, case, subject, text)
+        fail(run, text)
 
 
-def _expect_no_harm(op: Op, case: Case, subject: Subject, inputs: Inputs) -> None:
+def _expect_no_harm(run: Run) -> None:
     """Check that a library raises or is right on each mistake, if it is right without one."""
+    op, inputs = run.op, run.inputs()
     nothing = Mistake("nothing", {}, ())
-    if not _is_harmless(op, case, subject, nothing, inputs):
+    if not _is_harmless(run, nothing, inputs):
         return
-    for mistake in mistakes(op, case, inputs):
-        if _may_lose_the_device(mistake, subject) or not _has_one_meaning(op, mistake, inputs):
+    for mistake in mistakes(op, run.case, inputs):
+        if _may_lose_the_device(mistake, run.subject) or not _has_one_meaning(op, mistake, inputs):
             continue
-        if not _is_harmless(op, case, subject, mistake, inputs):
+        if not _is_harmless(run, mistake, inputs):
             fault = f"{mistake.kind or mistake.what} was not refused"
             text = f"{mistake.what} was not refused, and what came of it is wrong"
-            fail("rejection", op, case, subject, text, fault=fault)
+            fail(run, text, fault=fault)
 
 
-def _is_harmless(op: Op, case: Case, subject: Subject, mistake: Mistake, inputs: Inputs) -> bool:
+def _is_harmless(run: Run, mistake: Mistake, inputs: Inputs) -> bool:
     """Whether a call is rejected or right. An error inside a kernel is no rejection."""
+    op, case, subject = run.op, run.case, run.subject
     given: dict[str, Any] = {"mode": case.mode, "tile": case.tile, **inputs.given()}
     try:
         with CONTEXTS[case.context](subject.device.type):
@@ -146,7 +147,7 @@ def _is_harmless(op: Op, case: Case, subject: Subject, mistake: Mistake, inputs:
         return bool(mistake.arguments)
     outputs = returned if isinstance(returned, tuple) else (returned,)
     got = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
-    return _right(op, case, subject, mistake, inputs, got)
+    return _right(run, mistake, inputs, got)
 
 
 def _may_lose_the_device(mistake: Mistake, subject: Subject) -> bool:
@@ -162,10 +163,9 @@ def _has_one_meaning(op: Op, mistake: Mistake, inputs: Inputs) -> bool:
     return all(bool(mistake.arguments[name]) == inputs.options[name] for name in flags)
 
 
-def _right(
-    op: Op, case: Case, subject: Subject, mistake: Mistake, inputs: Inputs, got: Results
-) -> bool:
+def _right(run: Run, mistake: Mistake, inputs: Inputs, got: Results) -> bool:
     """Whether results equal the oracle's for a legal value in place of the bad argument."""
+    op, case = run.op, run.case
     if not all(isinstance(y, Tensor) and y.is_floating_point() for y in got.values()):
         return False
     if _announces_itself(op, mistake, inputs, got):
@@ -182,11 +182,13 @@ def _right(
         if isinstance(bad, Tensor) and bad.dtype == torch.bfloat16:
             dtype = "bfloat16"
     narrow = {n: y.float() if y.dtype == torch.float64 else y for n, y in got.items()}
-    strict = replace(subject, ledger=Ledger())
+    strict = replace(
+        run,
+        case=replace(case, dtype=dtype),
+        subject=replace(run.subject, ledger=Ledger()),
+    )
     try:
-        compare_with_oracle(
-            "rejection", op, replace(case, dtype=dtype), strict, legal_inputs, {}, narrow
-        )
+        compare_with_oracle(strict, legal_inputs, {}, narrow)
     except (Violation, ValueError, TypeError):
         # The oracle rejects an argument without a legal value.
         return False

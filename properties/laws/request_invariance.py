@@ -15,30 +15,31 @@ from properties.cases.case import Case
 from properties.cases.tensors import Results, trained
 from properties.catalogue.op import Op
 from properties.laws.judge import expect_same
-from properties.laws.law import Law, Subject, within_bounds
+from properties.laws.law import Law, Run, within_bounds
 
 SOME = 6
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs, every = subject.inputs(op, case), subject.cotangents(op, case)
+def check(run: Run) -> float:
+    op, case = run.op, run.case
+    inputs, every = run.inputs(), run.cotangents()
 
     @cache
     def whole(loud: tuple[str, ...]) -> Results:
         incoming = {n: x if n in loud else torch.zeros_like(x) for n, x in every.items()}
-        return subject.run(op, case, inputs, incoming)
+        return run.call(inputs, incoming)
 
     worst = 0.0
-    less = [r for r in requests(op, case, tuple(every)) if within_bounds(op, r)]
+    some = [r for r in requests(op, case, tuple(every)) if within_bounds(op, r)]
     # Each request costs a call or two; a few cases together try them all.
-    for request in random.Random(case.seed).sample(less, min(SOME, len(less))):
-        asked, incoming = subject.inputs(op, request), subject.cotangents(op, request)
-        got = subject.run(op, request, asked, incoming)
+    for request in random.Random(case.seed).sample(some, min(SOME, len(some))):
+        less = run.on(request)
+        asked, incoming = less.inputs(), less.cotangents()
+        got = less.call(asked, incoming)
         full = whole(tuple(incoming) or tuple(every))
         want = {name: full[name] for name in got}
         against = "the call that asks for everything"
-        call = "request_invariance", op, request, subject, asked, incoming
-        worst = max(worst, expect_same(*call, got, want, against))
+        worst = max(worst, expect_same(less, asked, incoming, got, want, against))
     return worst
 
 

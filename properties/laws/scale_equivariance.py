@@ -12,27 +12,27 @@ from properties.cases.case import Case
 from properties.cases.layouts import relaid
 from properties.catalogue.op import Op, Role
 from properties.laws.judge import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Subject, with_options, within_bounds
+from properties.laws.law import Law, Run, with_options, within_bounds
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
+def check(run: Run) -> float:
+    op, case = run.op, run.case
     scale = _literal(case)
     factor = next(_factors(op, case, scale), None)
     if factor is None:
         return 0.0
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    inputs, gradients_of = run.inputs(), run.cotangents()
     queries = [a.name for a in op.arguments if a.role is Role.QUERY]
     # Keep the layout: with another alignment a GPU need not give the same bits.
     larger = inputs.with_tensors(
         {q: relaid(factor * inputs.tensors[q], case.layout_of(q)) for q in queries}
     )
     larger = larger.with_options(scale=scale / factor)
-    moved = subject.run(op, case, larger, gradients_of)
-    if not subject.target.bitwise:
+    moved = run.call(larger, gradients_of)
+    if not run.subject.target.bitwise:
         # An implementation may apply the scale as two square roots, which round differently.
-        call = "scale_equivariance", op, case, subject, larger, gradients_of
-        return compare_with_oracle(*call, moved)
-    plain = subject.run(op, case, inputs.with_options(scale=scale), gradients_of)
+        return compare_with_oracle(run, larger, gradients_of, moved)
+    plain = run.call(inputs.with_options(scale=scale), gradients_of)
     want = dict(plain)
     for name in {f"d{q}" for q in queries} & plain.keys():
         # What overflows need not do so where it is smaller.
@@ -40,7 +40,7 @@ def check(op: Op, case: Case, subject: Subject) -> float:
         want[name] = torch.where(x.isinf(), moved[name], x / factor)
     which = " and ".join(queries)
     against = f"scale {scale} where {which} is {factor} times larger and scale {scale / factor}"
-    expect_identical("scale_equivariance", op, case, subject, moved, want, against, normal=True)
+    expect_identical(run, moved, want, against, normal=True)
     return 0.0
 
 

@@ -17,29 +17,29 @@ from properties.cases.tensors import Results, boundaries, outputs_and_gradients,
 from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.judge import compare_with_oracle
-from properties.laws.law import Law, Subject, with_options, within_bounds
+from properties.laws.law import Law, Run, with_options, within_bounds
 from properties.laws.parts import Parts
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
+def check(run: Run) -> float:
+    op, case = run.op, run.case
     # Each half is a call of its own, which must be within bounds.
     if not all(within_bounds(op, _half(op, case, early)) for early in (True, False)):
         return 0.0
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    inputs, gradients_of = run.inputs(), run.cotangents()
     parts = Parts(inputs)
 
     def in_two_calls(**given: Any) -> tuple[Tensor | None, ...]:
-        return _in_two_calls(op, case, subject, given, parts)
+        return _in_two_calls(run, given, parts)
 
-    with subject.claiming(case):
+    with run.subject.claiming(case):
         got = outputs_and_gradients(op, in_two_calls, parts.leaves(inputs), gradients_of)
     got, left_out = parts.sums(got), parts.infinite
-    return compare_with_oracle("splitting", op, case, subject, inputs, gradients_of, got, left_out)
+    return compare_with_oracle(run, inputs, gradients_of, got, left_out)
 
 
-def _in_two_calls(
-    op: Op, case: Case, subject: Subject, given: dict[str, Any], parts: Parts
-) -> tuple[Tensor | None, ...]:
+def _in_two_calls(run: Run, given: dict[str, Any], parts: Parts) -> tuple[Tensor | None, ...]:
+    op, case = run.op, run.case
     tensors = {a.name: given.pop(a.name) for a in op.arguments if a.name in given}
     cuts = _cuts(case)
     last_first = bool(given.get("reverse"))
@@ -58,15 +58,15 @@ def _in_two_calls(
         if "structure" in case.options:
             part = _half(op, case, early)
             heads = sizes(op, part)["H"]
-            options["structure"] = structures.built(part, heads, subject.device)
+            options["structure"] = structures.built(part, heads, run.subject.device)
         for name, dim in zip(op.packed_by if case.packed else (), ("T", "S"), strict=False):
             lengths = [_length(op, piece, dim) for piece in half]
             bounds = torch.tensor(boundaries(lengths), dtype=given[op.packed_by[0]].dtype)
-            options[name] = bounds.to(subject.device)
+            options[name] = bounds.to(run.subject.device)
         # Positions that are given as data are cut with their tokens.
         if op.continues_by == "seqlen_offsets" and "position_ids" not in tensors:
-            options["seqlen_offsets"] = _offsets(case, subject, [0] * len(cuts) if early else cuts)
-        function = subject.function(op)
+            options["seqlen_offsets"] = _offsets(run, [0] * len(cuts) if early else cuts)
+        function = run.subject.function(op)
         half_of = {**tensors, **options, "mode": case.called_mode, "tile": case.tile}
         with telling(op, half_of):
             returned = function(**half_of)
@@ -127,10 +127,10 @@ def _length(op: Op, piece: Results, dim: str) -> int:
     return _length(op, piece, "T")
 
 
-def _offsets(case: Case, subject: Subject, cuts: list[int]) -> Tensor:
-    offsets = case.options["seqlen_offsets"]
+def _offsets(run: Run, cuts: list[int]) -> Tensor:
+    offsets = run.case.options["seqlen_offsets"]
     each = offsets if isinstance(offsets, (list, tuple)) else [offsets] * len(cuts)
-    return torch.tensor([o + c for o, c in zip(each, cuts, strict=True)], device=subject.device)
+    return torch.tensor([o + c for o, c in zip(each, cuts, strict=True)], device=run.subject.device)
 
 
 def _glued(op: Op, name: str, parts: list[Tensor], last_first: bool) -> Tensor:

@@ -9,54 +9,53 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
 from properties.cases.tensors import Inputs, Results, own_copy
-from properties.catalogue.op import Op
 from properties.laws.judge import fail
-from properties.laws.law import Law, Subject
+from properties.laws.law import Law, Run
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
+def check(run: Run) -> float:
+    op, case = run.op, run.case
     other = replace(case, layout=sorted(LAYOUTS)[case.seed % len(LAYOUTS)], layouts={})
-    for moved in (case, op.settle(other)):
-        inputs, gradients_of = subject.inputs(op, moved), subject.cotangents(op, moved)
+    for each in (case, op.settle(other)):
+        moved = run.on(each)
+        inputs, gradients_of = moved.inputs(), moved.cotangents()
         watched = {**inputs.tensors, **{f"gradient of {n}": x for n, x in gradients_of.items()}}
         before = {name: _memory(x).clone() for name, x in watched.items()}
-        results = subject.run(op, case, inputs, gradients_of)
+        results = run.call(inputs, gradients_of)
         for name, x in watched.items():
             if not torch.equal(_memory(x), before[name]):
-                fail("untouched_inputs", op, case, subject, f"{name}: its memory was written to")
-        if subject.target.new_results and not inputs.options.get("inplace"):
-            _expect_new(op, case, subject, results, watched)
+                fail(run, f"{name}: its memory was written to")
+        if run.subject.target.new_results and not inputs.options.get("inplace"):
+            _expect_new(run, results, watched)
         if inputs.options.get("inplace"):
-            _expect_given(op, moved, subject, inputs)
+            _expect_given(moved, inputs)
     return 0.0
 
 
-def _expect_given(op: Op, case: Case, subject: Subject, inputs: Inputs) -> None:
+def _expect_given(run: Run, inputs: Inputs) -> None:
+    op, case = run.op, run.case
     name = op.arguments[0].name
     x = own_copy(inputs.tensors[name])
-    with subject.claiming(case):
+    with run.subject.claiming(case):
         given = inputs.given({**inputs.tensors, name: x})
-        y = subject.function(op)(**given, mode=case.called_mode, tile=case.tile)
+        y = run.subject.function(op)(**given, mode=case.called_mode, tile=case.tile)
     assert isinstance(y, Tensor)
     if y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
-        fail("untouched_inputs", op, case, subject, f"{name}: it was to be written to, and was not")
+        fail(run, f"{name}: it was to be written to, and was not")
 
 
-def _expect_new(op: Op, case: Case, subject: Subject, results: Results, watched: Results) -> None:
-    for name in (output.name for output in op.outputs if output.name in results):
+def _expect_new(run: Run, results: Results, watched: Results) -> None:
+    for name in (output.name for output in run.op.outputs if output.name in results):
         y = results[name]
         if not y.is_contiguous():
             fault = f"{name}: it is not contiguous"
             shown = f"{fault}, its shape is {list(y.shape)} and its strides are {list(y.stride())}"
-            fail("untouched_inputs", op, case, subject, shown, fault)
+            fail(run, shown, fault)
         for other, x in watched.items():
             if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and y.numel():
-                fail(
-                    "untouched_inputs", op, case, subject, f"{name}: it shares memory with {other}"
-                )
+                fail(run, f"{name}: it shares memory with {other}")
 
 
 def _memory(x: Tensor) -> Tensor:

@@ -12,26 +12,23 @@ from typing import Any
 import torch
 
 from properties import simulator
-from properties.cases.case import Case
-from properties.catalogue.op import Op
 from properties.laws.judge import compare_with_oracle, expect_identical
-from properties.laws.law import Law, Subject
+from properties.laws.law import Law, Run
 
 
-def check(op: Op, case: Case, subject: Subject) -> float:
-    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    want = subject.run(op, case, inputs, gradients_of)
+def check(run: Run) -> float:
+    inputs, gradients_of = run.inputs(), run.cotangents()
+    want = run.call(inputs, gradients_of)
     with ExitStack() as unknown:
         unknown.enter_context(_fresh_memory_is_nan())
-        if simulator.installed() and subject.target.bitwise:
+        if simulator.installed() and run.subject.target.bitwise:
             unknown.enter_context(simulator.simulating(unmasked=math.nan))
-        got = subject.run(op, case, inputs, gradients_of)
-    if not subject.target.bitwise:
+        got = run.call(inputs, gradients_of)
+    if not run.subject.target.bitwise:
         # The switch that fills memory may also select another algorithm.
-        call = "written_outputs", op, case, subject, inputs, gradients_of
-        return compare_with_oracle(*call, got)
+        return compare_with_oracle(run, inputs, gradients_of, got)
     against = "the same call where fresh memory and masked lanes hold anything"
-    expect_identical("written_outputs", op, case, subject, got, want, against)
+    expect_identical(run, got, want, against)
     return 0.0
 
 

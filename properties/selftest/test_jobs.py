@@ -30,7 +30,7 @@ def _drawn(job: Job) -> list[Case]:
 @pytest.fixture(autouse=True)
 def nothing_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LAWS:
-        monkeypatch.setitem(LAWS, name, Law(name, lambda op, case, subject: 0.0))
+        monkeypatch.setitem(LAWS, name, Law(name, lambda run: 0.0))
 
 
 def _gla(laws: Sequence[str]) -> list[Job]:

@@ -16,8 +16,7 @@ from properties.cases.layouts import LAYOUTS
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import Function
 from properties.device import activate
-from properties.laws import LAWS, Subject
-from properties.laws.law import bits_are_comparable
+from properties.laws import LAWS, Run, Subject
 from properties.targets import load
 from properties.targets.oracle import Oracle
 
@@ -92,5 +91,5 @@ def test_modes_are_compared_in_bits_only_where_nothing_rounds(scale: float | Non
     )
     op, device = OPS["dplr"], activate("simulator")
     subject = Subject(load("ours", device), device)
-    assert bits_are_comparable(op, case, subject) is (scale == 0.5)
+    assert Run("packing", op, case, subject).compares_bits is (scale == 0.5)
     LAWS["packing"](op, case, subject)

@@ -303,13 +303,13 @@ def units_apart(got: torch.Tensor, want: torch.Tensor, returned: Outputs) -> flo
 
 def expect_within_budget(case: Case, results: Outputs) -> None:
     from properties.catalogue import OPS
-    from properties.laws import Subject
+    from properties.laws import Run, Subject
     from properties.laws.judge import compare_with_oracle
     from properties.targets import load
 
     op, subject = OPS[case.op], Subject(load("ours", CPU), CPU)
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-    compare_with_oracle("differential", op, case, subject, inputs, gradients_of, results)
+    compare_with_oracle(Run("differential", op, case, subject), inputs, gradients_of, results)
 
 
 def largest_element(x: torch.Tensor) -> float:

@@ -19,7 +19,7 @@ from properties.cases.sequences import dims_of, tensors_of
 from properties.cases.tensors import Results
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
-from properties.laws import Subject
+from properties.laws import Run, Subject
 from properties.laws.judge import compare_with_oracle
 
 
@@ -109,4 +109,4 @@ def test_offsets_are_64_bits_wide(case: Case, along: str, subject: Subject, memo
     incoming = gradients_of | _stretched(op, gradients_of, along, memory, 2**18)
     assert far, "no tensor has this dim"
     got = subject.run(op, case, inputs.with_tensors(far), incoming)
-    compare_with_oracle("differential", op, case, subject, inputs, gradients_of, got)
+    compare_with_oracle(Run("differential", op, case, subject), inputs, gradients_of, got)

@@ -13,7 +13,7 @@ from torch import Tensor
 from properties.cases.case import Case
 from properties.cases.layouts import heads_first
 from properties.catalogue import OPS
-from properties.laws import Subject
+from properties.laws import Run, Subject
 from properties.laws.judge import expect_same
 from properties.targets.ours import MODES_WITH_KERNELS
 
@@ -44,7 +44,7 @@ def test_the_layout_of_rows_changes_nothing(name: str, mode: str, subject: Subje
     incoming = {n: _transposed(x) for n, x in gradients_of.items()}
     for given, of in ((turned, gradients_of), (inputs, incoming)):
         got = subject.run(op, case, given, of)
-        about = "layout_invariance", op, case, subject, inputs, gradients_of
+        about = Run("layout_invariance", op, case, subject), inputs, gradients_of
         expect_same(*about, got, want, "contiguous inputs, where their last two dims are exchanged")
 
 
@@ -64,7 +64,7 @@ def test_strides_of_one_do_not_stand_for_those_of_another(
     op, case = OPS[name], _case(name, mode, (2, 3) if packed else (5,), packed=packed)
     inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
     want = subject.run(op, case, inputs, gradients_of)
-    about = "layout_invariance", op, case, subject, inputs, gradients_of
+    about = Run("layout_invariance", op, case, subject), inputs, gradients_of
     for each, x in inputs.tensors.items():
         got = subject.run(op, case, inputs.with_tensors({each: heads_first(x)}), gradients_of)
         expect_same(*about, got, want, f"contiguous inputs, where {each} has heads first")

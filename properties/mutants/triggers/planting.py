@@ -15,7 +15,7 @@ from torch import Tensor
 
 from properties.cases.tensors import Results
 from properties.catalogue.op import Op
-from properties.laws import Subject, Violation
+from properties.laws import LAWS, Subject, Violation
 from properties.laws.law import Recall
 from properties.mutants.triggers.grammar import Atom, pairs
 from properties.mutants.triggers.recording import Evaluation, Witness
@@ -164,7 +164,7 @@ def _noticed(
     witness.start_again(one, spoils)
     try:
         with witness.eager():
-            one.job.check(op, one.case, quiet)
+            LAWS[one.job.law](op, one.case, quiet)
     except _Silent:
         return None
     except Violation as violation:

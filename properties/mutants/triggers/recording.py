@@ -18,7 +18,7 @@ from properties.cases.sequences import dims_of
 from properties.cases.tensors import sizes
 from properties.catalogue.op import Function, Op
 from properties.jobs import Job, drawn, hypothesis_test
-from properties.laws import Subject
+from properties.laws import LAWS, Subject
 from properties.mutants.triggers import facts
 from properties.mutants.triggers.facts import Facts
 from properties.targets.oracle import compute
@@ -299,7 +299,7 @@ def glance(job: Job, op: Op, subject: Subject, examples: int, seed: int) -> list
 
     def look(bundle: list[Case]) -> None:
         for case in bundle:
-            adapted = job.check.adapt(op, case)
+            adapted = LAWS[job.law].adapt(op, case)
             known = sizes(op, adapted)
             witness.shapes = {o.name: [known[d] for d in o.dims.split()] for o in op.outputs}
             one = Evaluation(job, case, witness.start(), witness.beside)
