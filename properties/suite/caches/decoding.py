@@ -29,6 +29,8 @@ class DecodingMachine(RuleBasedStateMachine):
 
     device: ClassVar[torch.device] = torch.device("cpu")
     kind: ClassVar[type[RecurrentCache]] = RecurrentCache
+    times: ClassVar[int] = 3
+    steps: ClassVar[int] = 20
     reached: ClassVar[set[str]] = set()
 
     @initialize(

@@ -22,6 +22,7 @@ import reference
 from kernels.cache import CacheView, KVCache
 from properties.cases.layouts import LAYOUTS, relaid
 from properties.device import recorded_launches
+from properties.profiles import EXAMPLES
 from properties.suite.caches.calls import (
     CONTEXTS,
     bits,
@@ -62,20 +63,28 @@ def variant(machine: type[Any], device: torch.device, **attributes: Any) -> type
     return type(machine.__name__, (machine,), {"device": device, "reached": set(), **attributes})
 
 
-def search(machine: type[Any], device: torch.device, planted: type[Any], steps: int) -> None:
-    """Run the machine with a planted bug on up to 200 examples, without making one smaller."""
-    run_state_machine_as_test(
-        variant(machine, device, kind=planted),
-        settings=settings(
-            max_examples=200,
-            stateful_step_count=steps,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            report_multiple_bugs=False,
-        ),
+def run(machine: type[Any]) -> None:
+    """Run a machine on `times` as many examples as the profile has."""
+    few = settings(
+        max_examples=machine.times * settings().max_examples,
+        stateful_step_count=machine.steps,
+        deadline=None,
     )
+    run_state_machine_as_test(machine, settings=few)
+
+
+def search(machine: type[Any], device: torch.device, planted: type[Any]) -> None:
+    """Run the machine with a planted bug on the examples of `ci`, without making one smaller."""
+    as_in_ci = settings(
+        max_examples=machine.times * EXAMPLES,
+        stateful_step_count=machine.steps,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+    )
+    run_state_machine_as_test(variant(machine, device, kind=planted), settings=as_in_ci)
 
 
 class KVMachine(RuleBasedStateMachine):
@@ -86,6 +95,8 @@ class KVMachine(RuleBasedStateMachine):
 
     device: ClassVar[torch.device] = torch.device("cpu")
     reached: ClassVar[set[str]] = set()
+    times: ClassVar[int] = 3
+    steps: ClassVar[int] = 20
 
     cache: KVCache
     window: int | None = None

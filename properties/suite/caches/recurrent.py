@@ -35,6 +35,8 @@ class RecurrentMachine(RuleBasedStateMachine):
 
     device: ClassVar[torch.device] = torch.device("cpu")
     kind: ClassVar[type[RecurrentCache]] = RecurrentCache
+    times: ClassVar[int] = 3
+    steps: ClassVar[int] = 20
     reached: ClassVar[set[str]] = set()
     DIMS = ((2, 3, 4), (1, 4, 2), (2, 4, 3))
     """H, K and V of each layer."""

@@ -31,6 +31,8 @@ class StreamingMachine(KVMachine):
     """
 
     longest = 1
+    # A stream takes five launches for each token.
+    times = 2
     # A ring that is full allows the first crop and not the second.
     backs = (1, 2)
 

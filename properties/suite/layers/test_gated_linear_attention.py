@@ -10,16 +10,15 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from torch import Tensor, nn
 
 from kernels.cache import RecurrentCache
 from kernels.layers import GatedLinearAttention
 from properties.cases.contexts import WITHOUT_GRADIENTS
 from properties.suite.caches.calls import CONTEXTS, context
-from properties.suite.caches.machine import search, variant
+from properties.suite.caches.machine import run, search, variant
 
 HIDDEN = 8
 LAYERS = 2
@@ -44,6 +43,8 @@ class LayerMachine(RuleBasedStateMachine):
 
     device: ClassVar[torch.device] = torch.device("cpu")
     reached: ClassVar[set[str]] = set()
+    times: ClassVar[int] = 8
+    steps: ClassVar[int] = 12
     kind: ClassVar[type[GatedLinearAttention]] = GatedLinearAttention
 
     @initialize(
@@ -273,16 +274,14 @@ PLANTED = (
 # RMSNorm of a float32 layer under autocast is not fused.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
 def test_a_call_depends_on_its_arguments_and_the_weights_of_now(device: torch.device) -> None:
-    run_state_machine_as_test(
-        variant(LayerMachine, device), settings=settings(stateful_step_count=12, deadline=None)
-    )
+    run(variant(LayerMachine, device))
 
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> None:
     # A tensor cached in inference_mode cannot be trained with.
     with pytest.raises((AssertionError, RuntimeError)):
-        search(LayerMachine, device, planted, steps=12)
+        search(LayerMachine, device, planted)
 
 
 def test_any_width_of_a_head_can_be_said_as_a_multiple() -> None:

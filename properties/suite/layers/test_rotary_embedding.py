@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from torch import Tensor
 
 import reference
@@ -17,7 +16,7 @@ from kernels.layers import RotaryEmbedding
 from kernels.position.tables import tokens_that_scale
 from properties.cases.contexts import WITHOUT_GRADIENTS
 from properties.suite.caches.calls import CONTEXTS, context
-from properties.suite.caches.machine import search, variant
+from properties.suite.caches.machine import run, search, variant
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"head_dim": 4},
@@ -78,6 +77,8 @@ class RotaryMachine(RuleBasedStateMachine):
 
     device: ClassVar[torch.device] = torch.device("cpu")
     reached: ClassVar[set[str]] = set()
+    times: ClassVar[int] = 16
+    steps: ClassVar[int] = 12
     kind: ClassVar[type[RotaryEmbedding]] = RotaryEmbedding
 
     @initialize(options=st.sampled_from(OPTIONS), where=st.sampled_from(CONTEXTS))
@@ -268,13 +269,11 @@ PLANTED = (ScalesByWhatIsReserved, CastsItsTables, CountsIn16Bits, KeepsOffsets,
 
 
 def test_a_call_depends_on_its_arguments_alone(device: torch.device) -> None:
-    run_state_machine_as_test(
-        variant(RotaryMachine, device), settings=settings(stateful_step_count=12, deadline=None)
-    )
+    run(variant(RotaryMachine, device))
 
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_bug_is_caught(planted: type[Any], device: torch.device) -> None:
     # The op rejects tables of another dtype; inference tensors cannot be trained with.
     with pytest.raises((AssertionError, RuntimeError, TypeError)):
-        search(RotaryMachine, device, planted, steps=12)
+        search(RotaryMachine, device, planted)
