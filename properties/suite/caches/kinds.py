@@ -60,6 +60,7 @@ class SlidingMachine(KVMachine):
 
 class PagedMachine(KVMachine):
     kind: ClassVar[type[PagedCache]] = PagedCache
+    times: ClassVar[int] = 8
     cache: PagedCache
 
     def new(self, room: int, page_size: int) -> KVCache:
@@ -78,6 +79,9 @@ class PagedMachine(KVMachine):
         table = [
             draw.sample(range(number), draw.randint(0, -(-number // 2))) for _ in range(self.batch)
         ]
+        if draw.random() < 1 / 2:
+            # Beams, which share the pages of the next tokens too.
+            table = [table[0]] * self.batch
         length = [draw.randint(0, len(row) * page_size) for row in table]
         if draw.random() < 1 / 2:
             length = [tokens // page_size * page_size for tokens in length]
