@@ -52,7 +52,10 @@ def _windows(case: Case) -> SearchStrategy[int | None]:
     keys, queries = max(case.key_lengths or case.lengths), max(case.lengths)
     edges = sorted({max(1, n + d) for n in (keys, queries) for d in (-1, 0, 1)} | {512, 513})
     narrow, others = st.integers(1, max(1, keys - 1)), st.sampled_from([*edges, 2**31 - 1])
-    return seldom_none(narrow, narrow, narrow, others, others)
+    # A window that ends where a tile of keys ends has whole tiles without a mask.
+    at_tiles = [n + d for n in (16, 32, 64, 128) for d in (-1, 0, 1) if n + d < keys]
+    of_tiles = st.sampled_from(at_tiles) if at_tiles else narrow
+    return seldom_none(narrow, of_tiles, of_tiles, others, others)
 
 
 WINDOW = Option("window", None, _windows, bad=(0, -1, *NO_COUNTS), switch=lambda case: 3)
