@@ -36,7 +36,7 @@ from properties.suite.caches.kinds import (
     SlidingMachine,
 )
 from properties.suite.caches.latent import LatentMachine
-from properties.suite.caches.machine import variant
+from properties.suite.caches.machine import run, variant
 from properties.suite.caches.recurrent import RecurrentMachine
 from properties.suite.caches.streaming import StreamingMachine
 
@@ -244,6 +244,26 @@ def test_beams_of_an_encoder_need_no_more_pages(device: torch.device) -> None:
     assert cache.free_pages == 0
     o, _ = cache.attend(x.expand(3, 3, 1, 3))
     assert torch.equal(o, one.expand(3, 3, 1, 3))
+
+
+@pytest.mark.parametrize("trained", ["q", "sink"])
+@pytest.mark.parametrize(
+    "cache",
+    [
+        pytest.param(lambda: ContiguousCache(1, 4, 1, 4, 4), id="contiguous"),
+        pytest.param(lambda: SlidingWindowCache(1, 4, 1, 4, 4), id="sliding"),
+        pytest.param(lambda: PagedCache(1, 2, 2, 1, 4, 4), id="paged"),
+    ],
+)
+def test_what_alone_is_trained_has_its_gradient(cache: Callable[[], KVCache], trained: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    k, v, q = (torch.randn(1, 3, heads, 4, generator=generator) for heads in (1, 1, 2))
+    given = {"q": q, "sink": torch.tensor([0.5, -0.5])}
+    given[trained].requires_grad_()
+    o, _ = cache().attend(given["q"], k, v, sink=given["sink"])
+    want, _ = reference.attention(given["q"], k, v, causal=True, sink=given["sink"])
+    (found,), (expected,) = (torch.autograd.grad(x.sum(), given[trained]) for x in (o, want))
+    torch.testing.assert_close(found, expected)
 
 
 def test_caches_that_begin_empty_say_so() -> None:
