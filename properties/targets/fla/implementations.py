@@ -268,7 +268,8 @@ def _selected(kernel: Kernel, given: Given) -> Outputs:
     indices = given.pop("block_indices").long().sort(-1).values
     again = torch.nn.functional.pad(indices.diff(dim=-1) == 0, (1, 0))
     given["block_indices"] = indices.masked_fill(again, -1)
-    return _alone(kernel, {**given, "cu_seqlens": _both_bounds(given)})
+    given["cu_seqlens"] = _both_bounds(given)
+    return _alone(kernel, given)
 
 
 def _both_bounds(given: Given) -> Tensor | tuple[Tensor, Tensor] | None:
@@ -514,6 +515,11 @@ def _mini_batches(case: Case) -> Case:
 def _forward_of_packs(case: Case) -> Case:
     grad = case.packed and case.context == "grad"
     return replace(case, context="no_grad") if grad else case
+
+
+def _forward_of_other_keys(case: Case) -> Case:
+    apart = case.packed and case.key_lengths is not None and case.context == "grad"
+    return replace(case, context="no_grad") if apart else case
 
 
 def _selection(case: Case) -> Case:
@@ -1004,7 +1010,8 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             theirs={"indices": "block_indices"},
             ours=("cu_seqlens_k",),
             conventions=(_SCALE, "a block that is selected twice is passed once"),
-            bounds=_SELECTION,
+            # It raises NotImplementedError.
+            bounds={**_SELECTION, "no gradients of keys of other lengths": _forward_of_other_keys},
         )
     },
     "nsa": _each(

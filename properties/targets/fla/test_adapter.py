@@ -1,11 +1,15 @@
 """Calls in which an argument means something else to fla, or is not optional there."""
 
+from typing import Any
+
 import pytest
 import torch
 
+import reference
 from properties.cases.case import Case
 from properties.laws import LAWS, Subject
 from properties.targets import load, scope
+from properties.targets.fla.implementations import implementations
 
 CASES = {
     "writes that are not given are 1": '{"op":"gdn2","mode":"chunk","dtype":"float32",'
@@ -33,3 +37,20 @@ def test_fla_agrees_where_its_arguments_mean_something_else(case: str) -> None:
     one = Case.from_json(case)
     target, device = load("fla", torch.device("cpu")), torch.device("cpu")
     LAWS["differential"](scope.declared(target, one.op, one.mode), one, Subject(target, device))
+
+
+def test_keys_of_selected_attention_have_boundaries_of_their_own() -> None:
+    load("fla", torch.device("cpu"))
+    k, v = torch.randn(2, 1, 7, 1, 16)
+    given: dict[str, Any] = {
+        "q": torch.randn(1, 5, 16, 16),
+        "k": k,
+        "v": v,
+        "indices": torch.zeros(1, 5, 1, 1, dtype=torch.int32),
+        "block_size": 16,
+        "cu_seqlens": torch.tensor([0, 3, 5]),
+        "cu_seqlens_k": torch.tensor([0, 5, 7]),
+    }
+    with torch.no_grad():
+        o = implementations()["selected_attention"]["parallel"].function(**given)
+    torch.testing.assert_close(o, reference.selected_attention(**given)[0])
