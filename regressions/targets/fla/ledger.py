@@ -207,6 +207,30 @@ def _selects_nothing(given: Given) -> bool:
     return False
 
 
+def _trains_packs(given: Given) -> bool:
+    tensors = [x for x in given.values() if isinstance(x, Tensor)]
+    return given.get("cu_seqlens") is not None and any(x.requires_grad for x in tensors)
+
+
+def _fading_momentum(given: Given) -> bool:
+    """Whether a momentum fades by so much in a chunk that float32 has no digits left for it, or a
+    gate is -inf.
+    """
+    gates = [given[name] for name in ("log_mu", "log_alpha") if given.get(name) is not None]
+    closed = any(bool(g.detach().isinf().any()) for g in gates)
+    mu = given.get("log_mu")
+    return closed or (mu is not None and _sum_in_a_chunk({"g": mu}) > 4)
+
+
+def _fewer_queries(given: Given) -> bool:
+    return given.get("cu_seqlens") is None and given["q"].shape[1] != given["k"].shape[1]
+
+
+def _float32_beside_16_bits(given: Given) -> bool:
+    others = [given[name].dtype for name in ("weight", "bias", "eta")]
+    return given["k"].dtype != torch.float32 and torch.float32 in others
+
+
 # A call of each other op in a mode.
 _OTHERS = {
     (case.op, case.mode): case
@@ -470,6 +494,161 @@ _GATES_OF_A_CHUNK = (
 )
 
 LEDGER = (
+    KnownFailure(
+        name="gradients_of_small_losses",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"mesa_net","mode":"chunk","dtype":"float16","dims":{"B":1,"H":1,"K":13,"V":13},'
+                '"lengths":[1],"given":["initial_state"],"options":{"use_qk_l2norm_in_kernel":false,'
+                '"output_final_state":false}}'
+            ),
+        ),
+        modes=("chunk",),
+        shows=_always,
+        symptoms=(
+            Wrong(("o", "dq", "dk", "dv", "dlamb", "dg", "dbeta", "dinitial_state"), most=math.inf),
+        ),
+        expected="0.0001",
+        got="3e-06",
+        cause="Conjugate gradients divide by sums to which 1e-5 is added (chunk_cg_solver_fwd.py, "
+        "chunk_cg_solver_bwd.py): they stop where a squared residual is about that, so small "
+        "queries and small gradients keep a fraction; and queries, keys, the solution and its "
+        "gradient are float16 whatever the inputs are.",
+    ),
+    KnownFailure(
+        name="chunks_of_inference_mode",
+        law="context_invariance",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"simple_gla","mode":"parallel","dtype":"float32","dims":{"B":1,"H":1,"K":16,'
+                '"V":16},"lengths":[3,2],"packed":true,"options":{"scale":null},"seed":1}'
+            ),
+            replace(_OTHERS["mesa_net", "chunk"], lengths=(3, 2), packed=True, seed=1),
+        ),
+        modes=("chunk", "parallel"),
+        shows=_trains_packs,
+        symptoms=(Raised("RuntimeError", "Inference tensors cannot be saved for backward."),),
+        expected="[16.0, 16.0]",
+        got="Inference tensors cannot be saved for backward",
+        cause="The chunks of a pack are remembered by the tensor object (tensor_cache in "
+        "utils/decorators.py): those of a call in inference mode are tensors that no call with "
+        "gradients can save.",
+    ),
+    KnownFailure(
+        name="momentum_gates_of_a_chunk",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"momentum_delta_rule","mode":"chunk","dtype":"bfloat16","dims":{"B":1,"H":1,'
+                '"K":16,"V":16},"lengths":[64],"given":["log_mu"],"options":{"scale":null,'
+                '"output_final_state":true},"values":"strong_gates"}'
+            ),
+        ),
+        modes=("chunk",),
+        shows=_fading_momentum,
+        symptoms=(Wrong(most=math.inf, finite=False),),
+        expected="1.0",
+        got="0.0",
+        cause="A weight is 1 - exp(x) times what a momentum has faded by since the chunk began, "
+        "inverted (naive.py): the difference has no digits left, and the factor may be inf.",
+    ),
+    KnownFailure(
+        name="gradient_of_fewer_queries",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"selected_attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,'
+                '"R":16,"K":16,"V":16,"M":1},"lengths":[3],"key_lengths":[5],'
+                '"options":{"block_size":16,"scale":null},"seed":8}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=_fewer_queries,
+        symptoms=(
+            Raised("LoadOutOfBounds", "in kernel parallel_nsa_bwd_kernel_dq"),
+            Wrong(("dq", "dk", "dv"), most=math.inf, finite=False),
+        ),
+        expected="[8.0, 8.0]",
+        got="load out of bounds in kernel parallel_nsa_bwd_kernel_dq",
+        cause="The backward pass takes the number of keys for that of queries (nsa/parallel.py); a "
+        "pack with boundaries of keys raises NotImplementedError, a batch does not.",
+    ),
+    KnownFailure(
+        name="tokens_after_an_empty_sequence",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"nsa","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":16,"K":16,'
+                '"V":16},"lengths":[0,3],"packed":true,"options":{"block_size":16,"top_k":4,'
+                '"local_blocks":2,"window":2,"scale":null}}'
+            ),
+            replace(_OTHERS["selected_attention", "parallel"], lengths=(0, 3), packed=True),
+        ),
+        modes=("parallel",),
+        shows=_empty_sequence,
+        symptoms=(
+            Wrong(most=math.inf, finite=False),
+            Raised("LoadOutOfBounds", "in kernel parallel_nsa"),
+            Raised("StoreOutOfBounds", "in kernel parallel_nsa"),
+            Raised("Race", "in kernel parallel_nsa"),
+        ),
+        expected="1.0",
+        got="0.0",
+        cause="Sequences are counted by their first tokens (prepare_sequence_ids in "
+        "utils/index.py): an empty one has none, and those after it are taken for those before.",
+    ),
+    KnownFailure(
+        name="linear_model_of_no_tokens",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"ttt_linear","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":1},'
+                '"lengths":[0],"options":{"eps":1e-06,"mini_batch_size":16,"scale":null,'
+                '"output_final_state":false}}'
+            ),
+        ),
+        modes=("chunk", "fused_chunk"),
+        shows=lambda given: given["q"].numel() == 0,
+        symptoms=(Raised("RuntimeError", "cannot reshape tensor of 0 elements into shape"),),
+        expected="(1, 0, 1, 16)",
+        got="RuntimeError",
+        cause="The layer norm reshapes to rows of -1 elements (norm_residual in ttt/chunk.py).",
+    ),
+    KnownFailure(
+        name="linear_model_in_float32",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"ttt_linear","mode":"chunk","dtype":"bfloat16","dims":{"B":1,"H":1,"K":1},'
+                '"lengths":[1],"float32":["eta"],"options":{"eps":1e-06,"mini_batch_size":16,'
+                '"scale":null,"output_final_state":false}}'
+            ),
+            Case.from_json(
+                '{"op":"ttt_linear","mode":"fused_chunk","dtype":"bfloat16","dims":{"B":1,"H":1,'
+                '"K":1},"lengths":[1],"float32":["bias"],"options":{"eps":1e-06,'
+                '"mini_batch_size":16,"scale":null,"output_final_state":false}}'
+            ),
+        ),
+        modes=("chunk", "fused_chunk"),
+        shows=_float32_beside_16_bits,
+        symptoms=(
+            Raised("CompilationError", "Both operands must be same dtype. Got fp32 and "),
+            Raised("CompilationError", "Loop-carried variable b_"),
+        ),
+        expected="1.0",
+        got="CompilationError",
+        cause="Keys times a float32 rate are multiplied with errors of 16 bits, and the loop of "
+        "the backward pass changes the dtype of the weight and the bias (ttt/chunk.py, "
+        "ttt/fused_chunk.py).",
+    ),
     KnownFailure(
         name="errors_of_rows_past_the_end",
         law="differential",
