@@ -1,10 +1,11 @@
 """Files that differ from a commit, by git."""
 
+import ast
 import subprocess
 from pathlib import Path
 
 # Branches that work is merged into.
-_MAIN = ("main", "origin/main")
+_MAIN = ("refs/heads/main", "refs/remotes/origin/main")
 
 
 def files_since(revision: str, root: Path) -> tuple[str, tuple[str, ...]]:
@@ -15,7 +16,8 @@ def files_since(revision: str, root: Path) -> tuple[str, tuple[str, ...]]:
         revision: a commit as git names it; "" for the merge base with main.
 
     Raises:
-        ValueError: git knows no such commit, or the project is in no repository.
+        ValueError: git knows no such commit, or the project is in no repository; or a file is no
+            Python, so that nobody knows what it reaches.
     """
     if revision:
         base = _commit(revision, root)
@@ -24,21 +26,33 @@ def files_since(revision: str, root: Path) -> tuple[str, tuple[str, ...]]:
         base = next(filter(None, (_git(root, "merge-base", "HEAD", name) for name in _MAIN)), None)
         told = f"{base[:9]}, the merge base with main" if base is not None else ""
     if base is None:
-        if _git(root, "rev-parse", "--git-dir") is None:
-            raise ValueError(f"--changed: {root} is in no git repository, expected one")
+        code, told = _ran(root, "rev-parse", "--git-dir")
+        if code != 0:
+            raise ValueError(f"--changed: {root}, expected a git repository: {told}")
+        short = _git(root, "rev-parse", "--is-shallow-repository") == "true"
+        more = "; the clone is shallow, try: git fetch --unshallow origin main:main"
         if revision:
-            raise ValueError(
-                f"--changed: {revision!r}, expected a commit; files to test are named before it"
-            )
-        raise ValueError(
-            "--changed: HEAD has no commit in common with 'main', expected --changed=REV"
-        )
+            what = f"{revision!r}, expected a commit; files to test are named before it"
+        else:
+            what = "HEAD has no commit in common with 'main', expected --changed=REV"
+        raise ValueError(f"--changed: {what}{more if short else ''}")
     differing = _git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", base)
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     assert differing is not None
     assert untracked is not None
     names = {name for name in (differing + "\0" + untracked).split("\0") if name}
+    for name in sorted(names):
+        _expect_python(root, name)
     return told, tuple(sorted(names))
+
+
+def _expect_python(root: Path, name: str) -> None:
+    if not name.endswith(".py") or not (root / name).is_file():
+        return
+    try:
+        ast.parse((root / name).read_text(encoding="utf-8"), name)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"--changed: {name}, expected Python: {error}") from error
 
 
 def _commit(revision: str, root: Path) -> str | None:
@@ -48,8 +62,22 @@ def _commit(revision: str, root: Path) -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
+    code, told = _ran(root, *arguments)
+    return told if code == 0 else None
+
+
+def _ran(root: Path, *arguments: str) -> tuple[int, str]:
+    """The exit code of git, and its output or the last line of its error."""
     try:
-        ran = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return ran.stdout.strip("\n") if ran.returncode == 0 else None
+        # The name of a file need not be text.
+        ran = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
+    except OSError as error:
+        return -1, f"git: {error.strerror}"
+    if ran.returncode != 0:
+        return ran.returncode, (ran.stderr.strip().splitlines() or [""])[0]
+    return 0, ran.stdout.strip("\n")

@@ -107,7 +107,43 @@ def test_without_a_main_branch_a_commit_must_be_named(git: Git, tmp_path: Path) 
 
 
 def test_a_folder_without_git_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^--changed: .* is in no git repository"):
+    with pytest.raises(ValueError, match=r"expected a git repository: fatal: not a git repos"):
+        files_since("", tmp_path)
+
+
+def test_what_git_refuses_is_told(
+    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git" / "config").write_text("[broken")
+    with pytest.raises(ValueError, match=r"expected a git repository: fatal: bad config"):
+        files_since("", tmp_path)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match=r"expected a git repository: git: No such file"):
+        files_since("", tmp_path)
+
+
+def test_a_shallow_clone_says_so(git: Git, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    git("clone", "--quiet", "--depth=1", "--branch=branch", f"file://{tmp_path}", str(clone))
+    for revision in ("", "main~1"):
+        with pytest.raises(ValueError, match="the clone is shallow, try: git fetch --unshallow"):
+            files_since(revision, clone)
+
+
+def test_a_name_that_is_no_text_counts(git: Git, tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"bad\xff.py")).write_text("")
+    assert files_since("HEAD", tmp_path)[1] == (r"bad\xff.py",)
+
+
+def test_a_tag_named_main_is_not_the_branch(git: Git, tmp_path: Path) -> None:
+    git("tag", "main")
+    assert files_since("", tmp_path)[1] == ("committed",)
+
+
+@pytest.mark.parametrize("text", [b"def (", b"# \xe9\n"])
+def test_a_file_that_is_no_python_is_named(text: bytes, git: Git, tmp_path: Path) -> None:
+    (tmp_path / "test_new.py").write_bytes(text)
+    with pytest.raises(ValueError, match=r"^--changed: test_new.py, expected Python: "):
         files_since("", tmp_path)
 
 
