@@ -8,8 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from fcntl import LOCK_EX, LOCK_NB, flock
 from io import StringIO, TextIOWrapper
 from pathlib import Path
 from tempfile import gettempdir
@@ -138,30 +139,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = _Output()
     console = Console(file=cast(TextIO, output))
     origin = Origin(chosen.target, chosen.device, chosen.ledger)
-    try:
-        _check_paths(chosen)
-        subject = origin.subject()
+    with ExitStack() as held:
+        try:
+            _check_paths(chosen)
+            subject = origin.subject()
+            if chosen.case is not None:
+                case = Case.from_json(chosen.case)
+                scope.check(subject.target, case)
+                laws = scope.laws(subject.target, case.op, case.mode)
+                for law in chosen.law:
+                    if law not in laws:
+                        what = f"--law: {law!r} is not stated of {case.op} ({case.mode})"
+                        raise ValueError(f"{what}, expected one of {', '.join(laws)}")
+            else:
+                wanted = map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype))
+                held.enter_context(_alone(chosen.resume))
+                log = _log(Selection(*wanted), subject.target, chosen)
+                # Before our signal handlers: Ray installs its own.
+                workers = _crew(origin, chosen)
+        except ValueError as error:
+            parse.error(str(error))
         if chosen.case is not None:
-            case = Case.from_json(chosen.case)
-            scope.check(subject.target, case)
-            laws = scope.laws(subject.target, case.op, case.mode)
-            for law in chosen.law:
-                if law not in laws:
-                    what = f"--law: {law!r} is not stated of {case.op} ({case.mode})"
-                    raise ValueError(f"{what}, expected one of {', '.join(laws)}")
-        else:
-            wanted = map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype))
-            log = _log(Selection(*wanted), subject.target, chosen)
-            # Before our signal handlers: Ray installs its own.
-            workers = _crew(origin, chosen)
-    except ValueError as error:
-        parse.error(str(error))
-    if chosen.case is not None:
-        return replay(case, chosen.law or laws, Worker(origin, chosen.case_timeout), console)
-    for line in scope.missing(subject.target):
-        _say(console, line)
-    with _signals(output.lost) as asked:
-        return fuzz(log, subject, origin, workers, chosen, console, asked)
+            return replay(case, chosen.law or laws, Worker(origin, chosen.case_timeout), console)
+        for line in scope.missing(subject.target):
+            _say(console, line)
+        with _signals(output.lost) as asked:
+            return fuzz(log, subject, origin, workers, chosen, console, asked)
 
 
 def _check_paths(chosen: argparse.Namespace) -> None:
@@ -186,6 +189,31 @@ def _check_paths(chosen: argparse.Namespace) -> None:
             raise ValueError(f"{name}: {folder}, expected a folder that can be written to")
     if chosen.record is not None:
         record.check(chosen.record)
+
+
+@contextmanager
+def _alone(folder: Path | None) -> Iterator[None]:
+    """Keep other runs out of the folder of `--resume`.
+
+    Raises:
+        ValueError: another run has it, or it cannot be made.
+    """
+    if folder is None:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ValueError(f"--resume: {folder}: {error.strerror}") from error
+    try:
+        try:
+            flock(handle, LOCK_EX | LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"--resume: {folder} belongs to a run that goes on") from error
+        yield
+    finally:
+        os.close(handle)
 
 
 def _log(selection: Selection, target: Target, chosen: argparse.Namespace) -> Log:

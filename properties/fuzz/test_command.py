@@ -1,6 +1,8 @@
 """The arguments that the fuzz command rejects, and the cases that it draws."""
 
+import os
 import sys
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,20 @@ def test_a_log_that_cannot_be_read_is_rejected(
         main(on_l2norm("good", "--resume", str(tmp_path)))
     assert ended.value.code == 2
     assert "expected a night that was kept here" in capsys.readouterr().err
+
+
+def test_two_runs_keep_no_log_in_one_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = os.open(tmp_path, os.O_RDONLY)
+    flock(other, LOCK_EX)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(on_l2norm("good", "--resume", str(tmp_path)))
+    finally:
+        os.close(other)
+    assert ended.value.code == 2
+    assert f"--resume: {tmp_path} belongs to a run that goes on" in capsys.readouterr().err
 
 
 def test_a_log_of_jobs_that_are_not_selected_is_rejected(
