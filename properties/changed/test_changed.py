@@ -218,7 +218,7 @@ def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:
 
 def test_laws_budgets_and_strategies_reach_every_op() -> None:
     for file in (
-        "laws/judge.py",
+        "laws/expect.py",
         "verdict/budgets.py",
         "cases/strategies.py",
         "simulator/memory.py",

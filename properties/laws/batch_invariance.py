@@ -19,7 +19,7 @@ from properties.cases.case import Case
 from properties.cases.sequences import spans
 from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import LEVELS, Op
-from properties.laws.judge import compare_with_oracle, expect_identical
+from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import (
     Law,
     Run,

@@ -10,7 +10,7 @@ from properties.cases.layouts import relaid
 from properties.cases.sequences import dims_of, spans, tensors_of
 from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import Op, Role
-from properties.laws.judge import expect_identical
+from properties.laws.expect import expect_identical
 from properties.laws.law import Law, Run, with_options, with_own_elements
 
 

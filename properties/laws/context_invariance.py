@@ -5,7 +5,7 @@ Inference mode comes first: a table cached there must not serve training.
 
 from dataclasses import replace
 
-from properties.laws.judge import expect_same
+from properties.laws.expect import expect_same
 from properties.laws.law import Law, Run
 
 _FIRST = "inference_mode"

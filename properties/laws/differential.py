@@ -1,6 +1,6 @@
 """Outputs, states and all gradients agree with the oracle within the error budget."""
 
-from properties.laws.judge import compare_with_oracle
+from properties.laws.expect import compare_with_oracle
 from properties.laws.law import Law, Run
 
 

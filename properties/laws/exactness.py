@@ -11,7 +11,7 @@ from properties.cases.case import Case
 from properties.cases.tensors import on_integers
 from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import Argument, Op, Role
-from properties.laws.judge import expect_identical, oracle_results
+from properties.laws.expect import expect_identical, oracle_results
 from properties.laws.law import Law, Run
 
 # Values around 200 still fit into 8 bits, but a few of them sum to more than 8 or 11 bits.
@@ -29,7 +29,7 @@ def check(run: Run) -> float:
     want = oracle_results(op, inputs, gradients_of)
     expect_identical(run, got, want, "the oracle")
     states = [o.name for o in op.outputs if o.dtype == "float32" and o.name in got]
-    if states and sums(op):
+    if states and returns_sums(op):
         value = next(a.name for a in op.arguments if a.role is Role.VALUE)
         large = inputs.with_tensors({value: inputs.tensors[value] + _LARGE})
         got, want = run.call(large), oracle_results(op, large, None)
@@ -48,7 +48,7 @@ def check(run: Run) -> float:
     return 0.0
 
 
-def sums(op: Op) -> bool:
+def returns_sums(op: Op) -> bool:
     """Whether it returns states that are sums of `k vᵀ` and never round; a delta rule's may."""
     roles = {argument.role for argument in op.arguments}
     returned = any(output.dtype == "float32" for output in op.outputs)

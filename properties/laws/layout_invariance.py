@@ -2,7 +2,7 @@
 
 from properties.cases.layouts import LAYOUTS, SHARING, relaid
 from properties.cases.sequences import tensors_of
-from properties.laws.judge import expect_same
+from properties.laws.expect import expect_same
 from properties.laws.law import Law, Run
 
 

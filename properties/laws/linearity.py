@@ -8,7 +8,7 @@ from dataclasses import replace
 from properties.cases.case import Case
 from properties.cases.layouts import relaid
 from properties.catalogue.op import Op
-from properties.laws.judge import expect_identical
+from properties.laws.expect import expect_identical
 from properties.laws.law import Law, Run, with_options
 
 FACTOR = -2.0

@@ -15,9 +15,9 @@ from torch import Tensor
 from properties.cases.case import Case
 from properties.cases.tensors import Inputs, Results, outputs_and_gradients, telling
 from properties.catalogue.op import Op
-from properties.laws.judge import compare_with_oracle, expect_identical
+from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run, with_options, within_bounds
-from properties.laws.parts import Parts
+from properties.laws.shared_tensors import SharedTensors
 from reference.softmax import merge
 
 _AT_A_CUT = ("window", "alibi_slopes", "g")
@@ -42,7 +42,7 @@ def _in_parts(run: Run, inputs: Inputs, gradients_of: Results) -> float:
 
     def over(queries: slice, keys: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
         """The attention of some queries over some keys, in float64."""
-        given = sums.of_a_call(given)
+        given = shared.of_a_call(given)
         given |= {"q": given["q"][:, queries], "k": given["k"][:, keys], "v": given["v"][:, keys]}
         for name in {"bias", "mask"} & given.keys():
             # A size of 1 stands for all.
@@ -54,7 +54,7 @@ def _in_parts(run: Run, inputs: Inputs, gradients_of: Results) -> float:
         assert lse is not None
         return o.double(), lse.double()
 
-    dtype, sums = inputs.given()["q"].dtype, Parts(inputs)
+    dtype, shared = inputs.given()["q"].dtype, SharedTensors(inputs)
 
     def in_parts(**given: Any) -> tuple[Tensor, Tensor]:
         queries, keys = given["q"].shape[1], given["k"].shape[1]
@@ -74,17 +74,17 @@ def _in_parts(run: Run, inputs: Inputs, gradients_of: Results) -> float:
                 over(slice(0, early), place[:cut], **rest),
                 over(slice(early, queries), place[:cut], **{**rest, "causal": False}),
             ]
-            outputs, sums = zip(*before, strict=True)
+            outputs, lses = zip(*before, strict=True)
             parts = [over(everything, place[cut:], **given)]
-            parts.append((torch.cat(outputs, 1), torch.cat(sums, 2)))
+            parts.append((torch.cat(outputs, 1), torch.cat(lses, 2)))
         o, lse = parts[0]
         for part in parts[1:]:
             o, lse = merge.weighted(o, lse, *part)
         return o.to(dtype), lse.float()
 
     with run.subject.claiming(case):
-        got = outputs_and_gradients(op, in_parts, sums.leaves(inputs), gradients_of)
-    got, left_out = sums.sums(got), sums.infinite
+        got = outputs_and_gradients(op, in_parts, shared.leaves(inputs), gradients_of)
+    got, left_out = shared.rounded(got), shared.infinite
     return compare_with_oracle(run, inputs, gradients_of, got, left_out)
 
 

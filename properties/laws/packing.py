@@ -17,13 +17,13 @@ from properties.cases.sequences import dims_of, join, separate, shared_gradients
 from properties.cases.tensors import Inputs, Results, sizes
 from properties.catalogue.kinds import has
 from properties.catalogue.op import Op, Role
-from properties.laws.judge import compare_with_oracle, expect_identical
+from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import (
     Law,
     Run,
     with_own_elements,
 )
-from properties.laws.parts import summed
+from properties.laws.shared_tensors import summed
 
 
 def check(run: Run) -> float:

@@ -16,7 +16,7 @@ from properties.cases.case import Case
 from properties.cases.sequences import join, own_dims, separate, shared_gradients, tensors_of
 from properties.cases.tensors import Inputs, Results, boundaries, sizes
 from properties.catalogue.op import Op
-from properties.laws.judge import compare_with_oracle, expect_identical
+from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run, with_a_row
 
 

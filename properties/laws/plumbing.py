@@ -13,7 +13,7 @@ from torch import Tensor
 from properties.cases.case import Case
 from properties.cases.tensors import Inputs, Results, shape, sizes
 from properties.catalogue.op import Op, Option
-from properties.laws.judge import expect_identical, fail, oracle_results
+from properties.laws.expect import expect_identical, fail, oracle_results
 from properties.laws.law import Law, Run, within_bounds
 
 # So many changed elements are no accident of a kernel's own roundings.

@@ -23,7 +23,7 @@ from properties.cases.sequences import dims_of, tensors_of
 from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import Op, Role
 from properties.device import recorded_launches
-from properties.laws.judge import compare_with_oracle, fail, oracle_results
+from properties.laws.expect import compare_with_oracle, fail, oracle_results
 from properties.laws.law import Law, Run, Subject, Violation, with_a_row
 from properties.simulator import SimulationError
 from properties.targets.ledger import Ledger

@@ -14,7 +14,7 @@ import torch
 from properties.cases.case import Case
 from properties.cases.tensors import Results, trained
 from properties.catalogue.op import Op
-from properties.laws.judge import expect_same
+from properties.laws.expect import expect_same
 from properties.laws.law import Law, Run, within_bounds
 
 SOME = 6

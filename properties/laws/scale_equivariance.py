@@ -11,7 +11,7 @@ import torch
 from properties.cases.case import Case
 from properties.cases.layouts import relaid
 from properties.catalogue.op import Op, Role
-from properties.laws.judge import compare_with_oracle, expect_identical
+from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run, with_options, within_bounds
 
 

@@ -16,9 +16,9 @@ from properties.cases.sequences import dims_of, join, own_dims, separate, spans
 from properties.cases.tensors import Results, boundaries, outputs_and_gradients, sizes, telling
 from properties.catalogue.op import Op
 from properties.laws import packing
-from properties.laws.judge import compare_with_oracle
+from properties.laws.expect import compare_with_oracle
 from properties.laws.law import Law, Run, with_options, within_bounds
-from properties.laws.parts import Parts
+from properties.laws.shared_tensors import SharedTensors
 
 
 def check(run: Run) -> float:
@@ -27,25 +27,27 @@ def check(run: Run) -> float:
     if not all(within_bounds(op, _half(op, case, early)) for early in (True, False)):
         return 0.0
     inputs, gradients_of = run.inputs(), run.cotangents()
-    parts = Parts(inputs)
+    shared = SharedTensors(inputs)
 
     def in_two_calls(**given: Any) -> tuple[Tensor | None, ...]:
-        return _in_two_calls(run, given, parts)
+        return _in_two_calls(run, given, shared)
 
     with run.subject.claiming(case):
-        got = outputs_and_gradients(op, in_two_calls, parts.leaves(inputs), gradients_of)
-    got, left_out = parts.sums(got), parts.infinite
+        got = outputs_and_gradients(op, in_two_calls, shared.leaves(inputs), gradients_of)
+    got, left_out = shared.rounded(got), shared.infinite
     return compare_with_oracle(run, inputs, gradients_of, got, left_out)
 
 
-def _in_two_calls(run: Run, given: dict[str, Any], parts: Parts) -> tuple[Tensor | None, ...]:
+def _in_two_calls(
+    run: Run, given: dict[str, Any], shared: SharedTensors
+) -> tuple[Tensor | None, ...]:
     op, case = run.op, run.case
     tensors = {a.name: given.pop(a.name) for a in op.arguments if a.name in given}
     cuts = _cuts(case)
     last_first = bool(given.get("reverse"))
     halves = []
     for early in (False, True) if last_first else (True, False):
-        pieces = separate(op, case, parts.of_a_call(tensors))
+        pieces = separate(op, case, shared.of_a_call(tensors))
         halves.append([_tokens(op, case, x, cuts[n], n, early) for n, x in enumerate(pieces)])
     results: list[list[Results]] = []
     for number, half in enumerate(halves):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from properties.cases.layouts import LAYOUTS
 from properties.cases.tensors import Inputs, Results, own_copy
-from properties.laws.judge import fail
+from properties.laws.expect import fail
 from properties.laws.law import Law, Run
 
 

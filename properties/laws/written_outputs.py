@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from properties import simulator
-from properties.laws.judge import compare_with_oracle, expect_identical
+from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run
 
 

@@ -46,5 +46,5 @@ class OpModules:
     @property
     def oracle(self) -> str:
         """A digest of the code that determines the oracle's results and budgets."""
-        judge = {"properties.laws.judge", self.declaration}
-        return digest(*judge, *self.reference, lists=False)
+        budgets = {"properties.laws.expect", self.declaration}
+        return digest(*budgets, *self.reference, lists=False)

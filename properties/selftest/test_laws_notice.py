@@ -496,7 +496,7 @@ PLANTED = (
         _with_scale,
     ),
     Planted("exactness", "last digits wrong", last_digits_wrong),
-    Planted("exactness", "states of eight bits", states_of_eight_bits, exactness.sums),
+    Planted("exactness", "states of eight bits", states_of_eight_bits, exactness.returns_sums),
     Planted("causality", "next token read", next_token_read),
     Planted("splitting", "start ignored", start_ignored),
     Planted("packing", "previous token leaks", previous_token_leaks),

@@ -20,7 +20,7 @@ from properties.cases.tensors import (
 )
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import REFERENCE, Function, Role
-from properties.laws.judge import exact_scores
+from properties.laws.expect import exact_scores
 from properties.targets.oracle import Oracle
 from properties.verdict import Precision, budgets, compare
 from properties.verdict.budgets import DRAWS, FEW_DRAWS

@@ -304,7 +304,7 @@ def units_apart(got: torch.Tensor, want: torch.Tensor, returned: Outputs) -> flo
 def expect_within_budget(case: Case, results: Outputs) -> None:
     from properties.catalogue import OPS
     from properties.laws import Run, Subject
-    from properties.laws.judge import compare_with_oracle
+    from properties.laws.expect import compare_with_oracle
     from properties.targets import load
 
     op, subject = OPS[case.op], Subject(load("ours", CPU), CPU)

@@ -20,7 +20,7 @@ from properties.cases.tensors import Results
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.laws import Run, Subject
-from properties.laws.judge import compare_with_oracle
+from properties.laws.expect import compare_with_oracle
 
 
 class Way(NamedTuple):

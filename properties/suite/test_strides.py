@@ -14,7 +14,7 @@ from properties.cases.case import Case
 from properties.cases.layouts import heads_first
 from properties.catalogue import OPS
 from properties.laws import Run, Subject
-from properties.laws.judge import expect_same
+from properties.laws.expect import expect_same
 from properties.targets.ours import MODES_WITH_KERNELS
 
 PACKED = [(op, mode) for op, mode in MODES_WITH_KERNELS if OPS[op].packed_by]

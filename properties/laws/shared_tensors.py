@@ -13,7 +13,7 @@ from torch import Tensor
 from properties.cases.tensors import Inputs, Results
 
 
-class Parts:
+class SharedTensors:
     """The tensors that several calls share, and where a part of their gradients is infinite.
 
     Args:
@@ -35,9 +35,9 @@ class Parts:
 
     def of_a_call(self, tensors: Mapping[str, Tensor]) -> Results:
         """Return leaves in their own dtype, as one call takes them."""
-        return {name: self._rounded(self._same.get(name, name), x) for name, x in tensors.items()}
+        return {name: self._of_a_call(self._same.get(name, name), x) for name, x in tensors.items()}
 
-    def _rounded(self, name: str, x: Tensor) -> Tensor:
+    def _of_a_call(self, name: str, x: Tensor) -> Tensor:
         dtype = self._dtypes.get(name)
         if dtype is None:
             return x
@@ -52,8 +52,8 @@ class Parts:
             infinite |= self.infinite[f"d{name}"]
         self.infinite[f"d{name}"] = infinite
 
-    def sums(self, results: Results) -> Results:
-        """Return the results of all calls together, with gradients in the dtypes of the tensors."""
+    def rounded(self, results: Results) -> Results:
+        """Return the results of all calls together, gradients rounded to the tensors' dtypes."""
         dtypes = {f"d{name}": dtype for name, dtype in self._dtypes.items()}
         return {name: y.to(dtypes.get(name, y.dtype)) for name, y in results.items()}
 

@@ -9,7 +9,7 @@ from properties.cases.case import Case
 from properties.cases.tensors import Inputs
 from properties.jobs import judge
 from properties.laws import Subject
-from properties.laws.parts import Parts, summed
+from properties.laws.shared_tensors import SharedTensors, summed
 
 inf, nan = math.inf, math.nan
 
@@ -17,12 +17,12 @@ inf, nan = math.inf, math.nan
 def gradient_of_two_calls(first: list[float], second: list[float]) -> tuple[Tensor, Tensor | None]:
     """The sum of two gradients of one float16 tensor, and where a part of it is infinite."""
     x = torch.zeros(len(first), dtype=torch.float16)
-    parts = Parts(Inputs({"x": x}, {}, trained=("x",)))
-    leaf = parts.leaves(Inputs({"x": x}, {}, trained=("x",))).tensors["x"].requires_grad_()
-    both = torch.cat([parts.of_a_call({"x": leaf})["x"] for _ in range(2)])
+    shared = SharedTensors(Inputs({"x": x}, {}, trained=("x",)))
+    leaf = shared.leaves(Inputs({"x": x}, {}, trained=("x",))).tensors["x"].requires_grad_()
+    both = torch.cat([shared.of_a_call({"x": leaf})["x"] for _ in range(2)])
     assert both.dtype == torch.float16
     (dx,) = torch.autograd.grad(both, leaf, torch.tensor([*first, *second]).half())
-    return parts.sums({"dx": dx})["dx"], parts.infinite.get("dx")
+    return shared.rounded({"dx": dx})["dx"], shared.infinite.get("dx")
 
 
 def test_the_sum_of_two_calls_is_rounded_once() -> None:
@@ -44,22 +44,22 @@ def test_an_infinite_part_is_known_and_one_of_nan_is_not_excused() -> None:
 def test_other_tensors_stay_as_they_are() -> None:
     x, y = torch.zeros(2), torch.ones(2, dtype=torch.float16)
     inputs = Inputs({"x": x, "y": y}, {}, trained=("x",))
-    parts = Parts(inputs)
-    assert parts.leaves(inputs).tensors["y"] is y
-    assert parts.of_a_call({"x": x.double(), "y": y})["x"].dtype == torch.float32
-    assert parts.of_a_call({"y": y})["y"] is y
-    assert not parts.infinite
+    shared = SharedTensors(inputs)
+    assert shared.leaves(inputs).tensors["y"] is y
+    assert shared.of_a_call({"x": x.double(), "y": y})["x"].dtype == torch.float32
+    assert shared.of_a_call({"y": y})["y"] is y
+    assert not shared.infinite
 
 
 def test_a_tensor_passed_as_two_arguments_is_one() -> None:
     x = torch.zeros(1, dtype=torch.float16)
     inputs = Inputs({"x": x}, {}, same={"y": "x"}, trained=("x",))
-    parts = Parts(inputs)
-    leaf = parts.leaves(inputs).tensors["x"].requires_grad_()
-    given = parts.of_a_call({"x": leaf, "y": leaf})
+    shared = SharedTensors(inputs)
+    leaf = shared.leaves(inputs).tensors["x"].requires_grad_()
+    given = shared.of_a_call({"x": leaf, "y": leaf})
     assert given["y"].dtype == torch.float16
     torch.autograd.grad(given["y"], leaf, torch.tensor([inf]).half())
-    assert parts.infinite["dx"].all()
+    assert shared.infinite["dx"].all()
 
 
 def test_gradients_of_calls_apart_are_summed_in_float64() -> None:

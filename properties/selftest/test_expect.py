@@ -10,7 +10,7 @@ import torch
 from properties.cases.case import Case
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import Function
-from properties.laws import LAWS, Subject, Violation, judge
+from properties.laws import LAWS, Subject, Violation, expect
 from properties.targets.oracle import Oracle
 from properties.verdict import Budget, budgets, compare
 from properties.verdict.budgets import DRAWS, FEW_DRAWS, MANY_DRAWS
@@ -55,7 +55,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(draws)
         return budgets(*args, draws=draws, **kwargs)
 
-    monkeypatch.setattr(judge, "budgets", counting)
+    monkeypatch.setattr(expect, "budgets", counting)
     return asked
 
 
