@@ -146,7 +146,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         f"attention-oracles: target {name} on {describe(device)}; profile {profile}, "
         f"seed {'drawn' if seed is None else seed}",
         *scope.missing(load(name, activate(device))),
-        *(changed.told() if changed is not None else []),
+        *(changed.header() if changed is not None else []),
     ]
 
 

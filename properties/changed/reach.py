@@ -59,13 +59,13 @@ class Changed:
             return True
         if file in self._unnamed:
             return path in self._unnamed[file]
-        return self._is_of(file, path, test, named)
+        return self._depends_on(file, path, test, named)
 
-    def _is_of(self, file: str, path: Path, test: str, named: frozenset[str]) -> bool:
-        made_of = _made_of(path, test, named, self.target)
+    def _depends_on(self, file: str, path: Path, test: str, named: frozenset[str]) -> bool:
+        modules = _dependencies(path, test, named, self.target)
         if file.endswith(".py"):
-            return _runs(_module(file), made_of)
-        return not made_of.isdisjoint(_readers(file)) or _names(uses(path, test).words, file)
+            return _runs(_module(file), modules)
+        return not modules.isdisjoint(_readers(file)) or _names(uses(path, test).words, file)
 
     @cached_property
     def _unnamed(self) -> dict[str, frozenset[Path]]:
@@ -83,7 +83,9 @@ class Changed:
 
     def _tests(self, file: str) -> Iterator[Path]:
         for path in _files_of_tests():
-            if any(self._is_of(file, path, test, frozenset()) for test in names_of_tests(path)):
+            if any(
+                self._depends_on(file, path, test, frozenset()) for test in names_of_tests(path)
+            ):
                 yield path
 
     def _ops(self, file: str) -> list[str]:
@@ -94,11 +96,12 @@ class Changed:
             if self._reaches(file, laws, "test_law_holds", frozenset([op]))
         ]
 
-    def told(self) -> list[str]:
+    def header(self) -> list[str]:
+        """Return the lines of pytest's header: what each file reaches."""
         lines = [f"changed since {self.since}: {_count(len(self.files), 'file')}"]
-        return lines + [f"  {file} -> {self._reached(file)}" for file in self.files]
+        return lines + [f"  {file} -> {self._description(file)}" for file in self.files]
 
-    def _reached(self, file: str) -> str:
+    def _description(self, file: str) -> str:
         if file in _OF_ALL:
             return "every test"
         near = self._unnamed.get(file)
@@ -125,13 +128,13 @@ def _module(file: str) -> str:
     return HOME + file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _runs(module: str, made_of: frozenset[str]) -> bool:
+def _runs(module: str, modules: frozenset[str]) -> bool:
     """Whether a dependency on these modules runs `module`; a package runs if one of its modules
     does.
     """
     path = path_of(module)
     package = path is not None and path.name == "__init__.py"
-    return module in made_of or (package and any(m.startswith(f"{module}.") for m in made_of))
+    return module in modules or (package and any(m.startswith(f"{module}.") for m in modules))
 
 
 def _ops_with_kernels() -> list[str]:
@@ -146,7 +149,7 @@ def _files_of_tests() -> tuple[Path, ...]:
 
 
 @cache
-def _made_of(path: Path, test: str, named: frozenset[str], target: str) -> frozenset[str]:
+def _dependencies(path: Path, test: str, named: frozenset[str], target: str) -> frozenset[str]:
     """The modules that a test depends on, with these names in its parameters."""
     used = uses(path, test)
     ops = [op for op in OPS if op in named]
@@ -170,7 +173,7 @@ def _made_of(path: Path, test: str, named: frozenset[str], target: str) -> froze
     # It runs other tests, and what those depend on.
     instead |= dict.fromkeys(LISTS, ())
     return closure(modules, instead=instead).union(
-        *(_made_of(ROOT / n[1], n[2], _relevant(named_in(n[3])), target) for n in nodes)
+        *(_dependencies(ROOT / n[1], n[2], _relevant(named_in(n[3])), target) for n in nodes)
     )
 
 

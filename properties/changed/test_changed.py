@@ -326,7 +326,7 @@ def test_files_that_nothing_names_reach_the_nearest_tests(file: str) -> None:
 
 def test_the_header_says_what_each_file_reaches() -> None:
     files = (_UNREAD, "kernels/linear/gla.py", "properties/cases/strategies.py", "pyproject.toml")
-    told = Changed("main", files).told()
+    told = Changed("main", files).header()
     assert told[0] == "changed since main: 4 files"
     assert told[1] == f"  {_UNREAD} -> nothing"
     assert re.fullmatch(r"  kernels/linear/gla.py -> laws of gla, .*; tests in \d+ files", told[2])
@@ -334,7 +334,7 @@ def test_the_header_says_what_each_file_reaches() -> None:
         f"  properties/cases/strategies.py -> laws of all {len(_WITH_KERNELS)} ops; tests in"
     )
     assert told[4] == "  pyproject.toml -> every test"
-    assert Changed("main", ()).told() == ["changed since main: 0 files"]
+    assert Changed("main", ()).header() == ["changed since main: 0 files"]
 
 
 @pytest.fixture(scope="module")
