@@ -162,20 +162,20 @@ class Log:
         return summed
 
     def write(self, folder: Path) -> None:
-        said = {
+        data = {
             "target": self.target,
             "seed": self.seed,
             "turns": self.turns,
             "seconds": self.seconds,
             "tallies": [[asdict(job), asdict(tally)] for job, tally in self.tallies.items()],
-            "buckets": [_said(bucket) for bucket in self.buckets],
+            "buckets": [_bucket_to_json(bucket) for bucket in self.buckets],
             "excused": self.excused,
             "unrepeated": self.unrepeated,
             "errors": self.errors,
             "history": asdict(self.history),
-            "ran": {op: _by_file(lines) for op, lines in self.ran.items()},
+            "ran": {op: _lines_to_json(lines) for op, lines in self.ran.items()},
         }
-        write_whole(folder / _FILE, json.dumps(said, indent=1))
+        write_whole(folder / _FILE, json.dumps(data, indent=1))
 
     @classmethod
     def read(cls, folder: Path) -> "Log | None":
@@ -188,28 +188,28 @@ class Log:
         if not path.exists():
             return None
         try:
-            said: dict[str, Any] = json.loads(path.read_text())
-            said["buckets"] = [_heard(bucket) for bucket in said["buckets"]]
-            said["tallies"] = {Job(**job): Tally(**tally) for job, tally in said["tallies"]}
-            said["history"] = _history(**said["history"])
-            said["ran"] = {op: {*_of_files(files)} for op, files in said["ran"].items()}
-            counts = {n: Counter(said[n]) for n in ("excused", "unrepeated", "errors")}
-            return cls(**said | counts)
+            data: dict[str, Any] = json.loads(path.read_text())
+            data["buckets"] = [_bucket_from_json(bucket) for bucket in data["buckets"]]
+            data["tallies"] = {Job(**job): Tally(**tally) for job, tally in data["tallies"]}
+            data["history"] = _history_from_json(**data["history"])
+            data["ran"] = {op: {*_lines_from_json(files)} for op, files in data["ran"].items()}
+            counts = {n: Counter(data[n]) for n in ("excused", "unrepeated", "errors")}
+            return cls(**data | counts)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path}, expected a night that was kept here: {error!r}") from error
 
 
-def _said(bucket: Bucket) -> dict[str, Any]:
+def _bucket_to_json(bucket: Bucket) -> dict[str, Any]:
     smallest = [
         asdict(failure) | {"case": json.loads(failure.case.to_json())}
         for failure in bucket.smallest
     ]
     linked = [asdict(one) for one in bucket.linked]
-    lines = None if bucket.lines is None else _by_file(bucket.lines)
+    lines = None if bucket.lines is None else _lines_to_json(bucket.lines)
     return {**vars(bucket), "smallest": smallest, "linked": linked, "lines": lines}
 
 
-def _by_file(lines: Iterable[str]) -> dict[str, list[int]]:
+def _lines_to_json(lines: Iterable[str]) -> dict[str, list[int]]:
     """Lines as they take the least room: file → numbers."""
     files: dict[str, list[int]] = {}
     for line in lines:
@@ -218,29 +218,29 @@ def _by_file(lines: Iterable[str]) -> dict[str, list[int]]:
     return files
 
 
-def _of_files(files: dict[str, list[int]]) -> Iterator[str]:
+def _lines_from_json(files: dict[str, list[int]]) -> Iterator[str]:
     for file, numbers in files.items():
         yield from (f"{file}:{number}" for number in numbers)
 
 
-def _heard(said: dict[str, Any]) -> Bucket:
+def _bucket_from_json(data: dict[str, Any]) -> Bucket:
     return Bucket(
-        smallest=[_failure(**one) for one in said["smallest"]],
-        linked={Signature(**one) for one in said["linked"]},
-        seen=Counter(said["seen"]),
-        again=tuple(said["again"]),
-        file=said["file"],
-        found=said["found"],
-        lines=None if said["lines"] is None else frozenset(_of_files(said["lines"])),
-        name=said["name"],
+        smallest=[_failure_from_json(**one) for one in data["smallest"]],
+        linked={Signature(**one) for one in data["linked"]},
+        seen=Counter(data["seen"]),
+        again=tuple(data["again"]),
+        file=data["file"],
+        found=data["found"],
+        lines=None if data["lines"] is None else frozenset(_lines_from_json(data["lines"])),
+        name=data["name"],
     )
 
 
-def _history(step: float, bins: list[dict[str, dict[str, Any]]]) -> History:
-    return History(step, [{op: Tally(**said) for op, said in one.items()} for one in bins])
+def _history_from_json(step: float, bins: list[dict[str, dict[str, Any]]]) -> History:
+    return History(step, [{op: Tally(**data) for op, data in one.items()} for one in bins])
 
 
-def _failure(
+def _failure_from_json(
     signature: dict[str, str],
     case: dict[str, Any],
     also: list[dict[str, str]],
