@@ -1,4 +1,4 @@
-"""Print the table of ops, modes, laws and reach, or keep the one in a document current."""
+"""Print the table of ops, their modes, laws and reach, or write it into a document."""
 
 import argparse
 import sys
@@ -109,7 +109,9 @@ def main() -> int:
     parse = argparse.ArgumentParser(prog="python -m properties.catalogue", description=__doc__)
     what = parse.add_mutually_exclusive_group()
     what.add_argument("--write", type=Path, metavar="FILE", help="put the table into FILE")
-    what.add_argument("--check", type=Path, metavar="FILE", help="exit 1 if FILE's table is old")
+    what.add_argument(
+        "--check", type=Path, metavar="FILE", help="exit with 1 if the table of FILE is not current"
+    )
     chosen = parse.parse_args()
     path = chosen.write or chosen.check
     if path is None:

@@ -52,7 +52,9 @@ def parser() -> argparse.ArgumentParser:
         "replaced between two cases.",
     )
     budget = parse.add_mutually_exclusive_group()
-    budget.add_argument("--minutes", type=duration, default=2.0, help="for how long (default: 2)")
+    budget.add_argument(
+        "--minutes", type=duration, default=2.0, help="how long to fuzz (default: 2)"
+    )
     budget.add_argument("--examples", type=count, help="how many examples, instead of --minutes")
     for name, known in (("op", OPS), ("law", LAWS), ("dtype", DTYPES)):
         text = f"only this {name} (repeatable): {', '.join(known)}"
@@ -63,7 +65,12 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--mode", action="append", default=[], help="only this mode of the target (repeatable)"
     )
-    parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
+    parse.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="auto",
+        help="where kernels run (default: auto, the GPU if there is one, else the simulator)",
+    )
     parse.add_argument(
         "--target",
         default="ours",
@@ -75,7 +82,9 @@ def parser() -> argparse.ArgumentParser:
         help="file of the target's known failures, which are counted and not reported; 'none' "
         "reports them all (default: the one in regressions/targets)",
     )
-    parse.add_argument("--seed", type=int, help="repeat a run (default: drawn and printed)")
+    parse.add_argument(
+        "--seed", type=int, help="the seed of a run to repeat (default: drawn and printed)"
+    )
     parse.add_argument(
         "--jobs", type=count, help="processes (default: one for each GPU, or for each core)"
     )

@@ -56,7 +56,8 @@ class Display:
         resting = [job.name for job in self.log.tallies if self.night.rests(job)]
         if resting:
             more = f" and {len(resting) - 5} more" if len(resting) > 5 else ""
-            yield f"rest, as they waste the time of others: {', '.join(resting[:5])}{more}"
+            names = ", ".join(resting[:5])
+            yield f"left out after hangs, crashes or an error of the suite: {names}{more}"
         for text, count in self.log.errors.items():
             yield f"{count} x an error of the suite itself:\n{text}"
 

@@ -1,4 +1,4 @@
-"""Measure how many budgets correct kernels err by, and how often wrong ones are caught.
+"""Measure what part of their budgets correct kernels use, and how often wrong ones are caught.
 
 python -m properties.verdict.calibrate --runs 160
 """
@@ -161,10 +161,15 @@ def caught(comparisons: list[Comparison]) -> tuple[bool, bool]:
 
 
 def main(show: Callable[[str], None] = print) -> None:
-    parse = argparse.ArgumentParser(prog="python -m properties.verdict.calibrate")
+    parse = argparse.ArgumentParser(
+        prog="python -m properties.verdict.calibrate",
+        description=(__doc__ or "").partition("\n")[0],
+    )
     parse.add_argument("--runs", type=count, default=40, help="problems in each row (default: 40)")
-    parse.add_argument("--kernel", action="append", choices=KERNELS)
-    parse.add_argument("--precision", action="append", choices=tuple(PRECISIONS))
+    for name, known in (("kernel", KERNELS), ("precision", tuple(PRECISIONS))):
+        parse.add_argument(
+            f"--{name}", action="append", choices=known, help=f"only this {name} (repeatable)"
+        )
     chosen = parse.parse_args()
     for kernel in chosen.kernel or KERNELS:
         for precision in chosen.precision or PRECISIONS:
@@ -179,7 +184,7 @@ def main(show: Callable[[str], None] = print) -> None:
                     worst[c.name] = max(worst.get(c.name, 0.0), c.ratio)
             ratios = " ".join(f"{n} {r:.2f}" for n, r in worst.items())
             show(
-                f"{kernel:12} {precision:8} honest: {alarms} alarms of {chosen.runs}, "
+                f"{kernel:12} {precision:8} correct: {alarms} alarms of {chosen.runs}, "
                 f"loss <= {max(losses):.2f}, worst error/budget {ratios}"
             )
             for plant in plants_of(kernel):
