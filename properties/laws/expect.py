@@ -23,7 +23,7 @@ from properties.cases.tensors import (
 from properties.catalogue.op import Function, Op, Role
 from properties.laws.law import Run, Violation
 from properties.verdict import BY_DTYPE, Comparison, budgets, compare
-from properties.verdict.budgets import DRAWS, FEW_DRAWS, MANY_DRAWS, Error, Oracle
+from properties.verdict.budgets import DRAWS, FEW_DRAWS, MANY_DRAWS, InheritedError, Oracle
 from properties.verdict.compare import Budget
 from properties.verdict.precision import ACCUMULATOR, Precision, unit_roundoff
 from properties.verdict.report import report, repro
@@ -143,7 +143,7 @@ def _allowed(
         telescopes=telescopes,
         float32_logits=op.float32_logits,
         row_sums=_of_a_row_sum(want["o"], dtypes["o"]) if softmax and not has_lse else 0.0,
-        passed_on=_passed_on(op, inputs, incoming, want, dtypes) if softmax else None,
+        inherited=_inherited(op, inputs, incoming, want, dtypes) if softmax else None,
         cotangents=frozenset(n for n in (*tensors, *want) if _follows_cotangents(op, n)),
         size=work(op, case),
         parts=parts,
@@ -180,9 +180,9 @@ def _of_a_row_sum(o: Tensor, dtype: torch.dtype) -> float:
     return math.hypot(unit_roundoff(dtype), ACCUMULATOR * math.sqrt(2 * o.shape[-1]))
 
 
-def _passed_on(
+def _inherited(
     op: Op, inputs: Inputs, incoming: Results, want: Results, dtypes: Mapping[str, torch.dtype]
-) -> dict[str, Error]:
+) -> dict[str, InheritedError]:
     """Errors that softmax gradients inherit from the forward pass, as errors of the cotangents.
 
     The backward kernels recompute the logits but reuse the normalizer. If one weight is nearly 1,
@@ -195,8 +195,10 @@ def _passed_on(
     do, dlse = incoming["o"], incoming["lse"]
     sums = unit_roundoff(dtypes["o"]) * (do * want["o"]).nan_to_num(0, 0, 0).norm(dim=-1)
     return {
-        f"{_INCOMING}o": Error(factor * do, (*do.shape[:-1], 1)),
-        f"{_INCOMING}lse": Error(torch.hypot(factor * dlse, sums.transpose(1, 2)), dlse.shape),
+        f"{_INCOMING}o": InheritedError(factor * do, (*do.shape[:-1], 1)),
+        f"{_INCOMING}lse": InheritedError(
+            torch.hypot(factor * dlse, sums.transpose(1, 2)), dlse.shape
+        ),
     }
 
 

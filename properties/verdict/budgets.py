@@ -84,8 +84,8 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Error:
-    """The error of a tensor.
+class InheritedError:
+    """The error that a tensor has before a perturbed run: one that kernels inherit.
 
     Args:
         size: standard deviation, by element.
@@ -193,7 +193,7 @@ def budgets(
     telescopes: tuple[Telescope, ...] = (),
     float32_logits: bool = False,
     row_sums: float = 0.0,
-    passed_on: Mapping[str, Error] | None = None,
+    inherited: Mapping[str, InheritedError] | None = None,
     cotangents: frozenset[str] = frozenset(),
     size: float = 0.0,
     parts: Tensors | None = None,
@@ -221,8 +221,8 @@ def budgets(
         float32_logits: products of two inputs and elementwise functions of them are never stored,
             as in softmax attention. Not for maps whose products may be reordered.
         row_sums: relative error of what the gradient of a softmax subtracts in a row, beside the
-            `passed_on` error of an LSE.
-        passed_on: initial errors of tensors in the perturbed runs, by name.
+            `inherited` error of an LSE.
+        inherited: errors that tensors have before the perturbed runs, by name.
         cotangents: names of the cotangents and gradients, on whose size no other result depends.
         size: roughly how many numbers the oracle holds at once.
         parts: rounded gradients that are added up, stacked, by the name of their sum.
@@ -261,7 +261,7 @@ def budgets(
             float32_logits=float32_logits,
             row_sums=row_sums,
             terms=terms,
-            passed_on=passed_on or {},
+            inherited=inherited or {},
             size=size,
             draws=draws,
             seed=seed,
@@ -354,7 +354,7 @@ def sigma(
     float32_logits: bool = False,
     row_sums: float = 0.0,
     terms: int = 1,
-    passed_on: Mapping[str, Error] | None = None,
+    inherited: Mapping[str, InheritedError] | None = None,
     size: float = 0.0,
     draws: int = DRAWS,
     seed: int = 0,
@@ -385,7 +385,7 @@ def sigma(
     for first in range(0, draws, at_once):
         times = min(at_once, draws - first)
         copies = {n: x.expand(times, *x.shape) for n, x in tensors.items() if x.is_floating_point()}
-        for name, error in (passed_on or {}).items():
+        for name, error in (inherited or {}).items():
             noise = torch.randn(times, *error.shape, dtype=torch.float64, generator=generator)
             copies[name] = copies[name] + error.size * noise
         with mode:
