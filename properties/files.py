@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace the contents of a file atomically."""
-    half = path.with_suffix(f".{os.getpid()}")
-    # The name of a file, in a traceback, may have bytes that are no text.
-    half.write_text(text, encoding="utf-8", errors="backslashreplace")
-    half.replace(path)
+def write_atomically(path: Path, contents: str | bytes) -> None:
+    """Replace the contents of a file; nobody reads a part of them."""
+    if isinstance(contents, str):
+        # The name of a file, in a traceback, may have bytes that are no text.
+        contents = contents.encode("utf-8", errors="backslashreplace")
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(contents)
+    partial.replace(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from properties.cases.case import Case
-from properties.files import write_whole
+from properties.files import write_atomically
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.cause import Cause, causes
 from properties.fuzz.record import Key, Record
@@ -175,7 +175,7 @@ class Log:
             "history": asdict(self.history),
             "ran": {op: _lines_to_json(lines) for op, lines in self.ran.items()},
         }
-        write_whole(folder / _FILE, json.dumps(data, indent=1))
+        write_atomically(folder / _FILE, json.dumps(data, indent=1))
 
     @classmethod
     def read(cls, folder: Path) -> "Log | None":

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from properties.files import write_whole
+from properties.files import write_atomically
 
 Key = tuple[str, str, str]
 
@@ -78,7 +78,7 @@ def check(path: Path) -> None:
 def write(path: Path, rows: Mapping[Key, Record]) -> None:
     """Replace the file's contents, in order."""
     text = ",\n".join(json.dumps(asdict(rows[key])) for key in sorted(rows))
-    write_whole(path, f"[\n{text}\n]\n")
+    write_atomically(path, f"[\n{text}\n]\n")
 
 
 def added(known: Mapping[Key, Record], new: Mapping[Key, Record]) -> dict[Key, Record]:

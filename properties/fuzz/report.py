@@ -16,7 +16,7 @@ from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
 
 from properties.device import describe, resolve
-from properties.files import write_whole
+from properties.files import write_atomically
 from properties.fuzz import svg
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.cause import Cause
@@ -40,9 +40,9 @@ def write(night: Night, state: str, folder: Path) -> None:
         state: "running", or how the night ended.
     """
     said = data(night, state)
-    write_whole(folder / _DATA, json.dumps(said, indent=1))
-    write_whole(folder / _JUNIT, _junit(night.log))
-    write_whole(folder / _PAGE, _page(said, night.log))
+    write_atomically(folder / _DATA, json.dumps(said, indent=1))
+    write_atomically(folder / _JUNIT, _junit(night.log))
+    write_atomically(folder / _PAGE, _page(said, night.log))
 
 
 def data(night: Night, state: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from properties.files import write_whole
+from properties.files import write_atomically
 from properties.planting.trial import Pinned, pinned_of
 
 PATH = Path(__file__).with_suffix(".json")
@@ -49,7 +49,7 @@ def write(path: Path, killers: Killers) -> None:
         for check, count in killers[function].items():
             rows[check][function] = count
     lines = [f"{json.dumps(check)}: {json.dumps(rows[check])}" for check in sorted(rows)]
-    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def joined(*several: Killers) -> Killers:

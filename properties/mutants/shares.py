@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from properties.files import write_whole
+from properties.files import write_atomically
 from properties.mutants.mutant import Mutant, modules
 
 PATH = Path(__file__).with_suffix(".json")
@@ -67,7 +67,7 @@ def read(path: Path = PATH) -> dict[str, Share]:
 def write(path: Path, shares: Mapping[str, Share]) -> None:
     """Replace the file's contents, in order."""
     rows = [f"{json.dumps(name)}: {json.dumps(asdict(shares[name]))}" for name in sorted(shares)]
-    write_whole(path, "{\n" + ",\n".join(rows) + "\n}\n")
+    write_atomically(path, "{\n" + ",\n".join(rows) + "\n}\n")
 
 
 def whole(

@@ -9,7 +9,7 @@ from typing import Any
 
 from properties import ROOT
 from properties.cases.case import Case
-from properties.files import write_whole
+from properties.files import write_atomically
 from properties.jobs import Job, examples
 from properties.mutants.line_coverage import LineCoverage, meets, packed
 from properties.mutants.mutant import Mutant
@@ -232,7 +232,7 @@ class Surveys:
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         told = {"code": code, "checks": [c.to_json() for c in checks]}
-        write_whole(path, json.dumps(told))
+        write_atomically(path, json.dumps(told))
 
     def _path(self, name: str) -> Path:
         return self.folder / "surveys" / f"{name.replace('/', '.')}.json"

@@ -2,13 +2,14 @@
 
 import hashlib
 import io
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from properties.files import write_atomically
 
 T = TypeVar("T")
 
@@ -59,8 +60,6 @@ def _update(digest: Any, about: Any) -> None:
 
 def _save(what: object, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = io.BytesIO()
-    torch.save(what, text)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_bytes(text.getvalue())
-    partial.replace(path)
+    contents = io.BytesIO()
+    torch.save(what, contents)
+    write_atomically(path, contents.getvalue())

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
-from properties.files import write_whole
+from properties.files import write_atomically
 from properties.jobs import Job, Selection
 from properties.laws import Subject
 from properties.mutants.triggers.grammar import atoms
@@ -162,7 +162,7 @@ def measure_all(
                 op: {"atoms": one.atoms_missing(), "pairs": one.pairs_missing()}
                 for op, one in found.items()
             }
-            write_whole(listing, json.dumps(lists, indent=1, ensure_ascii=False) + "\n")
+            write_atomically(listing, json.dumps(lists, indent=1, ensure_ascii=False) + "\n")
     console.print(_table(found))
     if folder is not None:
         write(folder / PATH.name, {**read(folder / PATH.name), **_shares(found)})
@@ -223,4 +223,4 @@ def read(path: Path = PATH) -> dict[str, dict[str, int]]:
 def write(path: Path, shares: Mapping[str, Mapping[str, int]]) -> None:
     """Replace the file's contents, in order."""
     rows = [f"{json.dumps(name)}: {json.dumps(shares[name])}" for name in sorted(shares)]
-    write_whole(path, "{\n" + ",\n".join(rows) + "\n}\n")
+    write_atomically(path, "{\n" + ",\n".join(rows) + "\n}\n")
