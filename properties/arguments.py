@@ -11,8 +11,8 @@ def count(text: str) -> int:
     return number
 
 
-def duration(text: str) -> float:
-    """Parse a duration in any unit."""
+def positive(text: str) -> float:
+    """Parse a number above 0."""
     number = float(text)
     if not number > 0:
         raise ArgumentTypeError(f"{number}, expected more than 0")

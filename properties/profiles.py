@@ -17,8 +17,9 @@ _COMMON: dict[str, Any] = {
 }
 # Examples of a job in the profiles `dev` and `ci`, before `Job.share`.
 EXAMPLES = 12
-# Phase.target makes near-copies of the case with the largest error, a third of a few examples.
-_FEW = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+# Without Phase.target, whose near-copies of the case with the largest error would be a third of so
+# few examples.
+_PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 
 
 def drawn_only(examples: int) -> settings:
@@ -40,9 +41,13 @@ def register() -> None:
     - nightly: many, and new ones every time.
     - trial: those of ci without shrinking, for code with a planted bug.
     """
-    settings.register_profile("dev", max_examples=EXAMPLES, phases=_FEW, **_COMMON)
-    settings.register_profile("ci", max_examples=EXAMPLES, phases=_FEW, derandomize=True, **_COMMON)
-    settings.register_profile("nightly", max_examples=400, phases=(*_FEW, Phase.target), **_COMMON)
+    settings.register_profile("dev", max_examples=EXAMPLES, phases=_PHASES, **_COMMON)
+    settings.register_profile(
+        "ci", max_examples=EXAMPLES, phases=_PHASES, derandomize=True, **_COMMON
+    )
+    settings.register_profile(
+        "nightly", max_examples=400, phases=(*_PHASES, Phase.target), **_COMMON
+    )
     settings.register_profile(
         "trial",
         max_examples=EXAMPLES,

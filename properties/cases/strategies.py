@@ -23,7 +23,7 @@ from properties.cases.tensors import (
     trained,
     work,
 )
-from properties.cases.values import OF_GATES, OF_RUNS
+from properties.cases.values import GATE_RECIPES, LONG_GATE_RECIPES
 from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import ANY_NUMBERS, Argument, Mode, Op, Option, Role
 from properties.targets import Target
@@ -208,9 +208,9 @@ def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
     Sequences that fill a chunk get long runs of strong gates more often.
     """
     if not any(a.role is Role.LOG_DECAY for a in present(op, case)):
-        return [name for name in op.recipes if name not in OF_GATES]
-    gates = [name for name in op.recipes if name in OF_GATES]
-    runs = [name for name in gates if name in OF_RUNS and max(case.lengths) >= CHUNK - 16]
+        return [name for name in op.recipes if name not in GATE_RECIPES]
+    gates = [name for name in op.recipes if name in GATE_RECIPES]
+    runs = [name for name in gates if name in LONG_GATE_RECIPES and max(case.lengths) >= CHUNK - 16]
     return [*op.recipes, *gates, *runs, *runs, *(gates * 2 if "tokens" in extent else ())]
 
 

@@ -417,8 +417,8 @@ RECIPES: dict[str, Recipe] = {
 }
 
 # Recipes that differ from `gaussian` in gates only.
-OF_GATES = frozenset(
+GATE_RECIPES = frozenset(
     {"extreme_gates", "strong_gates", "shut_gates", "closed_gates", "lowest_gates"}
 )
-# Those of them that fill whole chunks with strong gates.
-OF_RUNS = frozenset({"shut_gates", "closed_gates"})
+# Those of them whose strong gates may fill a whole chunk.
+LONG_GATE_RECIPES = frozenset({"shut_gates", "closed_gates"})

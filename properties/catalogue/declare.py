@@ -74,7 +74,8 @@ LOGITS = (
     "zeros",
     "cancelling",
 )
-GATES = ("extreme_gates", "strong_gates", "shut_gates", "closed_gates")
+# Of recurrences. Those of attention, which lists its own, include `lowest_gates`.
+GATE_RECIPES = ("extreme_gates", "strong_gates", "shut_gates", "closed_gates")
 # A wrapper is a few lines before the kernels of another op: what these lines may break.
 _LAWS_OF_A_WRAPPER = (
     "differential",
@@ -165,8 +166,8 @@ def declare(
         modes = modes or [Mode(mode.name, mode.refuses & names) for mode in wraps.modes]
         work = work or wraps.work
         special["wraps"] = wraps.name
-    if any(x.role is Role.LOG_DECAY for x in arguments) and not {*GATES} & {*recipes}:
-        recipes = (*recipes, *GATES)
+    if any(x.role is Role.LOG_DECAY for x in arguments) and not {*GATE_RECIPES} & {*recipes}:
+        recipes = (*recipes, *GATE_RECIPES)
     if work is None:
         raise ValueError(f"{oracle.__name__}: no work, expected some, or an op that it wraps")
     fields: dict[str, Any] = {

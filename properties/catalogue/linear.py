@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import reference
 from properties.cases.case import Case
-from properties.catalogue.declare import GATES, declare, flag
+from properties.catalogue.declare import GATE_RECIPES, declare, flag
 from properties.catalogue.draws import NO_COUNTS
 from properties.catalogue.op import Mode, Option, Role
 from properties.catalogue.work import pairs_and_states
@@ -120,7 +120,7 @@ MAMBA2 = declare(
     roles={"dt": Role.STEP, "A": Role.LOG_DECAY, "B": Role.KEY, "C": Role.QUERY},
     linear_in=("x", "initial_state"),
     # A step of 0 times -inf is NaN.
-    recipes=(*_RECIPES, *(name for name in GATES if name != "closed_gates")),
+    recipes=(*_RECIPES, *(name for name in GATE_RECIPES if name != "closed_gates")),
 )
 
 _ROUNDED = tuple(name for name in _RECIPES if name != "integers")
@@ -205,7 +205,7 @@ SELECTIVE_SCAN = declare(
     linear_in=("x", "initial_state"),
     work=lambda n: n["D"] * n["T"] * n["K"] * n["T"],
     # A step of 0 times -inf is NaN.
-    recipes=(*_RECIPES, *(name for name in GATES if name != "closed_gates")),
+    recipes=(*_RECIPES, *(name for name in GATE_RECIPES if name != "closed_gates")),
 )
 
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TextIO, cast
 from rich.console import Console
 from rich.live import Live
 
-from properties.arguments import count, duration
+from properties.arguments import count, positive
 from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.device import DEVICES, describe
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     )
     budget = parse.add_mutually_exclusive_group()
     budget.add_argument(
-        "--minutes", type=duration, default=2.0, help="how long to fuzz (default: 2)"
+        "--minutes", type=positive, default=2.0, help="how long to fuzz (default: 2)"
     )
     budget.add_argument("--examples", type=count, help="how many examples, instead of --minutes")
     for name, known in (("op", OPS), ("law", LAWS), ("dtype", DTYPES)):
@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parse.add_argument(
         "--case-timeout",
-        type=duration,
+        type=positive,
         default=60.0,
         metavar="SECONDS",
         help="time limit of a case, in which waiting for a core does not count; the first case of "
