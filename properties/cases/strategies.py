@@ -364,12 +364,14 @@ def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact
 
 
 def _has_keys_of_its_own(op: Op, case: Case) -> bool:
-    return op.keys and (not case.packed or len(op.packed_by) > 1)
+    return op.own_keys and (not case.packed or len(op.packed_by) > 1)
 
 
 def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
     """A case, now and then without rows, tokens or keys."""
-    empty = ["tokens"] if case.packed else ["rows", "rows", "tokens"] + ["keys", "keys"] * op.keys
+    empty = (
+        ["tokens"] if case.packed else ["rows", "rows", "tokens"] + ["keys", "keys"] * op.own_keys
+    )
     match draw(st.sampled_from([None] * 10 + empty)):
         case "rows":
             return replace(case, dims={**case.dims, "B": 0})

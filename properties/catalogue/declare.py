@@ -185,7 +185,7 @@ def declare(
         "sizes": all_sizes,
         "settle": settled,
         "packed_by": tuple(filter(_packs, signature.parameters)),
-        "keys": "S" in every,
+        "own_keys": "S" in every,
         "linear_in": tuple(x.name for x in arguments if x.role in (Role.VALUE, Role.STATE)),
         "continues_by": _continuation(names, every),
         **({"mistakes": more_states} if "initial_state" in names else {}),
@@ -342,7 +342,7 @@ def _laws(op: Mapping[str, Any]) -> Iterator[str]:
         "request_invariance": trained and (len(trained) > 1 or len(op["outputs"]) > 1),
         "determinism": True,
         "batch_invariance": paged,
-        "merging": (parted or not (op["keys"] or paged))
+        "merging": (parted or not (op["own_keys"] or paged))
         and {"lse"} == {output.name for output in op["outputs"][1:]},
         "plumbing": options,
         "untouched_inputs": True,

@@ -189,8 +189,8 @@ class Op:
     Args:
         oracle: the main form of the reference page.
         second_form: the same function derived another way.
-        quiet_form: the form for the error budgets: of the two the one that rounds less often on
-            its way, where it rounds the operands that a kernel rounds.
+        quiet_form: the form for the error budgets: among those that round the operands that a
+            kernel rounds, the one with fewer other roundings.
         modes: the kernel's modes; empty while the op has no kernel.
         arguments, options, outputs: in the order of the signature.
         dims: what is drawn for each letter that a case fixes.
@@ -207,7 +207,7 @@ class Op:
             of quantized tensors, or of places that are not read, which may hold NaN.
         packed_by: the arguments that pack sequences: of the queries, then of the keys. Without the
             second the keys are packed as the queries are; without both nothing is packed.
-        keys: keys have lengths of their own, dim "S"; otherwise they share "T" with the queries.
+        own_keys: keys have lengths of their own, dim "S"; else they share "T" with the queries.
         linear_in: arguments in which the outputs are jointly linear, the others being fixed.
         multilinear: in this case all arithmetic is sums of products without a difference, so that
             the oracle on absolute values bounds every rounding error.
@@ -250,7 +250,7 @@ class Op:
     finish: Finish = _as_filled
     dtypes: tuple[str, ...] = DTYPES
     packed_by: tuple[str, ...] = ("cu_seqlens",)
-    keys: bool = False
+    own_keys: bool = False
     linear_in: tuple[str, ...] = ()
     continues_by: str = "initial_state"
     mistakes: Callable[[Case, Any], Iterable[BadCall]] = _none

@@ -49,7 +49,7 @@ def _future(op: Op, case: Case, dim: str, cuts: list[int], n: int) -> slice:
     """The tokens of sequence n that the past must not see, on the axis `dim`."""
     start, stop = spans(case, dim)[n]
     cut = cuts[n]
-    if dim == "T" and op.keys:
+    if dim == "T" and op.own_keys:
         keys = spans(case, "S")[n]
         cut += (stop - start) - (keys[1] - keys[0])
     cut = min(max(cut, 0), stop - start)

@@ -25,7 +25,7 @@ _AT_A_CUT = ("window", "alibi_slopes", "g")
 
 def check(run: Run) -> float:
     inputs, gradients_of = run.inputs(), run.cotangents()
-    if run.op.keys:
+    if run.op.own_keys:
         return _in_parts(run, inputs, gradients_of)
     return max(
         _commutes(run, inputs, gradients_of),
@@ -169,7 +169,7 @@ def adapt(op: Op, case: Case) -> Case:
     """Leave out options that a part cannot state: places of keys, and distances to keys that are
     not in it.
     """
-    if not op.keys:
+    if not op.own_keys:
         return replace(case, same={})
     keys = case.key_lengths or case.lengths
     return op.settle(

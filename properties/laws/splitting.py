@@ -101,7 +101,7 @@ def _half(op: Op, case: Case, early: bool) -> Case:
     """The case with the tokens before its cuts, or with those after them."""
     whole = list(zip(case.lengths, case.key_lengths or case.lengths, _cuts(case), strict=False))
     lengths = tuple(cut if early else n - cut for n, _, cut in whole)
-    if not op.keys:
+    if not op.own_keys:
         return replace(case, lengths=lengths)
     keys = tuple(max(cut + last - n, 0) if early else last for n, last, cut in whole)
     return replace(case, lengths=lengths, key_lengths=None if keys == lengths else keys)
@@ -150,7 +150,7 @@ def adapt(op: Op, case: Case) -> Case:
     rules = structures.of_positions(case.options.get("structure"))
     options = with_options(case, causal=True, output_final_state=True, structure=rules)
     case = op.settle(replace(case, options=options))
-    if len(op.packed_by) < (2 if op.keys else 1):
+    if len(op.packed_by) < (2 if op.own_keys else 1):
         dims = {**case.dims, "B": max(1, case.dims["B"])}
         dense = replace(case, packed=False, dims=dims, lengths=(max((1, *case.lengths)),))
         return op.settle(dense)

@@ -81,7 +81,7 @@ def test_a_signature_is_read() -> None:
         ("temperature", 2.0), ("kind", None), ("flip", False),
     ]  # fmt: skip
     assert list(TEMPERED.dims) == ["B", "H", "D", "E"]
-    assert (TEMPERED.packed_by, TEMPERED.continues_by, TEMPERED.keys) == ((), "", False)
+    assert (TEMPERED.packed_by, TEMPERED.continues_by, TEMPERED.own_keys) == ((), "", False)
     kda = OPS["kda"]
     assert kda.outputs[1] == Output(
         "final_state", "N H K V", asked_by="output_final_state", dtype="float32"

@@ -197,7 +197,7 @@ def _about_lengths(op: Op) -> Iterator[Condition]:
         # A tile of one token is never partial.
         lambda c: _tiles(c, c.lengths[-1]) >= 3 and (c.lengths[-1] % _tile(c) > 0 or _tile(c) == 1),
     )
-    if op.keys:
+    if op.own_keys:
         yield Condition("no keys", SELDOM, lambda c: not c.packed and c.key_lengths == (0,))
         yield Condition("T_q > T_k", OFTEN, lambda c: any(t > s for t, s in _pairs(c)))
         yield Condition("T_q < T_k", OFTEN, lambda c: any(t < s for t, s in _pairs(c)))

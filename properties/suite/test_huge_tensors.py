@@ -71,7 +71,7 @@ def _less(op: Op, mode: str) -> dict[str, int]:
 def _large(op: Op, mode: str) -> str:
     """The tensor that is so large: the first, but attention has fewer heads of keys."""
     role = op.arguments[0].role
-    if op.keys:
+    if op.own_keys:
         role = Role.KEY
     elif _has_many_keys(op) and mode == "chunk":
         role = Role.VALUE

@@ -59,14 +59,14 @@ def _cases(op: Op, mode: Mode) -> dict[str, Case]:
         dtype="bfloat16",
         dims=_sizes(op),
         lengths=(10,),
-        key_lengths=(12,) if op.keys else None,
+        key_lengths=(12,) if op.own_keys else None,
         options=_required(op),
     )
     packed = replace(
         dense,
         dims={**dense.dims, "B": 1},
         lengths=(4, 0, 6),
-        key_lengths=(5, 2, 8) if op.keys else None,
+        key_lengths=(5, 2, 8) if op.own_keys else None,
         packed=True,
     )
     loaded = _loaded(op, mode, dense)

@@ -118,8 +118,8 @@ def _expect_lengths(op: Op, case: Case) -> None:
         raise ValueError(f"case: packed: True, expected False of {op.name} and of B > 1")
     if not lengths or (len(lengths) > 1 and not case.packed):
         raise ValueError(f"case: lengths: {lengths!r}, expected one, or several of a pack")
-    if keys is not None and (not op.keys or len(keys) != len(lengths)):
-        expected = f"{len(lengths)} of them" if op.keys else "None"
+    if keys is not None and (not op.own_keys or len(keys) != len(lengths)):
+        expected = f"{len(lengths)} of them" if op.own_keys else "None"
         raise ValueError(f"case: key_lengths: {keys!r}, expected {expected}")
 
 

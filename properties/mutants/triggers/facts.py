@@ -77,7 +77,7 @@ def _of_shapes(op: Op, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     packed = bool(bounds) and bounds[0] is not None
     known["packed"] = packed
     lengths = {"T": [known["T"]] * known["B"] or [known["T"]]}
-    if op.keys:
+    if op.own_keys:
         lengths["S"] = [known["S"]] * known["B"] or [known["S"]]
         known["T against S"] = _sign(known["T"], known["S"])
     if packed:

@@ -251,12 +251,12 @@ def _sizes(op: Op) -> Iterator[Atom]:
 
 
 def _tokens(op: Op) -> Iterator[Atom]:
-    for letter in ("T", "S") if op.keys else ("T",):
+    for letter in ("T", "S") if op.own_keys else ("T",):
         for text, span in _steps(MOST_TOKENS):
             yield Atom("tokens", letter, f"{letter} {text}", {letter: span}, alone=True)
         for text, span in (("one", Between(1, 1)), ("more than 256", Between(257))):
             yield Atom("tokens", letter, f"{text} of {letter}", {letter: span})
-    if op.keys:
+    if op.own_keys:
         for sign, less in (("<", "T"), (">", "S"), ("=", "T")):
             needs: Needs = {"T against S": among(sign), less: Between(0, 4095)}
             yield Atom("tokens", "T against S", f"T {sign} S", needs)
@@ -287,7 +287,7 @@ def _empties(op: Op) -> Iterator[Atom]:
             yield empty(f"an empty {where} sequence", **more)
         one: Needs = {"one token": YES, "T": SOME, "packed": YES}
         yield empty("a sequence of one token", **one)
-    if op.keys:
+    if op.own_keys:
         yield empty("no keys", S=Between(0, 0), T=SOME)
         if op.packed_by:
             without: Needs = {"empty keys": YES, "S": SOME, "packed": YES}
@@ -493,7 +493,7 @@ def _values(op: Op) -> Iterator[Atom]:
             kind = "gates" if a.role is Role.LOG_DECAY else "values"
             yield Atom(kind, f"values of {a.name}", f"{a.name} {text}", needs, alone=alone)
     if facts.has_logits(op):
-        needs = {d: SOME for d in ("B", "T", "S") if d != "S" or op.keys}
+        needs = {d: SOME for d in ("B", "T", "S") if d != "S" or op.own_keys}
         needs["largest logit"] = Between(89)
         yield Atom("values", "logits", "a logit past 88", needs)
         needs = {**needs, "largest logit": Between(0, 2.0**-10)}
