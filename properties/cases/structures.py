@@ -22,8 +22,8 @@ Drawn = Mapping[str, Any]
 _IDS = {torch.int32: (0, 2**31 - 1, 1), torch.int64: (2**32, 0, 2**33 - 1)}
 
 
-def drawn(case: Case) -> SearchStrategy[dict[str, Any] | None]:
-    """Rules for the lengths of a case; simplest is None, and then what hides least."""
+def draw_rules(case: Case) -> SearchStrategy[dict[str, Any] | None]:
+    """Draw None, one rule or two, fit for the lengths of a case; the simplest rules hide least."""
     longest = max(1, *(case.key_lengths or case.lengths))
     size = st.one_of(st.integers(1, longest), st.sampled_from([16, 32, 64]))
     lengths = st.lists(size, min_size=1, max_size=4)
@@ -56,7 +56,7 @@ def drawn(case: Case) -> SearchStrategy[dict[str, Any] | None]:
 
 
 def fitting(rules: Drawn | None, case: Case) -> dict[str, Any] | None:
-    """The rules that the op takes in a case: a tree wants a key of each query."""
+    """Drop the rules that do not fit a case: a tree has a key of each query."""
     if rules is None:
         return None
     without = {"blocks", "block_size", "of_heads"} if case.packed else set()
@@ -66,56 +66,53 @@ def fitting(rules: Drawn | None, case: Case) -> dict[str, Any] | None:
     return {name: rule for name, rule in rules.items() if name not in without} or None
 
 
-def of_positions(rules: Drawn | None) -> dict[str, Any] | None:
-    """The rules that do not depend on which query is the first, so that a call can go on."""
+def resumable(rules: Drawn | None) -> dict[str, Any] | None:
+    """Keep the rules that do not depend on which query comes first: a second call can go on."""
     apart = {"parents", "blocks", "block_size", "of_heads"}
     kept = {name: rule for name, rule in (rules or {}).items() if name not in apart}
     return kept or None
 
 
-def built(
-    case: Case, heads: int, device: torch.device | str, order: Sequence[int] | None = None
+def build(
+    case: Case, device: torch.device | str, order: Sequence[int] | None = None
 ) -> dict[str, Any] | None:
-    """The argument `structure` of a case, its tensors in the layout that the case has for it.
+    """Build the argument `structure` of a case, its tensors in the layout that the case states.
 
     Args:
-        heads: H.
         order: numbers of its sequences, for a call of these alone or in another order.
     """
     rules = case.options.get("structure")
     if rules is None:
         return None
     order = range(case.sequences) if order is None else order
-    lengths = case.lengths if case.packed else case.lengths * case.sequences
-    keys_of_all = case.key_lengths or case.lengths
+    of_all, keys_of_all = case.lengths, case.key_lengths or case.lengths
     keys = keys_of_all if case.packed else keys_of_all * case.sequences
 
-    made: dict[str, Any] = {}
-    for name, rule in rules.items():
-        if name == "document_ids":
-            dtype = torch.int64 if case.seed % 2 else torch.int32
-            ids = [_IDS[dtype][one] for n in order for one in _documents(rule, n, keys[n])]
-            shape = (1, len(ids)) if case.packed else (len(order), keys_of_all[0])
-            made[name] = torch.tensor(ids, dtype=dtype, device=device).view(shape)
-        elif name == "prefix":
-            each = [min(rule[n % len(rule)], keys[n]) for n in order]
-            made[name] = torch.tensor(each, dtype=torch.int32, device=device)
-        elif name == "parents":
-            counts = [lengths[n] for n in order] if case.packed else case.lengths
-            made[name] = torch.tensor(
-                [parent for count in counts for parent in _parents(rule, count)],
-                dtype=torch.int64,
-                device=device,
-            )
-        elif name == "blocks":
-            size = rules["block_size"]
-            counts = [-(-n // size) for n in (case.lengths[0], keys_of_all[0])]
-            counts = [heads if rules["of_heads"] else 1, *counts]
-            h, a, b = torch.meshgrid(*(torch.arange(n) for n in counts), indexing="ij")
-            bits = torch.tensor(rule)
-            made[name] = bits[(3 * h + 5 * a + b) % len(bits)].to(device)
-        elif name != "of_heads":
-            made[name] = rule
+    def value(name: str, rule: Any) -> Any:
+        match name:
+            case "document_ids":
+                dtype = torch.int64 if case.seed % 2 else torch.int32
+                ids = [_IDS[dtype][one] for n in order for one in _documents(rule, n, keys[n])]
+                shape = (1, len(ids)) if case.packed else (len(order), keys_of_all[0])
+                return torch.tensor(ids, dtype=dtype, device=device).view(shape)
+            case "prefix":
+                each = [min(rule[n % len(rule)], keys[n]) for n in order]
+                return torch.tensor(each, dtype=torch.int32, device=device)
+            case "parents":
+                counts = [of_all[n] for n in order] if case.packed else of_all
+                parents = [parent for count in counts for parent in _parents(rule, count)]
+                return torch.tensor(parents, dtype=torch.int64, device=device)
+            case "blocks":
+                heads = case.dims["G"] * case.dims["R"] if rules["of_heads"] else 1
+                rows, columns = (-(-n // rules["block_size"]) for n in (of_all[0], keys_of_all[0]))
+                sizes = heads, rows, columns
+                h, a, b = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
+                bits = torch.tensor(rule)
+                return bits[(3 * h + 5 * a + b) % len(bits)].to(device)
+            case _:
+                return rule
+
+    made = {name: value(name, rule) for name, rule in rules.items() if name != "of_heads"}
     layout = case.layout_of("structure")
     if layout in SHARING:
         return made

@@ -164,7 +164,7 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
             tensors[name] = relaid(x, case.layout_of(name))
     options = {n: v for n, v in options.items() if n not in tensors}
     if "structure" in options:
-        options["structure"] = structures.built(case, known["H"], device)
+        options["structure"] = structures.build(case, device)
     if case.packed:
         # Without lengths of their own, keys have no boundaries of their own.
         for name, each in zip(op.packed_by, (case.lengths, case.key_lengths), strict=False):

@@ -149,7 +149,7 @@ ATTENTION = declare(
         Option(
             "structure",
             None,
-            structures.drawn,
+            structures.draw_rules,
             bad=(
                 "chunk",
                 2,

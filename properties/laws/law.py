@@ -17,7 +17,6 @@ from properties.cases.tensors import (
     build,
     cotangents,
     outputs_and_gradients,
-    sizes,
 )
 from properties.catalogue.op import Function, Op
 from properties.device import claiming
@@ -65,8 +64,7 @@ class Subject:
         earlier = case.earlier
         if earlier and earlier.get("structure"):
             options = {**case.options, "structure": earlier["structure"]}
-            heads = sizes(op, case)["H"]
-            rules = structures.built(replace(case, options=options), heads, self.device)
+            rules = structures.build(replace(case, options=options), self.device)
             earlier = {**earlier, "structure": rules}
         with self.claiming(case):
             return outputs_and_gradients(

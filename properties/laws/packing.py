@@ -14,7 +14,7 @@ from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.layouts import relaid
 from properties.cases.sequences import dims_of, join, separate, shared_gradients, spans, tensors_of
-from properties.cases.tensors import Inputs, Results, sizes
+from properties.cases.tensors import Inputs, Results
 from properties.catalogue.kinds import has
 from properties.catalogue.op import Op, Role
 from properties.laws.expect import compare_with_oracle, expect_identical
@@ -97,11 +97,9 @@ def _offset_of(case: Case, n: int) -> dict[str, int]:
 
 
 def _structure_of(run: Run, n: int) -> dict[str, Any]:
-    op, case = run.op, run.case
-    if "structure" not in case.options:
+    if "structure" not in run.case.options:
         return {}
-    heads = sizes(op, case)["H"]
-    return {"structure": structures.built(case, heads, run.subject.device, [n])}
+    return {"structure": structures.build(run.case, run.subject.device, [n])}
 
 
 def adapt(op: Op, case: Case) -> Case:

@@ -14,7 +14,7 @@ from torch import Tensor
 from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.sequences import join, own_dims, separate, shared_gradients, tensors_of
-from properties.cases.tensors import Inputs, Results, boundaries, sizes
+from properties.cases.tensors import Inputs, Results, boundaries
 from properties.catalogue.op import Op
 from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run, with_a_row
@@ -39,7 +39,7 @@ def check(run: Run) -> float:
             tensors[name] = x[order.to(x.device)]
     incoming = _permuted(op, case, gradients_of, order, heads)
     others = replace(inputs, tensors=tensors).with_options(
-        **_structure(op, case, order, heads, run.subject.device)
+        **_structure(case, order, heads, run.subject.device)
     )
     results = run.on(moved).call(others, incoming)
     back = _permuted(op, moved, results, order.argsort(), heads.argsort())
@@ -85,12 +85,10 @@ def _boundaries(op: Op, case: Case, inputs: Inputs, device: torch.device) -> Res
     }
 
 
-def _structure(
-    op: Op, case: Case, order: Tensor, heads: Tensor, device: torch.device
-) -> dict[str, Any]:
+def _structure(case: Case, order: Tensor, heads: Tensor, device: torch.device) -> dict[str, Any]:
     if "structure" not in case.options:
         return {}
-    rules = structures.built(case, sizes(op, case)["H"], device, order.tolist())
+    rules = structures.build(case, device, order.tolist())
     if rules is not None and "blocks" in rules and len(rules["blocks"]) > 1:
         rules["blocks"] = _with_heads_in_order(rules["blocks"], ("H",), heads)
     return {"structure": rules}

@@ -13,7 +13,7 @@ from torch import Tensor
 from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of, join, own_dims, separate, spans
-from properties.cases.tensors import Results, boundaries, outputs_and_gradients, sizes, telling
+from properties.cases.tensors import Results, boundaries, outputs_and_gradients, telling
 from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.expect import compare_with_oracle
@@ -59,8 +59,7 @@ def _in_two_calls(
         options = dict(given)
         if "structure" in case.options:
             part = _half(op, case, early)
-            heads = sizes(op, part)["H"]
-            options["structure"] = structures.built(part, heads, run.subject.device)
+            options["structure"] = structures.build(part, run.subject.device)
         for name, dim in zip(op.packed_by if case.packed else (), ("T", "S"), strict=False):
             lengths = [_length(op, piece, dim) for piece in half]
             bounds = torch.tensor(boundaries(lengths), dtype=given[op.packed_by[0]].dtype)
@@ -147,7 +146,7 @@ def adapt(op: Op, case: Case) -> Case:
 
     If keys cannot be packed apart from queries, use a dense batch with one cut.
     """
-    rules = structures.of_positions(case.options.get("structure"))
+    rules = structures.resumable(case.options.get("structure"))
     options = with_options(case, causal=True, output_final_state=True, structure=rules)
     case = op.settle(replace(case, options=options))
     if len(op.packed_by) < (2 if op.own_keys else 1):
