@@ -141,7 +141,7 @@ _DEEP_STATES = Tile(tokens=64, keys=64, features=64, num_stages=3)
 # Gates of heads leave fewer registers.
 _GATED_DELTA_128_ON_HOPPER = _with(
     _DELTA_128_ON_HOPPER,
-    system=Tile(tokens=64, keys=32, features=32, num_warps=2, num_stages=1),
+    system=Tile(tokens=64, keys=64, features=32, num_warps=2, num_stages=1),
 )
 _FUSED_64 = Tile(tokens=64, keys=64, features=64)
 _FUSED_128 = Tile(tokens=64, keys=64, features=128, num_warps=8)
@@ -160,7 +160,7 @@ _KDA_ON_HOPPER = tuple(
             "outputs": Tile(tokens=32, keys=64, features=64),
             "gradients": _GRADIENTS_OF_CHANNELS,
             "system": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
-            "system_backward": Tile(tokens=32, keys=64, features=64, num_warps=2, num_stages=1),
+            "system_backward": Tile(tokens=32, keys=64, features=64, num_warps=2),
         },
     )
     for dim, walks, states in (

@@ -17,7 +17,7 @@ Backwards, dU is that of the linear recurrence within the chunk and through the 
 the gradient of the state before the chunk gets `-W_eᵀ dU` besides. With `X = diag(β)(exp(P) ∘ E)`,
 `Y = diag(β) V` and `dW_e = -dU Sᵀ`,
 
-    dX = (I + A)⁻ᵀ dW_e,    dY = (I + A)⁻ᵀ dU,    dA = -(dX W_eᵀ + dY W_vᵀ) below the diagonal
+    dX = (I + A)⁻ᵀ dW_e,    dY = (I + A)⁻ᵀ dU,    dA = -(I + A)⁻ᵀ dU Uᵀ below the diagonal
 
 Nothing is saved for the backward pass but the inputs.
 
@@ -57,6 +57,7 @@ from kernels.primitives.decay import (
     head_decay,
     load_head_gates,
     pair_decay,
+    sum_gradients,
 )
 from kernels.primitives.layout import contiguous
 from kernels.primitives.product import product
@@ -109,6 +110,9 @@ def _prepare(
     v_ptr += token * value_dim
     if USE_HEAD_G:
         g_ptr += token
+    beta = tl.full([C], 1.0, tl.float32)
+    if USE_BETA:
+        beta = tl.load(beta_ptr + token + rows * heads, mask=rows < left, other=0.0)
     cell = (chunk.to(tl.int64) * heads + head) * C * C
     if USE_G:
         overlaps = load_rows(overlaps_ptr + cell, rows, rows, C, C, C)
@@ -116,12 +120,12 @@ def _prepare(
         overlaps = _overlaps(
             e_ptr, k_ptr + token * key_dim, g_ptr, rows, heads, left, key_dim, C, BK, USE_HEAD_G
         )
-    beta = tl.full([C], 1.0, tl.float32)
-    if USE_BETA:
-        beta = tl.load(beta_ptr + token + rows * heads, mask=rows < left, other=0.0)
     inverse = inverse_unit_lower(beta[:, None] * overlaps, C, DTYPE)
     if inverse_ptr is not None:
         store_rows(inverse_ptr + cell, inverse, rows, rows, C, C, C)
+        # Threads load it as products and stores want it, which is not how they have it.
+        tl.debug_barrier()
+        inverse = load_rows(inverse_ptr + cell, rows, rows, C, C, C)
     # Factors of rows are those of columns of the inverse, which is one tile.
     weights = inverse * beta[None, :]
     for start in range(0, value_dim, BV):
@@ -141,7 +145,7 @@ def _prepare(
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _prepare_backward(
-    e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, overlaps_ptr, w_e_ptr, w_v_ptr, inverse_ptr,
+    e_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, overlaps_ptr, inverse_ptr, written_ptr,
     states_ptr, dwritten_ptr, dk_part_ptr, dg_part_ptr,
     de_ptr, doverlaps_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr,
     cu_seqlens_ptr, sequences, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
@@ -152,8 +156,7 @@ def _prepare_backward(
     """A program turns dU of one chunk and head into dk, dv, dg and dbeta.
 
     To dk and dg it adds the parts of the linear recurrence. With exclusive readers they are not the
-    keys, and have gradients of their own, `de`, in float32; otherwise these go into dk. The
-    part of dk, or `de`, is a workspace too.
+    keys, and have gradients of their own, `de`, in float32; otherwise these go into dk.
 
     With gates per channel e is decayed, and what becomes of its gradient `de` and of that of the
     overlaps is for another kernel: there is neither dk nor dg.
@@ -171,7 +174,7 @@ def _prepare_backward(
     key_stride = heads * key_dim
     value_stride = heads * value_dim
     if USE_HEAD_G:
-        g_ptr += token
+        g = load_head_gates(g_ptr + token, rows, heads, left)
     e_ptr += key_rows
     if USE_G or EXCLUSIVE:
         de_ptr += key_rows
@@ -182,7 +185,7 @@ def _prepare_backward(
     inside = rows < left
     beta = tl.full([C], 1.0, tl.float32)
     if USE_BETA:
-        beta = tl.load(beta_ptr + token + rows * heads, mask=inside)
+        beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0)
     cell = (chunk.to(tl.int64) * heads + head) * C * C
     inverse = load_rows(inverse_ptr + cell, rows, rows, C, C, C)
 
@@ -190,22 +193,38 @@ def _prepare_backward(
     dbeta = tl.zeros([C], tl.float32)
     for start in range(0, value_dim, BV):
         values = start + tl.arange(0, BV)
-        v = load_rows(v_ptr + value_rows, rows, values, value_stride, left, value_dim)
-        w_v = load_rows(w_v_ptr + value_rows, rows, values, value_stride, left, value_dim)
         du = load_rows(dwritten_ptr + value_rows, rows, values, value_stride, left, value_dim)
+        u = load_rows(written_ptr + value_rows, rows, values, value_stride, left, value_dim)
+        dA = product(du, tl.trans(u), DTYPE, acc=dA)
         dY = product(tl.trans(inverse), du, DTYPE, FINE_A=True, FINE_B=True)
-        dA = product(dY, tl.trans(w_v), DTYPE, FINE_A=True, acc=dA)
+        v = load_rows(v_ptr + value_rows, rows, values, value_stride, left, value_dim)
         dbeta += tl.sum(v * dY, 1)
         dv = beta[:, None] * dY
         store_rows(dv_ptr + value_rows, dv, rows, values, value_stride, left, value_dim)
+    dA = product(tl.trans(inverse), -dA, DTYPE, FINE_A=True, FINE_B=True)
+    dA = tl.where(rows[:, None] > rows[None, :], dA, 0.0)
+    if USE_HEAD_G:
+        dA *= pair_decay(0, g, C, DTYPE)
+    if USE_G:
+        overlaps = load_rows(overlaps_ptr + cell, rows, rows, C, C, C)
+    else:
+        # dA has decayed with gates of a head by now.
+        overlaps = _overlaps(e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim, C, BK, False)
+    terms = dA * overlaps
+    dbeta += tl.sum(terms, 1)
+    if USE_HEAD_G:
+        # The gate at t gets the gradients of the pairs i >= t > j.
+        straddling = sum_gradients(chunk_span_transposed(0, C), beta[:, None] * terms, DTYPE)
+        dg = tl.sum(tl.where(chunk_span_transposed(1, C), straddling, 0.0), 1)
+    dA *= beta[:, None]
+    if USE_G:
+        store_rows(doverlaps_ptr + cell, dA, rows, rows, C, C, C)
+
     to_start = tl.zeros([C], tl.float32)
     from_start = tl.full([C], 1.0, tl.float32)
     if USE_HEAD_G:
-        from_start = head_decay(0, load_head_gates(g_ptr, rows, heads, left), DTYPE)
+        from_start = head_decay(0, g, DTYPE)
     for start in tl.range(0, key_dim, BK, disable_licm=True):
-        if USE_BETA:
-            # Loaded again, as registers are short here, and 0 where sums over rows read it.
-            beta = tl.load(beta_ptr + token + rows * heads, mask=inside, other=0.0)
         keys = start + tl.arange(0, BK)
         dW = tl.zeros([C, BK], tl.float32)
         for value_start in range(0, value_dim, BV):
@@ -213,59 +232,31 @@ def _prepare_backward(
             du = load_rows(dwritten_ptr + value_rows, rows, values, value_stride, left, value_dim)
             S = load_rows(states_ptr, keys, values, value_dim, key_dim, value_dim)
             dW = product(du, tl.trans(S), DTYPE, FINE_A=True, acc=dW)
+        inverse = load_rows(inverse_ptr + cell, rows, rows, C, C, C)
         dX = product(tl.trans(inverse), -dW, DTYPE, FINE_A=True, FINE_B=True)
-        w_e = load_rows(w_e_ptr + key_rows, rows, keys, key_stride, left, key_dim)
-        dA = product(dX, tl.trans(w_e), DTYPE, FINE_A=True, acc=dA)
         e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
         to_start += tl.sum(e * dX, 1)
         dX *= (from_start * beta)[:, None]
-        if USE_G or EXCLUSIVE:
+        if USE_G:
             store_rows(de_ptr, dX, rows, keys, key_stride, left, key_dim)
         else:
-            dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim) + dX
-            store_rows(dk_part_ptr, dk, rows, keys, key_stride, left, key_dim)
+            dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim)
+            if EXCLUSIVE:
+                k = load_rows(k_ptr, rows, keys, key_stride, left, key_dim)
+                de = product(dA, k, DTYPE, acc=dX)
+                store_rows(de_ptr, de, rows, keys, key_stride, left, key_dim)
+            else:
+                dk = product(dA, e, DTYPE, acc=dk + dX)
+            dk = product(tl.trans(dA), e, DTYPE, acc=dk)
+            store_rows(dk_ptr + key_rows, dk, rows, keys, key_stride, left, key_dim)
     to_start *= from_start
-    dbeta += to_start
-    # A workspace may be read by another thread than the one that wrote it.
-    tl.debug_barrier()
-
-    dA = tl.where(rows[:, None] > rows[None, :], -dA, 0.0)
-    if USE_HEAD_G:
-        dA *= pair_decay(0, load_head_gates(g_ptr, rows, heads, left), C, DTYPE)
-    if USE_G:
-        overlaps = load_rows(overlaps_ptr + cell, rows, rows, C, C, C)
-    else:
-        # dA has decayed with gates of a head by now. Overlaps take registers: compute them late.
-        overlaps = _overlaps(e_ptr, k_ptr, g_ptr, rows, heads, left, key_dim, C, BK, False)
-    terms = dA * overlaps
     if USE_BETA:
-        dbeta += tl.sum(terms, 1)
-        dbeta_ptr += token + rows * heads
-        tl.store(dbeta_ptr, dbeta, mask=inside)
+        dbeta += to_start
+        tl.store(dbeta_ptr + token + rows * heads, dbeta, mask=inside)
     if USE_HEAD_G:
-        # The gate at t gets the gradients of the pairs i >= t > j.
-        straddling = tl.cumsum(beta[:, None] * terms, 0, reverse=True)
-        dg = tl.sum(tl.where(chunk_span_transposed(1, C), straddling, 0.0), 1)
         dg += tl.cumsum(beta * to_start, 0, reverse=True)
         dg += tl.load(dg_part_ptr + token + rows * heads, mask=inside)
         tl.store(dg_ptr + token + rows * heads, dg, mask=inside)
-    dA *= beta[:, None]
-    if USE_G:
-        store_rows(doverlaps_ptr + cell, dA, rows, rows, C, C, C)
-    else:
-        for start in range(0, key_dim, BK):
-            keys = start + tl.arange(0, BK)
-            dk = load_rows(dk_part_ptr, rows, keys, key_stride, left, key_dim)
-            e = load_rows(e_ptr, rows, keys, key_stride, left, key_dim)
-            k = load_rows(k_ptr, rows, keys, key_stride, left, key_dim)
-            dk = product(tl.trans(dA), e, DTYPE, acc=dk)
-            if EXCLUSIVE:
-                de = load_rows(de_ptr, rows, keys, key_stride, left, key_dim)
-                de = product(dA, k, DTYPE, acc=de)
-                store_rows(de_ptr, de, rows, keys, key_stride, left, key_dim)
-            else:
-                dk = product(dA, k, DTYPE, acc=dk)
-            store_rows(dk_ptr + key_rows, dk, rows, keys, key_stride, left, key_dim)
 
 
 def forward(
@@ -333,14 +324,14 @@ def backward(
     )  # fmt: skip
     if rule.by_channel:
         de, doverlaps, _, dv, _, dbeta = rule.system_backward(
-            system, states, dwritten, None, None, keys_dtype, values_dtype
+            system, written, states, dwritten, None, None, keys_dtype, values_dtype
         )
         del system, dwritten
         dq, dk, dg, de = linear(delta=(rule.e, de, doverlaps))
     else:
         dq, dk, dg, _ = linear(partial=True)
         de, _, dk, dv, dg, dbeta = rule.system_backward(
-            system, states, dwritten, dk, dg, keys_dtype, values_dtype
+            system, written, states, dwritten, dk, dg, keys_dtype, values_dtype
         )
     if a is None:
         return dq, dk, dv, dg, dbeta, None, None, dinitial
@@ -433,6 +424,7 @@ class _Rule:
     def system_backward(
         self,
         system: _System,
+        written: Tensor,
         states: Tensor,
         dwritten: Tensor,
         dk_part: Tensor | None,
@@ -453,8 +445,8 @@ class _Rule:
         dbeta = None if self.beta is None else torch.empty_like(self.beta)
         heads = self.k.shape[2]
         _prepare_backward[(self.chunks.count * heads,)](
-            system.e, self.k, self.v, self.g, self.beta, system.overlaps, system.w_e, system.w_v,
-            system.inverse, states, dwritten, dk_part, dg_part, de, doverlaps, dk, dv, dg, dbeta,
+            system.e, self.k, self.v, self.g, self.beta, system.overlaps, system.inverse,
+            written, states, dwritten, dk_part, dg_part, de, doverlaps, dk, dv, dg, dbeta,
             **self._launch("system_backward"), EXCLUSIVE=self.e is not self.k,
         )  # fmt: skip
         return de, doverlaps, dk, dv, dg, dbeta

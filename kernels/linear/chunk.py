@@ -361,6 +361,8 @@ def _gradients(
     states_ptr += (chunk.to(tl.int64) * heads + head) * key_dim * value_dim
     dstates_ptr += (chunk.to(tl.int64) * heads + head) * key_dim * value_dim
 
+    if USE_HEAD_G:
+        g = load_head_gates(g_ptr + first * heads + head, rows, heads, left)
     dA = tl.zeros([C, C], tl.float32)
     dq = tl.zeros([C, BK], tl.float32)
     dk = tl.zeros([C, BK], tl.float32)
@@ -454,7 +456,6 @@ def _gradients(
         store_rows(dg_ptr + key_rows, dg, rows, keys, heads * key_dim, left, key_dim)
     else:
         if USE_HEAD_G:
-            g = load_head_gates(g_ptr + first * heads + head, rows, heads, left)
             dq *= head_decay(0, g, DTYPE)[:, None]
             dk *= head_decay(1, g, DTYPE)[:, None]
             dA *= pair_decay(0, g, C, DTYPE)
