@@ -91,7 +91,7 @@ class Case:
     def layout_of(self, name: str) -> str:
         return self.layouts.get(name, self.layout)
 
-    def _said(self) -> dict[str, Any]:
+    def _stated(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""
         return {
             f.name: getattr(self, f.name)
@@ -101,7 +101,7 @@ class Case:
 
     def to_json(self) -> str:
         """Return one line of JSON for `from_json`, without defaults."""
-        return json.dumps({**self._said(), "dims": dict(self.dims)}, separators=(",", ":"))
+        return json.dumps({**self._stated(), "dims": dict(self.dims)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Case":
@@ -138,7 +138,7 @@ class Case:
 
     def line(self) -> str:
         """Return the case as one line of Python to paste."""
-        shown = [f"{name}={value!r}" for name, value in self._said().items()]
+        shown = [f"{name}={value!r}" for name, value in self._stated().items()]
         return f"Case({', '.join(shown)})"
 
     def __hash__(self) -> int:

@@ -15,7 +15,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
 from properties.cases.tensors import (
-    asked_for,
+    differentiable_outputs,
     on_integers,
     present,
     shape,
@@ -449,7 +449,9 @@ def _with_layouts(draw: DrawFn, op: Op, case: Case) -> Case:
         return replace(case, layout=draw(layouts))
     if draw(st.sampled_from([True, True, True, False])):
         layouts = st.sampled_from(sorted(LAYOUTS.keys() - {"repeated"}))
-    names = [a.name for a in present(op, case)] + [f"d{o.name}" for o in asked_for(op, case)]
+    names = [a.name for a in present(op, case)] + [
+        f"d{o.name}" for o in differentiable_outputs(op, case)
+    ]
     names += [n for n, value in case.options.items() if isinstance(value, (dict, list, tuple))]
     names += op.packed_by if case.packed else ()
     each = {name: draw(layouts) for name in names}
@@ -484,7 +486,7 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
     frozen = draw(_frozen(names))
     if draw(st.sampled_from([False] * 15 + [True])):
         frozen = tuple(name for name in names if draw(st.booleans()))
-    outputs = [o.name for o in asked_for(op, case)]
+    outputs = [o.name for o in differentiable_outputs(op, case)]
     silent: tuple[str, ...] = ()
     if len(outputs) > 1 and draw(st.booleans()):
         loud = draw(st.sampled_from(outputs))
@@ -493,7 +495,7 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
     # Autograd sums one tensor's two gradients in its dtype, in each call of a law that splits one.
     if cotangents == "large" and case.dtype == "float16" and case.same:
         cotangents = "ordinary"
-    if target.chooses and draw(st.sampled_from([False] * 11 + [True])):
+    if target.takes_auto and draw(st.sampled_from([False] * 11 + [True])):
         case = replace(case, auto=True, tile=None)
     numbers = draw(st.sampled_from(["python"] * 7 + ["numpy"]))
     context = draw(_contexts(target.contexts))

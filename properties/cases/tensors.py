@@ -127,7 +127,7 @@ def trained(op: Op, case: Case) -> tuple[str, ...]:
     )
 
 
-def asked_for(op: Op, case: Case) -> list[Output]:
+def differentiable_outputs(op: Op, case: Case) -> list[Output]:
     """Return the requested outputs that gradients flow through."""
     return [
         output
@@ -141,37 +141,40 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
     generator = torch.Generator().manual_seed(case.seed)
     known = sizes(op, case)
     # Either integer width is allowed; the seed decides.
-    width = torch.int32 if case.seed >> 8 & 1 else torch.int64
-    tensors = {}
-    for argument in op.arguments:
-        if argument.optional and argument.name not in case.given:
-            continue
-        x = _filled(op, case, argument, known, generator)
-        lower = argument.dtype == "case" or (
-            argument.dtype == "either" and argument.name not in case.float32
-        )
-        dtype = case.torch_dtype if lower else torch.float32
-        if argument.dtype == "index":
-            dtype = width
-        dtype = torch.bool if argument.dtype == "bool" else dtype
-        tensors[argument.name] = x.to(dtype).to(device)
-    finished = op.finish(case, known, tensors).items()
-    tensors = {n: relaid(x, case.layout_of(n)) for n, x in finished if n not in case.same}
-    options = {name: _number(case, value) for name, value in case.options.items()}
-    for name, value in case.options.items():
-        if isinstance(value, (list, tuple)):
-            x = torch.tensor(value, dtype=width, device=device)
-            tensors[name] = relaid(x, case.layout_of(name))
-    options = {n: v for n, v in options.items() if n not in tensors}
-    if "structure" in options:
-        options["structure"] = structures.build(case, device)
+    index = torch.int32 if case.seed >> 8 & 1 else torch.int64
+    tensors = {
+        a.name: _filled(op, case, a, known, generator).to(_dtype(case, a, index)).to(device)
+        for a in op.arguments
+        if not a.optional or a.name in case.given
+    }
+    finished = op.finish(case, known, tensors)
+    tensors = {n: relaid(x, case.layout_of(n)) for n, x in finished.items() if n not in case.same}
+    lists = {n: v for n, v in case.options.items() if isinstance(v, (list, tuple))}
     if case.packed:
         # Without lengths of their own, keys have no boundaries of their own.
-        for name, each in zip(op.packed_by, (case.lengths, case.key_lengths), strict=False):
-            if each is not None:
-                x = torch.tensor(boundaries(each), dtype=width, device=device)
-                tensors[name] = relaid(x, case.layout_of(name))
+        each = zip(op.packed_by, (case.lengths, case.key_lengths), strict=False)
+        lists |= {name: boundaries(lengths) for name, lengths in each if lengths is not None}
+    for name, numbers in lists.items():
+        x = torch.tensor(numbers, dtype=index, device=device)
+        tensors[name] = relaid(x, case.layout_of(name))
+    options = {n: _number(case, v) for n, v in case.options.items() if n not in tensors}
+    if "structure" in options:
+        options["structure"] = structures.build(case, device)
     return Inputs(tensors, options, case.same, trained(op, case))
+
+
+def _dtype(case: Case, argument: Argument, index: torch.dtype) -> torch.dtype:
+    match argument.dtype:
+        case "index":
+            return index
+        case "bool":
+            return torch.bool
+        case "either" if argument.name in case.float32:
+            return torch.float32
+        case "case" | "either":
+            return case.torch_dtype
+        case _:
+            return torch.float32
 
 
 def on_integers(op: Op, case: Case) -> Case:
@@ -232,7 +235,7 @@ def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Result
     made: Results = {}
     if case.context in WITHOUT_GRADIENTS or not trained(op, case):
         return made
-    for output in asked_for(op, case):
+    for output in differentiable_outputs(op, case):
         shape = tuple(known[d] for d in output.dims.split())
         blank = Blank(Role.VALUE, shape, None, ())
         recipe = "integers" if case.values == "integers" else "gaussian"

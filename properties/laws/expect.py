@@ -13,7 +13,7 @@ from properties.cases.sequences import dims_of
 from properties.cases.tensors import (
     Inputs,
     Results,
-    asked_for,
+    differentiable_outputs,
     largest_logit,
     outputs_and_gradients,
     trained,
@@ -114,7 +114,7 @@ def _allowed(
     if telescopes:
         # Telescoping gradients inherit errors even from results that the case does not request.
         inputs = replace(inputs, trained=trained(op, replace(case, frozen=())))
-        silent = {o.name for o in asked_for(op, case)} - set(incoming)
+        silent = {o.name for o in differentiable_outputs(op, case)} - set(incoming)
         incoming |= {name: torch.zeros_like(want[name]) for name in silent}
         want = oracle_results(op, inputs, incoming)
         dtypes = {name: dtypes.get(name, case.torch_dtype) for name in want}

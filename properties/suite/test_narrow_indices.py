@@ -18,7 +18,7 @@ import properties.simulator as simulator
 from kernels.cache import PagedCache
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of, tensors_of
-from properties.cases.tensors import asked_for, present, sizes
+from properties.cases.tensors import differentiable_outputs, present, sizes
 from properties.catalogue import OPS
 from properties.catalogue.kinds import carries_states, has, is_delta
 from properties.catalogue.op import Op, Option, Role
@@ -186,7 +186,7 @@ def test_the_place_of_every_token_row_and_state_is_beyond_an_index(name: str, mo
         # Of integers there are few a sequence.
         floats = [a for a in present(op, case) if a.fill is None]
         declared = {a.name: a.dims.replace("#", "").split() for a in floats}
-        declared |= {o.name: o.dims.split() for o in asked_for(op, case)}
+        declared |= {o.name: o.dims.split() for o in differentiable_outputs(op, case)}
         for tensor, dims in declared.items():
             for axis, dim in enumerate(dims[:-1]):
                 stride = math.prod(known[d] for d in dims[axis + 1 :])

@@ -29,7 +29,7 @@ class Ours(Target):
     """
 
     name = "ours"
-    chooses = True
+    takes_auto = True
     contexts = tuple(CONTEXTS)
     cotangents = tuple(COTANGENTS)
 

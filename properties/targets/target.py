@@ -17,7 +17,7 @@ class Target:
             in-place results.
         documented_errors: bad arguments raise the catalogue's errors before any launch. Otherwise
             the target may raise anything, or be right.
-        chooses: its ops also take the mode "auto" and choose one.
+        takes_auto: its ops also take the mode "auto" and choose one.
         contexts: the supported ones of `properties.cases.contexts`.
         cotangents: names of `properties.cases.values.COTANGENTS`; with other than ordinary ones
             intermediate results leave the range of float16.
@@ -25,7 +25,7 @@ class Target:
 
     name = ""
     bitwise = True
-    chooses = False
+    takes_auto = False
     new_results = True
     documented_errors = True
     contexts: tuple[str, ...] = ("grad", "no_grad", "inference_mode")

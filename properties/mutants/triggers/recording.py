@@ -58,7 +58,7 @@ class Witness(Target):
     """
 
     name = "ours"
-    chooses = Ours.chooses
+    takes_auto = Ours.takes_auto
     contexts = Ours.contexts
     cotangents = Ours.cotangents
 
