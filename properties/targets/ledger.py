@@ -159,7 +159,6 @@ class KnownFailure:
         symptoms: what a law sees; one of them must explain each excused fault.
         expected, got: as the script prints them.
         cause: in one line.
-        upstream: link to a report; None if none is known.
         devices: where it shows: "cpu", "cuda" or both.
     """
 
@@ -173,7 +172,6 @@ class KnownFailure:
     modes: tuple[str, ...] = ()
     shows: Callable[[Given], bool] = _never
     symptoms: tuple[Symptom, ...] = ()
-    upstream: str | None = None
     devices: tuple[str, ...] = ("cpu",)
 
     def about(self, op: Op) -> bool:

@@ -263,7 +263,10 @@ def regression_file(case: Case, law: str, module: str = "kernels.") -> str:
     assert isinstance(call, ast.Call)
     lines = [f"            {ast.unparse(keyword)}," for keyword in call.keywords]
     arguments = "\n".join(lines).replace("'", '"')
-    return f'''"""{case.op} ({case.mode}): the law "{law}" does not hold."""
+    return f'''"""{case.op} ({case.mode}): the law "{law}" does not hold.
+
+Here a bug is an entry of `BUGS` in the module of its family; elsewhere it is a module with a `BUG`.
+"""
 
 from properties.cases.case import Case
 from properties.planting.edit import Edit
