@@ -114,7 +114,8 @@ def of_job(job: Job, setup: Setup, folder: Path, places: Sequence[str]) -> list[
         checks.append(Check(LawAbout(job.law, case), seconds, packed(reach.stop())))
 
     try:
-        most = examples(job, subject.target, settings().max_examples)
+        # None rests: before a merge the jobs of what has changed are run, and those are few.
+        most = max(1, examples(job, subject.target, settings().max_examples))
         settings(max_examples=most)(hypothesis_test(job, subject, observe, announce))()
     except Exception as error:
         raise SuiteFails(f"{job.name} fails as the code stands: {error}") from None
@@ -143,7 +144,7 @@ def failing_cases(
     for job in jobs:
         cases: list[Case] = []
         try:
-            most = examples(job, subject.target, ci.max_examples)
+            most = max(1, examples(job, subject.target, ci.max_examples))
             settings(max_examples=most)(hypothesis_test(job, subject, announce=cases.append))()
         except Exception as error:
             known = LawAbout(job.law, cases[-1]) if cases else None
