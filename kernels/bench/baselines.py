@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import conv1d, normalize, scaled_dot_product_attention
+from torch.nn.functional import conv1d, elu, normalize, scaled_dot_product_attention
 
 from kernels.bench.shapes import Form
 
@@ -67,8 +67,38 @@ class _Fla:
     gated: tuple[str, ...] = ()
 
 
-def _renamed_gate(given: Given) -> Given:
-    return {**{name: x for name, x in given.items() if name != "g"}, "gk": given["g"]}
+def _renamed(**names: str) -> Callable[[Given], Given]:
+    return lambda given: {names.get(name, name): x for name, x in given.items()}
+
+
+def _rates_of_columns(given: Given) -> Given:
+    renamed = _renamed(weight="w", bias="b", mini_batch_size="chunk_size")(given)
+    return {**renamed, "eta": given["eta"].unsqueeze(-1).to(given["q"].dtype)}
+
+
+def _scales_like_queries(given: Given) -> Given:
+    return {**given, "level_scales": given["level_scales"].to(given["q"].dtype)}
+
+
+def _sources(given: Given) -> Given:
+    """The sources apart, as fla takes them."""
+    renamed = _renamed(weight="rms_weight", x="residuals")(given)
+    return {**renamed, "residuals": _apart(given["x"])}
+
+
+# A model has them apart, so copying them is no part of the op; stacking gradients is not saved.
+@lru_cache(maxsize=1)
+def _apart(x: Tensor) -> list[Tensor]:
+    return [source.contiguous() for source in x.unbind(2)]
+
+
+def _row_of_biases(given: Given) -> Given:
+    return {"g": given["x"], "A_log": given["A_log"], "dt_bias": given["dt_bias"].flatten()}
+
+
+def _gates_of_scores(given: Given) -> Given:
+    """fla scales the gates too."""
+    return {**given, "g": given["g"] * given["q"].shape[-1] ** 0.5}
 
 
 def _removal(given: Given) -> Given:
@@ -86,7 +116,7 @@ FLA = {
     "gla": _Fla(
         "fla.ops.gla:{}_gla",
         ("chunk", "fused_recurrent"),
-        adapted={"fused_recurrent": _renamed_gate},
+        adapted={"fused_recurrent": _renamed(g="gk")},
     ),
     "simple_gla": _Fla(
         "fla.ops.simple_gla:{}_simple_gla",
@@ -119,6 +149,54 @@ FLA = {
     "rotary_embedding": _Fla("fla.modules.rotary:rotary_embedding", ("fused",)),
     "short_conv": _Fla("fla.modules.convolution:causal_conv1d", ("fused",)),
     "l2norm": _Fla("fla.modules.l2norm:l2norm", ("fused",)),
+    "hgrn": _Fla("fla.ops.hgrn:{}_hgrn", ("chunk", "fused_recurrent")),
+    "log_linear_attn": _Fla(
+        "fla.ops.log_linear_attn:{}_log_linear_attn",
+        ("chunk",),
+        options={"scale": None},
+        adapted={"chunk": _scales_like_queries},
+    ),
+    "momentum_delta_rule": _Fla(
+        "fla.ops.momentum_delta_rule:{}_momentum_delta_rule",
+        ("chunk", "fused_recurrent"),
+        options={"use_qk_l2norm_in_kernel": False, "use_p_times_alpha": False},
+    ),
+    "mesa_net": _Fla("fla.ops.mesa_net:{}_mesa_net", ("chunk",)),
+    "ttt_linear": _Fla(
+        "fla.ops.ttt:{}_ttt_linear",
+        ("chunk", "fused_chunk"),
+        adapted={"chunk": _rates_of_columns, "fused_chunk": _rates_of_columns},
+    ),
+    "based": _Fla("fla.ops.based:{}_based", ("parallel",)),
+    "rebased": _Fla("fla.ops.rebased:{}_rebased", ("parallel",)),
+    "stickbreaking_attn": _Fla("fla.ops.stickbreaking_attn:{}_stickbreaking_attn", ("parallel",)),
+    "path_attn": _Fla(
+        "fla.ops.path_attn:{}_path_attn", ("parallel",), adapted={"parallel": _gates_of_scores}
+    ),
+    "wall_attn": _Fla("fla.ops.wall_attn:{}_wall_attn", ("parallel",)),
+    "parallax": _Fla("fla.ops.parallax:{}_parallax", ("parallel",)),
+    "selected_attention": _Fla(
+        "fla.ops.nsa:{}_nsa",
+        ("parallel",),
+        adapted={"parallel": _renamed(indices="block_indices")},
+    ),
+    "attnres": _Fla("fla.ops.attnres:{}_attnres", ("fused",), adapted={"fused": _sources}),
+    "feature_map": _Fla("fla.modules.activations:elu_p1", ("fused",)),
+    "decay_gate": _Fla(
+        "fla.ops.kda.gate:{}_kda_gate", ("fused",), adapted={"fused": _row_of_biases}
+    ),
+    "rms_norm_gated": _Fla(
+        "fla.modules.norm.fused_norm_gate:rms_norm_gated",
+        ("fused",),
+        options={"bias": None},
+        adapted={"fused": _renamed(z="g")},
+    ),
+    "mean_pooling": _Fla(
+        "fla.ops.utils.pooling:mean_pooling", ("fused",), options={"chunk_size": 64}
+    ),
+    "solve_tril": _Fla(
+        "fla.ops.utils.solve_tril:solve_tril", ("fused",), options={"output_dtype": None}
+    ),
 }
 
 
@@ -210,6 +288,37 @@ def _boundaries(cu_seqlens: Tensor) -> tuple[Tensor, int]:
     return cu_seqlens.to(torch.int32), int(cu_seqlens.diff().max())
 
 
+def _differential(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, lam: Tensor) -> Tensor:
+    return _attention(q1, k1, v) - lam[:, None] * _attention(q2, k2, v)
+
+
+def _paged(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor
+) -> Tensor:
+    """Without a mask: all sequences are as long."""
+    longest = _longest(lengths)
+    k, v = (x[block_table].flatten(1, 2)[:, :longest].transpose(1, 2) for x in (k_pages, v_pages))
+    return scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2)
+
+
+@lru_cache(maxsize=1)
+def _longest(lengths: Tensor) -> int:
+    return int(lengths.max())
+
+
+def _merged(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> Tensor:
+    a = torch.sigmoid(lse_a - lse_b).transpose(1, 2)[..., None].to(o_a.dtype)
+    return torch.lerp(o_b, o_a, a)
+
+
+def _features(x: Tensor) -> Tensor:
+    return elu(x) + 1
+
+
+def _sums(x: Tensor) -> Tensor:
+    return x.cumsum(1)
+
+
 def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[:, None], sin[:, None]
     x1, x2 = x.chunk(2, dim=-1)
@@ -259,5 +368,16 @@ _TORCH: dict[tuple[str, Form], list[Contender]] = {
     ("multiaxis_rotary", "dense"): [Contender("torch", "composed", _multiaxis)],
     ("short_conv", "dense"): [Contender("torch", "conv1d", _convolution)],
     ("l2norm", "dense"): [Contender("torch", "normalize", _normalized)],
+    ("differential_attention", "dense"): [
+        Contender("torch", f"two {name}", _differential, partial(sdpa_kernel, backend))
+        for name, backend in _BACKENDS.items()
+    ],
+    ("paged_attention", "dense"): [
+        Contender("torch", f"gather, {name}", _paged, partial(sdpa_kernel, backend))
+        for name, backend in _BACKENDS.items()
+    ],
+    ("merge_attention", "dense"): [Contender("torch", "composed", _merged)],
+    ("feature_map", "dense"): [Contender("torch", "composed", _features)],
+    ("cumsum", "dense"): [Contender("torch", "cumsum", _sums)],
     ("cache_append", "dense"): [Contender("torch", "index_put", _append)],
 }

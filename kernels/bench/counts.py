@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+from torch import Tensor
+
+from kernels.bench.inputs import Tensors
 from kernels.bench.shapes import Shape
 
 
@@ -59,6 +62,23 @@ def attention_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
     return shape.vectors * (width * itemsize + lse)
 
 
+def sums_bytes(tokens: int = 1) -> Callable[[Shape, int, bool], int]:
+    """x, and a row for each so many tokens; then their gradients."""
+
+    def moved(shape: Shape, itemsize: int, backward: bool) -> int:
+        once = (shape.vectors + shape.vectors // tokens) * shape.K * itemsize
+        return 2 * once if backward else once
+
+    return moved
+
+
+def once_each(given: Tensors, output: Tensor, backward: bool) -> int:
+    """Every input and the output; then both again, and gradients of all inputs but indices."""
+    read, written = sum(x.nbytes for x in given.values()), output.nbytes
+    gradients = sum(x.nbytes for x in given.values() if x.is_floating_point())
+    return 2 * (read + written) + gradients if backward else read + written
+
+
 def rotary_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
     """x, y and the tables; then dy, dx and the tables."""
     once = (2 * shape.vectors + max(shape.lengths)) * shape.K * itemsize
@@ -92,13 +112,20 @@ def elementwise_operations(shape: Shape, backward: bool) -> int:
     return shape.vectors * shape.K * (24 if backward else 8)
 
 
-def attention_operations(shape: Shape, backward: bool) -> int:
-    """Per pair: q·k and p·v; then q·k and do·v, and the gradients of q, k and v."""
-    pairs = shape.H * sum(length * (length + 1) // 2 for length in shape.lengths)
-    width = shape.K + shape.V
-    if backward:
-        width += 3 * shape.K + 2 * shape.V
-    return 2 * pairs * width
+def operations_of_pairs(scores: int = 1, sums: int = 1) -> Callable[[Shape, bool], int]:
+    """Count, per pair, so many scores q·k and sums p·v; then each q·k and do·v, and the gradients
+    of q, k and v."""
+
+    def operations(shape: Shape, backward: bool) -> int:
+        pairs = shape.H * sum(length * (length + 1) // 2 for length in shape.lengths)
+        passes = 4 if backward else 1
+        values = 3 if backward else 1
+        return 2 * pairs * (passes * scores * shape.K + values * sums * shape.V)
+
+    return operations
+
+
+attention_operations = operations_of_pairs()
 
 
 def rotary_operations(shape: Shape, backward: bool) -> int:

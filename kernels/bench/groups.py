@@ -101,7 +101,7 @@ class Group:
         problem = PROBLEMS[self.op]
         inputs = problem.inputs(self.shape, self.dtype, device)
         options = {"output_final_state": True} if self.shape.form == "decode" else {}
-        do = torch.randn_like(inputs[problem.output_like])
+        do = torch.randn_like(problem.output(inputs))
         leaves = [x for name, x in inputs.items() if name not in (*problem.constants, "cu_seqlens")]
         for x in leaves:
             x.requires_grad_(self.backward)
@@ -130,8 +130,8 @@ class Group:
             first_of: the seconds of a first call, from the group, the kind and the mode.
         """
         problem = PROBLEMS[self.op]
-        moved = problem.moved(self.shape, self.dtype.itemsize, self.backward)
-        operations = problem.operations(self.shape, self.backward)
+        moved = problem.bytes(self.shape, self.dtype, self.backward)
+        operations = problem.operations and problem.operations(self.shape, self.backward)
         named = (self.op, str(self.shape), PASSES[self.backward])
         try:
             calls = self.calls(device)
@@ -156,9 +156,9 @@ class Group:
                 ratios={kind: timing.median / least for kind, least in fastest.items()}
                 if one.kind == "ours"
                 else {},
-                floor=ceilings.floor(moved, operations if problem.products else 0),
+                floor=ceilings.floor(moved, operations if operations and problem.products else 0),
                 gigabytes_per_second=moved / timing.median / 1e6,
-                teraflops=operations / timing.median / 1e9,
+                teraflops=None if operations is None else operations / timing.median / 1e9,
                 first=first,
             )
 

@@ -1,6 +1,9 @@
 """Random tensors for each problem, of numbers that trained models have."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
+from typing import Any
 
 import torch
 import triton
@@ -9,6 +12,7 @@ from torch.nn.functional import logsigmoid, normalize, softplus
 
 from kernels import rotary_axes, rotary_tables
 from kernels.bench.shapes import Shape
+from kernels.op import axes
 
 Tensors = dict[str, Tensor]
 Make = Callable[[Shape, torch.dtype, torch.device], Tensors]
@@ -106,6 +110,84 @@ def multiaxis_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> 
         "position_ids": torch.arange(shape.rows[1], device=device).expand(3, *shape.rows),
         "axes": rotary_axes(pairs, sections, interleaved=True, device=device),
     }
+
+
+_DECAYS = ("g", "log_alpha", "log_mu", "log_eta")
+_RATES = ("beta", "eta", "theta", "lamb", "level_scales")
+_FLOAT32 = ("w", "A_log", "dt_bias", "lse_a", "lse_b")
+_CHUNK = 64
+# Selected blocks of a query.
+_BLOCKS = 16
+
+
+def annotated(function: Callable[..., Any], *, unit: tuple[str, ...] = (), **sizes: int) -> Make:
+    """Tensors as an op annotates those that it takes by place.
+
+    Gates, strengths and parameters of gates are float32. D is a head dim, or where an op has no
+    heads all channels.
+
+    Args:
+        unit: keys of length 1.
+        sizes: of letters that are not those of a shape.
+    """
+    found = {
+        name: axes(parameter.annotation)
+        for name, parameter in signature(function).parameters.items()
+        if parameter.kind is not parameter.KEYWORD_ONLY and axes(parameter.annotation)
+    }
+    heads = any("H" in letters for letters in found.values())
+
+    def make(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+        B, T = shape.rows
+        known = {"B": B, "T": T, "T_q": T, "T_k": T, "H": shape.H, "G": shape.H, "K": shape.K}
+        known |= {"V": shape.V, "D": shape.K if heads else shape.H * shape.K}
+        known |= {"L": T.bit_length() + 1, **sizes}
+        tensors = {}
+        for name, letters in found.items():
+            size = [known[letter] for letter in letters]
+            if name in _DECAYS:
+                tensors[name] = _gates(*size, device=device)
+            elif name in _RATES:
+                # A ridge of 0 leaves a system that may have no solution.
+                least = 1 if name == "lamb" else 0
+                tensors[name] = least + torch.rand(size, dtype=torch.float32, device=device)
+            else:
+                kind = torch.float32 if name in _FLOAT32 else dtype
+                x = torch.randn(size, dtype=kind, device=device)
+                tensors[name] = normalize(x, dim=-1) if name in unit else x
+        return tensors
+
+    return make
+
+
+def triangles(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """Rows of length 1 at most, of chunks of 64 tokens, below the diagonal."""
+    A = torch.randn(*shape.rows, shape.H, _CHUNK, dtype=dtype, device=device) / 8
+    row = torch.arange(shape.rows[1], device=device) % _CHUNK
+    below = row[:, None] > torch.arange(_CHUNK, device=device)
+    return {"A": A.where(below[:, None], 0)}
+
+
+def selected(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """One head of keys, and for each query its own block and others before it, 16 in all."""
+    tensors = queries_keys_values(shape, dtype, device)
+    B, T = shape.rows
+    block = torch.arange(triton.cdiv(T, _CHUNK), device=device)
+    own = (torch.arange(T, device=device) // _CHUNK)[:, None, None]
+    chance = torch.rand(B, T, 1, len(block), device=device)
+    chance = chance.masked_fill(block == own, 2).masked_fill(block > own, -1)
+    chance, indices = chance.topk(min(_BLOCKS, len(block)))
+    alone = {name: tensors[name][:, :, :1].contiguous() for name in ("k", "v")}
+    return {**tensors, **alone, "indices": indices.masked_fill(chance < 0, -1)}
+
+
+def paged(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:
+    """A query of each sequence, behind as many tokens as the shape has, in pages in no order."""
+    tensors = cached(replace(shape, T=triton.cdiv(shape.T, 2)), dtype, device)
+    pages = {name: torch.randn_like(tensors[name]) for name in ("k_pages", "v_pages")}
+    q = torch.randn(shape.B, 1, shape.H, shape.K, dtype=dtype, device=device)
+    lengths = torch.full((shape.B,), shape.T, device=device)
+    return {"q": q, **pages, "block_table": tensors["table"], "lengths": lengths}
 
 
 def cached(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensors:

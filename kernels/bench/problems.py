@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -9,25 +10,49 @@ from torch import Tensor
 
 from kernels import (
     attention,
+    attnres,
+    based,
+    cumsum,
+    decay_gate,
     delta_rule,
+    deltaformer,
+    differential_attention,
     dplr,
+    feature_map,
     gated_delta_rule,
     gla,
+    hgrn,
     kda,
     l2norm,
     lightning_attn,
     linear_attn,
+    log_linear_attn,
     mamba2,
+    mean_pooling,
+    merge_attention,
+    mesa_net,
+    momentum_delta_rule,
     multiaxis_rotary,
+    paged_attention,
+    parallax,
+    path_attn,
+    rebased,
     retention,
+    rms_norm_gated,
     rotary_embedding,
     rwkv7,
+    selected_attention,
     short_conv,
     sigmoid_attention,
     simple_gla,
+    solve_tril,
+    stickbreaking_attn,
+    titans,
+    ttt_linear,
+    wall_attn,
 )
 from kernels.bench import counts, inputs
-from kernels.bench.inputs import Tensors
+from kernels.bench.inputs import Make, Tensors
 from kernels.bench.shapes import Form, Shape
 from kernels.cache import pages
 from kernels.tiles import TABLE
@@ -42,11 +67,13 @@ class Problem:
         modes: those that it has kernels for.
         make: random inputs by name.
         moved: bytes of every input, output and gradient, once for each pass that needs it; from the
-            shape, the size of an element, and whether the backward pass is included.
-        operations: multiplications and additions, from the shape and the same.
+            shape, the size of an element, and whether the backward pass is included. None counts
+            the tensors.
+        operations: multiplications and additions, from the shape and the same; None if nobody has
+            counted them.
         products: whether these are products of matrices that no way to compute the op does without.
         options: further arguments of the op.
-        output_like: the input that the output looks like.
+        output_like: the input that the output looks like, or such a tensor from the inputs.
         constants: inputs that get no gradient.
         forms: those of `Shape` that it has.
         forward_only: whether it has no backward pass.
@@ -55,11 +82,11 @@ class Problem:
     function: Callable[..., Any]
     modes: tuple[str, ...]
     make: Callable[[Shape, torch.dtype, torch.device], Tensors]
-    moved: Callable[[Shape, int, bool], int]
-    operations: Callable[[Shape, bool], int]
+    moved: Callable[[Shape, int, bool], int] | None = None
+    operations: Callable[[Shape, bool], int] | None = None
     products: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
-    output_like: str = "v"
+    output_like: str | Callable[[Tensors], Tensor] = "v"
     constants: tuple[str, ...] = ()
     forms: tuple[Form, ...] = ("dense", "packed")
     forward_only: bool = False
@@ -68,6 +95,18 @@ class Problem:
         """Random tensors by name, the same for the same arguments."""
         torch.manual_seed(0)
         return {**self.make(shape, dtype, device), **inputs.of_form(shape, device)}
+
+    def output(self, given: Tensors) -> Tensor:
+        """A tensor as the op returns of these inputs."""
+        like = self.output_like
+        return given[like] if isinstance(like, str) else like(given)
+
+    def bytes(self, shape: Shape, dtype: torch.dtype, backward: bool) -> int:
+        """How many bytes are moved at least."""
+        if self.moved is not None:
+            return self.moved(shape, dtype.itemsize, backward)
+        given = self.inputs(shape, dtype, torch.device("meta"))
+        return counts.once_each(given, self.output(given), backward)
 
 
 def _modes(op: str) -> tuple[str, ...]:
@@ -84,33 +123,38 @@ def _append(*, k_pages: Tensor, v_pages: Tensor, table: Tensor, mode: str, **new
     return k_pages
 
 
-# Ops with kernels that have no problem here yet.
-NOT_MEASURED = (
-    "attnres",
-    "based",
-    "cumsum",
-    "decay_gate",
-    "deltaformer",
-    "differential_attention",
-    "feature_map",
-    "hgrn",
-    "log_linear_attn",
-    "mean_pooling",
-    "merge_attention",
-    "mesa_net",
-    "momentum_delta_rule",
-    "paged_attention",
-    "parallax",
-    "path_attn",
-    "rebased",
-    "rms_norm_gated",
-    "selected_attention",
-    "solve_tril",
-    "stickbreaking_attn",
-    "titans",
-    "ttt_linear",
-    "wall_attn",
-)
+def _annotated(
+    function: Callable[..., Any],
+    op: str = "",
+    *,
+    make: Make | None = None,
+    unit: tuple[str, ...] = (),
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    **settings: Any,
+) -> Problem:
+    """The problem of an op whose signature says what its inputs are; of kernels of another `op`."""
+    return Problem(
+        function=function,
+        modes=_modes(op or function.__name__),
+        make=make or inputs.annotated(function, unit=unit, **sizes),
+        forms=("dense",),
+        **settings,
+    )
+
+
+def _pairs(
+    function: Callable[..., Any], scores: int = 1, sums: int = 1, **settings: Any
+) -> Problem:
+    """The same of an op of all pairs."""
+    operations = counts.operations_of_pairs(scores, sums)
+    return _annotated(function, operations=operations, products=True, **settings)
+
+
+def _queries_like(values: str) -> Callable[[Tensors], Tensor]:
+    """The queries as long as values."""
+    return lambda given: given["q"][..., :1].expand(*given["q"].shape[:-1], given[values].shape[-1])
+
+
 _RECURRENT: tuple[Form, ...] = ("dense", "packed", "decode")
 PROBLEMS = {
     "linear_attn": Problem(
@@ -266,4 +310,40 @@ PROBLEMS = {
         forms=("dense",),
         forward_only=True,
     ),
+    "hgrn": _annotated(hgrn, output_like="x"),
+    "log_linear_attn": _annotated(log_linear_attn),
+    "momentum_delta_rule": _annotated(momentum_delta_rule, unit=("k", "p")),
+    "titans": _annotated(titans, "momentum_delta_rule", unit=("k",)),
+    "mesa_net": _annotated(mesa_net, unit=("k",)),
+    "ttt_linear": _annotated(ttt_linear, unit=("k",)),
+    "based": _pairs(based),
+    "rebased": _pairs(rebased),
+    "stickbreaking_attn": _pairs(stickbreaking_attn),
+    "path_attn": _pairs(path_attn, unit=("w",)),
+    "wall_attn": _pairs(wall_attn),
+    "parallax": _pairs(parallax, 2, 2),
+    "deltaformer": _pairs(deltaformer, 2, 2),
+    "differential_attention": _pairs(differential_attention, 2, options={"causal": True}),
+    "selected_attention": _annotated(
+        selected_attention,
+        make=inputs.selected,
+        output_like=_queries_like("v"),
+        constants=("indices",),
+    ),
+    "paged_attention": _annotated(
+        paged_attention, make=inputs.paged, output_like=_queries_like("v_pages"), forward_only=True
+    ),
+    "merge_attention": _annotated(merge_attention, output_like="o_a"),
+    "attnres": _annotated(attnres, sizes={"L": 8}, output_like=lambda given: given["x"][:, :, 0]),
+    "feature_map": _annotated(feature_map, options={"kind": "elu"}, output_like="x"),
+    "decay_gate": _annotated(decay_gate, output_like=lambda given: given["x"].float()),
+    "rms_norm_gated": _annotated(rms_norm_gated, output_like="x"),
+    "cumsum": _annotated(cumsum, moved=counts.sums_bytes(), output_like="x"),
+    "mean_pooling": _annotated(
+        mean_pooling,
+        moved=counts.sums_bytes(64),
+        options={"chunk_size": 64},
+        output_like=lambda given: given["x"][:, ::64],
+    ),
+    "solve_tril": _annotated(solve_tril, make=inputs.triangles, output_like="A"),
 }

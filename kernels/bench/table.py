@@ -28,7 +28,7 @@ def cells(row: Row) -> list[str]:
         *(f"{row.ratios[kind]:.2f}" if kind in row.ratios else "" for kind in KINDS),
         "" if share is None else f"{share:.0%}",
         f"{row.gigabytes_per_second:.0f}",
-        f"{row.teraflops:.1f}",
+        "" if row.teraflops is None else f"{row.teraflops:.1f}",
         f"{timing.peak / 2**20:.1f}",
         "" if row.first is None else f"{row.first:.2f}",
     ]

@@ -1,6 +1,7 @@
 """Bytes and operations, counted by hand."""
 
 import pytest
+import torch
 
 from kernels.bench.problems import PROBLEMS
 from kernels.bench.shapes import Shape
@@ -44,6 +45,8 @@ def test_bytes_are_those_counted_by_hand(op: str, forward: int, both: int) -> No
         ("gla", 30 * 24 * 5, 30 * 24 * 17),
         # 10 heads of 1 + 2 + 3 pairs. Forward 4 + 6 products, backward 4 + 6, then 4, 4 and 6.
         ("attention", 60 * 2 * 10, 60 * 2 * 34),
+        # Two scores, two sums of values.
+        ("parallax", 60 * 2 * 20, 60 * 2 * 68),
         # 30 vectors of two pairs.
         ("rotary_embedding", 60 * 6, 120 * 6),
     ],
@@ -52,6 +55,20 @@ def test_operations_are_those_counted_by_hand(op: str, forward: int, both: int) 
     operations = PROBLEMS[op].operations
     assert operations(SHAPE, False) == forward
     assert operations(SHAPE, True) == both
+
+
+def test_tensors_are_counted_where_no_formula_is_given() -> None:
+    # 6 tokens of 20 channels: x and o in 2 bytes, g in 4; then these, and the gradients of x and g.
+    hgrn = PROBLEMS["hgrn"]
+    assert hgrn.bytes(SHAPE, torch.bfloat16, False) == 120 * 8
+    assert hgrn.bytes(SHAPE, torch.bfloat16, True) == 120 * (16 + 6)
+
+
+def test_means_are_moved_instead_of_tokens() -> None:
+    shape = Shape(2, 128, 5, 4, 6)
+    once = 2 * 130 * 5 * 4 * 2
+    assert PROBLEMS["mean_pooling"].bytes(shape, torch.bfloat16, False) == once
+    assert PROBLEMS["mean_pooling"].bytes(shape, torch.bfloat16, True) == 2 * once
 
 
 def test_a_step_of_decoding_reads_and_writes_the_state() -> None:
