@@ -33,6 +33,13 @@ class Ours(Target):
     contexts = tuple(CONTEXTS)
     cotangents = tuple(COTANGENTS)
 
+    def chooses_by_count(self, op: Op, case: Case) -> bool:
+        entries = tiles.TABLE.get((op.wraps or op.name, case.mode), ())
+        heads = case.dims.get("H", 1) * case.dims.get("G", 1) * case.dims.get("R", 1)
+        together = case.sequences * heads * tiles.cdiv(max(case.dims.values()), 128)
+        limits = [entry.walks for entry in entries if entry.walks is not None]
+        return case.tile is None and any(heads <= limit < together for limit in limits)
+
     def __init__(self, capability: int, claims: Sequence[Architecture] = ()) -> None:
         self.capability = capability
         self.claims = claims

@@ -31,6 +31,11 @@ class Target:
     contexts: tuple[str, ...] = ("grad", "no_grad", "inference_mode")
     cotangents: tuple[str, ...] = ("ordinary",)
 
+    def chooses_by_count(self, op: Op, case: Case) -> bool:
+        """Whether it takes other tiles for one sequence than for all of a case, so that bits may
+        differ."""
+        return False
+
     def modes(self, op: Op) -> tuple[str, ...]:
         """Names of its kernels of the op; empty if it lacks the op."""
         return tuple(mode.name for mode in op.modes)
