@@ -165,6 +165,7 @@ FLA = {
     "ttt_linear": _Fla(
         "fla.ops.ttt:{}_ttt_linear",
         ("chunk", "fused_chunk"),
+        options={"eps": 1e-2},
         adapted={"chunk": _rates_of_columns, "fused_chunk": _rates_of_columns},
     ),
     "based": _Fla("fla.ops.based:{}_based", ("parallel",)),
