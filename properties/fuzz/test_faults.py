@@ -305,10 +305,11 @@ def test_a_report_is_printed_if_no_file_can_be_written(
 
 
 def test_a_full_disk_does_not_end_the_run(fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str, **how: str) -> int:
+    def full(path: Path, contents: str | bytes, **how: str) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     code, printed = fuzz(
         "raising", "--record", "worst.json", "--resume", "kept", "--report", "seen"
     )
