@@ -135,8 +135,8 @@ def _bundles(
     dims |= {letter: n for letter, n in _large(draw, extent, dims).items() if letter in dims}
     if "wide" in extent and op.widest and draw(st.booleans()):
         for letter, limit in op.widest.items():
-            most = min(op.widest.values()) if twin else limit
-            dims[letter] = draw(st.sampled_from([n for n in _WIDEST if n <= most]))
+            limit = min(op.widest.values()) if twin else limit
+            dims[letter] = draw(st.sampled_from([n for n in _WIDEST if n <= limit]))
     if twin:
         dims = _alike(dims)
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))

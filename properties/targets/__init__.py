@@ -40,11 +40,8 @@ def load(name: str, device: Device) -> Target:
         )
     try:
         found = import_module(module)
-    except ImportError as error:
-        raise ValueError(f"target: {name!r} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
-        told = f"{type(error).__name__}: {message_of(error)}"
-        raise ValueError(f"target: {name!r} cannot be imported: {told}") from error
+        raise ValueError(f"target: {name!r} cannot be imported: {_told(error)}") from error
     make = getattr(found, attribute, None)
     if not callable(make):
         what = "no" if make is None else "no callable"
@@ -54,10 +51,14 @@ def load(name: str, device: Device) -> Target:
     except ValueError:
         raise
     except (Exception, SystemExit) as error:
-        told = f"{type(error).__name__}: {message_of(error)}"
-        raise ValueError(f"target: {name!r} cannot be made: {told}") from error
+        raise ValueError(f"target: {name!r} cannot be made: {_told(error)}") from error
     if not isinstance(made, Target):
         kind = type(made).__name__
         raise ValueError(f"target: {name!r} returned {kind}, expected a properties.targets.Target")
     made.name = name
     return made
+
+
+def _told(error: BaseException) -> str:
+    kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+    return kind + message_of(error)
