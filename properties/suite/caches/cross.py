@@ -10,14 +10,13 @@ from torch import Tensor
 
 import reference
 from kernels.cache import CrossAttentionCache
-from properties.suite.caches.calls import CONTEXTS, context
+from properties.suite.caches.calls import context
 from properties.suite.caches.kinds import PagedMachine
 from properties.suite.caches.machine import (
-    COUNTS,
-    OFFSETS,
+    CONTIGUOUS,
     SCALE,
-    SEEDS,
-    TOKENS,
+    Call,
+    calls,
     in_double,
     relative_error,
 )
@@ -37,17 +36,11 @@ class CrossAttentionMachine(PagedMachine):
         assert isinstance(cache, CrossAttentionCache)
         return cache
 
-    @rule(
-        tokens=TOKENS,
-        kind=st.sampled_from(["each", "each in 32 bits", "all"]),
-        counts=COUNTS,
-        seed=SEEDS,
-        where=st.sampled_from(CONTEXTS),
-    )
-    def update(self, tokens: int, kind: str, counts: list[int], seed: int, where: str) -> None:
-        offset, counts = self.draw_offset(kind, counts, tokens)
-        with context(where, self.device):
-            _, k, v = self.draw_tokens(tokens, seed)
+    @rule(call=calls(offsets=["each", "each in 32 bits", "all"], layouts=CONTIGUOUS))
+    def update(self, call: Call) -> None:
+        offset, counts = self.draw_offset(call)
+        with context(call.where, self.device):
+            _, k, v = self.draw_tokens(call.tokens, call.seed)
             if self.model.written or not self.fits(counts):
                 self.reached.add("written twice" if self.model.written else "no room")
                 argument = "k" if self.model.written else "offset"
@@ -58,38 +51,24 @@ class CrossAttentionMachine(PagedMachine):
             got = self.cache.update(k, v, offset)
         want = self.append(k, v, offset)
         assert all((x == y).all() for x, y in zip(got, want, strict=True))
-        with context(where, self.device):
+        with context(call.where, self.device):
             self.use_up(k, v, offset, *got)
 
     @rule(
-        tokens=TOKENS,
-        kind=OFFSETS,
-        counts=COUNTS,
-        seed=SEEDS,
-        where=st.sampled_from(CONTEXTS),
+        call=calls(layouts=CONTIGUOUS),
         logits=st.sets(st.sampled_from(["softcap", "sink"])),
         num_splits=st.sampled_from([1, 2, 5]),
         return_lse=st.booleans(),
     )
-    def attend(
-        self,
-        tokens: int,
-        kind: str,
-        counts: list[int],
-        seed: int,
-        where: str,
-        logits: set[str],
-        num_splits: int,
-        return_lse: bool,
-    ) -> None:
-        offset, counts = self.draw_offset(kind, counts, tokens)
+    def attend(self, call: Call, logits: set[str], num_splits: int, return_lse: bool) -> None:
+        offset, counts = self.draw_offset(call)
         options: dict[str, Any] = {"scale": SCALE}
         if "softcap" in logits:
             options["softcap"] = 1.5
         if "sink" in logits:
             options["sink"] = torch.arange(1.0, self.heads + 1, device=self.device) / 8
-        with context(where, self.device):
-            q, _, _ = self.draw_tokens(tokens, seed)
+        with context(call.where, self.device):
+            q, _, _ = self.draw_tokens(call.tokens, call.seed)
 
             def run() -> tuple[Tensor, Tensor | None]:
                 return self.cache.attend(

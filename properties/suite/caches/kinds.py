@@ -2,7 +2,9 @@
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -62,11 +64,12 @@ class PagedMachine(KVMachine):
     kind: ClassVar[type[PagedCache]] = PagedCache
     times: ClassVar[int] = 8
     cache: PagedCache
+    options: Mapping[str, Any] = MappingProxyType({})
 
     def new(self, room: int, page_size: int) -> KVCache:
         number = -(-room * self.batch // page_size) + 1
         sizes = (self.batch, number, page_size, self.kv_heads, self.key_dim, self.value_dim)
-        return self.kind(*sizes, dtype=self.dtype, device=self.device)
+        return self.kind(*sizes, **self.options, dtype=self.dtype, device=self.device)
 
     def build(self, room: int, page_size: int, seed: int) -> KVCache:
         """Build from a new pool, or (odd seeds) over existing pages of any layout, in any order,
@@ -170,19 +173,10 @@ class QuantizedMachine(PagedMachine):
     cache: QuantizedCache
     view_dtype = torch.float32
 
-    def new(self, room: int, page_size: int) -> KVCache:
-        number = -(-room * self.batch // page_size) + 1
-        sizes = (self.batch, number, page_size, self.kv_heads, self.key_dim, self.value_dim)
-        cache: KVCache = self.kind(*sizes, **self.options, dtype=self.dtype, device=self.device)
-        return cache
-
     def build(self, room: int, page_size: int, seed: int) -> KVCache:
         draw = random.Random(seed)
         block = draw.choice([1, 1, 2, 3, 4, 5])
-        self.options: dict[str, Any] = {
-            "bits": draw.choice([torch.int8, torch.float8_e4m3fn]),
-            "block": block,
-        }
+        self.options = {"bits": draw.choice([torch.int8, torch.float8_e4m3fn]), "block": block}
         if block == 1 and draw.random() < 1 / 2:
             # Smaller than most tokens need: they saturate.
             self.options |= {"k_scale": 2.0**-6, "v_scale": 1.0}

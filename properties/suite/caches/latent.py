@@ -10,9 +10,9 @@ from torch import Tensor
 
 import reference
 from kernels.cache import LatentCache
-from properties.suite.caches.calls import CONTEXTS, context
+from properties.suite.caches.calls import context
 from properties.suite.caches.kinds import PagedMachine
-from properties.suite.caches.machine import COUNTS, OFFSETS, SEEDS, TOKENS, relative_error
+from properties.suite.caches.machine import CONTIGUOUS, Call, calls, relative_error
 
 
 class LatentMachine(PagedMachine):
@@ -48,11 +48,7 @@ class LatentMachine(PagedMachine):
         }
 
     @rule(
-        tokens=TOKENS,
-        kind=OFFSETS,
-        counts=COUNTS,
-        seed=SEEDS,
-        where=st.sampled_from(CONTEXTS),
+        call=calls(layouts=CONTIGUOUS),
         absorbed=st.booleans(),
         num_splits=st.sampled_from([1, 1, 2, 5]),
         scale=st.sampled_from([None, -1, 0.5]),
@@ -60,24 +56,20 @@ class LatentMachine(PagedMachine):
     )
     def attend(
         self,
-        tokens: int,
-        kind: str,
-        counts: list[int],
-        seed: int,
-        where: str,
+        call: Call,
         absorbed: bool,
         num_splits: int,
         scale: float | None,
         return_lse: bool,
     ) -> None:
         """Attend in the absorbed form, which reads pages, or in the naive one."""
-        offset, counts = self.draw_offset(kind, counts, tokens)
+        offset, counts = self.draw_offset(call)
         options: dict[str, Any] = {"scale": scale, "return_lse": return_lse, "absorbed": absorbed}
         if absorbed:
             options["num_splits"] = num_splits
-        with context(where, self.device):
-            _, c, k_r = self.draw_tokens(tokens, seed)
-            given = self.queries(tokens, seed)
+        with context(call.where, self.device):
+            _, c, k_r = self.draw_tokens(call.tokens, call.seed)
+            given = self.queries(call.tokens, call.seed)
 
             def run() -> tuple[Tensor, Tensor | None]:
                 return self.cache.attend(**given, c=c, k_r=k_r, offset=offset, **options)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
@@ -37,10 +38,43 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOKENS = st.integers(0, 7)
 COUNTS = st.lists(st.integers(0, 7), min_size=4, max_size=4)
 SEEDS = st.integers(0, 2**16)
-OFFSETS = st.sampled_from(["all", "one", "each", "each in 32 bits"])
 LAYOUT = st.sampled_from(sorted(LAYOUTS))
 LAYOUTS_OF_ALL = st.tuples(LAYOUT, LAYOUT, LAYOUT) | st.sampled_from(["packed", "one tensor"])
 SCALE = 1 / 64
+
+
+@dataclass(frozen=True)
+class Call:
+    """New tokens, and how a cache gets them.
+
+    Args:
+        tokens: T.
+        offset: how the call says which of them are real, see `KVMachine.draw_offset`.
+        counts: how many those are, if it does.
+        seed: of the tokens.
+        layouts: of q, k and v; see `KVMachine.place`.
+        where: the context of the call.
+    """
+
+    tokens: int
+    offset: str
+    counts: list[int]
+    seed: int
+    layouts: str | tuple[str, str, str]
+    where: str
+
+
+def calls(
+    tokens: st.SearchStrategy[int] = TOKENS,
+    offsets: Sequence[str] = ("all", "one", "each", "each in 32 bits"),
+    layouts: st.SearchStrategy[Any] = LAYOUTS_OF_ALL,
+) -> st.SearchStrategy[Call]:
+    return st.builds(
+        Call, tokens, st.sampled_from(offsets), COUNTS, SEEDS, layouts, st.sampled_from(CONTEXTS)
+    )
+
+
+CONTIGUOUS = st.just(("contiguous",) * 3)
 
 
 def in_double(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -171,23 +205,21 @@ class KVMachine(RuleBasedStateMachine):
         v = self.integers(seed + 2, 256, self.batch, tokens, self.kv_heads, self.value_dim)
         return q, k, v
 
-    def place(
-        self, tokens: tuple[Tensor, Tensor, Tensor], layouts: str | tuple[str, str, str], where: str
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def place(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v as a caller passes them: in any layout, perhaps in the memory of an earlier
         call.
         """
-        q, k, v = tokens
-        if layouts == "packed":
+        q, k, v = tokens = self.draw_tokens(call.tokens, call.seed)
+        if call.layouts == "packed":
             q, k, v = packed(q, k, v)
-        elif layouts == "one tensor":
+        elif call.layouts == "one tensor":
             v = k if k.shape == v.shape else v
         else:
             q, k, v = (
                 self.reused(name, relaid(x, layout), layout)
-                for name, x, layout in zip("qkv", tokens, layouts, strict=True)
+                for name, x, layout in zip("qkv", tokens, call.layouts, strict=True)
             )
-        if where == "no_grad":
+        if call.where == "no_grad":
             # Only the context says that no gradient is wanted.
             q, k, v = (x.requires_grad_() for x in (q, k, v))
         return q, k, v
@@ -201,16 +233,16 @@ class KVMachine(RuleBasedStateMachine):
         with torch.no_grad():
             return buffer.requires_grad_(False).copy_(x)
 
-    def draw_offset(
-        self, kind: str, counts: list[int], tokens: int
-    ) -> tuple[int | Tensor | None, list[int]]:
-        counts = [min(count, tokens) for count in counts][: self.batch]
+    def draw_offset(self, call: Call) -> tuple[int | Tensor | None, list[int]]:
+        """The argument `offset`, and how many tokens of each sequence are new."""
+        tokens = call.tokens
+        counts = [min(count, tokens) for count in call.counts][: self.batch]
         counts += [tokens] * (self.batch - len(counts))
-        if kind == "all":
+        if call.offset == "all":
             return None, [tokens] * self.batch
-        if kind == "one":
+        if call.offset == "one":
             return counts[0], counts[:1] * self.batch
-        return self.told("offset", counts, kind == "each in 32 bits"), counts
+        return self.told("offset", counts, call.offset == "each in 32 bits"), counts
 
     def told(self, name: str, numbers: list[int], narrow: bool) -> Tensor:
         """Token counts in the tensor of an earlier call; narrow ones are every second element."""
@@ -253,26 +285,11 @@ class KVMachine(RuleBasedStateMachine):
         self.everything.update(k, v, offset)
         return self.model.update(k, v, offset)
 
-    @rule(
-        tokens=TOKENS,
-        kind=OFFSETS,
-        counts=COUNTS,
-        seed=SEEDS,
-        layouts=LAYOUTS_OF_ALL,
-        where=st.sampled_from(CONTEXTS),
-    )
-    def update(
-        self,
-        tokens: int,
-        kind: str,
-        counts: list[int],
-        seed: int,
-        layouts: str | tuple[str, str, str],
-        where: str,
-    ) -> None:
-        offset, counts = self.draw_offset(kind, counts, tokens)
-        with context(where, self.device):
-            q, k, v = self.place(self.draw_tokens(tokens, seed), layouts, where)
+    @rule(call=calls())
+    def update(self, call: Call) -> None:
+        offset, counts = self.draw_offset(call)
+        with context(call.where, self.device):
+            q, k, v = self.place(call)
             if not self.fits(counts):
                 self.reached.add("no room")
                 self.refuse(("offset", lambda: self.cache.update(k, v, offset)))
@@ -286,9 +303,9 @@ class KVMachine(RuleBasedStateMachine):
             assert (x == y).all(), f"{name} of the view differs: {x.tolist()}, want {y.tolist()}"
         assert got.k.dtype == got.v.dtype == (self.view_dtype or self.dtype)
         assert got.cu_seqlens.dtype == got.cu_seqlens_k.dtype == torch.int32
-        with context(where, self.device):
+        with context(call.where, self.device):
             self.use_up(q, k, v, offset)
-            if seed % 2:
+            if call.seed % 2:
                 self.views.append((got, [x.clone() for x in got]))
             else:
                 self.use_up(*got)
@@ -308,12 +325,7 @@ class KVMachine(RuleBasedStateMachine):
                     x.fill_(torch.nan if x.is_floating_point() else -1)
 
     @rule(
-        tokens=TOKENS,
-        kind=OFFSETS,
-        counts=COUNTS,
-        seed=SEEDS,
-        layouts=LAYOUTS_OF_ALL,
-        where=st.sampled_from(CONTEXTS),
+        call=calls(),
         narrower=st.none() | st.integers(1, 9),
         with_kernel=st.booleans(),
         logits=st.sets(st.sampled_from(["softcap", "sink", "alibi_slopes"])),
@@ -321,19 +333,14 @@ class KVMachine(RuleBasedStateMachine):
     )
     def attend(
         self,
-        tokens: int,
-        kind: str,
-        counts: list[int],
-        seed: int,
-        layouts: str | tuple[str, str, str],
-        where: str,
+        call: Call,
         narrower: int | None,
         with_kernel: bool,
         logits: set[str],
         return_lse: bool,
     ) -> None:
         """Attend with this project's kernel, or with the float64 oracle and all its options."""
-        offset, counts = self.draw_offset(kind, counts, tokens)
+        offset, counts = self.draw_offset(call)
         options: dict[str, Any] = {"scale": SCALE}
         if narrower is not None and (self.window is None or narrower <= self.window):
             options["window"] = narrower
@@ -348,11 +355,11 @@ class KVMachine(RuleBasedStateMachine):
             heard.update(given)
             return in_double(q, k, v, **given)
 
-        with context(where, self.device):
-            q, k, v = self.place(self.draw_tokens(tokens, seed), layouts, where)
+        with context(call.where, self.device):
+            q, k, v = self.place(call)
 
             def run() -> tuple[Tensor, Tensor | None]:
-                by = self.kernel_options(seed) if with_kernel else {"attention": own}
+                by = self.kernel_options(call.seed) if with_kernel else {"attention": own}
                 return self.cache.attend(q, k, v, offset=offset, **by, **asked)
 
             if not self.fits(counts):
@@ -372,7 +379,7 @@ class KVMachine(RuleBasedStateMachine):
             assert (o[n, count:] == 0).all(), "padding rows are not 0"
             if lse is not None:
                 assert (lse[n, :, count:] == -torch.inf).all(), "the LSE of padding is not -inf"
-        with context(where, self.device):
+        with context(call.where, self.device):
             self.use_up(q, k, v, offset)
 
     def kernel_options(self, seed: int) -> dict[str, Any]:

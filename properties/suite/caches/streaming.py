@@ -10,15 +10,8 @@ from torch import Tensor
 
 import reference
 from kernels.cache import KVCache, StreamingCache
-from properties.suite.caches.calls import CONTEXTS, context
-from properties.suite.caches.machine import (
-    COUNTS,
-    LAYOUTS_OF_ALL,
-    OFFSETS,
-    SEEDS,
-    KVMachine,
-    in_double,
-)
+from properties.suite.caches.calls import context
+from properties.suite.caches.machine import Call, KVMachine, calls, in_double
 
 SCALE = 2.0**-11
 
@@ -77,28 +70,9 @@ class StreamingMachine(KVMachine):
         key, value = super().stored(page, row)
         return key, torch.cat([value, value.abs()], -1)
 
-    @rule(
-        tokens=st.integers(0, 5),
-        kind=OFFSETS,
-        counts=COUNTS,
-        seed=SEEDS,
-        layouts=LAYOUTS_OF_ALL,
-        where=st.sampled_from(CONTEXTS),
-        with_kernel=st.booleans(),
-        softcap=st.booleans(),
-    )
-    def attend(
-        self,
-        tokens: int,
-        kind: str,
-        counts: list[int],
-        seed: int,
-        layouts: str | tuple[str, str, str],
-        where: str,
-        with_kernel: bool,
-        softcap: bool,
-    ) -> None:
-        offset, counts = self.draw_offset(kind, counts, tokens)
+    @rule(call=calls(st.integers(0, 5)), with_kernel=st.booleans(), softcap=st.booleans())
+    def attend(self, call: Call, with_kernel: bool, softcap: bool) -> None:
+        offset, counts = self.draw_offset(call)
         options: dict[str, Any] = {"scale": SCALE} | ({"softcap": 1.5} if softcap else {})
         for old, new in zip(self.length(), counts, strict=True):
             if old + new > self.sinks + self.width + 1:
@@ -106,8 +80,8 @@ class StreamingMachine(KVMachine):
             if old < self.sinks < old + new:
                 self.reached.add("past the sinks")
         self.note(counts)
-        with context(where, self.device):
-            q, k, v = self.place(self.draw_tokens(tokens, seed), layouts, where)
+        with context(call.where, self.device):
+            q, k, v = self.place(call)
             self.fill_padding(counts, q, k, v)
             o = self.check_attention(q, k, v, offset, options, with_kernel)
             for n, count in enumerate(counts):
