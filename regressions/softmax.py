@@ -688,7 +688,7 @@ BUGS = {
             seed=5,
         ),
         planted=Edit(
-            "kernels.softmax.forward",
+            "kernels.softmax.logits",
             ' + sink_logit\n        weight_sum += tl.where(sink_logit == float("-inf"), 0.0, 1.0)',
             "\n        weight_sum += tl.exp2(sink_logit)",
         ),
@@ -699,7 +699,7 @@ BUGS = {
         source="flash-attention, commit e81c237e",
         pinned=SINK,
         planted=Edit(
-            "kernels.softmax.forward",
+            "kernels.softmax.logits",
             'tl.where(sink_logit == float("-inf"), 0.0, 1.0)',
             "sink_logit * LN2 * tl.exp2(-sink_logit)",
         ),

@@ -8,7 +8,6 @@ import triton.language as tl
 
 from kernels.softmax.logits import (
     LN2,
-    LOG2E,
     keys_of,
     load_gates,
     load_rows,
@@ -16,6 +15,7 @@ from kernels.softmax.logits import (
     locate,
     logits,
     sees,
+    start_softmax,
     store_rows,
 )
 from kernels.softmax.structure import restrict, some
@@ -65,13 +65,7 @@ def attention_forward(
     placed = (query + shift >= 0) & (query < length_q)
     query_gate = load_gates(gate, rest, shut_count, gates + query + shift, placed, GATED)
 
-    # The sink is one more logit, there from the start: it enters the maximum and the sum alike.
-    row_max = tl.full((QUERIES,), float("-inf"), tl.float32)
-    weight_sum = tl.zeros((QUERIES,), tl.float32)
-    if SINK:
-        sink_logit = tl.load(sink + head).to(tl.float32) * LOG2E
-        row_max = tl.zeros((QUERIES,), tl.float32) + sink_logit
-        weight_sum += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
+    row_max, weight_sum = start_softmax(sink, head, QUERIES, SINK)
     acc = tl.zeros((QUERIES, PAD_V), tl.float32)
 
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)

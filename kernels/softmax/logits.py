@@ -104,6 +104,20 @@ def load_slope(slopes, head, ALIBI: tl.constexpr):
 
 
 @triton.jit
+def start_softmax(sink, head, ROWS: tl.constexpr, SINK: tl.constexpr):
+    """Row maxima and sums of weights before any key. The sink is one more logit, there from the
+    start: it enters the maximum and the sum alike.
+    """
+    row_max = tl.full((ROWS,), float("-inf"), tl.float32)
+    weight_sum = tl.zeros((ROWS,), tl.float32)
+    if SINK:
+        sink_logit = tl.load(sink + head).to(tl.float32) * LOG2E
+        row_max = tl.zeros((ROWS,), tl.float32) + sink_logit
+        weight_sum += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
+    return row_max, weight_sum
+
+
+@triton.jit
 def cut(start, low, high, common_low, common_high, BLOCK: tl.constexpr):
     """Cut `[start, high)` into tiles that need a mask, whole tiles, and tiles that need one again.
 

@@ -66,7 +66,7 @@ from kernels.softmax.chunked import (
     within_window,
 )
 from kernels.softmax.gates import cumulative_gates
-from kernels.softmax.logits import LOG2E
+from kernels.softmax.logits import start_softmax
 from kernels.softmax.pairs import pairs, shapes
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -144,12 +144,7 @@ def _by_query(
     visible = within_window(0, window, C)
     own = load_rows(scores + cell * C * C, rows, rows, C, C, C)
 
-    row_max = tl.full((C,), float("-inf"), tl.float32)
-    weight_sum = tl.zeros((C,), tl.float32)
-    if SINK:
-        sink_logit = tl.load(sink + head).to(tl.float32) * LOG2E
-        row_max = tl.zeros((C,), tl.float32) + sink_logit
-        weight_sum += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
+    row_max, weight_sum = start_softmax(sink, head, C, SINK)
     p, _, row_max, weight_sum = soften(
         own, visible, query_gate, own_gate, row_max, weight_sum, GATED
     )

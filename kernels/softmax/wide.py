@@ -14,7 +14,6 @@ from torch import Tensor
 from kernels import tiles
 from kernels.softmax.logits import (
     LN2,
-    LOG2E,
     keys_of,
     load_rows,
     load_slope,
@@ -23,6 +22,7 @@ from kernels.softmax.logits import (
     logits,
     queries_of,
     sees,
+    start_softmax,
     store_rows,
     tanh_slope,
 )
@@ -81,13 +81,7 @@ def wide_forward(
     rows = first + tl.arange(0, QUERIES)
     query = rows[:, None]
     slope = load_slope(slopes, head, ALIBI)
-    # The sink is one more logit, there from the start: it enters the maximum and the sum alike.
-    row_max = tl.full((QUERIES,), float("-inf"), tl.float32)
-    weight_sum = tl.zeros((QUERIES,), tl.float32)
-    if SINK:
-        sink_logit = tl.load(sink + head).to(tl.float32) * LOG2E
-        row_max = tl.zeros((QUERIES,), tl.float32) + sink_logit
-        weight_sum += tl.where(sink_logit == float("-inf"), 0.0, 1.0)
+    row_max, weight_sum = start_softmax(sink, head, QUERIES, SINK)
     acc = tl.zeros((QUERIES, PART), tl.float32)
     bounds = keys_of(first, last, shift, length_k, window, CAUSAL, WINDOW, KEYS, False)
     high = bounds[3]
