@@ -11,7 +11,7 @@ be NaN too: a product with the triangle of a chunk multiplies what is not seen b
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
@@ -100,18 +100,77 @@ class _Page:
     Args:
         dims: float tensor → the names of its dims.
         flags: the options that are true or false.
+        same_dtype: tensors of one dtype; others may be float32 as well, and the state is.
         recurrent_only: arguments that the mode chunk does not have.
-        either_dtype: the tensors that may be float32 as well.
     """
 
     dims: Mapping[str, str]
     flags: tuple[str, ...]
     modes: tuple[str, ...]
-    recurrent_only: tuple[str, ...]
     same_dtype: tuple[str, ...]
-    either_dtype: tuple[str, ...]
-    neutral: Mapping[str, float]
-    around: Around | None
+    recurrent_only: tuple[str, ...] = ()
+    neutral: Mapping[str, float] = field(default_factory=dict)
+    around: Around | None = None
+
+    @classmethod
+    def of(
+        cls, parameters: Mapping[str, inspect.Parameter], same_dtype: Sequence[str], **added: Any
+    ) -> "_Page":
+        dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
+        return cls(
+            dims={n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"},
+            flags=tuple(n for n, p in parameters.items() if isinstance(p.default, bool)),
+            modes=get_args(parameters["mode"].annotation)[1:],
+            same_dtype=tuple(same_dtype),
+            **added,
+        )
+
+    def check(
+        self,
+        given: Mapping[str, Any],
+        *,
+        grouped: Sequence[str] = (),
+        within: torch.dtype | None = None,
+    ) -> tuple[dict[str, int], torch.dtype, Tensor | None]:
+        """Check flags, tensors and boundaries; `grouped` and `within` as in `compute`.
+
+        Returns:
+            the size of each dim, the dtype of the operands, and `cu_seqlens`, contiguous.
+        """
+        arguments.check_flags(**{name: given[name] for name in self.flags})
+        dims = {
+            n: spec.replace("H", "G") if n in grouped else spec for n, spec in self.dims.items()
+        }
+        sizes = arguments.bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
+        dtype = within
+        if dtype is None:
+            dtype = arguments.check_one_dtype(**{name: given[name] for name in self.same_dtype})
+        state = given["initial_state"]
+        arguments.check_dtype("initial_state", state, torch.float32)
+        for name in dims:
+            if name not in (*self.same_dtype, "initial_state"):
+                arguments.check_dtype(name, given[name], torch.float32, dtype)
+        for letter in _OF_HEADS:
+            if letter in sizes:
+                name = next(n for n, spec in dims.items() if spec.endswith(letter))
+                arguments.check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
+        if "G" in sizes and (sizes["G"] == 0 or sizes["H"] % sizes["G"]):
+            name = next(n for n, spec in dims.items() if spec.endswith("H V"))
+            others = " and ".join(n for n, spec in dims.items() if "G" in spec)
+            expected = f"a multiple of the {sizes['G']} heads of {others}"
+            raise ValueError(f"{name}: {describe(given[name])}, expected {expected}")
+        device = given[self.same_dtype[0]].device
+        cu_seqlens = given["cu_seqlens"]
+        cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], device)
+        sizes["N"] = arguments.count_sequences(sizes["B"], cu_seqlens)
+        sizes["normalize"] = int(given.get("normalize", False))
+        state_dims = dims["initial_state"].split()
+        wanted = [_size(dim, sizes) for dim in state_dims]
+        if state is not None and [*state.shape] != wanted:
+            raise ValueError(
+                f"initial_state: {describe(state)}, expected [{', '.join(state_dims)}] = {wanted}"
+            )
+        return sizes, dtype, cu_seqlens
 
 
 # (op, mode) → what `compute` calls.
@@ -193,19 +252,14 @@ def recurrence(
         forms = {mode: _of_heads(module) for mode, module in modes.items()}
         if within is not None:
             forms = {mode: within(form) for mode, form in forms.items()}
-        dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
         for mode, form in forms.items():
             REGISTERED[name, mode] = _register(name, mode, form, parameters, same_dtype, names)
         everything = frozenset().union(*(form.takes for form in forms.values()))
         only = everything - forms["chunk"].takes if "chunk" in forms else frozenset()
-        dims = {n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"}
-        _PAGES[name] = _Page(
-            dims=dims,
-            flags=tuple(n for n, p in parameters.items() if isinstance(p.default, bool)),
-            modes=tuple(modes),
+        _PAGES[name] = _Page.of(
+            parameters,
+            same_dtype,
             recurrent_only=tuple(n for n in parameters if n in only),
-            same_dtype=tuple(same_dtype),
-            either_dtype=tuple(n for n in dims if n not in (*same_dtype, "initial_state")),
             neutral=neutral,
             around=around,
         )
@@ -285,13 +339,24 @@ def wrapper(
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
         parameters = spelled_out(page).parameters
 
+        signature = _Page.of(parameters, same_dtype)
+
         def checked(**given: Any) -> Any:
-            cu_seqlens = _check(parameters, same_dtype, wraps, given)
-            return run(**{**given, "cu_seqlens": cu_seqlens})
+            sizes, dtype, given["cu_seqlens"] = signature.check(given)
+            if "scale" in given:
+                resolve_scale(given["scale"], sizes["K"])
+            check_mode(given["mode"], *signature.modes)
+            if given["mode"] != "auto":  # The op that is wrapped chooses the mode, checks its tile.
+                dim = max([1, *(sizes[letter] for letter in _OF_HEADS if letter in sizes)])
+                tiles.choose(
+                    wraps, given["mode"], dim=dim, dtype=dtype,
+                    device=given[same_dtype[0]].device, tile=given["tile"],
+                )  # fmt: skip
+            return run(**given)
 
         mode = tile = f"That of `{wraps}`."
         if wraps == page.__name__:
-            (own,) = get_args(parameters["mode"].annotation)[1:]
+            (own,) = signature.modes
             mode = f"`{own}` {_ABOUT_MODES[own]}."
             place = f'`kernels.tiles.TABLE["{wraps}", "{own}"]`'
             tile = f"Index into {place}; None chooses by head dim, dtype and device."
@@ -324,47 +389,6 @@ def stateful(
         texts={**_STATE_TEXTS, **texts},
         raises=[*raises, _BAD_BOUNDARIES],
     )
-
-
-def _check(
-    parameters: Mapping[str, inspect.Parameter],
-    same_dtype: Sequence[str],
-    wraps: str,
-    given: Mapping[str, Any],
-) -> Tensor | None:
-    """Check the arguments of a wrapper against its annotations; return `cu_seqlens`, contiguous."""
-    arguments.check_flags(
-        **{n: given[n] for n, p in parameters.items() if isinstance(p.default, bool)}
-    )
-    dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
-    dims = {n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"}
-    state, state_dims = given["initial_state"], dims.pop("initial_state")
-    sizes = arguments.bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
-    dtype = arguments.check_one_dtype(**{name: given[name] for name in same_dtype})
-    for name in dims:
-        if name not in same_dtype:
-            arguments.check_dtype(name, given[name], torch.float32, dtype)
-    letters = [letter for letter in _OF_HEADS if letter in sizes]
-    device = given[same_dtype[0]].device
-    cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], device)
-    sizes["N"] = arguments.count_sequences(sizes["B"], cu_seqlens)
-    wanted = [_size(dim, sizes) for dim in state_dims.split()]
-    arguments.bind_dims(initial_state=(state, state_dims))
-    arguments.check_dtype("initial_state", state, torch.float32)
-    if state is not None and [*state.shape] != wanted:
-        expected = f"[{', '.join(state_dims.split())}] = {wanted}"
-        raise ValueError(f"initial_state: {describe(state)}, expected {expected}")
-    for letter in letters:
-        name = next(n for n, spec in dims.items() if spec.endswith(letter))
-        arguments.check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
-    if "scale" in given:
-        resolve_scale(given["scale"], sizes["K"])
-    _, *modes = get_args(parameters["mode"].annotation)
-    check_mode(given["mode"], *modes)
-    if given["mode"] != "auto":  # The op that is wrapped chooses the mode, and checks its tile.
-        dim = max([1, *(sizes[letter] for letter in letters)])
-        tiles.choose(wraps, given["mode"], dim=dim, dtype=dtype, device=device, tile=given["tile"])
-    return cu_seqlens
 
 
 def _size(dim: str, sizes: Mapping[str, int]) -> int:
@@ -474,36 +498,8 @@ def compute(
             `widened`: the kernel rounds them, and their gradients stay float32.
     """
     page = _PAGES[op]
-    arguments.check_flags(**{name: given[name] for name in page.flags})
-    dims, state = page.dims, given["initial_state"]
-    if grouped:
-        dims = {n: spec.replace("H", "G") if n in grouped else spec for n, spec in dims.items()}
-    columns = 1 if given.get("normalize") else 0
-    if "normalize" in given:
-        dims = {**dims, "initial_state": "N H K V+1" if columns else "N H K V"}
-    sizes = arguments.bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
-    dtype = within
-    if dtype is None:
-        dtype = arguments.check_one_dtype(**{name: given[name] for name in page.same_dtype})
-    for name in page.either_dtype:
-        arguments.check_dtype(name, given[name], torch.float32, dtype)
-    arguments.check_dtype("initial_state", state, torch.float32)
-    arguments.check_range("K (the last dim of q)", sizes["K"], 1, 256)
-    arguments.check_range("V (the last dim of v)", sizes["V"], 1, 256)
-    v = given["v"]
-    if "G" in sizes and (sizes["G"] == 0 or sizes["H"] % sizes["G"]):
-        raise ValueError(
-            f"v: {describe(v)}, expected a multiple of the {sizes['G']} heads of q and k"
-        )
-    cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", given["cu_seqlens"], sizes["B"], v.device)
-    sequences = arguments.count_sequences(sizes["B"], cu_seqlens)
-    if state is not None and (
-        state.shape[0] != sequences or state.shape[-1] != sizes["V"] + columns
-    ):
-        raise ValueError(
-            f"initial_state: {describe(state)}, expected "
-            f"[{', '.join(dims['initial_state'].split())}] with N={sequences}, V={sizes['V']}"
-        )
+    sizes, dtype, cu_seqlens = page.check(given, grouped=grouped, within=within)
+    v, sequences = given["v"], sizes["N"]
     scale = resolve_scale(given["scale"], sizes["K"])
     mode = choose_mode(
         given["mode"],
@@ -522,7 +518,7 @@ def compute(
 
     for name, value in page.neutral.items():
         if given[name] is None:
-            shape = [sizes[dim] for dim in dims[name].split()]
+            shape = [sizes[dim] for dim in page.dims[name].split()]
             given[name] = torch.full(shape, value, dtype=torch.float32, device=v.device)
     given |= {"scale": scale, "cu_seqlens": cu_seqlens, "tile": tile}
     given |= {"dtype": dtype, "out_dtype": dtype}

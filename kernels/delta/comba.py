@@ -5,7 +5,6 @@ from typing import Any, Literal, Unpack
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.arguments import describe
 from kernels.delta.dplr import dplr
 from kernels.delta.keys import unit_keys
 from kernels.primitives.groups import of_each_head
@@ -17,10 +16,7 @@ def as_dplr(
     *, q: Tensor, k: Tensor, v: Tensor, p: Tensor, g: Tensor | None, beta: Tensor | None,
     use_qk_l2norm_in_kernel: bool, **given: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    groups, heads = q.shape[2], v.shape[2]
-    if groups == 0 or heads % groups:
-        raise ValueError(f"v: {describe(v)}, expected a multiple of the {groups} heads of q and k")
-    dtype = q.dtype
+    dtype, heads = q.dtype, v.shape[2]
     q, k, v, p, g, beta = widened(q, k, v, p, g, beta)
     q, k, p = (of_each_head(x, heads) for x in unit_keys(use_qk_l2norm_in_kernel, q, k, p))
     taken, written = k, v

@@ -517,8 +517,7 @@ def _compute(
         "ttt_linear", "fused_chunk", dim=dim, dtype=q.dtype, device=q.device, tile=tile
     )
     o, final_state = _ttt_linear(
-        q, k, v, weight, bias, eta, initial_state,
-        None if cu_seqlens is None else cu_seqlens.contiguous(),
+        q, k, v, weight, bias, eta, initial_state, cu_seqlens,
         resolve_scale(scale, dim), float(eps), mini_batch_size, output_final_state, tile,
     )  # fmt: skip
     return o, final_state if output_final_state else None

@@ -5,7 +5,6 @@ from typing import Any, Literal, Unpack
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.arguments import describe
 from kernels.linear.simple_gla import simple_gla
 from kernels.primitives.layout import widened
 from kernels.recurrence import StateOptions, compute, wrapper
@@ -14,10 +13,7 @@ from kernels.recurrence import StateOptions, compute, wrapper
 def through_simple_gla(
     *, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
-    groups, heads, dtype = B.shape[2], x.shape[2], x.dtype
-    if groups == 0 or heads % groups:
-        raise ValueError(f"x: {describe(x)}, expected a multiple of the {groups} groups of B and C")
-    step, (x,) = dt.float(), widened(x)
+    dtype, step, (x,) = x.dtype, dt.float(), widened(x)
     y, final_state = compute(
         simple_gla.__name__,
         grouped=("q", "k"),
