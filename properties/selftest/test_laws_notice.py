@@ -7,6 +7,7 @@ that is switched off fails here.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -87,6 +88,7 @@ def first_violation(
 def altering(change: Callable[[Output, Tensor], Tensor]) -> Bug:
     """A bug in the results."""
 
+    @wraps(change)
     def bug(op: Op, right: Function) -> Function:
         def wrong(**given: Any) -> Tensor | tuple[Tensor | None, ...]:
             returned = right(**given)
@@ -102,9 +104,15 @@ def altering(change: Callable[[Output, Tensor], Tensor]) -> Bug:
 
 def misreading(change: Callable[[Op, dict[str, Any]], dict[str, Any]]) -> Bug:
     """A bug in the use of arguments."""
+    return calling(wraps(change)(lambda op, right, given: right(**change(op, given))))
 
+
+def calling(wrong: Callable[[Op, Function, dict[str, Any]], Any]) -> Bug:
+    """A bug around a call, which remembers no other."""
+
+    @wraps(wrong)
     def bug(op: Op, right: Function) -> Function:
-        return lambda **given: right(**change(op, given))
+        return lambda **given: wrong(op, right, given)
 
     return bug
 
@@ -117,19 +125,20 @@ def _leaking(y: Tensor, axis: int, source: slice, sink: slice) -> Tensor:
     return y + leaked.movedim(0, axis)
 
 
-def _along(letters: str, source: slice, sink: slice) -> Bug:
+def _along(name: str, letters: str, source: slice, sink: slice) -> Bug:
     def change(output: Output, y: Tensor) -> Tensor:
         axes = [axis for axis, dim in enumerate(output.dims.split()) if dim in letters]
         return _leaking(y, axes[0], source, sink) if axes else y
 
+    change.__name__ = name
     return altering(change)
 
 
-next_token_read = _along("T", slice(1, None), slice(None, -1))
+next_token_read = _along("next_token_read", "T", slice(1, None), slice(None, -1))
 # A chunk of tokens, where an op has rows of those.
-previous_token_leaks = _along("TM", slice(None, -1), slice(1, None))
-first_head_leaks = _along("H", slice(0, 1), slice(None))
-first_row_leaks = _along("B", slice(0, 1), slice(None))
+previous_token_leaks = _along("previous_token_leaks", "TM", slice(None, -1), slice(1, None))
+first_head_leaks = _along("first_head_leaks", "H", slice(0, 1), slice(None))
+first_row_leaks = _along("first_row_leaks", "B", slice(0, 1), slice(None))
 
 
 @altering
@@ -208,37 +217,27 @@ def kept_for_the_backward_pass_by_shape(op: Op, right: Function) -> Function:
     return wrong
 
 
-def a_copy_written_to(op: Op, right: Function) -> Function:
+@misreading
+def a_copy_written_to(op: Op, given: dict[str, Any]) -> dict[str, Any]:
     name = op.arguments[0].name
-
-    def wrong(**given: Any) -> Any:
-        return right(**{**given, name: given[name].clone()})
-
-    return wrong
+    return {**given, name: given[name].clone()}
 
 
-def gradients_lost_beside_a_frozen_tensor(op: Op, right: Function) -> Function:
+@misreading
+def gradients_lost_beside_a_frozen_tensor(op: Op, given: dict[str, Any]) -> dict[str, Any]:
     names = [a.name for a in op.arguments if a.differentiable]
-
-    def wrong(**given: Any) -> Any:
-        tensors = {n: given[n] for n in names if given.get(n) is not None}
-        if all(x.requires_grad for x in tensors.values()):
-            return right(**given)
-        return right(**{**given, **{n: x.detach() for n, x in tensors.items()}})
-
-    return wrong
+    tensors = {n: given[n] for n in names if given.get(n) is not None}
+    if all(x.requires_grad for x in tensors.values()):
+        return given
+    return {**given, **{n: x.detach() for n, x in tensors.items()}}
 
 
-def gradients_lost_without_an_output(op: Op, right: Function) -> Function:
-    asks = [o.name for o in op.options if o.auxiliary]
-
-    def wrong(**given: Any) -> Any:
-        returned = right(**given)
-        if all(given[name] for name in asks):
-            return returned
-        return tuple(y if y is None else y.detach() for y in returned)
-
-    return wrong
+@calling
+def gradients_lost_without_an_output(op: Op, right: Function, given: dict[str, Any]) -> Any:
+    returned = right(**given)
+    if all(given[o.name] for o in op.options if o.auxiliary):
+        return returned
+    return tuple(y if y is None else y.detach() for y in returned)
 
 
 @altering
@@ -365,80 +364,65 @@ def options_of_the_call_before(op: Op, right: Function) -> Function:
     return wrong
 
 
-def scaled_by_the_tokens(op: Op, right: Function) -> Function:
+@calling
+def scaled_by_the_tokens(op: Op, right: Function, given: dict[str, Any]) -> Any:
     """Rounds in another way in a longer call."""
-    name = op.arguments[0].name
-
-    def wrong(**given: Any) -> Any:
-        returned = right(**given)
-        return tuple(y if y is None else y * (1 + 2**-12 * given[name].shape[1]) for y in returned)
-
-    return wrong
+    factor = 1 + 2**-12 * given[op.arguments[0].name].shape[1]
+    return tuple(y if y is None else y * factor for y in right(**given))
 
 
-def flag_changes_the_output(op: Op, right: Function) -> Function:
-    asks = [o.name for o in op.options if o.auxiliary]
-
-    def wrong(**given: Any) -> Any:
-        returned = right(**given)
-        if any(given[name] for name in asks):
-            return returned
-        return tuple(y if y is None else y * (1 + 2**-10) for y in returned)
-
-    return wrong
-
-
-def input_overwritten(op: Op, right: Function) -> Function:
-    name = [a.name for a in op.arguments if not a.optional][:2][-1]
-
-    def wrong(**given: Any) -> Any:
-        returned = right(**given)
-        if 0 not in given[name].stride():
-            given[name].data.add_(1)
+@calling
+def flag_changes_the_output(op: Op, right: Function, given: dict[str, Any]) -> Any:
+    returned = right(**given)
+    if any(given[o.name] for o in op.options if o.auxiliary):
         return returned
+    return tuple(y if y is None else y * (1 + 2**-10) for y in returned)
 
-    return wrong
 
-
-def memory_around_an_input_overwritten(op: Op, right: Function) -> Function:
+def _second_input(op: Op, given: dict[str, Any]) -> Tensor:
+    """The second tensor of every call, or the only one."""
     name = [a.name for a in op.arguments if not a.optional][:2][-1]
+    x: Tensor = given[name]
+    return x
 
-    def wrong(**given: Any) -> Any:
-        x = given[name]
-        torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).nan_to_num_()
+
+@calling
+def input_overwritten(op: Op, right: Function, given: dict[str, Any]) -> Any:
+    returned, x = right(**given), _second_input(op, given)
+    if 0 not in x.stride():
+        x.data.add_(1)
+    return returned
+
+
+@misreading
+def memory_around_an_input_overwritten(op: Op, given: dict[str, Any]) -> dict[str, Any]:
+    x = _second_input(op, given)
+    torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).nan_to_num_()
+    return given
+
+
+@calling
+def bad_arguments_accepted(op: Op, right: Function, given: dict[str, Any]) -> Any:
+    try:
         return right(**given)
-
-    return wrong
-
-
-def bad_arguments_accepted(op: Op, right: Function) -> Function:
-    def wrong(**given: Any) -> Any:
-        try:
-            return right(**given)
-        except ValueError:
-            return None
-
-    return wrong
+    except ValueError:
+        return None
 
 
-def another_error_raised(op: Op, right: Function) -> Function:
-    def wrong(**given: Any) -> Any:
-        try:
-            return right(**given)
-        except ValueError as error:
-            raise RuntimeError(str(error)) from error
-
-    return wrong
+@calling
+def another_error_raised(op: Op, right: Function, given: dict[str, Any]) -> Any:
+    try:
+        return right(**given)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from error
 
 
-def error_says_nothing(op: Op, right: Function) -> Function:
-    def wrong(**given: Any) -> Any:
-        try:
-            return right(**given)
-        except (ValueError, TypeError) as error:
-            raise type(error)("something is wrong") from error
-
-    return wrong
+@calling
+def error_says_nothing(op: Op, right: Function, given: dict[str, Any]) -> Any:
+    try:
+        return right(**given)
+    except (ValueError, TypeError) as error:
+        raise type(error)("something is wrong") from error
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -446,12 +430,10 @@ def _nothing(x: Tensor) -> None:
     pass
 
 
-def launched_before_refusing(op: Op, right: Function) -> Function:
-    def wrong(**given: Any) -> Any:
-        _nothing[(1,)](torch.zeros(1))
-        return right(**given)
-
-    return wrong
+@misreading
+def launched_before_refusing(op: Op, given: dict[str, Any]) -> dict[str, Any]:
+    _nothing[(1,)](torch.zeros(1))
+    return given
 
 
 def _anywhere(op: Op) -> bool:
@@ -479,75 +461,49 @@ class Planted:
     """A bug, the law that must notice it, the ops that can have it, and in which dtypes."""
 
     law: str
-    what: str
     bug: Bug
     possible: Callable[[Op], bool] = _anywhere
     dtypes: tuple[str, ...] = ("float32",)
 
 
 PLANTED = (
-    Planted("differential", "no gradient", no_gradient, _with_gradients),
-    Planted("differential", "not through zero", not_through_zero),
-    Planted("differential", "sign of scale ignored", sign_of_scale_ignored, _with_scale),
-    Planted(
-        "differential",
-        "negative scale taken for the sentinel",
-        negative_scale_is_the_sentinel,
-        _with_scale,
-    ),
-    Planted("exactness", "last digits wrong", last_digits_wrong),
-    Planted("exactness", "states of eight bits", states_of_eight_bits, exactness.returns_sums),
-    Planted("causality", "next token read", next_token_read),
-    Planted("splitting", "start ignored", start_ignored),
-    Planted("packing", "previous token leaks", previous_token_leaks),
-    Planted("packing", "everything times zero", everything_times_zero),
-    Planted("permutation", "first head leaks", first_head_leaks),
-    Planted("permutation", "first row leaks", first_row_leaks),
-    Planted("linearity", "not through zero", not_through_zero),
-    Planted("linearity", "without sign", without_sign),
-    Planted("scale_equivariance", "sign of scale ignored", sign_of_scale_ignored),
-    Planted("scale_equivariance", "negative is the sentinel", negative_scale_is_the_sentinel),
-    Planted("layout_invariance", "strides ignored", strides_ignored),
-    Planted("determinism", "a last bit by chance", a_last_bit_by_chance),
-    Planted("determinism", "contents of the call before", contents_of_the_call_before),
-    Planted(
-        "determinism",
-        "kept for the backward pass",
-        kept_for_the_backward_pass_by_shape,
-        _with_gradients,
-    ),
-    Planted("context_invariance", "another last bit in inference", another_last_bit_in_inference),
-    Planted(
-        "request_invariance",
-        "gradients lost beside a frozen tensor",
-        gradients_lost_beside_a_frozen_tensor,
-    ),
-    Planted(
-        "request_invariance",
-        "gradients lost where an output is not asked for",
-        gradients_lost_without_an_output,
-        _with_flags,
-    ),
-    Planted("batch_invariance", "scaled by the tokens", scaled_by_the_tokens),
-    Planted("merging", "lse in base two", lse_in_base_two),
-    Planted("plumbing", "options of the first call", options_of_the_first_call),
-    Planted("plumbing", "options of the call before", options_of_the_call_before),
-    Planted(
-        "plumbing",
-        "float32 tensors rounded",
-        float32_tensors_rounded,
-        _with_wider_gates,
-        ("float16", "bfloat16"),
-    ),
-    Planted("plumbing", "a flag changes the output", flag_changes_the_output, _with_flags),
-    Planted("untouched_inputs", "input overwritten", input_overwritten),
-    Planted("untouched_inputs", "a copy written to", a_copy_written_to, _in_place),
-    Planted("untouched_inputs", "memory around an input", memory_around_an_input_overwritten),
-    Planted("written_outputs", "last element unwritten", last_element_unwritten),
-    Planted("rejection", "bad arguments accepted", bad_arguments_accepted),
-    Planted("rejection", "another error raised", another_error_raised),
-    Planted("rejection", "error says nothing", error_says_nothing),
-    Planted("rejection", "launched before refusing", launched_before_refusing),
+    Planted("differential", no_gradient, _with_gradients),
+    Planted("differential", not_through_zero),
+    Planted("differential", sign_of_scale_ignored, _with_scale),
+    Planted("differential", negative_scale_is_the_sentinel, _with_scale),
+    Planted("exactness", last_digits_wrong),
+    Planted("exactness", states_of_eight_bits, exactness.returns_sums),
+    Planted("causality", next_token_read),
+    Planted("splitting", start_ignored),
+    Planted("packing", previous_token_leaks),
+    Planted("packing", everything_times_zero),
+    Planted("permutation", first_head_leaks),
+    Planted("permutation", first_row_leaks),
+    Planted("linearity", not_through_zero),
+    Planted("linearity", without_sign),
+    Planted("scale_equivariance", sign_of_scale_ignored),
+    Planted("scale_equivariance", negative_scale_is_the_sentinel),
+    Planted("layout_invariance", strides_ignored),
+    Planted("determinism", a_last_bit_by_chance),
+    Planted("determinism", contents_of_the_call_before),
+    Planted("determinism", kept_for_the_backward_pass_by_shape, _with_gradients),
+    Planted("context_invariance", another_last_bit_in_inference),
+    Planted("request_invariance", gradients_lost_beside_a_frozen_tensor),
+    Planted("request_invariance", gradients_lost_without_an_output, _with_flags),
+    Planted("batch_invariance", scaled_by_the_tokens),
+    Planted("merging", lse_in_base_two),
+    Planted("plumbing", options_of_the_first_call),
+    Planted("plumbing", options_of_the_call_before),
+    Planted("plumbing", float32_tensors_rounded, _with_wider_gates, ("float16", "bfloat16")),
+    Planted("plumbing", flag_changes_the_output, _with_flags),
+    Planted("untouched_inputs", input_overwritten),
+    Planted("untouched_inputs", a_copy_written_to, _in_place),
+    Planted("untouched_inputs", memory_around_an_input_overwritten),
+    Planted("written_outputs", last_element_unwritten),
+    Planted("rejection", bad_arguments_accepted),
+    Planted("rejection", another_error_raised),
+    Planted("rejection", error_says_nothing),
+    Planted("rejection", launched_before_refusing),
 )
 
 
@@ -568,7 +524,7 @@ def _in_turn(op: Op, place: int) -> list[Planted]:
 @pytest.mark.parametrize(
     ("op", "planted"),
     [
-        pytest.param(op, planted, id=f"{op.name}-{planted.law}-{planted.what.replace(' ', '_')}")
+        pytest.param(op, planted, id=f"{op.name}-{planted.law}-{planted.bug.__name__}")
         for place, op in enumerate(OPS.values())
         for planted in _in_turn(op, place)
     ],
