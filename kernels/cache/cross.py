@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import bind_dims, check_dtype
-from kernels.cache.counts import token_counts
-from kernels.cache.kv import _pack, _unpack, check_tensors
+from kernels.cache.kv import check_tensors, pack, unpack
 from kernels.cache.paged import PagedCache
 from kernels.softmax.paged import paged_attention
 
@@ -63,12 +62,10 @@ class CrossAttentionCache(PagedCache):
         check_tensors(q=q)
         sizes = bind_dims(k_pages=(self.k_pages, "P C G K"), q=(q, f"{self.batch} T H K"))
         check_dtype("q", q, self.dtype)
-        counts = token_counts("offset", sizes["T"] if offset is None else offset, self.batch)
-        if max(counts) > sizes["T"]:
-            raise ValueError(f"offset: {max(counts)}, expected at most the T={sizes['T']} queries")
+        counts = self._counts(offset, sizes["T"])
         lengths, new = torch.tensor([self._length, counts], device=q.device)
         packed, lse = paged_attention(
-            _pack(q, counts),
+            pack(q, counts),
             self.k_pages,
             self.v_pages,
             self._table(),
@@ -76,10 +73,7 @@ class CrossAttentionCache(PagedCache):
             cu_seqlens=torch.cat([new.new_zeros(1), new.cumsum(0)]).int(),
             **options,
         )
-        o = _unpack(packed[0], counts, sizes["T"], 0.0)
-        if lse is not None:
-            lse = _unpack(lse[0].T, counts, sizes["T"], -torch.inf).transpose(1, 2)
-        return o, lse
+        return unpack(packed, lse, counts, sizes["T"])
 
     def _reserve(self, counts: list[int]) -> None:
         if self._written:

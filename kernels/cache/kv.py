@@ -156,11 +156,8 @@ class KVCache(ABC):
     ) -> tuple[Tensor, Tensor | None]:
         """Pack the queries, attend, and put the rows back where they were."""
         update = self._check(k, v, offset)
-        packed, lse = self._attend(_pack(q, update.counts), update, attention, options)
-        o = _unpack(packed[0], update.counts, q.shape[1], 0.0)
-        if lse is not None:
-            lse = _unpack(lse[0].T, update.counts, q.shape[1], -torch.inf).transpose(1, 2)
-        return o, lse
+        packed, lse = self._attend(pack(q, update.counts), update, attention, options)
+        return unpack(packed, lse, update.counts, q.shape[1])
 
     def crop(self, length: int | Tensor) -> None:
         """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
@@ -232,14 +229,18 @@ class KVCache(ABC):
                     f"{name}: requires grad, expected none: a cache keeps no graph, "
                     "decode under torch.no_grad()"
                 )
-        tokens = sizes["T"]
-        counts = token_counts("offset", tokens if offset is None else offset, self.batch)
-        if max(counts) > tokens:
-            raise ValueError(f"offset: {max(counts)}, expected at most the T={tokens} tokens")
+        counts = self._counts(offset, sizes["T"])
         self._reserve(counts)
         length, first = list(self._length), self._first_visible()
         on_device = torch.tensor([length, counts, first], device=k.device)
         return _Update(k, v, length, counts, first, on_device)
+
+    def _counts(self, offset: int | Tensor | None, tokens: int) -> list[int]:
+        """How many of the `tokens` of a call are real in each sequence."""
+        counts = token_counts("offset", tokens if offset is None else offset, self.batch)
+        if max(counts) > tokens:
+            raise ValueError(f"offset: {max(counts)}, expected at most the T={tokens} tokens")
+        return counts
 
     def _attend(
         self,
@@ -370,7 +371,7 @@ def _rows(counts: list[int], tokens: int, device: torch.device) -> Tensor:
     return real.flatten().nonzero()[:, 0].to(device)
 
 
-def _pack(x: Tensor, counts: list[int]) -> Tensor:
+def pack(x: Tensor, counts: list[int]) -> Tensor:
     """[B, T, ...], padded on the right, to [1, sum(counts), ...]."""
     rows = x.flatten(0, 1)
     if min(counts) < x.shape[1]:
@@ -378,7 +379,16 @@ def _pack(x: Tensor, counts: list[int]) -> Tensor:
     return rows[None]
 
 
-def _unpack(x: Tensor, counts: list[int], tokens: int, padding: float) -> Tensor:
+def unpack(
+    o: Tensor, lse: Tensor | None, counts: list[int], tokens: int
+) -> tuple[Tensor, Tensor | None]:
+    """Rows of attention where their queries were before `pack`: padding is 0, its LSE -inf."""
+    if lse is not None:
+        lse = _padded(lse[0].T, counts, tokens, -torch.inf).transpose(1, 2)
+    return _padded(o[0], counts, tokens, 0.0), lse
+
+
+def _padded(x: Tensor, counts: list[int], tokens: int, padding: float) -> Tensor:
     """[sum(counts), ...] to [B, T, ...], with `padding` behind each sequence."""
     if min(counts) < tokens:
         padded = x.new_full((len(counts) * tokens, *x.shape[1:]), padding)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_one_dtype, describe
+from kernels.arguments import bind_dims, check_one_dtype, describe, may_overlap
 from kernels.cache.counts import check_size, token_counts
 from kernels.cache.kv import KVCache, allocate, check_tensors
 from kernels.softmax.paged import paged_attention
@@ -85,7 +85,7 @@ class PagedCache(KVCache):
         )
         check_one_dtype(k_pages=k_pages, v_pages=v_pages)
         for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
-            if _overlaps(x):
+            if may_overlap(x):
                 raise ValueError(
                     f"{name}: shape {list(x.shape)} with strides {x.stride()}, expected memory of "
                     "its own for every element"
@@ -278,16 +278,6 @@ class PagedCache(KVCache):
             if self._holders[page] == 0:
                 del self._holders[page]
                 self._free.append(page)
-
-
-def _overlaps(x: Tensor) -> bool:
-    """Whether some stride does not step past all that the smaller ones reach."""
-    reach = 0
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
 
 
 def _pages_of(n: int, row: list[int], num_pages: int) -> list[int]:

@@ -13,7 +13,8 @@ from kernels.recurrence import StateOptions, compute, wrapper
 def through_simple_gla(
     *, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
-    dtype, step, (x,) = x.dtype, dt.float(), widened(x)
+    dtype = x.dtype
+    step, (x,) = dt.float(), widened(x)
     y, final_state = compute(
         simple_gla.__name__,
         grouped=("q", "k"),
