@@ -1,19 +1,45 @@
 """Types for command-line arguments."""
 
+import os
 from argparse import ArgumentTypeError
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
 
 
 def count(text: str) -> int:
     """Parse a count of at least one."""
-    number = int(text)
-    if number < 1:
-        raise ArgumentTypeError(f"{number}, expected 1 or more")
-    return number
+    return int(_number(int, text, 1, "an integer of at least 1"))
 
 
 def positive(text: str) -> float:
-    """Parse a number above 0."""
-    number = float(text)
-    if not number > 0:
-        raise ArgumentTypeError(f"{number}, expected more than 0")
+    """Parse a finite number above 0."""
+    return _number(float, text, 5e-324, "a finite number above 0")
+
+
+def file(text: str) -> Path:
+    """Parse the path of a file to write."""
+    path = Path(text)
+    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise ArgumentTypeError(f"{text!r}, expected a file in a folder that exists")
+    return path
+
+
+def folder(text: str) -> Path:
+    """Parse the path of a folder to write to, which need not exist yet."""
+    path = Path(text)
+    there = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))
+    # An unset variable of a shell gives an empty text.
+    if not text or not (there.is_dir() and os.access(there, os.W_OK)):
+        raise ArgumentTypeError(f"{text!r}, expected a folder that can be written to")
+    return path
+
+
+def _number(kind: Callable[[str], float], text: str, least: float, expected: str) -> float:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = inf
+    if not least <= number < inf:
+        raise ArgumentTypeError(f"{text!r}, expected {expected}")
     return number

@@ -178,8 +178,9 @@ class Selection:
                     raise ValueError(f"{what}: {name!r}, expected one of {', '.join(names)}")
         chosen = [job for job in _jobs(target) if self._wants(job)]
         if not chosen:
-            asked = [" or ".join(names) for _, (names, _) in known.items() if names]
-            raise ValueError(f"target {target.name}: it has nothing that is {' and '.join(asked)}")
+            asked = [f"{what} {' or '.join(names)}" for what, (names, _) in known.items() if names]
+            told = f"nothing of {' and '.join(asked)}" if asked else "no op"
+            raise ValueError(f"target {target.name}: it has {told}")
         return chosen
 
     def _wants(self, job: Job) -> bool:

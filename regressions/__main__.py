@@ -53,8 +53,6 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     parse = parser()
     chosen = parse.parse_args(arguments)
-    if chosen.jobs < 1:
-        parse.error(f"--jobs: {chosen.jobs}, expected at least 1")
     wanted = tuple(chosen.names) or ("",)
     try:
         every = bugs_in(chosen.module) if chosen.module else known_bugs()

@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     """The options of `python -m kernels.bench`."""
     parse = argparse.ArgumentParser(
         prog="python -m kernels.bench",
+        usage="%(prog)s [options]",
         description="Time the kernels on a GPU, each beside those of others in the same run.",
         epilog=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,

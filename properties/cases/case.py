@@ -3,14 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import torch
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-_TEXTS = ("op", "mode", "dtype", "values", "layout", "cotangents", "context", "numbers")
-_MAPPINGS = ("dims", "broadcast", "options", "layouts", "same", "earlier")
-_TUPLES = ("lengths", "key_lengths", "given", "float32", "frozen", "silent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,16 +110,21 @@ class Case:
         """
         try:
             data = json.loads(text)
-            for name in _TUPLES:
-                if data.get(name) is not None:
-                    data[name] = tuple(data[name])
-            for names, kind in ((_TEXTS, str), (_MAPPINGS, dict)):
-                for name in names:
-                    if not isinstance(data.get(name, kind()), kind):
-                        raise TypeError(f"{name}: {data[name]!r}")
-            return cls(**data)
-        except (TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"case: {text!r}, expected the JSON object of a case") from error
+        except (json.JSONDecodeError, RecursionError):
+            data = None
+        if not isinstance(data, dict):
+            raise ValueError(f"case: {text!r}, expected the JSON object of a case")
+        known = {f.name: f for f in fields(cls)}
+        for name, value in data.items():
+            if name not in known:
+                raise ValueError(f"case: {name!r}, expected one of {', '.join(known)}")
+            if not _is_a(value, known[name].type):
+                raise ValueError(f"case: {name}: {value!r}, expected {_named(known[name].type)}")
+        absent = [name for name in ("op", "mode", "dtype", "dims", "lengths") if name not in data]
+        if absent:
+            raise ValueError(f"case: no {', '.join(absent)}, expected all")
+        given: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in data.items()}
+        return cls(**given)
 
     @classmethod
     def of(
@@ -143,3 +146,27 @@ class Case:
 
     def __hash__(self) -> int:
         return hash(self.to_json())
+
+
+def _is_a(value: Json, kind: Any) -> bool:
+    """Whether JSON has the type of a field, where a list is a tuple."""
+    outer, inner = get_origin(kind) or kind, get_args(kind)
+    if outer is UnionType:
+        return any(_is_a(value, one) for one in inner)
+    if outer is tuple:
+        return isinstance(value, list) and all(_is_a(one, inner[0]) for one in value)
+    if outer is Mapping:
+        return isinstance(value, dict) and all(_is_a(one, inner[1]) for one in value.values())
+    return kind is Any or type(value) is kind
+
+
+def _named(kind: Any) -> str:
+    """A type in the words of JSON."""
+    outer, inner = get_origin(kind) or kind, get_args(kind)
+    if outer is UnionType:
+        return " or ".join(map(_named, inner))
+    if outer is tuple:
+        return f"a list of {_named(inner[0])}"
+    if outer is Mapping:
+        return "an object" if inner[1] is Any else f"an object of {_named(inner[1])}"
+    return {str: "text", int: "an integer", bool: "true or false"}.get(kind, "null")

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TextIO, cast
 from rich.console import Console
 from rich.live import Live
 
-from properties.arguments import count, positive
+from properties.arguments import count, file, folder, positive
 from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.device import DEVICES, describe
@@ -43,6 +43,7 @@ _LOOK, _COPY, _LINE = 0.2, 10.0, 60.0
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(
         prog="python -m properties.fuzz",
+        usage="%(prog)s [options]",
         description=__doc__,
         epilog="Exit code: 0 nothing found, 1 findings, 2 bad arguments. Ctrl-C, SIGTERM, and the "
         "loss of its terminal or of the pipe that it writes to end it with a summary. "
@@ -114,27 +115,27 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--case", help="run this one case, as JSON, under --law or all laws")
     parse.add_argument(
         "--findings",
-        type=Path,
-        default=Path("findings"),
+        type=folder,
+        default="findings",
         help="folder for a file of each finding: a regression, or an entry of the target's ledger "
         "(default: findings)",
     )
     parse.add_argument(
         "--record",
-        type=Path,
+        type=file,
         metavar="FILE",
         help="add the examples and the largest error / budget of every op and dtype to FILE",
     )
     parse.add_argument(
         "--resume",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="keep the run's log in this folder, and continue one that is kept there: --minutes "
         "and --examples count both together",
     )
     parse.add_argument(
         "--report",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="write the current state every few seconds into this folder: report.html for people, "
         "report.json and junit.xml for programs",
@@ -177,27 +178,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_paths(chosen: argparse.Namespace) -> None:
-    """Check the output paths before the run.
+    """Check before the run what its end would need.
 
     Raises:
-        ValueError: one of them cannot be written.
+        ValueError: there is no room for temporary files, or the file of --record is none.
     """
     try:
         gettempdir()
     except FileNotFoundError as error:
         raise ValueError(f"TMPDIR: {error.strerror}, expected a disk with some space") from error
-    for name, folder in (
-        ("--findings", chosen.findings),
-        ("--resume", chosen.resume),
-        ("--report", chosen.report),
-    ):
-        if folder is None:
-            continue
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not (there.is_dir() and os.access(there, os.W_OK)):
-            raise ValueError(f"{name}: {folder}, expected a folder that can be written to")
     if chosen.record is not None:
-        record.check(chosen.record)
+        record.read(chosen.record)
 
 
 @contextmanager
@@ -374,17 +365,17 @@ class _Kept:
 
     def __call__(self, state: str) -> None:
         """Write both anew."""
-        for name, folder in self.folders.items():
-            if folder is None:
+        for name, where in self.folders.items():
+            if where is None:
                 continue
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                where.mkdir(parents=True, exist_ok=True)
                 with self.night.lock:
                     self.night.log.seconds = self.night.elapsed
                     if name == "--resume":
-                        self.night.log.write(folder)
+                        self.night.log.write(where)
                     else:
-                        report.write(self.night, state, folder)
+                        report.write(self.night, state, where)
             except Exception as error:
                 # Neither a full disk nor a mistake in a page ends the night.
                 self._tell(f"{name} not written: {error}")

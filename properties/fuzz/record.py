@@ -64,17 +64,6 @@ def read(path: Path) -> dict[Key, Record]:
     return {row.key: row for row in rows}
 
 
-def check(path: Path) -> None:
-    """Check before a run that the file can be updated.
-
-    Raises:
-        ValueError: the file has other contents, or its folder does not exist.
-    """
-    read(path)
-    if not path.parent.is_dir():
-        raise ValueError(f"--record: {path}, expected a file in a folder that exists")
-
-
 def write(path: Path, rows: Mapping[Key, Record]) -> None:
     """Replace the file's contents, in order."""
     text = ",\n".join(json.dumps(asdict(rows[key])) for key in sorted(rows))

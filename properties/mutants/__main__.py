@@ -33,7 +33,7 @@ from rich.progress import (
 )
 
 from properties import profiles
-from properties.arguments import count
+from properties.arguments import count, file, folder
 from properties.device import DEVICES, activate, resolve
 from properties.jobs import Selection
 from properties.mutants import equivalents, killers, shares
@@ -194,6 +194,7 @@ def _check_folder(folder: Path, chosen: argparse.Namespace, parts: Sequence[str]
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parse = argparse.ArgumentParser(
         prog="python -m properties.mutants",
+        usage="%(prog)s [options]",
         description=__doc__,
         epilog=_listed("single edits", OPERATORS) + _listed("with --semantic", SEMANTIC),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -228,18 +229,18 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "measure which predicates about calls the laws reach; nothing is edited"
     parse.add_argument("--triggers", action="store_true", help=text)
     text = "with --triggers, draw N times the profile's examples more, with other seeds"
-    parse.add_argument("--night", type=int, default=0, metavar="N", help=text)
+    parse.add_argument("--night", type=count, default=0, metavar="N", help=text)
     parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
     parse.add_argument("--jobs", type=count, default=os.cpu_count(), help="default: one per core")
     text = "write every mutant to FILE; with --triggers, every predicate that is not reached"
-    parse.add_argument("--json", type=Path, metavar="FILE", help=text)
+    parse.add_argument("--json", type=file, metavar="FILE", help=text)
     text = "write to DIR how many mutants of each module were killed, and by which checks"
-    parse.add_argument("--record", type=Path, metavar="DIR", help=text)
+    parse.add_argument("--record", type=folder, metavar="DIR", help=text)
     text = "try listed equivalents too, together with the survivors; takes twice as long"
     parse.add_argument("--listed", action="store_true", help=text)
     parse.add_argument("--fresh", action="store_true", help="ignore kept results")
     kept = "folder of kept results (%(default)s)"
-    parse.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
+    parse.add_argument("--cache", type=folder, default=_cache(), metavar="DIR", help=kept)
     text = "the list of mutants that nothing can kill (default: ours, and none with --module)"
     parse.add_argument(
         "--equivalents", type=Path, default=equivalents.PATH, metavar="FILE", help=text
@@ -252,9 +253,9 @@ def _listed(title: str, operators: Mapping[str, Operator]) -> str:
     return "\n".join([f"kinds of mistakes, {title}:", *rows, "", ""])
 
 
-def _cache() -> Path:
+def _cache() -> str:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "attention-oracles" / "mutants"
+    return str(Path(home) / "attention-oracles" / "mutants")
 
 
 def _is_within(mutant: Mutant, name: str) -> bool:

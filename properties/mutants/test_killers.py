@@ -131,3 +131,12 @@ def test_killers_are_recorded_in_an_existing_folder(
     missing = tmp_path / "missing"
     assert main(["--cache", str(tmp_path), "--record", str(missing)]) == 2
     assert f"--record: {missing}, expected a folder" in capsys.readouterr().out
+
+
+def test_a_file_of_results_is_checked_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--cache", str(tmp_path), "--json", str(tmp_path / "missing" / "all.json")])
+    assert ended.value.code == 2
+    assert "expected a file in a folder that exists" in capsys.readouterr().err

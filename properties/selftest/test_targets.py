@@ -298,6 +298,17 @@ def no_values(q: Tensor, k: Tensor) -> Tensor:
             {"attention": {"a": Implementation(causal_only, unstated={"speed": "slow"})}},
             r"attention \(a\): law 'speed', expected one of ",
         ),
+        ({"attention": causal_only}, "attention: .*causal_only.*, expected a mapping of modes"),
+        *(
+            ({"attention": {"a": Implementation(causal_only, **field)}}, rf"\(a\): {told}")
+            for field, told in (
+                ({"dtypes": "float32"}, "dtypes 'float32', expected a tuple"),
+                ({"dtypes": (torch.float32,)}, "dtype torch.float32, expected one of float32"),
+                ({"constants": ("dq",)}, "constant 'dq', expected one of q, k, v"),
+                ({"unstated": ("rejection",)}, r"unstated \('rejection',\), expected a Mapping"),
+                ({"tokens": 0}, "tokens 0, expected 1 or more"),
+            )
+        ),
     ],
 )
 def test_an_adapter_that_does_not_match_the_catalogue_is_rejected(ops: Any, message: str) -> None:

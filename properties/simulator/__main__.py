@@ -11,6 +11,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from properties.arguments import count
+
 from . import SimulationError, install
 
 
@@ -20,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Run a script with its Triton kernels on the CPU, every address checked.",
     )
     parser.add_argument(
-        "--slab", type=int, default=0, help="programs that run together; 1 is one by one"
+        "--slab", type=count, default=0, help="programs that run together; 1 is one by one"
     )
     parser.add_argument("--order", choices=("forward", "reverse", "shuffled"), default="forward")
     parser.add_argument(

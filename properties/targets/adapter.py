@@ -14,6 +14,15 @@ from properties.targets.target import Target
 from properties.verdict.budgets import Telescope
 
 Bound = Callable[[Case], Case]
+# A text in place of a tuple of texts would count as its letters.
+_KINDS: dict[str, type] = {
+    "conventions": tuple,
+    "dtypes": tuple,
+    "tokens": int,
+    "bounds": Mapping,
+    "constants": tuple,
+    "unstated": Mapping,
+}
 
 
 def _unchanged(op: Op) -> Op:
@@ -61,20 +70,34 @@ class Implementation:
         return inspect.signature(self.function).parameters
 
     def check(self, op: Op, where: str) -> None:
-        """Check the signature against the catalogue.
+        """Check the declaration against the catalogue.
 
         Raises:
-            ValueError: a parameter that the op lacks, or a missing tensor.
+            ValueError: a parameter that the op lacks, a missing tensor, or a field that names what
+                is not there.
         """
+        for field_, kind in _KINDS.items():
+            value = getattr(self, field_)
+            if not isinstance(value, kind):
+                raise ValueError(f"{where}: {field_} {value!r}, expected a {kind.__name__}")
         for name, parameter in self._parameters().items():
             if name not in op.names and parameter.kind is not parameter.VAR_KEYWORD:
                 raise ValueError(f"{where}: parameter {name!r}, expected {_listed(op.names)}")
         for argument in op.arguments:
             if not argument.optional and not self.has(argument.name):
                 raise ValueError(f"{where}: no parameter {argument.name!r}, expected one")
-        for law in self.unstated:
-            if law not in op.laws:
-                raise ValueError(f"{where}: law {law!r}, expected {_listed(op.laws)}")
+        outputs = self.whole(op).outputs
+        tensors = [*(one.name for one in op.arguments), *(one.name for one in outputs)]
+        for what, names, known in (
+            ("law", self.unstated, op.laws),
+            ("dtype", self.dtypes, DTYPES),
+            ("constant", self.constants, tensors),
+        ):
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"{where}: {what} {name!r}, expected {_listed(known)}")
+        if self.tokens < 1:
+            raise ValueError(f"{where}: tokens {self.tokens}, expected 1 or more")
 
     def narrowed(self, op: Op, mode: str) -> Op:
         """The op as this implementation has it."""
@@ -160,6 +183,8 @@ class Adapter(Target):
         for name, modes in ops.items():
             if name not in OPS:
                 raise ValueError(f"op: {name!r}, expected {_listed(OPS)}")
+            if not isinstance(modes, Mapping):
+                raise ValueError(f"{name}: {modes!r}, expected a mapping of modes")
             self.ops[name] = {
                 mode: one if isinstance(one, Implementation) else Implementation(one)
                 for mode, one in modes.items()

@@ -72,7 +72,9 @@ def check(target: Target, case: Case) -> None:
         ("layout", (case.layout,), LAYOUTS),
         ("layouts", case.layouts, laid_out),
         ("layouts", case.layouts.values(), LAYOUTS),
-        ("same", (*case.same, *case.same.values()), inputs),
+        ("auto", (case.auto,), (False, True) if target.takes_auto else (False,)),
+        ("same", case.same, inputs),
+        ("same", case.same.values(), inputs - case.same.keys()),
         ("frozen", case.frozen, inputs),
         ("silent", case.silent, outputs),
         ("cotangents", (case.cotangents,), COTANGENTS),
@@ -84,7 +86,7 @@ def check(target: Target, case: Case) -> None:
     if absent:
         raise ValueError(f"case: no {', '.join(absent)} among its dims, expected all")
     for field, sizes in (
-        ("dims", case.dims.values()),
+        *((f"dims: {name}", (size,)) for name, size in case.dims.items()),
         ("lengths", case.lengths),
         ("key_lengths", case.key_lengths or ()),
     ):

@@ -50,6 +50,7 @@ _RULES = 4
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(
         prog="python -m properties.tune",
+        usage="%(prog)s [options]",
         description=__doc__,
         epilog=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
