@@ -111,25 +111,38 @@ class Facts:
 
     def reached_from(self, roots: set[str]) -> set[str]:
         """Integers computed from these; a comparison relates its operands."""
-        found, size = roots, 0
+        found, size = set(roots), 0
         while roots and size < (size := len(found)):
             for sources, targets in self.flows:
                 if not found.isdisjoint(sources):
-                    found = found | {n for n in targets if self.types[n].element == "i32"}
+                    found.update(n for n in targets if self.types[n].element == "i32")
         return found
 
     def find_accesses(self, function: Function) -> None:
         """Follow the pointer arguments to loads and stores."""
-        roots = {name: {name} for name, kind in function.arguments if kind.is_pointer}
-        size = 0
-        while size < (size := sum(map(len, roots.values()))):
+        pointers = [name for name, kind in function.arguments if kind.is_pointer]
+        # Sets of arguments as bits.
+        roots = {name: 1 << place for place, name in enumerate(pointers)}
+        growing = True
+        while growing:
+            growing = False
             for sources, targets in self.flows:
-                for root in [roots[name] for name in sources if name in roots]:
-                    for name in targets:
-                        roots.setdefault(name, set()).update(root)
+                root = 0
+                for name in sources:
+                    root |= roots.get(name, 0)
+                for name in targets if root else ():
+                    before = roots.get(name, 0)
+                    if before | root != before:
+                        roots[name], growing = before | root, True
         for instruction in self.instructions:
-            through = set().union(*(roots.get(name, ()) for name in instruction.operands))
-            if instruction.name in (*STORES, "tt.call"):
+            if instruction.name not in (*STORES, "tt.load", "tt.call"):
+                continue
+            through = {
+                argument
+                for place, argument in enumerate(pointers)
+                if any(roots.get(name, 0) >> place & 1 for name in instruction.operands)
+            }
+            if instruction.name != "tt.load":
                 self.stored |= through
             if instruction.name in ("tt.load", "tt.call"):
                 self.loaded |= through
@@ -137,6 +150,8 @@ class Facts:
 
 def used_by(instruction: Instruction) -> list[str]:
     """Operands, including those of branch targets."""
+    if not instruction.successors:
+        return instruction.operands
     return sum((values for _, values in instruction.successors), instruction.operands)
 
 
@@ -146,7 +161,7 @@ def volatile(instruction: Instruction) -> bool:
 
 def spins(instruction: Instruction) -> bool:
     """Whether a loop reads memory that another program may change."""
+    if instruction.name != "scf.while":
+        return False
     inside = walk([block for region in instruction.regions for block in region])
-    return instruction.name == "scf.while" and any(
-        i.name.startswith("tt.atomic") or volatile(i) for i in inside
-    )
+    return any(i.name.startswith("tt.atomic") or volatile(i) for i in inside)

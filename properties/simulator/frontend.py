@@ -11,6 +11,7 @@ Unknown text raises an error: skipping it would execute another kernel.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +24,7 @@ OPERATION = re.compile(
     r"(?:\[(?P<successors>[^\]]*)\])?(?: <\{(?P<properties>.*)\}>)?(?P<rest>.*)"
 )
 TAIL = re.compile(r"(?: \{(?P<attributes>.*)\})? : \((?P<operands>.*)\) -> (?P<results>.*)")
+ASIDE = re.compile(rf"\s*//.*| {LOCATION}")
 BLOCK = re.compile(r"(?P<label>\^bb\d+)(?:\((?P<arguments>.*)\))?:")
 
 
@@ -122,6 +124,8 @@ def walk(blocks: list[Block]) -> Iterator[Instruction]:
                 yield from walk(region)
 
 
+STRING = re.compile(r'"([^"]*)"')
+PLAIN = re.compile(r"[\w./\-]*")
 PUNCTUATION = re.compile(r"""["<(\[{)\]},]|(?<!-)>""")
 OPENING = re.compile(r"""["<(\[{]""")
 
@@ -177,15 +181,19 @@ class Locations:
     """The `#loc` aliases of a module, resolved to the line of the kernel that one would blame."""
 
     def __init__(self, lines: list[str]) -> None:
-        matches = (re.fullmatch(r"(#loc\d*) = loc\((.*)\)", line) for line in lines)
+        named = [line for line in lines if line.startswith("#loc")]
+        matches = (re.fullmatch(r"(#loc\d*) = loc\((.*)\)", line) for line in named)
         self.aliases = {match[1]: match[2] for match in matches if match}
         self.known: dict[str, list[Location]] = {}
+        self.resolved: dict[str, Location] = {}
 
     def resolve(self, text: str) -> Location:
         """The innermost frame outside Triton's own library, else the innermost one."""
-        frames = self.frames(text)
-        own = (frame for frame in frames if "/triton/language/" not in frame.file)
-        return next(own, frames[0] if frames else Location())
+        if text not in self.resolved:
+            frames = self.frames(text)
+            own = (frame for frame in frames if "/triton/language/" not in frame.file)
+            self.resolved[text] = next(own, frames[0] if frames else Location())
+        return self.resolved[text]
 
     def frames(self, text: str) -> list[Location]:
         """From the innermost frame out, which is the order in which every form prints them."""
@@ -217,10 +225,15 @@ class Parser:
 
     def next(self) -> str:
         """The next line, with placeholders for strings that contain IR punctuation."""
-        return re.sub(r'"([^"]*)"', self.put_aside, next(self.lines, "the end of the text"))
+        line = next(self.lines, "the end of the text")
+        # Most lines have one string, the name of an operation.
+        first, last = line.find('"'), line.rfind('"')
+        if line.count('"') == 2 and PLAIN.fullmatch(line, first + 1, last):
+            return line
+        return STRING.sub(self.put_aside, line)
 
     def put_aside(self, match: re.Match[str]) -> str:
-        if re.fullmatch(r"[\w./\-]*", match[1]):
+        if PLAIN.fullmatch(match[1]):
             return match[0]
         self.strings.append(re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), match[1]))
         return f'"string {len(self.strings) - 1}"'
@@ -239,7 +252,7 @@ class Parser:
             if not line.startswith("^bb"):
                 blocks[-1].instructions.append(self.instruction(line))
                 continue
-            head = re.sub(rf"\s*//.*| {LOCATION}", "", line)
+            head = ASIDE.sub("", line)
             match = BLOCK.fullmatch(head)
             if match is None:
                 raise UnreadableIR(line)
@@ -280,7 +293,9 @@ class Parser:
         return instruction
 
     def dictionary(self, text: str | None) -> dict[str, str]:
-        entries = (entry.partition(" = ") for entry in split_list(text or ""))
+        if not text:
+            return {}
+        entries = (entry.partition(" = ") for entry in split_list(text))
         return {key: self.plain(value) if value else "true" for key, _, value in entries}
 
     def plain(self, text: str) -> str:
@@ -313,13 +328,15 @@ def hand_over(branch: Instruction, labels: list[str]) -> None:
 def make_unique(function: Function) -> None:
     """Make names unique, since sibling regions reuse them."""
     used: set[str] = set()
+    counts: Counter[str] = Counter()
 
     def fresh(name: str) -> str:
-        stem, hash_, number = name.partition("#")
-        count, candidate = 1, name
-        while candidate in used:
-            count += 1
-            candidate = f"{stem}.{count}{hash_}{number}"
+        candidate = name
+        if name in used:
+            stem, hash_, number = name.partition("#")
+            while candidate in used:
+                counts[name] += 1
+                candidate = f"{stem}.{counts[name] + 1}{hash_}{number}"
         used.add(candidate)
         return candidate
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from pathlib import Path
+from os.path import basename
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ class Module:
         self.lowerings, self.understood = lowerings, understood
         self.body: list[str] = []
         self.constants: dict[str, str] = {}
+        self.taken: set[str] = set()
         self.names = {f.name: "_" + identifier(f.name) for f in functions}
         self.count = 0
         self.entry = next(f for f in functions if f.public)
@@ -94,8 +95,9 @@ class Module:
         known = self.constants.get(expression)
         if known is None:
             known = "_k_" + re.sub(r"\W", "_", hint.lstrip("%").replace("-", "m"))
-            while known in self.constants.values():
+            while known in self.taken:
                 known += "_"
+            self.taken.add(known)
             self.constants[expression] = known
         return known
 
@@ -215,7 +217,7 @@ class FunctionWriter:
                 raise Unsupported(instruction, key)
         if instruction.location != self.shown and instruction.location.line:
             self.shown = instruction.location
-            where = f"{Path(self.shown.file).name}:{self.shown.line}"
+            where = f"{basename(self.shown.file)}:{self.shown.line}"
             self.emit(f"# {where}  {self.shown.text}"[:120])
         lowering(self, instruction)
 
