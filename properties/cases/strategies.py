@@ -100,7 +100,7 @@ def bundles(
 
     Compiling is two thirds of the cost of a case. So the cases of a bundle share what a program is
     specialised on (head dims, tile, given arguments, flags) and differ in the rest: rows, lengths,
-    numbers, layouts, gradients, context.
+    numbers, layouts, gradients, context. A case of many tokens is alone.
 
     Args: as for `cases`.
     """
@@ -157,7 +157,8 @@ def _bundles(
         longest = longest if edge == 16 else max(longest, edge + 16)
     case, numbers = _with_arguments(draw, op, mode, replace(case, tile=tile))
     member = _members(op, mode, case, numbers, target, edge, longest, widest, extent, twin)
-    return draw(st.lists(member, min_size=1, max_size=most))
+    # Thousands of tokens take longer to run than a program to compile.
+    return draw(st.lists(member, min_size=1, max_size=1 if "tokens" in extent else most))
 
 
 @st.composite

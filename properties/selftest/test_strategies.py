@@ -344,7 +344,7 @@ def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
     "op", [op for op in OPS.values() if "normalize" in op.names and carries_states(op)]
 )
 def test_a_normaliser_keeps_its_sign(op: Op) -> None:
-    normalised = filter(op.nonnegative, chain(*_one_run(op, op.modes_or_reference[-1].name, 0, 40)))
+    normalised = filter(op.nonnegative, chain(*_one_run(op, op.modes_or_reference[-1].name, 0, 50)))
     states = 0
     for case in normalised:
         tensors = build(op, case).given()
