@@ -36,10 +36,10 @@ class Compilation:
         return f"{self.op}-{self.mode}-{self.dtype}-{self.architecture}"
 
     def runs(self, architecture: Architecture, thorough: bool) -> Iterator[Callable[[], object]]:
-        """Calls that together launch every kernel of the mode.
+        """Calls that together launch every kernel of the mode, the small case last.
 
         They use each tile-table entry that is the default of some head dim; in bfloat16 on sm_90
-        also entries that are no default on any architecture and would not be compiled otherwise.
+        also entries that are no default on any architecture.
 
         Args:
             thorough: use every entry everywhere, each option alone, each layout, and more head

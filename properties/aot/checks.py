@@ -1,5 +1,6 @@
 """Checks that run in a compiler process. Each records launches and returns plain data."""
 
+import math
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -24,14 +25,33 @@ class CompileResult:
 
 
 def check_compilation(compilation: Compilation, thorough: bool) -> CompileResult:
-    architecture = ARCHITECTURES[compilation.architecture]
-    return check(compilation.runs(architecture, thorough), compilation.architecture)
+    """Compile the launches of a compilation: all if `thorough`, else two of each kernel."""
+    runs = compilation.runs(ARCHITECTURES[compilation.architecture], thorough)
+    launches = _recorded(runs, compilation.architecture)
+    return _compiled(launches if thorough else two_of_each(launches), compilation.architecture)
+
+
+def two_of_each(launches: Sequence[Launch]) -> list[Launch]:
+    """Of each kernel the launch with the largest blocks, and the last one, of a small case."""
+    of_kernels: dict[str, list[Launch]] = {}
+    for launch in launches:
+        of_kernels.setdefault(launch.name, []).append(launch)
+    largest = [max(each, key=_block_size) for each in of_kernels.values()]
+    last = [each[-1] for each in of_kernels.values()]
+    return [launch for launch in launches if any(launch is one for one in (*largest, *last))]
+
+
+def _block_size(launch: Launch) -> int:
+    return math.prod(value for value in launch.constants.values() if type(value) is int and value)
 
 
 def check(runs: Iterable[Callable[[], object]], architecture: str) -> CompileResult:
     """Compile every launch of `runs`, each once."""
+    return _compiled(_recorded(runs, architecture), architecture)
+
+
+def _compiled(launches: Sequence[Launch], architecture: str) -> CompileResult:
     known = ARCHITECTURES[architecture]
-    launches = _recorded(runs, architecture)
     found = []
     for launch in launches:
         print(f"compiling {launch} for {architecture}", file=sys.stderr, flush=True)

@@ -2,7 +2,8 @@
 
 There is an item per (op, mode, dtype, architecture). `nightly` runs all. Other profiles run
 bfloat16 on sm_90 and, for every third op and mode, one of `_IN_TURN`, with fewer options, head
-dims, tiles and layouts; see `Compilation.runs`.
+dims, tiles and layouts (see `Compilation.runs`), and compile two launches of each kernel there (see
+`two_of_each`).
 """
 
 from collections.abc import Iterator
