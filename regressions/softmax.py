@@ -119,8 +119,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.attention",
-            "*do.stride()[:3], pairs, steps)",
-            "*o.stride()[:3], pairs, steps)",
+            "return *each, *self.do.stride()[:3],",
+            "return *each, *self.do.contiguous().stride()[:3],",
         ),
     ),
     "decays_cut_at_a_least_one": KnownBug(

@@ -1,6 +1,8 @@
 """Softmax attention: the public op, and the custom ops behind it."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -361,11 +363,9 @@ def attention_parallel_backward(
     longest_q = arguments.check_boundaries("cu_seqlens", cu_seqlens, queries)
     longest_k = arguments.check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
     sequences = count_sequences(batch, cu_seqlens)
-    packed = cu_seqlens is not None
     dq = q.new_empty(batch, queries, heads, key_dim)
     dk = k.new_empty(batch, keys, kv_heads, key_dim)
     dv = o.new_empty(batch, keys, kv_heads, value_dim)
-    dg = softmax.new_empty(0)
     terms = softmax.new_empty(batch, heads, queries, 4)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     given, scaled = do, powers(do, dlse, v, cu_seqlens, cu_seqlens_k)
@@ -374,7 +374,6 @@ def attention_parallel_backward(
     do = do.to(dtype)
 
     entry = tiles.TABLE["attention", "parallel"][tile]
-    pairs, steps, of_pairs = _pairs((bias, mask, table, codes, lows, highs), block)
     special = "gated" if g is not None else ""
     if g is None and (softcap is not None or alibi_slopes is not None):
         special = "biased" if "biased" in entry.kernels else ""
@@ -384,132 +383,179 @@ def attention_parallel_backward(
     loaded = (bias, mask, table, codes)
     dq_tile = _tile(entry, special or "dq", *loaded)
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
-    constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None, "PACKED": packed}
-    constants |= of_pairs
+    *pairs, of_pairs = _pairs((bias, mask, table, codes, lows, highs), block)
+    constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None}
+    constants |= {"PACKED": cu_seqlens is not None, **of_pairs}
     q, k, v, do = dense_rows(q, k, v, do)
     dlse = dlse.contiguous()
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], pairs, steps)
-    dbias = softmax.new_empty(0)
-    if max(key_dim, value_dim) > MAX_DIM:
-        with torch.cuda.device_of(q):
-            _wide_backward(
-                do, dlse, q, k, v, alibi_slopes, cu_seqlens, cu_seqlens_k, o, softmax, terms,
-                dq, dk, dv, entry, (scale, *numbers), dims, strides, constants,
-                (longest_q, longest_k, sequences),
-            )  # fmt: skip
-        if scaled is not None:
-            scaled.restore(dq, dk, dv)
-            terms[..., 2:].mul_(scaled.of_queries[:, None, :, None])
-        return dq, dk, dv, sink_gradient(sink, softmax, terms[..., 2]), dg, dbias
+    dg, dbias = softmax.new_empty(0), softmax.new_empty(0)
     with torch.cuda.device_of(q):
-        gates, row_sums, column_sums = (None, None, None), None, None
-        count = cdiv(longest_q, dq_tile.tokens)
-        if g is not None:
-            gates = cumulative_gates(g, cu_seqlens_k)
-            depth = levels(longest_k, dq_tile.tokens)
-            row_sums = terms.new_zeros(depth, batch, heads, queries)
-            column_sums = terms.new_zeros(depth, batch, heads, keys)
-            # Tiles start at multiples of their length among the keys, hence one more may be needed.
-            count += 1
-        if terms.numel():
-            attention_terms[(count * sequences * heads,)](
-                o, do, dlse, *softmax, terms, cu_seqlens, queries, count, heads, value_dim,
-                *do.stride()[:3], PACKED=packed, QUERIES=dq_tile.tokens,
-                PAD_V=next_power_of_2(value_dim),
-            )  # fmt: skip
-            attention_backward_q[(count * sequences * heads,)](
-                q, k, v, do, terms, dq, row_sums, alibi_slopes, *gates,
-                cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, heads,
-                batch * heads * queries, *dims, *strides, SPAN=dq_tile.tokens, **constants,
-                **launch(dq_tile, k, v, held="QUERIES", read="KEYS"),
-            )  # fmt: skip
-        if dk.numel():
-            for name, of_k, of_v in launches:
+        gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens_k)
+        call = _Backward(
+            q, k, v, do, terms, alibi_slopes, gates, (cu_seqlens, cu_seqlens_k),
+            (*numbers, queries, keys), dims, pairs, constants,
+            sequences, longest_q, longest_k,
+        )  # fmt: skip
+        if max(key_dim, value_dim) > MAX_DIM:
+            _wide_backward(call, dlse, o, softmax, dq, dk, dv, entry, scale)
+        else:
+            row_sums = column_sums = None
+            count = cdiv(longest_q, dq_tile.tokens)
+            if g is not None:
+                depth = levels(longest_k, dq_tile.tokens)
+                row_sums = terms.new_zeros(depth, batch, heads, queries)
+                column_sums = terms.new_zeros(depth, batch, heads, keys)
+                # Tiles start at multiples of their length among the keys: perhaps one more.
+                count += 1
+            if terms.numel():
+                call.launch_terms(o, dlse, softmax, dq_tile.tokens, count)
+                attention_backward_q[(count * sequences * heads,)](
+                    *call.read, dq, row_sums, *call.given, scale, *call.numbers, count, heads,
+                    batch * heads * queries, *dims, *call.strides, SPAN=dq_tile.tokens,
+                    **constants, **launch(dq_tile, k, v, held="QUERIES", read="KEYS"),
+                )  # fmt: skip
+            for name, of_k, of_v in launches if dk.numel() else ():
                 if window is not None and f"windowed_{name}" in entry.kernels:
                     name = f"windowed_{name}"
                 kv_tile = _tile(entry, special or name, *loaded)
                 count = cdiv(longest_k, kv_tile.tokens)
                 attention_backward_kv[(count * sequences * kv_heads,)](
-                    q, k, v, do, terms, dk, dv, column_sums, alibi_slopes, *gates,
-                    cu_seqlens, cu_seqlens_k, scale, *numbers, queries, keys, count, kv_heads,
-                    batch * heads * keys, *dims, *strides, SPAN=kv_tile.tokens,
+                    *call.read, dk, dv, column_sums, *call.given, scale, *call.numbers, count,
+                    kv_heads, batch * heads * keys, *dims, *call.strides, SPAN=kv_tile.tokens,
                     DK=of_k, DV=of_v, **constants,
                     **launch(kv_tile, k, v, held="KEYS", read="QUERIES"),
                 )  # fmt: skip
-        if g is not None:
-            span = dq_tile.tokens
-            parts = terms.new_empty(1 + depth, batch, heads, keys)
-            count = cdiv(longest_k, span)
-            if parts.numel():
-                within_blocks[(count * sequences * heads,)](
-                    q, k, v, do, terms, parts, alibi_slopes, *gates,
-                    cu_seqlens, cu_seqlens_k,
-                    *numbers, queries, keys, count, heads, *dims, *strides, **constants,
-                    **launch(dq_tile, k, v, held="SPAN", read="QUERIES"),
-                )  # fmt: skip
-            parts = add_levels(parts, row_sums, column_sums, span, cu_seqlens, cu_seqlens_k)
-            if scaled is not None:
-                parts = parts * scaled.of_keys[..., None]
-            dg = parts.to(g.dtype, memory_format=torch.contiguous_format)
+            if g is not None:
+                dg = _gate_gradient(call, dq_tile, row_sums, column_sums)
+                if scaled is not None:
+                    dg = dg * scaled.of_keys[..., None]
+                dg = dg.to(g.dtype, memory_format=torch.contiguous_format)
         if scaled is not None:
             scaled.restore(dq, dk, dv)
             # Gradients of a sink and of a bias are not stored before they are summed.
             terms[..., 2:].mul_(scaled.of_queries[:, None, :, None])
         if bias is not None:
             (do,) = dense_rows(given.to(dtype))
-            strides = (*strides[:9], *do.stride()[:3], *strides[12:])
-            dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
-            shape = launch(dq_tile, k, v, held="QUERIES", read="KEYS")
-            tiled = cdiv(longest_q, shape["QUERIES"]), cdiv(longest_k, shape["KEYS"])
-            alone_b, alone_h, alone_q, alone_k = (n == 1 for n in bias.shape)
-            # Packed sequences have parts of their own in a matrix of all tokens.
-            alone_n = alone_q and alone_k if packed else alone_b
-            programs = 1
-            for alone, count in (
-                (alone_n, sequences), (alone_h, heads), (alone_q, tiled[0]), (alone_k, tiled[1]),
-            ):  # fmt: skip
-                programs *= 1 if alone else count
-            if dbias.numel() and programs:
-                attention_backward_bias[(programs,)](
-                    q, k, v, do, terms, dbias, alibi_slopes, *gates, cu_seqlens, cu_seqlens_k,
-                    *numbers, queries, keys, *tiled, heads, sequences, *dims, *strides,
-                    SUM_N=alone_n, SUM_H=alone_h, SUM_Q=alone_q, SUM_K=alone_k,
-                    **constants, **shape,
-                )  # fmt: skip
+            dbias = _bias_gradient(replace(call, do=do), bias, dq_tile)
     return dq, dk, dv, sink_gradient(sink, softmax, terms[..., 2]), dg, dbias
 
 
+@dataclass(frozen=True)
+class _Backward:
+    """What all backward kernels of one call are given.
+
+    Args:
+        slopes, gates, boundaries: of ALiBi, cumulative, of queries and keys.
+        numbers: factor, cap and window, and how many queries and keys there are in a row.
+        dims: heads of a group, K and V.
+        pairs: the tensors of pairs and their steps, see `_pairs`.
+        constants: flags of a compiled kernel.
+        longest_q, longest_k: of the sequences.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    terms: Tensor
+    slopes: Tensor | None
+    gates: Sequence[Tensor | None]
+    boundaries: tuple[Tensor | None, Tensor | None]
+    numbers: tuple[float | int, ...]
+    dims: tuple[int, int, int]
+    pairs: Sequence[Any]
+    constants: dict[str, Any]
+    sequences: int
+    longest_q: int
+    longest_k: int
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        return self.q, self.k, self.v, self.do, self.terms
+
+    @property
+    def given(self) -> tuple[Tensor | None, ...]:
+        return self.slopes, *self.gates, *self.boundaries
+
+    @property
+    def strides(self) -> tuple[Any, ...]:
+        each = (step for x in (self.q, self.k, self.v) for step in x.stride()[:3])
+        return *each, *self.do.stride()[:3], *self.pairs
+
+    def launch_terms(
+        self, o: Tensor, dlse: Tensor, softmax: Tensor, tokens: int, count: int
+    ) -> None:
+        """Fill `terms`, with `count` programs of so many tokens for a sequence and head."""
+        (_, queries, heads, _), (_, _, value_dim) = self.q.shape, self.dims
+        attention_terms[(count * self.sequences * heads,)](
+            o, self.do, dlse, *softmax, self.terms, self.boundaries[0], queries, count, heads,
+            value_dim, *self.do.stride()[:3], PACKED=self.constants["PACKED"], QUERIES=tokens,
+            PAD_V=next_power_of_2(value_dim),
+        )  # fmt: skip
+
+
+def _gate_gradient(
+    call: _Backward, tile: tiles.Tile, row_sums: Tensor, column_sums: Tensor
+) -> Tensor:
+    """dg [B, T, H] in float32."""
+    (depth, *_), heads = row_sums.shape, call.q.shape[2]
+    parts = column_sums.new_empty(1 + depth, *column_sums.shape[1:])
+    count = cdiv(call.longest_k, tile.tokens)
+    if parts.numel():
+        within_blocks[(count * call.sequences * heads,)](
+            *call.read, parts, *call.given, *call.numbers, count, heads, *call.dims,
+            *call.strides, **call.constants,
+            **launch(tile, call.k, call.v, held="SPAN", read="QUERIES"),
+        )  # fmt: skip
+    return add_levels(parts, row_sums, column_sums, tile.tokens, *call.boundaries)
+
+
+def _bias_gradient(call: _Backward, bias: Tensor, tile: tiles.Tile) -> Tensor:
+    heads = call.q.shape[2]
+    dbias = torch.zeros_like(bias, memory_format=torch.contiguous_format)
+    shape = launch(tile, call.k, call.v, held="QUERIES", read="KEYS")
+    tiled = cdiv(call.longest_q, shape["QUERIES"]), cdiv(call.longest_k, shape["KEYS"])
+    alone_b, alone_h, alone_q, alone_k = (n == 1 for n in bias.shape)
+    # Packed sequences have parts of their own in a matrix of all tokens.
+    alone_n = alone_q and alone_k if call.constants["PACKED"] else alone_b
+    programs = 1
+    for alone, count in (
+        (alone_n, call.sequences), (alone_h, heads), (alone_q, tiled[0]), (alone_k, tiled[1]),
+    ):  # fmt: skip
+        programs *= 1 if alone else count
+    if dbias.numel() and programs:
+        attention_backward_bias[(programs,)](
+            *call.read, dbias, *call.given, *call.numbers, *tiled, heads, call.sequences,
+            *call.dims, *call.strides,
+            SUM_N=alone_n, SUM_H=alone_h, SUM_Q=alone_q, SUM_K=alone_k,
+            **call.constants, **shape,
+        )  # fmt: skip
+    return dbias
+
+
 def _wide_backward(
-    do: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None,
-    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, o: Tensor, softmax: Tensor,
-    terms: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, entry: tiles.Entry,
-    numbers: tuple[float | int, ...], dims: tuple[int, int, int], strides: tuple[Any, ...],
-    constants: dict[str, Any], counts: tuple[int, int, int],
+    call: _Backward, dlse: Tensor, o: Tensor, softmax: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    entry: tiles.Entry, scale: float,
 ) -> None:  # fmt: skip
     """Fill terms, dq, dk and dv of heads above 256."""
-    queries, heads, keys, kv_heads = *q.shape[1:3], *k.shape[1:3]
-    longest_q, longest_k, sequences = counts
-    constants = {name: x for name, x in constants.items() if name != "GATED"}
-    if terms.numel():
-        parts, shaped = wide_heads.shape(entry, dims[1])
-        count = cdiv(longest_q, shaped["QUERIES"])
-        attention_terms[(count * sequences * heads,)](
-            o, do, dlse, *softmax, terms, cu_seqlens, queries, count, heads, dims[2],
-            *do.stride()[:3], PACKED=constants["PACKED"], QUERIES=shaped["QUERIES"],
-            PAD_V=next_power_of_2(dims[2]),
-        )  # fmt: skip
-        wide_heads.wide_backward_q[(count * parts * sequences * heads,)](
-            q, k, v, do, terms, dq, alibi_slopes, cu_seqlens, cu_seqlens_k, *numbers,
-            queries, keys, count, parts, heads, *dims, *strides, **constants, **shaped,
+    heads, kv_heads = call.q.shape[2], call.k.shape[2]
+    constants = {name: x for name, x in call.constants.items() if name != "GATED"}
+    given = (call.slopes, *call.boundaries, scale, *call.numbers)
+    if call.terms.numel():
+        parts, shaped = wide_heads.shape(entry, call.dims[1])
+        count = cdiv(call.longest_q, shaped["QUERIES"])
+        call.launch_terms(o, dlse, softmax, shaped["QUERIES"], count)
+        wide_heads.wide_backward_q[(count * parts * call.sequences * heads,)](
+            *call.read, dq, *given, count, parts, heads, *call.dims, *call.strides,
+            **constants, **shaped,
         )  # fmt: skip
     for out, of_v in ((dk, False), (dv, True)):
         if out.numel():
             parts, shaped = wide_heads.shape(entry, out.shape[3])
-            count = cdiv(longest_k, shaped["KEYS"])
-            wide_heads.wide_backward_kv[(count * parts * sequences * kv_heads,)](
-                q, k, v, do, terms, out, alibi_slopes, cu_seqlens, cu_seqlens_k, *numbers,
-                queries, keys, count, parts, kv_heads, *dims, *strides, DV=of_v,
-                **constants, **shaped,
+            count = cdiv(call.longest_k, shaped["KEYS"])
+            wide_heads.wide_backward_kv[(count * parts * call.sequences * kv_heads,)](
+                *call.read, out, *given, count, parts, kv_heads, *call.dims, *call.strides,
+                DV=of_v, **constants, **shaped,
             )  # fmt: skip
 
 
