@@ -52,9 +52,9 @@ class Entry(Tile):
         arch: smallest compute capability admitted, 90 for Hopper; 0 for any device, AMD's too.
         arch_below: compute capabilities admitted are below this one. Later is not larger: 120 has
             less shared memory than 90.
-        walks: unless it is asked for, it is taken where at most so many states, of heads in all
-            sequences and 128 values, are carried through tokens; None for any number. Of few, each
-            has much of the device, and what counts is how long a step takes.
+        walks: `choose` takes it for at most so many states (of a head and sequence, 128 values
+            each) that are carried through tokens; None for any number. Few states have much of the
+            device each, so that the time of a step counts.
         kernels: tiles of kernels that have one of their own, by the names that `TABLE` explains.
     """
 

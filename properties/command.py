@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Go on as `python -m` does, from the folder that this began in: an adapter may lie there."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    # What follows the command is the command's, `--help` too.
+    # Later arguments belong to the command, `--help` too.
     chosen = parser().parse_args(given[:1])
     module, _ = COMMANDS[chosen.command]
     if chosen.command == "test":

@@ -45,7 +45,7 @@ class _Update:
     on_device: Tensor
     """Int64[3, N]: length, counts and first."""
     scales: tuple[Tensor, Tensor] | None = None
-    """Of quantized k and v: float32 [B, T, G, 1]."""
+    """The scales of quantized k and v, float32 [B, T, G, 1]."""
 
 
 class KVCache(ABC):
@@ -83,7 +83,7 @@ class KVCache(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the keys and values that it takes."""
+        """The dtype of the keys and values that it takes."""
         return self.k_pages.dtype
 
     @property

@@ -93,7 +93,7 @@ class QuantizedCache(PagedCache):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the keys and values that it takes."""
+        """The dtype of the keys and values that it takes."""
         return self._dtype
 
     def _scales(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Comba: a gated delta rule that is corrected by what another key finds before the decay."""
+"""Comba: a gated delta rule that subtracts what a second key reads before the decay."""
 
 from typing import Any, Literal, Unpack
 

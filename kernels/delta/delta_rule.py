@@ -1,4 +1,4 @@
-"""The delta rule: a linear attention that writes what its state did not yet say of a key."""
+"""The delta rule: linear attention that writes how far a value is from its key's in the state."""
 
 from typing import Literal, Unpack
 

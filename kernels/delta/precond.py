@@ -1,4 +1,4 @@
-"""Preconditioned delta rules: what is written goes under a key that old energy makes smaller."""
+"""Preconditioned delta rules: the energy of earlier keys shrinks the key that is written."""
 
 import math
 from typing import Any, Literal, Unpack

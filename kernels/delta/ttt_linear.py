@@ -56,7 +56,7 @@ def _model(
     x_ptr, S_ptr, rows, left, stride, dim, factor,
     DTYPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """What a model makes of rows of inputs times a factor, `[ROWS, BV]`."""
+    """The outputs of a model for rows of inputs times a factor, `[ROWS, BV]`."""
     cols = tl.arange(0, BV)
     made = tl.zeros((rows.shape[0], BV), dtype=tl.float32)
     for at in range(0, dim, BK):

@@ -16,9 +16,9 @@ which are the same two kernels with the roles exchanged and time reversed. A thi
 dk and dg. States are float32 from chunk to chunk. The copy that `outputs` reads is float32 too,
 but bfloat16 for bfloat16 inputs: it would be rounded there anyway (see `primitives.product`).
 
-Gates per channel are for a kernel of its own, before the states: `exp(P) ∘ q`, `exp(R) ∘ k`,
-`exp(P_C)` and A are computed once, where each slice of the values would compute them again. What
-goes into states is kept in float32: a state is rounded already, and so is what reads it.
+A separate kernel applies gates per channel before the states: it computes `exp(P) ∘ q`,
+`exp(R) ∘ k`, `exp(P_C)` and A once, where each slice of the values would compute them again. The
+rows that go into states stay in float32: a state is rounded already, and so is its reader.
 
 Nothing is saved for the backward pass but the inputs: the states are computed again, which costs
 less than keeping them.
@@ -71,9 +71,9 @@ def _within(
     DELTA: tl.constexpr, EXCLUSIVE: tl.constexpr, PACKED: tl.constexpr,
     FINE: tl.constexpr = False,
 ):  # fmt: skip
-    """A program does for one chunk and head what gates per channel do within it: it decays q from
-    the start and k to the end of the chunk, and computes the scores A. q and A get the scale.
-    If FINE, no operand of A is rounded to bfloat16.
+    """Apply gates per channel within one chunk of a head: decay q from the start of the chunk and k
+    to its end, and compute the scores A. q and A get the scale. If FINE, no operand of A is rounded
+    to bfloat16.
 
     With a delta rule (see `kernels.delta.chunk`) the readers e decay like q, and their overlaps
     with keys are computed beside A, below the diagonal. Where readers are EXCLUSIVE, so is q, whose

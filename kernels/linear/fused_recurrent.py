@@ -1,9 +1,9 @@
 """The recurrence of linear attention as it is written, token by token, in two kernels.
 
 A program owns a tile `[BK, BV]` of the state of one head of one sequence and walks its tokens with
-the tile in registers. What is summed over the other dim of the state (o, dv, dgv over K; dq, dk, dg
-over V) leaves each program as a partial sum, and the partial sums are added afterwards in a fixed
-order. All arithmetic is float32 whatever the inputs are.
+the tile in registers. Each program stores its part of a sum over the other dim of the state (o, dv,
+dgv over K; dq, dk, dg over V); the parts are added afterwards in a fixed order. All arithmetic is
+float32 whatever the inputs are.
 
 Backward, with `A_t = exp(g_t) ⊗ exp(gv_t)` and `D_t` the gradient of S_t,
 
@@ -65,8 +65,8 @@ def _row(ptr, t, stride, cols, inside):
 def _decay_all(S, g):
     """`exp(g) S`, as `S + (exp(g) - 1) S` where g is small.
 
-    A decay that is the same at every token has the same rounding error at every token, and they add
-    up. That of a small exp(g) - 1 is small.
+    A constant decay has the same rounding error at every token, and these errors add up. The error
+    of a small exp(g) - 1 is small.
     """
     less = g * (1 / 8) + 1.0
     for n in tl.static_range(7, 0, -1):

@@ -144,7 +144,7 @@ def head_decay(side: tl.constexpr, g, DTYPE: tl.constexpr):
 
 @triton.jit
 def _sums(side: tl.constexpr, x):
-    # A scan, as masks `[C, C]` take registers. What is taken away costs digits of what is left: for
+    # A scan, as masks `[C, C]` take registers. The subtraction costs digits of the difference: for
     # 16-bit inputs 2^-17 at most, for float32 none, as its steps are exact and its rests small.
     return tl.cumsum(x, 0) if side == 0 else tl.cumsum(x, 0, reverse=True) - x
 

@@ -1,9 +1,9 @@
 """Matrix products whose rounding is chosen per operand.
 
-A tensor core multiplies 16-bit operands exactly and adds in float32, so what a product costs in
-accuracy is what its operands lost on the way in. Inputs of the op lose nothing. What a kernel has
-computed (a decayed key, a score, a state) is rounded, and the kernels keep to two such roundings on
-any path from the inputs to a result: that is what the error budget of the properties grants.
+A tensor core multiplies 16-bit operands exactly and adds in float32, so a product is as accurate as
+its operands. Inputs of the op are exact. An operand that a kernel has computed (a decayed key, a
+score, a state) is rounded, and the kernels round at most twice on any path from the inputs to a
+result: the error budget of the properties grants two roundings.
 
 - float32 inputs: float32 products (`ieee`), no rounding.
 - bfloat16: a computed operand is rounded once, or kept as the sum of two bfloat16 (`FINE`), which

@@ -10,7 +10,7 @@ from kernels.primitives.product import product
 def inverse_unit_lower(A, C: tl.constexpr, DTYPE: tl.constexpr):
     """`(I + A)⁻¹ [C, C]` of a strictly lower triangular `A [C, C]` in float32.
 
-    In blocks on the diagonal, of 2 rows at first. Of two blocks comes the one of both,
+    Invert the blocks on the diagonal, of 2 rows at first, and join two blocks into one,
 
         (L_1   )⁻¹   (  X_1          )
         (A  L_2)   = ( -X_2 A X_1  X_2)

@@ -20,8 +20,8 @@ one side, it would keep the rounding errors of what cancels: with a window of on
 shut gate, noise in place of 0. Here each pair is counted where it belongs and nothing cancels.
 Tokens are divided into blocks of SPAN, and blocks, pairs of blocks, pairs of pairs and so on into a
 tree. Level l holds the pairs (i, j) whose blocks differ in bit l at the highest: i lies in the
-right half, and j in the left half, of one subtree of 2^(l+1) blocks. Of these a gate in the right
-half needs the sum of the queries from t on, and one in the left half that of the keys before t:
+right half, and j in the left half, of one subtree of 2^(l+1) blocks. A gate in the right half needs
+the sum over the queries from t on, and one in the left half the sum over the keys before t:
 
     dg_t += Σ_{i in half, p_i >= t} rows[l, i]    or    Σ_{j in half, j < t} columns[l, j].
 

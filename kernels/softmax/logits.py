@@ -33,11 +33,10 @@ def load_rows(
     x, stride, start, rows, stop, exists,
     FULL: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Rows from `start` on, `[rows, columns]`, of a matrix that has the columns that `exists` says.
+    """Load a tile `[rows, columns]` of a matrix from row `start` on; missing columns are 0.
 
-    If FULL, those are all. `rows` says which rows they are. If BOUNDED, those that it says are
-    `stop` or later are not read, and 0. The address is a scalar, the only part that moves in a
-    loop, and offsets within the tile.
+    FULL: all columns exist. BOUNDED: rows at or past `stop` are 0; `rows` has their numbers. The
+    address is a scalar, the only part that moves in a loop, and offsets within the tile.
     """
     columns = tl.arange(0, exists.shape[0])
     offsets = tl.arange(0, rows.shape[0])[:, None].to(tl.int64) * stride + columns[None, :]
@@ -83,9 +82,9 @@ def load_gates(gate, rest, shut_count, tokens, inside, GATED: tl.constexpr):
 def load_terms(terms, start, rows, stop, BOUNDED: tl.constexpr):
     """Base, weight and delta of some queries, as `attention_terms` stores them; see `load_rows`.
 
-    They lie side by side and are read at once. Of a tensor with fewer elements than a program has
-    threads, Triton lets each thread read for itself all that it will need: of three vectors, dozens
-    of words that the others read as well.
+    They lie side by side and are read at once. If a tensor has fewer elements than a program has
+    threads, Triton lets each thread load all that it will need: for three vectors, dozens of words
+    that other threads load as well.
     """
     four = load_rows(terms, 4, start, rows, stop, tl.arange(0, 4) < 4, True, BOUNDED)
     outer, inner = tl.split(tl.reshape(four, (rows.shape[0], 2, 2)))

@@ -56,12 +56,12 @@ _DIMS: Mapping[str, SearchStrategy[int]] = {
     "V": head_dims(),
     "D": head_dims(),
 }
-# Of what few ops have: layers, slots, axes.
+# Sizes of dims that few ops have: layers, slots, axes.
 _COUNTS = st.one_of(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9))
 _TOKENS = {"T_q": "T", "T_k": "S"}
 _TERM = re.compile(r"([+-]?)(\w+)")
 
-# Of attention: logits that are far apart, and what they weigh.
+# Recipes of attention: logits that are far apart, and the values that they weigh.
 LOGITS = (
     "gaussian",
     "large_logits",
@@ -74,9 +74,9 @@ LOGITS = (
     "zeros",
     "cancelling",
 )
-# Of recurrences. Those of attention, which lists its own, include `lowest_gates`.
+# Recipes of gates. Attention lists its own, `lowest_gates` among them.
 GATE_RECIPES = ("extreme_gates", "strong_gates", "shut_gates", "closed_gates")
-# A wrapper is a few lines before the kernels of another op: what these lines may break.
+# A wrapper is a few lines before the kernels of another op: the laws that these may break.
 _LAWS_OF_A_WRAPPER = (
     "differential",
     "splitting",

@@ -10,7 +10,7 @@ from hypothesis.strategies import SearchStrategy
 from properties.cases.case import Case
 from properties.catalogue.op import Option
 
-# Of numbers, Python's int and float are taken and what derives from them, NumPy's float64 too.
+# Ops take Python's int and float as numbers, and their subclasses, such as NumPy's float64.
 NO_NUMBERS = ("0.5", True, numpy.float32(0.5), torch.tensor(0.5))
 NO_COUNTS = (2.5, 4.0, "4", True, numpy.int64(4), torch.tensor(4))
 BAD_FLAGS = (None, 1, "yes", numpy.bool_(True), torch.tensor(True))

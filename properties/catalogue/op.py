@@ -134,7 +134,7 @@ class Mode:
     bits: str = "batch"
 
 
-# What the oracle of an op runs as where no kernel has a mode.
+# The mode of an oracle that has no kernels beside it.
 REFERENCE = Mode("reference")
 
 

@@ -247,7 +247,7 @@ def mistakes(op: Op, case: Case, inputs: Inputs) -> Iterator[Mistake]:
             # A dense batch has one sequence a row.
             same = {dim, "N"} if dim == "B" else {dim}
             sharing = [n for n in dims if n not in names and same & {*dims[n]}]
-            # Of a dim `#B` both 1 and B are right; the mistakes of an op know what is not.
+            # A dim `#B` may be 1 or B; the mistakes of an op know which sizes are wrong.
             if dim[0] != "#" and sharing and tensors[names[0]].shape[axis]:
                 what = f"{' and '.join(names)} with {dim} larger by one"
                 longer = {n: _longer(tensors[n], axis) for n in names}
@@ -279,8 +279,8 @@ def _mixed_dtypes(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
 
 
 def _shared_in_place(op: Op, tensors: dict[str, Tensor]) -> Iterator[Mistake]:
-    """What is written in place, with one element for all along each axis in turn, or with slices
-    that share their first and last elements.
+    """Pass a tensor that is written in place with one element for all along each axis in turn, or
+    with slices that share their first and last elements.
     """
     name = op.arguments[0].name
     x = tensors[name].contiguous()

@@ -35,7 +35,7 @@ def check(run: Run) -> float:
     plain = run.call(inputs.with_options(scale=scale), gradients_of)
     want = dict(plain)
     for name in {f"d{q}" for q in queries} & plain.keys():
-        # What overflows need not do so where it is smaller.
+        # A gradient that overflows may be finite in the call where it is smaller.
         x = plain[name]
         want[name] = torch.where(x.isinf(), moved[name], x / factor)
     which = " and ".join(queries)

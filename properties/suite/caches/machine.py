@@ -88,7 +88,7 @@ def smallest(dtype: torch.dtype) -> float:
 
 
 def relative_error(terms: int, with_kernel: bool) -> float:
-    """Of a softmax of small logits, see `KVMachine.check_rows`."""
+    """The relative error of a softmax of small logits, see `KVMachine.check_rows`."""
     return 2 * (terms + 8) * torch.finfo(torch.float32 if with_kernel else torch.float64).eps
 
 
@@ -139,7 +139,7 @@ class KVMachine(RuleBasedStateMachine):
     longest: ClassVar[int] = 2
     """Tokens of an update whose arguments are bad."""
     view_dtype: ClassVar[torch.dtype | None] = None
-    """Of the keys and values of a view; None for that of the tokens."""
+    """The dtype of the keys and values of a view; None for that of the tokens."""
 
     def new(self, room: int, page_size: int) -> KVCache:
         """An empty cache for about `room` tokens per sequence."""
