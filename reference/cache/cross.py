@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reference.cache.counts import token_counts
-from reference.cache.kv import CacheView, KVCache
+from reference.cache.kv import CacheView, KVCache, padded
 from reference.softmax.attention import attention as softmax_attention
 
 
@@ -67,24 +66,15 @@ class CrossAttentionCache(KVCache):
             raise ValueError("q: given before the keys, expected an update first")
         if q.dim() != 4 or q.shape[0] != len(self.tokens):
             raise ValueError(f"q: shape {list(q.shape)}, expected [{len(self.tokens)}, T, H, K]")
-        counts = token_counts("offset", q.shape[1] if offset is None else offset, len(self.tokens))
-        if max(counts) > q.shape[1]:
-            raise ValueError(f"offset: {max(counts)}, expected at most the T={q.shape[1]} queries")
-        o = lse = None
-        for n, (count, tokens) in enumerate(zip(counts, self.tokens, strict=True)):
+        counts = self._counts(offset, q.shape[1])
+
+        def of(n: int) -> tuple[Tensor, Tensor | None]:
             k, v = self.nothing
-            if tokens:
-                k, v = (torch.stack(x)[None] for x in zip(*tokens, strict=True))
-            rows, row_lse = attention(q[n : n + 1, :count], k, v, **options)
-            if o is None:
-                o = q.new_zeros(*q.shape[:3], rows.shape[-1])
-            o[n, :count] = rows[0]
-            if row_lse is not None:
-                if lse is None:
-                    lse = row_lse.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf)
-                lse[n, :, :count] = row_lse[0]
-        assert o is not None
-        return o, lse
+            if self.tokens[n]:
+                k, v = (torch.stack(x)[None] for x in zip(*self.tokens[n], strict=True))
+            return attention(q[n : n + 1, : counts[n]], k, v, **options)
+
+        return padded(q, counts, map(of, range(len(counts))))
 
     def reset(self) -> None:
         """Forget everything: the next update writes again."""

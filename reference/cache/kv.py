@@ -1,6 +1,6 @@
 """The cache of softmax attention, as a list of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,45 @@ class CacheView(NamedTuple):
     cu_seqlens_k: Int[Tensor, " N+1"]
 
 
-class KVCache:
+class TokenLists:
+    """A list of tokens (key, value) for each sequence, and how many it has forgotten."""
+
+    def __init__(self, batch: int) -> None:
+        check_size("batch", batch)
+        self.tokens: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(batch)]
+        self.forgotten = [0] * batch
+
+    @property
+    def length(self) -> Int[Tensor, " B"]:
+        """Tokens seen by each sequence, Int64[B]."""
+        return torch.tensor([len(t) + f for t, f in zip(self.tokens, self.forgotten, strict=True)])
+
+    def reorder(self, index: Int[Tensor, " M"]) -> None:
+        """Make sequence n what sequence `index[n]` was; entries may repeat, be left out, and M
+        may differ from B.
+
+        Raises:
+            TypeError: `index` is no integer tensor.
+            ValueError: it is empty, or names a sequence outside [0, B).
+        """
+        indices = sequence_indices(index, len(self.tokens))
+        self.tokens = [list(self.tokens[n]) for n in indices]
+        self.forgotten = [self.forgotten[n] for n in indices]
+
+    def reset(self) -> None:
+        """Forget everything: every sequence has length 0."""
+        self.tokens = [[] for _ in self.tokens]
+        self.forgotten = [0 for _ in self.tokens]
+
+    def _counts(self, offset: int | Tensor | None, tokens: int) -> list[int]:
+        """How many of the `tokens` of a call are real in each sequence."""
+        counts = token_counts("offset", tokens if offset is None else offset, len(self.tokens))
+        if max(counts) > tokens:
+            raise ValueError(f"offset: {max(counts)}, expected at most the T={tokens} tokens")
+        return counts
+
+
+class KVCache(TokenLists):
     """Keys and values of the tokens seen so far: per sequence, a list of tokens.
 
         update:   tokens ← tokens + new          attends to   tokens + new
@@ -48,17 +86,10 @@ class KVCache:
     """
 
     def __init__(self, batch: int, window: int | None = None) -> None:
-        check_size("batch", batch)
+        super().__init__(batch)
         if window is not None:
             check_size("window", window)
         self.window = window
-        self.tokens: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(batch)]
-        self.forgotten = [0] * batch
-
-    @property
-    def length(self) -> Int[Tensor, " B"]:
-        """Tokens seen by each sequence, Int64[B]."""
-        return torch.tensor([self.forgotten[n] + len(t) for n, t in enumerate(self.tokens)])
 
     def update(
         self,
@@ -137,25 +168,16 @@ class KVCache:
             raise ValueError(f"q: shape {tuple(q.shape)}, expected B and T of k, {k.shape[:2]}")
         before = [*self.tokens], [*self.forgotten]
         view = self.update(k, v, offset)
-        o = lse = None
+        ends = view.cu_seqlens_k.tolist()
+        found = (
+            attention(q[n : n + 1, :count], view.k[:, i:j], view.v[:, i:j], causal=True, **options)
+            for n, (count, i, j) in enumerate(zip(counts, ends[:-1], ends[1:], strict=True))
+        )
         try:
-            for n, count in enumerate(counts):
-                keys = slice(int(view.cu_seqlens_k[n]), int(view.cu_seqlens_k[n + 1]))
-                rows, row_lse = attention(
-                    q[n : n + 1, :count], view.k[:, keys], view.v[:, keys], causal=True, **options
-                )
-                if o is None:
-                    o = q.new_zeros(*q.shape[:3], rows.shape[-1])
-                o[n, :count] = rows[0]
-                if row_lse is not None:
-                    if lse is None:
-                        lse = row_lse.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf)
-                    lse[n, :, :count] = row_lse[0]
+            return padded(q, counts, found)
         except BaseException:
             self.tokens, self.forgotten = before
             raise
-        assert o is not None
-        return o, lse
 
     def crop(self, length: int | Int[Tensor, " B"]) -> None:
         """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
@@ -178,23 +200,6 @@ class KVCache:
         for n, wanted in enumerate(lengths):
             self.tokens[n] = self.tokens[n][: wanted - self.forgotten[n]]
 
-    def reorder(self, index: Int[Tensor, " M"]) -> None:
-        """Make sequence n what sequence `index[n]` was; entries may repeat, be left out, and M
-        may differ from B.
-
-        Raises:
-            TypeError: `index` is no integer tensor.
-            ValueError: it is empty, or names a sequence outside [0, B).
-        """
-        indices = sequence_indices(index, len(self.tokens))
-        self.tokens = [list(self.tokens[n]) for n in indices]
-        self.forgotten = [self.forgotten[n] for n in indices]
-
-    def reset(self) -> None:
-        """Forget everything: every sequence has length 0."""
-        self.tokens = [[] for _ in self.tokens]
-        self.forgotten = [0 for _ in self.tokens]
-
     def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> list[int]:
         batch = len(self.tokens)
         for name, x in (("k", k), ("v", v)):
@@ -212,7 +217,26 @@ class KVCache:
                         f"{name}: {x.dtype} {list(x.shape)}, expected {old.dtype} and heads of "
                         f"{list(old.shape)} like the tokens held"
                     )
-        counts = token_counts("offset", k.shape[1] if offset is None else offset, batch)
-        if max(counts) > k.shape[1]:
-            raise ValueError(f"offset: {max(counts)}, expected at most the T={k.shape[1]} tokens")
-        return counts
+        return self._counts(offset, k.shape[1])
+
+
+def padded(
+    q: Tensor, counts: Sequence[int], found: Iterable[tuple[Tensor, Tensor | None]]
+) -> tuple[Tensor, Tensor | None]:
+    """Join o and LSE of the first `counts[n]` queries of each sequence; others are 0 and -inf.
+
+    Args:
+        q: all queries [B, T, H, K].
+        found: o [1, counts[n], H, V] and LSE [1, H, counts[n]] of each sequence.
+    """
+    o = lse = None
+    for n, (count, (rows, row_lse)) in enumerate(zip(counts, found, strict=True)):
+        if o is None:
+            o = q.new_zeros(*q.shape[:3], rows.shape[-1])
+        o[n, :count] = rows[0]
+        if row_lse is not None:
+            if lse is None:
+                lse = row_lse.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf)
+            lse[n, :, :count] = row_lse[0]
+    assert o is not None
+    return o, lse

@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reference.cache.counts import check_size, sequence_indices, token_counts
+from reference.cache.counts import check_size, token_counts
+from reference.cache.kv import TokenLists
 from reference.position.rotary import rotary_embedding
 from reference.softmax.attention import attention as softmax_attention
 
 
-class StreamingCache:
+class StreamingCache(TokenLists):
     """Keys and values of the first tokens (sinks) and of a window of the last: lists of tokens.
 
         held of n ← held[:sinks] + (held[sinks:] + [token])[-window:]
@@ -35,17 +36,10 @@ class StreamingCache:
     """
 
     def __init__(self, batch: int, sinks: int, window: int) -> None:
-        check_size("batch", batch)
+        super().__init__(batch)
         check_size("sinks", sinks, least=0)
         check_size("window", window)
         self.sinks, self.window = sinks, window
-        self.tokens: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(batch)]
-        self.forgotten = [0] * batch
-
-    @property
-    def length(self) -> Int[Tensor, " B"]:
-        """Tokens seen by each sequence, Int64[B]."""
-        return torch.tensor([len(t) + f for t, f in zip(self.tokens, self.forgotten, strict=True)])
 
     def attend(
         self,
@@ -79,9 +73,7 @@ class StreamingCache:
         if cos.shape[0] < self.sinks + self.window:
             places = self.sinks + self.window
             raise ValueError(f"cos: {cos.shape[0]} places, expected at least {places}")
-        counts = token_counts("offset", k.shape[1] if offset is None else offset, len(self.tokens))
-        if max(counts) > k.shape[1]:
-            raise ValueError(f"offset: {max(counts)}, expected at most the T={k.shape[1]} tokens")
+        counts = self._counts(offset, k.shape[1])
         o = q.new_zeros(*q.shape[:3], v.shape[-1])
         tokens, forgotten = list(self.tokens), list(self.forgotten)
         for n, held in enumerate(tokens):
@@ -120,19 +112,3 @@ class StreamingCache:
         for n, new in enumerate(wanted):
             self.forgotten[n] = min(self.forgotten[n], max(0, new - self.sinks))
             self.tokens[n] = self.tokens[n][: new - self.forgotten[n]]
-
-    def reorder(self, index: Int[Tensor, " M"]) -> None:
-        """Make sequence n what sequence `index[n]` was; M may differ from B.
-
-        Raises:
-            TypeError: `index` is no integer tensor.
-            ValueError: it is empty, or names a sequence outside [0, B).
-        """
-        indices = sequence_indices(index, len(self.tokens))
-        self.tokens = [list(self.tokens[n]) for n in indices]
-        self.forgotten = [self.forgotten[n] for n in indices]
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.tokens = [[] for _ in self.tokens]
-        self.forgotten = [0] * len(self.tokens)
