@@ -113,7 +113,9 @@ def _modes(op: str) -> tuple[str, ...]:
     return tuple(mode for name, mode in TABLE if name == op)
 
 
-def _append(*, k_pages: Tensor, v_pages: Tensor, table: Tensor, mode: str, **new: Tensor) -> Tensor:
+def cache_append(
+    *, k_pages: Tensor, v_pages: Tensor, table: Tensor, mode: str, **new: Tensor
+) -> Tensor:
     """Write what `update` of a cache writes; "contiguous" has one page for each sequence."""
     if mode == "contiguous":
         sequences = len(table)
@@ -121,6 +123,26 @@ def _append(*, k_pages: Tensor, v_pages: Tensor, table: Tensor, mode: str, **new
         table = torch.arange(sequences, dtype=torch.int32, device=table.device)[:, None]
     pages.append(k_pages=k_pages, v_pages=v_pages, table=table, ring=False, **new)
     return k_pages
+
+
+def _problem(function: Callable[..., Any], op: str = "", **settings: Any) -> Problem:
+    """The problem of a function of that name, or of kernels of another `op`."""
+    return Problem(function=function, modes=_modes(op or function.__name__), **settings)
+
+
+def _recurrent(
+    function: Callable[..., Any],
+    make: Make,
+    moved: Callable[[Shape, int, bool], int],
+    operations: Callable[[Shape, bool], int],
+    op: str = "",
+    **settings: Any,
+) -> Problem:
+    """The same of a recurrence, which also decodes."""
+    return _problem(
+        function, op, make=make, moved=moved, operations=operations,
+        forms=("dense", "packed", "decode"), **settings,
+    )  # fmt: skip
 
 
 def _annotated(
@@ -132,14 +154,9 @@ def _annotated(
     sizes: Mapping[str, int] = MappingProxyType({}),
     **settings: Any,
 ) -> Problem:
-    """The problem of an op whose signature says what its inputs are; of kernels of another `op`."""
-    return Problem(
-        function=function,
-        modes=_modes(op or function.__name__),
-        make=make or inputs.annotated(function, unit=unit, **sizes),
-        forms=("dense",),
-        **settings,
-    )
+    """The same of a function whose signature says what its inputs are."""
+    make = make or inputs.annotated(function, unit=unit, **sizes)
+    return _problem(function, op, make=make, forms=("dense",), **settings)
 
 
 def _pairs(
@@ -155,197 +172,107 @@ def _queries_like(values: str) -> Callable[[Tensors], Tensor]:
     return lambda given: given["q"][..., :1].expand(*given["q"].shape[:-1], given[values].shape[-1])
 
 
-_RECURRENT: tuple[Form, ...] = ("dense", "packed", "decode")
-PROBLEMS = {
-    "linear_attn": Problem(
-        function=linear_attn,
-        modes=_modes("linear_attn"),
-        make=inputs.queries_keys_values,
-        moved=counts.linear_bytes,
-        operations=counts.linear_operations,
-        forms=_RECURRENT,
+_GATED, _DELTA = counts.gated_operations, counts.delta_operations
+_DPLR_BYTES = counts.bytes_with(lambda shape: shape.K, rows=2)
+_ELEMENTWISE: dict[str, Any] = {
+    "moved": counts.elementwise_bytes,
+    "operations": counts.elementwise_operations,
+    "output_like": "x",
+}
+_CAUSAL: dict[str, Any] = {
+    "make": inputs.queries_keys_values,
+    "moved": counts.attention_bytes,
+    "operations": counts.attention_operations,
+    "products": True,
+    "options": {"causal": True},
+}
+_PROBLEMS = (
+    _recurrent(
+        linear_attn, inputs.queries_keys_values, counts.linear_bytes, counts.linear_operations
     ),
-    "gla": Problem(
-        function=gla,
-        modes=_modes("gla"),
-        make=inputs.gated,
-        moved=counts.gated_bytes,
-        operations=counts.gated_operations,
-        forms=_RECURRENT,
-    ),
-    "simple_gla": Problem(
-        function=simple_gla,
-        modes=_modes("simple_gla"),
-        make=inputs.gated_heads,
-        moved=counts.bytes_with(lambda shape: 1),
-        operations=counts.gated_operations,
-        forms=_RECURRENT,
-    ),
-    "retention": Problem(
-        function=retention,
-        modes=_modes("simple_gla"),
-        make=inputs.queries_keys_values,
-        moved=counts.linear_bytes,
-        operations=counts.gated_operations,
-        forms=_RECURRENT,
-    ),
-    "lightning_attn": Problem(
-        function=lightning_attn,
-        modes=_modes("simple_gla"),
-        make=inputs.queries_keys_values,
-        moved=counts.linear_bytes,
-        operations=counts.gated_operations,
+    _recurrent(gla, inputs.gated, counts.gated_bytes, _GATED),
+    _recurrent(simple_gla, inputs.gated_heads, counts.bytes_with(lambda shape: 1), _GATED),
+    _recurrent(retention, inputs.queries_keys_values, counts.linear_bytes, _GATED, "simple_gla"),
+    _recurrent(
+        lightning_attn,
+        inputs.queries_keys_values,
+        counts.linear_bytes,
+        _GATED,
+        "simple_gla",
         options={"layer_idx": 1, "num_layers": 4},
-        forms=_RECURRENT,
     ),
-    "mamba2": Problem(
-        function=mamba2,
-        modes=_modes("simple_gla"),
-        make=inputs.mamba2,
-        moved=counts.mamba2_bytes,
-        operations=counts.gated_operations,
-        output_like="x",
-        forms=_RECURRENT,
-    ),
-    "delta_rule": Problem(
-        function=delta_rule,
-        modes=_modes("delta_rule"),
-        make=inputs.delta,
-        moved=counts.bytes_with(lambda shape: 1),
-        operations=counts.delta_operations,
-        forms=_RECURRENT,
-    ),
-    "gated_delta_rule": Problem(
-        function=gated_delta_rule,
-        modes=_modes("gated_delta_rule"),
-        make=inputs.gated_delta,
-        moved=counts.bytes_with(lambda shape: 2),
-        operations=counts.delta_operations,
-        forms=_RECURRENT,
-    ),
-    "kda": Problem(
-        function=kda,
-        modes=_modes("kda"),
-        make=inputs.kda,
-        moved=counts.bytes_with(lambda shape: shape.K + 1),
-        operations=counts.delta_operations,
-        forms=_RECURRENT,
-    ),
-    "dplr": Problem(
-        function=dplr,
-        modes=_modes("dplr"),
-        make=inputs.dplr,
-        moved=counts.bytes_with(lambda shape: shape.K, rows=2),
-        operations=counts.delta_operations,
-        forms=_RECURRENT,
-    ),
-    "rwkv7": Problem(
-        function=rwkv7,
-        modes=_modes("dplr"),
-        make=inputs.rwkv7,
-        moved=counts.bytes_with(lambda shape: shape.K, rows=2),
-        operations=counts.delta_operations,
-        forms=_RECURRENT,
-    ),
-    "l2norm": Problem(
-        function=l2norm,
-        modes=_modes("l2norm"),
-        make=inputs.vectors,
-        moved=counts.elementwise_bytes,
-        operations=counts.elementwise_operations,
-        output_like="x",
-        forms=("dense",),
-    ),
-    "short_conv": Problem(
-        function=short_conv,
-        modes=_modes("short_conv"),
-        make=inputs.channels,
-        moved=counts.elementwise_bytes,
-        operations=counts.elementwise_operations,
-        output_like="x",
-    ),
-    "attention": Problem(
-        function=attention,
-        modes=_modes("attention"),
-        make=inputs.queries_keys_values,
-        moved=counts.attention_bytes,
-        operations=counts.attention_operations,
-        products=True,
-        options={"causal": True},
-    ),
-    "sigmoid_attention": Problem(
-        function=sigmoid_attention,
-        modes=_modes("sigmoid_attention"),
-        make=inputs.queries_keys_values,
-        moved=counts.attention_bytes,
-        operations=counts.attention_operations,
-        products=True,
-        options={"causal": True},
-    ),
-    "rotary_embedding": Problem(
-        function=rotary_embedding,
-        modes=_modes("rotary_embedding"),
+    _recurrent(mamba2, inputs.mamba2, counts.mamba2_bytes, _GATED, "simple_gla", output_like="x"),
+    _recurrent(delta_rule, inputs.delta, counts.bytes_with(lambda shape: 1), _DELTA),
+    _recurrent(gated_delta_rule, inputs.gated_delta, counts.bytes_with(lambda shape: 2), _DELTA),
+    _recurrent(kda, inputs.kda, counts.bytes_with(lambda shape: shape.K + 1), _DELTA),
+    _recurrent(dplr, inputs.dplr, _DPLR_BYTES, _DELTA),
+    _recurrent(rwkv7, inputs.rwkv7, _DPLR_BYTES, _DELTA, "dplr"),
+    _annotated(l2norm, make=inputs.vectors, **_ELEMENTWISE),
+    _problem(short_conv, make=inputs.channels, **_ELEMENTWISE),
+    _problem(attention, **_CAUSAL),
+    _problem(sigmoid_attention, **_CAUSAL),
+    _problem(
+        rotary_embedding,
         make=inputs.rotary_inputs,
         moved=counts.rotary_bytes,
         operations=counts.rotary_operations,
         output_like="x",
         constants=("cos", "sin"),
     ),
-    "multiaxis_rotary": Problem(
-        function=multiaxis_rotary,
-        modes=_modes("multiaxis_rotary"),
+    _annotated(
+        multiaxis_rotary,
         make=inputs.multiaxis_inputs,
         moved=counts.multiaxis_bytes,
         operations=counts.rotary_operations,
         output_like="x",
-        forms=("dense",),
         constants=("cos", "sin", "position_ids", "axes"),
     ),
-    "cache_append": Problem(
-        function=_append,
-        modes=("contiguous", "paged"),
-        make=inputs.cached,
-        moved=counts.append_bytes,
-        operations=counts.no_operations,
+    Problem(
+        cache_append,
+        ("contiguous", "paged"),
+        inputs.cached,
+        counts.append_bytes,
+        counts.no_operations,
         forms=("dense",),
         forward_only=True,
     ),
-    "hgrn": _annotated(hgrn, output_like="x"),
-    "log_linear_attn": _annotated(log_linear_attn),
-    "momentum_delta_rule": _annotated(momentum_delta_rule, unit=("k", "p")),
-    "titans": _annotated(titans, "momentum_delta_rule", unit=("k",)),
-    "mesa_net": _annotated(mesa_net, unit=("k",)),
+    _annotated(hgrn, output_like="x"),
+    _annotated(log_linear_attn),
+    _annotated(momentum_delta_rule, unit=("k", "p")),
+    _annotated(titans, "momentum_delta_rule", unit=("k",)),
+    _annotated(mesa_net, unit=("k",)),
     # It norms what a model of zeros makes, which multiplies gradients by the inverse of a root of
     # eps: float16 does not hold them with the default.
-    "ttt_linear": _annotated(ttt_linear, unit=("k",), options={"eps": 1e-2}),
-    "based": _pairs(based),
-    "rebased": _pairs(rebased),
-    "stickbreaking_attn": _pairs(stickbreaking_attn),
-    "path_attn": _pairs(path_attn, unit=("w",)),
-    "wall_attn": _pairs(wall_attn),
-    "parallax": _pairs(parallax, 2, 2),
-    "deltaformer": _pairs(deltaformer, 2, 2),
-    "differential_attention": _pairs(differential_attention, 2, options={"causal": True}),
-    "selected_attention": _annotated(
+    _annotated(ttt_linear, unit=("k",), options={"eps": 1e-2}),
+    _pairs(based),
+    _pairs(rebased),
+    _pairs(stickbreaking_attn),
+    _pairs(path_attn, unit=("w",)),
+    _pairs(wall_attn),
+    _pairs(parallax, 2, 2),
+    _pairs(deltaformer, 2, 2),
+    _pairs(differential_attention, 2, options={"causal": True}),
+    _annotated(
         selected_attention,
         make=inputs.selected,
         output_like=_queries_like("v"),
         constants=("indices",),
     ),
-    "paged_attention": _annotated(
+    _annotated(
         paged_attention, make=inputs.paged, output_like=_queries_like("v_pages"), forward_only=True
     ),
-    "merge_attention": _annotated(merge_attention, output_like="o_a"),
-    "attnres": _annotated(attnres, sizes={"L": 8}, output_like=lambda given: given["x"][:, :, 0]),
-    "feature_map": _annotated(feature_map, options={"kind": "elu"}, output_like="x"),
-    "decay_gate": _annotated(decay_gate, output_like=lambda given: given["x"].float()),
-    "rms_norm_gated": _annotated(rms_norm_gated, output_like="x"),
-    "cumsum": _annotated(cumsum, moved=counts.sums_bytes(), output_like="x"),
-    "mean_pooling": _annotated(
+    _annotated(merge_attention, output_like="o_a"),
+    _annotated(attnres, sizes={"L": 8}, output_like=lambda given: given["x"][:, :, 0]),
+    _annotated(feature_map, options={"kind": "elu"}, output_like="x"),
+    _annotated(decay_gate, output_like=lambda given: given["x"].float()),
+    _annotated(rms_norm_gated, output_like="x"),
+    _annotated(cumsum, moved=counts.sums_bytes(), output_like="x"),
+    _annotated(
         mean_pooling,
         moved=counts.sums_bytes(64),
         options={"chunk_size": 64},
         output_like=lambda given: given["x"][:, ::64],
     ),
-    "solve_tril": _annotated(solve_tril, make=inputs.triangles, output_like="A"),
-}
+    _annotated(solve_tril, make=inputs.triangles, output_like="A"),
+)
+PROBLEMS = {problem.function.__name__: problem for problem in _PROBLEMS}
