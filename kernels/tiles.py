@@ -386,10 +386,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=16, keys=16, num_stages=1, max_dim=64),
         Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
     ),
-    ("stickbreaking_attn", "parallel"): (
-        Entry(tokens=32, keys=32, num_stages=1, max_dim=64, dtypes=_HALVES),
-        Entry(tokens=16, keys=16, num_stages=1),
-    ),
+    ("stickbreaking_attn", "parallel"): _WEIGHTED,
     # tokens: of a chunk; keys, features: sides of a tile along K and V (keys: see
     # `linear.tiles.blocks`). Products of 16 bits want a warp for 16 tokens, or warp groups, which
     # want wide sides (see `narrowest`): gates of channels leave none for those. Kernels: "states",
