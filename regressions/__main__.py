@@ -86,13 +86,13 @@ def run_both_ways(
     bugs: Mapping[str, KnownBug], device: str, jobs: int, target: str = "ours"
 ) -> dict[str, BothRuns]:
     """Run bugs both ways, in as many processes as there are jobs."""
-    with TrialPool(target, device, jobs) as trials:
+    with TrialPool(target, device, jobs) as pool:
         # A case that pins several bugs runs once on the code as it stands.
-        today = cache(trials.submit)
+        today = cache(pool.submit)
         trials = {
             name: (
                 today(bug.pinned),
-                trials.submit(bug.pinned, bug.planted) if bug.shows_on(device) else None,
+                pool.submit(bug.pinned, bug.planted) if bug.shows_on(device) else None,
             )
             for name, bug in bugs.items()
         }

@@ -3,20 +3,27 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kernels import arguments, tiles
 from kernels.arguments import FLOATS, count_sequences, describe
 from kernels.differentiable import refuse_gradients
 from kernels.modes import check_mode
+from kernels.op import op
 from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import resolve_scale
 from kernels.softmax import wide as wide_heads
-from kernels.softmax.arguments import MAX_DIM, check_groups, check_packing, check_window
+from kernels.softmax.arguments import (
+    MAX_DIM,
+    LseOptions,
+    check_groups,
+    check_packing,
+    check_window,
+)
 from kernels.softmax.backward import (
     attention_backward_bias,
     attention_backward_kv,
@@ -42,91 +49,13 @@ _PAIRED_AND_WIDE = tiles.Tile(tokens=32, keys=16, num_warps=8, num_stages=1)
 _PAIRED_IN_FLOAT32 = tiles.Tile(tokens=16, keys=16, num_warps=8, num_stages=1)
 
 
-def attention(
-    q: Float[Tensor, "B T_q H K"],
-    k: Float[Tensor, "B T_k G K"],
-    v: Float[Tensor, "B T_k G V"],
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    softcap: float | None = None,
-    sink: Float[Tensor, "H"] | None = None,
-    alibi_slopes: Float[Tensor, "H"] | None = None,
-    g: Float[Tensor, "B T_k H"] | None = None,
-    bias: Float[Tensor, "#B #H #T_q #T_k"] | None = None,
-    mask: Bool[Tensor, "#B #H #T_q #T_k"] | None = None,
-    structure: Structure | None = None,
-    cu_seqlens: Int[Tensor, "N+1"] | None = None,
-    cu_seqlens_k: Int[Tensor, "N+1"] | None = None,
-    return_lse: bool = False,
-    mode: str = "auto",
-    tile: int | None = None,
-) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
-    """Softmax attention in tiles, forward and backward, without a matrix of weights in memory.
-
-        p_i  = i + T_k - T_q                                  position of query i among the keys
-        s_ij = scale · q_i · k_j
-        s_ij = c tanh(s_ij / c)                               softcap c
-        s_ij = s_ij - slope · |p_i - j|                       ALiBi
-        s_ij = s_ij + Σ_{j < t <= p_i} g_t                    forgetting gate
-        s_ij = s_ij + bias_ij
-        s_ij = -inf   unless   j <= p_i  (causal)   and   |p_i - j| < W  (window)
-                      and   mask_ij   and   all rules of `structure`
-        lse_i = log (exp(sink) + Σ_j exp(s_ij))               without a sink exp(sink) is 0
-        o_i  = Σ_j exp(s_ij - lse_i) v_j
-
-    Query head h reads kv head h // (H / G). A row that sees no key gets o = 0, lse = -inf (lse =
-    sink if there is one), and gradients 0. Gradients flow to q, k, v, sink, g and bias, through o
-    and through lse; the backward pass cannot itself be differentiated.
-
-    Args:
-        q: queries `[B, T_q, H, K]`, float32, bfloat16 or float16, of any strides.
-        k: keys `[B, T_k, G, K]`, in the dtype of q.
-        v: values `[B, T_k, G, V]`, in the dtype of q.
-        scale: factor of `q · k`. None and -1 mean `K ** -0.5`, any other finite number itself.
-        causal: hide the keys after the query, aligned at the bottom right.
-        window: W >= 1, the number of keys (tokens) seen, the query's own included; without
-            `causal` as many again, but for that one, on the other side.
-        softcap: c > 0, the bound that logits are squashed to, before any bias.
-        sink: `[H]`, natural units, in the dtype of q or float32: one more logit per head that has
-            no value.
-        alibi_slopes: `[H]`, in the dtype of q or float32; logits fall by the slope per token of
-            distance. A constant: it gets no gradient.
-        g: natural logarithm of the decay at each key `[B, T_k, H]`, in the dtype of q or float32,
-            meant to be <= 0, -inf included. A gate below -2^17 is taken for -inf. Not scaled. Needs
-            `causal`.
-        bias: natural units, float32, bfloat16 or float16, -inf included, which hides a pair;
-            `[#B, #H, #T_q, #T_k]` of any strides, where `#B` is B or 1, which stands for all. Its
-            gradient is summed over these. Of packed sequences T_q and T_k are all tokens, and what
-            is between two sequences is not read.
-        mask: bool, of the shapes of `bias`; false hides a pair.
-        structure: rules of positions that hide pairs, see `kernels.softmax.structure.Structure`:
-            documents, a prefix, chunks, blocks, a dilation, a tree, and, not for packed sequences,
-            a table of blocks. Documents, prefixes and trees are read before anything is launched.
-        cu_seqlens: boundaries of N packed sequences of queries `[N+1]`, int32 or int64, in tokens;
-            B is then 1, and sequence n attends to sequence n only. None means N = B sequences.
-        cu_seqlens_k: the boundaries among the keys; None means those of the queries.
-        return_lse: return the logarithm of the softmax's denominator as well.
-        mode: "parallel", the one there is, or "auto".
-        tile: index into `kernels.tiles.TABLE["attention", "parallel"]`; None chooses.
-
-    Returns:
-        o: `[B, T_q, H, V]`, in the dtype of q.
-        lse: natural logarithm `[B, H, T_q]`, float32; None unless `return_lse`.
-
-    Raises:
-        TypeError: an argument of a wrong type or dtype; q, k, v not of one dtype.
-        ValueError: shapes that do not match; K outside 1 to 576 or V outside 1 to 512; `g` or a
-            `bias` with one above 256; H not a multiple of G; a scale that is NaN or infinite; a
-            window below 1; a softcap that is not positive and finite; `g` without `causal`;
-            `cu_seqlens_k` without `cu_seqlens`; boundaries with B != 1, or that do not start at 0,
-            decrease, or do not end at T_q (T_k); an entry of `structure` that is unknown or out of
-            range; an unknown mode or tile.
-
-    Source: Dao et al., arXiv 2205.14135 and Dao, arXiv 2307.08691 (tiles and recomputation); for
-        the terms of the logits see `reference.attention`.
-    """
+def compute(
+    *, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, softcap: float | None,
+    sink: Tensor | None, alibi_slopes: Tensor | None, g: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, structure: Structure | None, scale: float | None,
+    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, return_lse: bool, mode: str,
+    tile: int | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     sizes = arguments.bind_dims(
         q=(q, "B T_q H K"),
         k=(k, "B T_k G K"),
@@ -171,6 +100,53 @@ def attention(
         False, dtype,
     )  # fmt: skip
     return o, lse if return_lse else None
+
+
+@op(
+    compute,
+    outputs=("o", "lse"),
+    about="Computed in tiles, without a matrix of weights in memory. Gradients flow to q, k, v, "
+    "sink, g and bias, through o and through lse. Sums are float32. A gate below -2^17 is taken "
+    "for -inf. Documents, prefixes and trees of `structure` are read before anything is launched.",
+    same_dtype=("q", "k", "v"),
+    texts={
+        "bias": "float32, bfloat16 or float16. Any strides.",
+        "mask": "bool. Any strides.",
+        "cu_seqlens": "int32 or int64.",
+        "cu_seqlens_k": "int32 or int64.",
+        "lse": "float32; None unless `return_lse`.",
+    },
+    raises=[
+        f"K outside 1 to {MAX_KEY_DIM} or V outside 1 to {MAX_VALUE_DIM}",
+        f"`g` or a `bias` with one above {MAX_DIM}",
+        "H not a multiple of G",
+        "a scale that is NaN or infinite",
+        "a window below 1",
+        "a softcap that is not positive and finite",
+        "`g` without `causal`",
+        "`cu_seqlens_k` without `cu_seqlens`",
+        "boundaries with B != 1, or that do not start at 0, decrease, or do not end at T_q (T_k)",
+        "an entry of `structure` that is unknown or out of range",
+    ],
+)
+def attention(
+    q: Float[Tensor, "B T_q H K"],
+    k: Float[Tensor, "B T_k G K"],
+    v: Float[Tensor, "B T_k G V"],
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "H"] | None = None,
+    alibi_slopes: Float[Tensor, "H"] | None = None,
+    g: Float[Tensor, "B T_k H"] | None = None,
+    bias: Float[Tensor, "#B #H #T_q #T_k"] | None = None,
+    mask: Bool[Tensor, "#B #H #T_q #T_k"] | None = None,
+    structure: Structure | None = None,
+    mode: Literal["auto", "parallel"] = "auto",
+    **options: Unpack[LseOptions],
+) -> tuple[Float[Tensor, "B T_q H V"], Float[Tensor, "B H T_q"] | None]:
+    """Softmax attention, `reference.attention`."""
 
 
 def attention_within(
