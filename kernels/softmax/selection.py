@@ -40,15 +40,10 @@ def _keys(slots, start, count, block_size, position, KEYS: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "num_queries",
-        "select_heads",
-        "slots_each",
-        "block_size",
-        "parts",
-        "share",
+        "num_queries", "select_heads", "slots_each", "block_size", "parts", "share",
         "group",
     ]
-)
+)  # fmt: skip
 def selected_forward(
     q, k, v, o, lse, row_maxima, weight_sums, slots, counts, positions, starts,
     factor, num_queries, select_heads, slots_each, block_size, parts, share,
@@ -121,15 +116,10 @@ def _base(row_maxima, at, inside):
 
 @triton.jit(
     do_not_specialize=[
-        "num_queries",
-        "select_heads",
-        "slots_each",
-        "block_size",
-        "parts",
-        "share",
+        "num_queries", "select_heads", "slots_each", "block_size", "parts", "share",
         "group",
     ]
-)
+)  # fmt: skip
 def selected_backward_q(
     q, k, v, o, do, dlse, row_maxima, weight_sums, deltas, dq, slots, counts, positions, starts,
     scale, factor, num_queries, select_heads, slots_each, block_size, parts, share,
@@ -184,16 +174,10 @@ def selected_backward_q(
 
 @triton.jit(
     do_not_specialize=[
-        "num_queries",
-        "num_keys",
-        "kv_heads",
-        "blocks",
-        "block_size",
-        "parts",
-        "share",
+        "num_queries", "num_keys", "kv_heads", "blocks", "block_size", "parts", "share",
         "group",
     ]
-)
+)  # fmt: skip
 def selected_backward_kv(
     q, k, v, do, row_maxima, weight_sums, deltas, dk, dv, queries, bounds, positions,
     block_keys, scale, factor, num_queries, num_keys, kv_heads, blocks, block_size, parts, share,
