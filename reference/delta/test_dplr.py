@@ -39,8 +39,7 @@ def test_it_is_kda_where_it_reads_what_has_decayed_of_a_key_and_takes_it_from_th
     expected = reference.kda(q, k, v, g, beta, **options)
     taken = beta[..., None] * k
     got = form(q, taken, v, g.exp() * k, -taken, g, **options)
-    for x, y in zip(got, expected, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
 
 
 @both_forms
@@ -51,8 +50,7 @@ def test_without_what_it_reads_or_writes_besides_it_is_gla(form: Form, nothing: 
     options: dict[str, Any] = {"initial_state": draw(6, 2, 3, 5, 2), "output_final_state": True}
     expected = reference.gla(q, k, v, gk, **options)
     (a if nothing == "a" else b).zero_()
-    for got, want in zip(form(q, k, v, a, b, gk, **options), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(form(q, k, v, a, b, gk, **options), expected, rtol=1e-13, atol=1e-13)
 
 
 @both_forms

@@ -38,5 +38,4 @@ def test_one_step_is_the_gated_delta_rule(form: Form) -> None:
     options: dict[str, Any] = {"initial_state": draw(5, 2, 3, 5, 2), "output_final_state": True}
     expected = reference.gated_delta_rule(q, k, v, g, beta, **options)
     got = form(q, k[:, :, None], v[:, :, None], g, beta[:, :, None], **options)
-    for x, y in zip(got, expected, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)

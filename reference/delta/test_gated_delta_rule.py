@@ -52,11 +52,13 @@ def test_without_gates_it_is_the_delta_rule_and_without_strength_it_forgets_alon
     g, beta = -draw(3, 2, 7, 3).abs(), 2 * torch.sigmoid(draw(4, 2, 7, 3))
     options: dict[str, Any] = {"initial_state": draw(5, 2, 3, 5, 2), "output_final_state": True}
     expected = reference.delta_rule(q, k, v, beta, **options)
-    for got, want in zip(form(q, k, v, None, beta, **options), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        form(q, k, v, None, beta, **options), expected, rtol=1e-13, atol=1e-13
+    )
     expected = reference.simple_gla(q, 0 * k, v, g, **options)
-    for got, want in zip(form(q, k, v, g, 0 * beta, **options), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        form(q, k, v, g, 0 * beta, **options), expected, rtol=1e-13, atol=1e-13
+    )
 
 
 @both_forms

@@ -73,5 +73,4 @@ def test_with_one_gate_for_all_channels_it_is_the_rule_of_one_gate(
     }
     expected = reference.precond_gated_delta_rule(q, k, v, g, *others, **options)
     got = form(q, k, v, g[..., None].expand_as(k), *others, **options)
-    for x, y in zip(got, expected, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)

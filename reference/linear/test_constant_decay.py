@@ -47,8 +47,7 @@ def test_retention_is_simple_gla_with_a_constant_decay(form: Form, reverse: bool
     }
     g = torch.tensor([math.log1p(-(2.0 ** (-5 - h))) for h in range(4)], dtype=torch.float64)
     expected = reference.simple_gla(q, k, v, g.expand(2, 7, 4), **options)
-    for got, want in zip(form(q, k, v, **options), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(form(q, k, v, **options), expected, rtol=1e-13, atol=1e-13)
 
 
 @both_forms_of_lightning
@@ -65,8 +64,7 @@ def test_lightning_attention_is_simple_gla_with_a_constant_decay(
     }
     g = torch.tensor([-2 * h * (1 - layer / 5) for h in range(4)], dtype=torch.float64)
     expected = reference.simple_gla(q, k, v, g.expand(2, 7, 4), **options)
-    for got, want in zip(form(q, k, v, layer, 5, **options), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(form(q, k, v, layer, 5, **options), expected, rtol=1e-13, atol=1e-13)
 
 
 @both_forms_of_lightning

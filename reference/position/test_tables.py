@@ -268,8 +268,7 @@ def test_xpos_by_hand() -> None:
     cos, sin = reference.rotary_tables(5, 2, dtype=torch.float64)
     scale = torch.tensor([49 / 4, 7 / 2, 1, 2 / 7, 4 / 49], dtype=torch.float64)[:, None]
     wants = (scale * cos, scale * sin, cos / scale, sin / scale)
-    for got, want in zip(tables, wants, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-14, atol=0)
+    torch.testing.assert_close(tables, wants, rtol=1e-14, atol=0)
 
 
 def test_products_of_xpos_decay_with_the_distance_alone() -> None:

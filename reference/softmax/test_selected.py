@@ -71,8 +71,7 @@ def test_all_blocks_selected_is_causal_attention(form: Form) -> None:
     everything = torch.tensor([2, 0, 1]).expand(2, 5, 2, 3)
     got = form(q, k, v, everything, block_size=3, scale=2.0, return_lse=True)
     want = reference.attention(q, k, v, causal=True, scale=2.0, return_lse=True)
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("C", [1, 2, 3, 16])
@@ -83,8 +82,7 @@ def test_both_forms_agree(T_q: int, T_k: int, C: int) -> None:
     call: Any = (q, k, v, indices(T_q, T_k, 2, C))
     first = reference.selected_attention(*call, block_size=C, return_lse=True)
     second = reference.selected_attention.second_form(*call, block_size=C, return_lse=True)
-    for one, other in zip(first, second, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-12)
 
 
 @both_forms
