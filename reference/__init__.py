@@ -15,8 +15,8 @@ from reference.cache import (
     LatentCache,
     QuantizedCache,
     RecurrentCache,
+    StreamingCache,
 )
-from reference.cache.streaming import StreamingCache
 from reference.conv.short_conv import short_conv
 from reference.conv.token_shift import token_shift
 from reference.delta.comba import comba

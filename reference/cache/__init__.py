@@ -5,6 +5,7 @@ from reference.cache.kv import CacheView, KVCache
 from reference.cache.latent import LatentCache
 from reference.cache.quantized import QuantizedCache
 from reference.cache.recurrent import RecurrentCache
+from reference.cache.streaming import StreamingCache
 
 __all__ = [
     "CacheView",
@@ -13,4 +14,5 @@ __all__ = [
     "LatentCache",
     "QuantizedCache",
     "RecurrentCache",
+    "StreamingCache",
 ]
