@@ -18,6 +18,7 @@ Bound = Callable[[Case], Case]
 _KINDS: dict[str, type] = {
     "conventions": tuple,
     "dtypes": tuple,
+    "output_dtypes": Mapping,
     "tokens": int,
     "bounds": Mapping,
     "constants": tuple,
@@ -41,6 +42,8 @@ class Implementation:
         conventions: what `function` translates because the library means something else, a sentence
             each.
         dtypes: of the activations.
+        output_dtypes: outputs that it returns in another dtype than the catalogue's → "case" for
+            that of the activations, or "float32".
         tokens: per tile, if known; lengths are drawn next to its multiples.
         bounds: other restrictions of cases, in words → function that makes a case obey.
         constants: tensors that get no gradient, and outputs through which none flows.
@@ -53,6 +56,7 @@ class Implementation:
     whole: Callable[[Op], Op] = field(default=_unchanged, kw_only=True)
     conventions: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
+    output_dtypes: Mapping[str, str] = field(default_factory=dict)
     tokens: int = 16
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     constants: tuple[str, ...] = ()
@@ -92,6 +96,8 @@ class Implementation:
             ("law", self.unstated, op.laws),
             ("dtype", self.dtypes, DTYPES),
             ("constant", self.constants, tensors),
+            ("output", self.output_dtypes, [one.name for one in outputs]),
+            ("output dtype", self.output_dtypes.values(), ("case", "float32")),
         ):
             for name in names:
                 if name not in known:
@@ -137,7 +143,11 @@ class Implementation:
             ),
             options=tuple(o for o in op.options if self.has(o.name)),
             outputs=tuple(
-                replace(o, differentiable=differentiable(o.name))
+                replace(
+                    o,
+                    dtype=self.output_dtypes.get(o.name, o.dtype),
+                    differentiable=differentiable(o.name),
+                )
                 for o in op.outputs
                 if o.asked_by is None or self.has(o.asked_by)
             ),
@@ -203,10 +213,14 @@ class Adapter(Target):
 
     def limits(self, op: Op, mode: str) -> tuple[str, ...]:
         one = self.ops[op.name][mode]
+        others = [
+            f"{name} in {'the dtype of the inputs' if dtype == 'case' else dtype}"
+            for name, dtype in one.output_dtypes.items()
+        ]
         if one.forward_only:
-            return (*one.bounds, "forward")
+            return (*one.bounds, *others, "forward")
         constants = [f"{name} as a constant" for name in one.constants]
-        return (*one.bounds, *constants)
+        return (*one.bounds, *others, *constants)
 
     def tokens(self, op: str, mode: str) -> int:
         return self.ops[op][mode].tokens

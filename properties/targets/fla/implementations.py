@@ -21,7 +21,12 @@ Given = dict[str, Any]
 Outputs = Tensor | tuple[Tensor | None, ...]
 
 _SCALE = "-1 is a number; the sentinel becomes the default"
-_PAIR = "the state of a normalised op is a pair: its last column is apart, in the keys' dtype"
+_PAIRED = (
+    _SCALE,
+    "the state of a normalised op is a pair: its last column is apart, in the keys' dtype",
+    "outputs are float32 beside a pair in float32; they become the dtype of q",
+)
+_STATE_LIKE_INPUTS = {"final_state": "case"}
 _REQUIRED = "gates and strengths are required; none becomes zeros or ones"
 _WINDOW = "the state of a convolution is [N, D, W]: its oldest token has a weight of 0"
 
@@ -60,6 +65,8 @@ def _normalized(kernel: Kernel, given: Given) -> Outputs:
         whole = given["initial_state"]
         given["initial_state"] = (whole[..., :-1].contiguous(), whole[..., -1].unsqueeze(1))
     o, pair = kernel(**given)
+    # A float32 sum of keys makes the outputs float32.
+    o = o.to(given["q"].dtype)
     if not given["output_final_state"]:
         return o, None
     state, keys = pair
@@ -289,7 +296,7 @@ def _three_branches(kernel: Kernel, given: Given) -> Outputs:
     names = ("q", "k", "v", "scale", "cu_seqlens")
     recent = around(**{n: given.get(n) for n in names}, window_size=window)
     mixed: Tensor = o + gate.unsqueeze(-1) * recent
-    return mixed
+    return mixed.to(given["q"].dtype)
 
 
 def _features(kernel: Kernel, given: Given) -> Outputs:
@@ -575,6 +582,7 @@ class _Mode:
     constants: tuple[str, ...] = ()
     conventions: tuple[str, ...] = (_SCALE,)
     dtypes: tuple[str, ...] = DTYPES
+    output_dtypes: Mapping[str, str] = field(default_factory=dict)
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     forward_only: bool = False
     unstated: Mapping[str, str] = field(default_factory=dict)
@@ -587,6 +595,7 @@ class _Mode:
             self._function(op, kernel, required),
             conventions=(*self.conventions, *(_REQUIRED for _ in required[:1])),
             dtypes=self.dtypes,
+            output_dtypes=self.output_dtypes,
             bounds=self.bounds,
             constants=self.constants,
             forward_only=self.forward_only,
@@ -764,8 +773,10 @@ _USE_NORM = {"normalize": "use_norm"}
 _GATES_OF_GDN2 = {"erase": "b", "write": "w"}
 _MODES: Mapping[str, Mapping[str, _Mode]] = {
     "linear_attn": {
-        **_each("linear_attn", "chunk", call=_normalized, bounds=_EVEN),
-        **_each("linear_attn", "fused_chunk", "fused_recurrent", call=_normalized),
+        **_each("linear_attn", "chunk", call=_normalized, conventions=_PAIRED, bounds=_EVEN),
+        **_each(
+            "linear_attn", "fused_chunk", "fused_recurrent", call=_normalized, conventions=_PAIRED
+        ),
     },
     "simple_gla": {
         **_each("simple_gla", "chunk", bounds=_EVEN, telescopes=_keys_telescope),
@@ -933,7 +944,10 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         earlier={"r": "q", "w": "g"},
         telescopes=_channels_telescope,
     ),
-    "hgrn": _each("hgrn", "chunk", "fused_recurrent", conventions=()),
+    "hgrn": {
+        **_each("hgrn", "chunk", conventions=()),
+        **_each("hgrn", "fused_recurrent", output_dtypes=_STATE_LIKE_INPUTS, conventions=()),
+    },
     "rwkv4": _each(
         "rwkv4",
         "fused_recurrent",
@@ -1020,7 +1034,11 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         call=_three_branches,
         theirs={"window": "window_size", "top_k": "block_counts"},
         ours=("local_blocks",),
-        conventions=(_SCALE, "the window's branch is parallel_attn, in the place of flash-attn"),
+        conventions=(
+            _SCALE,
+            "the window's branch is parallel_attn, in the place of flash-attn",
+            "outputs are float32 beside float32 gates; they become the dtype of q",
+        ),
         bounds={
             **_SELECTION,
             "two local blocks": _two_local_blocks,
@@ -1129,7 +1147,11 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
     },
     "strength_gate": {
         "fused": _Mode(
-            "fla.modules.activations:sigmoid", call=_numbers, ours=("x",), conventions=()
+            "fla.modules.activations:sigmoid",
+            call=_numbers,
+            ours=("x",),
+            output_dtypes={"beta": "case"},
+            conventions=(),
         )
     },
     "token_shift": {
@@ -1137,7 +1159,8 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             "fla.modules.token_shift:token_shift",
             call=_shift,
             theirs={"initial_state": "cache", "output_final_state": "output_cache"},
-            conventions=("a state has the dtype of x, and no axis of tokens",),
+            output_dtypes=_STATE_LIKE_INPUTS,
+            conventions=("a state has no axis of tokens",),
             bounds={
                 "a state in the dtype of x": _tables_like_x,
                 "no gradient of a state in 16 bits, as it is rounded to them": _silent_state,

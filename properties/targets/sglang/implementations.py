@@ -195,8 +195,7 @@ def _merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tens
         for x in (o_a, lse_a.transpose(1, 2).float(), o_b, lse_b.transpose(1, 2).float())
     ]
     o, lse = run(*parts)
-    lse = lse.to(torch.promote_types(lse_a.dtype, lse_b.dtype)).view(o_a.shape[:3])
-    return o.view_as(o_a), lse.transpose(1, 2)
+    return o.view_as(o_a), lse.view(o_a.shape[:3]).transpose(1, 2)
 
 
 def _for_release(function: Callable[..., Any], library: Callable[..., Any]) -> Callable[..., Any]:

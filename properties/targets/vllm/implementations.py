@@ -221,7 +221,6 @@ def _merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tens
     ]
     o, lse = torch.empty_like(parts[0]), torch.empty(H, B * T, device=device)
     VLLM.function(_MERGE)(o, *parts, lse)
-    lse = lse.to(torch.promote_types(lse_a.dtype, lse_b.dtype))
     return o.view_as(o_a), lse.view(H, B, T).transpose(0, 1)
 
 
