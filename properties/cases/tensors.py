@@ -246,7 +246,7 @@ def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Result
             x = _thinned(x)
         if output.name in case.silent:
             continue
-        dtype = torch.float32 if output.dtype == "float32" else case.torch_dtype
+        dtype = output.dtype_in(case)
         name = f"d{output.name}"
         layout = "contiguous" if output.asked_by and name not in case.layouts else None
         made[output.name] = relaid(x.to(dtype).to(device), layout or case.layout_of(name))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import torch
 from hypothesis import find, settings
 from hypothesis.errors import NoSuchExample, Unsatisfiable
 from hypothesis.strategies import SearchStrategy, just
@@ -154,6 +155,10 @@ class Output:
     dtype: str = "case"
     linear: bool = True
     differentiable: bool = True
+
+    def dtype_in(self, case: Case) -> torch.dtype:
+        """The dtype that a call of a case returns it in."""
+        return torch.float32 if self.dtype == "float32" else case.torch_dtype
 
 
 def _unchanged(case: Case) -> Case:

@@ -310,6 +310,12 @@ def _matched(run: Run, got: Results, want: Results) -> tuple[Results, Results]:
     """Keep the results that are present and expected; report any others."""
     if set(got) != set(want):
         fail(run, f"it returns {sorted(got)}, expected {sorted(want)}")
+    for output in run.op.outputs:
+        if output.name in got:
+            dtypes = got[output.name].dtype, output.dtype_in(run.case)
+            found, promised = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+            if found != promised:
+                fail(run, f"it returns {output.name} in {found}, expected {promised}")
     both = [name for name in got if name in want]
     return {name: got[name] for name in both}, {name: want[name] for name in both}
 

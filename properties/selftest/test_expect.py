@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from properties.cases.case import Case
 from properties.catalogue import OPS, Op
@@ -42,6 +43,23 @@ class Off(Oracle):
             error = torch.zeros_like(o)
             error.view(-1)[5] = self.by
             return o + error, *rest
+
+        return function
+
+
+@dataclass
+class Cast(Oracle):
+    """The oracles, with one output in another dtype."""
+
+    output: str
+    dtype: torch.dtype
+
+    def function(self, op: Op) -> Function:
+        inner: Any = super().function(op)
+
+        def function(**given: Any) -> Any:
+            named = zip(op.outputs, inner(**given), strict=True)
+            return tuple(y.to(self.dtype) if o.name == self.output else y for o, y in named)
 
         return function
 
@@ -97,6 +115,37 @@ def test_only_a_quick_verdict_omits_the_fraction_of_the_budget(
 ) -> None:
     judged(CASE, 0.0, quick=False)
     assert counted == [DRAWS]
+
+
+@pytest.mark.parametrize(
+    ("output", "dtype", "told"),
+    [
+        ("o", torch.float64, "it returns o in float64, expected bfloat16"),
+        ("final_state", torch.bfloat16, "it returns final_state in bfloat16, expected float32"),
+    ],
+)
+def test_an_output_in_another_dtype_is_reported(output: str, dtype: torch.dtype, told: str) -> None:
+    subject = Subject(Cast(output, dtype), torch.device("cpu"), quick=True)
+    with pytest.raises(Violation, match=told):
+        LAWS["differential"](OPS[CASE.op], CASE, subject)
+
+
+class _WithAGradientInFloat64(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return dy.double()
+
+
+def test_autograd_casts_a_gradient_to_the_dtype_of_its_input() -> None:
+    """So `expect` need not judge the dtype of a gradient."""
+    x = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
+    y = _WithAGradientInFloat64.apply(x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert dx.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

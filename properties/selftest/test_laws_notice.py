@@ -152,6 +152,16 @@ def last_digits_wrong(output: Output, y: Tensor) -> Tensor:
 
 
 @altering
+def returned_in_float64(output: Output, y: Tensor) -> Tensor:
+    return y.double()
+
+
+@altering
+def returned_in_the_default_dtype(output: Output, y: Tensor) -> Tensor:
+    return y.to(torch.get_default_dtype())
+
+
+@altering
 def states_of_eight_bits(output: Output, y: Tensor) -> Tensor:
     return y.bfloat16().to(y.dtype) if output.dtype == "float32" else y
 
@@ -471,6 +481,7 @@ PLANTED = (
     Planted("differential", not_through_zero),
     Planted("differential", sign_of_scale_ignored, _with_scale),
     Planted("differential", negative_scale_is_the_sentinel, _with_scale),
+    Planted("differential", returned_in_float64),
     Planted("exactness", last_digits_wrong),
     Planted("exactness", states_of_eight_bits, exactness.returns_sums),
     Planted("causality", next_token_read),
@@ -488,6 +499,7 @@ PLANTED = (
     Planted("determinism", contents_of_the_call_before),
     Planted("determinism", kept_for_the_backward_pass_by_shape, _with_gradients),
     Planted("context_invariance", another_last_bit_in_inference),
+    Planted("context_invariance", returned_in_the_default_dtype),
     Planted("request_invariance", gradients_lost_beside_a_frozen_tensor),
     Planted("request_invariance", gradients_lost_without_an_output, _with_flags),
     Planted("batch_invariance", scaled_by_the_tokens),

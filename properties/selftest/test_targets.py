@@ -98,6 +98,26 @@ def test_a_target_reports_what_it_lacks() -> None:
     )
 
 
+def _in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return causal_only(q, k, v).float()
+
+
+def test_a_target_states_the_dtype_of_its_output() -> None:
+    case = Case.of(
+        "attention", "some", {"B": 1, "G": 1, "R": 1, "K": 4, "V": 3}, (5,), dtype="bfloat16"
+    )
+    differential = LAWS["differential"]
+    silent = Adapter({"attention": {"some": _in_float32}})
+    with pytest.raises(Violation, match="it returns o in float32, expected bfloat16"):
+        differential(scope.declared(silent, "attention", "some"), case, Subject(silent, CPU))
+    stated = Adapter(
+        {"attention": {"some": Implementation(_in_float32, output_dtypes={"o": "float32"})}}
+    )
+    differential(scope.declared(stated, "attention", "some"), case, Subject(stated, CPU))
+    *_, line = scope.missing(stated)
+    assert "only o in float32;" in line
+
+
 def test_the_oracles_lack_nothing() -> None:
     assert list(scope.missing(load("oracle", CPU))) == []
 
@@ -304,6 +324,8 @@ def no_values(q: Tensor, k: Tensor) -> Tensor:
             for field, told in (
                 ({"dtypes": "float32"}, "dtypes 'float32', expected a tuple"),
                 ({"dtypes": (torch.float32,)}, "dtype torch.float32, expected one of float32"),
+                ({"output_dtypes": {"y": "case"}}, "output 'y', expected one of o, lse"),
+                ({"output_dtypes": {"o": "float64"}}, "output dtype 'float64', expected one of"),
                 ({"constants": ("dq",)}, "constant 'dq', expected one of q, k, v"),
                 ({"unstated": ("rejection",)}, r"unstated \('rejection',\), expected a Mapping"),
                 ({"tokens": 0}, "tokens 0, expected 1 or more"),

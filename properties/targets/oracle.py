@@ -78,12 +78,12 @@ def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...
             dims |= zip(a.dims.split(), tensors[a.name].shape, strict=True)
     bounds = [given.get(name) for name in op.packed_by] or [None]
     sequences = dims["B"] if bounds[0] is None else len(bounds[0]) - 1
-    if sequences == 0:
-        return op.oracle(**given)
     options = {n: v for n, v in given.items() if n not in (*tensors, *op.packed_by, "inplace")}
+    rows = []
+    if sequences == 0:
+        rows.append(_each(op.oracle(**{n: v for n, v in given.items() if n != "inplace"})))
     double = {n: x.double() if x.is_floating_point() else x for n, x in tensors.items()}
     apart = dims["H"] if "H" in dims and op.heads_alike else 1
-    rows = []
     for n in range(sequences):
         heads = []
         for h in range(apart):
@@ -97,8 +97,7 @@ def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...
             }
             if own.get("structure"):
                 own["structure"] = _rules(own["structure"], n, h, apart, bounds)
-            returned = op.oracle(**piece, **own)
-            heads.append(returned if isinstance(returned, tuple) else (returned,))
+            heads.append(_each(op.oracle(**piece, **own)))
         rows.append(_joined(op, heads, "H") if apart > 1 else heads[0])
     along = ("B",) if bounds[0] is None else ("T", *op.rows)
     results = tuple(
@@ -108,6 +107,10 @@ def _compute(op: Op, given: dict[str, Any]) -> Tensor | tuple[Tensor | None, ...
     if given.get("inplace"):
         return given[first.name].copy_(results[0])  # type: ignore[no-any-return]
     return results if len(results) > 1 else results[0]  # type: ignore[return-value]
+
+
+def _each(returned: Tensor | tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return returned if isinstance(returned, tuple) else (returned,)
 
 
 def _dtype(op: Op, tensors: Mapping[str, Tensor]) -> torch.dtype:
