@@ -82,6 +82,7 @@ class CrossAttentionMachine(PagedMachine):
             o, lse = run()
         self.check_attention(q, o, lse, offset, options)
         assert (lse is None) == (not return_lse)
+        self.check_dtypes(o, lse)
         for n, count in enumerate(counts):
             assert (o[n, count:] == 0).all(), "padding rows are not 0"
             assert lse is None or (lse[n, :, count:] == -torch.inf).all(), "the LSE of padding"

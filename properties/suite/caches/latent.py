@@ -82,6 +82,7 @@ class LatentMachine(PagedMachine):
         self.append(c, k_r, offset)
         self.reached.add("absorbed" if absorbed else "naive")
         assert (lse is None) == (not return_lse)
+        self.check_dtypes(o, lse)
         for n, count in enumerate(counts):
             if count:
                 rows = {name: x[n : n + 1, :count] for name, x in given.items() if name[0] == "q"}

@@ -371,6 +371,8 @@ class KVMachine(RuleBasedStateMachine):
         self.append(k, v, offset)
         assert (lse is None) == (not return_lse)
         assert o.shape == (*q.shape[:3], self.value_dim)
+        if with_kernel:
+            self.check_dtypes(o, lse)
         options.setdefault("window", self.window)
         assert not heard or all(heard.get(name) is value for name, value in options.items())
         for n, count in enumerate(counts):
@@ -385,6 +387,11 @@ class KVMachine(RuleBasedStateMachine):
     def kernel_options(self, seed: int) -> dict[str, Any]:
         """Options that the kernel has and the oracle has not."""
         return {}
+
+    def check_dtypes(self, o: Tensor, lse: Tensor | None) -> None:
+        """Require outputs in the dtype of the queries, and an LSE in float32."""
+        assert o.dtype == self.dtype, f"outputs are {o.dtype}, expected {self.dtype}"
+        assert lse is None or lse.dtype == torch.float32, f"the LSE is {lse.dtype}"
 
     def check_rows(
         self,

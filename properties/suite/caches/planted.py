@@ -27,6 +27,14 @@ class CountsHeads(kernels.ContiguousCache):
         self._length = [old + update.k.shape[2] for old in update.length]
 
 
+class AnswersInFloat64(kernels.ContiguousCache):
+    """Returns outputs in float64, whatever the dtype of the queries."""
+
+    def attend(self, *args: Any, **options: Any) -> Any:
+        o, lse = super().attend(*args, **options)
+        return o.double(), lse
+
+
 class ChecksTheCapacityLate(kernels.ContiguousCache):
     """Lengths advance before the capacity is checked."""
 
@@ -359,6 +367,7 @@ class KeepsTheNewestState(kernels.RecurrentCache):
 PLANTED = {
     ContiguousMachine: (
         CountsHeads,
+        AnswersInFloat64,
         ChecksTheCapacityLate,
         KeepsLengthOnReset,
         ReordersKeysOnly,

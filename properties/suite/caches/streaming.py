@@ -108,6 +108,7 @@ class StreamingMachine(KVMachine):
         want, size = found.chunk(2, -1)
         # Without the kernel, outputs are still rounded to the dtype.
         budget = self.budget(want, size, self.sinks + self.width, True)
+        self.check_dtypes(o, None)
         assert ((o - want).abs() <= budget).all(), f"{o}, want {want}"
         return o
 
