@@ -200,7 +200,9 @@ def _members(
 def _rows(draw: DrawFn, op: Op, case: Case, widest: int, extent: Extent) -> int:
     if case.packed:
         return 1
-    return draw(_many(extent)) if "rows" in extent else _folded(draw(op.dims["B"]), widest)
+    if "rows" in extent:
+        return draw(_many(extent))
+    return _folded(draw(op.dims["B"]), 2 if "tokens" in extent else widest)
 
 
 def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
@@ -223,7 +225,7 @@ def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
 
 # Small dims: one head or two; a few channels, or the 16 to 20 around what a dot needs.
 _THIN = {
-    **dict.fromkeys("KVD", st.one_of(st.integers(1, 4), st.integers(1, 4), st.integers(16, 20))),
+    **dict.fromkeys("KVD", st.one_of(st.integers(1, 4), st.integers(16, 20))),
     **dict.fromkeys("PHR", st.integers(1, 2)),
     "G": st.just(1),
 }

@@ -46,18 +46,26 @@ _SCALE = Option(
     exact=(0.5, -0.5, 2.0, -2.0, 1.0),
     switch=lambda case: -0.5,
 )
+
+
+def _count(often: int, most: int) -> SearchStrategy[int]:
+    """Mostly up to `often`, in one of ten cases up to `most`; cases of dozens are drawn apart."""
+    seldom = [*range(often + 1, most + 1)]
+    return st.sampled_from([*range(1, often + 1)] * (9 * len(seldom) // often) + seldom)
+
+
 # In the order in which they are drawn. H is G times R where there are groups.
 _DIMS: Mapping[str, SearchStrategy[int]] = {
-    "B": st.integers(1, 3),
+    "B": _count(3, 8),
     "G": st.integers(1, 3),
-    "R": st.integers(1, 4),
-    "H": st.integers(1, 3),
+    "R": _count(4, 8),
+    "H": _count(3, 8),
     "K": head_dims(),
     "V": head_dims(),
     "D": head_dims(),
 }
 # Sizes of dims that few ops have: layers, slots, axes.
-_COUNTS = st.one_of(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9))
+_COUNTS = st.one_of(st.integers(1, 4), st.integers(1, 9))
 _TOKENS = {"T_q": "T", "T_k": "S"}
 _TERM = re.compile(r"([+-]?)(\w+)")
 
