@@ -181,14 +181,13 @@ def _right(run: Run, mistake: Mistake, inputs: Inputs, got: Results) -> bool:
             legal_inputs = replace(legal_inputs, tensors=kept).with_options(**{name: legal})
         if isinstance(bad, Tensor) and bad.dtype == torch.bfloat16:
             dtype = "bfloat16"
-    narrow = {n: y.float() if y.dtype == torch.float64 else y for n, y in got.items()}
-    strict = replace(
-        run,
-        case=replace(case, dtype=dtype),
-        subject=replace(run.subject, ledger=Ledger()),
-    )
+    case = replace(case, dtype=dtype)
+    strict = replace(run, case=case, subject=replace(run.subject, ledger=Ledger()))
+    # Nobody promises the dtype of what comes of a mistake.
+    dtypes = {output.name: output.dtype_in(case) for output in op.outputs}
+    cast = {name: y.to(dtypes[name]) for name, y in got.items()}
     try:
-        compare_with_oracle(strict, legal_inputs, {}, narrow)
+        compare_with_oracle(strict, legal_inputs, {}, cast)
     except (Violation, ValueError, TypeError):
         # The oracle rejects an argument without a legal value.
         return False

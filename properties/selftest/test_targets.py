@@ -453,6 +453,14 @@ def nan_of_nan(given: Mapping[str, Any]) -> Any:
     return None
 
 
+def values_in_16_bits(given: Mapping[str, Any]) -> Any:
+    """The outputs are float32, as the queries are, beside values in 16 bits."""
+    v = given["v"]
+    if not is_tensor(v) or v.dtype != torch.bfloat16:
+        return None
+    return reference.attention(**{**given, "v": v.float()})
+
+
 def zeros_of_nan(given: Mapping[str, Any]) -> Any:
     scale = given.get("scale")
     return zeros(given) if isinstance(scale, float) and scale != scale else None
@@ -490,7 +498,7 @@ PLAIN = Case.of(
 )
 
 
-@pytest.mark.parametrize("accepts", [nothing, other_numbers, nan_of_nan])
+@pytest.mark.parametrize("accepts", [nothing, other_numbers, nan_of_nan, values_in_16_bits])
 def test_a_library_may_raise_anything_or_be_right(accepts: Any) -> None:
     assert LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU)) == 0
 
