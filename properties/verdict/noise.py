@@ -179,11 +179,23 @@ class Rounding(TorchDispatchMode):
             # y (1 + |log y|): the argument of the exponential is rounded too.
             size = y.sub(torch.special.xlogy(y, y)).mul_(self.unit)
             return self._with_underflow(y, size, self.underflow)
+        if name == "mul" and self.float32_logits and self._rounds_an_operand(*args):
+            return self._with_underflow(
+                y, y.abs().mul_(self.precision.unit), self.precision.underflow
+            )
         of_order_one = name.rstrip("_") in _OF_ORDER_ONE
         if not (of_order_one or y.is_complex() or _matters(self.underflow)):
             return None
         size = y.abs().add_(1.0) if of_order_one else y.abs()
         return self._with_underflow(y, size.mul_(self.unit), self.underflow)
+
+    def _rounds_an_operand(self, a: Any, b: Any) -> bool:
+        """Whether this is a product with an input of one column, which `einsum` multiplies
+        elementwise: a kernel rounds the other operand, as it does for more columns.
+        """
+        if not all(isinstance(x, Tensor) and x.ndim for x in (a, b)):
+            return False
+        return self.precision.holds(a) != self.precision.holds(b)
 
     def _size_of_product(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
         sums: Tensor = func(a.abs(), b.abs())

@@ -356,3 +356,14 @@ def test_the_argument_of_a_softmax_is_rounded_too() -> None:
     torch.testing.assert_close(
         scatter, torch.tensor([1.0, 58.0], dtype=torch.float64), rtol=0.2, atol=0
     )
+
+
+def test_products_of_one_column_round_their_operand() -> None:
+    # einsum multiplies elementwise where the dim that it sums has size 1.
+    generator = torch.Generator().manual_seed(0)
+    dz = torch.randn(1, 40, 40, dtype=torch.float64, generator=generator)
+    q = torch.randn(1, 40, 1, generator=generator).bfloat16().double()
+    with Rounding(BFLOAT16, generator, float32_logits=True):
+        noisy = dz * q
+    exact = dz * q
+    assert (noisy / exact - 1).std() == pytest.approx(BFLOAT16.unit, rel=0.1)
