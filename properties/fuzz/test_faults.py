@@ -215,7 +215,7 @@ def test_an_illegal_address_is_one_bug_on_both_engines(fuzz: Fuzz) -> None:
 def test_a_bug_in_code_that_ops_share_is_one_bug(fuzz: Fuzz) -> None:
     _, printed = fuzz("sharing", "--op", "short_conv", "--law", "determinism", "--examples", "25")
     assert printed.count("return tl.load(x + size + tl.arange(0, 16))") == 1
-    assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 1
+    assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 1, printed
     (line,) = re.findall("^  [0-9]+ x .*", printed, re.MULTILINE)
     assert "short_conv-fused" in line
     assert "l2norm-fused" in line
