@@ -191,9 +191,10 @@ class Rounding(TorchDispatchMode):
 
     def _rounds_an_operand(self, a: Any, b: Any) -> bool:
         """Whether this is a product with an input of one column, which `einsum` multiplies
-        elementwise: a kernel rounds the other operand, as it does for more columns.
+        elementwise: a kernel rounds the other operand, as it does for more columns. One operand is
+        then repeated along a dim of the other; numbers for each row in float32 have equal shapes.
         """
-        if not all(isinstance(x, Tensor) and x.ndim for x in (a, b)):
+        if not all(isinstance(x, Tensor) and x.ndim for x in (a, b)) or a.shape == b.shape:
             return False
         return self.precision.holds(a) != self.precision.holds(b)
 
