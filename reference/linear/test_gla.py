@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 import reference
-from reference.testing import Bad, Form, assert_refused, both_forms_of, draw, each_bad, rows
+from reference.testing import (
+    Bad,
+    Form,
+    assert_refused,
+    bad_boundaries,
+    both_forms_of,
+    draw,
+    each_bad,
+    rows,
+)
 
 both_forms = both_forms_of(reference.gla)
 
@@ -140,6 +149,7 @@ BAD: dict[str, Bad] = {
         "initial_state: float64[2, 3, 5, 2], expected [N, H, K, V+normalize]",
     ),
 }
+BAD |= bad_boundaries(q=q, k=k, v=v)
 
 
 @both_forms
