@@ -120,7 +120,8 @@ class Case:
                 raise ValueError(f"case: {name!r}, expected one of {', '.join(known)}")
             if not _is_a(value, known[name].type):
                 raise ValueError(f"case: {name}: {value!r}, expected {_named(known[name].type)}")
-        absent = [name for name in ("op", "mode", "dtype", "dims", "lengths") if name not in data]
+        required = [n for n, f in known.items() if f.default is f.default_factory is MISSING]
+        absent = [name for name in required if name not in data]
         if absent:
             raise ValueError(f"case: no {', '.join(absent)}, expected all")
         given: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in data.items()}
