@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -78,6 +79,15 @@ class Bucket:
     def has(self, signature: Signature) -> bool:
         known = {*self.linked, *(failure.signature for failure in self.smallest)}
         return signature.bug in {one.bug for one in known}
+
+    def shows(self, signatures: Iterable[Signature], lines: frozenset[str]) -> bool:
+        """Whether a case with these signatures shows this bug.
+
+        Args:
+            lines: that the case launched; kernels without a common line have no common bug.
+        """
+        apart = lines and self.lines and not lines & self.lines
+        return any(map(self.has, signatures)) and not apart
 
     def add(self, failure: Failure) -> None:
         """Keep a failure if its case is the smallest of its signature."""

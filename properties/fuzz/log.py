@@ -126,16 +126,8 @@ class Log:
         return len(self.buckets) - sum(len(cause.buckets) - 1 for cause in self.causes)
 
     def bucket(self, *signatures: Signature, lines: frozenset[str] = frozenset()) -> Bucket | None:
-        """The bucket of a bug that shows one of these signatures.
-
-        Args:
-            lines: that the case launched; kernels without a common line have no common bug.
-        """
-        for bucket in self.buckets:
-            apart = lines and bucket.lines and not lines & bucket.lines
-            if any(map(bucket.has, signatures)) and not apart:
-                return bucket
-        return None
+        """The oldest bucket whose bug a case with these signatures shows; see `Bucket.shows`."""
+        return next((one for one in self.buckets if one.shows(signatures, lines)), None)
 
     def add(self, job: Job, tally: Tally, seconds: float) -> None:
         """Add the counts of a job, so many seconds into the night."""

@@ -318,7 +318,8 @@ class _Round:
             if failure is None:
                 self.night.corpus.keep(self.job, case, answer.worst)
                 return None
-            bucket = self.log.bucket(failure.signature, *failure.also, lines=answer.lines)
+            shown = failure.signature, *failure.also
+            bucket = self.log.bucket(*shown, lines=answer.lines)
             if bucket is None:
                 bucket = Bucket([failure], found=self.night.elapsed)
                 self.found.append(bucket)
@@ -326,6 +327,9 @@ class _Round:
             bucket.add(failure)
             bucket.ran(answer.lines)
             bucket.seen[self.job.name] += not shrinking
+            for other in list(self.found):
+                if other is not bucket and other.shows(shown, answer.lines):
+                    self._merge(bucket, other)
         return failure
 
     def _has_found(self, signature: Signature) -> bool:
@@ -356,9 +360,13 @@ class _Round:
             known = self.log.bucket(*shown, lines=answer.lines)
             bucket.linked.update(shown)
             if known is not None and known is not bucket:
-                known.absorb(bucket)
-                self.log.buckets.remove(bucket)
-                self.found.remove(bucket)
+                self._merge(known, bucket)
+
+    def _merge(self, bucket: Bucket, other: Bucket) -> None:
+        """Merge another bucket, of this round, into one of the same bug."""
+        bucket.absorb(other)
+        self.log.buckets.remove(other)
+        self.found.remove(other)
 
     def _ask(self, law: str, case: Case) -> Answer:
         self.drawing = float("inf")
