@@ -1,63 +1,18 @@
 """How long a process has worked on a case. Waiting for a core does not count."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
-# Seconds in which a process that has a core is seen to use it.
+# Seconds in which a thread that has a core is seen to use it.
 _MOMENT = 0.05
 
 
 @dataclass(frozen=True)
-class Clock:
-    """When a process began, as it wrote in a file.
-
-    Args:
-        at: `monotonic()`.
-        waited: seconds that its first thread had waited for a core by then.
-    """
-
-    process: int
-    at: float
-    waited: float
-
-    @classmethod
-    def started(cls, process: int) -> "Clock":
-        return cls(process, monotonic(), _Scheduling.of(process).waited)
-
-    @classmethod
-    def read(cls, path: Path) -> "Clock | None":
-        """Parse the first line of a file; None if there is none yet."""
-        line, end, _ = path.read_text(errors="replace").partition("\n")
-        if not end:
-            return None
-        process, at, waited = line.split()
-        return cls(int(process), float(at), float(waited))
-
-    @property
-    def line(self) -> str:
-        return f"{self.process} {self.at} {self.waited}\n"
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process has ended."""
-        return not Path(f"/proc/{self.process}").exists()
-
-    def seconds(self) -> float:
-        """The time in which the process had a core or slept."""
-        before = _Scheduling.of(self.process)
-        while True:
-            sleep(_MOMENT)
-            after = _Scheduling.of(self.process)
-            # Linux counts a wait when it ends.
-            if not after.runnable or after != before:
-                return monotonic() - self.at - (after.waited - self.waited)
-            before = after
-
-
-@dataclass(frozen=True)
-class _Scheduling:
-    """What Linux says about the first thread of a process: nothing if it has ended.
+class _Thread:
+    """What Linux says about a thread.
 
     Args:
         runnable: it has a core or waits for one.
@@ -69,12 +24,72 @@ class _Scheduling:
     ran: float = 0.0
     waited: float = 0.0
 
-    @classmethod
-    def of(cls, process: int) -> "_Scheduling":
-        folder = Path(f"/proc/{process}")
+
+def _threads(process: int) -> dict[int, _Thread]:
+    """The threads of a process; none if it has ended."""
+    found = {}
+    for folder in Path(f"/proc/{process}/task").glob("*"):
         try:
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
             ran, waited, _ = (folder / "schedstat").read_text().split()
         except (OSError, ValueError):
-            return cls()
-        return cls(state == "R", int(ran) / 1e9, int(waited) / 1e9)
+            continue
+        found[int(folder.name)] = _Thread(state == "R", int(ran) / 1e9, int(waited) / 1e9)
+    return found
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When a process began, as it wrote in a file.
+
+    Args:
+        at: `monotonic()`.
+        threads: what its threads had done by then.
+    """
+
+    process: int
+    at: float
+    threads: Mapping[int, _Thread]
+
+    @classmethod
+    def started(cls, process: int) -> "Clock":
+        return cls(process, monotonic(), _threads(process))
+
+    @classmethod
+    def read(cls, path: Path) -> "Clock | None":
+        """Parse the first line of a file; None if there is none yet."""
+        line, end, _ = path.read_text(errors="replace").partition("\n")
+        if not end:
+            return None
+        process, at, threads = json.loads(line)
+        return cls(process, at, {int(n): _Thread(ran=r, waited=w) for n, (r, w) in threads.items()})
+
+    @property
+    def line(self) -> str:
+        threads = {n: (one.ran, one.waited) for n, one in self.threads.items()}
+        return json.dumps((self.process, self.at, threads)) + "\n"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return not Path(f"/proc/{self.process}").exists()
+
+    def seconds(self) -> float:
+        """The time in which the process had a core, or slept in all its threads.
+
+        The thread with most work stands for all: the others may wait for it, or for a core.
+        """
+        before = _threads(self.process)
+        while True:
+            sleep(_MOMENT)
+            now = _threads(self.process)
+            # Linux counts a wait when it ends.
+            if not any(one.runnable and one == before.get(n) for n, one in now.items()):
+                break
+        passed = monotonic() - self.at
+        ran, slept = 0.0, passed
+        for number, one in now.items():
+            then = self.threads.get(number, _Thread())
+            used, waited = one.ran - then.ran, one.waited - then.waited
+            ran, slept = max(ran, used), min(slept, passed - used - waited)
+        return ran + slept

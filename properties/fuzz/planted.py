@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from time import sleep
 from typing import Any
 
@@ -212,6 +212,23 @@ def hanging(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def hanging_beside(device: torch.device) -> Adapter:
+    """Hangs in its second thread, for which the first one waits."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        second = Thread(target=_spin)
+        second.start()
+        second.join()
+        return x
+
+    return _adapter(l2norm)
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
 def endless(device: torch.device) -> Adapter:
     """A Triton kernel with an endless loop."""
 
@@ -262,17 +279,34 @@ def starved(device: torch.device) -> Adapter:
 
     def l2norm(x: Tensor) -> Tensor:
         if _first_time():
-            cores = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, {min(cores)})
-            until = "from time import *; end = time() + 3\nwhile time() < end: pass"
-            busy = subprocess.Popen([sys.executable, "-c", until])
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            while busy.poll() is None:
-                pass
-            os.sched_setaffinity(0, cores)
+            _starve()
         return right(x)
 
     return _adapter(l2norm)
+
+
+def starved_beside(device: torch.device) -> Adapter:
+    """The same in a second thread, for which the first one waits, as for those of PyTorch."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if _first_time():
+            second = Thread(target=_starve)
+            second.start()
+            second.join()
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def _starve() -> None:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    until = "from time import *; end = time() + 3\nwhile time() < end: pass"
+    busy = subprocess.Popen([sys.executable, "-c", until])
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while busy.poll() is None:
+        pass
+    os.sched_setaffinity(0, cores)
 
 
 def outside(device: torch.device) -> Adapter:

@@ -40,7 +40,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mark"
 
 
-@pytest.mark.parametrize("target", ["hanging", "endless"])
+@pytest.mark.parametrize("target", ["hanging", "hanging_beside", "endless"])
 def test_a_case_that_hangs_is_killed_and_reported(target: str, fuzz: Fuzz) -> None:
     code, printed = fuzz(target, "--case-timeout", "0.2")
     assert code == 1
@@ -69,8 +69,9 @@ def test_a_case_that_hangs_until_given_more_time_is_one_bug(fuzz: Fuzz, mark: Pa
     assert "not repeated" not in printed
 
 
-def test_a_case_that_waits_for_a_core_does_not_hang(fuzz: Fuzz, mark: Path) -> None:
-    code, printed = fuzz("starved", "--case-timeout", "1.5")
+@pytest.mark.parametrize("target", ["starved", "starved_beside"])
+def test_a_case_that_waits_for_a_core_does_not_hang(target: str, fuzz: Fuzz, mark: Path) -> None:
+    code, printed = fuzz(target, "--case-timeout", "1.5")
     assert code == 0
     assert mark.exists()
     assert "not repeated" not in printed
