@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from properties.verdict.precision import ACCUMULATOR, Precision
+from properties.verdict.precision import ACCUMULATOR, FLOAT32, Precision
 
 aten = torch.ops.aten
 
@@ -193,10 +193,13 @@ class Rounding(TorchDispatchMode):
         """Whether this is a product with an input of one column, which `einsum` multiplies
         elementwise: a kernel rounds the other operand, as it does for more columns. One operand is
         then repeated along a dim of the other; numbers for each row in float32 have equal shapes.
+        An input in float32, as ALiBi's slopes, is multiplied as it is.
         """
         if not all(isinstance(x, Tensor) and x.ndim for x in (a, b)) or a.shape == b.shape:
             return False
-        return self.precision.holds(a) != self.precision.holds(b)
+        if self.precision.holds(a) == self.precision.holds(b):
+            return False
+        return not FLOAT32.holds(a) or not FLOAT32.holds(b)
 
     def _size_of_product(self, func: Any, a: Tensor, b: Tensor) -> Tensor:
         sums: Tensor = func(a.abs(), b.abs())
