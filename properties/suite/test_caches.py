@@ -250,17 +250,19 @@ def test_beams_of_an_encoder_need_no_more_pages(device: torch.device) -> None:
 @pytest.mark.parametrize(
     "cache",
     [
-        pytest.param(lambda: ContiguousCache(1, 4, 1, 4, 4), id="contiguous"),
-        pytest.param(lambda: SlidingWindowCache(1, 4, 1, 4, 4), id="sliding"),
-        pytest.param(lambda: PagedCache(1, 2, 2, 1, 4, 4), id="paged"),
+        pytest.param(partial(ContiguousCache, 1, 4, 1, 4, 4), id="contiguous"),
+        pytest.param(partial(SlidingWindowCache, 1, 4, 1, 4, 4), id="sliding"),
+        pytest.param(partial(PagedCache, 1, 2, 2, 1, 4, 4), id="paged"),
     ],
 )
-def test_what_alone_is_trained_has_its_gradient(cache: Callable[[], KVCache], trained: str) -> None:
+def test_what_alone_is_trained_has_its_gradient(
+    cache: Callable[..., KVCache], trained: str, device: torch.device
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    k, v, q = (torch.randn(1, 3, heads, 4, generator=generator) for heads in (1, 1, 2))
-    given = {"q": q, "sink": torch.tensor([0.5, -0.5])}
+    k, v, q = (torch.randn(1, 3, heads, 4, generator=generator).to(device) for heads in (1, 1, 2))
+    given = {"q": q, "sink": torch.tensor([0.5, -0.5], device=device)}
     given[trained].requires_grad_()
-    o, _ = cache().attend(given["q"], k, v, sink=given["sink"])
+    o, _ = cache(device=device).attend(given["q"], k, v, sink=given["sink"])
     want, _ = reference.attention(given["q"], k, v, causal=True, sink=given["sink"])
     (found,), (expected,) = (torch.autograd.grad(x.sum(), given[trained]) for x in (o, want))
     torch.testing.assert_close(found, expected)
