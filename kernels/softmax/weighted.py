@@ -377,7 +377,8 @@ def _rows_of_queries(
     terms = q.new_empty(batch, heads, queries, count, dtype=torch.float32)
     if out.numel() == 0:
         return terms
-    count = cdiv(longest, weights.tile.tokens)
+    tile = weights.tile if do is None else weights.tile.of("dq")
+    count = cdiv(longest, tile.tokens)
     q, k, v, r, do = dense_rows(q, k, v, r, do)
     with torch.cuda.device_of(q):
         _by_query[(count * count_sequences(batch, cu_seqlens) * heads,)](
@@ -385,7 +386,7 @@ def _rows_of_queries(
             window, queries, k.shape[1], count, heads, *dims,
             *_strides(q, k, v, q if r is None else r, q if do is None else do),
             GRADIENT=do is not None, **constants,
-            **launch(weights.tile, k, v, held="QUERIES", read="KEYS"),
+            **launch(tile, k, v, held="QUERIES", read="KEYS"),
         )  # fmt: skip
     return terms
 
@@ -419,13 +420,14 @@ def _backward(
     batch, keys, kv_heads, _ = k.shape
     longest = check_boundaries("cu_seqlens_k", cu_seqlens_k, keys)
     numbers, window, dims, constants = _options(q, k, v, weights, cu_seqlens)
-    count = cdiv(longest, weights.tile.tokens)
+    tile = weights.tile.of("dkv")
+    count = cdiv(longest, tile.tokens)
     q, k, v, r, d0 = dense_rows(q, k, v, r, d0)
     with torch.cuda.device_of(q):
         _by_key[(count * count_sequences(batch, cu_seqlens) * kv_heads,)](
             q, k, v, r, d0, dk, dv, terms, cu_seqlens, cu_seqlens_k, *numbers, window, q.shape[1],
             keys, count, kv_heads, *dims, *_strides(q, k, v, q if r is None else r, d0),
-            **constants, **launch(weights.tile, k, v, held="KEYS", read="QUERIES"),
+            **constants, **launch(tile, k, v, held="KEYS", read="QUERIES"),
         )  # fmt: skip
     return [dq, dk, dv, dr, None, None]
 
