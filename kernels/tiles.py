@@ -261,6 +261,20 @@ _SIMPLE_GLA_FUSED_CHUNK = Entry(
     kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
 )
 
+# The fastest tiles for an H100 at head dims 128 and 64.
+_WEIGHTED_ON_HOPPER = Entry(
+    tokens=128,
+    keys=64,
+    num_warps=8,
+    num_stages=3,
+    max_dim=128,
+    **_BFLOAT16_ON_HOPPER,
+    kernels={
+        "dq": Tile(tokens=128, keys=32, num_warps=8, num_stages=1),
+        "dkv": Tile(tokens=128, keys=16, num_warps=8, num_stages=1),
+    },
+)
+
 # The first one spills in float32 on sm_120.
 _WEIGHTED = (
     Entry(tokens=32, keys=32, num_stages=1, max_dim=64, dtypes=_HALVES),
@@ -378,11 +392,13 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         # Heads above 256, of which a program holds so many columns (features).
         Entry(tokens=16, keys=16, features=128, num_warps=4, num_stages=1, max_dim=576),
     ),
-    # The same; one tile for all kernels.
-    ("sigmoid_attention", "parallel"): _WEIGHTED,
-    ("based", "parallel"): _WEIGHTED,
-    ("rebased", "parallel"): _WEIGHTED,
+    # The same, without terms of their own.
+    ("sigmoid_attention", "parallel"): (_WEIGHTED_ON_HOPPER, *_WEIGHTED),
+    ("based", "parallel"): (_WEIGHTED_ON_HOPPER, *_WEIGHTED),
+    ("rebased", "parallel"): (_WEIGHTED_ON_HOPPER, *_WEIGHTED),
     ("parallax", "parallel"): (
+        replace(_WEIGHTED_ON_HOPPER, tokens=64, num_warps=4, max_dim=64),
+        _WEIGHTED_ON_HOPPER,
         Entry(tokens=16, keys=16, num_stages=1, max_dim=64),
         Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
     ),
