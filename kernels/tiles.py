@@ -558,9 +558,24 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("kda", "fused_recurrent"): _DELTA_RECURRENT,
     ("dplr", "fused_recurrent"): _DELTA_RECURRENT,
     ("momentum_delta_rule", "fused_recurrent"): _DELTA_RECURRENT,
-    # As ("simple_gla", "chunk") in float32. Kernels: "solve", whose keys are columns of a panel;
-    # "finish", whose tokens are (batch, token, head) rows.
+    # As ("simple_gla", "chunk") in float32. Kernels: "iterate", without which all systems are
+    # solved directly; "solve", whose keys are columns of a panel; "finish", whose tokens are
+    # (batch, token, head) rows.
     ("mesa_net", "chunk"): (
+        Entry(
+            tokens=32,
+            keys=32,
+            features=32,
+            num_stages=1,
+            max_dim=128,
+            **_HOPPER,
+            kernels={
+                "iterate": Tile(tokens=32, num_warps=8, num_stages=1),
+                "outputs": Tile(tokens=32, keys=16, features=128, num_stages=1),
+                "solve": Tile(tokens=32, keys=16, num_warps=8, num_stages=1),
+                "finish": Tile(tokens=8),
+            },
+        ),
         Entry(
             tokens=32,
             keys=32,

@@ -11,11 +11,18 @@ y_t = A_t⁻¹ dx_t, as A is symmetric,
 
 and dA is what `(S_t^kk)ᵀ y_t` hands back with the cotangent -x_t.
 
-A program factors one system at a time into L D Lᵀ, without pivots, PANEL columns at once: it needs
-no square root, and no more of A in registers. Everything is float32: the condition of a system
-multiplies what is lost of its matrix.
+A program takes steps of conjugate gradients for all tokens of a chunk at once, whose products with
+their A_t are those of linear attention: S^kk of the chunk's start serves all of them. Operands are
+sums of two bfloat16, so that tensor cores multiply them, and lose 2^-17, which the condition of the
+system multiplies. So a second solve corrects the first, from a residual in float32: where it
+corrects x by a part ρ of its length, it leaves about ρ² of it. Where ρ is above 2^-10, or A is not
+positive definite, a direct solve in float32 takes the token's system.
 
-Source: Golub and Van Loan, Matrix Computations, 4th edition, section 4.1.2 (L D Lᵀ).
+That one factors one system at a time into L D Lᵀ, without pivots, PANEL columns at once: it needs
+no square root, and no more of A in registers.
+
+Source: Golub and Van Loan, Matrix Computations, 4th edition, sections 4.1.2 (L D Lᵀ), 11.3
+(conjugate gradients) and 3.5.3 (refinement).
 """
 
 from typing import Any, Literal
@@ -32,7 +39,7 @@ from kernels.differentiable import Given, differentiable
 from kernels.linear import chunk
 from kernels.norm.l2norm import normalized, normalized_backward
 from kernels.primitives.chunks import Chunks, cut, locate_chunk
-from kernels.primitives.decay import decay_of_chunk, head_decay, load_head_gates
+from kernels.primitives.decay import decay_of_chunk, head_decay, load_head_gates, pair_decay
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts
 from kernels.primitives.product import product
@@ -42,15 +49,89 @@ from kernels.tiles import Entry, cdiv, next_power_of_2
 
 # Programs, each of which has a workspace for one system at a time.
 _PROGRAMS = 512
+# Squares of what conjugate gradients leave of a residual, and of the largest correction that is
+# taken for one.
+_LEFT = tl.constexpr(2.0**-28)
+_CORRECTED = tl.constexpr(2.0**-20)
+
+
+@triton.jit
+def _conjugate_gradients(r, k, S, lamb, passed, weights, LIMIT: tl.constexpr):
+    """A⁻¹ r of each token, and whether the residual has become small. A token is left alone once it
+    has, so that the number of steps that others need changes no bit of its x."""
+    # Squares of small numbers vanish.
+    size = tl.max(tl.abs(r), 1)[:, None]
+    r = tl.where(size == 0, r, r / size)
+    x = tl.zeros(r.shape, tl.float32)
+    p = r
+    square = tl.sum(r * r, 1)
+    enough = square * _LEFT
+    going = square > enough
+    step = 0
+    while (step < LIMIT) & (tl.max(going.to(tl.int32), 0) > 0):
+        along = product(p, tl.trans(k), tl.bfloat16, FINE_A=True, FINE_B=True) * weights
+        Ap = product(p, S, tl.bfloat16, FINE_A=True, FINE_B=True) * passed + lamb * p
+        Ap = product(along, k, tl.bfloat16, FINE_A=True, FINE_B=True, acc=Ap)
+        curvature = tl.sum(p * Ap, 1)
+        going = going & (curvature > 0)
+        length = tl.where(going, square / curvature, 0.0)[:, None]
+        x += length * p
+        r -= length * Ap
+        last = square
+        square = tl.where(going, tl.sum(r * r, 1), square)
+        p = tl.where(going[:, None], r + (square / last)[:, None] * p, p)
+        going = going & (square > enough)
+        step += 1
+    return x * size, square <= enough
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
+def _iterate(
+    r_ptr, k_ptr, beta_ptr, g_ptr, lamb_ptr, states_ptr, x_ptr, solved_ptr, cu_seqlens_ptr,
+    sequences, tokens, heads, key_dim: tl.int32,
+    C: tl.constexpr, BK: tl.constexpr, REFINE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """`x = (S^kk + diag(λ))⁻¹ r` of the tokens of a chunk, and `solved` [chunks, C, H] of each. If
+    REFINE, correct the x whose residual is r."""
+    chunk = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first, left, _, _ = locate_chunk(chunk, cu_seqlens_ptr, sequences, tokens, C, PACKED)
+    if left <= 0:
+        return
+    rows = tl.arange(0, C)
+    keys = tl.arange(0, BK)
+    stride = heads * key_dim
+    here = first * heads + head
+    start = here * key_dim
+    cell = chunk.to(tl.int64) * heads + head
+    solved_ptr += (chunk.to(tl.int64) * C + rows) * heads + head
+    lamb = tl.load(lamb_ptr + head * key_dim + keys, mask=keys < key_dim, other=1.0)[None, :]
+    beta = tl.load(beta_ptr + here + rows * heads, mask=rows < left, other=0.0)
+    g = load_head_gates(g_ptr + here, rows, heads, left)
+    passed = head_decay(0, g, tl.float32)[:, None]
+    weights = pair_decay(0, g, C, tl.float32) * beta[None, :]
+    weights = tl.where(rows[:, None] >= rows[None, :], weights, 0.0)
+    k = load_rows(k_ptr + start, rows, keys, stride, left, key_dim)
+    S = load_rows(states_ptr + cell * key_dim * key_dim, keys, keys, key_dim, key_dim, key_dim)
+    r = load_rows(r_ptr + start, rows, keys, stride, left, key_dim)
+    x, solved = _conjugate_gradients(r, k, S, lamb, passed, weights, 2 * BK)
+    if REFINE:
+        before = load_rows(x_ptr + start, rows, keys, stride, left, key_dim)
+        solved = solved & (tl.sum(x * x, 1) <= _CORRECTED * tl.sum(before * before, 1))
+        solved = solved & (tl.load(solved_ptr) == 1)
+        x += before
+    store_rows(x_ptr + start, x, rows, keys, stride, left, key_dim)
+    tl.store(solved_ptr, solved.to(tl.int8))
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads", "systems"])
 def _solve(
-    y_ptr, k_ptr, weighed_ptr, g_ptr, lamb_ptr, states_ptr, x_ptr, factors_ptr, pivots_ptr,
-    cu_seqlens_ptr, sequences, tokens, heads, systems, key_dim: tl.int32,
+    y_ptr, k_ptr, weighed_ptr, g_ptr, lamb_ptr, states_ptr, x_ptr, solved_ptr, factors_ptr,
+    pivots_ptr, cu_seqlens_ptr, sequences, tokens, heads, systems, key_dim: tl.int32,
     C: tl.constexpr, BK: tl.constexpr, PANEL: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """`x = (S^kk + diag(λ))⁻¹ y` of all tokens, from the S^kk that chunks start from."""
+    """`x = (S^kk + diag(λ))⁻¹ y` of tokens that are not solved, from the S^kk that chunks start
+    from."""
     program = tl.program_id(0).to(tl.int64)
     factors_ptr += program * BK * BK
     pivots_ptr += program * BK
@@ -64,7 +145,7 @@ def _solve(
         token = system // heads % C
         where = system // heads // C
         first, left, _, _ = locate_chunk(where, cu_seqlens_ptr, sequences, tokens, C, PACKED)
-        if token < left:
+        if (token < left) & (tl.load(solved_ptr + system) == 0):
             here = first * heads + head
             cell = where * heads + head
             row = here + token * heads
@@ -145,18 +226,44 @@ def _finish(
     store_rows(dlamb_ptr, -x * y, rows, keys, key_dim, count, key_dim)
 
 
+def _iterated(
+    y: Tensor, k: Tensor, beta: Tensor, g: Tensor, lamb: Tensor, states: Tensor,
+    chunks: Chunks, tile: Entry, x: Tensor, solved: Tensor,
+) -> None:  # fmt: skip
+    """Fill x, and say which of its rows are solved."""
+    _, tokens, heads, key_dim = k.shape
+    own = tile.of("iterate")
+    r = y
+    for refine in (False, True):
+        if refine:
+            r = torch.empty_like(x)
+            rows = chunk.recurrence(x, k, g, chunks, scale=1.0, tile=tile)
+            chunk.outputs(rows, beta[..., None] * k, states, r, tile=tile)
+            r = torch.sub(y, r, out=r).addcmul_(lamb, x, value=-1)
+        _iterate[(chunks.count * heads,)](
+            r, k, beta, g, lamb, states, x, solved, chunks.cu_seqlens,
+            chunks.sequences, tokens, heads, key_dim,
+            C=tile.tokens, BK=max(16, next_power_of_2(key_dim)), REFINE=refine,
+            PACKED=chunks.cu_seqlens is not None,
+            num_warps=own.num_warps, num_stages=own.num_stages,
+        )  # fmt: skip
+
+
 def _solutions(
-    y: Tensor, k: Tensor, weighed: Tensor, g: Tensor, lamb: Tensor, states: Tensor,
+    y: Tensor, k: Tensor, beta: Tensor, g: Tensor, lamb: Tensor, states: Tensor,
     chunks: Chunks, tile: Entry,
 ) -> Tensor:  # fmt: skip
     _, tokens, heads, key_dim = k.shape
     x = torch.empty_like(k)
-    width = max(16, next_power_of_2(key_dim))
     systems = chunks.count * tile.tokens * heads
+    solved = k.new_zeros(systems, dtype=torch.int8)
+    if "iterate" in tile.kernels:
+        _iterated(y, k, beta, g, lamb, states, chunks, tile, x, solved)
+    width = max(16, next_power_of_2(key_dim))
     programs = min(systems, _PROGRAMS)
     own = tile.of("solve")
     _solve[(programs,)](
-        y, k, weighed, g, lamb, states, x,
+        y, k, beta[..., None] * k, g, lamb, states, x, solved,
         k.new_empty(programs, width, width), k.new_empty(programs, width), chunks.cu_seqlens,
         chunks.sequences, tokens, heads, systems, key_dim,
         C=tile.tokens, BK=width, PANEL=own.keys, PACKED=chunks.cu_seqlens is not None,
@@ -206,7 +313,7 @@ def _forward_of(
     weighed = beta[..., None] * k
     rows = chunk.recurrence(k, k, g, chunks, scale=1.0, tile=entry)
     states, S_kk = chunk.pass_states(rows, weighed, S_kk, final=output_final_state, tile=entry)
-    x = _solutions(q, k, weighed, g, lamb, states, chunks, entry)
+    x = _solutions(q, k, beta, g, lamb, states, chunks, entry)
     o, S_kv = chunk.forward(
         x, k, beta[..., None] * v, g, scale=1.0, initial_state=S_kv, cu_seqlens=cu_seqlens,
         tile=entry, output_final_state=output_final_state, out_dtype=dtype,
@@ -231,7 +338,7 @@ def _backward_of(
     weighed = beta[..., None] * k
     rows = chunk.recurrence(k, k, g, chunks, scale=1.0, tile=entry)
     states, _ = chunk.pass_states(rows, weighed, S_kk, tile=entry)
-    system = k, weighed, g, lamb, states, chunks, entry
+    system = k, beta, g, lamb, states, chunks, entry
     x = _solutions(q, *system)
     common: dict[str, Any] = {
         "scale": 1.0, "cu_seqlens": cu_seqlens, "tile": entry, "keys_dtype": torch.float32,
