@@ -52,7 +52,10 @@ def compute(
 
 def _up(c: Tensor, w: Tensor) -> Tensor:
     """`[B, T, R]` and `[H, D, R]` to `[B, T, H, D]`."""
-    return (c @ w.flatten(0, 1).mT).unflatten(-1, w.shape[:2])
+    # Of matrices: whether PyTorch multiplies `[B, T, R]` as one matrix depends on requires_grad.
+    return (
+        (c.flatten(0, 1) @ w.flatten(0, 1).mT).unflatten(0, c.shape[:2]).unflatten(-1, w.shape[:2])
+    )
 
 
 def _up_backward(c: Tensor, w: Tensor, d0: Tensor) -> list[Tensor | None]:
