@@ -112,6 +112,8 @@ def conditions(op: Op, mode: Mode) -> Iterator[Condition]:
     if {"G", "R"} <= set(op.dims):
         yield Condition("several queries per key head", OFTEN, lambda c: c.dims["R"] > 1)
         yield Condition("several key heads", OFTEN, lambda c: c.dims["G"] > 1)
+    for letter in sorted({"B", "R", "H"} & set(op.dims)):
+        yield _has_more_than_usual(letter)
     for option in op.options:
         if option.name not in mode.refuses and not option.auxiliary:
             yield from _about_option(option)
@@ -219,6 +221,11 @@ def _about_size(letter: str) -> Iterator[Condition]:
     yield Condition(f"{letter} < 16", OFTEN, lambda c: c.dims[letter] < 16)
     yield Condition(f"{letter} > 128", OFTEN, lambda c: c.dims[letter] > 128)
     yield Condition(f"{letter} no power of two", OFTEN, lambda c: c.dims[letter].bit_count() > 1)
+
+
+def _has_more_than_usual(letter: str) -> Condition:
+    usual = {"B": 3, "R": 4, "H": 3}[letter]
+    return Condition(f"{letter} > {usual}", SELDOM / 2, lambda c: usual < c.dims[letter] <= 8)
 
 
 def _about_option(option: Option) -> Iterator[Condition]:
