@@ -18,6 +18,9 @@ from properties.laws.law import Law, Run, within_bounds
 
 # So many changed elements are no accident of a kernel's own roundings.
 _ENOUGH = 4
+# A kernel may round a number's product with another, which often comes out alike whether the number
+# was rounded or not: of so many numbers, not for all.
+_MANY = 64
 
 
 def check(run: Run) -> float:
@@ -68,7 +71,7 @@ def _expect_all_digits_are_read(run: Run, inputs: Inputs, name: str, first: Resu
         return
     other = inputs.with_tensors({name: rounded})
     before, after = (oracle_results(op, each, None) for each in (inputs, other))
-    few = (rounded != inputs.tensors[name]).sum() < _ENOUGH
+    few = (rounded != inputs.tensors[name]).sum() < _MANY
     unit = torch.finfo(case.torch_dtype).eps if few else 0.0
     changed = {}
     for n in first:
