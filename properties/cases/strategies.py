@@ -495,12 +495,12 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
         loud = draw(st.sampled_from(outputs))
         silent = tuple(name for name in outputs if name != loud)
     cotangents = draw(_cotangents(target.cotangents, case.dtype))
+    scaled = cotangents == "large" and case.dtype == "float16"
     # A loss scale is for small numbers, whose gradients would vanish.
-    if cotangents == "large" and case.dtype == "float16" and "uneven" in op.recipes:
-        if case.values != "integers" and draw(st.booleans()):
-            case = replace(case, values="uneven")
+    if scaled and "uneven" in op.recipes and case.values != "integers" and draw(st.booleans()):
+        case = replace(case, values="uneven")
     # Autograd sums one tensor's two gradients in its dtype, in each call of a law that splits one.
-    if cotangents == "large" and case.dtype == "float16" and case.same:
+    if scaled and case.same:
         cotangents = "ordinary"
     if target.takes_auto and draw(st.sampled_from([False] * 11 + [True])):
         case = replace(case, auto=True, tile=None)
