@@ -11,8 +11,8 @@ from torch import Tensor
 import reference
 from properties.cases.case import Case
 from properties.catalogue.declare import declare, flag
-from properties.catalogue.draws import EPS, NO_COUNTS
-from properties.catalogue.op import Mode, Option, Role
+from properties.catalogue.draws import EPS, count
+from properties.catalogue.op import Mode, Role
 from properties.catalogue.work import pairs_and_states, pairs_by_channel
 
 _MODES = (Mode("chunk"), Mode("fused_recurrent"))
@@ -186,19 +186,15 @@ MESA_NET = declare(
     recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
 )
 
+_MINI_BATCHES = (16, 1, 2, 3, 15, 17, 32, 50)
+
 TTT_LINEAR = declare(
     reference.ttt_linear,
     modes=(Mode("fused_chunk"),),
     roles={"k": Role.UNIT_KEY, "weight": Role.KEY, "bias": Role.KEY, "eta": Role.RATE},
     options=(
         EPS,
-        Option(
-            "mini_batch_size",
-            16,
-            lambda case: st.sampled_from([16, 1, 2, 3, 15, 17, 32, 50]),
-            bad=(0, -1, None, *NO_COUNTS),
-            switch=lambda case: 1,
-        ),
+        count("mini_batch_size", 16, lambda case: st.sampled_from(_MINI_BATCHES), switched=1),
     ),
     linear_in=(),
     work=lambda n: pairs_and_states({**n, "V": n["K"]}),

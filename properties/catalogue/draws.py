@@ -1,6 +1,8 @@
 """Strategies that several declarations share."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy
 import torch
@@ -58,7 +60,24 @@ def _windows(case: Case) -> SearchStrategy[int | None]:
     return seldom_none(narrow, of_tiles, of_tiles, others, others)
 
 
-WINDOW = Option("window", None, _windows, bad=(0, -1, *NO_COUNTS), switch=lambda case: 3)
+def count(
+    name: str,
+    default: int | None,
+    draw: Callable[[Case], SearchStrategy[Any]],
+    *,
+    switched: int | None = None,
+) -> Option:
+    """An option that is a count, 1 or more, or None if that is its default.
+
+    Args:
+        switched: a value that is not the default; None for some value that is drawn.
+    """
+    bad = (0, -1, *NO_COUNTS) if default is None else (0, -1, None, *NO_COUNTS)
+    switch = None if switched is None else lambda case: switched
+    return Option(name, default, draw, bad=bad, switch=switch)
+
+
+WINDOW = count("window", None, _windows, switched=3)
 EPS = Option(
     "eps",
     1e-6,

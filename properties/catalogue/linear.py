@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import reference
 from properties.cases.case import Case
 from properties.catalogue.declare import GATE_RECIPES, declare, flag
-from properties.catalogue.draws import NO_COUNTS
+from properties.catalogue.draws import NO_COUNTS, count
 from properties.catalogue.op import Mode, Option, Role
 from properties.catalogue.work import pairs_and_states
 
@@ -25,6 +25,11 @@ _RECIPES = (
     "cancelling",
 )
 _FORWARD_ALONE = frozenset({"reverse"})
+_MODES = (
+    Mode("chunk", refuses=_FORWARD_ALONE),
+    Mode("fused_chunk", refuses=_FORWARD_ALONE),
+    Mode("fused_recurrent"),
+)
 _NORMALIZE = flag("normalize", exact=False)  # a quotient is exact only by luck
 
 
@@ -47,11 +52,7 @@ _normalizable = partial(
 
 LINEAR_ATTN = _normalizable(
     reference.linear_attn,
-    modes=(
-        Mode("chunk", refuses=_FORWARD_ALONE),
-        Mode("fused_chunk", refuses=_FORWARD_ALONE),
-        Mode("fused_recurrent"),
-    ),
+    modes=_MODES,
     work=pairs_and_states,
 )
 
@@ -63,12 +64,7 @@ GLA = _normalizable(
 
 SIMPLE_GLA = declare(
     reference.simple_gla,
-    modes=(
-        Mode("chunk", refuses=_FORWARD_ALONE),
-        Mode("fused_chunk", refuses=_FORWARD_ALONE),
-        Mode("fused_recurrent"),
-        Mode("parallel", refuses=_FORWARD_ALONE),
-    ),
+    modes=(*_MODES, Mode("parallel", refuses=_FORWARD_ALONE)),
     work=pairs_and_states,
     multilinear=lambda case: True,
     recipes=_RECIPES,
@@ -101,13 +97,7 @@ LIGHTNING_ATTN = declare(
     heads_alike=False,
     constant_decay=_decay_of_the_last_head,
     options=(
-        Option(
-            "num_layers",
-            24,
-            lambda case: st.integers(1, 24),
-            bad=(0, -1, *NO_COUNTS),
-            switch=lambda case: 3,
-        ),
+        count("num_layers", 24, lambda case: st.integers(1, 24), switched=3),
         Option("layer_idx", 0, _layers, bad=(-1, 30, *NO_COUNTS), switch=lambda case: 1),
     ),
     multilinear=lambda case: True,
@@ -246,7 +236,7 @@ FEATURE_MAP = declare(
             bad=("gelu", None, 1),
             switch=lambda case: "hedgehog",
         ),
-        Option("nu", 1, lambda case: st.integers(1, 4), bad=(0, -1, None, *NO_COUNTS)),
+        count("nu", 1, lambda case: st.integers(1, 4)),
     ),
     sizes=_features,
     computed=("F",),

@@ -13,7 +13,7 @@ import reference
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import declare
-from properties.catalogue.draws import NO_COUNTS, NO_NUMBERS, seldom_none
+from properties.catalogue.draws import NO_NUMBERS, count, seldom_none
 from properties.catalogue.op import BadCall, Mode, Option, Role
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def _table(case: Case, sizes: Mapping[str, int], generator: Generator) -> Tensor
     blocks = _blocks(case)
     free = torch.randperm(sizes["P"], generator=generator)
     table = torch.full((len(blocks), sizes["M"]), -1 if case.seed % 2 else 2**30)
-    for n, count in enumerate(blocks):
-        own, free = free[:count], free[count:]
-        table[n, :count] = own
+    for n, held in enumerate(blocks):
+        own, free = free[:held], free[held:]
+        table[n, :held] = own
         if n and case.seed % 3 == 0:
-            shared = min(count, blocks[0])
+            shared = min(held, blocks[0])
             table[n, :shared] = table[0, :shared]
     return table
 
@@ -166,14 +166,13 @@ PAGED_ATTENTION = declare(
     alike=("k_pages", "v_pages"),
     nonlinear=("lse",),
     options=(
-        Option(
+        count(
             "window",
             None,
             lambda case: seldom_none(
                 *[st.integers(1, 9)] * 3, *[st.sampled_from([64, 2**31 - 1])] * 2
             ),
-            bad=(0, -1, *NO_COUNTS),
-            switch=lambda case: 3,
+            switched=3,
         ),
         Option(
             "softcap",
@@ -182,13 +181,7 @@ PAGED_ATTENTION = declare(
             bad=(0.0, -1.0, float("nan"), float("inf"), *NO_NUMBERS),
             switch=lambda case: 2.0,
         ),
-        Option(
-            "num_splits",
-            1,
-            lambda case: st.sampled_from([1, 1, 2, 3, 4, 9]),
-            bad=(0, -1, None, *NO_COUNTS),
-            switch=lambda case: 3,
-        ),
+        count("num_splits", 1, lambda case: st.sampled_from([1, 1, 2, 3, 4, 9]), switched=3),
     ),
     dims={"C": _PAGE_SIZES},
     # Latent attention as it is served.

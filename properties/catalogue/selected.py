@@ -14,28 +14,23 @@ import reference
 from properties.cases.case import Case
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import LOGITS, declare
-from properties.catalogue.draws import NO_COUNTS, head_dims
-from properties.catalogue.op import BadCall, Mode, Option, Role
+from properties.catalogue.draws import count, head_dims
+from properties.catalogue.op import BadCall, Mode, Role
 from properties.catalogue.softmax import ATTENTION, unfit_packs
 
 if TYPE_CHECKING:
     from properties.cases.tensors import Inputs
 
-_BLOCK_SIZE = Option(
+_BLOCK_SIZE = count(
     "block_size",
     64,
     lambda case: st.one_of(
         st.integers(1, 9), st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 128])
     ),
-    bad=(0, -1, None, *NO_COUNTS),
-    switch=lambda case: 2,
+    switched=2,
 )
-_TOP_K = Option(
-    "top_k",
-    16,
-    lambda case: st.one_of(st.integers(1, 5), st.integers(1, 20)),
-    bad=(0, -1, None, *NO_COUNTS),
-    switch=lambda case: 1,
+_TOP_K = count(
+    "top_k", 16, lambda case: st.one_of(st.integers(1, 5), st.integers(1, 20)), switched=1
 )
 
 
@@ -193,12 +188,11 @@ NSA = declare(
         _BLOCK_SIZE,
         _TOP_K,
         replace(_TOP_K, name="local_blocks", draw=lambda case: st.integers(1, 3)),
-        Option(
+        count(
             "window",
             512,
             lambda case: st.one_of(st.integers(1, 9), st.integers(1, 200)),
-            bad=(0, -1, None, *NO_COUNTS),
-            switch=lambda case: 3,
+            switched=3,
         ),
     ),
     settle=_settle_nsa,

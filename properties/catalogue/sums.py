@@ -5,23 +5,18 @@ from hypothesis import strategies as st
 import reference
 from properties.cases.case import Case
 from properties.catalogue.declare import declare
-from properties.catalogue.draws import NO_COUNTS
+from properties.catalogue.draws import count
 from properties.catalogue.linear import HGRN
-from properties.catalogue.op import Mode, Option, Role
+from properties.catalogue.op import Mode, Role
+
+_CHUNK_SIZES = (None, 1, 3, 8, 16, 64)
+_POOLED = (4, 1, 2, 3, 16, 17, 64)
 
 CUMSUM = declare(
     reference.cumsum,
     in_float32=True,
     modes=(Mode("fused"),),
-    options=(
-        Option(
-            "chunk_size",
-            None,
-            lambda case: st.sampled_from([None, 1, 3, 8, 16, 64]),
-            bad=(0, -1, *NO_COUNTS),
-            switch=lambda case: 2,
-        ),
-    ),
+    options=(count("chunk_size", None, lambda case: st.sampled_from(_CHUNK_SIZES), switched=2),),
     work=lambda n: n["D"] * n["T"] * n["T"] / 3,
     multilinear=lambda case: True,
     recipes=("gaussian", "integers", "large_states", "uneven", "zeros", "cancelling"),
@@ -37,15 +32,7 @@ MEAN_POOLING = declare(
     reference.mean_pooling,
     in_float32=True,
     modes=(Mode("fused"),),
-    options=(
-        Option(
-            "chunk_size",
-            4,
-            lambda case: st.sampled_from([4, 1, 2, 3, 16, 17, 64]),
-            bad=(0, -1, None, *NO_COUNTS),
-            switch=lambda case: 5,
-        ),
-    ),
+    options=(count("chunk_size", 4, lambda case: st.sampled_from(_POOLED), switched=5),),
     rows={"M": _chunks},
     # A chunk's mean is of its last token too.
     without=("causality",),
