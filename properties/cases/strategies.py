@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -62,52 +62,41 @@ def lengths(edge: int, longest: int, *, empty: bool) -> SearchStrategy[int]:
     return st.one_of(*counts, st.just(0), st.just(0)) if empty else st.one_of(*counts)
 
 
-def cases(
-    op: Op,
-    mode: Mode,
-    dtype: str,
-    target: Target,
-    longest: int = 200,
-    widest: int = 256,
-    *,
-    extents: Sequence[Extent] = EXTENTS,
-) -> SearchStrategy[Case]:
-    """Cases of one op, mode and dtype that the op accepts.
+class Limits(TypedDict, total=False):
+    """How large cases may be.
 
     Args:
-        target: its tile table is drawn from.
-        longest: the most tokens of a sequence, unless a tile has more; fewer if the other dims are
-            large, see `WORK`.
-        widest: the largest of any other dim.
+        longest: the most tokens of a sequence, unless a tile has more, 200 by default; fewer if the
+            other dims are large, see `WORK`.
+        widest: the largest of any other dim, 256 by default.
         extents: the dims along which some cases are large, see `EXTENTS`.
     """
-    one = bundles(op, mode, dtype, target, longest, widest, extents=extents, most=1)
-    return one.map(itemgetter(0))
+
+    longest: int
+    widest: int
+    extents: Sequence[Extent]
+
+
+def cases(
+    op: Op, mode: Mode, dtype: str, target: Target, **limits: Unpack[Limits]
+) -> SearchStrategy[Case]:
+    """Cases of one op, mode and dtype that the op accepts, with tiles of the target's table."""
+    return bundles(op, mode, dtype, target, most=1, **limits).map(itemgetter(0))
 
 
 def bundles(
-    op: Op,
-    mode: Mode,
-    dtype: str,
-    target: Target,
-    longest: int = 200,
-    widest: int = 256,
-    *,
-    extents: Sequence[Extent] = EXTENTS,
-    most: int = 4,
+    op: Op, mode: Mode, dtype: str, target: Target, *, most: int = 4, **limits: Unpack[Limits]
 ) -> SearchStrategy[list[Case]]:
     """Up to `most` cases, nearly all of which run the same compiled programs.
 
     Compiling is two thirds of the cost of a case. So the cases of a bundle share what a program is
     specialised on (head dims, tile, given arguments, flags) and differ in the rest: rows, lengths,
     numbers, layouts, gradients, context. A case of many tokens is alone.
-
-    Args: as for `cases`.
     """
     # From the eleventh example on, Hypothesis mutates each example five times by copying one part
     # over another of the same kind: K = V, equal lengths, T = 1. Cases should not be like that, and
     # few of these are new. It does not copy elements of a unique collection.
-    bundle = _bundles(op, mode, dtype, target, longest, widest, extents, most)
+    bundle = _bundles(op, mode, dtype, target, most, **limits)
     one = st.lists(bundle, min_size=1, max_size=1, unique_by=tuple)
     return one.map(itemgetter(0))
 
@@ -119,10 +108,11 @@ def _bundles(
     mode: Mode,
     dtype: str,
     target: Target,
-    longest: int,
-    widest: int,
-    extents: Sequence[Extent],
     most: int,
+    *,
+    longest: int = 200,
+    widest: int = 256,
+    extents: Sequence[Extent] = EXTENTS,
 ) -> list[Case]:
     # Discard Hypothesis' first example, whose first number is 0: it is the same in all jobs.
     assume(draw(st.integers(0, 2**16)))

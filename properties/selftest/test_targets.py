@@ -212,7 +212,7 @@ def test_no_law_leaves_the_bounds_of_an_adapter(name: str, law: str) -> None:
 
     # Only requests are tested, so tensors may be small.
     @settings(max_examples=24, database=None, deadline=None, phases=[Phase.generate])
-    @given(cases(op, op.modes[0], "float32", target, 8, 4, extents=ORDINARY))
+    @given(cases(op, op.modes[0], "float32", target, longest=8, widest=4, extents=ORDINARY))
     def look(case: Case) -> None:
         judge(law, case, subject)
 

@@ -136,7 +136,7 @@ def small_cases(dtype: str) -> list[Case]:
     return [
         case
         for op, mode in modes
-        for case in some(cases(op, mode, dtype, target, 17, 16, extents=ORDINARY))
+        for case in some(cases(op, mode, dtype, target, longest=17, widest=16, extents=ORDINARY))
     ]
 
 
