@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -31,6 +31,13 @@ class CacheView(NamedTuple):
     v: Tensor
     cu_seqlens: Tensor
     cu_seqlens_k: Tensor
+
+
+class Storage(TypedDict, total=False):
+    """`dtype`, by default float32, and `device`, by default that of torch."""
+
+    dtype: torch.dtype
+    device: torch.device | str | None
 
 
 @dataclass(frozen=True)
@@ -316,13 +323,11 @@ class SequenceOwnedCache(KVCache):
         kv_heads: int,
         key_dim: int,
         value_dim: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        **storage: Unpack[Storage],
     ) -> None:
         check_size("capacity", capacity)
         check_size("batch", batch)
-        k_pages, v_pages = allocate(batch, capacity, kv_heads, key_dim, value_dim, dtype, device)
+        k_pages, v_pages = allocate(batch, capacity, kv_heads, key_dim, value_dim, **storage)
         check_one_dtype(dtype=k_pages)
         super().__init__(batch, k_pages, v_pages)
 
@@ -343,8 +348,9 @@ def allocate(
     kv_heads: int,
     key_dim: int,
     value_dim: int,
-    dtype: torch.dtype,
-    device: torch.device | str | None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Uninitialised pages for keys [P, page_size, G, K] and values [P, page_size, G, V]."""
     for name, size in (

@@ -1,13 +1,13 @@
 """A paged cache of the latents of multi-head latent attention."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from kernels.arguments import bind_dims, check_flags, check_one_dtype
 from kernels.cache.counts import check_size
-from kernels.cache.kv import allocate, check_tensors
+from kernels.cache.kv import Storage, allocate, check_tensors
 from kernels.cache.paged import PagedCache
 from kernels.scale import resolve_scale
 from kernels.softmax.mla import mla
@@ -39,17 +39,13 @@ class LatentCache(PagedCache):
         page_size: int,
         latent_dim: int,
         rotary_dim: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        **storage: Unpack[Storage],
     ) -> None:
         check_size("latent_dim", latent_dim)
         check_size("rotary_dim", rotary_dim)
-        super().__init__(
-            batch, num_pages, page_size, 1, latent_dim, rotary_dim, dtype=dtype, device=device
-        )
+        super().__init__(batch, num_pages, page_size, 1, latent_dim, rotary_dim, **storage)
         width = latent_dim + rotary_dim
-        self.pool, _ = allocate(num_pages, page_size, 1, width, 1, dtype, device)
+        self.pool, _ = allocate(num_pages, page_size, 1, width, 1, **storage)
         self.k_pages, self.v_pages = self.pool[..., :latent_dim], self.pool[..., latent_dim:]
 
     @classmethod

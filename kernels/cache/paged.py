@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from kernels.arguments import bind_dims, check_one_dtype, describe, may_overlap
 from kernels.cache.counts import check_size, token_counts
-from kernels.cache.kv import KVCache, allocate, check_tensors
+from kernels.cache.kv import KVCache, Storage, allocate, check_tensors
 from kernels.softmax.paged import paged_attention
 
 
@@ -47,16 +47,12 @@ class PagedCache(KVCache):
         kv_heads: int,
         key_dim: int,
         value_dim: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        **storage: Unpack[Storage],
     ) -> None:
         check_size("batch", batch)
         check_size("num_pages", num_pages)
         check_size("page_size", page_size)
-        k_pages, v_pages = allocate(
-            num_pages, page_size, kv_heads, key_dim, value_dim, dtype, device
-        )
+        k_pages, v_pages = allocate(num_pages, page_size, kv_heads, key_dim, value_dim, **storage)
         check_one_dtype(dtype=k_pages)
         self._adopt(k_pages, v_pages, [[] for _ in range(batch)])
 

@@ -75,7 +75,8 @@ class QuantizedCache(PagedCache):
         if (k_scale is None) != (v_scale is None):
             raise ValueError("k_scale, v_scale: one is given, expected both or none")
         pool = num_pages, page_size, kv_heads
-        self._adopt(*allocate(*pool, key_dim, value_dim, bits, device), [[] for _ in range(batch)])
+        k_pages, v_pages = allocate(*pool, key_dim, value_dim, dtype=bits, device=device)
+        self._adopt(k_pages, v_pages, [[] for _ in range(batch)])
         self._dtype, self.block = dtype, block
         self._given = k_scale is not None
         with torch.inference_mode(False):

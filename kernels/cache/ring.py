@@ -1,9 +1,9 @@
 """The base of caches that keep a sequence's last tokens in a ring."""
 
-import torch
+from typing import Unpack
 
 from kernels.cache.counts import check_size
-from kernels.cache.kv import SequenceOwnedCache
+from kernels.cache.kv import SequenceOwnedCache, Storage
 
 
 class RingCache(SequenceOwnedCache):
@@ -29,15 +29,11 @@ class RingCache(SequenceOwnedCache):
         kv_heads: int,
         key_dim: int,
         value_dim: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        **storage: Unpack[Storage],
     ) -> None:
         check_size("sinks", sinks, least=0)
         check_size("window", window)
-        super().__init__(
-            batch, sinks + window, kv_heads, key_dim, value_dim, dtype=dtype, device=device
-        )
+        super().__init__(batch, sinks + window, kv_heads, key_dim, value_dim, **storage)
         self.sinks, self.window = sinks, window
         # Position of the first token held behind the sinks.
         self._first = [sinks] * batch

@@ -1,11 +1,11 @@
 """A cache that keeps the last tokens only."""
 
-from typing import Any
+from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
 from kernels.cache.counts import token_counts
+from kernels.cache.kv import Storage
 from kernels.cache.ring import RingCache
 
 
@@ -35,11 +35,9 @@ class SlidingWindowCache(RingCache):
         kv_heads: int,
         key_dim: int,
         value_dim: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        **storage: Unpack[Storage],
     ) -> None:
-        super().__init__(batch, 0, window, kv_heads, key_dim, value_dim, dtype=dtype, device=device)
+        super().__init__(batch, 0, window, kv_heads, key_dim, value_dim, **storage)
 
     def crop(self, length: int | Tensor) -> None:
         """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
