@@ -34,7 +34,6 @@ R = TypeVar("R")
 Results = tuple[Tensor, Tensor]
 Gradients = dict[str, Tensor | None]
 
-_ABOUT = "Differentiable once, through both returns. All sums are float32. K and V are 1 to 256."
 _ABOUT_MODES = {
     "chunk": "computes all chunks of tokens at once and carries the state from chunk to chunk",
     "fused_chunk": "carries the state through the chunks in one kernel",
@@ -145,8 +144,6 @@ class _Page:
         dtype = within
         if dtype is None:
             dtype = arguments.check_one_dtype(**{name: given[name] for name in self.same_dtype})
-        state = given["initial_state"]
-        arguments.check_dtype("initial_state", state, torch.float32)
         for name in dims:
             if name not in (*self.same_dtype, "initial_state"):
                 arguments.check_dtype(name, given[name], torch.float32, dtype)
@@ -164,13 +161,19 @@ class _Page:
         cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], device)
         sizes["N"] = arguments.count_sequences(sizes["B"], cu_seqlens)
         sizes["normalize"] = int(given.get("normalize", False))
-        state_dims = dims["initial_state"].split()
-        wanted = [_size(dim, sizes) for dim in state_dims]
+        if "initial_state" in dims:
+            self._check_state(given["initial_state"], dims["initial_state"].split(), sizes)
+        return sizes, dtype, cu_seqlens
+
+    def _check_state(
+        self, state: Tensor | None, dims: Sequence[str], sizes: Mapping[str, int]
+    ) -> None:
+        arguments.check_dtype("initial_state", state, torch.float32)
+        wanted = [_size(dim, sizes) for dim in dims]
         if state is not None and [*state.shape] != wanted:
             raise ValueError(
-                f"initial_state: {describe(state)}, expected [{', '.join(state_dims)}] = {wanted}"
+                f"initial_state: {describe(state)}, expected [{', '.join(dims)}] = {wanted}"
             )
-        return sizes, dtype, cu_seqlens
 
 
 # (op, mode) → what `compute` calls.
@@ -299,6 +302,8 @@ def documented(
         raises: reasons for a ValueError that no other recurrence has.
     """
 
+    both = ", through both returns" if len(outputs) > 1 else ""
+
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
         parameters = spelled_out(page).parameters
         values = ["K or V above 256"]
@@ -309,7 +314,7 @@ def documented(
         return op(
             run,
             outputs=outputs,
-            about=_ABOUT,
+            about=f"Differentiable once{both}. All sums are float32. K and V are 1 to 256.",
             same_dtype=same_dtype,
             texts={**_STATE_TEXTS, "mode": mode, "tile": tile},
             raises=[*values, _BAD_BOUNDARIES, *raises],
@@ -328,9 +333,6 @@ def wrapper(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make the public function of an op that calls the recurrence `wraps`: see `documented`.
 
-    An op with one mode, and a kernel that is no recurrence of q, k, v and a state K by V, wraps
-    itself.
-
     `run` is called once all arguments are checked that the annotations describe, so that it may
     launch kernels of its own before those of `wraps`. The values of `cu_seqlens` are not: kernels
     read them.
@@ -347,29 +349,65 @@ def wrapper(
                 resolve_scale(given["scale"], sizes["K"])
             check_mode(given["mode"], *signature.modes)
             if given["mode"] != "auto":  # The op that is wrapped chooses the mode, checks its tile.
-                dim = max([1, *(sizes[letter] for letter in _OF_HEADS if letter in sizes)])
                 tiles.choose(
-                    wraps, given["mode"], dim=dim, dtype=dtype,
+                    wraps, given["mode"], dim=_largest(sizes), dtype=dtype,
                     device=given[same_dtype[0]].device, tile=given["tile"],
                 )  # fmt: skip
             return run(**given)
 
-        mode = tile = f"That of `{wraps}`."
-        if wraps == page.__name__:
-            (own,) = signature.modes
-            mode = f"`{own}` {_ABOUT_MODES[own]}."
-            place = f'`kernels.tiles.TABLE["{wraps}", "{own}"]`'
-            tile = f"Index into {place}; None chooses by head dim, dtype and device."
+        one = f"That of `{wraps}`."
+        return documented(
+            checked, mode=one, tile=one, same_dtype=same_dtype, outputs=outputs, raises=raises
+        )(page)
+
+    return decorate
+
+
+def one_mode(
+    run: Callable[..., Any],
+    *,
+    same_dtype: Sequence[str] = ("q", "k", "v"),
+    outputs: Sequence[str] = ("o", "final_state"),
+    raises: Sequence[str] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make the public function of an op that has one mode and kernels unlike those of the others:
+    it keeps no state, or one that is not K by V. See `documented`.
+
+    `run` takes every argument but `mode`, checked: `scale` is a number, and `tile` an index into
+    `kernels.tiles.TABLE`.
+    """
+
+    def decorate(page: Callable[P, R]) -> Callable[P, R]:
+        name, signature = page.__name__, _Page.of(spelled_out(page).parameters, same_dtype)
+        (own,) = signature.modes
+
+        def checked(*, mode: str, **given: Any) -> Any:
+            sizes, dtype, given["cu_seqlens"] = signature.check(given)
+            check_mode(mode, own)
+            if "scale" in given:
+                given["scale"] = resolve_scale(given["scale"], sizes["K"])
+            given["tile"] = tiles.choose(
+                name, own, dim=_largest(sizes), dtype=dtype,
+                device=given[same_dtype[0]].device, tile=given["tile"],
+            )  # fmt: skip
+            return run(**given)
+
         return documented(
             checked,
-            mode=mode,
-            tile=tile,
+            mode=f"`{own}` {_ABOUT_MODES[own]}.",
+            tile=f'Index into `kernels.tiles.TABLE["{name}", "{own}"]`; None chooses by head dim, '
+            "dtype and device.",
             same_dtype=same_dtype,
             outputs=outputs,
             raises=raises,
         )(page)
 
     return decorate
+
+
+def _largest(sizes: Mapping[str, int]) -> int:
+    """The largest head dim, at least 1."""
+    return max([1, *(sizes[letter] for letter in _OF_HEADS if letter in sizes)])
 
 
 def stateful(

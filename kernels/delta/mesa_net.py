@@ -44,7 +44,7 @@ from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_row, load_rows, store_rows
-from kernels.recurrence import wrapper
+from kernels.recurrence import one_mode
 from kernels.tiles import Entry, cdiv, next_power_of_2
 
 # Programs, each of which has a workspace for one system at a time.
@@ -378,19 +378,16 @@ _mesa_net = differentiable("mesa_net_chunk", _forward_of, _backward_of, _shapes,
 def _compute(
     *, q: Tensor, k: Tensor, v: Tensor, lamb: Tensor, g: Tensor | None, beta: Tensor | None,
     use_qk_l2norm_in_kernel: bool, initial_state: Tensor | None, output_final_state: bool,
-    cu_seqlens: Tensor | None, mode: str, tile: int | None,
+    cu_seqlens: Tensor | None, tile: int,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    dim = max(q.shape[3], v.shape[3])
-    tile = tiles.choose("mesa_net", "chunk", dim=dim, dtype=q.dtype, device=q.device, tile=tile)
     o, final_state = _mesa_net(
-        q, k, v, lamb, g, beta, initial_state,
-        None if cu_seqlens is None else cu_seqlens.contiguous(),
+        q, k, v, lamb, g, beta, initial_state, cu_seqlens,
         use_qk_l2norm_in_kernel, output_final_state, tile,
     )  # fmt: skip
     return o, final_state if output_final_state else None
 
 
-@wrapper(_compute, wraps="mesa_net")
+@one_mode(_compute)
 def mesa_net(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],

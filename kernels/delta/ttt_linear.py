@@ -46,8 +46,7 @@ from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import TRITON_DTYPES, product
 from kernels.primitives.rows import load_number, load_rows, store_rows
 from kernels.primitives.states import optional
-from kernels.recurrence import Options, wrapper
-from kernels.scale import resolve_scale
+from kernels.recurrence import Options, one_mode
 from kernels.tiles import next_power_of_2
 
 
@@ -504,28 +503,23 @@ _ttt_linear = differentiable(
 
 def _compute(
     *, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor, eta: Tensor,
-    scale: float | None, eps: float, mini_batch_size: int, initial_state: Tensor | None,
-    output_final_state: bool, cu_seqlens: Tensor | None, mode: str, tile: int | None,
+    scale: float, eps: float, mini_batch_size: int, initial_state: Tensor | None,
+    output_final_state: bool, cu_seqlens: Tensor | None, tile: int,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     check_eps(eps)
     if isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int):
         raise TypeError(f"mini_batch_size: {describe(mini_batch_size)}, expected an int")
     if mini_batch_size < 1:
         raise ValueError(f"mini_batch_size: {mini_batch_size}, expected at least 1 token")
-    dim = q.shape[3]
-    tile = tiles.choose(
-        "ttt_linear", "fused_chunk", dim=dim, dtype=q.dtype, device=q.device, tile=tile
-    )
     o, final_state = _ttt_linear(
         q, k, v, weight, bias, eta, initial_state, cu_seqlens,
-        resolve_scale(scale, dim), float(eps), mini_batch_size, output_final_state, tile,
+        scale, float(eps), mini_batch_size, output_final_state, tile,
     )  # fmt: skip
     return o, final_state if output_final_state else None
 
 
-@wrapper(
+@one_mode(
     _compute,
-    wraps="ttt_linear",
     raises=["an eps that is not positive and finite", "a mini_batch_size below 1"],
 )
 def ttt_linear(

@@ -31,27 +31,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import (
-    bind_dims,
-    check_boundaries,
-    check_cu_seqlens,
-    check_dtype,
-    check_one_dtype,
-    check_range,
-    count_sequences,
-    describe,
-)
+from kernels.arguments import check_boundaries, count_sequences
 from kernels.differentiable import differentiable
 from kernels.linear.fused_recurrent import _decay_all
-from kernels.modes import check_mode
-from kernels.op import op
 from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_number, load_row
-from kernels.recurrence import StatelessOptions
-from kernels.scale import resolve_scale
+from kernels.recurrence import StatelessOptions, one_mode
 from kernels.tiles import Tile, cdiv, next_power_of_2
 
 
@@ -351,48 +339,7 @@ _log_linear_attn = differentiable(
 )
 
 
-def compute(
-    *, q: Tensor, k: Tensor, v: Tensor, level_scales: Tensor, g: Tensor | None,
-    scale: float | None, cu_seqlens: Tensor | None, mode: str, tile: int | None,
-) -> Tensor:  # fmt: skip
-    sizes = bind_dims(
-        q=(q, "B T G K"), k=(k, "B T G K"), v=(v, "B T H V"),
-        level_scales=(level_scales, "B T H L"), g=(g, "B T H"),
-    )  # fmt: skip
-    dtype = check_one_dtype(q=q, k=k, v=v)
-    check_dtype("level_scales", level_scales, torch.float32, dtype)
-    check_dtype("g", g, torch.float32, dtype)
-    check_range("K (the last dim of q)", sizes["K"], 1, 256)
-    check_range("V (the last dim of v)", sizes["V"], 1, 256)
-    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
-        raise ValueError(
-            f"v: {describe(v)}, expected a multiple of the {sizes['G']} heads of q and k"
-        )
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
-    check_mode(mode, "fused_recurrent")
-    tile = tiles.choose(
-        "log_linear_attn", "fused_recurrent", dim=max(sizes["K"], sizes["V"]), dtype=dtype,
-        device=q.device, tile=tile,
-    )  # fmt: skip
-    scale = resolve_scale(scale, sizes["K"])
-    o: Tensor = _log_linear_attn(q, k, v, level_scales, g, cu_seqlens, scale, tile)
-    return o
-
-
-@op(
-    compute,
-    outputs=("o",),
-    about="Differentiable once. All sums are float32. K and V are 1 to 256.",
-    same_dtype=("q", "k", "v"),
-    texts={"cu_seqlens": "int32 or int64. Boundaries of packed sequences."},
-    raises=[
-        "K or V outside 1 to 256",
-        "H not a multiple of G",
-        "fewer levels than a sequence needs",
-        "a scale that is NaN or infinite",
-        "boundaries that do not delimit all tokens",
-    ],
-)
+@one_mode(_log_linear_attn, outputs=("o",), raises=["fewer levels than a sequence needs"])
 def log_linear_attn(
     q: Float[Tensor, "B T G K"],
     k: Float[Tensor, "B T G K"],
