@@ -96,6 +96,15 @@ def check_range(name: str, size: int, low: int, high: int) -> None:
         raise ValueError(f"{name}: {size}, expected {low} to {high}")
 
 
+def check_size(name: str, size: int, least: int = 1) -> int:
+    """Refuse anything but an int of at least `least`."""
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"{name}: {describe(size)}, expected an int")
+    if size < least:
+        raise ValueError(f"{name}: {size}, expected at least {least}")
+    return size
+
+
 def check_flags(**flags: bool) -> None:
     """Refuse what is no bool with a TypeError: None would pass for False, and "no" for True."""
     for name, flag in flags.items():

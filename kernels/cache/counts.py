@@ -44,12 +44,3 @@ def sequence_indices(index: Tensor, batch: int) -> list[int]:
         if not 0 <= n < batch:
             raise ValueError(f"index: {n}, expected a sequence in [0, {batch})")
     return indices
-
-
-def check_size(name: str, size: int, least: int = 1) -> int:
-    """Refuse anything but an int of at least `least`."""
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"{name}: {describe(size)}, expected an int")
-    if size < least:
-        raise ValueError(f"{name}: {size}, expected at least {least}")
-    return size

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_dtype, check_one_dtype, describe
+from kernels.arguments import bind_dims, check_dtype, check_one_dtype, check_size, describe
 from kernels.cache import pages
-from kernels.cache.counts import check_size, sequence_indices, token_counts
+from kernels.cache.counts import sequence_indices, token_counts
 
 
 class CacheView(NamedTuple):

@@ -5,8 +5,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_flags, check_one_dtype
-from kernels.cache.counts import check_size
+from kernels.arguments import bind_dims, check_flags, check_one_dtype, check_size
 from kernels.cache.kv import Storage, allocate, check_tensors
 from kernels.cache.paged import PagedCache
 from kernels.scale import resolve_scale

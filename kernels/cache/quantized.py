@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.arguments import FLOATS
+from kernels.arguments import FLOATS, check_size
 from kernels.cache import pages
-from kernels.cache.counts import check_size
 from kernels.cache.kv import CacheView, allocate
 from kernels.cache.paged import PagedCache
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.arguments import check_dtype, describe
-from kernels.cache.counts import check_size, sequence_indices, token_counts
+from kernels.arguments import check_dtype, check_size, describe
+from kernels.cache.counts import sequence_indices, token_counts
 
 # A state, and how many tokens of each sequence it has seen.
 _Place = tuple[Tensor | None, list[int]]

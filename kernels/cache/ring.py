@@ -2,7 +2,7 @@
 
 from typing import Unpack
 
-from kernels.cache.counts import check_size
+from kernels.arguments import check_size
 from kernels.cache.kv import SequenceOwnedCache, Storage
 
 

@@ -37,7 +37,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import check_boundaries, count_sequences, describe
+from kernels.arguments import check_boundaries, check_size, count_sequences
 from kernels.differentiable import Given, differentiable
 from kernels.norm.l2norm import check_eps
 from kernels.primitives.chunks import cut, locate_sequence
@@ -507,10 +507,7 @@ def _compute(
     output_final_state: bool, cu_seqlens: Tensor | None, tile: int,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     check_eps(eps)
-    if isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int):
-        raise TypeError(f"mini_batch_size: {describe(mini_batch_size)}, expected an int")
-    if mini_batch_size < 1:
-        raise ValueError(f"mini_batch_size: {mini_batch_size}, expected at least 1 token")
+    check_size("mini_batch_size", mini_batch_size)
     o, final_state = _ttt_linear(
         q, k, v, weight, bias, eta, initial_state, cu_seqlens,
         scale, float(eps), mini_batch_size, output_final_state, tile,

@@ -8,7 +8,7 @@ A program has some tokens of one head. With y = A z, s = sigmoid, and dg what co
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import triton
@@ -17,10 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import bind_dims, check_dtype, check_one_dtype, check_range, describe
+from kernels.arguments import describe
 from kernels.differentiable import differentiable
-from kernels.modes import check_mode
-from kernels.op import op
+from kernels.fused import fused
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_rows, store_rows
@@ -146,7 +145,7 @@ def _backward_of(
     ]
 
 
-_gate = differentiable(
+gate = differentiable(
     "decay_gate_fused",
     _forward_of,
     _backward_of,
@@ -155,25 +154,7 @@ _gate = differentiable(
 )
 
 
-def gate(
-    x: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, bound: float | None, tile: int | None
-) -> Tensor:
-    """`decay_gate` of checked arguments, with a bound of either sign."""
-    tile = tiles.choose(
-        "decay_gate", "fused", dim=x.shape[-1], dtype=x.dtype, device=x.device, tile=tile
-    )  # fmt: skip
-    return _gate(x, A_log, dt_bias, bound, tile)
-
-
-def compute(
-    *, x: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None,
-    mode: str, tile: int | None,
-) -> Tensor:  # fmt: skip
-    dim = bind_dims(x=(x, "B T H D"), A_log=(A_log, "H"), dt_bias=(dt_bias, "H D"))["D"]
-    dtype = check_one_dtype(x=x)
-    check_dtype("A_log", A_log, torch.float32, dtype)
-    check_dtype("dt_bias", dt_bias, torch.float32, dtype)
-    check_range("D (the last dim of x)", dim, 1, 256)
+def compute(*, lower_bound: float | None, **given: Any) -> Tensor:
     if lower_bound is not None:
         if isinstance(lower_bound, bool) or not isinstance(lower_bound, (int, float)):
             raise TypeError(f"lower_bound: {describe(lower_bound)}, expected a real number or None")
@@ -181,16 +162,15 @@ def compute(
             wanted = "expected a negative finite number or None"
             raise ValueError(f"lower_bound: {lower_bound}, {wanted}")
         lower_bound = float(lower_bound)
-    check_mode(mode, "fused")
-    return gate(x, A_log, dt_bias, lower_bound, tile)
+    return gate(bound=lower_bound, **given)
 
 
-@op(
+@fused(
     compute,
-    outputs=("g",),
-    about="Differentiable once. Sums are float32. D is 1 to 256.",
+    output="g",
+    widest=256,
     texts={"g": "float32, contiguous."},
-    raises=["D above 256", "a lower_bound that is not negative and finite"],
+    raises=["a lower_bound that is not negative and finite"],
 )
 def decay_gate(
     x: Float[Tensor, "B T H D"],

@@ -5,30 +5,16 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.arguments import bind_dims, check_flags, check_one_dtype
+from kernels.fused import fused
 from kernels.gate.decay_gate import gate
-from kernels.modes import check_mode
-from kernels.op import op
 
 
-def compute(*, x: Tensor, allow_neg_eigval: bool, mode: str, tile: int | None) -> Tensor:
-    check_flags(allow_neg_eigval=allow_neg_eigval)
-    bind_dims(x=(x, "B T H"))
-    check_one_dtype(x=x)
-    check_mode(mode, "fused")
+def compute(*, x: Tensor, allow_neg_eigval: bool, tile: int) -> Tensor:
     most = 2.0 if allow_neg_eigval else 1.0
     return gate(x[..., None], None, None, most, tile)[..., 0]
 
 
-@op(
-    compute,
-    outputs=("beta",),
-    about="Differentiable once.",
-    texts={
-        "beta": "float32, contiguous.",
-        "tile": 'Index into `kernels.tiles.TABLE["decay_gate", "fused"]`; None chooses.',
-    },
-)
+@fused(compute, output="beta", wraps="decay_gate", texts={"beta": "float32, contiguous."})
 def strength_gate(
     x: Float[Tensor, "B T H"],
     *,

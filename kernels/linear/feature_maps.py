@@ -19,10 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import bind_dims, check_one_dtype, check_range, describe
+from kernels.arguments import check_size, describe
 from kernels.differentiable import Given, differentiable
-from kernels.modes import check_mode
-from kernels.op import op
+from kernels.fused import fused
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -200,30 +199,15 @@ def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
 _feature_map = differentiable("feature_map_fused", _forward_of, _backward_of, _shapes, outputs=1)
 
 
-def compute(*, x: Tensor, kind: str, nu: int, mode: str, tile: int | None) -> Any:
-    dim = bind_dims(x=(x, "B T H D"))["D"]
-    dtype = check_one_dtype(x=x)
-    check_range("D (the last dim of x)", dim, 1, 256)
+def compute(*, x: Tensor, kind: str, nu: int, tile: int) -> Any:
     if not isinstance(kind, str):
         raise TypeError(f"kind: {describe(kind)}, expected a str")
     if kind not in KINDS:
         raise ValueError(f"kind: {kind!r}, expected one of {', '.join(KINDS)}")
-    if isinstance(nu, bool) or not isinstance(nu, int):
-        raise TypeError(f"nu: {describe(nu)}, expected an int")
-    if nu < 1:
-        raise ValueError(f"nu: {nu}, expected at least 1")
-    check_mode(mode, "fused")
-    tile = tiles.choose("feature_map", "fused", dim=dim, dtype=dtype, device=x.device, tile=tile)
-    return _feature_map(x, kind, nu, tile)
+    return _feature_map(x, kind, check_size("nu", nu), tile)
 
 
-@op(
-    compute,
-    outputs=("y",),
-    about="Differentiable once. Sums are float32. D is 1 to 256.",
-    texts={"y": "in the dtype of x, contiguous."},
-    raises=["D above 256", "another kind", "a nu below 1"],
-)
+@fused(compute, widest=256, raises=["another kind", "a nu below 1"])
 def feature_map(
     x: Float[Tensor, "B T H D"],
     kind: str,

@@ -16,11 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import bind_dims, check_dtype, check_flags, check_one_dtype, check_range
 from kernels.differentiable import differentiable, like_the_first
-from kernels.modes import check_mode
+from kernels.fused import fused
 from kernels.norm.l2norm import EPS, check_eps
-from kernels.op import op
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_rows, store_rows
@@ -161,21 +159,11 @@ _norm = differentiable("gated_norm_fused", _forward_of, _backward_of, like_the_f
 
 def _checked(
     *, x: Tensor, z: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
-    activation: str, gate_first: bool, center: bool, mode: str, tile: int | None,
+    activation: str, gate_first: bool, center: bool, tile: int,
 ) -> Tensor:  # fmt: skip
-    check_flags(gate_first=gate_first)
-    dim = bind_dims(x=(x, "B T H D"), z=(z, "B T H D"), weight=(weight, "D"), bias=(bias, "D"))["D"]
-    dtype = check_one_dtype(x=x, z=z)
-    check_dtype("weight", weight, torch.float32, dtype)
-    check_dtype("bias", bias, torch.float32, dtype)
-    check_range("D (the last dim of x)", dim, 1, 256)
     check_eps(eps)
     if activation not in ("silu", "sigmoid"):
         raise ValueError(f"activation: {activation!r}, expected 'silu' or 'sigmoid'")
-    check_mode(mode, "fused")
-    tile = tiles.choose(
-        "rms_norm_gated", "fused", dim=dim, dtype=dtype, device=x.device, tile=tile
-    )  # fmt: skip
     silu = activation == "silu"
     return _norm(x, z, weight, bias, float(eps), center, silu, gate_first, tile)
 
@@ -188,18 +176,10 @@ def deviation(**given) -> Tensor:
     return _checked(center=True, **given)
 
 
-_ABOUT = "Differentiable once. Sums are float32. D is 1 to 256."
-_RAISES = ("D above 256", "an eps that is not positive and finite", "another activation")
+_RAISES = ("an eps that is not positive and finite", "another activation")
 
 
-@op(
-    root_mean_square,
-    outputs=("y",),
-    about=_ABOUT,
-    same_dtype=("x", "z"),
-    texts={"y": "in the dtype of x, contiguous."},
-    raises=_RAISES,
-)
+@fused(root_mean_square, widest=256, same_dtype=("x", "z"), raises=_RAISES)
 def rms_norm_gated(
     x: Float[Tensor, "B T H D"],
     z: Float[Tensor, "B T H D"],
@@ -214,17 +194,7 @@ def rms_norm_gated(
     """Divide every vector by its root mean square, and gate it, `reference.rms_norm_gated`."""
 
 
-@op(
-    deviation,
-    outputs=("y",),
-    about=_ABOUT,
-    same_dtype=("x", "z"),
-    texts={
-        "y": "in the dtype of x, contiguous.",
-        "tile": 'Index into `kernels.tiles.TABLE["rms_norm_gated", "fused"]`; None chooses.',
-    },
-    raises=_RAISES,
-)
+@fused(deviation, wraps="rms_norm_gated", widest=256, same_dtype=("x", "z"), raises=_RAISES)
 def layer_norm_gated(
     x: Float[Tensor, "B T H D"],
     z: Float[Tensor, "B T H D"],

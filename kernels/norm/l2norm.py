@@ -10,10 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import bind_dims, check_one_dtype, check_range, describe
+from kernels.arguments import describe
 from kernels.differentiable import differentiable, like_the_first
-from kernels.modes import check_mode
-from kernels.op import op
+from kernels.fused import fused
 from kernels.primitives.layout import contiguous
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import cdiv, next_power_of_2
@@ -90,23 +89,12 @@ def check_eps(eps: float) -> None:
         raise ValueError(f"eps: {eps}, expected a positive finite number")
 
 
-def compute(*, x: Tensor, eps: float, mode: str, tile: int | None) -> Tensor:
-    dim = bind_dims(x=(x, "B T H D"))["D"]
-    dtype = check_one_dtype(x=x)
-    check_range("D (the last dim of x)", dim, 1, 256)
+def compute(*, x: Tensor, eps: float, tile: int) -> Tensor:
     check_eps(eps)
-    check_mode(mode, "fused")
-    tile = tiles.choose("l2norm", "fused", dim=dim, dtype=dtype, device=x.device, tile=tile)
     return _l2norm(x, float(eps), tile)
 
 
-@op(
-    compute,
-    outputs=("y",),
-    about="Differentiable once. Sums are float32. D is 1 to 256.",
-    texts={"y": "in the dtype of x, contiguous."},
-    raises=["D above 256", "an eps that is not positive and finite"],
-)
+@fused(compute, widest=256, raises=["an eps that is not positive and finite"])
 def l2norm(
     x: Float[Tensor, "B T H D"],
     *,

@@ -19,6 +19,7 @@ from kernels.arguments import (
     check_dtype,
     check_flags,
     check_one_dtype,
+    check_size,
     describe,
 )
 from kernels.differentiable import refuse_gradients
@@ -326,10 +327,7 @@ def attend(
 def check_counts(**counts: int) -> None:
     """Refuse what is no int with a TypeError, and what is below 1 with a ValueError."""
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise TypeError(f"{name}: {describe(count)}, expected an int")
-        if count < 1:
-            raise ValueError(f"{name}: {count}, expected at least 1")
+        check_size(name, count)
 
 
 ABOUT = (

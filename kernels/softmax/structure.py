@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.arguments import check_boundaries, describe
+from kernels.arguments import check_boundaries, check_size, describe
 from kernels.softmax.logits import LOG2E
 from kernels.tiles import cdiv
 
@@ -71,10 +71,7 @@ def check_structure(
     for name, rule in structure.items():
         called = f"structure: {name}"
         if name in _SIZES:
-            if isinstance(rule, bool) or not isinstance(rule, int):
-                raise TypeError(f"{called}: {describe(rule)}, expected an int")
-            if rule < 1:
-                raise ValueError(f"{called}: {rule}, expected at least 1")
+            check_size(called, rule)
             continue
         if name not in (*_NUMBERS, "blocks"):
             known = ", ".join(Structure.__annotations__)

@@ -4,7 +4,7 @@ A program has some channels of a chunk, or of a sequence, and walks its tokens. 
 the sum of that of y the other way.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import triton
@@ -14,16 +14,11 @@ from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import (
-    bind_dims,
     check_boundaries,
-    check_cu_seqlens,
-    check_flags,
-    check_one_dtype,
-    describe,
+    check_size,
 )
 from kernels.differentiable import differentiable, like_the_first
-from kernels.modes import check_mode
-from kernels.op import op
+from kernels.fused import fused
 from kernels.primitives.chunks import cut, locate_chunk, locate_sequence
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.tiles import cdiv, next_power_of_2
@@ -86,31 +81,13 @@ def _backward_of(
 _cumsum = differentiable("cumsum_fused", _forward_of, _backward_of, like_the_first, outputs=1)
 
 
-def compute(
-    *, x: Tensor, chunk_size: int | None, reverse: bool, cu_seqlens: Tensor | None, mode: str,
-    tile: int | None,
-) -> Tensor:  # fmt: skip
-    check_flags(reverse=reverse)
-    batch = bind_dims(x=(x, "B T D"))["B"]
-    dtype = check_one_dtype(x=x)
+def compute(*, chunk_size: int | None, **given: Any) -> Tensor:
     if chunk_size is not None:
-        if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
-            raise TypeError(f"chunk_size: {describe(chunk_size)}, expected an int or None")
-        if chunk_size < 1:
-            raise ValueError(f"chunk_size: {chunk_size}, expected at least 1")
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, batch, x.device)
-    check_mode(mode, "fused")
-    tile = tiles.choose("cumsum", "fused", dim=1, dtype=dtype, device=x.device, tile=tile)
-    return _cumsum(x, cu_seqlens, chunk_size or 0, reverse, tile)
+        check_size("chunk_size", chunk_size)
+    return _cumsum(chunk=chunk_size or 0, **given)
 
 
-@op(
-    compute,
-    outputs=("y",),
-    about="Differentiable once. Sums are float32, and rounded once.",
-    texts={"cu_seqlens": "int32 or int64."},
-    raises=["a chunk_size below 1"],
-)
+@fused(compute, about="A sum is rounded once.", raises=["a chunk_size below 1"])
 def cumsum(
     x: Float[Tensor, "B T D"],
     *,

@@ -3,7 +3,7 @@
 A program has some channels of a chunk, and walks its tokens.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import triton
@@ -13,15 +13,11 @@ from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import (
-    bind_dims,
     check_boundaries,
-    check_cu_seqlens,
-    check_one_dtype,
-    describe,
+    check_size,
 )
 from kernels.differentiable import Given, differentiable
-from kernels.modes import check_mode
-from kernels.op import op
+from kernels.fused import fused
 from kernels.primitives.chunks import cut, locate_chunk
 from kernels.primitives.rows import load_row, load_rows, store_rows
 from kernels.tiles import cdiv, next_power_of_2
@@ -118,28 +114,11 @@ def _shapes(given: Given) -> list[tuple[tuple[int, ...], torch.dtype]]:
 _mean_pooling = differentiable("mean_pooling_fused", _forward_of, _backward_of, _shapes, outputs=1)
 
 
-def compute(
-    *, x: Tensor, chunk_size: int, cu_seqlens: Tensor | None, mode: str, tile: int | None
-) -> Tensor:
-    batch = bind_dims(x=(x, "B T H D"))["B"]
-    dtype = check_one_dtype(x=x)
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
-        raise TypeError(f"chunk_size: {describe(chunk_size)}, expected an int")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size: {chunk_size}, expected at least 1")
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, batch, x.device)
-    check_mode(mode, "fused")
-    tile = tiles.choose("mean_pooling", "fused", dim=1, dtype=dtype, device=x.device, tile=tile)
-    return _mean_pooling(x, cu_seqlens, chunk_size, tile)
+def compute(*, chunk_size: int, **given: Any) -> Tensor:
+    return _mean_pooling(chunk=check_size("chunk_size", chunk_size), **given)
 
 
-@op(
-    compute,
-    outputs=("y",),
-    about="Differentiable once. Sums are float32, and a mean is rounded once.",
-    texts={"cu_seqlens": "int32 or int64."},
-    raises=["a chunk_size below 1"],
-)
+@fused(compute, about="A mean is rounded once.", raises=["a chunk_size below 1"])
 def mean_pooling(
     x: Float[Tensor, "B T H D"],
     chunk_size: int,

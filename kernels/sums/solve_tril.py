@@ -13,15 +13,11 @@ from torch import Tensor
 
 from kernels import tiles
 from kernels.arguments import (
-    bind_dims,
     check_boundaries,
-    check_cu_seqlens,
-    check_one_dtype,
     check_range,
 )
 from kernels.differentiable import differentiable, like_the_first
-from kernels.modes import check_mode
-from kernels.op import op
+from kernels.fused import fused
 from kernels.primitives.chunks import cut, locate_chunk
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_rows, store_rows
@@ -85,23 +81,12 @@ def _backward_of(
 _solve = differentiable("solve_tril_fused", _forward_of, _backward_of, like_the_first, outputs=1)
 
 
-def compute(*, A: Tensor, cu_seqlens: Tensor | None, mode: str, tile: int | None) -> Tensor:
-    sizes = bind_dims(A=(A, "B T H C"))
-    dtype = check_one_dtype(A=A)
-    check_range("C (the last dim of A)", sizes["C"], 1, 64)
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], A.device)
-    check_mode(mode, "fused")
-    tile = tiles.choose("solve_tril", "fused", dim=1, dtype=dtype, device=A.device, tile=tile)
+def compute(*, A: Tensor, cu_seqlens: Tensor | None, tile: int) -> Tensor:
+    check_range("C (the last dim of A)", A.shape[3], 1, 64)
     return _solve(A, cu_seqlens, tile)
 
 
-@op(
-    compute,
-    outputs=("X",),
-    about="Differentiable once. Sums are float32. C is 1 to 64, each another kernel.",
-    texts={"cu_seqlens": "int32 or int64."},
-    raises=["C above 64"],
-)
+@fused(compute, output="X", about="C is 1 to 64, each another kernel.", raises=["C above 64"])
 def solve_tril(
     A: Float[Tensor, "B T H C"],
     *,

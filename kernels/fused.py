@@ -1,0 +1,91 @@
+"""The public functions of ops of one small kernel: gates, norms, feature maps, sums over tokens."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from kernels import arguments, tiles
+from kernels.modes import check_mode
+from kernels.op import axes, op, spelled_out
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def fused(
+    run: Callable[..., Any],
+    *,
+    output: str = "y",
+    about: str = "",
+    widest: int | None = None,
+    wraps: str | None = None,
+    same_dtype: Sequence[str] = (),
+    texts: Mapping[str, str] = MappingProxyType({}),
+    raises: Sequence[str] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a public function of the signature below, whose annotations say what to check.
+
+    Tensors outside `same_dtype` may be float32 as well.
+
+    Args:
+        run: takes every argument but `mode` by its name, checked: `tile` is an index into
+            `kernels.tiles.TABLE`.
+        output: the name of the result.
+        widest: the largest D, the last dim of the first argument; None for any, where tiles do not
+            depend on it.
+        wraps: the op whose kernels and tiles it uses; None for its own.
+        about, same_dtype, texts, raises: see `kernels.op.op`.
+
+    Returns:
+        A decorator of a signature without a body.
+    """
+
+    def decorate(page: Callable[P, R]) -> Callable[P, R]:
+        parameters = spelled_out(page).parameters
+        first = next(iter(parameters))
+        alike = tuple(same_dtype) or (first,)
+        dims = {name: " ".join(axes(p.annotation)) for name, p in parameters.items()}
+        dims = {name: spec for name, spec in dims.items() if spec and name != "cu_seqlens"}
+        flags = tuple(name for name, p in parameters.items() if isinstance(p.default, bool))
+        owner = wraps or page.__name__
+
+        def checked(*, mode: str, **given: Any) -> Any:
+            arguments.check_flags(**{name: given[name] for name in flags})
+            sizes = arguments.bind_dims(**{name: (given[name], s) for name, s in dims.items()})
+            dtype = arguments.check_one_dtype(**{name: given[name] for name in alike})
+            for name in dims:
+                if name not in alike:
+                    arguments.check_dtype(name, given[name], torch.float32, dtype)
+            if widest is not None:
+                arguments.check_range(f"D (the last dim of {first})", sizes["D"], 1, widest)
+            device = given[first].device
+            if "cu_seqlens" in given:
+                given["cu_seqlens"] = arguments.check_cu_seqlens(
+                    "cu_seqlens", given["cu_seqlens"], sizes["B"], device
+                )
+            check_mode(mode, "fused")
+            dim = 1 if widest is None else sizes["D"]
+            given["tile"] = tiles.choose(
+                owner, "fused", dim=dim, dtype=dtype, device=device, tile=given["tile"]
+            )
+            return run(**given)
+
+        of_tile = f'Index into `kernels.tiles.TABLE["{owner}", "fused"]`; None chooses.'
+        limit = "" if widest is None else f"D is 1 to {widest}. "
+        return op(
+            checked,
+            outputs=(output,),
+            about=f"Differentiable once. Sums are float32. {limit}{about}".rstrip(),
+            same_dtype=alike,
+            texts={
+                output: f"in the dtype of {first}, contiguous.",
+                "cu_seqlens": "int32 or int64.",
+                **({} if wraps is None else {"tile": of_tile}),
+                **texts,
+            },
+            raises=[*([] if widest is None else [f"D above {widest}"]), *raises],
+        )(page)
+
+    return decorate
