@@ -247,28 +247,24 @@ def _arguments(
     alike |= {*others_alike}
     for name, parameter in signature.parameters.items():
         if name in indices:
-            yield Argument(
-                name,
-                _dims(parameter.annotation),
-                roles.get(name, Role.INDEX),
-                optional=parameter.default is None,
-                differentiable=False,
-                dtype="index",
-                fill=indices[name],
-            )
-        elif _is_tensor(parameter):
-            role = roles.get(name, _ROLES.get(name, Role.VALUE))
-            dtype = "case" if name in alike else "either"
+            role, dtype = Role.INDEX, "index"
+        elif not _is_tensor(parameter):
+            continue
+        else:
+            role, dtype = _ROLES.get(name, Role.VALUE), "case" if name in alike else "either"
             if arrays(parameter.annotation)[0].dtype.__name__ == "Bool":
                 dtype = "bool"
-            yield Argument(
-                name,
-                _dims(parameter.annotation),
-                role,
-                optional=parameter.default is None,
-                differentiable=name not in constants,
-                dtype="float32" if name == "initial_state" else dtype,
-            )
+            elif name == "initial_state":
+                dtype = "float32"
+        yield Argument(
+            name,
+            _dims(parameter.annotation),
+            roles.get(name, role),
+            optional=parameter.default is None,
+            differentiable=name not in indices and name not in constants,
+            dtype=dtype,
+            fill=indices.get(name),
+        )
 
 
 def _outputs(
