@@ -154,15 +154,7 @@ class RecurrentCache:
                 )
 
     def reorder(self, index: Tensor) -> None:
-        """Make sequence n what sequence `index[n]` was, in every layer.
-
-        Args:
-            index: Int[M]; entries may repeat or be left out, and M may differ from N.
-
-        Raises:
-            TypeError: `index` is no int tensor.
-            ValueError: it is empty, or names a sequence outside [0, N).
-        """
+        """Make sequence n what sequence `index[n]` was, in every layer, see `KVCache.reorder`."""
         indices = sequence_indices(index, self.batch)
 
         def reordered(state: Tensor | None) -> Tensor | None:
