@@ -52,7 +52,9 @@ from kernels.primitives.decay import (
     load_head_gates,
     load_sides,
     pair_decay,
+    split_diagonal,
     sum_gradients,
+    symmetric,
 )
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
@@ -413,19 +415,12 @@ def _gradients(
     q = load_rows(q_ptr, rows, keys, heads * key_dim, left, key_dim)
     k = load_rows(k_ptr, rows, keys, heads * key_dim, left, key_dim)
     if USE_G:
-        own = rows[:, None] == rows[None, :]
-        diagonal = tl.sum(tl.where(own, dA, 0.0), 1)[:, None]
+        diagonal, dA = split_diagonal(rows, dA, DTYPE)
         dq += diagonal * k
         dk += diagonal * q
-        dA += tl.trans(dA)
-        if DTYPE.is_bf16():
-            dA = dA.to(tl.bfloat16)
         if DELTA:
             cell = (chunk.to(tl.int64) * heads + head) * C * C
-            doverlaps = load_rows(doverlaps_ptr + cell, rows, rows, C, C, C)
-            doverlaps += tl.trans(doverlaps)
-            if DTYPE.is_bf16():
-                doverlaps = doverlaps.to(tl.bfloat16)
+            doverlaps = symmetric(load_rows(doverlaps_ptr + cell, rows, rows, C, C, C), DTYPE)
         for level in tl.range(LEVELS, disable_licm=True):
             readers = level_queries(level, C)
             decayed = decay(level_span(level, C, EXCLUSIVE), g, DTYPE)

@@ -186,6 +186,23 @@ def sum_columns(mask, x):
 
 
 @triton.jit
+def split_diagonal(rows, dA, DTYPE: tl.constexpr):
+    """The diagonal of dA [C, C], whose pairs do not decay, as a column; and `symmetric(dA)`."""
+    own = rows[:, None] == rows[None, :]
+    return tl.sum(tl.where(own, dA, 0.0), 1)[:, None], symmetric(dA, DTYPE)
+
+
+@triton.jit
+def symmetric(dA, DTYPE: tl.constexpr):
+    """dA + dAᵀ, so that products of a level gather keys for the rows of queries, and queries for
+    those of keys; in bfloat16 if DTYPE is."""
+    dA += tl.trans(dA)
+    if DTYPE.is_bf16():
+        dA = dA.to(tl.bfloat16)
+    return dA
+
+
+@triton.jit
 def sum_gradients(mask, x, DTYPE: tl.constexpr):
     """`mask @ x [C, K]` in float32 for gradients of gates."""
     return select_and_sum(mask, x, 0 if DTYPE.is_fp32() else 2)

@@ -44,6 +44,7 @@ from kernels.primitives.decay import (
     level_span_transposed,
     load_gates,
     load_sides,
+    split_diagonal,
     sum_gradients,
 )
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
@@ -383,19 +384,14 @@ def _within_backward(
     ds *= scale
     q_tile = load_rows(q, rows, keys, stride, left, key_dim)
     k_tile = load_rows(k, rows, keys, stride, left, key_dim)
-    own = rows[:, None] == rows[None, :]
-    diagonal = tl.sum(tl.where(own, ds, 0.0), 1)[:, None]
+    diagonal, ds = split_diagonal(rows, ds, DTYPE)
     dq += diagonal * k_tile
     dk += diagonal * q_tile
-    ds += tl.trans(ds)
-    if DTYPE.is_bf16():
-        ds = ds.to(tl.bfloat16)
     for level in tl.range(LEVELS, disable_licm=True):
         readers = level_queries(level, C)
         decayed = decay(level_span(level, C), g_tile, DTYPE)
         x = load_sides(q, k, readers, rows, keys, stride, left, key_dim)
         pairs = tl.where(level_pairs(level, C), ds, 0.0)
-        # Products of a level gather keys for the rows of queries, and queries for those of keys.
         dx = product(pairs, x * decayed, DTYPE) * decayed
         dq += tl.where(readers, dx, 0.0)
         dk += tl.where(readers, 0.0, dx)
