@@ -94,10 +94,9 @@ class Module:
         """A module-level name for an expression."""
         known = self.constants.get(expression)
         if known is None:
-            known = "_k_" + re.sub(r"\W", "_", hint.lstrip("%").replace("-", "m"))
-            while known in self.taken:
-                known += "_"
-            self.taken.add(known)
+            known = _free(
+                "_k_" + re.sub(r"\W", "_", hint.lstrip("%").replace("-", "m")), self.taken
+            )
             self.constants[expression] = known
         return known
 
@@ -108,6 +107,14 @@ class Module:
     def source(self) -> str:
         constants = [f"{name} = {text}" for text, name in self.constants.items()]
         return "\n".join([*constants, "", *self.body, "", *self.header(), ""])
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """Take the name, with underscores behind it if it is taken already."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 class FunctionWriter:
@@ -143,10 +150,7 @@ class FunctionWriter:
         """Python variable of an SSA value."""
         known = self.names.get(value)
         if known is None:
-            known = identifier(value)
-            while known in self.taken:
-                known += "_"
-            self.taken.add(known)
+            known = _free(identifier(value), self.taken)
             self.names[value] = known
         return known
 
