@@ -36,7 +36,7 @@ _HALVES = ("bfloat16", "float16")
 EXAMPLES_OF_CI = 3700
 # A run of few jobs draws up to `_MOST_TIMES` as many examples for each, while all together stay
 # below `_EXAMPLES_OF_FEW`.
-_MOST_TIMES, _EXAMPLES_OF_FEW = 8.0, 1400
+_MOST_TIMES, _EXAMPLES_OF_FEW = 24.0, 1000
 
 
 @dataclass(frozen=True)
