@@ -173,7 +173,7 @@ class Adapter(Target):
 
     Args:
         ops: op → mode → its implementation, or just a function.
-        bitwise: see `Target`.
+        bitwise, remarks: see `Target`.
 
     Raises:
         ValueError: an op is not in the catalogue, or a signature does not match.
@@ -187,8 +187,10 @@ class Adapter(Target):
         ops: Mapping[str, Mapping[str, Implementation | Function]],
         *,
         bitwise: bool = False,
+        remarks: tuple[str, ...] = (),
     ) -> None:
         self.bitwise = bitwise
+        self.remarks = remarks
         self.ops: dict[str, dict[str, Implementation]] = {}
         for name, modes in ops.items():
             if name not in OPS:

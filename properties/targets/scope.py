@@ -130,6 +130,7 @@ def missing(target: Target) -> Iterator[str]:
     absent = [op.name for op in OPS.values() if not target.modes(op)]
     if absent:
         yield f"target {target.name} has no {', '.join(absent)}"
+    yield from target.remarks
     for op in OPS.values():
         alike: dict[str, list[str]] = {}
         for mode in target.modes(op):

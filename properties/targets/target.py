@@ -19,6 +19,7 @@ class Target:
             the target may raise anything, or be right.
         takes_auto: its ops also take the mode "auto" and choose one.
         contexts: the supported ones of `properties.cases.contexts`.
+        remarks: sentences about what this release lacks.
         cotangents: names of `properties.cases.values.COTANGENTS`; with other than ordinary ones
             intermediate results leave the range of float16.
     """
@@ -28,6 +29,7 @@ class Target:
     takes_auto = False
     new_results = True
     documented_errors = True
+    remarks: tuple[str, ...] = ()
     contexts: tuple[str, ...] = ("grad", "no_grad", "inference_mode")
     cotangents: tuple[str, ...] = ("ordinary",)
 

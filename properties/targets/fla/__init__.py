@@ -1,6 +1,7 @@
 """The kernels of flash-linear-attention (fla-core)."""
 
 import sys
+from contextlib import suppress
 
 import torch
 
@@ -16,7 +17,8 @@ def target(device: torch.device) -> Adapter:
     if simulator.installed():
         simulator.install(unwritten="nan")
         _run_what_hopper_miscompiles()
-    return Adapter(implementations())
+    ops, remarks = implementations()
+    return Adapter(ops, remarks=remarks)
 
 
 def _run_what_hopper_miscompiles() -> None:
@@ -24,7 +26,8 @@ def _run_what_hopper_miscompiles() -> None:
 
     The simulator reports Hopper, and compiles them as they are written.
     """
-    kernel("fla.ops.simple_gla:chunk_simple_gla")
+    with suppress(ImportError):
+        kernel("fla.ops.simple_gla:chunk_simple_gla")
     module = sys.modules.get("fla.ops.common.chunk_o")
     if module is not None and hasattr(module, "IS_NVIDIA_HOPPER"):
         vars(module)["IS_NVIDIA_HOPPER"] = False

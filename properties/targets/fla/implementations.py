@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
+from properties.cases.values import GATE_RECIPES
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Argument, Function, Op, Role
 from properties.targets.adapter import Bound, Implementation
-from properties.targets.fla.library import Kernel, kernel, release
+from properties.targets.fla import library
+from properties.targets.fla.library import Kernel, release
 from properties.verdict.budgets import Telescope
 
 Given = dict[str, Any]
@@ -31,17 +33,52 @@ _REQUIRED = "gates and strengths are required; none becomes zeros or ones"
 _WINDOW = "the state of a convolution is [N, D, W]: its oldest token has a weight of 0"
 
 
-def implementations() -> dict[str, dict[str, Implementation]]:
-    """Op → mode → its implementation in the installed release."""
+def implementations() -> tuple[dict[str, dict[str, Implementation]], tuple[str, ...]]:
+    """Op → mode → its implementation in the installed release; sentences about what it lacks."""
     made: dict[str, dict[str, Implementation]] = {}
+    remarks: list[str] = []
+    absent: list[str] = []
     for op, modes in _MODES.items():
         for mode, declared in modes.items():
-            found = kernel(declared.function)
+            try:
+                found = library.kernel(declared.function)
+            except ImportError as error:
+                remarks.append(f"{op} ({mode}) is left out: {error}")
+                continue
             # A function that lacks a tensor of the op is another one, of an earlier release.
-            if found is not None and declared.takes(OPS[op], found):
-                settled = _as_it_was(op, mode, declared, found)
-                made.setdefault(op, {})[mode] = settled.implementation(OPS[op], found)
-    return made
+            if found is None or not declared.takes(OPS[op], found):
+                absent.append(f"{op} ({mode})")
+                continue
+            settled = _as_it_was(op, mode, declared, found)
+            made.setdefault(op, {})[mode] = settled.implementation(OPS[op], found)
+            if "head_first" in signature(found).parameters and release() < (0, 2):
+                turned = replace(settled, without=(*settled.without, "cu_seqlens", "cu_seqlens_k"))
+                made[op][f"{mode}_heads_first"] = turned.implementation(
+                    OPS[op], _with_heads_first(found)
+                )
+    absent = [each for each in absent if each.partition(" ")[0] in made]
+    if absent:
+        version = ".".join(map(str, release()))
+        remarks.append(f"release {version} of fla has no {', '.join(absent)}")
+    return made, tuple(remarks)
+
+
+def _with_heads_first(kernel: Kernel) -> Kernel:
+    """A function of releases before 0.2 as it is called by default: heads before tokens."""
+
+    @wraps(kernel)
+    def turned(**given: Any) -> Any:
+        sequences = {
+            name: x.transpose(1, 2).contiguous()
+            for name, x in given.items()
+            if isinstance(x, Tensor) and x.ndim > 2 and "state" not in name
+        }
+        returned = kernel(**{**given, **sequences}, head_first=True)
+        if isinstance(returned, Tensor):
+            return returned.transpose(1, 2)
+        return (returned[0].transpose(1, 2), *returned[1:])
+
+    return turned
 
 
 def _state(kernel: Kernel, given: Given) -> Outputs:
@@ -150,6 +187,11 @@ def _gate(kernel: Kernel, given: Given) -> Outputs:
         given["A_log"] = given["g"].new_zeros(given["g"].shape[2], dtype=torch.float32)
     if given.get("dt_bias") is not None:
         given["dt_bias"] = given["dt_bias"].flatten()
+    taken = signature(kernel).parameters
+    if "head_k_dim" in taken:
+        # Release 0.4.0.
+        given |= {"head_k_dim": given["g"].shape[-1], "g": given["g"].flatten(2)}
+        given |= {old: given.pop(now) for now, old in _GATE_OF_0_4.items() if now in given}
     g: Tensor = kernel(**given)
     return g
 
@@ -160,6 +202,53 @@ def _gated_norm(kernel: Kernel, given: Given) -> Outputs:
         raise ValueError("gate_first: True, expected False, as fla normalises first")
     y: Tensor = kernel(**{"bias": None, **given})
     return y
+
+
+def _norm_of_mamba(kernel: Kernel, given: Given) -> Outputs:
+    """The order of the norm and its gate; a norm without biases takes None."""
+    given["norm_before_gate"] = not given.pop("gate_first", False)
+    y: Tensor = kernel(**{"bias": None, **given})
+    return y
+
+
+def _norm_and_linear(kernel: Kernel, given: Given) -> Outputs:
+    """The factors of channels are the diagonal of a linear layer behind the gate."""
+    if given.pop("gate_first", False):
+        raise ValueError("gate_first: True, expected False, as fla normalises first")
+    weight = given.pop("weight", None)
+    x = given["x"]
+    given["norm_weight"] = x.new_ones(x.shape[-1])
+    given |= {"norm_bias": None, "linear_bias": None}
+    weight = given["norm_weight"] if weight is None else weight
+    y: Tensor = kernel(**given, linear_weight=torch.diag(weight))
+    return y
+
+
+def _one_step(kernel: Kernel, given: Given) -> Outputs:
+    """The queries, one of each sequence, are tokens of one; so are the keys of all sequences."""
+    given.pop("causal", None)
+    q, bounds, keys = given["q"], given.get("cu_seqlens"), given.pop("cu_seqlens_k", None)
+    B, T = given["k"].shape[:2]
+    if keys is None:
+        keys = T * torch.arange(B + 1, device=q.device) if bounds is None else bounds
+    rows = {
+        n: given[n].flatten(0, 1)[None] for n in ("q", "k", "v", "g") if given.get(n) is not None
+    }
+    o: Tensor = kernel(**{**given, **rows, "cu_seqlens": keys})
+    return o.view(*q.shape[:-1], o.shape[-1])
+
+
+def _one_token(kernel: Kernel, given: Given) -> Outputs:
+    """A state is written in place, and required."""
+    x, asked = given["x"], given.pop("output_final_state", False)
+    given.pop("cu_seqlens", None)
+    state = given.get("cache")
+    if state is None:
+        D, W = given["weight"].shape
+        state = torch.zeros(x.shape[0] * x.shape[1], W, D, device=x.device)
+    given["cache"] = state.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    y, cache = kernel(**given)
+    return y, cache.transpose(1, 2) if asked else None
 
 
 def _reflections(kernel: Kernel, given: Given) -> Outputs:
@@ -275,6 +364,9 @@ def _selected(kernel: Kernel, given: Given) -> Outputs:
     indices = given.pop("block_indices").long().sort(-1).values
     again = torch.nn.functional.pad(indices.diff(dim=-1) == 0, (1, 0))
     given["block_indices"] = indices.masked_fill(again, -1)
+    if signature(kernel).parameters["g_slc"].default is Parameter.empty:
+        # Release 0.1.
+        given |= {"g_cmp": None, "g_slc": torch.ones_like(given["q"][..., 0]), "g_swa": None}
     given["cu_seqlens"] = _both_bounds(given)
     return _alone(kernel, given)
 
@@ -292,7 +384,8 @@ def _three_branches(kernel: Kernel, given: Given) -> Outputs:
     if given.pop("local_blocks", 2) != 2:
         raise ValueError("local_blocks: expected 2, as fla has no other number")
     o: Tensor = kernel(**given)
-    around = import_module("fla.ops.attn").parallel_attn
+    around = library.kernel("fla.ops.attn:parallel_attn")
+    assert around is not None
     names = ("q", "k", "v", "scale", "cu_seqlens")
     recent = around(**{n: given.get(n) for n in names}, window_size=window)
     mixed: Tensor = o + gate.unsqueeze(-1) * recent
@@ -300,7 +393,7 @@ def _three_branches(kernel: Kernel, given: Given) -> Outputs:
 
 
 def _features(kernel: Kernel, given: Given) -> Outputs:
-    """Maps are modules. Hedgehog's layer is the identity, and doubles x."""
+    """Maps other than elu are modules. Hedgehog's layer is the identity, and doubles x."""
     x, kind, nu = given["x"], given["kind"], given["nu"]
     if type(nu) is not int or nu < 1:
         raise ValueError(f"nu: {nu!r}, expected a count, which other maps than dpfp do not read")
@@ -451,6 +544,14 @@ def _even_in_16_bits(case: Case) -> Case:
     return replace(case, dims={**case.dims, **even})
 
 
+def _gentle_gates(case: Case) -> Case:
+    return replace(case, values="gaussian") if case.values in GATE_RECIPES else case
+
+
+def _one_token_each(case: Case) -> Case:
+    return replace(case, lengths=(1,) * len(case.lengths))
+
+
 def _causal(case: Case) -> Case:
     return replace(case, options={**case.options, "causal": True})
 
@@ -550,6 +651,11 @@ def _another_map(case: Case) -> Case:
     return replace(case, options={**case.options, "kind": "elu"})
 
 
+def _another_map_than_elu(case: Case) -> Case:
+    kind = case.options.get("kind")
+    return replace(case, options={**case.options, "kind": "relu" if kind == "elu" else kind})
+
+
 def _positive_scale(case: Case) -> Case:
     scale = case.options.get("scale")
     if scale is None or scale == -1 or scale > 0:
@@ -569,6 +675,9 @@ class _Mode:
         ours: arguments that it lacks and `call` handles.
         without: arguments of the same name with another meaning.
         needs: arguments that default to None and that its docstring does not call optional.
+        fixed: what it passes for arguments of fla that the op lacks.
+        since: the first release that has it, if the function is older.
+        beside: another function that `call` needs.
         The rest as in `Implementation`.
     """
 
@@ -579,6 +688,9 @@ class _Mode:
     ours: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    since: tuple[int, ...] = ()
+    beside: str = ""
     constants: tuple[str, ...] = ()
     conventions: tuple[str, ...] = (_SCALE,)
     dtypes: tuple[str, ...] = DTYPES
@@ -612,12 +724,16 @@ class _Mode:
     def takes(self, op: Op, kernel: Kernel) -> bool:
         """Whether a function has all tensors that the op requires."""
         taken = signature(kernel).parameters
-        needed = [a.name for a in op.arguments if not a.optional]
+        if release() < self.since or not (self.since or self.fixed.keys() <= taken.keys()):
+            return False
+        if self.beside and library.kernel(self.beside) is None:
+            return False
+        needed = [*(a.name for a in op.arguments if not a.optional), *self.needs]
         return all(self._name(kernel, n) in taken or n in self.ours for n in needed)
 
     def _requires(self, kernel: Kernel, name: str) -> bool:
-        if name in self.needs:
-            return True
+        if name in self.needs or name in self.ours:
+            return name in self.needs
         parameter = signature(kernel).parameters.get(self._name(kernel, name))
         return parameter is not None and parameter.default is Parameter.empty
 
@@ -636,7 +752,7 @@ class _Mode:
             if "scale" in call:
                 dim = given[op.arguments[0].name].shape[-1]
                 call["scale"] = _scale(call["scale"], taken["scale"].default, dim)
-            return self.call(kernel, call)
+            return self.call(kernel, {**call, **self.fixed})
 
         parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in names]
         function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -657,6 +773,8 @@ _FLOAT32_SINCE = {("gated_delta_rule", "chunk"): (0, 4), ("iplr", "chunk"): (0, 
 def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
     """The mode in the installed release: earlier ones were more limited."""
     bounds: dict[str, Bound] = {}
+    if op == "feature_map" and getattr(kernel, "__name__", "") != "elu_p1":
+        bounds["another map than elu"] = _another_map_than_elu
     if op == "linear_attn" and release() < (0, 5):
         bounds["no state where normalized"] = _no_state_where_normalized
     if release() < _SHARED_SINCE.get((op, mode), ()):
@@ -752,7 +870,7 @@ def _each(folder: str, *modes: str, name: str = "", **settings: Any) -> dict[str
 
 def _gated(name: str) -> _Mode:
     return _Mode(
-        f"fla.modules.norm.fused_norm_gate:{name}",
+        f"fla.modules.norm.fused_norm_gate:{name} fla.modules.fused_norm_gate:{name}",
         call=_gated_norm,
         theirs={"z": "g"},
         ours=("gate_first",),
@@ -761,16 +879,51 @@ def _gated(name: str) -> _Mode:
     )
 
 
+def _of_mamba(name: str) -> _Mode:
+    return _Mode(
+        f"fla.modules.norm.layernorm_gated:{name} fla.modules.layernorm_gated:{name}",
+        call=_norm_of_mamba,
+        ours=("gate_first",),
+        conventions=("gate_first is the opposite of norm_before_gate",),
+    )
+
+
+def _before_linear(name: str) -> _Mode:
+    return _Mode(
+        f"fla.modules.norm.fused_norm_gate:{name} fla.modules.fused_norm_gate:{name}",
+        call=_norm_and_linear,
+        theirs={"z": "g"},
+        ours=("gate_first", "weight"),
+        without=("bias",),
+        conventions=("the weight is the diagonal of a linear layer, the norm's weight is 1",),
+        dtypes=("float32",),
+        bounds={"the gate last": _norm_first},
+    )
+
+
+_GATE_OF_0_4 = {"A_log": "A", "dt_bias": "g_bias"}
 _OPPOSITE = "the momentum has the other sign"
 _SELECTION = {"groups of 16 heads, K of 9 to 256, V above 8, blocks of 16 to 64": _selection}
 _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
 _WIDE = {"K and V above 8": _at_least(9, "K", "V")}
 _WIDE_VALUES = {"V above 8": _at_least(9, "V")}
+_SAFE = {
+    "gates of -5 or more, K and V at least 16": lambda c: _at_least(16, "K", "V")(_gentle_gates(c))
+}
 _POSITIVE = {"a positive scale": _positive_scale}
 _TWO_TILES = {"K of 128 at most": _at_most(128)}
 _ONE_TILE = {"powers of two, K of 16 at most": _one_tile}
 _USE_NORM = {"normalize": "use_norm"}
 _GATES_OF_GDN2 = {"erase": "b", "write": "w"}
+_ATTENTION: Mapping[str, Any] = {
+    "call": _causal_only,
+    "ours": ("causal",),
+    "theirs": {"window": "window_size", "sink": "sink_bias"},
+    "conventions": (_SCALE, "window is window_size, sink is sink_bias"),
+    "bounds": {"causal": _causal, "keys that are the queries' tokens": _one_length},
+    "unstated": {"splitting": "a second call has more keys than queries"},
+    "telescopes": _rows_telescope,
+}
 _MODES: Mapping[str, Mapping[str, _Mode]] = {
     "linear_attn": {
         **_each("linear_attn", "chunk", call=_normalized, conventions=_PAIRED, bounds=_EVEN),
@@ -811,10 +964,29 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "fused_recurrent_gated_delta_rule": _Mode(
             "fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule",
             theirs={"g": "gk"},
+            needs=("g",),
             forward_only=True,
+        ),
+        "chunk_of_32": _Mode(
+            "fla.ops.kda:chunk_kda",
+            fixed={"chunk_size": 32},
+            since=(0, 5, 1),
+            telescopes=_channels_telescope,
+        ),
+        "chunk_safe_gate": _Mode(
+            "fla.ops.kda:chunk_kda",
+            fixed={"safe_gate": True},
+            bounds=_SAFE,
+            telescopes=_channels_telescope,
         ),
     },
     "dplr": {
+        "chunk_safe_gate": _Mode(
+            "fla.ops.generalized_delta_rule:chunk_dplr_delta_rule",
+            fixed={"safe_gate": True},
+            bounds={**_WIDE_VALUES, **_SAFE},
+            telescopes=_channels_telescope,
+        ),
         **_each(
             "generalized_delta_rule",
             "chunk",
@@ -972,17 +1144,20 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         bounds={"K = 64, V a power of two": _a_block_of_keys},
         telescopes=_values_telescope,
     ),
-    "attention": _each(
-        "attn",
-        "parallel",
-        call=_causal_only,
-        ours=("causal",),
-        theirs={"window": "window_size", "sink": "sink_bias"},
-        conventions=(_SCALE, "window is window_size, sink is sink_bias"),
-        bounds={"causal": _causal, "keys that are the queries' tokens": _one_length},
-        unstated={"splitting": "a second call has more keys than queries"},
-        telescopes=_rows_telescope,
-    ),
+    "attention": {
+        **_each("attn", "parallel", **_ATTENTION),
+        "forgetting": _Mode("fla.ops.forgetting_attn:parallel_forgetting_attn", **_ATTENTION),
+        "decoding": _Mode(
+            "fla.ops.attn.decoding:attn_decoding_one_step",
+            call=_one_step,
+            ours=("causal", "cu_seqlens_k"),
+            theirs={"window": "window_size", "sink": "sink_bias"},
+            conventions=(_SCALE, "sequences are packed"),
+            bounds={"a query of each sequence": _one_token_each},
+            forward_only=True,
+            unstated={"splitting": "it has one query"},
+        ),
+    },
     "based": {
         **_each("based", "parallel", call=_alone, theirs=_USE_NORM, bounds=_TWO_TILES),
         **_each("based", "fused_chunk", call=_alone, theirs=_USE_NORM, bounds=_ONE_TILE),
@@ -997,7 +1172,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
     "stickbreaking_attn": _each("stickbreaking_attn", "parallel"),
     "path_attn": {
         "parallel": _Mode(
-            "fla.ops.path_attn:parallel_path_attn|parallel_path_attention",
+            "fla.ops.path_attn:parallel_path_attn fla.ops.path_attn:parallel_path_attention",
             call=_reflections,
             telescopes=_rows_telescope,
             conventions=(_SCALE, "gates are scaled as logits are"),
@@ -1032,6 +1207,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "nsa",
         "parallel",
         call=_three_branches,
+        beside="fla.ops.attn:parallel_attn",
         theirs={"window": "window_size", "top_k": "block_counts"},
         ours=("local_blocks",),
         conventions=(
@@ -1086,10 +1262,29 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             whole=_of_all_taps,
             conventions=(_WINDOW,),
             bounds={"no state before tokens in 16 bits, as it is kept in theirs": _float32_state},
-        )
+        ),
+        "update": _Mode(
+            "fla.modules.convolution:causal_conv1d_update",
+            call=_one_token,
+            theirs={"initial_state": "cache"},
+            ours=("initial_state", "output_final_state", "cu_seqlens"),
+            whole=_of_all_taps,
+            conventions=(_WINDOW, "it is required, and written in place"),
+            bounds={"a token of each sequence": _one_token_each},
+            forward_only=True,
+            unstated={"splitting": "it has one token"},
+        ),
     },
-    "rms_norm_gated": {"fused": _gated("rms_norm_gated")},
-    "layer_norm_gated": {"fused": _gated("layer_norm_gated")},
+    "rms_norm_gated": {
+        "fused": _gated("rms_norm_gated"),
+        "linear": _before_linear("rms_norm_swish_gate_linear"),
+        "mamba": _of_mamba("rmsnorm_fn"),
+    },
+    "layer_norm_gated": {
+        "fused": _gated("layer_norm_gated"),
+        "linear": _before_linear("layer_norm_swish_gate_linear"),
+        "mamba": _of_mamba("layernorm_fn"),
+    },
     "cumsum": {
         "fused": _Mode(
             "fla.ops.utils.cumsum:chunk_global_cumsum",
@@ -1126,7 +1321,11 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
     },
     "decay_gate": {
         "fused": _Mode(
-            "fla.ops.kda.gate:fused_kda_gate", call=_gate, theirs={"x": "g"}, conventions=()
+            "fla.ops.kda.gate:fused_kda_gate",
+            call=_gate,
+            theirs={"x": "g"},
+            ours=("A_log", "dt_bias"),
+            conventions=(),
         ),
         "fused_of_heads": _Mode(
             "fla.ops.gated_delta_rule.gate:fused_gdn_gate",
@@ -1138,7 +1337,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
     },
     "feature_map": {
         "fused": _Mode(
-            "fla.modules.activations:elu_p1",
+            "fla.modules.activations:elu_p1 fla.modules.feature_map:DPFPFeatureMap",
             call=_features,
             ours=("x", "kind", "nu"),
             conventions=("other maps than elu are modules", "Hedgehog's layer is the identity"),
@@ -1167,5 +1366,9 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             },
         )
     },
-    "l2norm": {"fused": _Mode("fla.modules.l2norm:l2norm|l2_norm", call=_alone, conventions=())},
+    "l2norm": {
+        "fused": _Mode(
+            "fla.modules.l2norm:l2norm fla.modules.l2norm:l2_norm", call=_alone, conventions=()
+        )
+    },
 }

@@ -30,18 +30,14 @@ def release() -> tuple[int, ...]:
 
 
 def kernel(name: str) -> Kernel | None:
-    """A public function, "package.module:function", if the release has it; "function|earlier" also
-    has its earlier name.
+    """A public function if the release has it: "package.module:function", or several such names
+    with blanks between them, of this release and of earlier ones.
+
+    Raises:
+        ImportError: a module of the release cannot be imported.
     """
-    module, _, attributes = name.partition(":")
     _without_models()
-    try:
-        names = vars(import_module(module))
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        return None
-    found: Kernel | None = next((names[n] for n in attributes.split("|") if n in names), None)
+    found = next((f for f in map(_found, name.split()) if f is not None), None)
     # A retired function takes anything and raises when called.
     if found is None or all(p.kind is p.VAR_KEYWORD for p in signature(found).parameters.values()):
         return None
@@ -49,6 +45,18 @@ def kernel(name: str) -> Kernel | None:
     if "head_first" in signature(found).parameters:
         return partial(found, head_first=False)
     return found
+
+
+def _found(name: str) -> Kernel | None:
+    module, _, attribute = name.partition(":")
+    try:
+        return vars(import_module(module)).get(attribute)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module.startswith(error.name):
+            return None
+        raise ImportError(f"{module} cannot be imported: {error}") from error
+    except Exception as error:
+        raise ImportError(f"{module} cannot be imported: {error}") from error
 
 
 def _without_models() -> None:
