@@ -379,17 +379,48 @@ def _both_bounds(given: Given) -> Tensor | tuple[Tensor, Tensor] | None:
 
 
 def _three_branches(kernel: Kernel, given: Given) -> Outputs:
-    """The branch of the window is fla's parallel attention, in the place of flash-attn."""
-    gate, window = given.pop("g_swa"), given.pop("window_size")
+    """The branch of the window is fla's parallel attention, or PyTorch's, in the place of
+    flash-attn.
+    """
+    gate, window = given["g_swa"], given.pop("window_size")
+    if signature(kernel).parameters["g_swa"].default is not Parameter.empty:
+        del given["g_swa"]
     if given.pop("local_blocks", 2) != 2:
         raise ValueError("local_blocks: expected 2, as fla has no other number")
     o: Tensor = kernel(**given)
     around = library.kernel("fla.ops.attn:parallel_attn")
-    assert around is not None
-    names = ("q", "k", "v", "scale", "cu_seqlens")
-    recent = around(**{n: given.get(n) for n in names}, window_size=window)
+    if around is None or "window_size" not in signature(around).parameters:
+        around = _recent
+    recent = around(
+        given["q"],
+        given["k"],
+        given["v"],
+        scale=given["scale"],
+        cu_seqlens=given.get("cu_seqlens"),
+        window_size=window,
+    )
     mixed: Tensor = o + gate.unsqueeze(-1) * recent
     return mixed.to(given["q"].dtype)
+
+
+def _recent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+    window_size: int,
+) -> Tensor:
+    """Attention to the keys of a window, for releases without."""
+    i = torch.arange(q.shape[1], device=q.device)
+    behind = i[:, None] - i
+    seen = (behind >= 0) & (behind < window_size)
+    if cu_seqlens is not None:
+        own = torch.bucketize(i, cu_seqlens[1:], right=True)
+        seen &= own[:, None] == own
+    q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True).transpose(1, 2)
 
 
 def _features(kernel: Kernel, given: Given) -> Outputs:
@@ -677,7 +708,6 @@ class _Mode:
         needs: arguments that default to None and that its docstring does not call optional.
         fixed: what it passes for arguments of fla that the op lacks.
         since: the first release that has it, if the function is older.
-        beside: another function that `call` needs.
         The rest as in `Implementation`.
     """
 
@@ -690,7 +720,6 @@ class _Mode:
     needs: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     since: tuple[int, ...] = ()
-    beside: str = ""
     constants: tuple[str, ...] = ()
     conventions: tuple[str, ...] = (_SCALE,)
     dtypes: tuple[str, ...] = DTYPES
@@ -725,8 +754,6 @@ class _Mode:
         """Whether a function has all tensors that the op requires."""
         taken = signature(kernel).parameters
         if release() < self.since or not (self.since or self.fixed.keys() <= taken.keys()):
-            return False
-        if self.beside and library.kernel(self.beside) is None:
             return False
         needed = [*(a.name for a in op.arguments if not a.optional), *self.needs]
         return all(self._name(kernel, n) in taken or n in self.ours for n in needed)
@@ -794,7 +821,9 @@ def _before_0_3(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
     Head dims are powers of two from 16, gated recurrences pass no gradient through the final state,
     recurrences of delta rules take positive scales only, and a convolution returns no state.
     """
-    if op == "short_conv" and "initial_state" not in signature(kernel).parameters:
+    if (op, mode) == ("short_conv", "fused") and "initial_state" not in signature(
+        kernel
+    ).parameters:
         bounds = {"W a power of two": _power_of_two_window}
         return replace(declared, call=_alone, bounds=bounds, whole=_same)
     if (op, mode) == ("gla", "fused_chunk") and "head_first" not in signature(kernel).parameters:
@@ -1207,12 +1236,11 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "nsa",
         "parallel",
         call=_three_branches,
-        beside="fla.ops.attn:parallel_attn",
         theirs={"window": "window_size", "top_k": "block_counts"},
         ours=("local_blocks",),
         conventions=(
             _SCALE,
-            "the window's branch is parallel_attn, in the place of flash-attn",
+            "the window's branch is fla's or PyTorch's attention, in the place of flash-attn",
             "outputs are float32 beside float32 gates; they become the dtype of q",
         ),
         bounds={

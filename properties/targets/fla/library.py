@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -10,6 +10,8 @@ from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from triton.runtime import JITFunction
 
 Kernel = Callable[..., Any]
 
@@ -36,6 +38,8 @@ def kernel(name: str) -> Kernel | None:
     Raises:
         ImportError: a module of the release cannot be imported.
     """
+    if release() < (0, 4):
+        _with_constants_of_earlier_tritons()
     _without_models()
     found = next((f for f in map(_found, name.split()) if f is not None), None)
     # A retired function takes anything and raises when called.
@@ -57,6 +61,25 @@ def _found(name: str) -> Kernel | None:
         raise ImportError(f"{module} cannot be imported: {error}") from error
     except Exception as error:
         raise ImportError(f"{module} cannot be imported: {error}") from error
+
+
+@cache
+def _with_constants_of_earlier_tritons() -> None:
+    """Take a constant that `do_not_specialize` lists as well for a constant.
+
+    Some kernels of fla before 0.4 have one; Triton refuses that in later releases.
+    """
+    made = JITFunction.__init__
+
+    @wraps(made)
+    def init(self: Any, fn: Kernel, **options: Any) -> None:
+        parameters = signature(fn).parameters.items()
+        constant = {name for name, p in parameters if "constexpr" in str(p.annotation)}
+        listed = options.get("do_not_specialize") or ()
+        options["do_not_specialize"] = [name for name in listed if name not in constant]
+        made(self, fn, **options)
+
+    JITFunction.__init__ = init
 
 
 def _without_models() -> None:

@@ -52,5 +52,5 @@ def test_keys_of_selected_attention_have_boundaries_of_their_own() -> None:
         "cu_seqlens_k": torch.tensor([0, 5, 7]),
     }
     with torch.no_grad():
-        o = implementations()["selected_attention"]["parallel"].function(**given)
+        o = implementations()[0]["selected_attention"]["parallel"].function(**given)
     torch.testing.assert_close(o, reference.selected_attention(**given)[0])

@@ -55,6 +55,8 @@ def _with(kernel: Callable[..., Any]) -> Function:
         if softcap is not None and not softcap > 0:
             raise ValueError(f"softcap: {softcap!r}, expected None or a positive number")
         cap = None if softcap is None else torch.tensor(softcap, device=q.device)
+        # Their products with distances are not to be rounded to 16 bits.
+        slopes = None if alibi_slopes is None else alibi_slopes.float()
         keys = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
         of_query, of_key = _sequence(q, cu_seqlens), _sequence(k, keys)
         # Offset from a query to its key of the same position, with last tokens aligned.
@@ -70,8 +72,8 @@ def _with(kernel: Callable[..., Any]) -> Function:
         def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if cap is not None:
                 s = cap * torch.tanh(s / cap)
-            if alibi_slopes is not None:
-                s = s - alibi_slopes[h] * (position(i) - j).abs()
+            if slopes is not None:
+                s = s - slopes[h] * (position(i) - j).abs()
             return s
 
         blocks = create_block_mask(mask, None, None, q.shape[1], k.shape[1], device=q.device)

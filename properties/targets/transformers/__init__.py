@@ -18,4 +18,5 @@ def target(device: torch.device) -> Adapter:
         raise ValueError(
             "target: transformers is not installed: pip install 'attention-oracles[transformers]'"
         )
-    return Adapter(implementations())
+    ops, remarks = implementations()
+    return Adapter(ops, remarks=remarks)

@@ -6,9 +6,10 @@ tables. Queries and keys are the first and the other heads of x, so that both re
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from types import ModuleType, SimpleNamespace
 
 import torch
@@ -41,6 +42,17 @@ def _heads_first(
         q.transpose(1, 2), k.transpose(1, 2), _twice(cos), _twice(sin)
     )
     return q.transpose(1, 2), k.transpose(1, 2)
+
+
+def _of_esm(
+    model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As llama; releases before 5.1 turn one tensor at a time."""
+    if "k" in signature(model.apply_rotary_pos_emb).parameters:
+        return _heads_first(model, q, k, cos, sin)
+    cos, sin = (_twice(x)[:, None] for x in (cos, sin))
+    q, k = (model.apply_rotary_pos_emb(x.transpose(1, 2), cos, sin).transpose(1, 2) for x in (q, k))
+    return q, k
 
 
 def _heads_second(
@@ -151,7 +163,7 @@ _MODES = {
     "llama": _Mode(_heads_first),
     "gpt_neox": _Mode(_heads_second, partial=True),
     "phi3": _Mode(_heads_first, partial=True),
-    "esm": _Mode(_heads_first),
+    "esm": _Mode(_of_esm),
     "gpt_oss": _Mode(_narrow),
     "nanochat": _Mode(_heads_first, conjugate=True),
     "qwen2_vl": _Mode(_of_images),
@@ -165,18 +177,47 @@ _MODES = {
 }
 
 
-def implementations() -> dict[str, dict[str, Implementation]]:
-    """Op → model → its implementation in the installed release."""
-    rotary = {name: _rotary(name, mode) for name, mode in _MODES.items() if _has(name)}
-    on_axes = {name: _on_axes(name, blocks) for name, blocks in _SECTIONS.items() if _has(name)}
-    return {"rotary_embedding": rotary, "multiaxis_rotary": on_axes}
+def implementations() -> tuple[dict[str, dict[str, Implementation]], tuple[str, ...]]:
+    """Op → model → its implementation in the installed release; sentences about what it lacks."""
+    made: dict[str, dict[str, Implementation]] = {"rotary_embedding": {}, "multiaxis_rotary": {}}
+    remarks: list[str] = []
+    for name, mode in _MODES.items():
+        why = _lacks(name, partial(_try_rotation, name, mode.rotate))
+        if why:
+            remarks.append(f"rotary_embedding ({name}) is left out: {why}")
+        else:
+            made["rotary_embedding"][name] = _rotary(name, mode)
+    for name, blocks in _SECTIONS.items():
+        why = _lacks(name, partial(_try_sections, name, blocks))
+        if why:
+            remarks.append(f"multiaxis_rotary ({name}) is left out: {why}")
+        else:
+            made["multiaxis_rotary"][name] = _on_axes(name, blocks)
+    return {op: modes for op, modes in made.items() if modes}, tuple(remarks)
 
 
-def _has(name: str) -> bool:
+def _lacks(name: str, attempt: Callable[[], object]) -> str:
+    """Why the release does not have what the adapter calls: no such model, or another signature."""
     try:
-        return find_spec(f"transformers.models.{name}.modeling_{name}") is not None
-    except ModuleNotFoundError:
-        return False
+        if find_spec(f"transformers.models.{name}") is None:
+            return "this release has no such model"
+        attempt()
+    except (ImportError, AttributeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        # What else goes wrong is for the laws to judge.
+        return ""
+    return ""
+
+
+def _try_rotation(name: str, rotate: Rotate) -> None:
+    x, table = torch.ones(1, 1, 1, 4), torch.ones(1, 1, 2)
+    rotate(_model(name), x, x, table, table)
+
+
+def _try_sections(name: str, blocks: bool) -> None:
+    x, table = torch.ones(1, 1, 1, 6), torch.ones(3, 1, 1, 3)
+    _turned_on_axes(_model(name), blocks, [1, 1, 1], x, table, table)
 
 
 def _rotary(name: str, mode: _Mode) -> Implementation:
@@ -219,19 +260,18 @@ def _on_axes(name: str, blocks: bool) -> Implementation:
     def multiaxis_rotary(
         x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor, axes: Tensor
     ) -> Tensor:
-        model = _model(name)
         _check_within(position_ids, cos)
-        sections = SimpleNamespace(mrope_section=axes.bincount(minlength=3).tolist())
-        kind = model.Qwen2VLRotaryEmbedding if blocks else model.Qwen3VLTextRotaryEmbedding
-        cos, sin = (
-            kind.recomposition_frequencies(sections, table[position_ids]) for table in (cos, sin)
-        )
-        half = cos.shape[-1] // 2
-        return _halved(model, _heads_first, x, cos[..., :half], sin[..., :half])
+        sections = axes.bincount(minlength=3).tolist()
+        order = torch.arange(len(axes)) if blocks else _turns(axes, sections)
+        cos, sin = (table[position_ids][..., order] for table in (cos, sin))
+        x = x.unflatten(-1, (2, -1))[..., order].flatten(-2)
+        y = _turned_on_axes(_model(name), blocks, sections, x, cos, sin)
+        return y.unflatten(-1, (2, -1))[..., order.argsort()].flatten(-2)
 
+    conventions = (_ROWS, "sections are counts of the axes")
     return Implementation(
         multiaxis_rotary,
-        conventions=(_ROWS, "sections are counts of the axes"),
+        conventions=conventions if blocks else (*conventions, _THIRDS),
         bounds={
             "tables in the dtype of x": _of_x,
             "all dims of a head rotated": _whole,
@@ -240,6 +280,46 @@ def _on_axes(name: str, blocks: bool) -> Implementation:
         },
         unstated=dict(_REJECTION),
     )
+
+
+# With sections of 1, 3 and 2 of 6 pairs, height has no place for its third: see the ledger.
+_THIRDS = "pair 3t + a is turn t of axis a, and time has what is left"
+
+
+def _turns(axes: Tensor, sections: list[int]) -> Tensor:
+    """The pairs in the order in which the model has their axes; as they are, if it cannot."""
+    pair = torch.arange(len(axes))
+    theirs = torch.where(pair < 3 * torch.tensor(sections)[pair % 3], pair % 3, 0)
+    if theirs.bincount(minlength=3).tolist() != sections:
+        return pair
+    order: Tensor = axes.cpu().argsort(stable=True)[theirs.argsort(stable=True).argsort()]
+    return order
+
+
+def _turned_on_axes(
+    model: ModuleType, blocks: bool, sections: list[int], x: Tensor, cos: Tensor, sin: Tensor
+) -> Tensor:
+    """Rotate by cosines and sines `[3, B, T, P]`, as this release chooses among them."""
+    if blocks and hasattr(model, "apply_multimodal_rotary_pos_emb"):
+
+        def each(
+            model: ModuleType, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            q, k = model.apply_multimodal_rotary_pos_emb(
+                q.transpose(1, 2), k.transpose(1, 2), _twice(cos), _twice(sin), sections
+            )
+            return q.transpose(1, 2), k.transpose(1, 2)
+
+        return _halved(model, each, x, cos, sin)
+    kind = model.Qwen2VLRotaryEmbedding if blocks else model.Qwen3VLTextRotaryEmbedding
+    if hasattr(kind, "apply_interleaved_mrope"):
+        cos, sin = (kind.apply_interleaved_mrope(None, each, sections) for each in (cos, sin))
+    else:
+        config = SimpleNamespace(mrope_section=sections)
+        cos, sin = (kind.recomposition_frequencies(config, each) for each in (cos, sin))
+        half = cos.shape[-1] // 2
+        cos, sin = cos[..., :half], sin[..., :half]
+    return _halved(model, _heads_first, x, cos, sin)
 
 
 def _halved(model: ModuleType, rotate: Rotate, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

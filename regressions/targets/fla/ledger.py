@@ -12,7 +12,21 @@ from properties.laws.rejection import BOUNDARIES, DTYPE, RANK, SIZES
 from properties.targets.ledger import Given, KnownFailure, Raised, Told, Wrong
 
 RELEASES = ("fla-core 0.6.0",)
-MODES = ("chunk", "fused_chunk", "fused_recurrent", "fused_mul_recurrent", "parallel", "fused")
+MODES = (
+    "chunk",
+    "fused_chunk",
+    "fused_recurrent",
+    "fused_mul_recurrent",
+    "parallel",
+    "fused",
+    "chunk_of_32",
+    "chunk_safe_gate",
+    "forgetting",
+    "decoding",
+    "update",
+    "linear",
+    "mamba",
+)
 CHUNK = 64
 FLOAT16 = torch.finfo(torch.float16).max
 

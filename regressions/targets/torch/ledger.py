@@ -208,6 +208,43 @@ LEDGER = (
         cause="The eager path takes a maximum of the scores over no keys.",
     ),
     KnownFailure(
+        name="flex_no_queries",
+        law="differential",
+        releases=ON_CPU,
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"flex","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":1,'
+                '"V":1},"lengths":[0],"key_lengths":[3],"packed":true,"given":["alibi_slopes"],'
+                '"options":{"scale":null,"causal":false,"window":null,"softcap":null,'
+                '"return_lse":false}}'
+            ),
+        ),
+        modes=("flex",),
+        shows=lambda given: given["q"].shape[1] == 0,
+        symptoms=(Raised("IndexError", "select(): index 0 out of range for tensor of size"),),
+        expected="(1, 1, 0, 4)",
+        got="select(): index 0 out of range for tensor of size [0] at dimension 0",
+        cause="The eager path evaluates score_mod and mask_mod at index 0 of an axis without any.",
+    ),
+    KnownFailure(
+        name="flex_lse_of_no_rows",
+        law="differential",
+        releases=ON_CPU,
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"flex","dtype":"float32","dims":{"B":0,"G":1,"R":1,"K":1,'
+                '"V":1},"lengths":[2],"options":{"scale":null,"causal":false,"window":null,'
+                '"softcap":null,"return_lse":true}}'
+            ),
+        ),
+        modes=("flex",),
+        shows=lambda given: bool(given.get("return_lse")) and 0 in given["q"].shape[:3],
+        symptoms=(Told("it returns ['o'], expected ['lse', 'o']"),),
+        expected="(0, 1, 2)",
+        got="None",
+        cause="Without elements of the output there is an early return, of no LSE.",
+    ),
+    KnownFailure(
         name="scale_not_finite",
         law="rejection",
         releases=ON_CPU,
