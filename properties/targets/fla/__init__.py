@@ -8,10 +8,11 @@ import torch
 from properties import simulator
 from properties.targets.adapter import Adapter
 from properties.targets.fla.implementations import implementations
-from properties.targets.fla.library import kernel
+from properties.targets.fla.library import allow_constants_of_earlier_tritons, kernel
 
 
 def target(device: torch.device) -> Adapter:
+    allow_constants_of_earlier_tritons()
     # Several kernels load whole tiles of which only the lower half was written, and drop the rest.
     # With NaN there, a rest that is not dropped shows.
     if simulator.installed():

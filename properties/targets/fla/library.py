@@ -38,8 +38,6 @@ def kernel(name: str) -> Kernel | None:
     Raises:
         ImportError: a module of the release cannot be imported.
     """
-    if release() < (0, 4):
-        _with_constants_of_earlier_tritons()
     _without_models()
     found = next((f for f in map(_found, name.split()) if f is not None), None)
     # A retired function takes anything and raises when called.
@@ -64,11 +62,16 @@ def _found(name: str) -> Kernel | None:
 
 
 @cache
-def _with_constants_of_earlier_tritons() -> None:
-    """Take a constant that `do_not_specialize` lists as well for a constant.
+def allow_constants_of_earlier_tritons() -> None:
+    """Take a constant that `do_not_specialize` lists as well for a constant, in releases before 0.4.
 
-    Some kernels of fla before 0.4 have one; Triton refuses that in later releases.
+    Triton refuses it today, and did not in their day.
     """
+    try:
+        if release() >= (0, 4):
+            return
+    except ModuleNotFoundError:
+        return
     made = JITFunction.__init__
 
     @wraps(made)

@@ -266,7 +266,8 @@ def _on_axes(name: str, blocks: bool) -> Implementation:
         cos, sin = (table[position_ids][..., order] for table in (cos, sin))
         x = x.unflatten(-1, (2, -1))[..., order].flatten(-2)
         y = _turned_on_axes(_model(name), blocks, sections, x, cos, sin)
-        return y.unflatten(-1, (2, -1))[..., order.argsort()].flatten(-2)
+        back: Tensor = y.unflatten(-1, (2, -1))[..., order.argsort()].flatten(-2)
+        return back
 
     conventions = (_ROWS, "sections are counts of the axes")
     return Implementation(
