@@ -63,7 +63,7 @@ def _found(name: str) -> Kernel | None:
 
 @cache
 def allow_constants_of_earlier_tritons() -> None:
-    """Take a constant that `do_not_specialize` lists as well for a constant, in releases before 0.4.
+    """In releases before 0.4, take a constant that `do_not_specialize` lists too for a constant.
 
     Triton refuses it today, and did not in their day.
     """
