@@ -375,6 +375,8 @@ def _both_bounds(given: Given) -> Tensor | tuple[Tensor, Tensor] | None:
     """Boundaries of keys go beside those of queries."""
     keys: Tensor | None = given.pop("cu_seqlens_k", None)
     queries: Tensor | None = given.get("cu_seqlens")
+    if queries is None and keys is not None:
+        raise ValueError("cu_seqlens_k: given, expected None without cu_seqlens")
     return queries if queries is None or keys is None else (queries, keys)
 
 

@@ -1205,6 +1205,15 @@ LEDGER = (
         "queries: above 65504, in float16, its gradient is lost.",
     ),
     KnownFailure(
+        name="hgrn_state_in_16_bits",
+        law="splitting",
+        releases=RELEASES,
+        expected="[1.5]",
+        got="[1.0]",
+        cause="The recurrent kernel returns the final state in the dtype of x: a loop over tokens "
+        "loses what the chunks keep in float32.",
+    ),
+    KnownFailure(
         name="states_in_float16",
         law="differential",
         releases=RELEASES,
@@ -1453,7 +1462,11 @@ LEDGER = (
         ),
         modes=MODES,
         shows=lambda given: given.get("cu_seqlens") is not None,
-        symptoms=_unrefused(BOUNDARIES, "packed sequences in a batch of two"),
+        symptoms=_unrefused(
+            BOUNDARIES,
+            "packed sequences in a batch of two",
+            "another number of sequences of keys",
+        ),
         expected="an exception",
         got="(1, 3, 1, 16)",
         cause="Nobody looks whether sequences begin at 0 and end with the tokens: rows of none are "
