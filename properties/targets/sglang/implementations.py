@@ -166,6 +166,8 @@ def _decode(
     cu_seqlens: Tensor | None = None,
     num_splits: int = 1,
 ) -> Tensor:
+    if q.ndim != 4:
+        raise ValueError(f"q: {q.ndim} axes, expected 4 before they are flattened")
     run = kernel("decode_attention:decode_attention_fwd")
     size = k_pages.shape[1]
     queries = q.flatten(0, 1).contiguous()
