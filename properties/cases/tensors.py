@@ -452,6 +452,9 @@ def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Resu
 
 def _named(op: Op, returned: Any) -> Results:
     outputs = returned if isinstance(returned, tuple) else (returned,)
+    if len(outputs) > len(op.outputs):
+        names = ", ".join(output.name for output in op.outputs)
+        raise TypeError(f"it returns {len(outputs)} results, expected {names} alone")
     named = {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}
     for name, y in named.items():
         if not isinstance(y, Tensor):
