@@ -1,18 +1,25 @@
 """The arguments that the fuzz command rejects, and the cases that it draws."""
 
 import os
+import resource
 import sys
+from dataclasses import replace
 from fcntl import LOCK_EX, flock
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from properties.cases.case import Case
+from properties.catalogue import OPS
 from properties.fuzz import planted, record
 from properties.fuzz.__main__ import main
 from properties.fuzz.conftest import on_l2norm
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import lap_seed
 from properties.jobs import Job
+from properties.targets import scope
+from properties.targets.oracle import Oracle
 
 pytestmark = pytest.mark.ops("l2norm")
 
@@ -39,6 +46,7 @@ def leaving(device: object) -> object:
         (["--examples", "0"], "--examples: '0', expected an integer of at least 1"),
         (["--examples", "1.5"], "--examples: '1.5', expected an integer of at least 1"),
         (["--jobs", "-3"], "--jobs: '-3', expected an integer of at least 1"),
+        (["--jobs", "100000"], "--jobs: 100000, expected at most"),
         (["--case", "x"], "case: 'x', expected the JSON object of a case"),
         (["--case", _CASE.replace('"H":1,', "")], "case: no H among its dims"),
         (["--case", _CASE.replace("float32", "float64")], "case: dtype: 'float64', expected"),
@@ -66,6 +74,10 @@ def leaving(device: object) -> object:
         (["--case", _with('"key_lengths":2')], "expected a list of an integer or null"),
         (["--case", _CASE.replace('"l2norm"', '["l2norm"]')], "case: op: ['l2norm'], expected"),
         (["--case", _CASE.replace('"D":3', '"D":-3')], "case: dims: D: -3, expected an integer of"),
+        (["--case", _with('"seed":-1')], "case: seed: -1, expected an integer from 0"),
+        (["--case", _with('"seed":true')], "case: seed: True, expected an integer"),
+        (["--case", _CASE.replace('"D":3', '"D":"3"')], "case: dims: {'B': 1, 'H': 1, 'D': '3'}"),
+        (["--case", _CASE.replace("[2]", "[2.0]")], "case: lengths: [2.0], expected a list of"),
         (["--case", _with('"same":{"x":"x"}')], "case: same: 'x', expected one of nothing"),
         (
             ["--target", f"{planted.__name__}:good", "--case", _with('"auto":true')],
@@ -89,6 +101,50 @@ def test_arguments_that_make_no_run_are_rejected(
 
 
 @pytest.mark.parametrize(
+    ("op", "options", "told"),
+    [
+        ("l2norm", {"eps": "x"}, "eps: 'x' (str), expected float"),
+        ("l2norm", {"eps": True}, "eps: True (bool), expected float"),
+        ("l2norm", {"eps": None}, "eps: None (NoneType), expected float"),
+        ("l2norm", {"eps": -1.0}, "eps: -1.0, expected"),
+        ("l2norm", {"eps": 10**30}, f"eps: {10**30}, expected an integer of 64 bits"),
+        ("cumsum", {"reverse": 1}, "reverse: 1 (int), expected bool"),
+        ("cumsum", {"chunk_size": 2.5}, "chunk_size: 2.5 (float), expected int or None"),
+        ("cumsum", {"chunk_size": [2]}, "chunk_size: int64[1], expected int or None"),
+        ("short_conv", {"activation": "tan"}, "activation: 'tan', expected"),
+        ("short_conv", {"activation": {}}, "activation: {} (dict), expected str or None"),
+        ("rotary_embedding", {"seqlen_offsets": ["a"]}, "seqlen_offsets: ['a']: "),
+    ],
+)
+def test_an_option_that_no_call_can_have_is_rejected(
+    op: str, options: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mode = OPS[op].modes[0].name
+    case = OPS[op].full(mode, dict.fromkeys(OPS[op].dims, 4), (3,), packed=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["--case", replace(case, options={**case.options, **options}).to_json()])
+    assert ended.value.code == 2
+    assert f"case: options: {told}" in capsys.readouterr().err
+
+
+def test_an_earlier_call_with_options_of_other_types_is_rejected() -> None:
+    case = Case.from_json(_with('"earlier":{"eps":"x"}'))
+    with pytest.raises(ValueError, match="case: earlier: eps: 'x'"):
+        scope.check(Oracle(), case)
+
+
+def test_fewer_open_files_than_processes_need_are_rejected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (70, 70))
+    with pytest.raises(SystemExit) as ended:
+        main(on_l2norm("good"))
+    assert ended.value.code == 2
+    told = "open files: 70 at most (ulimit -n), expected 80 for 1 process"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "[]", '{"target": "ours", "se', "null", '{"target": "ours", "seed": 1}', b"\xff\xfe"],
 )
@@ -102,18 +158,19 @@ def test_a_log_that_cannot_be_read_is_rejected(
     assert "expected a night that was kept here" in capsys.readouterr().err
 
 
-def test_two_runs_keep_no_log_in_one_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("option", ["--resume", "--report"])
+def test_two_runs_do_not_write_to_one_folder(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = os.open(tmp_path, os.O_RDONLY)
     flock(other, LOCK_EX)
     try:
         with pytest.raises(SystemExit) as ended:
-            main(on_l2norm("good", "--resume", str(tmp_path)))
+            main(on_l2norm("good", option, str(tmp_path)))
     finally:
         os.close(other)
     assert ended.value.code == 2
-    assert f"--resume: {tmp_path} belongs to a run that goes on" in capsys.readouterr().err
+    assert f"{option}: {tmp_path} belongs to a run that goes on" in capsys.readouterr().err
 
 
 def test_a_log_of_jobs_that_are_not_selected_is_rejected(
@@ -125,7 +182,7 @@ def test_a_log_of_jobs_that_are_not_selected_is_rejected(
     with pytest.raises(SystemExit) as ended:
         main(on_l2norm("good", "--resume", str(tmp_path)))
     assert ended.value.code == 2
-    told = "has 1 other jobs, as l2norm-fused-determinism-float32, expected all of them selected"
+    told = "has 1 other job, as l2norm-fused-determinism-float32, expected all of them selected"
     assert told in capsys.readouterr().err
 
 

@@ -1,17 +1,28 @@
 """The part of the catalogue that a target is tested on, and why the rest is missing."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from inspect import Signature, signature
+from typing import Any
+
+import torch
 
 from properties.aot.architectures import ARCHITECTURES
+from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS
 from properties.cases.layouts import LAYOUTS
-from properties.cases.tensors import build
+from properties.cases.tensors import Inputs, build
 from properties.cases.values import COTANGENTS
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.laws import LAWS
 from properties.targets.target import Target
+from reference.arguments import arrays
+from reference.arguments import check as checked
+
+# Integers of a case are smaller.
+_INTEGERS = 1 << 63
 
 
 def declared(target: Target, op: str, mode: str) -> Op:
@@ -56,8 +67,7 @@ def check(target: Target, case: Case) -> None:
     optional = {argument.name for argument in op.arguments if argument.optional}
     outputs = {output.name for output in op.outputs}
     options = {option.name for option in op.options}
-    tensors = {n for n, value in case.options.items() if isinstance(value, (dict, list, tuple))}
-    laid_out = inputs | {f"d{name}" for name in outputs} | tensors | {*op.packed_by}
+    laid_out = inputs | {f"d{name}" for name in outputs} | _tensors(op) | {*op.packed_by}
     for field, values, known in (
         ("dtype", (case.dtype,), op.dtypes),
         ("dims", case.dims, op.dims),
@@ -93,12 +103,58 @@ def check(target: Target, case: Case) -> None:
         for size in sizes:
             if type(size) is not int or size < 0:
                 raise ValueError(f"case: {field}: {size!r}, expected an integer of at least 0")
+    if not 0 <= case.seed < _INTEGERS - 1:
+        raise ValueError(f"case: seed: {case.seed}, expected an integer from 0 to {_INTEGERS - 2}")
+    for field, stated in (("options", case.options), ("earlier", case.earlier or {})):
+        _expect_types(op, field, stated)
     _expect_lengths(op, case)
+    _built(op, case)
+
+
+def _expect_types(op: Op, field: str, options: Mapping[str, Any]) -> None:
+    """Check options against the annotations of the op."""
+    for name, value in options.items():
+        parameter = signature(op.oracle).parameters[name]
+        try:
+            if type(value) is int and not -_INTEGERS <= value < _INTEGERS:
+                raise ValueError(f"{name}: {value}, expected an integer of 64 bits")
+            given = torch.tensor(value) if isinstance(value, (list, tuple)) else value
+            checked(Signature([parameter]), {name: given}, ())
+        except (ValueError, TypeError, RuntimeError) as error:
+            told = str(error) if str(error).startswith(name) else f"{name}: {value!r}: {error}"
+            raise ValueError(f"case: {field}: {told}") from error
+
+
+def _tensors(op: Op) -> set[str]:
+    """Options that may be tensors."""
+    parameters = signature(op.oracle).parameters
+    kinds = {option.name: parameters[option.name].annotation for option in op.options}
+    return {name for name, kind in kinds.items() if arrays(kind) or name == "structure"}
+
+
+def _built(op: Op, case: Case) -> Inputs:
     try:
-        build(op, case)
+        if case.earlier and case.earlier.get("structure"):
+            structures.build(replace(case, options=case.earlier), "cpu")
+        return build(op, case)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         raise ValueError(f"case: {case.line()}, of which no tensors can be made: {told}") from error
+
+
+def check_call(target: Target, case: Case) -> None:
+    """Check that the op takes the options of a hand-written case, by calling its oracle.
+
+    Raises:
+        ValueError: it does not; the message names the option, its value and what was expected.
+    """
+    op = declared(target, case.op, case.mode)
+    inputs = _built(op, case).to(torch.float64)
+    try:
+        with torch.no_grad():
+            op.oracle(**inputs.given())
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"case: options: {error}") from error
 
 
 def _tiles(target: Target, case: Case) -> Iterable[int]:
