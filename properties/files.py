@@ -10,5 +10,10 @@ def write_atomically(path: Path, contents: str | bytes) -> None:
         # The name of a file, in a traceback, may have bytes that are no text.
         contents = contents.encode("utf-8", errors="backslashreplace")
     partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_bytes(contents)
-    partial.replace(path)
+    try:
+        partial.write_bytes(contents)
+        partial.replace(path)
+    except OSError:
+        # A full disk has room for a part only.
+        partial.unlink(missing_ok=True)
+        raise

@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -28,10 +28,11 @@ from properties.device import DEVICES, describe
 from properties.fuzz import record, report
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
+from properties.fuzz.counted import counted
 from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import LANE, Night
-from properties.fuzz.worker import GROWTH, Judge, Origin, Worker, crew, prepare
+from properties.fuzz.worker import GROWTH, Judge, Lost, Origin, Worker, crew, prepare
 from properties.jobs import Selection
 from properties.laws import LAWS, Subject
 from properties.targets import NAMES, Target, scope
@@ -145,7 +146,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parse = parser()
-    chosen = parse.parse_args(arguments)
+    try:
+        return _main(parse, parse.parse_args(arguments))
+    except KeyboardInterrupt:
+        # There is no night yet, or one case alone.
+        parse.exit(128 + signal.SIGINT, "stopped by SIGINT\n")
+
+
+def _main(parse: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
     output = _Output()
     console = Console(file=cast(TextIO, output))
     origin = Origin(chosen.target, chosen.device, chosen.ledger)
@@ -156,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if chosen.case is not None:
                 case = Case.from_json(chosen.case)
                 scope.check(subject.target, case)
+                scope.check_call(subject.target, case)
                 laws = scope.laws(subject.target, case.op, case.mode)
                 for law in chosen.law:
                     if law not in laws:
@@ -163,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         raise ValueError(f"{what}, expected one of {', '.join(laws)}")
             else:
                 wanted = map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype))
-                held.enter_context(_alone(chosen.resume))
+                kept = {"--resume": chosen.resume, "--report": chosen.report}
+                held.enter_context(_alone(kept))
                 log = _log(Selection(*wanted), subject.target, chosen)
                 # Before our signal handlers: Ray installs its own.
                 workers = _crew(origin, chosen)
@@ -192,28 +202,31 @@ def _check_paths(chosen: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _alone(folder: Path | None) -> Iterator[None]:
-    """Keep other runs out of the folder of `--resume`.
+def _alone(folders: Mapping[str, Path | None]) -> Iterator[None]:
+    """Keep other runs out of these folders.
+
+    Args:
+        folders: by option; one folder may be that of several.
 
     Raises:
-        ValueError: another run has it, or it cannot be made.
+        ValueError: another run has one, or it cannot be made.
     """
-    if folder is None:
+    with ExitStack() as held:
+        locked: set[Path] = set()
+        for option, folder in folders.items():
+            if folder is None or folder.resolve() in locked:
+                continue
+            locked.add(folder.resolve())
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                handle = os.open(folder, os.O_RDONLY)
+                held.callback(os.close, handle)
+                flock(handle, LOCK_EX | LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(f"{option}: {folder} belongs to a run that goes on") from error
+            except OSError as error:
+                raise ValueError(f"{option}: {folder}: {error.strerror}") from error
         yield
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise ValueError(f"--resume: {folder}: {error.strerror}") from error
-    try:
-        try:
-            flock(handle, LOCK_EX | LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"--resume: {folder} belongs to a run that goes on") from error
-        yield
-    finally:
-        os.close(handle)
 
 
 def _log(selection: Selection, target: Target, chosen: argparse.Namespace) -> Log:
@@ -235,7 +248,8 @@ def _log(selection: Selection, target: Target, chosen: argparse.Namespace) -> Lo
     every = Selection().jobs(target)
     without = [job.name for job in kept.tallies if job in every and job not in jobs]
     if without:
-        what = f"--resume: {chosen.resume} has {len(without)} other jobs, as {without[0]}"
+        others = counted(len(without), "other job")
+        what = f"--resume: {chosen.resume} has {others}, as {without[0]}"
         raise ValueError(f"{what}, expected all of them selected")
     return replace(kept, tallies={job: kept.tallies.get(job, Tally()) for job in jobs})
 
@@ -270,6 +284,9 @@ def replay(case: Case, laws: Sequence[str], worker: Worker, console: Console) ->
             else:
                 worst = f"worst error {answer.worst:.2f} of the budget"
                 _say(console, f"{name} holds: {worst if answer.worst else 'exact'}")
+    except Lost as error:
+        _say(console, str(error))
+        broken += 1
     finally:
         worker.close()
     return 1 if broken else 0
@@ -288,8 +305,9 @@ def fuzz(
     where = describe(chosen.device)
     _say(
         console,
-        f"{len(log.tallies)} jobs of target {chosen.target} on {where}; seed {log.seed}, "
-        f"{len(workers)} processes{' of a Ray cluster' if chosen.ray else ''}",
+        f"{counted(len(log.tallies), 'job')} of target {chosen.target} on {where}; "
+        f"seed {log.seed}, {counted(len(workers), 'process')}"
+        f"{' of a Ray cluster' if chosen.ray else ''}",
     )
 
     def tell(bucket: Bucket) -> None:

@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 
 from properties.cases.case import Case
+from properties.fuzz.counted import counted
 from properties.fuzz.worker import Failure
 from properties.laws.signature import Signature
 from properties.targets import NAMES
@@ -73,12 +74,15 @@ class Bucket:
     @property
     def line(self) -> str:
         jobs = ", ".join(f"{job} {count}" for job, count in self.seen.most_common(3))
-        more = f" and {len(self.seen) - 3} more jobs" if len(self.seen) > 3 else ""
+        more = f" and {counted(len(self.seen) - 3, 'more job')}" if len(self.seen) > 3 else ""
         return f"{self.first.signature}: {jobs}{more}"
 
+    @property
+    def signatures(self) -> set[Signature]:
+        return {*self.linked, *(failure.signature for failure in self.smallest)}
+
     def has(self, signature: Signature) -> bool:
-        known = {*self.linked, *(failure.signature for failure in self.smallest)}
-        return signature.bug in {one.bug for one in known}
+        return signature.bug in {one.bug for one in self.signatures}
 
     def shows(self, signatures: Iterable[Signature], lines: frozenset[str]) -> bool:
         """Whether a case with these signatures shows this bug.

@@ -40,7 +40,7 @@ def _threads(process: int) -> dict[int, _Thread]:
 
 @dataclass(frozen=True)
 class Clock:
-    """When a process began, as it wrote in a file.
+    """When a process began, as it wrote itself.
 
     Args:
         at: `monotonic()`.
@@ -56,9 +56,9 @@ class Clock:
         return cls(process, monotonic(), _threads(process))
 
     @classmethod
-    def read(cls, path: Path) -> "Clock | None":
-        """Parse the first line of a file; None if there is none yet."""
-        line, end, _ = path.read_text(errors="replace").partition("\n")
+    def read(cls, text: str) -> "Clock | None":
+        """Parse the first line that a process wrote; None if there is none yet."""
+        line, end, _ = text.partition("\n")
         if not end:
             return None
         process, at, threads = json.loads(line)
@@ -71,8 +71,12 @@ class Clock:
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended."""
-        return not Path(f"/proc/{self.process}").exists()
+        """Whether the process has ended; its parent may not have noticed yet."""
+        try:
+            state = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return state in "ZX"
 
     def seconds(self) -> float:
         """The time in which the process had a core, or slept in all its threads.

@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError
 
 from properties.cases.case import Case
 from properties.device import resolve
-from properties.fuzz.worker import Answer, Origin, Stopped, Worker, ended, growth, prepare
+from properties.fuzz.worker import Answer, Lost, Origin, Stopped, Worker, ended, growth, prepare
 from properties.verdict.report import versions
 
 # How many nodes may be lost with a case before the case is blamed.
@@ -52,7 +52,7 @@ class Remote:
 
         Raises:
             Stopped: the run ended before the answer.
-            RayActorError: nodes cannot judge at all.
+            Lost: nodes cannot judge at all.
         """
         for _ in range(_TRIES):
             if self.stopped:
@@ -64,7 +64,7 @@ class Remote:
                 self.close()
                 if error.actor_init_failed:
                     self.stopped = True
-                    raise
+                    raise Lost(f"a node cannot judge: {error}") from error
                 self.start()
         return ended(self.origin, law, case, "is lost with its node")
 
@@ -137,6 +137,8 @@ def crew(address: str, origin: Origin, limit: float, count: int | None) -> list[
     count = count or total
     # Ray counts in units of 1/10000.
     part = min(1.0, math.floor(1e4 * total / count) / 1e4)
+    if not part:
+        raise ValueError(f"--jobs: {count}, expected at most {10_000 * total}")
     takes = {"num_cpus": 0.0, "num_gpus": 0.0, f"num_{kind.lower()}s": part}
     beside = -(-count // len(having))
     workers = [Remote(replace(origin, device=engine), limit, beside, takes) for _ in range(count)]

@@ -6,6 +6,7 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
 from properties.fuzz.bucket import Bucket
+from properties.fuzz.counted import counted
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 
@@ -24,7 +25,7 @@ class Display:
         elapsed, found = self.night.elapsed, self.log.bug_count
         examples = self.log.total.examples
         return (
-            f"{found or 'no'} bug{'' if found == 1 else 's'} in {examples} examples, "
+            f"{counted(found, 'bug') if found else 'no bugs'} in {counted(examples, 'example')}, "
             f"{duration(elapsed)}, {examples / max(elapsed, 1e-9):.1f} examples/s"
         )
 
@@ -49,7 +50,7 @@ class Display:
                 yield from bucket.others
         for told, counts in (
             ("known failures met, by examples", self.log.excused),
-            ("not repeated, so no findings", self.log.unrepeated),
+            ("no findings, as the machine may be at fault", self.log.unrepeated),
         ):
             if counts:
                 yield f"{told}: {', '.join(f'{n} {count}' for n, count in counts.most_common())}"
@@ -57,9 +58,9 @@ class Display:
         if resting:
             more = f" and {len(resting) - 5} more" if len(resting) > 5 else ""
             names = ", ".join(resting[:5])
-            yield f"left out after hangs, crashes or an error of the suite: {names}{more}"
+            yield f"left out after hangs, crashes or an error below: {names}{more}"
         for text, count in self.log.errors.items():
-            yield f"{count} x an error of the suite itself:\n{text}"
+            yield f"{count} x an error of the suite, or of the adapter that it names:\n{text}"
 
     def table(self, most: int | None = None) -> Table:
         """Return a row for each op and law.
@@ -90,7 +91,8 @@ class Display:
         left = len(order) - len(rows)
         if left:
             untried = sum(not t.examples for k, t in self.log.rows().items() if k not in rows)
-            table.caption = f"and {left} more rows, {untried} of them without an example"
+            rows_left = counted(left, "more row")
+            table.caption = f"and {rows_left}, {untried} of them without an example"
         return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:

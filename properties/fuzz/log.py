@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -32,7 +32,7 @@ class Tally:
         worst: largest error as a fraction of its budget.
         failed: cases that broke a law in any way.
         lost: seconds of cases that hung or ended their process.
-        broken: the suite itself failed.
+        broken: the suite itself failed, or the target's adapter.
     """
 
     examples: int = 0
@@ -91,8 +91,9 @@ class Log:
         turns: how many turns jobs have taken.
         seconds: how long the night has taken.
         excused: known failure of the target → examples that showed it.
-        unrepeated: description of a failure that did not repeat → how often.
-        errors: tracebacks of the suite's own errors.
+        unrepeated: description of a failure that did not repeat, or that another process caused →
+            how often.
+        errors: tracebacks of errors of the suite, or of a target's adapter where cases are drawn.
         history: of all jobs together.
         latest: the job that drew last.
         ran: op → source lines that its cases launched which failed or met the oracle.
@@ -128,6 +129,25 @@ class Log:
     def bucket(self, *signatures: Signature, lines: frozenset[str] = frozenset()) -> Bucket | None:
         """The oldest bucket whose bug a case with these signatures shows; see `Bucket.shows`."""
         return next((one for one in self.buckets if one.shows(signatures, lines)), None)
+
+    def merge(self, without: Sequence[Bucket] = ()) -> None:
+        """Merge each bucket into the oldest one of the same bug.
+
+        Some case may have shown two bugs of earlier rounds to be one.
+
+        Args:
+            without: those that somebody still works on.
+        """
+        while pair := next(self._of_one_bug(without), None):
+            older, newer = pair
+            older.absorb(newer)
+            self.buckets.remove(newer)
+
+    def _of_one_bug(self, without: Sequence[Bucket]) -> Iterator[tuple[Bucket, Bucket]]:
+        for newer in self.buckets:
+            older = self.bucket(*newer.signatures, lines=newer.lines or frozenset())
+            if older is not None and older is not newer and not {older, newer} & {*without}:
+                yield older, newer
 
     def add(self, job: Job, tally: Tally, seconds: float) -> None:
         """Add the counts of a job, so many seconds into the night."""

@@ -29,9 +29,11 @@ from properties.fuzz.worker import (
     Answer,
     Failure,
     Judge,
+    Lost,
     Origin,
     Stopped,
     Worker,
+    end_server,
     without_interrupts,
 )
 from properties.jobs import Job, drawing
@@ -169,6 +171,9 @@ class Night:
         for one in [*self.rounds]:
             if monotonic() - one.drawing > limit:
                 one.interrupt()
+        if self.stopped:
+            # A thread may wait for a process that takes long to start.
+            end_server()
 
     def _lane(self, worker: Judge) -> None:
         try:
@@ -233,8 +238,11 @@ class _Round:
             pass
         except Endless:
             self._broken(self.endless)
-        except Exception:
-            # An error of the suite: other jobs continue, unless only this worker cannot.
+        except Lost as error:
+            self._broken(str(error))
+        except BaseException:
+            # An error of the suite, or of an adapter's bounds, which may exit. Other jobs continue,
+            # unless only this worker cannot.
             self._broken(format_exc())
         finally:
             self.drawing = float("inf")
@@ -244,6 +252,9 @@ class _Round:
                 for failure in bucket.smallest:
                     self.night.corpus.keep(self.job, failure.case, float("inf"))
                 self.night.tell(bucket)
+            with self.night.lock:
+                held = [one.found for one in [*self.night.rounds] if one is not self]
+                self.log.merge(without=[bucket for found in held for bucket in found])
 
     def interrupt(self) -> None:
         """Raise in the thread that draws, which no exception of its own will end."""
@@ -281,10 +292,16 @@ class _Round:
             database=self.night.corpus.database,
         )
         test = drawing(self.job, self.night.whose, self._check)
-        # Failures are in the buckets already.
-        with suppress(Found, Flaky, BaseExceptionGroup, Enough):
+        try:
             # The order matters: a seed alone switches the database off.
             limited(seeded(lap_seed(self.log.seed, self.lap))(test))()
+        except (Found, Flaky, Enough):
+            # Failures are in the buckets already.
+            pass
+        except BaseExceptionGroup as group:
+            _, others = group.split((Found, Flaky))
+            if others is not None:
+                raise others from None
 
     def _check(self, bundle: Sequence[Case]) -> None:
         """Judge a bundle of cases for Hypothesis."""
@@ -377,7 +394,7 @@ class _Round:
 
     def _sure(self, case: Case) -> Answer:
         """Judge a case; if the machine may be at fault, repeat until it fails in the same way
-        twice.
+        twice. If somebody ends its process each time, that tells nothing of the case.
 
         Repeats use fresh processes with time to compile. A known bug needs no repeat. A case that
         hangs runs on the second engine at the same time, which would take as long again.
@@ -397,6 +414,10 @@ class _Round:
             del doubts[HANGS]
             failure = replace(answer.failure, also=(*answer.failure.also, hung.signature))
             answer = replace(answer, failure=failure)
+        if answer.sent:
+            # Twice, and no failure of the case all the same.
+            doubts[answer.doubtful] = None
+            answer = Answer()
         with self.night.lock:
             self.log.unrepeated.update(doubts.keys())
         return answer
@@ -415,11 +436,17 @@ class _Round:
             self.worker.restart()
             times = sum(_shows(self.worker.ask(law, case), bucket) for _ in range(_AGAIN))
             first = f"  again     {times} of {_AGAIN} times in a fresh process"
-        answer = second.asked.result()
-        if _shows(answer, bucket):
-            also = "too"
+        try:
+            answer = second.asked.result()
+        except (Exception, Lost) as error:
+            also = f"cannot tell: {error}"
         else:
-            also = "takes too long to tell" if answer.doubtful == HANGS else "does not show it"
+            if _shows(answer, bucket):
+                also = "too"
+            elif answer.doubtful == HANGS:
+                also = "takes too long to tell"
+            else:
+                also = "does not show it"
         return first, f"  engines   the {second.beside}; the {second.engine} {also}"
 
     def _begin_elsewhere(self, law: str, case: Case) -> "_Elsewhere":

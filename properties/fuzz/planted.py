@@ -117,6 +117,13 @@ def returning_a_list(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def returning_more(device: torch.device) -> Adapter:
+    def l2norm(x: Tensor) -> Any:
+        return right(x), 3
+
+    return _adapter(l2norm)
+
+
 def leaving(device: torch.device) -> Adapter:
     """Ends its process as if all were well."""
     return _adapter(lambda x: os._exit(0))
@@ -124,9 +131,33 @@ def leaving(device: torch.device) -> Adapter:
 
 def stillborn(device: torch.device) -> Adapter:
     """Ends each process of the night that loads it."""
+    return _loaded_with(lambda: os._exit(1))
+
+
+def leaving_at_once(device: torch.device) -> Adapter:
+    """The same, as if all were well."""
+    return _loaded_with(lambda: os._exit(0))
+
+
+def hanging_at_once(device: torch.device) -> Adapter:
+    """Hangs in each process of the night that loads it."""
+    return _loaded_with(lambda: sleep(1000))
+
+
+def _loaded_with(first: Callable[[], object]) -> Adapter:
     if multiprocessing.parent_process() is not None:
-        os._exit(1)
+        first()
     return _adapter(right)
+
+
+def killed(device: torch.device) -> Adapter:
+    """Is killed each time, as far as others can tell from outside."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    return _adapter(l2norm)
 
 
 def crashing(device: torch.device) -> Adapter:
@@ -142,6 +173,10 @@ def _bounded(bound: Callable[[Case], Case]) -> Adapter:
         return right(x)
 
     return Adapter({"l2norm": {"fused": Implementation(l2norm, bounds={"a bound": bound})}})
+
+
+def exiting_from_a_bound(device: torch.device) -> Adapter:
+    return _bounded(lambda case: sys.exit(3))
 
 
 def drawing_endlessly(device: torch.device) -> Adapter:

@@ -20,6 +20,7 @@ from properties.files import write_atomically
 from properties.fuzz import svg
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.cause import Cause
+from properties.fuzz.counted import counted
 from properties.fuzz.display import duration
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
@@ -159,7 +160,7 @@ def _junit(log: Log) -> str:
                 told.add(bucket.name)
                 results.append(result)
         if tally.broken:
-            results.append(Error("an error of the suite itself"))
+            results.append(Error("an error of the suite or of the target's adapter"))
         if not tally.examples and not results:
             results.append(Skipped("no example"))
         test.result = results
@@ -182,7 +183,7 @@ def _page(said: dict[str, Any], log: Log) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters["duration"] = duration
+    pages.filters |= {"duration": duration, "counted": counted}
     table: dict[str, dict[str, Tally]] = {}
     for (op, law), tally in log.rows().items():
         table.setdefault(op, {})[law] = tally

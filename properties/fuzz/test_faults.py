@@ -1,6 +1,7 @@
 """A night survives faults of its target and of the machine."""
 
 import inspect
+import itertools
 import os
 import re
 import resource
@@ -49,7 +50,7 @@ def test_a_case_that_hangs_is_killed_and_reported(target: str, fuzz: Fuzz) -> No
     assert "1 bug in" in printed
     assert "again     in a fresh process as well" in printed
     assert "engines   the simulator; the interpreter too" in printed
-    assert "not repeated" not in printed
+    assert "may be at fault" not in printed
 
 
 def test_a_loop_that_reaches_the_turn_limit_is_reported(fuzz: Fuzz) -> None:
@@ -66,7 +67,7 @@ def test_a_case_that_hangs_until_given_more_time_is_one_bug(fuzz: Fuzz, mark: Pa
     assert mark.exists()
     assert "ValueError: after a while" in printed
     assert "1 bug in" in printed
-    assert "not repeated" not in printed
+    assert "may be at fault" not in printed
 
 
 @pytest.mark.parametrize("target", ["starved", "starved_beside"])
@@ -74,7 +75,7 @@ def test_a_case_that_waits_for_a_core_does_not_hang(target: str, fuzz: Fuzz, mar
     code, printed = fuzz(target, "--case-timeout", "1.5")
     assert code == 0
     assert mark.exists()
-    assert "not repeated" not in printed
+    assert "may be at fault" not in printed
 
 
 def test_a_crash_is_a_finding_with_the_name_of_its_signal(fuzz: Fuzz) -> None:
@@ -128,7 +129,7 @@ def test_drawing_in_compiled_code_does_not_hold_up_the_end(
 def test_running_out_of_memory_once_is_not_reported(fuzz: Fuzz, mark: Path) -> None:
     code, printed = fuzz("exhausted_once")
     assert code == 0
-    assert "not repeated, so no findings: runs out of memory 1" in printed
+    assert "no findings, as the machine may be at fault: runs out of memory 1" in printed
     assert "no bugs in" in printed
 
 
@@ -142,8 +143,25 @@ def test_a_process_killed_from_outside_is_not_reported(fuzz: Fuzz, mark: Path) -
     killer.start()
     code, printed = fuzz("waiting_once")
     assert code == 0
-    assert "not repeated, so no findings: ends with SIGKILL 1" in printed
+    assert "no findings, as the machine may be at fault: ends with SIGKILL 1" in printed
     assert "no bugs in" in printed
+
+
+def test_a_case_whose_process_is_killed_each_time_is_not_reported(fuzz: Fuzz) -> None:
+    code, printed = fuzz("killed", "--examples", "1")
+    assert code == 0
+    assert "no findings, as the machine may be at fault: ends with SIGKILL" in printed
+
+
+def test_a_case_whose_process_is_killed_for_memory_each_time_is_reported(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = itertools.count()
+    monkeypatch.setattr(worker, "_killed_for_memory", lambda: next(counts))
+    code, printed = fuzz("killed", "--examples", "1")
+    assert code == 1
+    assert "ends with SIGKILL, while Linux kills 1 process for want of memory" in printed
+    assert "1 bug in" in printed
 
 
 def test_a_process_that_grows_is_replaced(
@@ -164,6 +182,7 @@ def test_each_process_sees_a_gpu_of_its_own(
 ) -> None:
     monkeypatch.setattr(worker, "gpus", lambda device: ["0", "GPU-5"])
     _, printed = fuzz("looking", "--jobs", "3", "--examples", "30")
+    assert "1 job of target" in printed
     assert "3 processes" in printed
     assert sorted(mark.read_text().split()[1:]) == ["0", "0", "GPU-5"]
 
@@ -175,6 +194,7 @@ def test_each_process_sees_a_gpu_of_its_own(
         ("interrupting", "KeyboardInterrupt"),
         ("unwinding", "Unwinding: all of it"),
         ("returning_a_list", "TypeError: it returns y as list, expected a tensor"),
+        ("returning_more", "TypeError: it returns 2 results, expected y alone"),
         ("speechless", "Speechless: its text raises RecursionError"),
     ],
 )
@@ -199,11 +219,51 @@ def test_a_process_that_ends_without_an_error_is_reported(fuzz: Fuzz) -> None:
     assert "1 bug in" in printed
 
 
-def test_processes_that_end_while_they_start_are_no_finding(fuzz: Fuzz) -> None:
-    code, printed = fuzz("stillborn")
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("stillborn", "it ends with code 1 while it starts"),
+        ("leaving_at_once", "it ends with code 0 while it starts"),
+        ("hanging_at_once", "it hangs while it starts, at properties/fuzz/planted.py"),
+    ],
+)
+def test_processes_that_do_not_start_end_the_run_and_are_no_finding(
+    target: str, told: str, fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_STARTING", 2.0)
+    code, printed = fuzz(target)
     assert code == 1
-    assert "a process that judges cases ends while it starts" in printed
+    assert f"a process that judges cases does not start: {told}" in printed
     assert "no bugs in 0 examples" in printed
+
+
+def test_a_process_that_forks_no_workers_is_replaced(
+    fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = worker._server()
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    end = worker.end_server
+
+    def replaced() -> None:
+        # The next one may take long to import PyTorch.
+        monkeypatch.setattr(worker, "_STARTING", 300.0)
+        end()
+
+    monkeypatch.setattr(worker, "_STARTING", 1.0)
+    monkeypatch.setattr(worker, "end_server", replaced)
+    code, printed = fuzz("good")
+    assert code == 0
+    assert "no bugs in" in printed
+    assert worker._server() not in (None, stopped)
+
+
+def test_an_adapter_that_exits_where_cases_are_drawn_ends_no_run(fuzz: Fuzz) -> None:
+    code, printed = fuzz("exiting_from_a_bound")
+    assert code == 1
+    assert "no bugs in 0 examples" in printed
+    assert "SystemExit: 3" in printed
+    assert "left out after hangs, crashes or an error below: l2norm-fused" in printed
 
 
 def test_an_illegal_address_is_one_bug_on_both_engines(fuzz: Fuzz) -> None:

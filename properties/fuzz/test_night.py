@@ -14,6 +14,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from rich.console import Console
 
 from properties.cases.case import Case
+from properties.catalogue import OPS
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
@@ -101,6 +102,15 @@ def test_a_case_that_the_machine_may_have_killed_is_repeated_until_it_fails_twic
     assert worker.ask.call_count == len(answers)
     assert {one for one in (Y, KILLED, HANGING) if log.bucket(one) is not None} == judged
     assert [*log.unrepeated] == [one.law for one in unrepeated]
+
+
+def test_a_case_whose_process_somebody_ends_is_no_failure() -> None:
+    ask = Mock(return_value=replace(answer(KILLED), sent=True))
+    log = Log("oracle", 1, {JOB: Tally()})
+    _Round(night(log), Mock(Worker, ask=ask), JOB, 0)._judge(case(1))
+    assert ask.call_count == 2
+    assert not log.buckets
+    assert log.unrepeated == {KILLED.law: 1}
 
 
 def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +213,25 @@ def test_a_line_explains_buckets_if_most_ops_that_launch_it_fail() -> None:
     assert log.causes == []
 
 
+def test_buckets_that_a_case_shows_to_be_one_bug_are_merged() -> None:
+    both, later, third = (Bucket([failure(one)]) for one in (Y, DX, replace(Y, law="causality")))
+    log = Log("ours", 1, {}, [both, later, third])
+    log.merge()
+    assert len(log.buckets) == 3
+    both.seen["a job"] += 1
+    later.seen["a job"] += 2
+    both.add(failure(Y, also=(DX,)))
+    log.merge(without=[later])
+    assert len(log.buckets) == 3
+    log.merge()
+    assert log.buckets == [both, third]
+    assert both.count == 3
+    # As a bucket that was merged shows it.
+    both.linked.add(third.first.signature)
+    log.merge()
+    assert log.buckets == [both]
+
+
 def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     bucket = Bucket([failure(Y, also=(DX,))], {DX}, again=("once",), file="there")
     bucket.seen["a job"] += 2
@@ -261,12 +290,20 @@ def test_the_display_shows_failures_and_the_worst_in_few_lines() -> None:
     assert len(table.getvalue().splitlines()) > len(log.rows())
 
 
+def test_an_option_that_may_be_a_tensor_may_have_a_layout() -> None:
+    op = OPS["rotary_embedding"]
+    drawn = op.full(op.modes[0].name, dict.fromkeys(op.dims, 4), (2,), packed=False)
+    # As when a law sets the option to a number.
+    scope.check(Oracle(), replace(drawn, layouts={"seqlen_offsets": "sliced"}))
+
+
 def test_every_drawn_case_can_be_given_as_an_argument() -> None:
     target = Oracle()
 
     def check(bundle: Sequence[Case]) -> None:
         for case in bundle:
             scope.check(target, case)
+        scope.check_call(target, bundle[0])
 
     for job in Selection(laws=("differential",), dtypes=("bfloat16",)).jobs(target):
         test = drawing(job, target, check)

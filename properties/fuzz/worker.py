@@ -9,16 +9,19 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, islice, takewhile
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from threading import Event, Lock, Thread
+from time import monotonic
 from traceback import FrameSummary
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 from unittest.mock import patch
 
 import pebble
@@ -30,6 +33,7 @@ from properties.cases.case import Case
 from properties.cases.sequences import dims_of
 from properties.device import gpus
 from properties.fuzz.clock import Clock
+from properties.fuzz.counted import counted
 from properties.jobs import judge, raised
 from properties.laws import Subject, Violation
 from properties.laws.signature import Signature, family, is_own, short
@@ -52,13 +56,21 @@ FIRST = 1.5
 # Seconds past its limit in which a hanging case may write its traceback, when asked by this signal.
 _TRACING = 0.5
 _WHERE = signal.SIGUSR1
-# How often in a row a process may end while it starts.
-_STARTS = 3
+# How many processes in a row may end or hang while they start, and seconds that one may take to
+# begin a task, or to load the target.
+_STARTS, _STARTING = 3, 300.0
+# Seconds in which a process that was killed is gone.
+_ENDING = 10.0
+# Signals that no instruction raises: somebody else sends them, or Linux when memory is short.
+_SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 # Seconds between looks at the process, and in which pebble notices that it ended; it ignores one
 # that ends with code 0.
 _LOOK, _NOTICE = 1.0, 2.0
-# A worker that grows by this much, or by its part of half the machine's memory, is replaced.
-GROWTH = 2 << 30
+# A worker that grows by this much, or by its part of half the machine's memory, is replaced. Each
+# needs some of it.
+GROWTH, _LEAST = 2 << 30, 128 << 20
+# Open files of this process for each worker and its second engine, and for all else.
+_FILES, _OTHER_FILES = 16, 64
 _PR_SET_PDEATHSIG = 1
 
 
@@ -122,6 +134,7 @@ class Answer:
         excused: known failures of the target that the case showed.
         doubtful: how it failed if the machine may be at fault: out of memory, killed by someone
             else, or hanging.
+        sent: its process was ended from outside, however often.
         spent: the process must be replaced.
         lines: source lines of the kernels that the case launched; none but on the simulator.
     """
@@ -130,12 +143,17 @@ class Answer:
     failure: Failure | None = None
     excused: tuple[str, ...] = ()
     doubtful: str = ""
+    sent: bool = False
     spent: bool = False
     lines: frozenset[str] = frozenset()
 
 
 class Stopped(BaseException):
     """The run is over; nobody waits for this answer. Hypothesis does not catch it."""
+
+
+class Lost(BaseException):
+    """A worker can judge nothing more. Hypothesis does not catch it."""
 
 
 class Judge(Protocol):
@@ -167,19 +185,21 @@ class Worker:
     ) -> None:
         self.origin, self.limit, self.growth, self.gpu = origin, limit, growth, gpu
         self.stopped = False
-        self.starts = 0
         # In memory, since a disk may be full.
         self.memory = os.memfd_create("traces")
         self.traces = Path(f"/proc/{os.getpid()}/fd/{self.memory}")
-        self.running: ProcessFuture[Answer] | None = None
+        self.running: ProcessFuture[Any] | None = None
         self.start()
 
     def start(self) -> None:
         self.compiled: set[tuple[str, str, str]] = set()
+        self.loaded = False
+        # What memory the process had and the machine, in words.
+        self.memories = ""
         self.pool = ProcessPool(
             1,
             initializer=_start,
-            initargs=(self.origin, self.traces, self.growth, _environment(self.gpu)),
+            initargs=(self.traces, _environment(self.gpu)),
             context=multiprocessing.get_context("forkserver"),
         )
 
@@ -192,65 +212,100 @@ class Worker:
 
         Raises:
             Stopped: the run ended before the answer.
-            RuntimeError: processes end before they begin a case.
+            Lost: processes end or hang before they begin a case, or cannot load the target.
         """
-        if self.stopped:
-            raise Stopped
-        seconds = self.limit * (1 if self._has_compiled(case) else FIRST)
-        try:
-            self.running = self._schedule(law, case)
+        why: Exception | None = None
+        for _ in range(_STARTS):
             if self.stopped:
-                self.running.cancel()
-            answer = self._result(self.running, seconds)
-        except CancelledError:
-            raise Stopped from None
+                raise Stopped
+            try:
+                if not self.loaded:
+                    self._load()
+                return self._judged(law, case)
+            except CancelledError:
+                raise Stopped from None
+            except (BrokenProcessPool, _Unloaded) as error:
+                # It was killed while idle, or did not get as far as the case.
+                why = error
+                self.restart()
+        self.stopped = True
+        raise Lost(f"a process that judges cases does not start: {why}")
+
+    def _load(self) -> None:
+        """Load the target in a new process.
+
+        Raises:
+            BrokenProcessPool: the process ends or hangs meanwhile.
+            Lost: the target raises an error here, though not where it was loaded first.
+        """
+        try:
+            self._run(_load, (self.origin, self.growth), _STARTING)
+        except TimeoutError as error:
+            where = "".join(f", at {line}" for line in _places(self._trace())[:1])
+            raise BrokenProcessPool(f"it hangs while it starts{where}") from error
+        except ProcessExpired as error:
+            raise BrokenProcessPool(f"it {_how(error.exitcode)} while it starts") from error
+        except ValueError as error:
+            self.stopped = True
+            raise Lost(f"a process that judges cases does not start: {error}") from error
+        self.loaded = True
+
+    def _judged(self, law: str, case: Case) -> Answer:
+        seconds = self.limit * (1 if self._has_compiled(case) else FIRST)
+        killed = _killed_for_memory()
+        try:
+            answer: Answer = self._run(_judge, (law, case), seconds)
         except TimeoutError:
             answer = self._ended(law, case, HANGS, f" for {seconds:g} s")
         except ProcessExpired as error:
             answer = self._ended(law, case, _how(error.exitcode))
-        except BrokenProcessPool as error:
-            # It was killed while idle, or did not get as far as the case.
-            self.restart()
-            self.starts += 1
-            if self.starts > _STARTS:
-                raise RuntimeError("a process that judges cases ends while it starts") from error
-            return self.ask(law, case)
-        self.starts = 0
+            if -error.exitcode in _SENT:
+                answer = self._sent(law, case, error.exitcode, _killed_for_memory() - killed)
         if answer.spent:
             self.restart()
         else:
             self.compiled.add((case.op, case.mode, case.dtype))
         return answer
 
-    def _schedule(self, law: str, case: Case) -> ProcessFuture[Answer]:
-        os.ftruncate(self.memory, 0)
-        try:
-            return self.pool.schedule(_judge, (law, case))
-        except RuntimeError as error:
-            # pebble raises this for a pool that is broken already.
-            raise BrokenProcessPool from error
-
-    def _result(self, running: ProcessFuture[Answer], limit: float) -> Answer:
-        """Wait for an answer.
+    def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float) -> Any:
+        """Call a function in the process.
 
         Raises:
-            TimeoutError: there is none within the limit; the process wrote where it was.
+            BrokenProcessPool: there is no process, or it does not begin.
+            TimeoutError: there is no answer within the limit; the process wrote where it was.
             ProcessExpired: the process ended.
+            CancelledError: the run is over.
         """
-        left = limit
+        os.ftruncate(self.memory, 0)
+        try:
+            prepare()
+            with _held_up_for(_STARTING):
+                self.running = self.pool.schedule(function, arguments)
+        except (OSError, RuntimeError) as error:
+            # pebble raises a RuntimeError for a pool that is broken already.
+            why = str(error.__cause__ or error)
+            raise BrokenProcessPool(why or "it cannot be forked") from error
+        if self.stopped:
+            self.running.cancel()
+        asked, left = monotonic(), limit
         while left > 0:
             with suppress(TimeoutError):
-                return running.result(min(left, _LOOK))
-            clock = Clock.read(self.traces)
-            if clock and clock.ended:
+                return self.running.result(min(left, _LOOK))
+            clock = Clock.read(self._trace())
+            if clock is None:
+                if monotonic() - asked > _STARTING:
+                    raise BrokenProcessPool("it begins nothing")
+                continue
+            if clock.ended:
                 with suppress(TimeoutError):
-                    return running.result(_NOTICE)
+                    return self.running.result(_NOTICE)
                 raise ProcessExpired("it ended", code=0)
-            left = limit - clock.seconds() if clock else limit
+            self.memories = _memories(clock.process)
+            left = limit - clock.seconds()
         assert clock
         with suppress(ProcessLookupError):
             os.kill(clock.process, _WHERE)
-        return running.result(_TRACING)
+        return self.running.result(_TRACING)
 
     def stop(self) -> None:
         """Release whoever waits for an answer; callable from any thread."""
@@ -265,15 +320,31 @@ class Worker:
             os.close(memory)
 
     def _end(self) -> None:
-        self.pool.stop()
-        self.pool.join()
+        with _held_up_for(_ENDING):
+            self.pool.stop()
+            self.pool.join()
 
     def _has_compiled(self, case: Case) -> bool:
         return (case.op, case.mode, case.dtype) in self.compiled
 
     def _ended(self, law: str, case: Case, how: str, more: str = "") -> Answer:
-        trace = self.traces.read_text(errors="replace")
-        return ended(self.origin, law, case, how, more, _frames(trace))
+        return ended(self.origin, law, case, how, more, _frames(self._trace()))
+
+    def _sent(self, law: str, case: Case, code: int, killed: int) -> Answer:
+        """The answer for a case whose process was ended by a signal that no instruction raises.
+
+        Args:
+            killed: how many processes Linux has killed for memory since the case began. It is
+                counted for the machine, so that this one need not be among them.
+        """
+        if code != -signal.SIGKILL or not killed:
+            return replace(self._ended(law, case, _how(code)), sent=True)
+        while_ = f", while Linux kills {counted(killed, 'process')} for want of memory"
+        return self._ended(law, case, _how(code), while_ + self.memories)
+
+    def _trace(self) -> str:
+        """What the process wrote; no file is opened, as there may be too many."""
+        return os.pread(self.memory, 1 << 20, 0).decode(errors="replace")
 
 
 def ended(
@@ -292,7 +363,7 @@ def ended(
         frames: where it was, innermost first.
     """
     own = [frame for frame in frames if is_own(frame.filename)]
-    lines = [f"{short(frame.filename)}:{frame.lineno}" for frame in own or frames]
+    lines = _lines_of(own or frames)
     place = lines[0] if own else ""
     if own and how == HANGS:
         # An endless loop may be interrupted at any of its lines, so name only the function.
@@ -308,21 +379,64 @@ def crew(origin: Origin, limit: float, count: int | None) -> list[Worker]:
 
     Args:
         count: None for one per GPU; without GPUs, one per core.
+
+    Raises:
+        ValueError: there are more than its memory or the limit of open files allows.
     """
     devices: list[str | None] = [*gpus(origin.device)]
-    count = count or len(devices) or os.cpu_count() or 1
+    most = _memory() // (2 * _LEAST)
+    count = count or len(devices) or min(os.cpu_count() or 1, most)
+    if count > most:
+        what = f"expected at most {most} in {_memory() / (1 << 30):.0f} GiB of memory"
+        raise ValueError(f"--jobs: {count}, {what}")
+    files = _OTHER_FILES + _FILES * count
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < files:
+        what = f"open files: {hard} at most (ulimit -n), expected {files}"
+        raise ValueError(f"{what} for {counted(count, 'process')}")
+    if soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     seats = islice(cycle(devices or [None]), count)
     return [Worker(origin, limit, growth(count), gpu) for gpu in seats]
 
 
 def growth(workers: int) -> int:
     """Bytes by which each of several workers of this machine may grow."""
-    memory = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
-    return min(GROWTH, memory // (2 * workers))
+    return min(GROWTH, _memory() // (2 * workers))
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+
+
+def _memories(process: int) -> str:
+    """The memory of a process and what is left of the machine's, at the end of a sentence."""
+    try:
+        (free,) = re.findall(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
+        sizes = _resident(process), int(free) << 10
+    except (OSError, ValueError):
+        return ""
+    own, left = (f"{size / (1 << 30):.1f} GiB" for size in sizes)
+    return f"; it had {own} a moment before, and {left} were free"
+
+
+def _killed_for_memory() -> int:
+    """How many processes Linux has killed since its start because memory was short."""
+    found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _how(code: int) -> str:
     return f"ends with {signal.Signals(-code).name}" if code < 0 else f"ends with code {code}"
+
+
+def _places(trace: str) -> list[str]:
+    frames = _frames(trace)
+    return _lines_of([one for one in frames if is_own(one.filename)] or frames)
+
+
+def _lines_of(frames: Sequence[FrameSummary]) -> list[str]:
+    return [f"{short(frame.filename)}:{frame.lineno}" for frame in frames]
 
 
 def _frames(trace: str) -> list[FrameSummary]:
@@ -339,10 +453,19 @@ def _environment(gpu: str | None = None) -> dict[str, str]:
     return kept | chosen
 
 
-def prepare() -> None:
-    """Start the process that workers are forked from; like them it ignores Ctrl-C."""
-    from multiprocessing import forkserver, resource_tracker
+_PREPARING = Lock()
 
+
+def prepare() -> None:
+    """Start the process that workers are forked from, if there is none; like them it ignores
+    Ctrl-C.
+    """
+    with _PREPARING:
+        if _server() is None:
+            _start_server()
+
+
+def _start_server() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     multiprocessing.set_forkserver_preload(list(_SHARED))
     # Kill a process that does not end when asked.
@@ -353,6 +476,46 @@ def prepare() -> None:
     resource_tracker.ensure_running()
     with without_interrupts(), patch.dict(os.environ, _environment() | where, clear=True):
         forkserver.ensure_running()
+
+
+def _server() -> int | None:
+    """The process that workers are forked from; None if it has ended."""
+    process: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    try:
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        runs = process is not None and os.waitid(os.P_PID, process, how) is None
+    except ChildProcessError:
+        runs = False
+    return process if runs else None
+
+
+def end_server() -> None:
+    """Kill the process that workers are forked from, and the workers with it.
+
+    Whoever waits for one of them does so no longer; the next to start begins with a new one.
+    """
+    process = _server()
+    if process is not None:
+        os.kill(process, signal.SIGKILL)
+
+
+@contextmanager
+def _held_up_for(seconds: float) -> Iterator[None]:
+    """End the process that workers are forked from if it holds up what is done here for longer."""
+    done = Event()
+
+    def watch() -> None:
+        clock = Clock.started(_server() or 0)
+        while not done.wait(_LOOK):
+            if clock.seconds() > seconds:
+                end_server()
+                break
+
+    Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 @contextmanager
@@ -367,29 +530,41 @@ def without_interrupts() -> Iterator[None]:
 
 # In the process of a worker.
 
-_SUBJECT: Subject | Exception
+_SUBJECT: Subject | None = None
 _TRACES: IO[str]
 # Bytes beyond which this process must be replaced.
 _MOST: int
 
 
-def _start(origin: Origin, traces: Path, growth: int, environment: dict[str, str]) -> None:
-    """Load the kernels once per process; the process ends with its parent."""
+class _Unloaded(Exception):
+    """A process that was replaced while idle has no target."""
+
+
+def _start(traces: Path, environment: dict[str, str]) -> None:
+    """Prepare the process, which ends with its parent."""
     os.environ.clear()
     os.environ.update(environment)
-    global _SUBJECT, _TRACES, _MOST
+    global _TRACES
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with _OOM.open("w") as score:
         score.write("1000")
-    # The parent empties it before each case. It says who began the last one.
+    # The parent empties it before each task. It says who began the last one.
     _TRACES = traces.open("a")
     faulthandler.enable(_TRACES)
     faulthandler.register(_WHERE, _TRACES, all_threads=False)
-    try:
-        _SUBJECT = origin.subject()
-    except Exception as error:
-        _SUBJECT = error
+
+
+def _begin() -> None:
+    _TRACES.write(Clock.started(os.getpid()).line)
+    _TRACES.flush()
+
+
+def _load(origin: Origin, growth: int) -> None:
+    """Load the kernels once per process."""
+    global _SUBJECT, _MOST
+    _begin()
+    _SUBJECT = origin.subject()
     _MOST = _resident() + growth
 
 
@@ -398,10 +573,9 @@ _OOM = Path("/proc/self/oom_score_adj")
 
 
 def _judge(law: str, case: Case) -> Answer:
-    if isinstance(_SUBJECT, Exception):
-        raise _SUBJECT
-    _TRACES.write(Clock.started(os.getpid()).line)
-    _TRACES.flush()
+    if _SUBJECT is None:
+        raise _Unloaded
+    _begin()
     excused = _SUBJECT.ledger.excused
     excused.clear()
     LAUNCHED.clear()
@@ -470,5 +644,5 @@ def _device_is_lost() -> bool:
     return False
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _resident(process: int | str = "self") -> int:
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
