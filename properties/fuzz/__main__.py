@@ -468,9 +468,9 @@ def _signals(asked: list[str]) -> Iterator[list[str]]:
     try:
         yield asked
     finally:
-        if not asked:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number, handler in before.items():
+            # While Python exits, it has no handlers of its own any more.
+            signal.signal(number, signal.SIG_IGN if asked else handler)
 
 
 def leave(code: int) -> NoReturn:
