@@ -430,8 +430,8 @@ class _Run:
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         assert self.process.stdout is not None
-        while not at_work and "jobs of target" not in self.process.stdout.readline():
-            pass
+        while not at_work and "1 job of target" not in self.process.stdout.readline():
+            assert self.process.poll() is None
         while at_work and not (folder / "mark").exists():
             assert self.process.poll() is None, self.process.communicate()[0]
             time.sleep(0.05)
