@@ -452,7 +452,8 @@ def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Resu
 
 def _named(op: Op, returned: Any) -> Results:
     outputs = returned if isinstance(returned, tuple) else (returned,)
-    if len(outputs) > len(op.outputs):
+    # A target without an optional result may return None in its place.
+    if any(y is not None for y in outputs[len(op.outputs) :]):
         names = ", ".join(output.name for output in op.outputs)
         raise TypeError(f"it returns {len(outputs)} results, expected {names} alone")
     named = {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}
