@@ -38,6 +38,14 @@ def test_logarithms_may_have_base_two_by_hand(form: Form) -> None:
 
 
 @both_forms
+def test_parts_whose_exponentials_overflow_are_merged_in_either_order(form: Form) -> None:
+    low, high = rows(-2000)[None, None], rows(2000)[None, None]
+    for merged, total in (form(o(4), low, o(8), high), form(o(8), high, o(4), low)):
+        assert torch.equal(merged, o(8))
+        assert torch.equal(total, high)
+
+
+@both_forms
 @pytest.mark.parametrize("base2", [False, True])
 def test_an_empty_part_changes_nothing_even_where_it_holds_nan(form: Form, base2: bool) -> None:
     nan, some, nothing = o(math.nan), rows(-3)[None, None], rows(-INF)[None, None]
