@@ -16,6 +16,7 @@ from properties import HOME, PACKAGES, ROOT, package_of
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.changed.uses import names_of_tests, uses, words_of
+from properties.counted import counted
 from properties.laws import LAWS
 from properties.planting.closure import KERNELS, LISTS, REFERENCE, closure, imported, path_of
 from properties.planting.op_modules import OpModules
@@ -98,7 +99,7 @@ class Changed:
 
     def header(self) -> list[str]:
         """Return the lines of pytest's header: what each file reaches."""
-        lines = [f"changed since {self.since}: {_count(len(self.files), 'file')}"]
+        lines = [f"changed since {self.since}: {counted(len(self.files), 'file')}"]
         return lines + [f"  {file} -> {self._description(file)}" for file in self.files]
 
     def _description(self, file: str) -> str:
@@ -116,12 +117,8 @@ class Changed:
             tests.remove(laws)
         if tests:
             beside = "that are nearest, as nothing names it" if near is not None else ""
-            reached.append(f"tests in {_count(len(tests), 'file')} {beside}".strip())
+            reached.append(f"tests in {counted(len(tests), 'file')} {beside}".strip())
         return "; ".join(reached) or "nothing"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _module(file: str) -> str:

@@ -24,11 +24,11 @@ from rich.live import Live
 from properties.arguments import count, file, folder, positive
 from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
+from properties.counted import counted
 from properties.device import DEVICES, describe
 from properties.fuzz import record, report
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
-from properties.fuzz.counted import counted
 from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import LANE, Night

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 from properties.cases.case import Case
-from properties.fuzz.counted import counted
+from properties.counted import counted
 from properties.fuzz.worker import Failure
 from properties.laws.signature import Signature
 from properties.targets import NAMES

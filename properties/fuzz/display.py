@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
+from properties.counted import counted
 from properties.fuzz.bucket import Bucket
-from properties.fuzz.counted import counted
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 

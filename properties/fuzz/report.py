@@ -15,12 +15,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from junitparser import Error, JUnitXml, Skipped, TestCase, TestSuite
 from junitparser import Failure as JUnitFailure
 
+from properties.counted import counted
 from properties.device import describe, resolve
 from properties.files import write_atomically
 from properties.fuzz import svg
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.cause import Cause
-from properties.fuzz.counted import counted
 from properties.fuzz.display import duration
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night

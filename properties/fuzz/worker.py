@@ -31,9 +31,9 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from properties import profiles
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of
+from properties.counted import counted
 from properties.device import gpus
 from properties.fuzz.clock import Clock
-from properties.fuzz.counted import counted
 from properties.jobs import judge, raised
 from properties.laws import Subject, Violation
 from properties.laws.signature import Signature, family, is_own, short

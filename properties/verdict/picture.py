@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
+from properties.counted import counted
 from properties.verdict.compare import Comparison
 from properties.verdict.report import NAMES
 
@@ -124,7 +125,7 @@ def _shrunk(cells: Tensor, axis: int, most: int) -> Tensor:
 
 def _counted(dims: Sequence[str], levels: Tensor, axis: int) -> str:
     name, size = NAMES.get(dims[axis], dims[axis]) or "element", levels.shape[axis]
-    return f"{size} {name}{'' if size == 1 else 's'}"
+    return counted(size, name)
 
 
 def _cuts(case: Case, letter: str) -> tuple[float, ...]:
