@@ -938,9 +938,7 @@ _SELECTION = {"groups of 16 heads, K of 9 to 256, V above 8, blocks of 16 to 64"
 _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
 _WIDE = {"K and V above 8": _at_least(9, "K", "V")}
 _WIDE_VALUES = {"V above 8": _at_least(9, "V")}
-_SAFE = {
-    "gates of -5 or more, K and V at least 16": lambda c: _at_least(16, "K", "V")(_gentle_gates(c))
-}
+_SAFE = {"gates of -5 or more": _gentle_gates, "K and V at least 16": _at_least(16, "K", "V")}
 _POSITIVE = {"a positive scale": _positive_scale}
 _TWO_TILES = {"K of 128 at most": _at_most(128)}
 _ONE_TILE = {"powers of two, K of 16 at most": _one_tile}

@@ -53,11 +53,10 @@ def _found(name: str) -> Kernel | None:
     module, _, attribute = name.partition(":")
     try:
         return vars(import_module(module)).get(attribute)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module.startswith(error.name):
-            return None
-        raise ImportError(f"{module} cannot be imported: {error}") from error
     except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and module.startswith(missing):
+            return None
         raise ImportError(f"{module} cannot be imported: {error}") from error
 
 
