@@ -77,7 +77,7 @@ def claiming(architecture: str | None, device: torch.device) -> Iterator[None]:
     """Make our kernels choose tiles as on another architecture, for tensors in the CPU's memory.
 
     Args:
-        architecture: one of `properties.aot.architectures`; None changes nothing.
+        architecture: one of `properties.architectures`; None changes nothing.
         device: where the tensors live.
 
     Raises:
@@ -87,7 +87,7 @@ def claiming(architecture: str | None, device: torch.device) -> Iterator[None]:
         yield
         return
     from kernels import tiles
-    from properties.aot.architectures import ARCHITECTURES
+    from properties.architectures import ARCHITECTURES
 
     if architecture not in ARCHITECTURES:
         expected = ", ".join(ARCHITECTURES)

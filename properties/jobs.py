@@ -13,6 +13,7 @@ from zlib import crc32
 from hypothesis import given, target
 from hypothesis.strategies import SearchStrategy
 
+from properties import scope
 from properties.cases.case import Case
 from properties.cases.strategies import EXTENTS, FEW_TOKENS, bundles
 from properties.catalogue import DTYPES, OPS
@@ -20,7 +21,7 @@ from properties.catalogue.op import Op
 from properties.laws import LAWS, Run, Subject, Violation
 from properties.laws.signature import own_frames
 from properties.profiles import EXAMPLES
-from properties.targets import Target, scope
+from properties.targets import Target
 from properties.verdict.report import error_report
 
 # Laws about numbers. The other laws compare an implementation with itself, and one case serves

@@ -135,8 +135,9 @@ def pytest_collection_finish() -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     from hypothesis import settings
 
+    from properties import scope
     from properties.device import activate, describe
-    from properties.targets import load, scope
+    from properties.targets import load
 
     seed = config.getoption("--hypothesis-seed")
     profile = settings.get_current_profile_name()

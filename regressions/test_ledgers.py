@@ -17,14 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from properties import simulator
+from properties import scope, simulator
 from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.catalogue.op import Function, Op
 from properties.device import activate
 from properties.laws import LAWS, Subject, Violation
 from properties.suite.test_ledger import beside, trouble
-from properties.targets import Target, load, scope
+from properties.targets import Target, load
 from properties.targets.ledger import KnownFailure, Ledger, Symptom, Wrong, read
 
 FOLDER = Path(__file__).parent / "targets"

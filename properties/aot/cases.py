@@ -13,7 +13,7 @@ import kernels
 from kernels.arguments import FLOATS
 from kernels.cache import ContiguousCache, SlidingWindowCache
 from kernels.tiles import TABLE, Entry
-from properties.aot.architectures import ARCHITECTURES, Architecture
+from properties.architectures import ARCHITECTURES, Architecture
 from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
 from properties.cases.tensors import build, cotangents, outputs_and_gradients

@@ -10,10 +10,10 @@ from importlib import import_module
 from triton.runtime.jit import JITFunction
 
 import kernels
-from properties.aot.architectures import ARCHITECTURES
 from properties.aot.cases import Compilation
 from properties.aot.launches import Launch, record
 from properties.aot.resources import faults
+from properties.architectures import ARCHITECTURES
 
 
 @dataclass(frozen=True)

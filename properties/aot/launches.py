@@ -14,7 +14,7 @@ from triton.compiler import compile as triton_compile
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from properties.aot.architectures import Architecture
+from properties.architectures import Architecture
 from properties.device import claiming
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from triton import knobs
 from triton.compiler import CompiledKernel
 
-from properties.aot.architectures import Architecture
 from properties.aot.launches import Launch
+from properties.architectures import Architecture
 
 TOLERATED = 32
 """Bytes of a thread's registers that may spill: eight registers.

@@ -28,7 +28,7 @@ class Case:
         broadcast: dims that have size 1 in a tensor that may be broadcast, `{"mask": "BT"}`.
         options: the other arguments of the op.
         tile: entry of the tile table; None lets the op choose.
-        architecture: the GPU that the simulator reports, a name of `properties.aot.architectures`;
+        architecture: the GPU that the simulator reports, a name of `properties.architectures`;
             None is Hopper there and the only choice on a GPU.
         values: the recipe that fills the tensors.
         layout: the memory layout of the inputs.

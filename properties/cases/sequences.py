@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.cases.tensors import Inputs, Results, boundaries
+from properties.cases.inputs import Inputs, Results
+from properties.cases.tensors import boundaries
 from properties.catalogue.op import Argument, Op, Output
 
 

@@ -25,9 +25,8 @@ from properties.cases.tensors import (
 )
 from properties.cases.values import GATE_RECIPES, LONG_GATE_RECIPES
 from properties.catalogue.kinds import is_delta
-from properties.catalogue.op import ANY_NUMBERS, Argument, Mode, Op, Option, Role
+from properties.catalogue.op import ANY_NUMBERS, CHUNK, Argument, Mode, Op, Option, Role
 from properties.targets import Target
-from properties.verdict.budgets import CHUNK
 
 # The most numbers that a form of the oracle may hold at once. The float64 oracle and its twelve
 # perturbed runs for the budgets then take at most a second or so on one core, and a quarter on

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -13,12 +13,11 @@ from torch import Tensor
 from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS, compiled
+from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import relaid
 from properties.cases.values import COTANGENTS, RECIPES, Blank
 from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import Argument, Function, Op, Output, Role
-
-Results = dict[str, Tensor]
 
 
 def boundaries(lengths: Sequence[int]) -> list[int]:
@@ -66,49 +65,6 @@ def largest_logit(op: Op, tensors: Mapping[str, Tensor], scale: float | None) ->
     k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
     factor = q.shape[-1] ** -0.5 if scale is None or scale == -1 else abs(scale)
     return factor * float((q.transpose(1, 2) @ k.permute(0, 2, 3, 1)).abs().max())
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The arguments of a call.
-
-    Args:
-        tensors: by name; a tensor passed as two arguments is here once.
-        options: the other arguments.
-        same: argument → another argument whose tensor is passed for it too.
-        trained: the tensors that need a gradient.
-    """
-
-    tensors: dict[str, Tensor]
-    options: dict[str, Any]
-    same: Mapping[str, str] = field(default_factory=dict)
-    trained: tuple[str, ...] = ()
-
-    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Inputs":
-        """Convert to another float dtype and device, contiguous."""
-        tensors = {
-            n: x.to(device, dtype if x.is_floating_point() else x.dtype).contiguous()
-            for n, x in self.tensors.items()
-        }
-        moved = {n: _moved(value, device) for n, value in self.options.items()}
-        return self.with_tensors(tensors).with_options(**moved)
-
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Inputs":
-        return replace(self, tensors={**self.tensors, **tensors})
-
-    def with_options(self, **options: Any) -> "Inputs":
-        return replace(self, options={**self.options, **options})
-
-    def given(self, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-        """Return every argument by name, with these tensors or with others in their place."""
-        own = self.tensors if tensors is None else tensors
-        return {**own, **{name: own[other] for name, other in self.same.items()}, **self.options}
-
-
-def _moved(value: Any, device: torch.device | str) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {n: x.to(device) if isinstance(x, Tensor) else x for n, x in value.items()}
 
 
 def present(op: Op, case: Case) -> list[Argument]:

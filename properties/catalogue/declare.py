@@ -10,21 +10,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import Parameter, Signature
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs
 from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, asked, head_dims, scales
 from properties.catalogue.op import Argument, BadCall, Fill, Mode, Op, Option, Output, Role, always
 from reference.arguments import arrays, same_dtype
 from reference.op import Op as Oracle
 from reference.op import axes
-
-if TYPE_CHECKING:
-    from properties.cases.tensors import Inputs
 
 # Tensors of other names hold values.
 _ROLES = {
@@ -208,7 +206,7 @@ def flag(name: str, *, exact: bool) -> Option:
     return Option(name, False, lambda case: st.booleans(), bad=BAD_FLAGS, exact=(exact,))
 
 
-def more_states(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
+def more_states(case: Case, inputs: Inputs) -> Iterator[BadCall]:
     """States of another width, or of more sequences."""
     state = inputs.tensors.get("initial_state")
     if state is not None:

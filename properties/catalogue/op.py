@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy, just
 from torch import Generator, Tensor
 
 from properties.cases.case import Case
-from properties.verdict.budgets import Telescope
+from properties.catalogue.telescope import Telescope
 
 Function = Callable[..., Tensor | tuple[Tensor | None, ...]]
 
@@ -20,6 +20,9 @@ Function = Callable[..., Tensor | tuple[Tensor | None, ...]]
 LEVELS = ("batch", "pages", "cut", "splits")
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+# The most tokens of a chunk in the chunk form of a recurrence.
+CHUNK = 64
 
 
 class Role(Enum):

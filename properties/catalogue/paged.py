@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
 
 import torch
 from hypothesis import strategies as st
@@ -11,13 +10,11 @@ from torch import Generator, Tensor
 
 import reference
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import declare
 from properties.catalogue.draws import NO_NUMBERS, count, seldom_none
 from properties.catalogue.op import BadCall, Mode, Option, Role
-
-if TYPE_CHECKING:
-    from properties.cases.tensors import Inputs
 
 _PAGE_SIZES = st.sampled_from([1, 16, 64, 3, 5, 24])
 
@@ -115,7 +112,7 @@ def _settle(case: Case) -> Case:
     return case
 
 
-def _mistakes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
+def _mistakes(case: Case, inputs: Inputs) -> Iterator[BadCall]:
     """Pages that do not exist, tables that are too short, lengths that cannot be."""
     table, lengths = inputs.tensors["block_table"], inputs.tensors["lengths"]
     most = int(lengths.max()) if len(lengths) else 0

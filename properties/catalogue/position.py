@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -11,13 +11,11 @@ from torch import Tensor
 
 import reference
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import declare
 from properties.catalogue.draws import NO_COUNTS
 from properties.catalogue.op import BadCall, Mode, Option, Role
-
-if TYPE_CHECKING:
-    from properties.cases.tensors import Inputs
 
 
 def _offsets(case: Case) -> st.SearchStrategy[int | list[int]]:
@@ -126,7 +124,7 @@ def _rows_of_positions(case: Case) -> dict[str, int]:
     return {"R": 1 + _start(case) + sum(case.lengths) + 8}
 
 
-def _mistakes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
+def _mistakes(case: Case, inputs: Inputs) -> Iterator[BadCall]:
     """Tables of the model's width instead of the head's; tables that end too early."""
     cos = inputs.tensors["cos"]
     positions = inputs.tensors.get("position_ids")
@@ -144,7 +142,7 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
     yield from _mistakes_on_axes(case, inputs)
 
 
-def _mistakes_on_axes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
+def _mistakes_on_axes(case: Case, inputs: Inputs) -> Iterator[BadCall]:
     cos = inputs.tensors["cos"]
     wide = cos.new_zeros(cos.shape[0], case.dims["D"] // 2 + 1)
     axes = inputs.tensors.get("axes")

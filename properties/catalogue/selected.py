@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from hypothesis import strategies as st
@@ -12,14 +11,12 @@ from torch import Generator, Tensor
 
 import reference
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import count, head_dims
 from properties.catalogue.op import BadCall, Mode, Role
 from properties.catalogue.softmax import ATTENTION, unfit_packs
-
-if TYPE_CHECKING:
-    from properties.cases.tensors import Inputs
 
 _BLOCK_SIZE = count(
     "block_size",
@@ -109,7 +106,7 @@ def _settle(case: Case) -> Case:
     return case
 
 
-def _mistakes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
+def _mistakes(case: Case, inputs: Inputs) -> Iterator[BadCall]:
     """Blocks that do not exist."""
     x = inputs.tensors["indices"]
     first = 0
@@ -123,7 +120,7 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
     yield from unfit_packs(case, inputs)
 
 
-def _mistakes_of_nsa(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
+def _mistakes_of_nsa(case: Case, inputs: Inputs) -> Iterator[BadCall]:
     """Fewer slots than forced blocks."""
     forced = case.options.get("local_blocks", 2) + 1
     yield "fewer slots than forced blocks", {"top_k": forced - 1}, "top_k"

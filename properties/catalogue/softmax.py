@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 import reference
 from properties.cases import structures
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs
 from properties.cases.layouts import SHARING
 from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
 from properties.catalogue.op import BadCall, Mode, Option, Role
-
-if TYPE_CHECKING:
-    from properties.cases.tensors import Inputs
 
 
 def _without(case: Case, *names: str) -> Case:
@@ -52,7 +50,7 @@ def _settle(case: Case) -> Case:
     return replace(case, options=options)
 
 
-def _bad_structures(case: Case, inputs: "Inputs") -> Iterator[tuple[str, Any]]:
+def _bad_structures(case: Case, inputs: Inputs) -> Iterator[tuple[str, Any]]:
     """Rules with numbers out of range, and of other sizes."""
     device = inputs.tensors["q"].device
 
@@ -79,7 +77,7 @@ def _bad_structures(case: Case, inputs: "Inputs") -> Iterator[tuple[str, Any]]:
         yield "a table of packed sequences", {"blocks": table, "block_size": 2}
 
 
-def _mistakes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
+def _mistakes(case: Case, inputs: Inputs) -> Iterator[BadCall]:
     """Heads that form no groups, a gate that is not causal, boundaries that do not go together,
     masks of another size.
     """
@@ -101,7 +99,7 @@ def _mistakes(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
     yield from unfit_packs(case, inputs)
 
 
-def unfit_packs(case: Case, inputs: "Inputs") -> Iterator[BadCall]:
+def unfit_packs(case: Case, inputs: Inputs) -> Iterator[BadCall]:
     """Boundaries of queries and of keys that do not go together."""
     if case.packed:
         bounds = inputs.tensors.get("cu_seqlens_k", inputs.tensors["cu_seqlens"])

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TextIO, cast
 from rich.console import Console
 from rich.live import Live
 
+from properties import scope
 from properties.arguments import count, file, folder, positive
 from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
@@ -35,7 +36,7 @@ from properties.fuzz.night import LANE, Night
 from properties.fuzz.worker import GROWTH, Judge, Lost, Origin, Worker, crew, prepare
 from properties.jobs import Selection
 from properties.laws import LAWS, Subject
-from properties.targets import NAMES, Target, scope
+from properties.targets import NAMES, Target
 
 # Seconds between checks for signals, between copies of the log, and between lines of output.
 _LOOK, _COPY, _LINE = 0.2, 10.0, 60.0

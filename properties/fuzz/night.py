@@ -18,6 +18,7 @@ from hypothesis import Phase, settings
 from hypothesis import seed as seeded
 from hypothesis.errors import Flaky
 
+from properties import scope
 from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.device import resolve
@@ -38,7 +39,7 @@ from properties.fuzz.worker import (
 )
 from properties.jobs import Job, drawing
 from properties.laws.signature import Signature, is_own
-from properties.targets import Target, scope
+from properties.targets import Target
 
 EXAMPLES_PER_ROUND = 5
 # Seconds that a round may spend on shrinking.

@@ -130,7 +130,8 @@ from properties.cases.case import Case
 from properties.device import activate
 from properties.jobs import judge
 from properties.laws import Subject
-from properties.targets import load, scope
+from properties import scope
+from properties.targets import load
 
 device = activate("{device}")
 subject = Subject(load("{target}", device), device)

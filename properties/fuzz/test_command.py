@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from properties import scope
 from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.fuzz import planted, record
@@ -18,7 +19,6 @@ from properties.fuzz.conftest import on_l2norm
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import lap_seed
 from properties.jobs import Job
-from properties.targets import scope
 from properties.targets.oracle import Oracle
 
 pytestmark = pytest.mark.ops("l2norm")

@@ -13,6 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis.database import InMemoryExampleDatabase
 from rich.console import Console
 
+from properties import scope
 from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.fuzz.bucket import Bucket
@@ -23,7 +24,6 @@ from properties.fuzz.night import Night, _Round
 from properties.fuzz.worker import FIRST, HANGS, Answer, Failure, Origin, Worker
 from properties.jobs import Job, Selection, drawing
 from properties.laws.signature import Signature
-from properties.targets import scope
 from properties.targets.oracle import Oracle
 
 pytestmark = pytest.mark.ops("l2norm")

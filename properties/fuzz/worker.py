@@ -28,7 +28,7 @@ import pebble
 import torch
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from properties import profiles
+from properties import profiles, scope
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of
 from properties.counted import counted
@@ -40,7 +40,6 @@ from properties.laws.signature import Signature, family, is_own, short
 from properties.simulator import Stuck
 from properties.simulator.compilation import Program
 from properties.simulator.launcher import LAUNCHED
-from properties.targets import scope
 from properties.targets.ledger import symptom
 from properties.verdict import Comparison
 from properties.verdict.picture import Picture, picture

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs, Results
 from properties.cases.sequences import spans
-from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import LEVELS, Op
 from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import (

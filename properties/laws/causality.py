@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import relaid
 from properties.cases.sequences import dims_of, spans, tensors_of
-from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import Op, Role
 from properties.laws.expect import expect_identical
 from properties.laws.law import Law, Run, with_options, with_own_elements

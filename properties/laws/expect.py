@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs, Results
 from properties.cases.sequences import dims_of
 from properties.cases.tensors import (
-    Inputs,
-    Results,
     differentiable_outputs,
     largest_logit,
     outputs_and_gradients,

@@ -10,14 +10,9 @@ import torch
 
 from properties.cases import structures
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import SHARING
-from properties.cases.tensors import (
-    Inputs,
-    Results,
-    build,
-    cotangents,
-    outputs_and_gradients,
-)
+from properties.cases.tensors import build, cotangents, outputs_and_gradients
 from properties.catalogue.op import Function, Op
 from properties.device import claiming
 from properties.laws.signature import Signature, signature

@@ -15,9 +15,9 @@ import torch
 
 from properties.cases import structures
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import relaid
 from properties.cases.sequences import dims_of, join, separate, shared_gradients, spans, tensors_of
-from properties.cases.tensors import Inputs, Results
 from properties.catalogue.kinds import has
 from properties.catalogue.op import Op, Role
 from properties.laws.expect import compare_with_oracle, expect_identical

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from properties.cases import structures
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs, Results
 from properties.cases.sequences import join, own_dims, separate, shared_gradients, tensors_of
-from properties.cases.tensors import Inputs, Results, boundaries
+from properties.cases.tensors import boundaries
 from properties.catalogue.op import Op
 from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run, with_a_row

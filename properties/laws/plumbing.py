@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.cases.tensors import Inputs, Results, shape, sizes
+from properties.cases.inputs import Inputs, Results
+from properties.cases.tensors import shape, sizes
 from properties.catalogue.op import Op, Option
 from properties.laws.expect import expect_identical, fail, oracle_results
 from properties.laws.law import Law, Run, within_bounds

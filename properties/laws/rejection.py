@@ -19,8 +19,8 @@ from torch import Tensor
 
 from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS
+from properties.cases.inputs import Inputs, Results
 from properties.cases.sequences import dims_of, tensors_of
-from properties.cases.tensors import Inputs, Results
 from properties.catalogue.op import Op, Role
 from properties.device import recorded_launches
 from properties.laws.expect import compare_with_oracle, fail, oracle_results

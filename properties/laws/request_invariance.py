@@ -12,7 +12,8 @@ from functools import cache
 import torch
 
 from properties.cases.case import Case
-from properties.cases.tensors import Results, trained
+from properties.cases.inputs import Results
+from properties.cases.tensors import trained
 from properties.catalogue.op import Op
 from properties.laws.expect import expect_same
 from properties.laws.law import Law, Run, within_bounds

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from properties.cases.tensors import Inputs, Results
+from properties.cases.inputs import Inputs, Results
 
 
 class SharedTensors:

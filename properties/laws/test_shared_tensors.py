@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.cases.tensors import Inputs
+from properties.cases.inputs import Inputs
 from properties.jobs import judge
 from properties.laws import Subject
 from properties.laws.shared_tensors import SharedTensors, summed

@@ -9,8 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import LAYOUTS
-from properties.cases.tensors import Inputs, Results, own_copy
+from properties.cases.tensors import own_copy
 from properties.laws.expect import fail
 from properties.laws.law import Law, Run
 

@@ -120,7 +120,7 @@ class Suite:
         self.setup = Setup(target, device, (folder / "oracle", answers))
         self.surveys = Surveys(folder)
         self.tests = tests
-        preload = (*LIBRARIES, "properties.planting.warm")
+        preload = (*LIBRARIES, "properties.mutants.survey", "properties.planting.warm")
         # Kernels compiled here have their lines recorded.
         kept = os.environ.get("TRITON_SIM_CACHE") or str(folder / "simulator")
         self.pool = ForkPool(preload, workers, device, {"TRITON_SIM_CACHE": kept})

@@ -164,8 +164,8 @@ def plant(edits: Sequence[Edit]) -> None:
 
 
 def _judge(pinned: Sequence[LawAbout], limits: Sequence[float], setup: Setup) -> Outcome:
+    from properties import scope
     from properties.laws import LAWS, Violation
-    from properties.targets import scope
 
     subject = None
     for number, one in enumerate(pinned):

@@ -6,7 +6,6 @@ import kernels  # noqa: F401
 import properties.jobs
 import properties.simulator
 import properties.targets.ours  # noqa: F401
-from properties.mutants import survey  # noqa: F401
 from properties.planting.closure import closure, path_of
 
 for _name in [*sys.modules]:

@@ -9,15 +9,9 @@ import torch
 from hypothesis import given, settings
 
 from properties.cases.case import Case
+from properties.cases.inputs import Results
 from properties.cases.strategies import ORDINARY, cases
-from properties.cases.tensors import (
-    Results,
-    build,
-    cotangents,
-    outputs_and_gradients,
-    transformable,
-    work,
-)
+from properties.cases.tensors import build, cotangents, outputs_and_gradients, transformable, work
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import REFERENCE, Function, Role
 from properties.laws.expect import exact_scores

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import Tensor
 
 import reference
+from properties import scope
 from properties.cases.case import Case
 from properties.cases.strategies import ORDINARY, cases
 from properties.catalogue import OPS, Op
@@ -24,7 +25,7 @@ from properties.jobs import Job, Selection, hypothesis_test, judge
 from properties.laws import LAWS, Subject, Violation
 from properties.simulator import SimulationError
 from properties.simulator.errors import Location
-from properties.targets import NAMES, Adapter, Implementation, Target, load, scope
+from properties.targets import NAMES, Adapter, Implementation, Target, load
 from properties.targets.fla import library
 from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read
 

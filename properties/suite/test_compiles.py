@@ -12,7 +12,6 @@ import pytest
 from hypothesis import settings
 
 from kernels.arguments import FLOATS
-from properties.aot.architectures import ARCHITECTURES
 from properties.aot.cases import Compilation, families
 from properties.aot.checks import CompileResult, check, check_compilation, never_launched
 from properties.aot.planted import (
@@ -23,6 +22,7 @@ from properties.aot.planted import (
     transpose_too_much,
 )
 from properties.aot.worker import CompilerProcess
+from properties.architectures import ARCHITECTURES
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
+from properties.cases.inputs import Results
 from properties.cases.sequences import dims_of, tensors_of
-from properties.cases.tensors import Results
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.laws import Run, Subject

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs, Results
 from properties.cases.sequences import join, separate, shared_gradients, tensors_of
-from properties.cases.tensors import Inputs, Results, boundaries
+from properties.cases.tensors import boundaries
 from properties.catalogue import OPS
 from properties.catalogue.kinds import groups_heads, is_delta
 from properties.catalogue.op import Op, Role

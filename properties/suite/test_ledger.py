@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from properties import scope
 from properties.cases.case import Case
 from properties.laws import LAWS, Subject, Violation
-from properties.targets import scope
 from properties.targets.ledger import KnownFailure, Ledger
 
 

@@ -15,7 +15,7 @@ import kernels
 from kernels import tiles
 from kernels.arguments import FLOATS
 from kernels.tiles import TABLE, choose
-from properties.aot.architectures import ARCHITECTURES
+from properties.architectures import ARCHITECTURES
 from properties.cases.case import Case
 from properties.cases.tensors import build
 from properties.catalogue import OPS

@@ -10,8 +10,8 @@ from torch import Tensor
 from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Function, Mode, Op
+from properties.catalogue.telescope import Telescope
 from properties.targets.target import Target
-from properties.verdict.budgets import Telescope
 
 Bound = Callable[[Case], Case]
 # A text in place of a tuple of texts would count as its letters.

@@ -6,7 +6,7 @@ import torch
 
 import kernels
 from kernels import tiles
-from properties.aot.architectures import ARCHITECTURES, Architecture
+from properties.architectures import ARCHITECTURES, Architecture
 from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS
 from properties.cases.values import COTANGENTS

@@ -16,9 +16,9 @@ import torch
 
 import kernels
 from kernels.tiles import TABLE, Entry, Tile
-from properties.aot.architectures import ARCHITECTURES
 from properties.aot.launches import record
 from properties.aot.worker import CompilerProcess
+from properties.architectures import ARCHITECTURES
 from properties.cases.tensors import build, cotangents, outputs_and_gradients
 from properties.catalogue import OPS
 from properties.device import activate

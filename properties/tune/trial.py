@@ -22,12 +22,13 @@ import kernels
 from kernels import tiles
 from kernels.bench.timing import time_call
 from kernels.tiles import Entry
-from properties.aot.architectures import ARCHITECTURES, Architecture
 from properties.aot.cases import Compilation
 from properties.aot.checks import check
+from properties.architectures import ARCHITECTURES, Architecture
 from properties.cases.case import Case
+from properties.cases.inputs import Inputs, Results
 from properties.cases.strategies import WORK, cases
-from properties.cases.tensors import Inputs, Results, build, cotangents, outputs_and_gradients, work
+from properties.cases.tensors import build, cotangents, outputs_and_gradients, work
 from properties.catalogue import OPS
 from properties.catalogue.op import Argument, Output, Role
 from properties.laws import Subject, Violation

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import reference
 from properties.arguments import count
-from properties.verdict.budgets import DRAWS, Oracle, Telescope, Tensors, budgets
+from properties.catalogue.telescope import Telescope
+from properties.verdict.budgets import DRAWS, Oracle, Tensors, budgets
 from properties.verdict.compare import Comparison, compare
 from properties.verdict.emulation import (
     Arithmetic,

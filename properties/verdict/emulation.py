@@ -86,7 +86,7 @@ def gated_linear_attention(run: Arithmetic, tensors: Results, scale: float) -> R
     chunk.
 
     Within a chunk each pair of tokens has its decay in float32. The gradient of the decays
-    telescopes (`budgets.Telescope`).
+    telescopes (`properties.catalogue.telescope`).
     """
     q, k, v, do = _heads_first(tensors)
     g = tensors["g"].float().transpose(1, 2)

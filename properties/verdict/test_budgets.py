@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from properties.catalogue.telescope import Telescope
 from properties.verdict.budgets import (
     DRAWS,
     MANY_DRAWS,
-    Telescope,
     allowed_deviations,
     budgets,
     chunk_decay,

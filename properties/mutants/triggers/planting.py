@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from properties.cases.tensors import Results
+from properties.cases.inputs import Results
 from properties.catalogue.op import Op
 from properties.laws import LAWS, Subject, Violation
 from properties.laws.law import Recall

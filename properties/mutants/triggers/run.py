@@ -15,6 +15,7 @@ from hypothesis import settings
 from rich.console import Console
 from rich.table import Table
 
+from properties import scope
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.files import write_atomically
@@ -24,7 +25,6 @@ from properties.mutants.triggers.grammar import atoms
 from properties.mutants.triggers.planting import Reach, explore
 from properties.mutants.triggers.recording import Witness, glance, record
 from properties.planting.oracle_cache import OracleCache
-from properties.targets import scope
 from properties.targets.ours import Ours
 
 PATH = Path(__file__).parents[1] / "triggers.json"

@@ -14,10 +14,10 @@ from properties.cases.case import Case
 from properties.cases.values import GATE_RECIPES
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Argument, Function, Op, Role
+from properties.catalogue.telescope import Telescope
 from properties.targets.adapter import Bound, Implementation
 from properties.targets.fla import library
 from properties.targets.fla.library import Kernel, release
-from properties.verdict.budgets import Telescope
 
 Given = dict[str, Any]
 Outputs = Tensor | tuple[Tensor | None, ...]

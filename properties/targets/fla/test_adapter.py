@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import reference
+from properties import scope
 from properties.cases.case import Case
 from properties.laws import LAWS, Subject
-from properties.targets import load, scope
+from properties.targets import load
 from properties.targets.fla.implementations import implementations
 
 CASES = {

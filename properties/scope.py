@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from properties.aot.architectures import ARCHITECTURES
+from properties.architectures import ARCHITECTURES
 from properties.cases import structures
 from properties.cases.case import Case
 from properties.cases.contexts import CONTEXTS
+from properties.cases.inputs import Inputs
 from properties.cases.layouts import LAYOUTS
-from properties.cases.tensors import Inputs, build
+from properties.cases.tensors import build
 from properties.cases.values import COTANGENTS
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
