@@ -24,7 +24,7 @@ from properties.laws.law import Run, Violation
 from properties.verdict import BY_DTYPE, Comparison, budgets, compare
 from properties.verdict.budgets import DRAWS, FEW_DRAWS, MANY_DRAWS, InheritedError, Oracle
 from properties.verdict.compare import Budget
-from properties.verdict.precision import ACCUMULATOR, Precision, unit_roundoff
+from properties.verdict.precision import ACCUMULATOR, Precision, finer_than, unit_roundoff
 from properties.verdict.report import report, repro
 
 _INCOMING = "gradient of "
@@ -75,7 +75,7 @@ def compare_with_oracle(
     # gradients of a tensor that is passed twice.
     alone = run.law == "differential" and not case.same
     within = torch.float32 if op.in_float32 and alone else case.torch_dtype
-    make = partial(_allowed, op, case, inputs, gradients_of, want, dtypes, BY_DTYPE[within], parts)
+    make = partial(_allowed, op, case, inputs, gradients_of, want, dtypes, parts)
     quiet = op.quiet_form if work(op, case) <= _MOST_WORK else op.oracle
     ways = [(FEW_DRAWS, quiet), (DRAWS, quiet)] if subject.quick else [(DRAWS, quiet)]
     if case.mode == "fused_recurrent":
@@ -84,14 +84,21 @@ def compare_with_oracle(
     if not op.multilinear(case):
         ways.append((MANY_DRAWS, quiet))
     comparisons: list[Comparison] = []
+    allowed: dict[str, Budget] = {}
+    precision = BY_DTYPE[within]
+    of_budgets = *asked, dtypes, within
     for draws, form in dict.fromkeys(ways):
         if draws == MANY_DRAWS and max(one.ratio for one in comparisons) > _RARE:
             break
-        key = *asked, dtypes, within, draws, form is quiet
-        allowed = subject.recall(key, partial(make, form=form, draws=draws))
+        key = *of_budgets, draws, form is quiet
+        allowed = subject.recall(key, partial(make, precision, form=form, draws=draws))
         comparisons = [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
         if all(comparison.passed for comparison in comparisons):
-            break
+            return _verdict(run, comparisons, "the oracle")
+    for finer in () if op.multilinear(case) else finer_than(precision):
+        theirs = subject.recall((*of_budgets, finer), partial(make, finer, form=quiet, draws=DRAWS))
+        allowed = {name: budget.joined(theirs[name]) for name, budget in allowed.items()}
+        comparisons = [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
     return _verdict(run, comparisons, "the oracle")
 
 
@@ -102,8 +109,8 @@ def _allowed(
     gradients_of: Results,
     want: Results,
     dtypes: Mapping[str, torch.dtype],
-    precision: Precision,
     parts: Results,
+    precision: Precision,
     *,
     form: Function,
     draws: int,
@@ -207,13 +214,13 @@ def expect_identical(
     want: Results,
     against: str,
     *,
-    normal: bool = False,
+    normal: float = 0.0,
 ) -> None:
     """Require equal bits, after rounding `want` to the dtype of `got`.
 
     Args:
-        normal: treat two nearly subnormal elements as equal, since scaling by a power of two does
-            not commute with rounding there.
+        normal: treat two elements as equal that are nearly subnormal if divided by this, since
+            scaling by a power of two does not commute with rounding there. 0 treats none so.
 
     Raises:
         Violation: a result differs or is missing.
@@ -223,7 +230,7 @@ def expect_identical(
         alike = got[name].isnan() & want[name].isnan()
         got[name], want[name] = (x.masked_fill(alike, 0.0) for x in (got[name], want[name]))
     if normal:
-        small = {name: _subnormal(x) & _subnormal(want[name]) for name, x in got.items()}
+        small = {n: _subnormal(x / normal) & _subnormal(want[n] / normal) for n, x in got.items()}
         got = {name: x.masked_fill(small[name], 0.0) for name, x in got.items()}
         want = {name: want[name].masked_fill(small[name], 0.0) for name in got}
     comparisons = [compare(name, x, want[name], None) for name, x in got.items()]

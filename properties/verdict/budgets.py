@@ -21,7 +21,10 @@ rounding (see `noise`):
     |error| <= max(z·σ, the largest deviation of a perturbed run) + u_out·|y| + tiny
 
 Few runs miss what happens rarely: a softmax whose logits are rounded by more than the difference of
-its two largest may choose the other key. `MANY_DRAWS` are for results that fewer would refuse.
+its two largest may choose the other key. `MANY_DRAWS` are for results that fewer would refuse. Nor
+is the error of such a softmax least where the noise is: a row of equal logits keeps the gradient of
+every key only as long as the noise is below 1. So a result that is still refused gets the larger of
+its budgets for all ways to store operands, see `precision.finer_than`.
 
 `rules` says which rule applies when, and with which z. The oracle is known only as well as its two
 forms agree in float64: where a sum of theirs cancels to 0, one may give 0 and the other 1e-19. That

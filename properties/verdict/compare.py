@@ -1,7 +1,7 @@
 """The comparison of one result with its oracle."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ class Budget:
     rule: str
     sigma: Tensor | None = None
     loss_limit: float = math.inf
+
+    def joined(self, other: "Budget") -> "Budget":
+        """What either allows, by element."""
+        return replace(self, allowed=torch.maximum(self.allowed, other.allowed))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Unit round-offs and the limits of each floating-point format."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,6 +41,8 @@ BFLOAT16 = Precision("bfloat16", 2.0**-8, 2.0**-126, dtype=torch.bfloat16)
 FLOAT16 = Precision("float16", 2.0**-11, 2.0**-25, dtype=torch.float16)
 
 ACCUMULATOR = FLOAT32.unit
+# A kernel may split an operand into two of 16 bits, which keep 16 of its bits at least.
+_SPLIT = 2.0**-16
 
 BY_DTYPE = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 
@@ -58,3 +60,10 @@ def underflow(dtype: torch.dtype) -> float:
     """
     info = torch.finfo(dtype)
     return info.smallest_normal * info.eps / 2 if dtype == torch.float16 else info.smallest_normal
+
+
+def finer_than(precision: Precision) -> tuple[Precision, ...]:
+    """How else a kernel may store 16-bit operands: in two parts, or in float32."""
+    if not precision.coarse:
+        return ()
+    return tuple(replace(precision, unit=unit) for unit in (_SPLIT, FLOAT32.unit))
