@@ -21,11 +21,11 @@ from properties.cases.tensors import (
 )
 from properties.catalogue.op import Function, Op, Role
 from properties.laws.law import Run, Violation
-from properties.verdict import BY_DTYPE, Comparison, budgets, compare
-from properties.verdict.budgets import DRAWS, FEW_DRAWS, MANY_DRAWS, InheritedError, Oracle
-from properties.verdict.compare import Budget
+from properties.verdict import BY_DTYPE, Budget, Comparison, Computation, budgets, compare
+from properties.verdict.computation import InheritedError
 from properties.verdict.precision import ACCUMULATOR, Precision, finer_than, unit_roundoff
 from properties.verdict.report import report, repro
+from properties.verdict.sigma import DRAWS, FEW_DRAWS, MANY_DRAWS, Oracle
 
 _INCOMING = "gradient of "
 # Beyond this many numbers, in some tens of tensors each, the form over all pairs of tokens, whose
@@ -135,24 +135,27 @@ def _allowed(
     absolute = (
         exact.with_options(scale=_absolute_scale(exact)) if "scale" in exact.options else exact
     )
-    return budgets(
-        _by_tensors(op, form, exact),
-        tensors,
-        want,
+    how = Computation(
         precision=precision,
         output_dtypes=dtypes,
         terms=max(case.lengths + (case.key_lengths or ())) + max(case.dims.values()),
         alike=_has_equal_terms(case),
-        absolute=_by_tensors(op, form, absolute) if op.multilinear(case) else None,
         gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
         constant_decay=op.constant_decay(case),
         telescopes=telescopes,
         float32_logits=op.float32_logits,
         row_sums=_of_a_row_sum(want["o"], dtypes["o"]) if softmax and not has_lse else 0.0,
-        inherited=_inherited(op, inputs, incoming, want, dtypes) if softmax else None,
+        inherited=_inherited(op, inputs, incoming, want, dtypes) if softmax else {},
         cotangents=frozenset(n for n in (*tensors, *want) if _follows_cotangents(op, n)),
-        size=work(op, case),
         parts=parts,
+    )
+    return budgets(
+        _by_tensors(op, form, exact),
+        tensors,
+        want,
+        how,
+        absolute=_by_tensors(op, form, absolute) if op.multilinear(case) else None,
+        size=work(op, case),
         draws=draws,
         seed=case.seed,
     )

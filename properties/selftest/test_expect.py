@@ -15,8 +15,8 @@ from properties.laws import LAWS, Subject, Violation, expect
 from properties.targets.oracle import Oracle
 from properties.targets.ours import target
 from properties.verdict import Budget, budgets, compare
-from properties.verdict.budgets import DRAWS, FEW_DRAWS, MANY_DRAWS
 from properties.verdict.precision import underflow, unit_roundoff
+from properties.verdict.sigma import DRAWS, FEW_DRAWS, MANY_DRAWS
 
 CASE = Case.of(
     "simple_gla",

@@ -16,9 +16,9 @@ from properties.catalogue import OPS, Op
 from properties.catalogue.op import REFERENCE, Function, Role
 from properties.laws.expect import exact_scores
 from properties.targets.oracle import Oracle
-from properties.verdict import Precision, budgets, compare
-from properties.verdict.budgets import DRAWS, FEW_DRAWS
+from properties.verdict import Computation, Precision, budgets, compare
 from properties.verdict.compare import Budget
+from properties.verdict.sigma import DRAWS, FEW_DRAWS
 
 FLOAT64 = Precision("float64", 2.0**-53, 2.0**-1022)
 
@@ -37,17 +37,14 @@ def test_second_form_agrees_with_the_first_in_float64(op: Op) -> None:
                 given = {n: x for n, x in tensors.items() if n in inputs.tensors}
                 return transformable(op, form, replace(inputs, tensors=given), incoming)
 
-            return budgets(
-                of,
-                exact_scores(op, inputs).tensors,
-                results,
+            how = Computation(
                 precision=FLOAT64,
                 output_dtypes=dict.fromkeys(results, torch.float64),
                 terms=max(case.lengths + (case.key_lengths or ())) + max(case.dims.values()),
                 gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
-                size=work(op, case),
-                draws=draws,
             )
+            exact = exact_scores(op, inputs).tensors
+            return budgets(of, exact, results, how, size=work(op, case), draws=draws)
 
         # Each centred on its own form, or a difference of the forms would widen its own budget.
         assert set(first) == set(second)

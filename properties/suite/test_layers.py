@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import reference
 from properties.device import recorded_launches
 from properties.laws import Subject
-from properties.verdict import BY_DTYPE, budgets, compare
+from properties.verdict import BY_DTYPE, Computation, budgets, compare
 
 
 def _layer(device: torch.device, mode: Literal["auto", "chunk", "fused_recurrent"]) -> nn.Module:
@@ -75,14 +75,12 @@ def test_prefill_then_decode_is_one_full_pass(
                 assert cache.length.tolist() == [t + 1] * batch
             whole = layer(x.to(subject.device))
         want = {"y": oracle(x.double())}
-        allowed = budgets(
-            lambda tensors: {"y": oracle(tensors["x"])},
-            {"x": x.double()},
-            want,
+        how = Computation(
             precision=BY_DTYPE[torch.float32],
             output_dtypes={"y": torch.float32},
             terms=tokens + 48,
         )
+        allowed = budgets(lambda tensors: {"y": oracle(tensors["x"])}, {"x": x.double()}, want, how)
         for got in (torch.cat(parts, 1), whole):
             comparison = compare("y", got, want["y"], allowed["y"])
             assert comparison.passed, (comparison.reason, comparison.ratio)

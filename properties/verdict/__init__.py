@@ -2,6 +2,16 @@
 
 from properties.verdict.budgets import budgets
 from properties.verdict.compare import Budget, Comparison, compare
+from properties.verdict.computation import Computation
 from properties.verdict.precision import BY_DTYPE, TF32, Precision
 
-__all__ = ["BY_DTYPE", "TF32", "Budget", "Comparison", "Precision", "budgets", "compare"]
+__all__ = [
+    "BY_DTYPE",
+    "TF32",
+    "Budget",
+    "Comparison",
+    "Computation",
+    "Precision",
+    "budgets",
+    "compare",
+]

@@ -33,71 +33,20 @@ difference is added, up to 2^-40 of the largest number of the case.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from properties.catalogue.op import CHUNK
-from properties.catalogue.telescope import Telescope
-from properties.verdict.compare import Budget, incoherent
-from properties.verdict.noise import Rounding
+from properties.verdict.compare import Budget
+from properties.verdict.computation import Computation
 from properties.verdict.precision import ACCUMULATOR, Precision, underflow, unit_roundoff
+from properties.verdict.sigma import DRAWS, Oracle, Spread, Tensors, countable, sigma
 
-Tensors = Mapping[str, Tensor]
-# It also runs within `torch.func.vmap`, so its gradients come from `torch.func`.
-Oracle = Callable[[Tensors], dict[str, Tensor]]
-
-DRAWS = 12
-# Enough perturbed runs to accept most results, and to meet rare deviations: see `budgets`.
-FEW_DRAWS = 4
-MANY_DRAWS = 96
-# Numbers that simultaneous runs may hold. Below this the overhead of an operation dominates, above
-# it memory does.
-_AT_ONCE = 2**17
-# Narrower rows, and smaller differences, tell nothing about a systematic loss: once the part
-# proportional to the result is removed, only the rounding of that subtraction remains.
-NARROW = 4
-NEGLIGIBLE = 1e-3
 # The largest difference between two exact runs, as a part of the largest number of the case.
 NOISE_OF_FLOAT64 = 2.0**-40
-# RMS of the relative error of one rounding to nearest, in units of u. The error is uniform and
-# mantissas are logarithmically distributed, which gives sqrt(1/3 · 3/(8 ln 2)). The perturbed
-# oracle uses a standard deviation of u, safe for a single element; over a whole tensor that
-# overestimate would hide a loss.
-ONE_ROUNDING = math.sqrt(1 / (8 * math.log(2)))
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The scatter of an oracle's perturbed runs around its exact run.
-
-    Args:
-        sigma: standard deviation, by element.
-        largest: the largest deviation, by element.
-        loss_limit: limit of the mean of |error|/sigma over the tensor: its mean in the perturbed
-            runs plus six standard deviations, scaled to a kernel's roundings.
-        between_forms: how far apart the exact runs of the oracle's two forms are, by element.
-    """
-
-    sigma: Tensor
-    largest: Tensor
-    loss_limit: float
-    between_forms: Tensor | float = 0.0
-
-
-@dataclass(frozen=True)
-class InheritedError:
-    """The error that a tensor has before a perturbed run: one that kernels inherit.
-
-    Args:
-        size: standard deviation, by element.
-        shape: shape of the shared factor: 1 along dims whose elements err together.
-    """
-
-    size: Tensor
-    shape: tuple[int, ...]
 
 
 def rules(precision: Precision, *, multilinear: bool) -> tuple[str, ...]:
@@ -137,21 +86,10 @@ def budgets(
     oracle: Oracle,
     tensors: Tensors,
     want: Tensors,
+    how: Computation,
     *,
-    precision: Precision,
-    output_dtypes: Mapping[str, torch.dtype],
-    terms: int,
-    alike: bool = False,
     absolute: Oracle | None = None,
-    gates: tuple[str, ...] = (),
-    constant_decay: float = 0.0,
-    telescopes: tuple[Telescope, ...] = (),
-    float32_logits: bool = False,
-    row_sums: float = 0.0,
-    inherited: Mapping[str, InheritedError] | None = None,
-    cotangents: frozenset[str] = frozenset(),
     size: float = 0.0,
-    parts: Tensors | None = None,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Budget]:
@@ -163,24 +101,9 @@ def budgets(
             token is noisier than a kernel.
         tensors: float64 inputs, and cotangents if the oracle returns gradients.
         want: the oracle's results for them.
-        precision: how the kernel stores the operands of its products.
-        output_dtypes: dtype of each returned result.
-        terms: terms of the longest accumulation: tokens of the longest sequence plus head dim.
-        alike: many terms are equal, so that their errors are no random walk.
+        how: how the kernel computes them.
         absolute: the oracle with |scale| if its map is multilinear, else None.
-        gates: names of tensors that enter through an exponential, such as log decays.
-        constant_decay: the largest constant log decay, without its sign. Its logarithm is rounded
-            before it is summed, so it counts like a gate; its exponential has the same error at
-            every token.
-        telescopes: gradients that are differences of large sums.
-        float32_logits: products of two inputs and elementwise functions of them are never stored,
-            as in softmax attention. Not for maps whose products may be reordered.
-        row_sums: relative error of what the gradient of a softmax subtracts in a row, beside the
-            `inherited` error of an LSE.
-        inherited: errors that tensors have before the perturbed runs, by name.
-        cotangents: names of the cotangents and gradients, on whose size no other result depends.
         size: roughly how many numbers the oracle holds at once.
-        parts: rounded gradients that are added up, stacked, by the name of their sum.
         draws: number of perturbed runs. With fewer than `DRAWS` the budgets are the smaller ones
             that they guarantee: a result within these passes with all runs too; a result outside
             may pass.
@@ -189,70 +112,73 @@ def budgets(
     Returns:
         A budget for every name in `want`.
     """
-    applying = rules(precision, multilinear=absolute is not None)
+    applying = rules(how.precision, multilinear=absolute is not None)
     values = {**tensors, **want}
-    forward = terms * _largest_value([x for n, x in values.items() if n not in cotangents])
-    backward = terms * _largest_value(list(values.values()))
-    largest = {name: backward if name in cotangents else forward for name in want}
+    forward = how.terms * _largest_value(
+        [x for name, x in values.items() if name not in how.cotangents]
+    )
+    backward = how.terms * _largest_value(list(values.values()))
+    largest = {name: backward if name in how.cotangents else forward for name in want}
     bounds: list[dict[str, Tensor]] = []
     spreads: dict[str, Spread] = {}
-    if absolute is not None and "magnitude" in applying:
-        decay = chunk_decay(tensors, gates) + CHUNK * constant_decay
-        steps = terms if constant_decay else 0
-        factor = magnitude_factor(precision, terms, decay, alike=alike, steps=steps)
-        Y = magnitude(absolute, tensors, gates=gates)
-        bound = {name: factor * Y[name] + largest[name] * precision.underflow for name in want}
-        for telescope in telescopes:
-            if telescope.gradient in want:
-                bound[telescope.gradient] += telescope.sum_of_errors(values, bound, power=1)
-        bounds.append(bound)
+    if absolute is not None:
+        bounds.append(_magnitude_bounds(absolute, tensors, want, how, largest))
     if "sigma" in applying:
-        spreads = sigma(
-            oracle,
-            tensors,
-            want,
-            precision,
-            output_dtypes=output_dtypes,
-            float32_logits=float32_logits,
-            row_sums=row_sums,
-            terms=terms,
-            inherited=inherited or {},
-            size=size,
-            draws=draws,
-            seed=seed,
-        )
-        for telescope in telescopes:
-            if telescope.gradient in want:
-                spreads[telescope.gradient] = _telescoped(telescope, values, spreads)
-        z = allowed_deviations(precision, terms, alike=alike)
-        bounds.append(
-            {
-                name: torch.maximum(z * spread.sigma, spread.largest)
-                + torch.as_tensor(spread.between_forms).clamp(max=NOISE_OF_FLOAT64 * largest[name])
-                for name, spread in spreads.items()
-            }
-        )
+        spreads = sigma(oracle, tensors, want, how, size=size, draws=draws, seed=seed)
+        for telescope in how.telescopes:
+            errors = {name: spread.sigma for name, spread in spreads.items()}
+            inherited = telescope.sum_of_errors(values, errors, power=2)
+            own = spreads[telescope.gradient]
+            total = torch.hypot(own.sigma, inherited)
+            # The limit of its loss is then unknown.
+            spreads[telescope.gradient] = replace(own, sigma=total, loss_limit=math.inf)
+        bounds.append(_sigma_bounds(spreads, how, largest))
     made = {}
     for name, y in want.items():
-        dtype = output_dtypes[name]
+        dtype = how.output_dtypes[name]
         # Each term may have an operand that underflows, however the kernel scaled it.
-        lost = math.sqrt(terms) * precision.underflow
+        lost = math.sqrt(how.terms) * how.precision.underflow
         tiny = underflow(dtype) + largest[name] * (underflow(torch.float32) + lost)
-        stored = y.abs() + (parts or {}).get(name, torch.zeros_like(y)[None]).abs().sum(0)
+        stored = y.abs() + (how.parts[name].abs().sum(0) if name in how.parts else 0.0)
         rounded = unit_roundoff(dtype) * torch.where(stored.isfinite(), stored, 0.0)
         allowed = functools.reduce(torch.minimum, [bound[name] for bound in bounds])
-        spread = spreads.get(name)
-        made[name] = Budget(
-            allowed + rounded + tiny,
-            " and ".join(applying),
-            torch.where(countable(y, dtype), spread.sigma + tiny, 0.0)
-            if spread is not None
-            else None,
-            spread.loss_limit
-            if spread is not None and precision.coarse and not alike
-            else math.inf,
-        )
+        budget = Budget(allowed + rounded + tiny, " and ".join(applying))
+        if name in spreads:
+            spread = torch.where(countable(y, dtype), spreads[name].sigma + tiny, 0.0)
+            judged = how.precision.coarse and not how.alike
+            limit = spreads[name].loss_limit if judged else math.inf
+            budget = replace(budget, sigma=spread, loss_limit=limit)
+        made[name] = budget
     return made
+
+
+def _magnitude_bounds(
+    absolute: Oracle,
+    tensors: Tensors,
+    want: Tensors,
+    how: Computation,
+    largest: Mapping[str, float],
+) -> dict[str, Tensor]:
+    decay = chunk_decay(tensors, how.gates) + CHUNK * how.constant_decay
+    steps = how.terms if how.constant_decay else 0
+    factor = magnitude_factor(how.precision, how.terms, decay, alike=how.alike, steps=steps)
+    Y = magnitude(absolute, tensors, gates=how.gates)
+    bounds = {name: factor * Y[name] + largest[name] * how.precision.underflow for name in want}
+    for telescope in how.telescopes:
+        values = {**tensors, **want}
+        bounds[telescope.gradient] += telescope.sum_of_errors(values, bounds, power=1)
+    return bounds
+
+
+def _sigma_bounds(
+    spreads: Mapping[str, Spread], how: Computation, largest: Mapping[str, float]
+) -> dict[str, Tensor]:
+    z = allowed_deviations(how.precision, how.terms, alike=how.alike)
+    return {
+        name: torch.maximum(z * spread.sigma, spread.largest)
+        + spread.between_forms.clamp(max=NOISE_OF_FLOAT64 * largest[name])
+        for name, spread in spreads.items()
+    }
 
 
 def magnitude(oracle: Oracle, tensors: Tensors, gates: tuple[str, ...] = ()) -> dict[str, Tensor]:
@@ -297,128 +223,6 @@ def chunk_decay(tensors: Tensors, gates: tuple[str, ...]) -> float:
             before[:, :CHUNK] = 0.0
             largest = max(largest, float((total - before).max()))
     return largest
-
-
-def sigma(
-    oracle: Oracle,
-    tensors: Tensors,
-    want: Tensors,
-    precision: Precision,
-    *,
-    output_dtypes: Mapping[str, torch.dtype],
-    float32_logits: bool = False,
-    row_sums: float = 0.0,
-    terms: int = 1,
-    inherited: Mapping[str, InheritedError] | None = None,
-    size: float = 0.0,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> dict[str, Spread]:
-    """Standard deviations of an oracle whose every intermediate is rounded at random.
-
-    A few draws tell little about one element, so the variance is pooled over the last dim; an
-    element that scatters more than its row keeps its own. A sum of few squares may be small by
-    chance, so the variance is divided by the 0.1 % quantile of chi-square over its degrees of
-    freedom (Wilson and Hilferty).
-
-    Args:
-        draws: number of perturbed runs. With fewer than `DRAWS`, underestimate instead: divide by
-            the 99.9 % quantile of a row with one element, and give no element more than its row.
-        The rest as in `budgets`.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    deviations: dict[str, list[Tensor]] = {name: [] for name in want}
-    float32_logits = float32_logits and precision.coarse
-    # Float32 intermediates may be biased, as everything is for float32 inputs: see `rules`.
-    bias = 1 + math.sqrt(terms) / 6 if float32_logits else 1.0
-    mode = Rounding(
-        precision, generator, float32_logits=float32_logits, row_sums=row_sums, bias=bias
-    )
-    # Centre on its own exact run: a difference between the oracle's forms is no rounding.
-    centre = {name: y for name, y in oracle(tensors).items() if name in want}
-    at_once = max(1, min(draws, int(_AT_ONCE / max(size, 1.0))))
-    for first in range(0, draws, at_once):
-        times = min(at_once, draws - first)
-        copies = {n: x.expand(times, *x.shape) for n, x in tensors.items() if x.is_floating_point()}
-        for name, error in (inherited or {}).items():
-            noise = torch.randn(times, *error.shape, dtype=torch.float64, generator=generator)
-            copies[name] = copies[name] + error.size * noise
-        with mode:
-            disturbed = _repeated(oracle, copies, tensors)
-        for name, y in centre.items():
-            results = mode.round(disturbed[name], unit_roundoff(output_dtypes[name]))
-            deviations[name].append(torch.where(y.isfinite(), results - y, 0.0))
-    spreads = {}
-    for name, each in deviations.items():
-        y = want[name]
-        spread = _spread(torch.cat(each), y, precision, output_dtypes[name], draws < DRAWS)
-        apart = torch.where(y.isfinite(), (y - centre[name]).abs(), 0.0).nan_to_num()
-        spreads[name] = replace(spread, between_forms=apart)
-    return spreads
-
-
-def _repeated(oracle: Oracle, copies: Tensors, tensors: Tensors) -> dict[str, Tensor]:
-    """Stacked results of one run for each copy of the floating tensors."""
-    shared = {n: x for n, x in tensors.items() if n not in copies}
-    return dict(torch.func.vmap(lambda own: oracle({**own, **shared}))(dict(copies)))
-
-
-def _telescoped(telescope: Telescope, values: Tensors, spreads: Mapping[str, Spread]) -> Spread:
-    """Add the errors of a telescope to the spread of its gradient; the limit of its loss is then
-    unknown.
-    """
-    errors = {name: spread.sigma for name, spread in spreads.items()}
-    own = errors[telescope.gradient]
-    sigma = torch.hypot(own, telescope.sum_of_errors(values, errors, power=2))
-    return replace(spreads[telescope.gradient], sigma=sigma, loss_limit=math.inf)
-
-
-def countable(want: Tensor, dtype: torch.dtype) -> Tensor:
-    """Elements whose errors can show a systematic loss.
-
-    Float32 results are excluded, since their errors may share a bias, and so are elements near the
-    subnormals of their dtype, whose errors are few and coarse.
-    """
-    if dtype == torch.float32:
-        return torch.zeros_like(want, dtype=torch.bool)
-    return want.abs() >= 8 * torch.finfo(dtype).smallest_normal
-
-
-def _spread(
-    deviations: Tensor, want: Tensor, precision: Precision, dtype: torch.dtype, cautious: bool
-) -> Spread:
-    draws = len(deviations)
-    if not deviations.numel():
-        nothing = deviations.sum(0)
-        return Spread(nothing, nothing, math.inf)
-    element = deviations.square().mean(0)
-    row = element.mean(-1, keepdim=True) if element.ndim else element
-    width = element.shape[-1] if element.ndim else 1
-    if cautious:
-        variance = row.expand_as(element) / _chi_square_quantile(draws, 3.09)
-    else:
-        variance = torch.maximum(element, row) / _chi_square_quantile(draws * width)
-    spread = variance.sqrt()
-    largest = torch.zeros_like(spread) if cautious else deviations.abs().amax(0)
-    counted = (spread > 0) & countable(want, dtype)
-    if not counted.any() or width < NARROW:
-        return Spread(spread, largest, math.inf)
-    finite = torch.where(want.isfinite(), want, 0.0)
-    losses = [incoherent(deviation, finite)[counted].abs() for deviation in deviations]
-    means = torch.stack([(loss / spread[counted]).mean() for loss in losses])
-    # Student's t of 11 degrees of freedom exceeds 6 with a probability of 5e-5.
-    limit = float(means.mean() if cautious else means.mean() + 6 * means.std())
-    limit *= ONE_ROUNDING * math.sqrt(precision.operand_roundings)
-    if cautious:
-        # If all errors are proportional, only a loss of exactly 0 is certain.
-        return Spread(spread, largest, max(limit, torch.finfo(torch.float64).tiny))
-    return Spread(spread, largest, limit if limit > NEGLIGIBLE else math.inf)
-
-
-def _chi_square_quantile(freedom: int, normal_quantile: float = -3.09) -> float:
-    """A quantile of chi-square over its degrees of freedom, by default the 0.1 % quantile."""
-    step = 2 / (9 * freedom)
-    return (1 - step + normal_quantile * math.sqrt(step)) ** 3
 
 
 def _largest_value(tensors: list[Tensor]) -> float:

@@ -14,8 +14,9 @@ from torch import Tensor
 import reference
 from properties.arguments import count
 from properties.catalogue.telescope import Telescope
-from properties.verdict.budgets import DRAWS, Oracle, Tensors, budgets
+from properties.verdict.budgets import budgets
 from properties.verdict.compare import Comparison, compare
+from properties.verdict.computation import Computation
 from properties.verdict.emulation import (
     Arithmetic,
     gated_linear_attention,
@@ -24,6 +25,7 @@ from properties.verdict.emulation import (
     softmax_attention,
 )
 from properties.verdict.precision import BFLOAT16, FLOAT16, FLOAT32, TF32
+from properties.verdict.sigma import DRAWS, Oracle, Tensors
 
 PRECISIONS = {"float32": FLOAT32, "tf32": TF32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 KERNELS = ("linear", "recurrent", "gla", "softmax", "large_logits")
@@ -52,20 +54,16 @@ class Trial:
         oracle = _oracle(self.kernel, window)
         want = oracle(exact)
         got = _kernel(self, tensors, window, generator)
-        allowed = budgets(
-            oracle,
-            exact,
-            want,
+        how = Computation(
             precision=PRECISIONS[self.precision],
             output_dtypes={name: x.dtype for name, x in got.items()},
             terms=T + K,
-            absolute=oracle if multilinear else None,
             gates=("g",),
             telescopes=(_DG,) if self.kernel == "gla" else (),
             float32_logits=not multilinear,
-            draws=draws,
-            seed=self.seed,
         )
+        absolute = oracle if multilinear else None
+        allowed = budgets(oracle, exact, want, how, absolute=absolute, draws=draws, seed=self.seed)
         assert all(x.dtype == storage or n in ("lse", "dg") for n, x in got.items())
         return [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
 

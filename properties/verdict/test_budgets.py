@@ -9,16 +9,14 @@ from torch import Tensor
 
 from properties.catalogue.telescope import Telescope
 from properties.verdict.budgets import (
-    DRAWS,
-    MANY_DRAWS,
     allowed_deviations,
     budgets,
     chunk_decay,
     magnitude,
     magnitude_factor,
     rules,
-    sigma,
 )
+from properties.verdict.computation import Computation
 from properties.verdict.noise import Rounding
 from properties.verdict.precision import (
     BFLOAT16,
@@ -29,6 +27,7 @@ from properties.verdict.precision import (
     underflow,
     unit_roundoff,
 )
+from properties.verdict.sigma import DRAWS, MANY_DRAWS, sigma
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -57,15 +56,8 @@ def test_many_runs_allow_what_happens_rarely() -> None:
 
     def refusing(draws: int) -> Tensor:
         """The share of the rows that refuse the other value."""
-        made = budgets(
-            oracle,
-            tensors,
-            oracle(tensors),
-            precision=BFLOAT16,
-            output_dtypes={"o": torch.bfloat16},
-            terms=2,
-            draws=draws,
-        )
+        how = Computation(precision=BFLOAT16, output_dtypes={"o": torch.bfloat16}, terms=2)
+        made = budgets(oracle, tensors, oracle(tensors), how, draws=draws)
         return (made["o"].allowed < 0.9).double().mean()
 
     assert refusing(DRAWS) > 0.7
@@ -242,18 +234,8 @@ def test_a_budget_is_a_function_of_its_case() -> None:
         return {"y": t["x"] @ t["x"].mT}
 
     want = square(tensors)
-    made = [
-        budgets(
-            square,
-            tensors,
-            want,
-            precision=BFLOAT16,
-            output_dtypes={"y": torch.bfloat16},
-            terms=5,
-            seed=seed,
-        )["y"].allowed
-        for seed in (1, 1, 2)
-    ]
+    how = Computation(precision=BFLOAT16, output_dtypes={"y": torch.bfloat16}, terms=5)
+    made = [budgets(square, tensors, want, how, seed=seed)["y"].allowed for seed in (1, 1, 2)]
     assert torch.equal(made[0], made[1])
     assert not torch.equal(made[0], made[2])
     assert (made[0] > 2.0**-8 * want["y"].abs()).all()
@@ -264,30 +246,19 @@ def test_a_budget_covers_what_the_forms_differ_by_in_float64_only(
     apart: float, allowed: bool
 ) -> None:
     x = {"x": normal(5)}
-    made = budgets(
-        lambda t: {"y": 0 * t["x"]},
-        x,
-        {"y": torch.full((5,), apart, dtype=torch.float64)},
-        precision=FLOAT32,
-        output_dtypes={"y": torch.float32},
-        terms=1,
-    )
+    want = {"y": torch.full((5,), apart, dtype=torch.float64)}
+    how = Computation(precision=FLOAT32, output_dtypes={"y": torch.float32}, terms=1)
+    made = budgets(lambda t: {"y": 0 * t["x"]}, x, want, how)
     assert (made["y"].allowed > apart).all() == allowed
 
 
 def test_sigma_of_one_value_is_not_small_by_chance() -> None:
     x = {"x": torch.tensor([1.0], dtype=torch.float64)}
     want = {"y": x["x"] * 3}
+    how = Computation(precision=BFLOAT16, output_dtypes={"y": torch.float32}, terms=1)
     low = 0
     for seed in range(100):
-        spread = sigma(
-            lambda t: {"y": t["x"] * 3},
-            x,
-            want,
-            BFLOAT16,
-            output_dtypes={"y": torch.float32},
-            seed=seed,
-        )
+        spread = sigma(lambda t: {"y": t["x"] * 3}, x, want, how, seed=seed)
         low += bool(spread["y"].sigma < 3 * 2.0**-8)
     assert low <= 2
 
@@ -302,7 +273,8 @@ def test_results_whose_errors_are_all_in_proportion_have_no_loss_limit(width: in
 
     want = oracle(tensors)
     dtypes = dict.fromkeys(want, torch.bfloat16)
-    spreads = sigma(oracle, tensors, want, BFLOAT16, output_dtypes=dtypes)
+    how = Computation(precision=BFLOAT16, output_dtypes=dtypes, terms=1)
+    spreads = sigma(oracle, tensors, want, how)
     assert (spreads["narrow"].loss_limit < math.inf) == (width == 8)
     assert spreads["zero"].loss_limit == math.inf
 

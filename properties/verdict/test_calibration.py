@@ -6,8 +6,8 @@ the full table; a test affords fewer runs.
 
 import pytest
 
-from properties.verdict.budgets import FEW_DRAWS
 from properties.verdict.calibrate import KERNELS, caught, plants_of, trials
+from properties.verdict.sigma import FEW_DRAWS
 
 RUNS = 6
 

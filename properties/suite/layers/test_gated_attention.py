@@ -12,7 +12,7 @@ import reference
 from kernels import ContiguousCache, KVCache, PagedCache, SlidingWindowCache
 from kernels.layers import GatedAttention
 from properties.laws import Subject
-from properties.verdict import BY_DTYPE, budgets, compare
+from properties.verdict import BY_DTYPE, Computation, budgets, compare
 from reference.layers import gated_attention
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 20, 4, 2, 8
@@ -109,14 +109,12 @@ def test_the_layer_is_its_formula_with_every_cache(dtype: torch.dtype, subject: 
 
         exact = {name: t.double() for name, t in tensors.items()}
         want = oracle(exact)
-        allowed = budgets(
-            oracle,
-            exact,
-            want,
+        how = Computation(
             precision=BY_DTYPE[dtype],
             output_dtypes=dict.fromkeys(want, dtype),
             terms=batch * sum(parts) + HIDDEN + HEADS * HEAD_DIM,
         )
+        allowed = budgets(oracle, exact, want, how)
         with torch.no_grad():
             cache = _cache(kind, batch, window or 0, dtype, subject.device)
             pieces = [layer(piece, cache=cache) for piece in x.split(parts, 1)]
