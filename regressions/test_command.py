@@ -9,6 +9,7 @@ from regressions import __main__ as command
 from regressions.linear import BUGS
 
 
+@pytest.mark.ops("linear_attn")
 def test_a_bug_that_is_missed_or_cannot_be_planted_is_trouble(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

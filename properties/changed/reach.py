@@ -24,6 +24,9 @@ from properties.targets import NAMES
 
 # Files that affect every test: its options and the releases that it runs on.
 _OF_ALL = frozenset({"conftest.py", "pyproject.toml", "constraints.txt"})
+# A test that asks for the target under test depends on its kernels; one that names others, or
+# modules in its parameters, does not unless it asks.
+_TARGET = "oracles_target"
 _MODULE = re.compile(rf"\b{re.escape(HOME)}(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 _FILE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:/\w+)+\.py\b")
 _NODE = re.compile(r"([\w/]+\.py)::(\w+)(.*)")
@@ -154,7 +157,9 @@ def _dependencies(path: Path, test: str, named: frozenset[str], target: str) -> 
         ops += used.picked - named
     laws = [law for law in LAWS if law in named]
     words = used.words | named
-    targets = {NAMES.get(target, target), *(NAMES[name] for name in NAMES if name in words)}
+    targets = {NAMES[name] for name in NAMES if name in words}
+    if _TARGET in words or not (targets or any(map(_MODULE.fullmatch, named))):
+        targets.add(NAMES.get(target, target))
     own = HOME + ".".join(path.relative_to(ROOT).with_suffix("").parts)
     instead: dict[str, Iterable[str]] = {
         # Its tests import what they use.

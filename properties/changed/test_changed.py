@@ -247,6 +247,31 @@ def test_a_test_of_a_tool_is_reached_by_the_ops_that_it_is_marked_with() -> None
     assert not _reaches("kernels/softmax/forward.py", runs)
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "suite/test_first_calls.py::test_calls_with_gradients_are_right_after_first_calls_without",
+        "suite/test_library.py::test_every_registered_op_is_called_by_some_case",
+        "simulator/test_engines.py::test_another_engine_agrees_on_an_op",
+    ],
+)
+def test_a_kernel_reaches_its_part_of_a_test_of_all_ops(test: str) -> None:
+    node = f"properties/{test}"
+    assert test.partition("::")[2] in names_of_tests(ROOT / node.partition("::")[0])
+    assert _reaches("kernels/linear/gla.py", node, "gla")
+    assert not _reaches("kernels/linear/gla.py", node, "attention")
+    assert _reaches("properties/cases/tensors.py", node, "attention")
+
+
+def test_a_test_that_names_another_target_is_not_reached_by_ours() -> None:
+    flipped = "properties/selftest/test_oracles_notice.py::test_flipped_sign_is_noticed"
+    assert _reaches("reference/linear/gla.py", flipped)
+    assert not _reaches("kernels/linear/gla.py", flipped)
+    # It asks for the target under test.
+    pinned = "regressions/test_regressions.py::test_case_catches_the_planted_bug"
+    assert _reaches("kernels/linear/gla.py", pinned, "oracle")
+
+
 def test_a_test_is_reached_through_the_names_it_uses() -> None:
     file = "properties/mutants/test_hunt.py"
     kills = f"{file}::test_a_wrong_sign_is_killed_by_a_law_that_looks_at_results"
@@ -365,6 +390,7 @@ def _pytest(folder: Path, *arguments: str) -> tuple[int, str]:
     return ran.returncode, ran.stdout + ran.stderr
 
 
+@pytest.mark.ops("gla")
 def test_pytest_combines_changed_with_other_options(copy: Path) -> None:
     some = [
         "properties/suite/test_laws.py",
@@ -381,12 +407,14 @@ def test_pytest_combines_changed_with_other_options(copy: Path) -> None:
     assert all(re.match(r"test_law_holds\[gla-\w+-(packing|scale_equivariance)", n) for n in chosen)
 
 
+@pytest.mark.ops("gla")
 def test_pytest_rejects_an_unknown_commit(copy: Path) -> None:
     code, told = _pytest(copy, "--changed", "nosuch")
     assert code == pytest.ExitCode.USAGE_ERROR
     assert "ERROR: --changed: 'nosuch', expected a commit" in told
 
 
+@pytest.mark.ops("gla")
 def test_workers_leave_out_the_rest_and_no_test_is_no_failure(copy: Path) -> None:
     code, told = _pytest(copy, "reference/test_scale.py", "-n", "1", "--changed")
     assert code == 0, told

@@ -120,6 +120,7 @@ def own_kernel(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
     return run
 
 
+@pytest.mark.ops("l2norm")
 def test_the_readmes_kernel_passes(
     own_kernel: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
@@ -128,6 +129,7 @@ def test_the_readmes_kernel_passes(
     assert " passed" in ran.stdout
 
 
+@pytest.mark.ops("l2norm")
 @pytest.mark.parametrize(
     ("before", "after", "first"),
     [

@@ -666,6 +666,7 @@ def test_a_ledger_is_read_from_a_file(tmp_path: Path) -> None:
         read("no/such/file", "mine", "cpu")
 
 
+@pytest.mark.ops("attention")
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     example = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert example is not None

@@ -1,19 +1,14 @@
 """The simulator agrees with other engines: Triton's interpreter, and ttsem if installed.
 
-Each runs in a process of its own, `python -m properties.simulator.test_engines ENGINE WHAT PATH`,
-because Triton decides at import whether it compiles kernels.
+Each runs in processes of its own, because Triton decides at import whether it compiles kernels.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +21,9 @@ from hypothesis.strategies import SearchStrategy
 
 import properties.simulator as simulator
 from properties.cases.case import Case
+from properties.catalogue import OPS
+from properties.planting.fork_pool import ForkPool
+from properties.planting.trial import LIBRARIES
 from properties.simulator import test_checks as broken
 from properties.simulator import test_features as kernels
 
@@ -35,9 +33,6 @@ CPU = torch.device("cpu")
 WITHOUT_INTERPRETER = triton.__version__.startswith("3.6") and (
     np.lib.NumpyVersion(np.__version__) >= "2.4.0"
 )
-needs_ttsem = pytest.mark.skipif(
-    find_spec("ttsem") is None, reason="ttsem is not installed: tox -e ttsem"
-)
 ENGINES = [
     pytest.param(
         "interpreter",
@@ -45,7 +40,12 @@ ENGINES = [
             WITHOUT_INTERPRETER, reason="the interpreter of Triton 3.6 does not run on NumPy 2.4"
         ),
     ),
-    pytest.param("ttsem", marks=needs_ttsem),
+    pytest.param(
+        "ttsem",
+        marks=pytest.mark.skipif(
+            find_spec("ttsem") is None, reason="ttsem is not installed: tox -e ttsem"
+        ),
+    ),
 ]
 
 
@@ -99,45 +99,43 @@ def features() -> Outputs:
     return outputs
 
 
-def project(cases: list[Case]) -> dict[str, Outputs]:
-    """Results and gradients of the project's ops, by case.
+def outputs(case: Case) -> Outputs:
+    """Results and gradients of a call of the project.
 
     `properties/suite/test_laws.py` compares them with those of the oracle, in every dtype.
     """
-    from properties.catalogue import OPS
     from properties.laws import Subject
     from properties.targets import load
 
-    subject = Subject(load("ours", CPU), CPU)
-    results: dict[str, Outputs] = {}
-    for case in cases:
-        op = OPS[case.op]
-        inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
-        results[case.line()] = subject.run(op, case, inputs, gradients_of)
-    return results
+    op, subject = OPS[case.op], Subject(load("ours", CPU), CPU)
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    return subject.run(op, case, inputs, gradients_of)
 
 
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def small_cases(dtype: str) -> list[Case]:
-    """A few small ragged cases of every op and mode.
+def modes_and_dtypes() -> list[tuple[str, str, str]]:
+    """Every op and mode in one dtype by turns, in the profile nightly in all."""
+    modes = [(op.name, m.name) for op in OPS.values() for m in op.modes if op.wraps is None]
+    every = settings.get_current_profile_name() == "nightly"
+    return [
+        (*mode, dtype)
+        for number, mode in enumerate(modes)
+        for turn, dtype in enumerate(DTYPES)
+        if every or number % len(DTYPES) == turn
+    ]
 
-    Each mode appears in one dtype, in the profile nightly in all.
-    """
+
+def small_cases(op: str, mode: str, dtype: str) -> list[Case]:
+    """A few small ragged cases."""
     from properties.cases.strategies import ORDINARY, cases
-    from properties.catalogue import OPS
     from properties.targets import load
 
+    declared = OPS[op]
+    (named,) = (m for m in declared.modes if m.name == mode)
     target = load("ours", CPU)
-    modes = [(op, mode) for op in OPS.values() for mode in op.modes if op.wraps is None]
-    if settings.get_current_profile_name() != "nightly":
-        modes = modes[DTYPES.index(dtype) :: len(DTYPES)]
-    return [
-        case
-        for op, mode in modes
-        for case in some(cases(op, mode, dtype, target, longest=17, widest=16, extents=ORDINARY))
-    ]
+    return some(cases(declared, named, dtype, target, longest=17, widest=16, extents=ORDINARY))
 
 
 def some(strategy: SearchStrategy[Case]) -> list[Case]:
@@ -213,43 +211,48 @@ def seconds() -> Outputs:
     return spent
 
 
-WHAT: dict[str, Callable[[], Outputs]] = {
-    "features": features,
-    "faults": faults,
-    "seconds": seconds,
-}
+@dataclass(frozen=True)
+class Engine:
+    """Another engine, in processes that are forked from one that has chosen it."""
+
+    name: str
+    pool: ForkPool
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self.pool.submit(on_engine, self.name, function, *arguments).result()
 
 
-@contextmanager
-def engine(name: str) -> Iterator[None]:
-    """Run launches on an engine that this process chose at its start."""
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    environment = {"TRITON_INTERPRET": "1" if request.param == "interpreter" else "0"}
+    with ForkPool((*LIBRARIES, "properties.laws", __name__), environment=environment) as pool:
+        yield Engine(request.param, pool)
+
+
+def on_engine(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     if name == "interpreter":
         from properties import interpreter
 
         interpreter.install()
-        yield
-    else:
-        from ttsem import sanitize
+        return function(*arguments)
+    from ttsem import sanitize
 
-        with sanitize.session(cuda_is_cpu=False):
-            yield
-
-
-def outputs_of(name: str, what: str, path: Path) -> Any:
-    """The outputs of `WHAT[what]`, or of the cases in that file, from another process."""
-    interpreted = "1" if name == "interpreter" else "0"
-    environment = {**os.environ, "TRITON_INTERPRET": interpreted, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", __spec__.name, name, what, str(path)]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return torch.load(path)
+    with sanitize.session(cuda_is_cpu=False):
+        return function(*arguments)
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_another_engine_agrees_on_features(name: str, tmp_path: Path) -> None:
-    theirs = outputs_of(name, "features", tmp_path / "outputs.pt")
+on_each_engine = pytest.mark.parametrize("engine", ENGINES, indirect=True)
+on_ttsem = pytest.mark.parametrize("engine", ENGINES[1:], indirect=True)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mode" in metafunc.fixturenames:
+        metafunc.parametrize(("op", "mode", "dtype"), modes_and_dtypes())
+
+
+@on_each_engine
+def test_another_engine_agrees_on_features(engine: Engine) -> None:
+    theirs = engine.call(features)
     with simulator.simulating():
         ours = features()
     expect_same(
@@ -258,15 +261,13 @@ def test_another_engine_agrees_on_features(name: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_another_engine_agrees_on_the_project(name: str, tmp_path: Path) -> None:
-    # Passed as a file, since Hypothesis' draws depend on the imported modules.
-    cases = [case for dtype in DTYPES for case in small_cases(dtype)]
-    file = tmp_path / "cases.json"
-    file.write_text("\n".join(case.to_json() for case in cases))
-    theirs = outputs_of(name, str(file), tmp_path / "outputs.pt")
-    with simulator.simulating():
-        expect_same(project(cases), theirs)
+@on_each_engine
+def test_another_engine_agrees_on_an_op(engine: Engine, op: str, mode: str, dtype: str) -> None:
+    # Passed as data, since Hypothesis' draws depend on the imported modules.
+    for case in small_cases(op, mode, dtype):
+        theirs = engine.call(outputs, case)
+        with simulator.simulating():
+            expect_same({case.line(): outputs(case)}, {case.line(): theirs})
 
 
 def expect_same(ours: dict[str, Outputs], theirs: dict[str, Outputs]) -> None:
@@ -302,7 +303,6 @@ def units_apart(got: torch.Tensor, want: torch.Tensor, returned: Outputs) -> flo
 
 
 def expect_within_budget(case: Case, results: Outputs) -> None:
-    from properties.catalogue import OPS
     from properties.laws import Run, Subject
     from properties.laws.expect import compare_with_oracle
     from properties.targets import load
@@ -317,9 +317,9 @@ def largest_element(x: torch.Tensor) -> float:
     return finite.max().item() if finite.numel() else 0.0
 
 
-@needs_ttsem
-def test_faults_that_ttsem_finds_are_found_at_the_same_line(tmp_path: Path) -> None:
-    theirs = outputs_of("ttsem", "faults", tmp_path / "outputs.pt")
+@on_ttsem
+def test_faults_that_ttsem_finds_are_found_at_the_same_line(engine: Engine) -> None:
+    theirs = engine.call(faults)
     with simulator.simulating():
         ours = faults()
     for name, line in theirs.items():
@@ -328,21 +328,11 @@ def test_faults_that_ttsem_finds_are_found_at_the_same_line(tmp_path: Path) -> N
         assert ours[name] > 0 if name.startswith("race") else ours[name] == line, name
 
 
-@needs_ttsem
-def test_a_product_takes_a_twentieth_of_the_time_of_ttsem(tmp_path: Path) -> None:
-    theirs = outputs_of("ttsem", "seconds", tmp_path / "outputs.pt")
+@on_ttsem
+def test_a_product_takes_a_twentieth_of_the_time_of_ttsem(engine: Engine) -> None:
+    theirs = engine.call(seconds)
     with simulator.simulating():
         ours = seconds()
     ratios = {programs: float(theirs[programs] / ours[programs]) for programs in ours}
     print(ratios)
     assert min(ratios.values()) >= 20
-
-
-if __name__ == "__main__":
-    with engine(sys.argv[1]):
-        what, path = sys.argv[2:]
-        if what in WHAT:
-            torch.save(WHAT[what](), path)
-        else:
-            cases = [Case.from_json(line) for line in Path(what).read_text().splitlines()]
-            torch.save(project(cases), path)
