@@ -1,6 +1,7 @@
 """A night: jobs take turns at drawing cases until the time is up; each bug is reported once."""
 
 import ctypes
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -8,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from itertools import chain, islice, zip_longest
 from itertools import count as counting
-from itertools import islice
 from threading import RLock, get_ident
 from time import monotonic
 from traceback import extract_stack, format_exc, format_list
@@ -23,6 +24,7 @@ from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.device import resolve
 from properties.fuzz.bucket import Bucket
+from properties.fuzz.clock import Clock
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.worker import (
@@ -46,7 +48,8 @@ EXAMPLES_PER_ROUND = 5
 _SHRINKING = 60.0
 # Seconds after the deadline for rounds to finish.
 _GRACE = 30.0
-# Seconds that drawing a case may take, and the drawing of the last one once the night is stopped.
+# Seconds that drawing a case may take, and the drawing of the last one once the night is stopped,
+# without waits for a core.
 _DRAWING, _LAST = 60.0, 5.0
 # A job rests once its cases that hang or end their process have cost `_PATIENCE` of a case's time
 # limit, and those of its kernel `_SHARE` of the kernel's time.
@@ -170,8 +173,7 @@ class Night:
             self.stop()
         limit = _LAST if self.stopped else _DRAWING
         for one in [*self.rounds]:
-            if monotonic() - one.drawing > limit:
-                one.interrupt()
+            one.end_drawing(limit)
         if self.stopped:
             # A thread may wait for a process that takes long to start.
             end_server()
@@ -209,8 +211,7 @@ class _Round:
     Args:
         found: the buckets of this round. Hypothesis does not see failures of other buckets.
         until: when shrinking ends.
-        drawing: since when no process works for it, as while a case is drawn; infinity while one
-            does.
+        drawing: since when no process works for it, as while a case is drawn; None while one does.
     """
 
     def __init__(self, night: Night, worker: Judge, job: Job, lap: int) -> None:
@@ -218,13 +219,13 @@ class _Round:
         self.log = night.log
         self.found: list[Bucket] = []
         self.until = float("inf")
-        self.drawing = float("inf")
+        self.drawing: Clock | None = None
         self.thread = get_ident()
         self.endless = ""
         self.elsewhere: dict[str, _Elsewhere] = {}
 
     def play(self) -> None:
-        self.drawing = monotonic()
+        self.drawing = Clock.started(os.getpid())
         try:
             if self.lap == 0:
                 with suppress(Enough):
@@ -232,7 +233,7 @@ class _Round:
             self._draw()
             for bucket in list(self.found):
                 self._link(bucket)
-            self.drawing = float("inf")
+            self.drawing = None
             for bucket in self.found:
                 bucket.again = self._again(bucket)
         except Stopped:
@@ -246,7 +247,7 @@ class _Round:
             # unless only this worker cannot.
             self._broken(format_exc())
         finally:
-            self.drawing = float("inf")
+            self.drawing = None
             for second in self.elsewhere.values():
                 second.close()
             for bucket in self.found:
@@ -257,13 +258,18 @@ class _Round:
                 held = [one.found for one in [*self.night.rounds] if one is not self]
                 self.log.merge(without=[bucket for found in held for bucket in found])
 
-    def interrupt(self) -> None:
-        """Raise in the thread that draws, which no exception of its own will end."""
-        seconds, self.drawing = monotonic() - self.drawing, float("inf")
+    def end_drawing(self, limit: float) -> None:
+        """Raise in the thread if it draws for longer, which no exception of its own will end."""
+        clock = self.drawing
+        if clock is None or monotonic() - clock.at < limit or clock.seconds() < limit:
+            return
+        if clock is not self.drawing:
+            return
+        self.drawing = None
         frame = sys._current_frames().get(self.thread)
         frames = [one for one in extract_stack(frame) if is_own(one.filename)] if frame else []
         where = "".join(format_list(frames[-3:]))
-        self.endless = f"drawing a case of {self.job.name} takes over {seconds:.0f} s, in\n{where}"
+        self.endless = f"drawing a case of {self.job.name} takes over {limit:.0f} s, in\n{where}"
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ctypes.c_ulong(self.thread), ctypes.py_object(Endless))
 
@@ -387,11 +393,11 @@ class _Round:
         self.found.remove(other)
 
     def _ask(self, law: str, case: Case) -> Answer:
-        self.drawing = float("inf")
+        self.drawing = None
         try:
             return self.worker.ask(law, case)
         finally:
-            self.drawing = monotonic()
+            self.drawing = Clock.started(os.getpid())
 
     def _sure(self, case: Case) -> Answer:
         """Judge a case; if the machine may be at fault, repeat until it fails in the same way
@@ -516,7 +522,15 @@ def lap_seed(seed: int, lap: int) -> int:
 
 
 def _turns(jobs: Sequence[Job], seed: int) -> Iterator[tuple[int, Job]]:
-    """Every job once per lap, each time in a new order, so that a short run is a fair sample."""
+    """Every job once per lap, each time in a new order, so that a short run is a fair sample.
+
+    Every other turn compares with the oracle until all such jobs had theirs, as that finds most
+    bugs, and few jobs have a turn in some minutes.
+    """
     shuffler = random.Random(seed)
     for lap in counting():
-        yield from ((lap, job) for job in shuffler.sample(jobs, len(jobs)))
+        order = shuffler.sample(jobs, len(jobs))
+        compared = [job for job in order if job.law == _ORACLE]
+        others = [job for job in order if job.law != _ORACLE]
+        pairs = chain.from_iterable(zip_longest(compared, others))
+        yield from ((lap, job) for job in pairs if job is not None)
