@@ -498,6 +498,11 @@ _GATES_OF_A_CHUNK = (
     ),
     (
         Case.from_json(
+            '{"op":"gsa","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16,"M":16},"lengths":[20],"given":["g","initial_state"],"options":{"scale":null,"output_final_state":false},"values":"shut_gates"}'
+        ),
+    ),
+    (
+        Case.from_json(
             '{"op":"kda","mode":"chunk","dtype":"float32","dims":{"B":2,"G":1,"R":1,"K":7,"V":8},"lengths":[47],"given":["g","initial_state"],"float32":["g"],"options":{"scale":-2.25,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"values":"extreme_gates"}'
         ),
     ),
@@ -688,6 +693,44 @@ LEDGER = (
         got="8.0",
         cause="Rows past the end of a mini-batch, whose keys and values are 0, have an error too, "
         "which the final bias gets; so in the PyTorch reference beside the kernels.",
+    ),
+    KnownFailure(
+        name="compression_gradient_of_wide_values",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"nsa","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":16,"K":16,'
+                '"V":136},"lengths":[20],"options":{"block_size":16,"top_k":4,"local_blocks":2,'
+                '"window":8,"scale":null}}'
+            ),
+        ),
+        modes=("parallel",),
+        shows=lambda given: given["v"].shape[-1] > 128,
+        symptoms=(Wrong(("dq", "dk"), most=math.inf),),
+        expected="0.0",
+        got="-34.0",
+        cause="Each tile of 128 values subtracts the row sum of all values from its part of the "
+        "weights' gradient; the branch of selected blocks has one tile for that reason.",
+    ),
+    KnownFailure(
+        name="key_dims_below_a_dot",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"kda","mode":"chunk_safe_gate","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":8,"V":8},"lengths":[1],"options":{"scale":null,'
+                '"use_qk_l2norm_in_kernel":false,"output_final_state":false}}'
+            ),
+        ),
+        modes=("chunk_safe_gate",),
+        shows=lambda given: given["k"].shape[-1] <= 8,
+        symptoms=(Raised("CompilationError", "K >= 16"),),
+        expected="8.0",
+        got="CompilationError",
+        cause="The diagonal blocks of bounded gates are dots over the next power of two of K, and "
+        "a dot is over 16 at least.",
     ),
     KnownFailure(
         name="rows_without_a_block",
