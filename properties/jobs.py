@@ -181,7 +181,8 @@ class Selection:
         if not chosen:
             asked = [f"{what} {' or '.join(names)}" for what, (names, _) in known.items() if names]
             told = f"nothing of {' and '.join(asked)}" if asked else "no op"
-            raise ValueError(f"target {target.name}: it has {told}")
+            why = [one for one in target.remarks if any(f"{op} (" in one for op in self.ops)]
+            raise ValueError("; ".join([f"target {target.name}: it has {told}", *why]))
         return chosen
 
     def _wants(self, job: Job) -> bool:

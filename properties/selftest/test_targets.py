@@ -628,12 +628,9 @@ def test_ops_of_fla_are_found_where_its_models_cannot_be_imported(
 ) -> None:
     for name in [n for n in sys.modules if n == "fla" or n.startswith("fla.")]:
         monkeypatch.delitem(sys.modules, name)
-    _package(tmp_path / "fla", "raise ValueError('already used by a Transformers config')")
+    text = "__version__ = '0.1.2.dev3'\nraise ValueError('already used by a Transformers config')"
+    _package(tmp_path / "fla", text)
     _package(tmp_path / "fla" / "ops", "def l2_norm(x): return x")
-    _package(tmp_path / "fla_core-0.1.2.dist-info", "")
-    (tmp_path / "fla_core-0.1.2.dist-info" / "METADATA").write_text(
-        "Name: fla-core\nVersion: 0.1.2"
-    )
     monkeypatch.syspath_prepend(tmp_path)
     try:
         found = library.kernel("fla.ops:l2norm fla.ops:l2_norm")
@@ -643,6 +640,30 @@ def test_ops_of_fla_are_found_where_its_models_cannot_be_imported(
     finally:
         for name in ("fla", "fla.ops"):
             sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("def other(): ...", "it has nothing of op l2norm"),
+        (
+            "def l2norm(y): return y",
+            "l2norm (fused) is left out: fla.modules.l2norm:l2norm has no x",
+        ),
+        ("1 / 0", "l2norm (fused) is left out: fla.modules.l2norm cannot be imported: division by"),
+    ],
+)
+def test_an_op_that_a_release_of_fla_lacks_is_told(source: str, told: str, tmp_path: Path) -> None:
+    _package(tmp_path / "fla", "__version__ = '9.9'")
+    _package(tmp_path / "fla" / "modules", "")
+    (tmp_path / "fla" / "modules" / "l2norm.py").write_text(source)
+    command = "-m", "properties.fuzz", "--target", "fla", "--op", "l2norm", "--device", "simulator"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert ran.returncode == 2
+    assert told in ran.stderr
 
 
 def _package(folder: Path, source: str) -> None:

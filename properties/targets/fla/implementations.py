@@ -45,9 +45,13 @@ def implementations() -> tuple[dict[str, dict[str, Implementation]], tuple[str, 
             except ImportError as error:
                 remarks.append(f"{op} ({mode}) is left out: {error}")
                 continue
-            # A function that lacks a tensor of the op is another one, of an earlier release.
-            if found is None or not declared.takes(OPS[op], found):
+            if found is None or not declared.released(found):
                 absent.append(f"{op} ({mode})")
+                continue
+            # A function that lacks a tensor of the op is another one, of another release.
+            if lacking := declared.lacking(OPS[op], found):
+                what = f"{declared.function.split()[0]} has no {', '.join(lacking)}"
+                remarks.append(f"{op} ({mode}) is left out: {what}")
                 continue
             settled = _as_it_was(op, mode, declared, found)
             made.setdefault(op, {})[mode] = settled.implementation(OPS[op], found)
@@ -752,13 +756,17 @@ class _Mode:
         now = self.theirs.get(name, name)
         return now if now in taken else self.earlier.get(name, now)
 
-    def takes(self, op: Op, kernel: Kernel) -> bool:
-        """Whether a function has all tensors that the op requires."""
+    def released(self, kernel: Kernel) -> bool:
+        """Whether the release has this mode of a function that it has."""
         taken = signature(kernel).parameters
-        if release() < self.since or not (self.since or self.fixed.keys() <= taken.keys()):
-            return False
+        return release() >= self.since and (bool(self.since) or self.fixed.keys() <= taken.keys())
+
+    def lacking(self, op: Op, kernel: Kernel) -> list[str]:
+        """Tensors that the op requires and a function does not have, under fla's names."""
+        taken = signature(kernel).parameters
         needed = [*(a.name for a in op.arguments if not a.optional), *self.needs]
-        return all(self._name(kernel, n) in taken or n in self.ours for n in needed)
+        names = [self._name(kernel, name) for name in needed if name not in self.ours]
+        return [name for name in names if name not in taken]
 
     def _requires(self, kernel: Kernel, name: str) -> bool:
         if name in self.needs or name in self.ours:
@@ -949,7 +957,12 @@ _ATTENTION: Mapping[str, Any] = {
     "ours": ("causal",),
     "theirs": {"window": "window_size", "sink": "sink_bias"},
     "conventions": (_SCALE, "window is window_size, sink is sink_bias"),
-    "bounds": {"causal": _causal, "keys that are the queries' tokens": _one_length},
+    "bounds": {
+        "causal": _causal,
+        "keys that are the queries' tokens": _one_length,
+        # It asserts that.
+        "K of 256 at most": _at_most(256),
+    },
     "unstated": {"splitting": "a second call has more keys than queries"},
     "telescopes": _rows_telescope,
 }

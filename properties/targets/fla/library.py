@@ -1,10 +1,10 @@
 """The installed release of fla."""
 
+import re
 import sys
 from collections.abc import Callable
 from functools import cache, partial, wraps
 from importlib import import_module
-from importlib.metadata import distributions
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -17,18 +17,22 @@ Kernel = Callable[..., Any]
 
 
 def release() -> tuple[int, ...]:
-    """The version of the imported fla, such as (0, 6, 0).
+    """The version of the fla that is imported, such as (0, 6, 0), without what follows a third dot
+    or a letter. A checkout has no metadata, so the package's own text says it.
 
-    fla is one distribution or two, depending on the release, and another may be behind it on the
-    path.
+    Raises:
+        ModuleNotFoundError: there is no fla.
+        ValueError: it does not say its version.
     """
     spec = find_spec("fla")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    beside = [str(Path(place).parent) for place in places]
-    for package in ("fla-core", "flash-linear-attention"):
-        for found in (*distributions(name=package, path=beside), *distributions(name=package)):
-            return tuple(int(part) for part in found.version.split("."))
-    raise ModuleNotFoundError("No module named 'fla'", name="fla")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'fla'", name="fla")
+    file = Path(spec.submodule_search_locations[0], "__init__.py")
+    text = file.read_text() if file.is_file() else ""
+    found = re.search(r"""^__version__ = ["'](\d+(?:\.\d+){0,2})""", text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"fla: no __version__ in {file}, expected that of a release")
+    return tuple(int(part) for part in found[1].split("."))
 
 
 def kernel(name: str) -> Kernel | None:
