@@ -1,7 +1,7 @@
 """Checks of an op's arguments, before anything is launched.
 
 The checks of shapes, dtypes and devices are plain Python over metadata, so `torch.compile` traces
-through them. `check_boundaries` reads data and belongs into the implementation of a custom op.
+through them. `check_boundaries` reads data, so only the implementation of a custom op may call it.
 """
 
 from itertools import pairwise
@@ -106,7 +106,7 @@ def check_size(name: str, size: int, least: int = 1) -> int:
 
 
 def check_flags(**flags: bool) -> None:
-    """Refuse what is no bool with a TypeError: None would pass for False, and "no" for True."""
+    """Refuse anything but a bool with a TypeError: None would pass for False, and "no" for True."""
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise TypeError(f"{name}: {describe(flag)}, expected a bool")
@@ -115,10 +115,10 @@ def check_flags(**flags: bool) -> None:
 def check_cu_seqlens(
     name: str, cu_seqlens: Tensor | None, batch: int, device: torch.device
 ) -> Tensor | None:
-    """The part of the contract of `cu_seqlens [N+1]` that its metadata shows.
+    """Check the dtype, shape and device of `cu_seqlens [N+1]`, but not its values.
 
     Returns:
-        It, contiguous, as kernels read it.
+        `cu_seqlens`, contiguous, or None.
 
     Raises:
         TypeError: not an int32 or int64 tensor.
@@ -145,7 +145,7 @@ def count_sequences(batch: int, cu_seqlens: Tensor | None) -> int:
 
 
 def check_boundaries(name: str, cu_seqlens: Tensor | None, tokens: int) -> int:
-    """The part of the contract of `cu_seqlens` that its values show; waits for the device.
+    """Check the values of `cu_seqlens`, and wait for the device.
 
     Returns:
         The length of the longest sequence; `tokens` for a dense batch, `cu_seqlens` None.

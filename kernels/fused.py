@@ -25,7 +25,7 @@ def fused(
     texts: Mapping[str, str] = MappingProxyType({}),
     raises: Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a public function of the signature below, whose annotations say what to check.
+    """Make a public function of the signature below, and check calls against its annotations.
 
     Tensors outside `same_dtype` may be float32 as well.
 

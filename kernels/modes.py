@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-# Up to this many tokens a sequence, the mean where they are packed, a walk over them beats a launch
-# of several kernels.
+# Up to this many tokens a sequence, on average if packed, one recurrent kernel is faster than the
+# several launches of a chunk form.
 _SHORT = 64
 
 
@@ -22,7 +22,7 @@ def choose_mode(
     sequences: int,
     recurrent_only: Mapping[str, bool] = MappingProxyType({}),
 ) -> str:
-    """The mode that is asked for, if the op has it and it can do what is asked of it.
+    """Return the mode to run: `mode` itself, or the choice of "auto".
 
     Args:
         mode: one of `modes`, or "auto": chunk for long sequences if there is one, fused_recurrent

@@ -42,10 +42,10 @@ def op(
     Args:
         run: takes every argument of the signature by its name, and returns the results.
         outputs: the names of the results.
-        about: what the docstring says of the family.
+        about: a paragraph on the family, for the docstring.
         same_dtype: tensors that have one dtype, the first of them setting it; none for the first
             argument alone.
-        texts: what the docstring says of single arguments and results.
+        texts: descriptions of single arguments and results, for the docstring.
         raises: reasons for a ValueError besides shapes, devices, modes and tiles.
 
     Returns:
@@ -118,7 +118,7 @@ def _completed(
     texts: Mapping[str, str],
     raises: Sequence[str],
 ) -> str:
-    """Return the docstring of a page with what its signature and its family say."""
+    """Complete the docstring of a page by its signature and by the texts of its family."""
     signature = inspect.signature(page)
     modes = [f"`{mode}`" for mode in get_args(signature.parameters["mode"].annotation)[1:]]
     texts = {

@@ -4,7 +4,7 @@ from math import inf
 
 
 def resolve_scale(scale: float | None, key_dim: int) -> float:
-    """The factor of `q · k` that a caller's `scale` stands for.
+    """Return the factor of `q · k`.
 
     None and the sentinel -1 mean `key_dim ** -0.5`. Every other finite number is taken
     literally, zero and other negatives included.

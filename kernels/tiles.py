@@ -766,8 +766,8 @@ def architecture(device: torch.device) -> int:
     return 10 * major + minor
 
 
-# What `torch.compiler.assume_constant_result` does, which imports the compiler: half of the time
-# that an import of this package takes.
+# As `torch.compiler.assume_constant_result` does, which would import the compiler and double the
+# time of an import of this package.
 architecture._dynamo_marked_constant = True
 
 

@@ -125,7 +125,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_collection_finish() -> None:
     """Keep the collector from looking at imported modules, and let it run less often.
 
-    That saves a twentieth of the suite's time.
+    This saves a twentieth of the suite's time.
     """
     gc.collect()
     gc.freeze()

@@ -1,13 +1,13 @@
-"""Annotations that are obeyed: `@checked` turns a signature into a check of the arguments.
+"""Check the arguments of a call against the annotations of its signature.
 
-The shapes and dtypes of an op are written once, as jaxtyping annotations. They are the
-documentation (`reference.gla?` shows them) and, through this decorator, the check: jaxtyping
-matches the sizes by name, and a mismatch becomes one sentence about one argument,
+The jaxtyping annotations of an op state its shapes and dtypes once, for the documentation
+(`reference.gla?` shows them) and for this check. jaxtyping matches sizes by name, and a mismatch
+raises one sentence about one argument,
 
     k: float32[1, 7, 2, 5], expected [B, T, H, K] with B=1, T=7, H=3, K=5
 
-A wrong kind of thing (a list for a tensor, an integer dtype for a float one, a dtype that differs
-among `same_dtype`) is a TypeError; a right kind of thing of the wrong size is a ValueError.
+A wrong type (a list for a tensor, an integer dtype for a float one, a dtype that differs among
+`same_dtype`) is a TypeError; a wrong rank or size is a ValueError.
 """
 
 import functools
@@ -40,13 +40,14 @@ def checked(
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
     """Check the arguments of every call against the annotations of the function.
 
-    Understood are jaxtyping arrays of `torch.Tensor`, `bool`, `int`, `float` (an int too, not a
-    bool), other classes such as `Mapping[str, object]`, `TypedDict`s (any dict), and unions of
-    these with None. A size may be a name, `#B` (1, or B), a number or a sum such as `N+1`; in a
-    sum, integer and boolean arguments stand for their values, so that `V+normalize` is `V+1` when
-    `normalize=True`. Sizes are bound in the order of the signature, and two beforehand, where the
-    function has an argument `cu_seqlens`: N, the number of sequences, is `len(cu_seqlens) - 1` if
-    that is given and B, the first size of the first tensor, if not.
+    An annotation is a jaxtyping array of `torch.Tensor`, `bool`, `int`, `float` (also for
+    an int, not for a bool), another class such as `Mapping[str, object]`, a `TypedDict` (any dict),
+    or a union of these with None. A size is a name, `#B` (1 or B), a number, or a sum such as
+    `N+1`. In a sum integer and boolean arguments stand for their values: `V+normalize` is `V+1` if
+    `normalize=True`.
+
+    The check binds sizes in the order of the signature. If there is an argument `cu_seqlens`, it
+    binds N first: `len(cu_seqlens) - 1`, or the first size of the first tensor if that is None.
 
     Args:
         function: a function whose parameters are all annotated.

@@ -13,7 +13,7 @@ def heads_per_group(
         heads: H.
         groups: G.
         shared: the arguments with G groups, for the message.
-        called: the word of the message for these groups.
+        called: the name of these groups in the message.
 
     Raises:
         ValueError: H is not a multiple of G.

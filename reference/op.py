@@ -75,7 +75,7 @@ def op(
         run: `(form, sizes, **arguments)`, which calls a form and returns the results of the op;
             `sizes` has each dim that an annotation names. None means `form(**arguments)`.
         same_dtype: arguments that must have one dtype, the first of them setting it.
-        texts: what the docstring says of arguments and results that the page does not describe.
+        texts: descriptions of arguments and results that the page does not describe.
         raises: reasons for a ValueError that the page does not give.
 
     Returns:

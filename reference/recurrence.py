@@ -12,8 +12,8 @@ from torch import Tensor
 
 from reference.heads import heads_per_group
 from reference.op import Form, Op, axes, op, spelled_out
-from reference.scale import resolve_scale
-from reference.sequences import CuSeqlens, sequences
+from reference.scale import BAD_SCALE, resolve_scale
+from reference.sequences import BAD_BOUNDARIES, CuSeqlens, sequences
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,10 +37,6 @@ TEXTS = {
     "sequence passes through. None means N = B sequences.",
     "final_state": "In the promoted dtype of the inputs; None unless `output_final_state`.",
 }
-_BAD_SCALE = "a scale that is NaN or infinite"
-_BAD_BOUNDARIES = (
-    "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
-)
 
 
 class _Scale(TypedDict, total=False):
@@ -106,10 +102,10 @@ def recurrence(
         first: the definition, token by token.
         second: the same, derived another way.
         around: `(run, **arguments) -> (o, S)`: it calls `run` with arguments of its own choice, and
-            may change what that returns.
+            may change its results.
         same_dtype: arguments that must have one dtype, the first of them setting it.
         neutral: the values of tensors that are left out; others reach the forms as None.
-        groups: what messages call the G heads.
+        groups: the name of the G heads in messages.
         start: the state of a sequence that has none, from zeros.
         outputs: the names of the results.
 
@@ -124,7 +120,7 @@ def recurrence(
         if any("G" in each for each in dims.values()):
             raises.append("H not a multiple of G")
         if "scale" in parameters:
-            raises.append(_BAD_SCALE)
+            raises.append(BAD_SCALE)
         return op(
             first,
             second,
@@ -132,7 +128,7 @@ def recurrence(
             run=functools.partial(_run, dims, around, neutral, groups, start),
             same_dtype=same_dtype,
             texts={**TEXTS, outputs[0]: f"In the dtype of {same_dtype[0]}."},
-            raises=[*raises, _BAD_BOUNDARIES],
+            raises=[*raises, BAD_BOUNDARIES],
         )(page)
 
     return decorate

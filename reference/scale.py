@@ -3,6 +3,8 @@
 import math
 
 SENTINEL = -1
+# For the docstrings of ops.
+BAD_SCALE = "a scale that is NaN or infinite"
 
 
 def resolve_scale(scale: float | None, key_dim: int) -> float:
@@ -12,7 +14,7 @@ def resolve_scale(scale: float | None, key_dim: int) -> float:
                 scale       otherwise, literally: 0 and other negative numbers too
 
     Args:
-        scale: what the caller passed; a finite real number, the sentinel -1, or None.
+        scale: a finite real number, the sentinel -1, or None.
         key_dim: K, the width of a query and of a key.
 
     Returns:

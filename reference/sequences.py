@@ -12,13 +12,18 @@ from typing import TypeAlias
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
+# For the docstrings of ops.
+BAD_BOUNDARIES = (
+    "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
+)
+
 CuSeqlens: TypeAlias = Int32[Tensor, "N+1"] | Int64[Tensor, "N+1"]
 
 
 def check_cu_seqlens(
     cu_seqlens: Tensor, batch: int, tokens: int, name: str = "cu_seqlens"
 ) -> list[int]:
-    """The boundaries of the packed sequences as Python integers, once they are known to be right.
+    """Check the boundaries of packed sequences, and return them as Python integers.
 
         0 = c_0 <= c_1 <= ... <= c_N = T,   N >= 1
 
@@ -26,7 +31,7 @@ def check_cu_seqlens(
         cu_seqlens: `[N+1]` int32 or int64, in tokens.
         batch: B, the first size of the packed tensor.
         tokens: T, its second size.
-        name: what the caller calls this argument, for the message.
+        name: of the argument, for the message.
 
     Returns:
         The N+1 boundaries.
@@ -56,9 +61,9 @@ def check_cu_seqlens(
 def sequences(
     cu_seqlens: Tensor | None, batch: int, tokens: int, name: str = "cu_seqlens"
 ) -> Iterator[tuple[slice, slice]]:
-    """Walk over groups of sequences that have one length: `(n, t)`, slices of axis N and axis T.
+    """Yield groups of sequences of one length as `(n, t)`, slices of axis N and axis T.
 
-    A dense batch is one group, all of it; a packed batch is N groups of one sequence. Either way
+    A dense batch is one group; a packed batch is N groups of one sequence. In both
     `x[:, t]` is `[B', T', ...]` and `state[n]` is `[B', ...]`, so an op is written once, for a
     batch of sequences of one length.
 

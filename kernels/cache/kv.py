@@ -68,7 +68,7 @@ class KVCache(ABC):
     layer has an object of its own; there is no counter for a layer to advance twice or to miss.
 
     A refused call raises before anything is written: storage and lengths stay what they were.
-    What lies in the storage beyond the tokens is never read. Lengths and page tables live on the
+    Kernels read no storage beyond the tokens. Lengths and page tables live on the
     host, so that checking them waits for no GPU; a cache is therefore not meant to be traced by
     `torch.compile`, though the two ops that it launches can be.
     """

@@ -41,7 +41,8 @@ def inverse_unit_lower(A, C: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _blocks(A, DOWN: tl.constexpr, C: tl.constexpr, SIDE: tl.constexpr):
-    """The blocks `[C / SIDE, SIDE, SIDE]` of `A [C, C]` so many below the diagonal, 0 above it."""
+    """The blocks `[C / SIDE, SIDE, SIDE]` of `A [C, C]` that lie DOWN blocks below the diagonal; 0
+    where there is none."""
     N: tl.constexpr = C // SIDE
     block = tl.arange(0, N)
     own = block[:, None, None, None] == block[None, None, :, None] + DOWN

@@ -332,7 +332,7 @@ def attention_parallel_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, sink, g and bias; the last three are empty if there is none.
 
-    That of v is in the dtype of o. The cotangent `do` is in `dtype` or float32.
+    dv is in the dtype of o. The cotangent `do` is in `dtype` or float32.
     """
     batch, queries, heads, key_dim = q.shape
     keys, kv_heads, value_dim = v.shape[1:]
@@ -418,7 +418,7 @@ def attention_parallel_backward(
 
 @dataclass(frozen=True)
 class _Backward:
-    """What all backward kernels of one call are given.
+    """The arguments that all backward kernels of one call share.
 
     Args:
         slopes, gates, boundaries: of ALiBi, cumulative, of queries and keys.
@@ -461,7 +461,7 @@ class _Backward:
     def launch_terms(
         self, o: Tensor, dlse: Tensor, softmax: Tensor, tokens: int, count: int
     ) -> None:
-        """Fill `terms`, with `count` programs of so many tokens for a sequence and head."""
+        """Fill `terms`: `count` programs of `tokens` tokens for each sequence and head."""
         (_, queries, heads, _), (_, _, value_dim) = self.q.shape, self.dims
         attention_terms[(count * self.sequences * heads,)](
             o, self.do, dlse, *softmax, self.terms, self.boundaries[0], queries, count, heads,

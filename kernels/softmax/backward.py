@@ -330,7 +330,7 @@ def attention_backward_bias(
 ):  # fmt: skip
     """dbias, contiguous: dS of one tile of queries and keys, summed over what shares its bias.
 
-    That are all sequences if SUM_N, all heads if SUM_H, all queries if SUM_Q and all keys if SUM_K.
+    All sequences share it if SUM_N, all heads if SUM_H, all queries if SUM_Q, all keys if SUM_K.
     """
     of_queries = 1 if SUM_Q else tiles_q
     of_keys = 1 if SUM_K else tiles_k

@@ -84,7 +84,7 @@ def as_columns(gates, GATED: tl.constexpr):
 
 @triton.jit
 def within_window(apart, window, C: tl.constexpr):
-    """Which keys, of a chunk so many tokens before their own, queries see, `[C, C]`."""
+    """Whether each query sees each key of the chunk `apart` tokens before its own, `[C, C]`."""
     distance = apart + tl.arange(0, C)[:, None] - tl.arange(0, C)[None, :]
     return (distance >= 0) & (distance < window)
 

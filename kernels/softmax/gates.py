@@ -88,8 +88,8 @@ def prefix_sums(
 def level_of(position, key, SPAN: tl.constexpr):
     """The level at which a query's and a key's block part; negative within one block.
 
-    That is the highest bit in which the numbers of the blocks differ, read off the exponent of a
-    float32: exact up to 2^24 blocks.
+    It is the highest bit in which the numbers of the blocks differ: the exponent of a float32,
+    exact up to 2^24 blocks.
     """
     differing = (position // SPAN) ^ (key // SPAN)
     return (differing.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127

@@ -52,7 +52,7 @@ def compute(
 
 def _up(c: Tensor, w: Tensor) -> Tensor:
     """`[B, T, R]` and `[H, D, R]` to `[B, T, H, D]`."""
-    # Of matrices: whether PyTorch multiplies `[B, T, R]` as one matrix depends on requires_grad.
+    # As matrices: PyTorch multiplies `[B, T, R]` as one matrix or not, by requires_grad.
     return (
         (c.flatten(0, 1) @ w.flatten(0, 1).mT).unflatten(0, c.shape[:2]).unflatten(-1, w.shape[:2])
     )
@@ -77,7 +77,7 @@ def _length(x: Tensor, dim: int) -> Tensor:
     return torch.linalg.vector_norm(x, dim=dim, dtype=torch.float32)
 
 
-# Of c in float32, which is rounded, to a float32 result of float16 numbers.
+# Round c to the dtype of w, multiply, and return float32.
 _up_in_float16 = differentiable(
     "mla_up",
     lambda c, w: [_up(c.to(w.dtype), w).float()],

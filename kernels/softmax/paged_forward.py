@@ -55,8 +55,7 @@ def paged_forward(
 ):  # fmt: skip
     """ROWS rows of one kv head, over the keys of one split.
 
-    Where PAD_K is more than SLICE columns, queries and keys are read and multiplied so many columns
-    at a time.
+    If PAD_K exceeds SLICE, it reads and multiplies queries and keys SLICE columns at a time.
 
     If SPLIT, `parts` gets the sum of weighted values, not divided, `row_maxima` the maximum of the
     base-2 logits and `weight_sums` the sum of their powers of 2; else o and lse are written.

@@ -76,7 +76,7 @@ class Selection:
 
 
 def within(block_size: int, keys: int) -> int:
-    """A block size that makes the same blocks of so many keys, and is hardly larger than these."""
+    """Return `block_size`, or `keys + 1` if it is larger: either makes the same blocks."""
     return min(block_size, keys + 1)
 
 

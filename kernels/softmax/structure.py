@@ -25,7 +25,8 @@ class Structure(TypedDict, total=False):
 
     Args:
         document_ids: `[B, T_k]`, integers >= 0: hide keys of other documents.
-        prefix: `[N]`, integers from 0 to T_k: hide keys after the query, but for so many.
+        prefix: `[N]`, integers from 0 to T_k: hide keys after the query and
+            after the first `prefix[n]`.
         chunk: C >= 1, hide keys where `j // C != p // C`.
         block_causal: C >= 1, hide keys where `j // C > p // C`.
         dilation: d >= 1, hide keys at distances that d does not divide.

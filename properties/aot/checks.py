@@ -32,7 +32,8 @@ def check_compilation(compilation: Compilation, thorough: bool) -> CompileResult
 
 
 def two_of_each(launches: Sequence[Launch]) -> list[Launch]:
-    """Of each kernel the launch with the largest blocks, and the last one, of a small case."""
+    """Keep two launches of each kernel: the one with the largest blocks, and the last, of a small
+    case."""
     of_kernels: dict[str, list[Launch]] = {}
     for launch in launches:
         of_kernels.setdefault(launch.name, []).append(launch)

@@ -63,7 +63,7 @@ def _percents(share: Mapping[str, int]) -> str:
 
 
 def _killed() -> dict[str, shares.Share]:
-    """Of what each op is made of, where all of that has been tried."""
+    """Return the shares of the ops all of whose modules have been mutated."""
     known, mutated = shares.read(), {name for name, _ in modules()}
     found = {
         op.name: shares.together(known, OpModules.of(op).modules & mutated) for op in OPS.values()

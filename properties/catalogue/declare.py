@@ -326,7 +326,7 @@ def _laws(op: Mapping[str, Any]) -> Iterator[str]:
         return
     options = {option.name for option in op["options"]}
     trained = [argument for argument in op["arguments"] if argument.differentiable]
-    # Of keys that are given as such, and that no index counts.
+    # Whether the op takes keys themselves, and no index counts them.
     names = {*options, *(x.name for x in op["arguments"])}
     parted = {"q", "k", "v", "causal"} <= names
     paged = "block_table" in names

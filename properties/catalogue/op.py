@@ -1,4 +1,4 @@
-"""What a declaration of the catalogue is made of."""
+"""The parts of a declaration: the op, its arguments, options, outputs and modes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from properties.catalogue.telescope import Telescope
 
 Function = Callable[..., Tensor | tuple[Tensor | None, ...]]
 
-# Of batch invariance, see `properties.laws.batch_invariance`.
+# The levels of `properties.laws.batch_invariance`.
 LEVELS = ("batch", "pages", "cut", "splits")
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -26,7 +26,7 @@ CHUNK = 64
 
 
 class Role(Enum):
-    """What the numbers of a tensor mean; the recipes of values are written by role."""
+    """The meaning of the numbers of a tensor, by which a recipe fills it."""
 
     QUERY = "query"
     KEY = "key"

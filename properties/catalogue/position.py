@@ -32,7 +32,7 @@ def _two_or_more(case: Case) -> int | list[int]:
     return list(range(2, 2 + case.sequences)) if case.packed else 2
 
 
-# Where positions begin. Tables of that many rows are for few pairs.
+# First positions. Tables of so many rows are for few pairs only.
 _STARTS = (0, 0, 0, 2**15 - 3, 2**16 - 3, 2**20 - 3)
 
 

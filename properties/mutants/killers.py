@@ -2,8 +2,8 @@
 
     python -m properties.mutants --record properties/mutants
 
-What noticed one edit of a function mostly notices others. The record only decides the order: a
-mutant counts as killed when a check fails now.
+A check that noticed one edit of a function mostly notices others. The record only decides the
+order: a mutant counts as killed when a check fails now.
 """
 
 import json

@@ -108,7 +108,7 @@ class TimeIsUp(BaseException):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a trial loads: a target, its device, and the cache of the oracle's answers.
+    """The things that a trial loads: a target, its device, and the cache of the oracle's answers.
 
     Args:
         cache: the arguments of an `OracleCache`; None caches nothing.

@@ -81,7 +81,7 @@ def constant_key(value: Any) -> str:
 
 
 def key_of(source: Any, options: dict[str, Any]) -> str:
-    """What the generated source depends on; alignment of arguments is not part of it."""
+    """Return everything that the generated source depends on; no alignment of arguments does."""
     constants = [(path, constant_key(value)) for path, value in sorted(source.constants.items())]
     kept = sorted((k, repr(v)) for k, v in options.items() if k not in LAUNCH_ONLY)
     where = source.fn.fn.__code__.co_filename

@@ -24,7 +24,7 @@ class Budget:
     loss_limit: float = math.inf
 
     def joined(self, other: "Budget") -> "Budget":
-        """What either allows, by element."""
+        """Return a budget that allows the larger of both errors, by element."""
         return replace(self, allowed=torch.maximum(self.allowed, other.allowed))
 
 

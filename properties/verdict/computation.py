@@ -1,4 +1,4 @@
-"""What the errors of a call depend on, beside its numbers."""
+"""How a kernel computes a call: all that its errors depend on but the numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

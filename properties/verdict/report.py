@@ -15,7 +15,7 @@ from torch import Tensor
 from properties.cases.case import Case
 from properties.verdict.compare import Comparison
 
-# What the indices of a dim count.
+# Dim → what its indices count.
 NAMES = {
     "B": "sequence",
     "N": "sequence",

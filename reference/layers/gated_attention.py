@@ -11,7 +11,7 @@ from reference.heads import heads_per_group
 from reference.norm.l2norm import EPS, check_eps
 from reference.op import Form, op
 from reference.position.rotary import as_complex, rotation
-from reference.sequences import CuSeqlens, sequences
+from reference.sequences import BAD_BOUNDARIES, CuSeqlens, sequences
 from reference.softmax.attention import attention
 from reference.softmax.run import check_window
 
@@ -112,7 +112,7 @@ def _run(
         "an eps that is not positive and finite",
         "a window below 1",
         "tables of more than K / 2 pairs, or of fewer positions than a sequence",
-        "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T",
+        BAD_BOUNDARIES,
     ),
 )
 def gated_attention(

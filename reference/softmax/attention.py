@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from reference.op import op
-from reference.softmax.masked import normalized
+from reference.softmax.masked import finite_maximum, softmax_with_sink
 from reference.softmax.run import TEXTS, LseOptions, run, sees
 from reference.softmax.structure import Structure, intervals, pairs
 
@@ -43,7 +43,7 @@ def definition(
     no_sink = s.new_full((B, H, T_q, 1), -math.inf)
     s = torch.where(visible, s, -math.inf)
     s = torch.cat([s, no_sink if sink is None else sink.view(1, H, 1, 1).expand_as(no_sink)], -1)
-    o, lse = normalized(s, v[:, :, kv_head].transpose(1, 2))
+    o, lse = softmax_with_sink(s, v[:, :, kv_head].transpose(1, 2))
     return o.transpose(1, 2), lse
 
 
@@ -86,7 +86,7 @@ def online(
     logit = start[:, None].expand(B, H, T_q)
     # The maximum only shifts the exponents, and cancels; no gradient needs to pass through it.
     m = logit.detach()
-    l = torch.exp(logit - _finite(m))
+    l = torch.exp(logit - finite_maximum(m))
     o = l[..., None] * l.new_zeros(V)
     decay = torch.zeros_like(l)
     rules = list(intervals(structure, T_q, T_k, q.device))
@@ -114,8 +114,8 @@ def online(
         logit = torch.where(visible, s, -math.inf)
 
         new_m = torch.maximum(m, logit.detach())
-        shrink = torch.exp(m - _finite(new_m))
-        weight = torch.exp(logit - _finite(new_m))
+        shrink = torch.exp(m - finite_maximum(new_m))
+        weight = torch.exp(logit - finite_maximum(new_m))
         l = shrink * l + weight
         value = v[:, j].repeat_interleave(H // G, dim=1)
         o = shrink[..., None] * o + weight[..., None] * value[:, :, None]
@@ -124,11 +124,6 @@ def online(
     # A row that sees no key has m = -inf, which is its lse, and o = 0.
     l = torch.where(l == 0, 1.0, l)
     return (o / l[..., None]).transpose(1, 2), m + torch.log(l)
-
-
-def _finite(m: Tensor) -> Tensor:
-    """The maximum to subtract: 0 while nothing but -inf was seen, as -inf - -inf is NaN."""
-    return torch.where(m == -math.inf, 0.0, m)
 
 
 @op(definition, online, run=run, same_dtype=("q", "k", "v"), outputs=("o", "lse"), texts=TEXTS)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from reference.heads import heads_per_group
 from reference.op import Form, Op, axes, op
-from reference.scale import resolve_scale
-from reference.sequences import sequences
+from reference.scale import BAD_SCALE, resolve_scale
+from reference.sequences import BAD_BOUNDARIES, sequences
 from reference.softmax.run import check_window, sees
 
 P = ParamSpec("P")
@@ -23,9 +23,6 @@ TEXTS = {
     "window": "W >= 1, the number of keys seen, the query's own included. None means all.",
     "sink": "Natural units: one more logit per head that has no value.",
 }
-_BAD_BOUNDARIES = (
-    "`cu_seqlens` with B != 1, or that does not start at 0, decreases, or does not end at T"
-)
 
 
 def causal(
@@ -53,7 +50,7 @@ def causal(
         dims = {name: axes(parameter.annotation) for name, parameter in parameters.items()}
         raises = ["H not a multiple of G"] if any("G" in each for each in dims.values()) else []
         if "scale" in parameters:
-            raises.append("a scale that is NaN or infinite")
+            raises.append(BAD_SCALE)
         if "window" in parameters:
             raises.append("a window below 1")
         return op(
@@ -63,7 +60,7 @@ def causal(
             run=functools.partial(_run, dims),
             same_dtype=same_dtype,
             texts=TEXTS,
-            raises=[*raises, _BAD_BOUNDARIES],
+            raises=[*raises, BAD_BOUNDARIES],
         )(page)
 
     return decorate

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from reference.heads import heads_per_group
+from reference.op import Form
 from reference.scale import resolve_scale
 from reference.softmax.run import queries_and_keys
-
-Form = Callable[..., tuple[Tensor, Tensor]]
-Run = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def attend(s: Tensor, visible: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,12 +26,12 @@ def attend(s: Tensor, visible: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """
     # One more key that nobody sees: there is a maximum even where there is no key.
     s = torch.nn.functional.pad(torch.where(visible, s, -math.inf), (0, 1), value=-math.inf)
-    o, lse = normalized(s, v.transpose(1, 2))
+    o, lse = softmax_with_sink(s, v.transpose(1, 2))
     return o.transpose(1, 2), lse
 
 
-def normalized(s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax of logits whose last column has no value: a sink, or -inf.
+def softmax_with_sink(s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax of logits whose last column, a sink or -inf, has no value.
 
     Args:
         s: `[..., T_q, T_k + 1]`, logits.
@@ -52,6 +50,11 @@ def normalized(s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     lse = torch.where(nothing, -math.inf, top + torch.log(total))
     o = e[..., :-1] @ v.to(s.dtype)
     return torch.where(nothing, 0.0, o / total), lse[..., 0]
+
+
+def finite_maximum(m: Tensor) -> Tensor:
+    """The row maximum to subtract from logits: 0 for -inf, since -inf - -inf is NaN."""
+    return torch.where(m == -math.inf, 0.0, m)
 
 
 def logits(q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -107,8 +110,8 @@ def selecting(
     queries: Sequence[str] = (),
     indexer: tuple[str, str] | None = None,
     weights: str | None = None,
-) -> Run:
-    """How an op runs that selects keys for each query, by counts and perhaps by an indexer.
+) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return the `run` of an op that selects keys for each query.
 
     Args:
         queries: the names of further tensors by query.
@@ -116,7 +119,7 @@ def selecting(
         weights: the name of its weights, constants by query.
 
     Returns:
-        What `reference.op` calls. The forms get every other argument of the op as it is.
+        The argument `run` of `reference.op.op`. Forms get every other argument unchanged.
     """
 
     def run(

@@ -12,7 +12,7 @@ from reference.heads import heads_per_group
 from reference.op import Form, op
 from reference.scale import resolve_scale
 from reference.sequences import CuSeqlens, sequences
-from reference.softmax.masked import normalized
+from reference.softmax.masked import finite_maximum, softmax_with_sink
 from reference.softmax.run import check_softcap, check_window
 
 ROOT = -1
@@ -54,7 +54,7 @@ def gathered(
     s = torch.where(visible, s, -math.inf)
     no_sink = s.new_full((H, T, 1), -math.inf)
     s = torch.cat([s, no_sink if sink is None else sink.view(H, 1, 1).expand_as(no_sink)], -1)
-    o, lse = normalized(s, v[:, kv_head].transpose(0, 1))
+    o, lse = softmax_with_sink(s, v[:, kv_head].transpose(0, 1))
     return o.transpose(0, 1), lse
 
 
@@ -80,7 +80,7 @@ def page_by_page(
     p = torch.arange(length - T, length, device=q.device)
     logit = q.new_full((H,), -math.inf) if sink is None else sink
     m = logit[:, None].expand(H, T)
-    l = torch.exp(m - _finite(m))
+    l = torch.exp(m - finite_maximum(m))
     o = l[..., None] * l.new_zeros(values.shape[-1])
     # The ancestors of each query and itself, as positions.
     families = [{length - T + a for a in _ancestors(i, parents)} for i in range(T)]
@@ -107,17 +107,13 @@ def page_by_page(
             s = s - slope[:, None, None] * (p[:, None] - j).abs()
         s = torch.where(visible, s, -math.inf)
         new = torch.maximum(m, s.amax(-1)).detach()
-        shrink, weight = torch.exp(m - _finite(new)), torch.exp(s - _finite(new)[..., None])
+        base = finite_maximum(new)
+        shrink, weight = torch.exp(m - base), torch.exp(s - base[..., None])
         l = shrink * l + weight.sum(-1)
         o = shrink[..., None] * o + torch.einsum("hij,jhv->hiv", weight, v.to(weight.dtype))
         m = new
     l = torch.where(l == 0, 1.0, l)
     return (o / l[..., None]).transpose(0, 1), m + torch.log(l)
-
-
-def _finite(m: Tensor) -> Tensor:
-    """The maximum to subtract: 0 while nothing but -inf was seen, as -inf - -inf is NaN."""
-    return torch.where(m == -math.inf, 0.0, m)
 
 
 def _ancestors(i: int, parents: Sequence[int] | None) -> Iterator[int]:

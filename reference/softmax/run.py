@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reference.heads import heads_per_group
 from reference.op import Form, op
-from reference.scale import resolve_scale
+from reference.scale import BAD_SCALE, resolve_scale
 from reference.sequences import CuSeqlens, sequences
 from reference.softmax.structure import Structure, check, of_sequences
 
@@ -33,7 +33,7 @@ attention_op = functools.partial(
     op,
     same_dtype=("q", "k", "v"),
     texts=TEXTS,
-    raises=("a scale that is NaN or infinite", *BAD_BOUNDARIES),
+    raises=(BAD_SCALE, *BAD_BOUNDARIES),
 )
 
 
@@ -76,7 +76,7 @@ def queries_and_keys(
 ) -> Iterator[tuple[slice, slice, slice]]:
     """Yield the rows of the batch, the queries and the keys of each sequence.
 
-    Of a dense batch there is one of each.
+    A dense batch yields one of each.
     """
     if cu_seqlens_k is not None and cu_seqlens is None:
         raise ValueError("cu_seqlens_k: given without cu_seqlens, expected both or neither")
