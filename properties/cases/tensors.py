@@ -251,7 +251,7 @@ def outputs_and_gradients(
     if context == "compiled":
         function = compiled(function)
     with CONTEXTS[context](_device_type(inputs)), telling(op, {**given, **extra}):
-        named = _named(op, function(**given, **extra))
+        named = _named(op, function(**given, **extra), given)
     if not gradients_of:
         return {name: y.detach() for name, y in named.items()}
     if earlier is not None:
@@ -395,7 +395,7 @@ def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Resu
         given = inputs.given({**inputs.tensors, **tensors})
         if inputs.options.get("inplace"):
             given[written] = given[written].clone()
-        return _named(op, function(**given))
+        return _named(op, function(**given), given)
 
     if not gradients_of:
         return call({})
@@ -406,13 +406,16 @@ def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Resu
     return {**named, **{f"d{name}": gradient for name, gradient in gradients.items()}}
 
 
-def _named(op: Op, returned: Any) -> Results:
+def _named(op: Op, returned: Any, given: Mapping[str, Any]) -> Results:
     outputs = returned if isinstance(returned, tuple) else (returned,)
     # A target without an optional result may return None in its place.
     if any(y is not None for y in outputs[len(op.outputs) :]):
         names = ", ".join(output.name for output in op.outputs)
         raise TypeError(f"it returns {len(outputs)} results, expected {names} alone")
     named = {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}
+    promised = [o.name for o in op.outputs if o.asked_by is None or given.get(o.asked_by)]
+    if missing := [name for name in promised if name not in named]:
+        raise TypeError(f"it returns no {' and no '.join(missing)}, expected {', '.join(promised)}")
     for name, y in named.items():
         if not isinstance(y, Tensor):
             raise TypeError(f"it returns {name} as {type(y).__name__}, expected a tensor")

@@ -99,6 +99,19 @@ def test_a_target_reports_what_it_lacks() -> None:
     )
 
 
+def _without_lse(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False) -> Tensor:
+    return causal_only(q, k, v)
+
+
+@pytest.mark.parametrize("law", ["differential", "determinism", "untouched_inputs"])
+def test_a_missing_result_is_named_whatever_the_law(law: str) -> None:
+    dims = {"B": 1, "G": 1, "R": 1, "K": 4, "V": 3}
+    case = Case.of("attention", "some", dims, (5,), options={"return_lse": True})
+    target = Adapter({"attention": {"some": _without_lse}})
+    with pytest.raises(TypeError, match="it returns no lse, expected o, lse"):
+        LAWS[law](scope.declared(target, "attention", "some"), case, Subject(target, CPU))
+
+
 def _in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return causal_only(q, k, v).float()
 

@@ -239,7 +239,7 @@ LEDGER = (
         ),
         modes=("flex",),
         shows=lambda given: bool(given.get("return_lse")) and 0 in given["q"].shape[:3],
-        symptoms=(Told("it returns ['o'], expected ['lse', 'o']"),),
+        symptoms=(Raised("TypeError", "it returns no lse, expected o, lse"),),
         expected="(0, 1, 2)",
         got="None",
         cause="Without elements of the output there is an early return, of no LSE.",
