@@ -3,12 +3,14 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
 from properties.cases.case import Case
 from properties.counted import counted
+from properties.files import write_atomically
 from properties.fuzz.worker import Failure
 from properties.laws.signature import Signature
 from properties.targets import NAMES
@@ -30,6 +32,7 @@ class Bucket:
         seen: job → how many of its cases failed this way.
         again: a line for each engine on which the first failure repeats.
         file: what was written of it, or why nothing was.
+        files: the paths of what was written.
         found: seconds since the start.
         lines: source lines of kernels that all of its cases launched; None before the first.
         name: the name of its files, which stays when a smaller case is found.
@@ -40,6 +43,7 @@ class Bucket:
     seen: Counter[str] = field(default_factory=Counter)
     again: tuple[str, ...] = ()
     file: str = ""
+    files: tuple[str, ...] = ()
     found: float = 0.0
     lines: frozenset[str] | None = None
     name: str = ""
@@ -108,7 +112,10 @@ class Bucket:
         self.lines = lines if self.lines is None else self.lines & lines
 
     def absorb(self, other: "Bucket") -> None:
-        """Merge another bucket of the same bug."""
+        """Merge another bucket of the same bug, whose files go: they pin nothing else."""
+        for path in other.files:
+            with suppress(OSError):
+                Path(path).unlink()
         for failure in other.smallest:
             self.add(failure)
         self.linked |= other.linked
@@ -123,24 +130,27 @@ class Bucket:
         report says so.
         """
         law, case, symptom = self.first.law, self.first.case, self.first.symptom
-        told = []
+        told: dict[Path, str] = {}
         if target not in NAMES or target == "ours":
             place = "regressions/" if target == "ours" else "your regressions"
             module = "kernels." if target == "ours" else target.partition(":")[0]
             text = regression_file(case, law, module)
-            told += [_written(folder / f"{self.name}.py", text, f"Written for {place}")]
+            path = folder / f"{self.name}.py"
+            told[path] = _written(path, text, f"Written for {place}")
         if target != "ours" and symptom:
             what = f"An entry of the ledger with {symptom} would excuse it; written to"
             name = self.name if target in NAMES else f"{self.name}_entry"
-            told += [_written(folder / f"{name}.py", entry_file(law, case, symptom), what)]
-        self.file = "\n".join(told) or "No entry of a ledger excuses this."
+            path = folder / f"{name}.py"
+            told[path] = _written(path, entry_file(law, case, symptom), what)
+        self.file = "\n".join(told.values()) or "No entry of a ledger excuses this."
+        self.files = tuple(map(str, told))
 
 
 def _written(path: Path, text: str, what: str) -> str:
     """What is told of a file that is to be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write_atomically(path, text)
         return f"{what}: {path}"
     except OSError as error:
         return f"Not written: {path}: {error.strerror}"

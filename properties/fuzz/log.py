@@ -242,6 +242,7 @@ def _bucket_from_json(data: dict[str, Any]) -> Bucket:
         seen=Counter(data["seen"]),
         again=tuple(data["again"]),
         file=data["file"],
+        files=tuple(data["files"]),
         found=data["found"],
         lines=None if data["lines"] is None else frozenset(_lines_from_json(data["lines"])),
         name=data["name"],

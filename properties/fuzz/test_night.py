@@ -232,8 +232,19 @@ def test_buckets_that_a_case_shows_to_be_one_bug_are_merged() -> None:
     assert log.buckets == [both]
 
 
+def test_a_bucket_that_is_merged_takes_its_file_along(tmp_path: Path) -> None:
+    both, later = Bucket([failure(Y)]), Bucket([failure(DX)])
+    log = Log("ours", 1, {}, [both, later])
+    for bucket in log.buckets:
+        bucket.write(tmp_path, "ours")
+    assert len([*tmp_path.iterdir()]) == 2
+    both.add(failure(Y, also=(DX,)))
+    log.merge()
+    assert [path.name for path in tmp_path.iterdir()] == [f"{both.name}.py"]
+
+
 def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
-    bucket = Bucket([failure(Y, also=(DX,))], {DX}, again=("once",), file="there")
+    bucket = Bucket([failure(Y, also=(DX,))], {DX}, again=("once",), file="there", files=("a",))
     bucket.seen["a job"] += 2
     bucket.ran(frozenset({"rows.py:3", "rows.py:4"}))
     log = Log("ours", 7, {JOB: Tally(3, 1.5, 0.25, 2, 0.5)}, [bucket], turns=4, seconds=9.5)
