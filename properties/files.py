@@ -1,6 +1,9 @@
 """Files that other processes read or write at the same time."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 
@@ -17,3 +20,17 @@ def write_atomically(path: Path, contents: str | bytes) -> None:
         # A full disk has room for a part only.
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def only_here(path: Path) -> Iterator[None]:
+    """Keep others who ask for it from changing a file meanwhile; make an empty one if there is
+    none.
+    """
+    while True:
+        with path.open("a") as file:
+            flock(file, LOCK_EX)
+            # Whoever had it may have replaced it, which leaves a lock on what is gone.
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield
+                return

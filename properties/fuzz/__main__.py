@@ -18,6 +18,12 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
+if __name__ == "__main__":
+    # The imports below take seconds, in which Ctrl-C would print a traceback.
+    _before = signal.signal(
+        signal.SIGINT, lambda *_: (os.write(2, b"stopped by SIGINT\n"), os._exit(130))
+    )
+
 from rich.console import Console
 from rich.live import Live
 
@@ -151,6 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _main(parse, parse.parse_args(arguments))
     except KeyboardInterrupt:
         # There is no night yet, or one case alone.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         parse.exit(128 + signal.SIGINT, "stopped by SIGINT\n")
 
 
@@ -354,8 +361,7 @@ def fuzz(
     if chosen.record is not None:
         name = where.split(",")[0].removeprefix("the ")
         try:
-            known = record.read(chosen.record)
-            record.write(chosen.record, record.added(known, log.record(name)))
+            record.add(chosen.record, log.record(name))
         except Exception as error:
             _say(console, f"--record not written: {error}", *map(str, log.record(name).values()))
     if not console.is_terminal:
@@ -488,4 +494,5 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _before)
     leave(main())

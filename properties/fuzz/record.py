@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from properties.files import write_atomically
+from properties.files import only_here, write_atomically
 
 Key = tuple[str, str, str]
 
@@ -46,10 +46,10 @@ def read(path: Path) -> dict[Key, Record]:
     Raises:
         ValueError: the file has other contents.
     """
-    if not path.exists():
-        return {}
     try:
-        said = json.loads(path.read_text())
+        text = path.read_text() if path.exists() else ""
+        # `add` makes an empty file first.
+        said = json.loads(text) if text else []
         if not isinstance(said, list):
             raise TypeError("no list")
         rows = [Record(**row) for row in said]
@@ -68,6 +68,17 @@ def write(path: Path, rows: Mapping[Key, Record]) -> None:
     """Replace the file's contents, in order."""
     text = ",\n".join(json.dumps(asdict(rows[key])) for key in sorted(rows))
     write_atomically(path, f"[\n{text}\n]\n")
+
+
+def add(path: Path, rows: Mapping[Key, Record]) -> None:
+    """Add to a file, to which other runs may add at the same time.
+
+    Raises:
+        ValueError: the file has other contents.
+        OSError: it cannot be written.
+    """
+    with only_here(path):
+        write(path, added(read(path), rows))
 
 
 def added(known: Mapping[Key, Record], new: Mapping[Key, Record]) -> dict[Key, Record]:

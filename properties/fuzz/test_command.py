@@ -1,7 +1,10 @@
 """The arguments that the fuzz command rejects, and the cases that it draws."""
 
+import multiprocessing
 import os
 import resource
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from fcntl import LOCK_EX, flock
@@ -22,6 +25,8 @@ from properties.jobs import Job
 from properties.targets.oracle import Oracle
 
 pytestmark = pytest.mark.ops("l2norm")
+
+_ROOT = Path(__file__).parents[2]
 
 _CASE = '{"op":"l2norm","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":3},"lengths":[2]}'
 
@@ -193,6 +198,42 @@ def test_a_record_of_other_contents_is_rejected(text: str, tmp_path: Path) -> No
     (tmp_path / "worst.json").write_text(text)
     with pytest.raises(ValueError, match="expected a file that --record wrote"):
         record.read(tmp_path / "worst.json")
+
+
+def _recorded(path: Path) -> None:
+    row = record.Record("l2norm", "float32", "simulator", 1, 0.5)
+    for _ in range(20):
+        record.add(path, {row.key: row})
+
+
+def test_runs_that_end_at_once_add_to_one_record(tmp_path: Path) -> None:
+    path = tmp_path / "worst.json"
+    context = multiprocessing.get_context("fork")
+    runs = [context.Process(target=_recorded, args=(path,)) for _ in range(2)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    (row,) = record.read(path).values()
+    assert row.examples == 40
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_ctrl_c_ends_the_command_while_python_still_imports(tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("print('here', flush=True)\nimport time\ntime.sleep(60)\n")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "properties.fuzz"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(_ROOT)])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == "here\n"
+    run.send_signal(signal.SIGINT)
+    assert run.communicate(timeout=60)[0] == "stopped by SIGINT\n"
+    assert run.returncode == 128 + signal.SIGINT
 
 
 def test_runs_of_neighbouring_seeds_share_no_lap() -> None:
