@@ -19,6 +19,7 @@ def differentiable(
     shapes: Callable[[Given], Sequence[tuple[Sequence[int], torch.dtype]]],
     *,
     outputs: int,
+    saved: int = 0,
     takes: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
     """Register `attention_oracles::name` and its backward op; the former is returned.
@@ -30,10 +31,12 @@ def differentiable(
     Args:
         forward: from all arguments by name to the outputs.
         backward: from all arguments by name, "d" and the position of an output for its cotangent
-            (the first is a tensor), to a gradient for each tensor.
+            (the first is a tensor), likewise "s" for what is saved, to a gradient for each tensor.
         shapes: from all arguments by name to the shape and dtype of each output, an empty shape
             `(0,)` for one that is None.
         outputs: how many outputs there are; the first always exists.
+        saved: how many more there are, not differentiable and for `backward` alone. `forward`
+            may leave them out, and each is then None.
         takes: the arguments and their types in the language of schemas, "int?" for one that may be
             None. None: those of the signature of `forward`.
     """
@@ -41,13 +44,17 @@ def differentiable(
     names = [each for each, kind in kinds.items() if kind.startswith("Tensor")]
     settings = [each for each in kinds if each not in names]
     tensors, sets = ([f"{kinds[each]} {each}" for each in part] for part in (names, settings))
-    returns = ", ".join(["Tensor"] * outputs)
+    returns = ", ".join(["Tensor"] * (outputs + saved))
     cotangents = [f"Tensor{'?' if n else ''} d{n}" for n in range(outputs)]
+    kept = [f"Tensor s{n}" for n in range(saved)]
     given = (*names, *settings)
-    given_back = (*names, *(f"d{n}" for n in range(outputs)), *settings)
+    places = (*(f"d{n}" for n in range(outputs)), *(f"s{n}" for n in range(saved)))
+    given_back = (*names, *places, *settings)
 
     def run(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
-        return _filled(forward(**dict(zip(given, arguments, strict=True))), arguments[0])
+        results = [*forward(**dict(zip(given, arguments, strict=True)))]
+        results += [None] * (outputs + saved - len(results))
+        return _filled(results, arguments[0])
 
     def run_back(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
         return _filled(backward(**dict(zip(given_back, arguments, strict=True))), arguments[0])
@@ -65,32 +72,37 @@ def differentiable(
         return _filled(list(made), arguments[0])
 
     def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[: len(names)])
+        first, *others = output if outputs + saved > 1 else (output,)
+        held = others[outputs - 1 :]
+        ctx.mark_non_differentiable(*held)
+        ctx.save_for_backward(*inputs[: len(names)], *held)
         ctx.settings = inputs[len(names) :]
-        first = output if outputs == 1 else output[0]
         ctx.first = first.shape, first.dtype
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx, first, *others):
-        saved = ctx.saved_tensors
+        # Once: checkpointing refuses to give them a second time.
+        stored = ctx.saved_tensors
+        inputs, held = stored[: len(names)], stored[len(names) :]
         if first is None:
             shape, dtype = ctx.first
-            first = saved[0].new_zeros(shape, dtype=dtype)
+            first = inputs[0].new_zeros(shape, dtype=dtype)
         # The cotangent of an output that was None is one of the empty tensor in its place.
-        others = (None if dy is not None and dy.dim() == 1 else dy for dy in others)
-        gradients = op_back(*saved, first, *others, *ctx.settings)
+        others = [None if dy is not None and dy.dim() == 1 else dy for dy in others]
+        gradients = op_back(*inputs, first, *others[: outputs - 1], *held, *ctx.settings)
         if len(names) == 1:
             gradients = (gradients,)
         wanted = (
             None if x is None or not x.is_floating_point() else dx
-            for x, dx in zip(saved, gradients, strict=True)
+            for x, dx in zip(inputs, gradients, strict=True)
         )
         return *wanted, *(None for _ in settings)
 
     schema = f"({', '.join([*tensors, *sets])}) -> ({returns})"
     op = torch.library.custom_op(f"attention_oracles::{name}", run, mutates_args=(), schema=schema)
     schema_back = (
-        f"({', '.join([*tensors, *cotangents, *sets])}) -> ({', '.join(['Tensor'] * len(names))})"
+        f"({', '.join([*tensors, *cotangents, *kept, *sets])})"
+        f" -> ({', '.join(['Tensor'] * len(names))})"
     )
     op_back = torch.library.custom_op(
         f"attention_oracles::{name}_backward", run_back, mutates_args=(), schema=schema_back

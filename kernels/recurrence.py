@@ -68,24 +68,33 @@ class Form:
 
     Args:
         takes: the names of the arguments of `forward`.
-        forward: from its arguments by name to the output and the final state, or None.
-        backward: from the same and the cotangents `do` and `dfinal_state` to gradients by name.
+        forward: from its arguments by name to the output and the final state, or None, and then to
+            what it saves, if it takes `saves` and that is true.
+        backward: from the same, the cotangents `do` and `dfinal_state` and what was `saved`, or
+            None, to gradients by name.
+        saved: a NamedTuple of what is saved, whose `shapes` makes of the arguments by name a shape
+            and a dtype for each; None if nothing ever is.
     """
 
     takes: frozenset[str]
-    forward: Callable[..., tuple[Tensor, Tensor | None]]
+    forward: Callable[..., tuple[Tensor | None, ...]]
     backward: Callable[..., Gradients]
+    saved: Any = None
 
 
 @dataclass(frozen=True)
 class Registered:
     """A registered mode: a `torch.library` op and the names of its arguments, in their order."""
 
-    op: Callable[..., Results]
+    op: Callable[..., tuple[Tensor, ...]]
     names: tuple[str, ...]
 
     def __call__(self, **given: Any) -> Results:
-        return self.op(*(given[name] for name in self.names))
+        if "saves" in self.names:
+            tensors = (x for x in given.values() if isinstance(x, Tensor))
+            given["saves"] = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        o, final_state, *_ = self.op(*(given[name] for name in self.names))
+        return o, final_state
 
 
 Within = Callable[[Form], Form]
@@ -226,6 +235,7 @@ def recurrence(
     *modules: ModuleType | Mode,
     around: Around | None = None,
     within: Within | None = None,
+    saves: bool = False,
     same_dtype: Sequence[str] = ("q", "k", "v"),
     neutral: Mapping[str, float] = MappingProxyType({}),
     names: Mapping[str, str] = MappingProxyType({}),
@@ -237,6 +247,7 @@ def recurrence(
         around: `(call, **arguments) -> (o, S)`: it calls the mode with arguments of its own choice,
             and may change what that returns.
         within: changes what a mode computes, its gradients too.
+        saves: let modes save what they can for the backward pass, where there will be one.
         same_dtype: tensors that must have one dtype, the first of them setting it. Other inputs
             may be float32 instead, and states are.
         neutral: the values of tensors that are left out; others reach the kernels as None.
@@ -252,7 +263,7 @@ def recurrence(
         declared = get_args(parameters["mode"].annotation)
         if declared != ("auto", *modes):
             raise ValueError(f"{name}: modes {declared}, expected 'auto', {[*modes]}")
-        forms = {mode: _of_heads(module) for mode, module in modes.items()}
+        forms = {mode: _of_heads(module, saves) for mode, module in modes.items()}
         if within is not None:
             forms = {mode: within(form) for mode, form in forms.items()}
         for mode, form in forms.items():
@@ -438,7 +449,7 @@ def _name(module: ModuleType | Mode) -> str:
     return module.name if isinstance(module, Mode) else module.__name__.rpartition(".")[2]
 
 
-def _of_heads(module: ModuleType | Mode) -> Form:
+def _of_heads(module: ModuleType | Mode, saves: bool) -> Form:
     """Give each head the q and k of its group, and add their gradients up again."""
     forward_takes = tuple(inspect.signature(module.forward).parameters)
     backward_takes = tuple(inspect.signature(module.backward).parameters)
@@ -448,10 +459,12 @@ def _of_heads(module: ModuleType | Mode) -> Form:
         heads = given["v"].shape[2]
         return given | {name: of_each_head(given[name], heads) for name in ("q", "k")}
 
-    def forward(**given: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(**given: Any) -> tuple[Tensor | None, ...]:
         given = spread(given)
-        o, final_state = module.forward(**{name: given.get(name) for name in forward_takes})
-        return o, final_state
+        results: tuple[Tensor | None, ...] = module.forward(
+            **{name: given.get(name) for name in forward_takes}
+        )
+        return results
 
     def backward(**given: Any) -> Gradients:
         q, heads = given["q"], given["v"].shape[2]
@@ -461,7 +474,9 @@ def _of_heads(module: ModuleType | Mode) -> Form:
         gradients = dict(zip((*inputs, "initial_state"), found, strict=True))
         return gradients | {n: of_each_group(gradients[n], q.shape[2]) for n in ("q", "k")}
 
-    return Form(frozenset(forward_takes), forward, backward)
+    saved = getattr(module, "Saved", None) if saves else None
+    takes = frozenset(forward_takes) - (set() if saved else {"saves"})
+    return Form(takes, forward, backward, saved)
 
 
 def _register(
@@ -482,6 +497,9 @@ def _register(
         n: "Tensor" + "?" * (p.default is None) for n, p in taken.items() if axes(p.annotation)
     }
     settings = {n: "bool" for n, p in taken.items() if isinstance(p.default, bool)}
+    if "saves" in form.takes:
+        settings["saves"] = "bool"
+    saved = 0 if form.saved is None else len(form.saved._fields)
     stacked = tuple(int(d) for d in axes(parameters["initial_state"].annotation) if d.isdecimal())
     if "out_dtype" in form.takes:
         settings["out_dtype"] = "ScalarType"
@@ -491,13 +509,15 @@ def _register(
         own |= {each: given[each].to(dtype) for each in same_dtype}
         return own | {"tile": tiles.TABLE[name, mode][tile]}
 
-    def forward(*, dtype: torch.dtype, tile: int, **given: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(*, dtype: torch.dtype, tile: int, **given: Any) -> tuple[Tensor | None, ...]:
         arguments.check_boundaries("cu_seqlens", given["cu_seqlens"], given["q"].shape[1])
         return form.forward(**named(given, dtype, tile))
 
     def backward(
         *, dtype: torch.dtype, tile: int, d0: Tensor, d1: Tensor | None, **given: Any
     ) -> list[Tensor | None]:
+        held = [given.pop(f"s{n}") for n in range(saved)]
+        given["saved"] = held if given.get("saves") else None
         wide = {}
         if any(given[each].dtype != dtype for each in same_dtype):
             wide = dict.fromkeys(("keys_dtype", "values_dtype"), torch.float32)
@@ -506,7 +526,11 @@ def _register(
         return [gradients.get(names.get(each, each)) for each in tensors]
 
     def shapes(given: Mapping[str, Any]) -> Any:
-        return output_and_states(given, given.get("out_dtype", given["dtype"]), stacked)
+        results = output_and_states(given, given.get("out_dtype", given["dtype"]), stacked)
+        if form.saved is None:
+            return results
+        entry = tiles.TABLE[name, mode][given["tile"]]
+        return *results, *form.saved.shapes(given | {"tile": entry})
 
     settings = {"scale": "float", **settings, "dtype": "ScalarType", "tile": "int"}
     registered = differentiable(
@@ -515,6 +539,7 @@ def _register(
         backward,
         shapes,
         outputs=2,
+        saved=saved,
         takes=tensors | settings,
     )
     return Registered(registered, (*tensors, *settings))

@@ -1,5 +1,6 @@
 """Keys of delta rules, which an option makes unit vectors."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ def normalized_keys(form: Form) -> Form:
 
     def forward(
         *, q: Tensor, k: Tensor, use_qk_l2norm_in_kernel: bool, **given: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor | None, ...]:
         q, k = (normalized(q), normalized(k)) if use_qk_l2norm_in_kernel else (q, k)
         return form.forward(q=q, k=k, **given)
 
@@ -28,7 +29,8 @@ def normalized_keys(form: Form) -> Form:
         dq, dk = (normalized_backward(x, gradients[name]) for name, x in (("q", q), ("k", k)))
         return gradients | {"q": dq, "k": dk}
 
-    return Form(form.takes | {"use_qk_l2norm_in_kernel"}, forward, backward)
+    takes = form.takes | {"use_qk_l2norm_in_kernel"}
+    return replace(form, takes=takes, forward=forward, backward=backward)
 
 
 def unit_keys(use_qk_l2norm_in_kernel: bool, *keys: Tensor) -> tuple[Tensor, ...]:
