@@ -941,10 +941,15 @@ def _before_linear(name: str) -> _Mode:
 
 
 _GATE_OF_0_4 = {"A_log": "A", "dt_bias": "g_bias"}
+_RWKV6: Mapping[str, Any] = {
+    "earlier": {"r": "q", "w": "g"},
+    "telescopes": _channels_telescope,
+}
 _OPPOSITE = "the momentum has the other sign"
 _SELECTION = {"groups of 16 heads, K of 9 to 256, V above 8, blocks of 16 to 64": _selection}
 _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
 _WIDE = {"K and V above 8": _at_least(9, "K", "V")}
+_WIDE_SLOTS = {"K, V and M above 8": _at_least(9, "K", "V", "M")}
 _WIDE_VALUES = {"V above 8": _at_least(9, "V")}
 _SAFE = {"gates of -5 or more": _gentle_gates}
 _POSITIVE = {"a positive scale": _positive_scale}
@@ -1151,13 +1156,10 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             forward_only=True,
         ),
     },
-    "rwkv6": _each(
-        "rwkv6",
-        "chunk",
-        "fused_recurrent",
-        earlier={"r": "q", "w": "g"},
-        telescopes=_channels_telescope,
-    ),
+    "rwkv6": {
+        **_each("rwkv6", "chunk", bounds=_WIDE_VALUES, **_RWKV6),
+        **_each("rwkv6", "fused_recurrent", **_RWKV6),
+    },
     "hgrn": {
         **_each("hgrn", "chunk", conventions=()),
         **_each("hgrn", "fused_recurrent", output_dtypes=_STATE_LIKE_INPUTS, conventions=()),
@@ -1169,7 +1171,10 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         ours=("initial_state", "output_final_state"),
         conventions=("the state is (m, 1) times exp(z), and required",),
     ),
-    "gsa": _each("gsa", "chunk", "fused_recurrent", call=_slots),
+    "gsa": {
+        **_each("gsa", "chunk", call=_slots, bounds=_WIDE_SLOTS),
+        **_each("gsa", "fused_recurrent", call=_slots),
+    },
     "lightnet": _each("lightnet", "chunk", "fused_recurrent", call=_log_sum),
     "abc": _each(
         "abc",

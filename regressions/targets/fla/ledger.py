@@ -733,6 +733,15 @@ LEDGER = (
         "a dot is over 16 at least.",
     ),
     KnownFailure(
+        name="dims_below_a_dot",
+        law="differential",
+        releases=RELEASES,
+        expected="1.0",
+        got="CompilationError",
+        cause="Kernels have a dot over the next power of two of V, in GSA of K and of slots too; a "
+        "dot is over 16 at least.",
+    ),
+    KnownFailure(
         name="rows_without_a_block",
         law="differential",
         releases=RELEASES,
