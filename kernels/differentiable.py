@@ -22,7 +22,7 @@ def differentiable(
     saved: int = 0,
     takes: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
-    """Register `attention_oracles::name` and its backward op; the former is returned.
+    """Register `attention_oracles::name` and its backward op, and return the former.
 
     An op always returns tensors: one without elements stands for each None. It is called by
     position, tensors first. The backward op sees the same tensors, a cotangent per output and the
@@ -41,33 +41,29 @@ def differentiable(
             None. None: those of the signature of `forward`.
     """
     kinds = _kinds(forward) if takes is None else takes
-    names = [each for each, kind in kinds.items() if kind.startswith("Tensor")]
-    settings = [each for each in kinds if each not in names]
-    tensors, sets = ([f"{kinds[each]} {each}" for each in part] for part in (names, settings))
-    returns = ", ".join(["Tensor"] * (outputs + saved))
-    cotangents = [f"Tensor{'?' if n else ''} d{n}" for n in range(outputs)]
-    kept = [f"Tensor s{n}" for n in range(saved)]
-    given = (*names, *settings)
-    places = (*(f"d{n}" for n in range(outputs)), *(f"s{n}" for n in range(saved)))
-    given_back = (*names, *places, *settings)
+    tensors = {each: kind for each, kind in kinds.items() if kind.startswith("Tensor")}
+    settings = {each: kind for each, kind in kinds.items() if each not in tensors}
+    cotangents = {f"d{n}": "Tensor?" if n else "Tensor" for n in range(outputs)}
+    kept = {f"s{n}": "Tensor" for n in range(saved)}
 
-    def run(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
-        results = [*forward(**dict(zip(given, arguments, strict=True)))]
-        results += [None] * (outputs + saved - len(results))
-        return _filled(results, arguments[0])
+    def results_and_saved(**given: Any) -> list[Tensor | None]:
+        results = [*forward(**given)]
+        return results + [None] * (outputs + saved - len(results))
 
-    def run_back(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
-        return _filled(backward(**dict(zip(given_back, arguments, strict=True))), arguments[0])
+    taken = {**tensors, **settings}
+    op = _custom_op(name, results_and_saved, taken, outputs + saved)
+    taken_back = {**tensors, **cotangents, **kept, **settings}
+    op_back = _custom_op(f"{name}_backward", backward, taken_back, len(tensors))
 
     def fake(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
-        made = shapes(dict(zip(given, arguments, strict=True)))
+        made = shapes(dict(zip(taken, arguments, strict=True)))
         like = arguments[0]
         return _filled([like.new_empty(shape, dtype=dtype) for shape, dtype in made], like)
 
     def fake_back(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
         made = (
             None if x is None or not x.is_floating_point() else x.new_empty(x.shape)
-            for x in arguments[: len(names)]
+            for x in arguments[: len(tensors)]
         )
         return _filled(list(made), arguments[0])
 
@@ -75,22 +71,22 @@ def differentiable(
         first, *others = output if outputs + saved > 1 else (output,)
         held = others[outputs - 1 :]
         ctx.mark_non_differentiable(*held)
-        ctx.save_for_backward(*inputs[: len(names)], *held)
-        ctx.settings = inputs[len(names) :]
+        ctx.save_for_backward(*inputs[: len(tensors)], *held)
+        ctx.settings = inputs[len(tensors) :]
         ctx.first = first.shape, first.dtype
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx, first, *others):
         # Once: checkpointing refuses to give them a second time.
         stored = ctx.saved_tensors
-        inputs, held = stored[: len(names)], stored[len(names) :]
+        inputs, held = stored[: len(tensors)], stored[len(tensors) :]
         if first is None:
             shape, dtype = ctx.first
             first = inputs[0].new_zeros(shape, dtype=dtype)
         # The cotangent of an output that was None is one of the empty tensor in its place.
         others = [None if dy is not None and dy.dim() == 1 else dy for dy in others]
         gradients = op_back(*inputs, first, *others[: outputs - 1], *held, *ctx.settings)
-        if len(names) == 1:
+        if len(tensors) == 1:
             gradients = (gradients,)
         wanted = (
             None if x is None or not x.is_floating_point() else dx
@@ -98,20 +94,29 @@ def differentiable(
         )
         return *wanted, *(None for _ in settings)
 
-    schema = f"({', '.join([*tensors, *sets])}) -> ({returns})"
-    op = torch.library.custom_op(f"attention_oracles::{name}", run, mutates_args=(), schema=schema)
-    schema_back = (
-        f"({', '.join([*tensors, *cotangents, *kept, *sets])})"
-        f" -> ({', '.join(['Tensor'] * len(names))})"
-    )
-    op_back = torch.library.custom_op(
-        f"attention_oracles::{name}_backward", run_back, mutates_args=(), schema=schema_back
-    )
     op.register_fake(fake)
     op_back.register_fake(fake_back)
     op.register_autograd(differentiate, setup_context=setup_context)
     refuse_gradients(op_back, name)
     return op
+
+
+def _custom_op(
+    name: str,
+    function: Callable[..., Sequence[Tensor | None]],
+    takes: Mapping[str, str],
+    returns: int,
+) -> Any:
+    """Register a function of arguments by name as a `torch.library` op of arguments by position."""
+
+    def run(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
+        return _filled(function(**dict(zip(takes, arguments, strict=True))), arguments[0])
+
+    arguments = ", ".join(f"{kind} {each}" for each, kind in takes.items())
+    schema = f"({arguments}) -> ({', '.join(['Tensor'] * returns)})"
+    return torch.library.custom_op(
+        f"attention_oracles::{name}", run, mutates_args=(), schema=schema
+    )
 
 
 def _kinds(function: Callable[..., Any]) -> dict[str, str]:
