@@ -1,5 +1,6 @@
 """The files of `--report`: a page for people, `report.json` and JUnit's XML for programs."""
 
+import inspect
 import json
 import platform
 import re
@@ -25,6 +26,7 @@ from properties.fuzz.display import duration
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 from properties.fuzz.worker import Failure
+from properties.laws import LAWS
 from properties.verdict.picture import LEVELS
 from properties.verdict.report import repro
 
@@ -101,12 +103,20 @@ def _bug(bucket: Bucket, target: str, device: str) -> dict[str, Any]:
     return {
         "name": bucket.name,
         "signature": str(bucket.first.signature),
+        "title": bucket.first.report.strip().partition("\n")[0],
+        "promise": _promise(bucket.first.law),
         "report": bucket.report,
         "count": bucket.count,
         "jobs": dict(bucket.seen.most_common()),
         "found": round(bucket.found, 1),
         "signs": [_sign(failure, target, device) for failure in bucket.smallest],
     }
+
+
+def _promise(law: str) -> str:
+    """The first paragraph of a law's docstring."""
+    text = inspect.getdoc(inspect.getmodule(LAWS[law].check)) if law in LAWS else None
+    return " ".join((text or "").partition("\n\n")[0].split())
 
 
 def _sign(failure: Failure, target: str, device: str) -> dict[str, Any]:
