@@ -123,6 +123,25 @@ BUGS = {
             "return *each, *self.do.contiguous().stride()[:3],",
         ),
     ),
+    "cube_of_a_length_underflows": KnownBug(
+        happened="Wrong gradients of attention residuals whose sources are about 1e14 long.",
+        cause="1 / length³ in float32.",
+        source="this project, where rows of any size were first drawn",
+        pinned=pin(
+            "attnres",
+            "fused",
+            {"B": 1, "D": 5, "L": 7},
+            (1,),
+            given=("output_weight",),
+            options={"scale": None, "return_weights": False},
+            values="wide_range",
+        ),
+        planted=Edit(
+            "kernels.softmax.attnres",
+            "step * (c[None, :] - _pick(along, source) * x)",
+            "step * c[None, :] - _pick(step * inverse * inverse * products / dim, source) * x",
+        ),
+    ),
     "decays_cut_at_a_least_one": KnownBug(
         happened="Keys behind strong gates of wall attention count for what they should not.",
         cause="The exponent of a decay was cut at some least number.",

@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.differentiable import differentiable, like_the_first
 from kernels.fused import fused
-from kernels.norm.l2norm import EPS, check_eps
+from kernels.norm.l2norm import EPS, LIMIT, check_eps
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_rows, store_rows
@@ -179,7 +179,7 @@ def deviation(**given) -> Tensor:
 _RAISES = ("an eps that is not positive and finite", "another activation")
 
 
-@fused(root_mean_square, widest=256, same_dtype=("x", "z"), raises=_RAISES)
+@fused(root_mean_square, about=LIMIT, widest=256, same_dtype=("x", "z"), raises=_RAISES)
 def rms_norm_gated(
     x: Float[Tensor, "B T H D"],
     z: Float[Tensor, "B T H D"],
@@ -194,7 +194,14 @@ def rms_norm_gated(
     """Divide every vector by its root mean square, and gate it, `reference.rms_norm_gated`."""
 
 
-@fused(deviation, wraps="rms_norm_gated", widest=256, same_dtype=("x", "z"), raises=_RAISES)
+@fused(
+    deviation,
+    about=LIMIT,
+    wraps="rms_norm_gated",
+    widest=256,
+    same_dtype=("x", "z"),
+    raises=_RAISES,
+)
 def layer_norm_gated(
     x: Float[Tensor, "B T H D"],
     z: Float[Tensor, "B T H D"],

@@ -94,7 +94,10 @@ def compute(*, x: Tensor, eps: float, tile: int) -> Tensor:
     return _l2norm(x, float(eps), tile)
 
 
-@fused(compute, widest=256, raises=["an eps that is not positive and finite"])
+LIMIT = "Lengths above 2^64, about 1.8e19, overflow and count as infinite."
+
+
+@fused(compute, about=LIMIT, widest=256, raises=["an eps that is not positive and finite"])
 def l2norm(
     x: Float[Tensor, "B T H D"],
     *,

@@ -4,7 +4,7 @@ A program has some tokens. With r_l the inverse of the root of source l, c = que
 t_l = Σ_d x_ld c_d, a logit is scale r_l t_l, and with du the cotangent of the weighted sum
 
     ds   = scale p ∘ (dp - Σ p dp),    dp_l = Σ_d du_d x_ld + dweights_l
-    dx_l = p_l du + ds_l r_l c - ds_l r_l³ t_l x_l / D
+    dx_l = p_l du + ds_l r_l (c - r_l² t_l x_l / D)
     dc   = Σ_l ds_l r_l x_l            over all tokens
 """
 
@@ -120,12 +120,13 @@ def _backward(
         x = load_rows(x_ptr + source * dim, rows, cols, sources * dim, count, dim).to(tl.float32)
         dp += tl.where(at[None, :] == source, tl.sum(du * x, 1)[:, None], 0.0)
     ds = p * (dp - tl.sum(p * dp, 1)[:, None]) * scale * inverse
-    along = ds * inverse * inverse * products / dim
+    # A cube of r underflows.
+    along = inverse * (inverse * products) / dim
     dc = tl.zeros((BD,), tl.float32)
     for source in range(sources):
         x = load_rows(x_ptr + source * dim, rows, cols, sources * dim, count, dim).to(tl.float32)
         step = _pick(ds, source)
-        dx = _pick(p, source) * du + step * c[None, :] - _pick(along, source) * x
+        dx = _pick(p, source) * du + step * (c[None, :] - _pick(along, source) * x)
         store_rows(dx_ptr + source * dim, dx, rows, cols, sources * dim, count, dim)
         dc += tl.sum(step * x, 0)
     tl.store(dc_ptr + part + cols, dc, mask=cols < dim)

@@ -199,11 +199,14 @@ def _recipes(op: Op, case: Case, extent: Extent) -> list[str]:
 
     Sequences that fill a chunk get long runs of strong gates more often.
     """
+    # Products in float16 have a narrow range.
+    wide = op.of_any_size(case) and (op.in_float32 or case.dtype != "float16")
+    recipes = [name for name in op.recipes if name != "wide_range" or wide]
     if not any(a.role is Role.LOG_DECAY for a in present(op, case)):
-        return [name for name in op.recipes if name not in GATE_RECIPES]
-    gates = [name for name in op.recipes if name in GATE_RECIPES]
+        return [name for name in recipes if name not in GATE_RECIPES]
+    gates = [name for name in recipes if name in GATE_RECIPES]
     runs = [name for name in gates if name in LONG_GATE_RECIPES and max(case.lengths) >= CHUNK - 16]
-    return [*op.recipes, *gates, *runs, *runs, *(gates * 2 if "tokens" in extent else ())]
+    return [*recipes, *gates, *runs, *runs, *(gates * 2 if "tokens" in extent else ())]
 
 
 @lru_cache
@@ -465,8 +468,9 @@ def _with_a_tensor_twice(draw: DrawFn, op: Op, case: Case) -> Case:
         return case
     name, other = draw(st.sampled_from(pairs))
     layouts = {n: x for n, x in case.layouts.items() if n != name}
-    # "large_states" pairs large keys with small queries; twice the large ones overflow float16.
-    values = "gaussian" if case.values == "large_states" else case.values
+    # "large_states" pairs large keys with small queries; twice the large ones overflow float16. Of
+    # two arguments only one may be of any size.
+    values = "gaussian" if case.values in ("large_states", "wide_range") else case.values
     return replace(case, same={name: other}, layouts=layouts, values=values)
 
 
@@ -490,6 +494,9 @@ def _with_a_call(draw: DrawFn, op: Op, mode: Mode, case: Case, target: Target) -
         case = replace(case, values="uneven")
     # Autograd sums one tensor's two gradients in its dtype, in each call of a law that splits one.
     if scaled and case.same:
+        cotangents = "ordinary"
+    # The recipe is one of cotangents too.
+    if case.values == "wide_range":
         cotangents = "ordinary"
     if target.takes_auto and draw(st.sampled_from([False] * 11 + [True])):
         case = replace(case, auto=True, tile=None)

@@ -99,7 +99,7 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
     # Either integer width is allowed; the seed decides.
     index = torch.int32 if case.seed >> 8 & 1 else torch.int64
     tensors = {
-        a.name: _filled(op, case, a, known, generator).to(_dtype(case, a, index)).to(device)
+        a.name: _filled(op, case, a, _dtype(case, a, index), known, generator).to(device)
         for a in op.arguments
         if not a.optional or a.name in case.given
     }
@@ -161,24 +161,30 @@ def _number(case: Case, value: Any) -> Any:
 
 
 def _filled(
-    op: Op, case: Case, argument: Argument, known: Mapping[str, int], generator: torch.Generator
+    op: Op,
+    case: Case,
+    argument: Argument,
+    dtype: torch.dtype,
+    known: Mapping[str, int],
+    generator: torch.Generator,
 ) -> Tensor:
     if argument.fill is not None:
-        return argument.fill(case, known, generator)
+        return argument.fill(case, known, generator).to(dtype)
     dims = argument.dims.split()
     axis = next((i for i, d in enumerate(dims) if d in ("T", "S")), None)
     lengths = case.key_lengths if axis is not None and dims[axis] == "S" else case.lengths
     bounds = boundaries(lengths or case.lengths)
     spans = list(pairwise(bounds if case.packed else bounds[:2]))
-    blank = Blank(argument.role, shape(case, argument, known), axis, spans)
+    any_size = argument.name in op.of_any_size(case)
+    blank = Blank(argument.role, shape(case, argument, known), axis, spans, dtype, any_size)
     x = RECIPES[case.values](blank, generator)
     # One tensor may be keys and values.
     roles = {a.role for a in op.arguments if case.same.get(a.name, a.name) == argument.name}
     if op.nonnegative(case) and roles & {Role.QUERY, Role.KEY}:
-        return x.abs()
-    if op.nonnegative(case) and argument.role is Role.STATE:
+        x = x.abs()
+    elif op.nonnegative(case) and argument.role is Role.STATE:
         x[..., -1].abs_()
-    return x
+    return x.to(dtype)
 
 
 def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Results:
@@ -193,8 +199,8 @@ def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Result
         return made
     for output in differentiable_outputs(op, case):
         shape = tuple(known[d] for d in output.dims.split())
-        blank = Blank(Role.VALUE, shape, None, ())
-        recipe = "integers" if case.values == "integers" else "gaussian"
+        blank = Blank(Role.VALUE, shape, None, (), case.torch_dtype, any_size=True)
+        recipe = case.values if case.values in ("integers", "wide_range") else "gaussian"
         x = RECIPES[recipe](blank, generator)
         if recipe != "integers":
             x = COTANGENTS[case.cotangents](x, case.torch_dtype, generator)

@@ -21,12 +21,16 @@ class Blank:
     Args:
         token_axis: the axis of the tokens, or None.
         spans: first and one-past-last token of each sequence on that axis.
+        dtype: that it is rounded to.
+        any_size: nothing overflows, however large or small its numbers are.
     """
 
     role: Role
     shape: tuple[int, ...]
     token_axis: int | None
     spans: Sequence[tuple[int, int]]
+    dtype: torch.dtype = torch.float32
+    any_size: bool = False
 
 
 Recipe = Callable[[Blank, torch.Generator], Tensor]
@@ -299,6 +303,24 @@ def uneven(blank: Blank, generator: torch.Generator) -> Tensor:
             return x
 
 
+def wide_range(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Multiply a tensor of any size, or each of its rows, by 2^n, 2^-n or 1, where n is 36 to 48,
+    or 9 to 12 in float16.
+
+    Cubes of such lengths overflow or underflow float32. Squares, and products with cotangents of
+    such sizes, do not, even summed over thousands.
+    """
+    x = gaussian(blank, generator)
+    if not blank.any_size:
+        return x
+    rows = torch.rand((), generator=generator).item() < 1 / 2
+    size = (*blank.shape[:-1], 1) if rows else (1,) * len(blank.shape)
+    most = 12 if blank.dtype == torch.float16 else 48
+    power = most - torch.randint(most // 4 + 1, size, generator=generator)
+    sign = torch.randint(-1, 2, size, generator=generator)
+    return x * torch.exp2((sign * power).double())
+
+
 def faint(blank: Blank, generator: torch.Generator) -> Tensor:
     """Queries, keys and states around 2^-12: the normalizer's divisor is close to 0."""
     x = gaussian(blank, generator)
@@ -407,6 +429,7 @@ RECIPES: dict[str, Recipe] = {
         large_values,
         offset,
         uneven,
+        wide_range,
         faint,
         one_hot_values,
         zeros,

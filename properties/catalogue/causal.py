@@ -9,7 +9,13 @@ from properties.catalogue.draws import EPS, WINDOW
 from properties.catalogue.op import Mode, Role
 
 _PARALLEL = (Mode("parallel"),)
-_declare = partial(declare, modes=_PARALLEL, float32_logits=True, recipes=LOGITS)
+_declare = partial(
+    declare,
+    modes=_PARALLEL,
+    float32_logits=True,
+    of_any_size=lambda case: ("v",),
+    recipes=LOGITS,
+)
 
 
 def _pairs(n: Mapping[str, int]) -> int:
@@ -86,6 +92,7 @@ ATTNRES = declare(
     roles={"query": Role.QUERY, "weight": Role.KEY, "output_weight": Role.KEY},
     options=(EPS,),
     linear_in=(),
+    of_any_size=lambda case: ("x",),
     # The factor of the logits is no power of a key dim.
     without=("scale_equivariance",),
     work=lambda n: n["T"] * n["L"] * n["D"],

@@ -31,6 +31,7 @@ SHORT_CONV = declare(
     },
     work=lambda n: n["D"] * n["T"] * n["T"],
     multilinear=lambda case: case.options.get("activation") is None,
+    of_any_size=lambda case: ("x",),
     recipes=("gaussian", "integers", "zeros", "cancelling", "large_states", "uneven"),
 )
 
@@ -40,5 +41,6 @@ TOKEN_SHIFT = declare(
     wraps=SHORT_CONV,
     dims={"D": _CHANNELS},
     multilinear=lambda case: True,
+    of_any_size=lambda case: ("x",),
     recipes=("gaussian", "integers", "zeros", "large_states"),
 )

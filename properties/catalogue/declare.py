@@ -118,7 +118,7 @@ def declare(
 
     Args:
         recipes: as of `Op`. The recipes of gates are added where there are gates, unless some of
-            them are stated.
+            them are stated, and `wide_range` where tensors are `of_any_size`.
         modes, work: as of `Op`; a wrapper has those of the op that it wraps, unless they
             are stated.
         roles: of tensors whose names do not say what they mean.
@@ -174,6 +174,8 @@ def declare(
         special["wraps"] = wraps.name
     if any(x.role is Role.LOG_DECAY for x in arguments) and not {*GATE_RECIPES} & {*recipes}:
         recipes = (*recipes, *GATE_RECIPES)
+    if "of_any_size" in special:
+        recipes = (*recipes, "wide_range")
     if work is None:
         raise ValueError(f"{oracle.__name__}: no work, expected some, or an op that it wraps")
     fields: dict[str, Any] = {

@@ -28,7 +28,19 @@ _RECIPES = (
 )
 _OF_UNIT_KEYS = (*_RECIPES, "parallel_keys", "long_keys")
 _UNIT_KEY = {"k": Role.UNIT_KEY}
-_declare = partial(declare, roles=_UNIT_KEY, options=(_NORMALIZE,), recipes=_OF_UNIT_KEYS)
+
+
+def _normalized(case: Case) -> tuple[str, ...]:
+    return ("q", "k") if case.options.get("use_qk_l2norm_in_kernel") else ()
+
+
+_declare = partial(
+    declare,
+    roles=_UNIT_KEY,
+    options=(_NORMALIZE,),
+    of_any_size=_normalized,
+    recipes=_OF_UNIT_KEYS,
+)
 
 DELTA_RULE = _declare(reference.delta_rule, modes=_MODES, work=pairs_and_states)
 GATED_DELTA_RULE = _declare(reference.gated_delta_rule, modes=_MODES, work=pairs_and_states)
@@ -114,6 +126,7 @@ _ENERGIES = {
 _PRECONDITIONED: Any = {
     "roles": {**_ENERGIES, "log_atk_scale": Role.KEY},
     "options": (_NORMALIZE,),
+    "of_any_size": _normalized,
     "linear_in": (),
     "nonnegative": lambda case: True,
     "recipes": tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
@@ -180,6 +193,7 @@ MESA_NET = declare(
     quiet_form=reference.mesa_net,
     roles={"k": Role.UNIT_KEY, "lamb": Role.STEP, "beta": Role.RATE},
     options=(_NORMALIZE,),
+    of_any_size=_normalized,
     finish=_solvable,
     linear_in=(),
     work=lambda n: n["H"] * n["T"] * (n["K"] * (n["K"] + n["V"]) + n["T"] * (n["T"] + n["K"]) / 12),

@@ -25,6 +25,7 @@ DECAY_GATE = declare(
     outputs=(Output("g", "B T H D", dtype="float32"),),
     work=lambda n: n["H"] * n["T"] * n["D"],
     linear_in=(),
+    of_any_size=lambda case: ("x",),
     recipes=("gaussian", "large_logits", "uneven", "zeros"),
 )
 

@@ -1,5 +1,6 @@
 """Normalisation of queries and keys, and of outputs with a gate."""
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -9,21 +10,25 @@ from properties.catalogue.declare import declare, flag
 from properties.catalogue.draws import EPS
 from properties.catalogue.op import Mode, Option, Role
 
+# At 1e-30 lengths of about 1e-15 count.
+_EPS = replace(EPS, draw=lambda case: st.sampled_from([1e-6, 1e-30, 1.0, 1, 100.0]))
+
 L2NORM = declare(
     reference.l2norm,
     in_float32=True,
     quiet_form=reference.l2norm,
     modes=(Mode("fused"),),
-    options=(EPS,),
+    options=(_EPS,),
     work=lambda n: n["H"] * n["T"] * n["D"],
     linear_in=(),
+    of_any_size=lambda case: ("x",),
     recipes=("gaussian", "zeros", "large_states", "uneven"),
 )
 
 _GATED: dict[str, Any] = {
     "roles": {"z": Role.LOGIT, "weight": Role.KEY, "bias": Role.KEY},
     "options": (
-        EPS,
+        _EPS,
         Option(
             "activation",
             "silu",
@@ -35,6 +40,7 @@ _GATED: dict[str, Any] = {
     ),
     "work": lambda n: n["H"] * n["T"] * n["D"],
     "linear_in": (),
+    "of_any_size": lambda case: ("x",),
     "recipes": ("gaussian", "zeros", "large_states", "large_logits", "offset", "uneven"),
 }
 RMS_NORM_GATED = declare(

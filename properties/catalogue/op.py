@@ -226,6 +226,9 @@ class Op:
             the error budgets of 16 bits are sharper then.
         in_float32: everything is computed in float32, whatever the dtype, and only results are
             rounded: the budgets of one call in 16 bits are those of float32, and a rounding.
+        of_any_size: names of the tensors that may hold numbers of about 2^-48 and 2^48 in this case
+            (2^-12 and 2^12 in float16), beside such cotangents: nothing on the way to the results
+            overflows float32.
         nonnegative: queries and keys of this case are drawn without sign, and so is the last column
             of a state, a sum of keys: where a normaliser passes through 0 the map has a pole, and
             nobody's error is small.
@@ -268,6 +271,7 @@ class Op:
     heads_alike: bool = True
     float32_logits: bool = False
     in_float32: bool = False
+    of_any_size: Callable[[Case], tuple[str, ...]] = lambda case: ()
     nonnegative: Callable[[Case], bool] = _never
     telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()
     wraps: str | None = None

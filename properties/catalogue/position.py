@@ -170,6 +170,7 @@ _ROTATION: Any = {
     "computed": ("R",),
     "work": lambda n: n["T"] * n["H"] * n["D"],
     "settle": _settle,
+    "of_any_size": lambda case: ("x",),
     "recipes": ("gaussian", "integers", "zeros", "uneven"),
 }
 _PAIRS = st.one_of(st.integers(0, 4), st.integers(0, 128))

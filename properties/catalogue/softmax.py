@@ -167,6 +167,7 @@ ATTENTION = declare(
     settle=_settle,
     mistakes=_mistakes,
     float32_logits=True,
+    of_any_size=lambda case: ("v",),
     recipes=(
         "gaussian",
         "large_logits",
@@ -210,6 +211,7 @@ MERGE_ATTENTION = declare(
     roles={"lse_a": Role.LOGIT, "lse_b": Role.LOGIT},
     nonlinear=("lse",),
     work=lambda n: n["H"] * n["T"] * n["V"],
+    of_any_size=lambda case: ("o_a", "o_b", "lse_a", "lse_b"),
     recipes=("gaussian", "empty_rows", "large_logits", "large_values", "offset", "zeros", "uneven"),
 )
 
@@ -229,5 +231,6 @@ SIGMOID_ATTENTION = declare(
     work=lambda n: n["H"] * n["T"] * n["S"],
     mistakes=_mistakes,
     float32_logits=True,
+    of_any_size=lambda case: ("v",),
     recipes=LOGITS,
 )

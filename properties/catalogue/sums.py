@@ -19,6 +19,7 @@ CUMSUM = declare(
     options=(count("chunk_size", None, lambda case: st.sampled_from(_CHUNK_SIZES), switched=2),),
     work=lambda n: n["D"] * n["T"] * n["T"] / 3,
     multilinear=lambda case: True,
+    of_any_size=lambda case: ("x",),
     recipes=("gaussian", "integers", "large_states", "uneven", "zeros", "cancelling"),
 )
 
@@ -38,6 +39,7 @@ MEAN_POOLING = declare(
     without=("causality",),
     work=lambda n: n["H"] * n["D"] * n["T"] + n["T"] * n["T"],
     multilinear=lambda case: True,
+    of_any_size=lambda case: ("x",),
     recipes=("gaussian", "large_states", "uneven", "zeros", "cancelling"),
 )
 
@@ -51,6 +53,7 @@ LOGCUMSUMEXP = declare(
     roles={"x": Role.LOGIT},
     linear_in=(),
     work=lambda n: n["D"] * n["T"] * n["T"],
+    of_any_size=lambda case: ("x",),
     recipes=("gaussian", "large_logits", "empty_rows", "offset", "zeros"),
 )
 

@@ -264,6 +264,19 @@ def no_gradient(op: Op, given: dict[str, Any]) -> dict[str, Any]:
 
 
 @misreading
+def no_gradient_of_long_rows(op: Op, given: dict[str, Any]) -> dict[str, Any]:
+    """As where it has 1 / length³ in float32."""
+    longest = torch.finfo(torch.float32).max ** (1 / 3)
+
+    def cut(x: Tensor) -> Tensor:
+        lengths = x.detach().double().norm(dim=-1, keepdim=True)
+        return torch.where(lengths > longest, x.detach(), x)
+
+    names = [a.name for a in op.arguments if a.differentiable]
+    return {**given, **{n: cut(given[n]) for n in names if given.get(n) is not None}}
+
+
+@misreading
 def sign_of_scale_ignored(op: Op, given: dict[str, Any]) -> dict[str, Any]:
     scale = given["scale"]
     return {**given, "scale": scale if scale is None else abs(scale)}
@@ -450,6 +463,11 @@ def _anywhere(op: Op) -> bool:
     return True
 
 
+def _of_any_size(op: Op) -> bool:
+    """Whether tensors may be of any size whatever the options are."""
+    return bool(op.of_any_size(Case.of(op.name, "", {}, ())))
+
+
 def _with_scale(op: Op) -> bool:
     return any(option.name == "scale" for option in op.options)
 
@@ -482,6 +500,7 @@ PLANTED = (
     Planted("differential", sign_of_scale_ignored, _with_scale),
     Planted("differential", negative_scale_is_the_sentinel, _with_scale),
     Planted("differential", returned_in_float64),
+    Planted("differential", no_gradient_of_long_rows, _of_any_size),
     Planted("exactness", last_digits_wrong),
     Planted("exactness", states_of_eight_bits, exactness.returns_sums),
     Planted("causality", next_token_read),
