@@ -35,6 +35,22 @@ BUGS = {
             "new = new & (t < page_size)",
         ),
     ),
+    "crop_that_needs_no_key": KnownBug(
+        happened="A sliding cache that had forgotten tokens could not be cropped to 0.",
+        cause=(
+            "The first key that the next token would see was compared with those forgotten, also "
+            "where it sees none: at position 0, or in a window of 1."
+        ),
+        source="this project, found by a reader",
+        pinned=TestAt(
+            "properties/suite/test_caches.py::test_a_crop_that_needs_no_key_is_a_new_start[3-0]"
+        ),
+        planted=Edit(
+            "kernels.cache.ring",
+            "needed < min(new, self._first[n])",
+            "needed < self._first[n]",
+        ),
+    ),
     "last_part_of_a_page_loader": KnownBug(
         happened=(
             "Rows of the last, partial wave were read through a page number that nobody had loaded."

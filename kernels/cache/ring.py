@@ -2,7 +2,10 @@
 
 from typing import Unpack
 
+from torch import Tensor
+
 from kernels.arguments import check_size
+from kernels.cache.counts import token_counts
 from kernels.cache.kv import SequenceOwnedCache, Storage
 
 
@@ -37,6 +40,32 @@ class RingCache(SequenceOwnedCache):
         self.sinks, self.window = sinks, window
         # Position of the first token held behind the sinks.
         self._first = [sinks] * batch
+
+    def crop(self, length: int | Tensor) -> None:
+        """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
+
+        The next token needs the sinks and the window - 1 tokens before it. Once a sequence has
+        forgotten tokens, these are there after a crop by one token only, or by more where the ring
+        has none of them: a crop to the sinks or fewer, or any crop with a window of 1.
+
+        Raises:
+            TypeError: `length` is no int and no int tensor.
+            ValueError: it is negative, or the next token would need a key that is forgotten. No
+                sequence is then cropped.
+        """
+        wanted = token_counts("length", length, self.batch)
+        for n, (new, old) in enumerate(zip(wanted, self._length, strict=True)):
+            needed = max(self.sinks, new - (self.window - 1))
+            if new < old and needed < min(new, self._first[n]):
+                raise ValueError(
+                    f"length: {new} for sequence {n}; the next token would need that at position "
+                    f"{needed}, which is forgotten"
+                )
+        super().crop(length)
+        self._first = [
+            min(first, max(self.sinks, length))
+            for first, length in zip(self._first, self._length, strict=True)
+        ]
 
     def reset(self) -> None:
         """Forget everything: every sequence has length 0."""

@@ -2,9 +2,6 @@
 
 from typing import Any, Unpack
 
-from torch import Tensor
-
-from kernels.cache.counts import token_counts
 from kernels.cache.kv import Storage
 from kernels.cache.ring import RingCache
 
@@ -38,27 +35,6 @@ class SlidingWindowCache(RingCache):
         **storage: Unpack[Storage],
     ) -> None:
         super().__init__(batch, 0, window, kv_heads, key_dim, value_dim, **storage)
-
-    def crop(self, length: int | Tensor) -> None:
-        """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
-
-        The next token needs the W - 1 tokens before it. Once a sequence has forgotten its first
-        tokens, they are all there for a crop by one token only.
-
-        Raises:
-            TypeError: `length` is no int and no int tensor.
-            ValueError: it is negative, or the next token would need a forgotten one. No sequence is
-                then cropped.
-        """
-        wanted = token_counts("length", length, self.batch)
-        for n, (new, old) in enumerate(zip(wanted, self._length, strict=True)):
-            needed = max(0, new - (self.window - 1))
-            if new < old and needed < self._first[n]:
-                raise ValueError(
-                    f"length: {new} for sequence {n}, which has forgotten its first "
-                    f"{self._first[n]} tokens; the next token would need those from {needed} on"
-                )
-        super().crop(length)
 
     def _window_options(self, options: dict[str, Any]) -> dict[str, Any]:
         window = options.get("window")

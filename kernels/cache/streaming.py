@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from kernels.arguments import bind_dims
-from kernels.cache.counts import token_counts
 from kernels.cache.kv import CacheView, check_tensors
 from kernels.cache.ring import RingCache
 from kernels.position.rotary import rotary_embedding
@@ -108,25 +107,3 @@ class StreamingCache(RingCache):
             )
             o[:, token] = rows
         return o
-
-    def crop(self, length: int | Tensor) -> None:
-        """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
-
-        Raises:
-            TypeError: `length` is no int and no int tensor.
-            ValueError: it is negative, or the next token would need a key that is forgotten. No
-                sequence is then cropped.
-        """
-        wanted = token_counts("length", length, self.batch)
-        for n, (new, old) in enumerate(zip(wanted, self._length, strict=True)):
-            needed = max(self.sinks, new - (self.window - 1))
-            if needed < min(new, self._first[n]) and new < old:
-                raise ValueError(
-                    f"length: {new} for sequence {n}; the next token would need that at position "
-                    f"{needed}, which is forgotten"
-                )
-        super().crop(length)
-        self._first = [
-            min(first, max(self.sinks, length))
-            for first, length in zip(self._first, self._length, strict=True)
-        ]

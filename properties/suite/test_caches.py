@@ -43,7 +43,14 @@ from properties.suite.caches.streaming import StreamingMachine
 
 MACHINES = {
     ContiguousMachine: {"no room", "ragged", "nothing new", "cropped", "duplicated"},
-    SlidingMachine: {"chunk longer than the window", "wrapped", "forgotten", "cropped", "ragged"},
+    SlidingMachine: {
+        "chunk longer than the window",
+        "wrapped",
+        "forgotten",
+        "cropped",
+        "cropped below the forgotten",
+        "ragged",
+    },
     PagedMachine: {
         "no room",
         "ragged",
@@ -70,7 +77,14 @@ MACHINES = {
         "naive",
     },
     CrossAttentionMachine: {"written twice", "duplicated", "ragged"},
-    StreamingMachine: {"wrapped", "past the sinks", "forgotten", "cropped", "ragged"},
+    StreamingMachine: {
+        "wrapped",
+        "past the sinks",
+        "forgotten",
+        "cropped",
+        "cropped below the forgotten",
+        "ragged",
+    },
     DecodingMachine: {"nothing new", "took back another number of each"},
     RecurrentMachine: {"between layers", "forgotten"},
 }
@@ -306,6 +320,21 @@ def test_the_length_of_a_layer_is_on_the_device_of_its_state() -> None:
     cache = RecurrentCache(2)
     cache.update(torch.zeros(2, 1, 3, 4, device="meta"), offset=1)
     assert cache.layer_length(0).device.type == "meta"
+
+
+@pytest.mark.parametrize(("window", "length"), [(1, 3), (1, 0), (3, 0)])
+def test_a_crop_that_needs_no_key_is_a_new_start(
+    window: int, length: int, device: torch.device
+) -> None:
+    cache, model = SlidingWindowCache(1, window, 1, 1, 1, device=device), reference.KVCache(1, window)
+    x = torch.arange(6.0, device=device).view(1, 6, 1, 1)
+    for each in (cache, model):
+        each.update(x, x)
+        each.crop(length)
+    assert cache.length.tolist() == model.length.tolist() == [length]
+    got, want = (each.update(x[:, :2], x[:, :2]) for each in (cache, model))
+    assert torch.equal(got.k, want.k)
+    assert torch.equal(got.k, x[:, :2].flatten(0, 1)[None])
 
 
 def test_appending_nothing_does_not_allow_another_crop(device: torch.device) -> None:

@@ -24,7 +24,13 @@ class CacheView(NamedTuple):
 
 
 class TokenLists:
-    """A list of tokens (key, value) for each sequence, and how many it has forgotten."""
+    """A list of tokens (key, value) for each sequence, and how many it has forgotten.
+
+    With a window W, the next token needs the first tokens (sinks) and the W - 1 before it.
+    """
+
+    sinks: int = 0
+    window: int | None = None
 
     def __init__(self, batch: int) -> None:
         check_size("batch", batch)
@@ -35,6 +41,30 @@ class TokenLists:
     def length(self) -> Int[Tensor, " B"]:
         """Tokens seen by each sequence, Int64[B]."""
         return torch.tensor([len(t) + f for t, f in zip(self.tokens, self.forgotten, strict=True)])
+
+    def crop(self, length: int | Int[Tensor, " B"]) -> None:
+        """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
+
+        Raises:
+            TypeError: `length` is no int and no integer tensor.
+            ValueError: `length` is negative, or the next token would need a key that is forgotten.
+                No sequence is then cropped.
+        """
+        lengths = token_counts("length", length, len(self.tokens))
+        for n, (new, old) in enumerate(zip(lengths, self.length.tolist(), strict=True)):
+            first = self.sinks + self.forgotten[n]
+            needed = self.sinks
+            if self.window is not None:
+                needed = max(self.sinks, new - (self.window - 1))
+            # A token whose window holds no earlier key needs none.
+            if new < old and needed < min(new, first):
+                raise ValueError(
+                    f"length: {new} for sequence {n}; the next token would need that at position "
+                    f"{needed}, which is forgotten"
+                )
+        for n, new in enumerate(lengths):
+            self.forgotten[n] = min(self.forgotten[n], max(0, new - self.sinks))
+            self.tokens[n] = self.tokens[n][: new - self.forgotten[n]]
 
     def reorder(self, index: Int[Tensor, " M"]) -> None:
         """Make sequence n what sequence `index[n]` was; entries may repeat, be left out, and M
@@ -178,27 +208,6 @@ class KVCache(TokenLists):
         except BaseException:
             self.tokens, self.forgotten = before
             raise
-
-    def crop(self, length: int | Int[Tensor, " B"]) -> None:
-        """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
-
-        Raises:
-            TypeError: `length` is no int and no integer tensor.
-            ValueError: `length` is negative, or the next token would need keys that the window has
-                forgotten. No sequence is then cropped.
-        """
-        lengths = token_counts("length", length, len(self.tokens))
-        seen = self.length.tolist()
-        for n, wanted in enumerate(lengths):
-            needed = wanted if self.window is None else max(0, wanted - (self.window - 1))
-            if wanted < seen[n] and needed < self.forgotten[n]:
-                raise ValueError(
-                    f"length: {wanted} for sequence {n}, which has forgotten its first "
-                    f"{self.forgotten[n]} tokens; the next token would need those from {needed} on"
-                )
-        # No length is below what was forgotten: such a one is refused, or not less than was seen.
-        for n, wanted in enumerate(lengths):
-            self.tokens[n] = self.tokens[n][: wanted - self.forgotten[n]]
 
     def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> list[int]:
         batch = len(self.tokens)

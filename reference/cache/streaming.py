@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from reference.cache.counts import check_size, token_counts
+from reference.cache.counts import check_size
 from reference.cache.kv import TokenLists
 from reference.position.rotary import rotary_embedding
 from reference.softmax.attention import attention as softmax_attention
@@ -90,25 +90,3 @@ class StreamingCache(TokenLists):
             tokens[n] = held
         self.tokens, self.forgotten = tokens, forgotten
         return o
-
-    def crop(self, length: int | Int[Tensor, " B"]) -> None:
-        """Keep the first `length` tokens of every sequence; a shorter one stays as it is.
-
-        Raises:
-            TypeError: `length` is no int and no integer tensor.
-            ValueError: `length` is negative, or the next token would need a key that is forgotten.
-                No sequence is then cropped.
-        """
-        wanted = token_counts("length", length, len(self.tokens))
-        seen = self.length.tolist()
-        for n, new in enumerate(wanted):
-            needed = range(max(self.sinks, new - (self.window - 1)), new)
-            forgotten = range(self.sinks, self.sinks + self.forgotten[n])
-            if new < seen[n] and needed and needed[0] in forgotten:
-                raise ValueError(
-                    f"length: {new} for sequence {n}; the next token would need that at position "
-                    f"{needed[0]}, which is forgotten"
-                )
-        for n, new in enumerate(wanted):
-            self.forgotten[n] = min(self.forgotten[n], max(0, new - self.sinks))
-            self.tokens[n] = self.tokens[n][: new - self.forgotten[n]]

@@ -127,6 +127,17 @@ def test_a_window_crops_by_one_token_once_it_has_forgotten_some() -> None:
     assert keys(cache.update(*tokens([6]))) == [3, 4, 6]
 
 
+def test_a_window_that_reaches_no_forgotten_token_crops_to_any_length() -> None:
+    """The first token of a sequence sees no other, nor does any token in a window of 1."""
+    for window, length in ((3, 0), (1, 3), (1, 0)):
+        cache = KVCache(1, window)
+        cache.update(*tokens([1, 2, 3, 4, 5]))
+        cache.crop(length)
+        assert cache.length.tolist() == [length]
+        assert keys(cache.update(*tokens([6, 7]))) == [6, 7]
+        assert cache.length.tolist() == [length + 2]
+
+
 def test_a_window_that_has_forgotten_nothing_crops_to_any_length() -> None:
     cache = KVCache(1, window=3)
     cache.update(*tokens([1, 2, 3]))

@@ -134,6 +134,7 @@ class KVMachine(RuleBasedStateMachine):
 
     cache: KVCache
     window: int | None = None
+    sinks: int = 0
     backs: ClassVar[tuple[int, ...]] = (1,)
     """By how many tokens copies are cropped after each call."""
     longest: ClassVar[int] = 2
@@ -444,18 +445,23 @@ class KVMachine(RuleBasedStateMachine):
             for each in (self.cache, self.model, self.everything):
                 each.reset()
             return
+        before = self.length()
         kept: int | Tensor = length
+        numbers = [length] * self.batch
         if kind != "one":
-            seen = self.length()
-            numbers = [max(0, s - back[n % len(back)] // 2) for n, s in enumerate(seen)]
+            numbers = [max(0, s - back[n % len(back)] // 2) for n, s in enumerate(before)]
             kept = self.told("length", numbers, kind == "each in 32 bits")
-        try:
-            self.model.crop(kept)
-        except ValueError:
+        if any(self.lacks_a_key(n, number) for n, number in enumerate(numbers)):
             self.reached.add("forgotten")
+            check_refusal("length", lambda: self.model.crop(kept))
             self.refuse(("length", lambda: self.cache.crop(kept)))
             return
-        before = self.length()
+        if any(
+            number < self.sinks + forgotten
+            for number, forgotten in zip(numbers, self.model.forgotten, strict=True)
+        ):
+            self.reached.add("cropped below the forgotten")
+        self.model.crop(kept)
         self.everything.crop(kept)
         self.cache.crop(kept)
         self.use_up(kept)
@@ -463,6 +469,15 @@ class KVMachine(RuleBasedStateMachine):
         if shorter:
             self.reached.add("cropped")
             self.check_cropped(shorter)
+
+    def lacks_a_key(self, n: int, length: int) -> bool:
+        """Whether sequence `n`, once it is cropped, has forgotten a key that its next token sees."""
+        if length >= self.length()[n]:
+            return False
+        before = range(length)
+        if self.window is not None:
+            before = [p for p in before if p < self.sinks or p > length - self.window]
+        return not {*before} <= {*self.kept(n)}
 
     def check_cropped(self, shorter: list[int]) -> None:
         """Further checks of the sequences that a crop made shorter."""
@@ -660,13 +675,14 @@ class KVMachine(RuleBasedStateMachine):
 
     @invariant()
     @precondition(lambda self: hasattr(self, "cache"))
-    def a_crop_of_any_sequence_is_refused_where_the_model_refuses_it(self) -> None:
+    def a_crop_is_refused_where_the_next_token_would_lack_a_key(self) -> None:
         """Tried on copies."""
         for n, back in product(range(self.batch), self.backs):
             length = self.model.length
             length[n] = max(0, int(length[n]) - back)
             cache, model = (deepcopy(each) for each in (self.cache, self.model))
-            refused = refuses(model.crop, length)
+            refused = self.lacks_a_key(n, int(length[n]))
+            assert refuses(model.crop, length) == refused, f"sequence {n}"
             assert refuses(cache.crop, length) == refused, f"sequence {n}"
             assert cache.length.tolist() == model.length.tolist()
             if refused:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import kernels
+from kernels.cache.counts import token_counts
 from properties.suite.caches.cross import CrossAttentionMachine
 from properties.suite.caches.decoding import DecodingMachine
 from properties.suite.caches.kinds import (
@@ -104,6 +105,17 @@ class CropsTheForgotten(kernels.SlidingWindowCache):
 
     def crop(self, length: int | Tensor) -> None:
         kernels.KVCache.crop(self, length)
+
+
+class RefusesToForgetAll(kernels.SlidingWindowCache):
+    """Refuses a crop for a forgotten token that no window would reach."""
+
+    def crop(self, length: int | Tensor) -> None:
+        wanted = token_counts("length", length, self.batch)
+        for new, old, first in zip(wanted, self._length, self._first, strict=True):
+            if new < old and max(0, new - (self.window - 1)) < first:
+                raise ValueError(f"length: {new}")
+        super().crop(length)
 
 
 class StaleWindowAfterReset(kernels.SlidingWindowCache):
@@ -378,6 +390,7 @@ PLANTED = {
         TruncatesFirst,
         SaturatingLength,
         CropsTheForgotten,
+        RefusesToForgetAll,
         StaleWindowAfterReset,
         ForgetsWhoForgot,
     ),
