@@ -272,6 +272,23 @@ BUGS = {
             "        _rotary_(*inputs)\n",
         ),
     ),
+    "turned_and_then_refused": KnownBug(
+        happened="An in-place call raised an error, and had turned its tensor.",
+        cause=(
+            "Autograd refuses to write to a leaf, or to one of several views, only after the "
+            "forward pass of a function has written."
+        ),
+        source="this project, found by a reader",
+        pinned=TestAt(
+            "kernels/position/test_rotary.py::"
+            "test_nothing_is_turned_where_autograd_allows_no_writing"
+        ),
+        planted=Edit(
+            "kernels.position.rotary",
+            "        ctx.mark_dirty(x)\n",
+            "        ctx.mark_dirty(x)\n        _rotary_(*inputs)\n",
+        ),
+    ),
     "whole_head_turned": KnownBug(
         happened="A model with partial_rotary_factor = 0.5 solved 0 of 1319 problems.",
         cause=(

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from kernels.arguments import check_range, describe
-from kernels.position.rotary import rotary_embedding
+from kernels.position.rotary import check_rotary, turn
 from kernels.position.tables import rotary_tables, tokens_that_scale
 
 
@@ -107,7 +107,8 @@ class RotaryEmbedding(nn.Module):
 
         Args:
             x: queries, keys.
-            position_ids, seqlen_offsets, cu_seqlens, inplace: see `rotary_embedding`.
+            position_ids, seqlen_offsets, cu_seqlens, inplace: see `rotary_embedding`. All tensors
+                are checked before one is turned.
 
         Returns:
             The turned tensor; a tuple of them where several were given.
@@ -124,13 +125,19 @@ class RotaryEmbedding(nn.Module):
                     f"x: {describe(each)}, expected [B, T, H, head_dim] "
                     f"with head_dim = {self.head_dim}"
                 )
+        if cu_seqlens is not None and len({each.shape[1] for each in x}) > 1:
+            raise ValueError(
+                f"cu_seqlens: given with {[each.shape[1] for each in x]} tokens, expected as many "
+                "in each tensor"
+            )
         needed = self._tokens_so_far(x, position_ids, seqlen_offsets, cu_seqlens)
         tokens = tokens_that_scale(self.scaling, needed)
         tables = self._reach(needed, tokens, x[0].device)
         if not torch.compiler.is_compiling():
             self._tables, self._tokens = tables, tokens
-        turned = tuple(
-            rotary_embedding(
+        # All are checked before one is turned, perhaps in place.
+        inputs = [
+            check_rotary(
                 each,
                 *tables,
                 position_ids,
@@ -140,7 +147,8 @@ class RotaryEmbedding(nn.Module):
                 inplace=inplace,
             )
             for each in x
-        )
+        ]
+        turned = tuple(turn(given, inplace) for given in inputs)
         return turned[0] if len(turned) == 1 else turned
 
     def _tokens_so_far(

@@ -181,6 +181,16 @@ def test_wrong_offsets_are_refused(error: type[Exception], offsets: object) -> N
     assert torch.equal(x, before)
 
 
+def test_queries_stay_where_their_keys_are_refused() -> None:
+    q, shared = _heads(1, 2, 3, 8), _heads(1, 1, 1, 8).expand(1, 2, 1, 8)
+    before = q.clone()
+    with pytest.raises(ValueError, match=r"^inplace: x has strides"):
+        _module()(q, shared, seqlen_offsets=3, inplace=True)
+    with pytest.raises(ValueError, match=r"^cu_seqlens: given with \[2, 1\] tokens"):
+        _module()(q, q[:, :1], cu_seqlens=torch.tensor([0, 2]), seqlen_offsets=3, inplace=True)
+    assert torch.equal(q, before)
+
+
 def test_a_call_without_a_tensor_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^x: no tensor"):
         _module()(seqlen_offsets=3)

@@ -2,7 +2,7 @@
 a token or several, copied or in place.
 """
 
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import triton
@@ -15,6 +15,8 @@ from kernels.arguments import describe
 from kernels.tiles import cdiv, next_power_of_2
 
 _INDICES = (torch.int32, torch.int64)
+Inputs: TypeAlias = tuple[Any, ...]
+"""Arguments of the custom ops, x first."""
 
 
 @triton.jit(do_not_specialize=["tokens_per_sequence", "heads", "num_vectors", "offset"])
@@ -204,14 +206,19 @@ _rotary.register_autograd(_turn_back, setup_context=lambda ctx, inputs, output: 
 
 
 class _InPlace(torch.autograd.Function):
-    """`rotary_embedding_` with a gradient, which torch.library gives functional ops alone."""
+    """The gradient of `rotary_embedding_`, as torch.library gives one to functional ops alone.
+
+    It writes nothing: autograd refuses some tensors, and does so after the forward pass.
+    """
 
     @staticmethod
     def forward(ctx, *inputs):
+        x, cos, _, *where = inputs
+        # What the launch would refuse, before x has a new gradient.
+        _table_rows(x, len(cos), *where[:5])
         _save(ctx, inputs)
-        ctx.mark_dirty(inputs[0])
-        _rotary_(*inputs)
-        return inputs[0]
+        ctx.mark_dirty(x)
+        return x
 
     backward = staticmethod(_turn_back)
 
@@ -258,10 +265,34 @@ def rotary_embedding(
         TypeError: a dtype, or an argument that is no tensor, that the list above does not have.
         ValueError: shapes or devices that do not fit; tables wider than the head (2P > D); a token
             whose row lies outside `[0, R)`; `position_ids` beside `seqlen_offsets`; malformed
-            `cu_seqlens`; `inplace` on a tensor whose elements share memory; an unknown mode or
-            tile.
+            `cu_seqlens`; `inplace` on a tensor whose elements share memory, or on a leaf that
+            requires grad; an unknown mode or tile.
 
     Source: RoFormer, arXiv 2104.09864; halves as in GPT-NeoX, arXiv 2204.06745.
+    """
+    inputs = check_rotary(
+        x,
+        cos,
+        sin,
+        position_ids,
+        interleaved=interleaved,
+        seqlen_offsets=seqlen_offsets,
+        cu_seqlens=cu_seqlens,
+        conjugate=conjugate,
+        inplace=inplace,
+        mode=mode,
+        tile=tile,
+    )
+    return turn(inputs, inplace)
+
+
+def check_rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None, *, interleaved: bool,
+    seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None, inplace: bool,
+    conjugate: bool = False, mode: str = "auto", tile: int | None = None,
+) -> Inputs:  # fmt: skip
+    """Check the arguments of `rotary_embedding`, all but numbers in tensors, and return those of
+    the custom ops.
     """
     sizes = arguments.bind_dims(
         x=(x, "B T H D"), cos=(cos, "R P"), sin=(sin, "R P"), position_ids=(position_ids, "B T")
@@ -295,7 +326,7 @@ def rotary_embedding(
             f"{offset + tokens - 1} of cos, expected rows within the {length} there are"
         )
     where = offset, offsets, cu_seqlens, position_ids, None
-    return _turned(x, cos, sin, where, interleaved, conjugate, inplace, mode, tile)
+    return _checked(x, cos, sin, where, interleaved, conjugate, inplace, mode, tile)
 
 
 def multiaxis_rotary(
@@ -346,15 +377,16 @@ def multiaxis_rotary(
             raise TypeError(f"{name}: None, expected a tensor of integers")
         arguments.check_dtype(name, indices, *_INDICES)
     where = 0, None, None, position_ids, axes
-    return _turned(x, cos, sin, where, interleaved, conjugate, inplace, mode, tile)
+    inputs = _checked(x, cos, sin, where, interleaved, conjugate, inplace, mode, tile)
+    return turn(inputs, inplace)
 
 
-def _turned(
+def _checked(
     x: Tensor, cos: Tensor, sin: Tensor,
     where: tuple[int, Tensor | None, Tensor | None, Tensor | None, Tensor | None],
     interleaved: bool, conjugate: bool, inplace: bool, mode: str, tile: int | None,
-) -> Tensor:  # fmt: skip
-    """Check what both ops share, and launch."""
+) -> Inputs:  # fmt: skip
+    """Check what both ops share."""
     arguments.check_flags(interleaved=interleaved, conjugate=conjugate, inplace=inplace)
     dtype = arguments.check_one_dtype(x=x)
     arguments.check_dtype("cos", cos, torch.float32, dtype)
@@ -373,15 +405,35 @@ def _turned(
         "rotary_embedding", "fused", dim=head_dim, dtype=dtype, device=x.device, tile=tile
     )
     inputs = (x, cos, sin, *where, bool(interleaved), bool(conjugate), tile)
+    # PyTorch gives an empty tensor strides of 0 now and then.
+    if inplace and batch * tokens > 0 and arguments.may_overlap(x):
+        raise ValueError(f"inplace: x has strides {x.stride()}, expected elements of their own")
+    if inplace and _trains(x) and not torch.compiler.is_compiling():
+        root = x if x._base is None else x._base
+        if x.is_leaf or (root.is_leaf and root.requires_grad):
+            raise ValueError(
+                "inplace: x is a leaf that requires grad, or a view of one, expected the result "
+                "of an operation"
+            )
+    return inputs
+
+
+def _trains(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad
+
+
+def turn(inputs: Inputs, inplace: bool) -> Tensor:
+    """Launch what `check_rotary` has checked."""
+    x = inputs[0]
     if not inplace:
         return _rotary(*inputs)
-    # PyTorch gives an empty tensor strides of 0 now and then.
-    if batch * tokens > 0 and arguments.may_overlap(x):
-        raise ValueError(f"inplace: x has strides {x.stride()}, expected elements of their own")
-    if not (torch.is_grad_enabled() and x.requires_grad):
+    if not _trains(x):
         _rotary_(*inputs)
         return x
     if torch.compiler.is_compiling():
         # Dynamo traced mark_dirty only lately; a compiler removes the copy where it can.
         return x.copy_(_rotary(*inputs))
-    return _InPlace.apply(*inputs)
+    _InPlace.apply(*inputs)
+    with torch.no_grad():
+        _rotary_(*inputs)
+    return x

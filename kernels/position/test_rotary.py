@@ -120,9 +120,21 @@ def test_in_place_compiles_with_the_right_gradient(backend: str) -> None:
     _check_gradient_of_slice(torch.compile(_rotate_queries, fullgraph=True, backend=backend))
 
 
-def test_in_place_on_a_leaf_that_wants_a_gradient_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="leaf"):
-        _rotated(_heads(1, 2, 3, 7).requires_grad_(), inplace=True)
+@pytest.mark.parametrize("view", [False, True])
+def test_in_place_on_a_leaf_that_wants_a_gradient_is_refused(view: bool) -> None:
+    leaf = _heads(1, 2, 3, 7).requires_grad_()
+    before = leaf.detach().clone()
+    with pytest.raises(ValueError, match=r"^inplace: x is a leaf"):
+        _rotated(leaf[:, :1] if view else leaf, inplace=True)
+    assert torch.equal(leaf.detach(), before)
+
+
+def test_nothing_is_turned_where_autograd_allows_no_writing() -> None:
+    q, _ = (_heads(1, 2, 2, 3, 7).requires_grad_() * 1).unbind(2)
+    before = q.detach().clone()
+    with pytest.raises(RuntimeError, match="multiple views"):
+        _rotated(q, inplace=True)
+    assert torch.equal(q.detach(), before)
 
 
 def test_in_place_on_what_backward_needs_is_noticed() -> None:

@@ -15,7 +15,7 @@ import reference
 from kernels.layers import RotaryEmbedding
 from kernels.position.tables import tokens_that_scale
 from properties.cases.contexts import WITHOUT_GRADIENTS
-from properties.suite.caches.calls import CONTEXTS, context
+from properties.suite.caches.calls import CONTEXTS, check_refusal, context
 from properties.suite.caches.machine import run, search, variant
 
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -170,6 +170,33 @@ class RotaryMachine(RuleBasedStateMachine):
                 (dx,) = torch.autograd.grad(y, leaf, before)
                 self.check(dx, before, tables, {**at, "conjugate": True})
 
+    @rule(
+        wrong=st.sampled_from(["shared memory", "float64", "tokens", "leaf", "view of a leaf"]),
+        trains=st.booleans(),
+        seed=SEEDS,
+    )
+    def refuse(self, wrong: str, trains: bool, seed: int) -> None:
+        """A wrong tensor behind a right one: nothing is turned."""
+        q = self.normal(seed, 1, 2, 2).requires_grad_(trains) * 1
+        k = self.normal(seed, 1, 2, 1)
+        argument = "inplace"
+        options: dict[str, Any] = {"seqlen_offsets": 1}
+        if wrong == "shared memory":
+            k = k[:, :1].expand(1, 2, 1, -1)
+        elif wrong == "float64":
+            argument, k = "x", k.double()
+        elif wrong == "tokens":
+            argument, k = "cu_seqlens", k[:, :1]
+            options["cu_seqlens"] = self.tell("cu_seqlens", [0, 2], torch.int32)
+        else:
+            k.requires_grad_()
+            k = k[:, :1] if wrong == "view of a leaf" else k
+        given = q, k
+        before = [x.detach().clone() for x in given]
+        check_refusal(argument, lambda: self.module(*given, inplace=True, **options))
+        for x, was in zip(given, before, strict=True):
+            assert torch.equal(x.detach(), was), f"refused for {wrong}, and turned"
+
     def tables(self, tokens: int) -> list[Tensor]:
         """Exact tables for a call whose last position is `tokens - 1`."""
         options = {n: x for n, x in self.options.items() if n != "interleaved"}
@@ -265,7 +292,22 @@ class ScalesByWhatIsReserved(RotaryEmbedding):
         )
 
 
-PLANTED = (ScalesByWhatIsReserved, CastsItsTables, CountsIn16Bits, KeepsOffsets, BuildsInInference)
+class TurnsOneByOne(RotaryEmbedding):
+    """Checks a tensor when those before it are turned."""
+
+    def forward(self, *x: Tensor, **options: Any) -> Any:
+        turned = tuple(super(TurnsOneByOne, self).forward(each, **options) for each in x)
+        return turned if len(turned) > 1 else turned[0]
+
+
+PLANTED = (
+    ScalesByWhatIsReserved,
+    CastsItsTables,
+    CountsIn16Bits,
+    KeepsOffsets,
+    BuildsInInference,
+    TurnsOneByOne,
+)
 
 
 def test_a_call_depends_on_its_arguments_alone(device: torch.device) -> None:
