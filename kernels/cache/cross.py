@@ -24,6 +24,7 @@ class CrossAttentionCache(PagedCache):
     Source: Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762), section 3.2.3.
     """
 
+    settled = (*PagedCache.settled, "window", "alibi_slopes", "parents")
     _written = False
 
     @classmethod
@@ -54,9 +55,7 @@ class CrossAttentionCache(PagedCache):
             TypeError, ValueError: as `paged_attention` does; nothing is written yet; an option that
                 supposes that queries are the last keys.
         """
-        for name in ("causal", "cu_seqlens", "window", "alibi_slopes", "parents"):
-            if name in options:
-                raise ValueError(f"{name}: given, expected none: queries are no keys here")
+        self._refuse_settled(options)
         if not self._written:
             raise ValueError("q: given before the keys, expected an update first")
         check_tensors(q=q)

@@ -1,7 +1,7 @@
 """The base of all caches of keys and values."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import add
@@ -77,6 +77,8 @@ class KVCache(ABC):
     """Whether a sequence has one page, which holds its last tokens."""
     sinks: int = 0
     """First tokens that such a page holds besides."""
+    settled: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
+    """Options of an attention that `attend` refuses: the cache sets them, or has no such thing."""
 
     def __init__(self, batch: int, k_pages: Tensor, v_pages: Tensor) -> None:
         self.k_pages = k_pages
@@ -140,14 +142,10 @@ class KVCache(ABC):
             o [B, T, H, V], and the LSE [B, H, T] if asked for. Padding rows are 0, their LSE -inf.
 
         Raises:
-            TypeError, ValueError: as `update` and `attention` do, with nothing appended.
+            TypeError, ValueError: as `update` and `attention` do, with nothing appended; an option
+                that the cache settles.
         """
-        for name in ("causal", "cu_seqlens", "cu_seqlens_k", "g"):
-            if name in options:
-                raise ValueError(
-                    f"{name}: given, expected none: a cache attends causally, packs its sequences "
-                    "itself and keeps no decays"
-                )
+        self._refuse_settled(options)
         check_tensors(q=q, k=k, v=v)
         bind_dims(q=(q, "B T H K"), k=(k, "B T G K"), v=(v, "B T G V"))
         return self._attend_padded(q, k, v, offset, attention, self._window_options(options))
@@ -216,6 +214,14 @@ class KVCache(ABC):
     def _first_visible(self) -> list[int]:
         """Position of the first key that the next token attends to."""
         return [0] * self.batch
+
+    def _refuse_settled(self, options: Mapping[str, Any]) -> None:
+        for name in self.settled:
+            if name in options:
+                raise ValueError(
+                    f"{name}: given, expected none: a {type(self).__name__} sets it, or has no such"
+                    " thing"
+                )
 
     def _window_options(self, options: dict[str, Any]) -> dict[str, Any]:
         return options

@@ -29,6 +29,7 @@ class LatentCache(PagedCache):
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
 
+    settled = (*PagedCache.settled, "attention")
     _gathers = False
 
     def __init__(
@@ -86,8 +87,10 @@ class LatentCache(PagedCache):
             o [B, T, H, V], and the LSE [B, H, T] if asked for. Padding rows are 0, their LSE -inf.
 
         Raises:
-            TypeError, ValueError: as `update` and that function do, with nothing appended.
+            TypeError, ValueError: as `update` and that function do, with nothing appended; an
+                option that the cache settles.
         """
+        self._refuse_settled(options)
         given = {"q_n": q_n, "q_r": q_r, "c": c, "k_r": k_r, "w_uk": w_uk, "w_uv": w_uv}
         check_tensors(**given)
         dims = ("B T H K", "B T H D", "B T 1 R", "B T 1 D", "H K R", "H V R")

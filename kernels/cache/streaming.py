@@ -37,6 +37,8 @@ class StreamingCache(RingCache):
     2309.17453), section 3.2.
     """
 
+    settled = (*RingCache.settled, "window", "return_lse")
+
     def update(self, k: Tensor, v: Tensor, offset: int | Tensor | None = None) -> CacheView:
         """Append at most one token to each sequence and return what it attends to, not rotated.
 
@@ -66,15 +68,17 @@ class StreamingCache(RingCache):
             cos, sin: tables of at least `sinks + window` places, see `rotary_embedding`.
             offset: as in `KVCache.update`.
             attention: `kernels.attention`, or a function with its arguments.
-            options: its options; `causal`, `window` and the boundaries follow from the cache.
+            options: its options; the cache sets `causal`, `window` and the boundaries, and returns
+                no LSE.
 
         Returns:
             o [B, T, H, V]. Padding rows are 0.
 
         Raises:
             TypeError, ValueError: as `KVCache.update`, `rotary_embedding` and `attention` do, with
-                nothing appended; tables too short.
+                nothing appended; tables too short; an option that the cache settles.
         """
+        self._refuse_settled(options)
         if attention is None:
             from kernels.softmax.attention import attention as default
 

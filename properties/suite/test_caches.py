@@ -326,7 +326,10 @@ def test_the_length_of_a_layer_is_on_the_device_of_its_state() -> None:
 def test_a_crop_that_needs_no_key_is_a_new_start(
     window: int, length: int, device: torch.device
 ) -> None:
-    cache, model = SlidingWindowCache(1, window, 1, 1, 1, device=device), reference.KVCache(1, window)
+    cache, model = (
+        SlidingWindowCache(1, window, 1, 1, 1, device=device),
+        reference.KVCache(1, window),
+    )
     x = torch.arange(6.0, device=device).view(1, 6, 1, 1)
     for each in (cache, model):
         each.update(x, x)

@@ -20,6 +20,8 @@ class CrossAttentionCache(KVCache):
     Source: Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762), section 3.2.3.
     """
 
+    settled = (*KVCache.settled, "window", "alibi_slopes")
+
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
         self.written = False
@@ -60,8 +62,10 @@ class CrossAttentionCache(KVCache):
             options: its options (scale, softcap, sink, return_lse).
 
         Raises:
-            TypeError, ValueError: as `KVCache.update` and `attention` do; nothing is written yet.
+            TypeError, ValueError: as `KVCache.update` and `attention` do; nothing is written yet;
+                an option that supposes that queries are the last keys.
         """
+        self._refuse_settled(options)
         if not self.written:
             raise ValueError("q: given before the keys, expected an update first")
         if q.dim() != 4 or q.shape[0] != len(self.tokens):

@@ -1,7 +1,7 @@
 """The cache of softmax attention, as a list of tokens."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -31,6 +31,8 @@ class TokenLists:
 
     sinks: int = 0
     window: int | None = None
+    settled: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
+    """Options of an attention that `attend` refuses: the cache sets them, or has no such thing."""
 
     def __init__(self, batch: int) -> None:
         check_size("batch", batch)
@@ -82,6 +84,14 @@ class TokenLists:
         """Forget everything: every sequence has length 0."""
         self.tokens = [[] for _ in self.tokens]
         self.forgotten = [0 for _ in self.tokens]
+
+    def _refuse_settled(self, options: Mapping[str, Any]) -> None:
+        for name in self.settled:
+            if name in options:
+                raise ValueError(
+                    f"{name}: given, expected none: a {type(self).__name__} sets it, or has no such"
+                    " thing"
+                )
 
     def _counts(self, offset: int | Tensor | None, tokens: int) -> list[int]:
         """How many of the `tokens` of a call are real in each sequence."""
@@ -177,22 +187,28 @@ class KVCache(TokenLists):
         Args:
             q, k, v, offset: as in `update`; q holds the queries of the same tokens.
             attention: `reference.attention`, or a function with its arguments.
-            options: its options (scale, window, softcap, sink, alibi_slopes, return_lse).
+            options: its options (scale, window, softcap, sink, alibi_slopes, return_lse). The
+                default window is that of the cache.
 
         Returns:
             o in the dtype of q, and the LSE, in the dtype of that of `attention`, if asked for.
             Padding rows are 0, their LSE -inf.
 
         Raises:
-            TypeError, ValueError: as `update` and `attention` do; q not of the tokens of k. The
-                cache is then as it was.
+            TypeError, ValueError: as `update` and `attention` do; q not of the tokens of k; an
+                option that the cache settles; a window of more keys than it keeps. The cache is
+                then as it was.
         """
+        self._refuse_settled(options)
         if attention is None:
             from reference.softmax.attention import attention as default
 
             attention = default
         if self.window is not None:
-            options.setdefault("window", self.window)
+            window = options.get("window")
+            options["window"] = window = self.window if window is None else window
+            if window > self.window:
+                raise ValueError(f"window: {window}, expected at most the {self.window} keys kept")
         counts = self._check(k, v, offset)
         if q.shape[:2] != k.shape[:2]:
             raise ValueError(f"q: shape {tuple(q.shape)}, expected B and T of k, {k.shape[:2]}")

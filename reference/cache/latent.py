@@ -22,6 +22,8 @@ class LatentCache(KVCache):
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
 
+    settled = (*KVCache.settled, "attention")
+
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
 
@@ -46,6 +48,8 @@ class LatentCache(KVCache):
 
         Returns, Raises: as `KVCache.attend`, by `mla`.
         """
+
+        self._refuse_settled(options)
 
         def attention(
             q: Tensor, k: Tensor, v: Tensor, **given: Any

@@ -35,6 +35,9 @@ class StreamingCache(TokenLists):
         section 3.2.
     """
 
+    window: int
+    settled = (*TokenLists.settled, "window", "return_lse")
+
     def __init__(self, batch: int, sinks: int, window: int) -> None:
         super().__init__(batch)
         check_size("sinks", sinks, least=0)
@@ -59,13 +62,15 @@ class StreamingCache(TokenLists):
             q, k, v: of the new tokens, not rotated.
             cos, sin: tables of at least `sinks + window` places, see `rotary_embedding`.
             offset: how many of the T tokens are real, see `KVCache.update`; the o of others is 0.
-            options: of `attention`; its `causal` and `window` follow from the cache.
+            options: of `attention`; the cache sets `causal` and `window`, and returns no LSE.
 
         Raises:
             TypeError: `offset` is no int and no integer tensor.
             ValueError: another batch than the cache has; tables too short; an `offset` below 0 or
-                above T. The cache is then as it was.
+                above T; `causal`, boundaries, `g`, `window` or `return_lse`. The cache is then as
+                it was.
         """
+        self._refuse_settled(options)
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.dim() != 4 or x.shape[:2] != (len(self.tokens), k.shape[1]):
                 wanted = f"[{len(self.tokens)}, T, heads, dim]"

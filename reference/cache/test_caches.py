@@ -1,12 +1,21 @@
 """The oracles of the caches, by hand: tokens are numbered, and their keys are their numbers."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from reference import KVCache, RecurrentCache, attention
+from reference import (
+    CrossAttentionCache,
+    KVCache,
+    LatentCache,
+    QuantizedCache,
+    RecurrentCache,
+    StreamingCache,
+    attention,
+)
 
 
 def tokens(*rows: list[float]) -> tuple[Tensor, Tensor]:
@@ -191,6 +200,34 @@ def test_a_refused_attention_appends_nothing(window: int | None) -> None:
     want = KVCache(1, window=window)
     want.update(k, k)
     assert torch.equal(o, want.attend(k[:, :1], k[:, :1], k[:, :1])[0])
+
+
+def test_options_that_a_cache_settles_are_refused() -> None:
+    """Nothing is appended then."""
+    x = torch.ones(1, 1, 1, 2)
+    caches: list[tuple[Any, tuple[Tensor, ...], tuple[str, ...]]] = [
+        (KVCache(1), (x, x, x), ()),
+        (QuantizedCache(1, torch.int8), (x, x, x), ()),
+        (LatentCache(1), (x, x, x, x, x[0], x[0]), ("attention",)),
+        (StreamingCache(1, 1, 1), (x, x, x, x[0, 0].expand(2, 2), x[0, 0].expand(2, 2)),
+         ("window", "return_lse")),
+        (CrossAttentionCache(1), (x,), ("window", "alibi_slopes")),
+    ]  # fmt: skip
+    for cache, given, more in caches:
+        for name in ("causal", "cu_seqlens", "cu_seqlens_k", "g", *more):
+            with pytest.raises(ValueError, match=rf"^{name}: given, expected none"):
+                cache.attend(*given, **{name: None})
+        assert cache.length.tolist() == [0]
+
+
+def test_an_attention_sees_at_most_the_window_of_its_cache() -> None:
+    cache = KVCache(1, window=2)
+    k, v = tokens([1, 2, 3])
+    with pytest.raises(ValueError, match=r"^window: 3, expected at most the 2 keys kept"):
+        cache.attend(k, k, v, window=3)
+    assert cache.length.tolist() == [0]
+    o, _ = cache.attend(torch.zeros_like(k), k, v, window=None)
+    assert o[0, :, 0, 0].tolist() == [1, 1.5, 2.5]
 
 
 def test_layers_count_their_own_tokens() -> None:

@@ -104,6 +104,11 @@ class CrossAttentionMachine(PagedMachine):
             assert (lse.isinf() == want_lse.isinf()).all()
             assert (apart.abs() <= 8 * relative_error(terms, True)).all(), f"{lse}, {want_lse}"
 
+    settles = (*PagedMachine.settles, "window", "alibi_slopes")
+
+    def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+        return {"q": q}
+
     def refused_attention(
         self, q: Tensor, k: Tensor, v: Tensor
     ) -> list[tuple[str, Callable[[], object]]]:
@@ -117,8 +122,7 @@ class CrossAttentionMachine(PagedMachine):
             ("q", lambda: cache.attend(torch.cat([q, q]))),
             ("offset", lambda: cache.attend(q, offset=q.shape[1] + 1)),
             ("softcap", lambda: cache.attend(q, softcap=0.0)),
-            ("causal", lambda: cache.attend(q, causal=True)),
-            ("window", lambda: cache.attend(q, window=3)),
+            ("parents", lambda: cache.attend(q, parents=None)),
         ]
 
     def attention_that_refuses(self) -> None:

@@ -127,10 +127,15 @@ class LatentMachine(PagedMachine):
             bound = 8 * relative_error(terms, True)
             assert ((lse - want_lse[0]).abs() <= bound).all(), f"LSE {lse}, want {want_lse[0]}"
 
+    settles = (*PagedMachine.settles, "attention")
+
+    def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+        return self.queries(q.shape[1], 0) | {"c": k, "k_r": v}
+
     def refused_attention(
         self, q: Tensor, k: Tensor, v: Tensor
     ) -> list[tuple[str, Callable[[], object]]]:
-        given = self.queries(q.shape[1], 0) | {"c": k, "k_r": v}
+        given = self.attention_arguments(q, k, v)
 
         def wrong(**changes: Any) -> Callable[[], object]:
             cache: Any = self.cache

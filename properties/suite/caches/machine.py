@@ -471,13 +471,13 @@ class KVMachine(RuleBasedStateMachine):
             self.check_cropped(shorter)
 
     def lacks_a_key(self, n: int, length: int) -> bool:
-        """Whether sequence `n`, once it is cropped, has forgotten a key that its next token sees."""
+        """Whether sequence `n`, cropped to so many tokens, lacks a key that its next one sees."""
         if length >= self.length()[n]:
             return False
-        before = range(length)
+        seen = set(range(length))
         if self.window is not None:
-            before = [p for p in before if p < self.sinks or p > length - self.window]
-        return not {*before} <= {*self.kept(n)}
+            seen = {p for p in seen if p < self.sinks or p > length - self.window}
+        return not seen <= {*self.kept(n)}
 
     def check_cropped(self, shorter: list[int]) -> None:
         """Further checks of the sequences that a crop made shorter."""
@@ -586,24 +586,41 @@ class KVMachine(RuleBasedStateMachine):
             ("index", lambda: cache.reorder(index.tolist())),
             ("index", lambda: cache.reorder(floats)),
             *self.refused_attention(q, k, v),
+            *self.settled_options(q, k, v),
         ]
         with recorded_launches() as launched:
             self.refuse(*calls)
         assert launched == [], f"a refused call launched {launched}"
         self.attention_that_refuses()
 
+    settles: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
+    """Options of an attention that a cache sets, or has no such thing."""
+
+    def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+        """Arguments of `attend` for so many tokens."""
+        return {"q": q, "k": k, "v": v}
+
+    def settled_options(
+        self, q: Tensor, k: Tensor, v: Tensor
+    ) -> list[tuple[str, Callable[[], object]]]:
+        """Refused by the cache, and by its model as well."""
+        given = self.attention_arguments(q, k, v)
+
+        def refused(name: str) -> Callable[[], object]:
+            cache: Any = self.cache
+            model: Any = self.model
+            check_refusal(name, lambda: model.attend(**given, **{name: None}))
+            return lambda: cache.attend(**given, **{name: None})
+
+        return [(name, refused(name)) for name in self.settles]
+
     def refused_attention(
         self, q: Tensor, k: Tensor, v: Tensor
     ) -> list[tuple[str, Callable[[], object]]]:
         """Bad arguments of `attend`."""
         cache: Any = self.cache
-        index = torch.arange(self.batch)
         tokens = q.shape[1]
         calls: list[tuple[str, Callable[[], object]]] = [
-            ("causal", lambda: cache.attend(q, k, v, attention=in_double, causal=False)),
-            ("cu_seqlens", lambda: cache.attend(q, k, v, attention=in_double, cu_seqlens=index)),
-            ("cu_seqlens_k", lambda: cache.attend(q, k, v, cu_seqlens_k=index)),
-            ("g", lambda: cache.attend(q, k, v, attention=in_double, g=index)),
             ("q", lambda: cache.attend(None, k, v, attention=in_double)),
             ("k", lambda: cache.attend(q[:0], k, v, attention=in_double)),
             ("k", lambda: cache.attend(q[:, :1], k, v, attention=in_double)),
@@ -614,6 +631,7 @@ class KVMachine(RuleBasedStateMachine):
         if self.window is not None:
             wider = {"attention": in_double, "window": self.window + 1}
             calls.append(("window", lambda: cache.attend(q, k, v, **wider)))
+            check_refusal("window", lambda: self.model.attend(q, k, v, window=wider["window"]))
         return calls
 
     def attention_that_refuses(self) -> None:

@@ -120,10 +120,15 @@ class StreamingMachine(KVMachine):
             each.crop(1)
         self.lengths_count_all_tokens()
 
+    settles = (*KVMachine.settles, "window", "return_lse")
+
+    def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+        return {"q": q, "k": k, "v": v, "cos": self.cos, "sin": self.sin}
+
     def refused_attention(
         self, q: Tensor, k: Tensor, v: Tensor
     ) -> list[tuple[str, Callable[[], object]]]:
-        given = {"q": q, "k": k, "v": v, "cos": self.cos, "sin": self.sin}
+        given = self.attention_arguments(q, k, v)
         fewer = self.sinks + self.width - 1
 
         def wrong(**changes: Any) -> Callable[[], object]:
