@@ -212,6 +212,20 @@ BUGS = {
             "stored = inside & (position < tl.cdiv(old_length, page_size) * page_size)",
         ),
     ),
+    "scale_that_is_no_number": KnownBug(
+        happened="A quantized cache with a given scale of NaN attended to NaN.",
+        cause="The constructor checked only that both scales were given, or none.",
+        source="this project, found by a reader",
+        pinned=TestAt(
+            "properties/suite/test_caches.py::"
+            "test_a_wrong_quantized_cache_is_refused[k_scale-wrong5]"
+        ),
+        planted=Edit(
+            "kernels.cache.quantized",
+            "if not 0 <= scale <= torch.finfo(torch.float32).max:",
+            "if scale < 0 or scale > torch.finfo(torch.float32).max:",
+        ),
+    ),
     "scales_stay_behind": KnownBug(
         happened="Beams of a quantized cache crossed.",
         cause="reorder, crop and select changed one of the stores of a cache and left the others.",

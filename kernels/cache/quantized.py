@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.arguments import FLOATS, check_size
+from kernels.arguments import FLOATS, check_size, describe
 from kernels.cache import pages
 from kernels.cache.kv import CacheView, allocate
 from kernels.cache.paged import PagedCache
@@ -38,7 +38,7 @@ class QuantizedCache(PagedCache):
         bits: dtype of the codes: int8 with c = 127, or float8_e4m3fn with c = 448.
         block: tokens that share a scale.
         k_scale, v_scale: one scale for all keys and one for all values, in place of those of
-            blocks.
+            blocks: finite float32 numbers >= 0.
         dtype: of the tokens given: float32, bfloat16 or float16.
 
     Source: Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv 2209.05433), section 3, for
@@ -74,6 +74,8 @@ class QuantizedCache(PagedCache):
             check_size(name, size)
         if (k_scale is None) != (v_scale is None):
             raise ValueError("k_scale, v_scale: one is given, expected both or none")
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            _check_scale(name, scale)
         pool = num_pages, page_size, kv_heads
         k_pages, v_pages = allocate(*pool, key_dim, value_dim, dtype=bits, device=device)
         self._adopt(k_pages, v_pages, [[] for _ in range(batch)])
@@ -154,6 +156,16 @@ class QuantizedCache(PagedCache):
                 *update.scales, self.k_scale[..., None], self.v_scale[..., None], self._table(),
                 length, counts, self.ring,
             )  # fmt: skip
+
+
+def _check_scale(name: str, scale: float | None) -> None:
+    """Refuse anything but None and a number that float32 has, at least 0."""
+    if scale is None:
+        return
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"{name}: {describe(scale)}, expected a number or None")
+    if not 0 <= scale <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name}: {scale}, expected a finite float32 number >= 0")
 
 
 def _codes(x: Tensor, scale: Tensor, bits: torch.dtype) -> Tensor:

@@ -307,6 +307,11 @@ def test_an_encoder_of_existing_pages_is_written(device: torch.device) -> None:
         ("block", {"block": 0}),
         ("num_pages", {"num_pages": 0}),
         ("k_scale, v_scale", {"k_scale": 1.0}),
+        *(
+            (name, {"k_scale": 1.0, "v_scale": 1.0, name: wrong})
+            for name in ("k_scale", "v_scale")
+            for wrong in (math.nan, math.inf, -1.0, 1e39, True, "1", torch.tensor(1.0))
+        ),
     ],
 )
 def test_a_wrong_quantized_cache_is_refused(argument: str, wrong: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ class QuantizedCache(KVCache):
         bits: dtype of the codes: int8 with c = 127, or float8_e4m3fn with c = 448.
         block: tokens that share a scale, at least 1.
         k_scale, v_scale: one scale for all keys and one for all values, in place of those of
-            blocks.
+            blocks: finite float32 numbers >= 0.
 
     Source: Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv 2209.05433), section 3, for
     scaling and saturation; Liu et al., "KIVI" (arXiv 2402.02750) for scales per token.
@@ -52,6 +52,8 @@ class QuantizedCache(KVCache):
         check_size("block", block)
         if (k_scale is None) != (v_scale is None):
             raise ValueError("k_scale, v_scale: one is given, expected both or none")
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            _check_scale(name, scale)
         self.bits, self.block = bits, block
         self.given = None if k_scale is None or v_scale is None else (k_scale, v_scale)
         self.scales: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(batch)]
@@ -103,6 +105,16 @@ class QuantizedCache(KVCache):
 
     def _check(self, k: Tensor, v: Tensor, offset: int | Tensor | None) -> list[int]:
         return super()._check(k.float(), v.float(), offset)
+
+
+def _check_scale(name: str, scale: float | None) -> None:
+    """Refuse anything but None and a number that float32 has, at least 0."""
+    if scale is None:
+        return
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"{name}: {type(scale).__name__}, expected a number or None")
+    if not 0 <= scale <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name}: {scale}, expected a finite float32 number >= 0")
 
 
 def codes(x: Float[Tensor, "G D"], scale: Float[Tensor, " G"], bits: torch.dtype) -> Tensor:

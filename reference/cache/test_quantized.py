@@ -1,5 +1,8 @@
 """The oracle of 8-bit caches, by hand."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -88,3 +91,14 @@ def test_a_bad_argument_is_named() -> None:
         QuantizedCache(1, torch.int8, block=0)
     with pytest.raises(ValueError, match=r"^k_scale, v_scale: one is given"):
         QuantizedCache(1, torch.int8, k_scale=1.0)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0, -1e-300, 1e39, True, "1"])
+def test_a_scale_is_a_finite_number_of_at_least_0(wrong: Any) -> None:
+    for name in ("k_scale", "v_scale"):
+        with pytest.raises((TypeError, ValueError), match=rf"^{name}: "):
+            QuantizedCache(1, torch.int8, **{"k_scale": 1.0, "v_scale": 1.0, name: wrong})
+
+
+def test_a_given_scale_of_0_gives_0() -> None:
+    assert keys(QuantizedCache(1, torch.int8, k_scale=0.0, v_scale=0.0), 3, -5) == [0, 0]

@@ -189,7 +189,10 @@ class QuantizedMachine(PagedMachine):
         self.options = {"bits": draw.choice([torch.int8, torch.float8_e4m3fn]), "block": block}
         if block == 1 and draw.random() < 1 / 2:
             # Smaller than most tokens need: they saturate.
-            self.options |= {"k_scale": 2.0**-6, "v_scale": 1.0}
+            self.options |= {
+                "k_scale": draw.choice([2.0**-6, 2.0**-6, 0.0]),
+                "v_scale": draw.choice([1.0, 1.0, 0.0]),
+            }
             self.reached.add("given scales")
         # Values whose scales are 0, have subnormal quotients, or are large.
         self.factor = draw.choice([1.0, 1.0, 0.0, 2.0**-130, 2.0**80])
