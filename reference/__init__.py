@@ -3,6 +3,10 @@
 Every op has two forms. `gla(...)` computes the definition; `gla.second_form(...)`, which takes the
 same arguments, computes what was derived another way, and is there to catch the first.
 
+An oracle computes in the promoted dtype of its inputs, a few steps in float32 at least. Pass
+float64 to judge a kernel by it: in bfloat16 steps are rounded to 8 bits, and an op that selects
+keys may select others.
+
 Letters, everywhere: B batch, T tokens, H heads, G heads that several of those share, K key dim,
 V value dim, N sequences, W window or taps, D dim of a head or channels, R table rows, P pairs of
 dims.

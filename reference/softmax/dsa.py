@@ -66,7 +66,9 @@ def dsa(
         o, lse = selected_attention(q, k, v, A) with blocks of one token
 
     All heads share a selection; query head h reads kv head h // (H / G). Of equal scores the lower
-    token wins, and -0.0 equals 0.0: relu makes exact ties common.
+    token wins, and -0.0 equals 0.0: relu makes exact ties common. Scores are rounded to the
+    dtype of the inputs, where more of them are equal: 256 and 257 in bfloat16. Kernels round them
+    to float32.
 
     Args:
         q_index: Queries of the indexer, already rotated. A constant: it gets no gradient.

@@ -65,7 +65,8 @@ def moba(
         o, lse = selected_attention(q, k, v, I)
 
     Query head h reads kv head h // (H / G), and each head has its own selection. Of equal scores
-    the lower block wins. The selection gets no gradient.
+    the lower block wins. Scores are rounded to the dtype of the inputs, where more of them are
+    equal: 256 and 257 in bfloat16. Kernels round them to float32. The selection gets no gradient.
 
     Args:
         block_size: C >= 1, tokens of a block.

@@ -73,7 +73,9 @@ def msa(
         o, lse = selected_attention(q, k, v, I)
 
     Query head h reads kv head g = h // (H / G), and the heads of a group share a selection. Of
-    equal scores the lower block wins, and -0.0 equals 0.0.
+    equal scores the lower block wins, and -0.0 equals 0.0. Scores are rounded to the dtype
+    of the inputs, where more of them are equal: 256 and 257 in bfloat16. Kernels round them to
+    float32.
 
     Args:
         q_index: Queries of the indexer, one for each group, already rotated. A constant: it gets no

@@ -135,8 +135,9 @@ def nsa(
         o_ih   = g_cmp Σ_b P_ihb vc_b + g_slc selected_attention(I_ig) + g_swa windowed attention
 
     Query head h reads kv head g = h // (H / G), and the heads of a group share a selection. Of
-    equal scores the lower block wins. The selection gets no gradient. A branch that sees no key is
-    0.
+    equal scores the lower block wins. Scores are rounded to the dtype of the inputs, where more
+    of them are equal: those of logits 1 and 1 + 2^-8 in bfloat16. Kernels round them to float32.
+    The selection gets no gradient. A branch that sees no key is 0.
 
     Args:
         g_cmp: Gate of the compressed branch, of each query and head, after its activation.

@@ -204,3 +204,35 @@ def test_a_bad_option_is_named(name: str) -> None:
     if name == "nsa":
         with pytest.raises(ValueError, match="top_k: 2, expected at least 3"):
             op(*trained, top_k=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_scores_are_rounded_to_the_dtype_of_the_inputs(name: str, dtype: torch.dtype) -> None:
+    """The score of token 2 exceeds that of token 1 by less than bfloat16 can tell.
+
+    They are 257 and 256; of NSA, softmax weights of 1 + 2^-8 and 1.
+    """
+    op: Any = OPS[name]
+    large, small = (1, 2**-8) if name == "nsa" else (256, 1)
+    scored = torch.tensor([[0, 0], [large, 0], [large, small], [0, 0]], dtype=dtype)
+    q, k, v = torch.ones(1, 4, 1, 2, dtype=dtype), scored[None, :, None], torch.eye(4, dtype=dtype)
+    gates = q[..., 0]
+    options: dict[str, Any] = {"scale": 1.0, "block_size": 1, "top_k": 2}
+    constants: tuple[Tensor, ...] = ()
+    if name == "nsa":
+        constants = (0 * gates, gates, 0 * gates)
+        options |= {"local_blocks": 1, "top_k": 3}
+    elif name in ("dsa", "msa"):
+        constants = (q, scored[None], *([gates] if name == "dsa" else []))
+        k = 0 * k
+    if name == "dsa":
+        options = {"top_k": 1}
+    if name == "moba":
+        options["scale"] = 0.0
+    for form in (op, op.second_form):
+        o = form(q, k, v[None, :, None], *constants, **options)
+        weights = (o if isinstance(o, Tensor) else o[0])[0, 3, 0]
+        selected, other = (1, 2) if dtype == torch.bfloat16 else (2, 1)
+        assert weights[selected] > 0
+        assert weights[other] == 0
