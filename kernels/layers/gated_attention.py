@@ -142,8 +142,9 @@ class GatedAttention(nn.Module):
             cache: of the B sequences and of this layer alone, in the dtype of its keys. It gains
                 these tokens. It keeps no graph: call under `torch.no_grad()`. None: sequences start
                 here.
-            offset: how many of the T tokens are real, see `KVCache.update`; the o of others is 0.
-                With a cache only.
+            offset: how many of the T tokens are real, see `KVCache.update`. The o of others is 0,
+                so their y is the bias of `o_proj`, 0 without one, where x is finite. With a cache
+                only.
             cu_seqlens: boundaries of N packed sequences `[N+1]`, in tokens; B is then 1. Without a
                 cache only, which packs its sequences itself.
 

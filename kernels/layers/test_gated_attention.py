@@ -63,6 +63,18 @@ def test_a_prompt_and_then_token_by_token_is_one_pass(
         torch.testing.assert_close(torch.cat(pieces, 1), layer(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_padding_rows_are_the_bias_of_the_last_projection(bias: bool, device: torch.device) -> None:
+    layer = _layer(device, bias=bias)
+    x, cache = _x(device, BATCH, 2), _cache("contiguous", device)
+    with torch.no_grad():
+        y = layer(x, cache=cache, offset=torch.tensor([1, 0, 2]))
+    want = layer.o_proj.bias if bias else torch.zeros(HIDDEN, device=device)
+    assert want is not None
+    torch.testing.assert_close(y[0, 1], want)
+    torch.testing.assert_close(y[1], want.expand(2, -1))
+
+
 @pytest.mark.parametrize("kind", CACHES)
 def test_prompts_of_several_lengths_go_on_from_their_own_positions(
     kind: str, device: torch.device
