@@ -1,5 +1,8 @@
 """Attention kernels in Triton. Each op takes the arguments of its namesake in `reference`, and the
 keyword-only `mode` and `tile` besides, which change how an op computes and not what.
+
+Triton's interpreter (`TRITON_INTERPRET=1`) runs them after `properties.interpreter.install()`. By
+itself it fails on bool arguments before Triton 3.8, and on casts of loop variables.
 """
 
 from kernels.cache import (
