@@ -77,7 +77,7 @@ def _ran(root: Path, *arguments: str) -> tuple[int, str]:
             errors="backslashreplace",
         )
     except OSError as error:
-        return -1, f"git: {error.strerror}"
+        return -1, f"git: {error.strerror}; install git, or run the tests without --changed"
     if ran.returncode != 0:
         return ran.returncode, (ran.stderr.strip().splitlines() or [""])[0]
     return 0, ran.stdout.strip("\n")
