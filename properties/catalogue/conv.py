@@ -40,6 +40,7 @@ TOKEN_SHIFT = declare(
     in_float32=True,
     wraps=SHORT_CONV,
     dims={"D": _CHANNELS},
+    work=lambda n: n["D"] * n["T"],
     multilinear=lambda case: True,
     of_any_size=lambda case: ("x",),
     recipes=("gaussian", "integers", "zeros", "large_states"),

@@ -17,19 +17,13 @@ def recurrent(x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(y, dim=1) if y else x, S
 
 
-def product(x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
-    """A product with one matrix.
-
-        y = M (x_0 ; x),    M_ts = 1 if s = t, -1 if s = t + 1, else 0
-
-    Source: Gray, Toeplitz and Circulant Matrices: A Review, 2006, chapter 1.
-    """
+def difference(x: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
+    """The difference of two sequences, one of them a token behind: y = (x_0 ; x)_{<T} - x."""
     tokens = torch.cat([S, x], dim=1)
-    eye = torch.eye(tokens.shape[1], dtype=x.dtype, device=x.device)
-    return (eye[:-1] - eye[1:]) @ tokens, tokens[:, -1:]
+    return -tokens.diff(dim=1), tokens[:, -1:]
 
 
-@recurrence(recurrent, product, same_dtype=("x",), outputs=("y", "final_state"))
+@recurrence(recurrent, difference, same_dtype=("x",), outputs=("y", "final_state"))
 def token_shift(
     x: Float[Tensor, "B T D"],
     **options: Unpack[StateOptions],
