@@ -635,14 +635,18 @@ class KVMachine(RuleBasedStateMachine):
         return calls
 
     def attention_that_refuses(self) -> None:
-        """Options that only the attention rejects: nothing has been appended then."""
+        """What only the attention rejects: nothing has been appended then."""
         cache = self.cache
         if self.fits([1] * self.batch):
             q, k, v = self.draw_tokens(1, 0)
+            heads = q.new_zeros(*q.shape[:2], self.kv_heads + 1, q.shape[3])
+            if self.kv_heads > 1:
+                self.refuse(("q", lambda: cache.attend(heads, k, v)))
             self.refuse(
                 ("softcap", lambda: cache.attend(q, k, v, softcap=0.0)),
                 ("window", lambda: cache.attend(q, k, v, window=0)),
                 ("mode", lambda: cache.attend(q, k, v, mode="chunk")),
+                ("q", lambda: cache.attend(q.double(), k, v)),
                 (
                     "sink",
                     lambda: cache.attend(
