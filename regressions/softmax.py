@@ -123,6 +123,18 @@ BUGS = {
             "return *each, *self.do.contiguous().stride()[:3],",
         ),
     ),
+    "saved_tensors_read_twice": KnownBug(
+        happened="Training attention under `torch.utils.checkpoint` raises CheckpointError.",
+        cause="The backward pass reads `ctx.saved_tensors` for each tensor, and a checkpoint gives "
+        "them once.",
+        source="this project, where calls were first run again for their backward pass",
+        pinned=pin("attention", "parallel", SMALL, (7,), context="checkpointed"),
+        planted=Edit(
+            "kernels.softmax.attention",
+            "(saved[at] for at in (3, 5, 8))",
+            "(ctx.saved_tensors[at] for at in (3, 5, 8))",
+        ),
+    ),
     "cube_of_a_length_underflows": KnownBug(
         happened="Wrong gradients of attention residuals whose sources are about 1e14 long.",
         cause="1 / length³ in float32.",

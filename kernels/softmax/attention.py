@@ -570,9 +570,11 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, do, dlse, _):
-    sink, g, bias = (ctx.saved_tensors[at] for at in (3, 5, 8))
+    # A checkpoint gives them once.
+    saved = ctx.saved_tensors
+    sink, g, bias = (saved[at] for at in (3, 5, 8))
     dq, dk, dv, dsink, dg, dbias = attention_parallel_backward(
-        do, dlse, *ctx.saved_tensors, *ctx.options, ctx.dtype
+        do, dlse, *saved, *ctx.options, ctx.dtype
     )
     return (
         dq, dk, dv, None if sink is None else dsink, None, None if g is None else dg,

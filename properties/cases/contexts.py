@@ -1,12 +1,14 @@
 """The contexts a call runs in: with gradients, without, in inference mode, under autocast,
-compiled.
+compiled, run again for its backward pass.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 Context = Callable[[str], AbstractContextManager[Any]]
 
@@ -31,6 +33,7 @@ CONTEXTS: dict[str, Context] = {
     "inference_mode": lambda device: torch.inference_mode(),
     "autocast": lambda device: torch.autocast(device, torch.bfloat16),
     "bfloat16_by_default": lambda device: _bfloat16_by_default(),
+    "checkpointed": lambda device: nullcontext(),
     "compiled": lambda device: nullcontext(),
 }
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
@@ -40,3 +43,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` with `torch.compile` in one graph, after clearing earlier traces."""
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def checkpointed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep nothing of a call, and run it again for its backward pass, as models save memory."""
+    return partial(checkpoint, function, use_reentrant=False)

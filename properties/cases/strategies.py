@@ -536,6 +536,7 @@ def _contexts(known: tuple[str, ...]) -> SearchStrategy[str]:
         "no_grad": 3,
         "inference_mode": 3,
         "autocast": 4,
+        "checkpointed": 3,
         "compiled": 4,
         "bfloat16_by_default": 4,
     }

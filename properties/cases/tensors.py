@@ -12,7 +12,7 @@ from torch import Tensor
 
 from properties.cases import structures
 from properties.cases.case import Case
-from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS, compiled
+from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS, checkpointed, compiled
 from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import relaid
 from properties.cases.values import COTANGENTS, RECIPES, Blank
@@ -256,6 +256,9 @@ def outputs_and_gradients(
         given[name] = own_copy(tensors[name])
     if context == "compiled":
         function = compiled(function)
+    # A call that writes to its input cannot be run again.
+    if context == "checkpointed" and not inputs.options.get("inplace"):
+        function = checkpointed(function)
     with CONTEXTS[context](_device_type(inputs)), telling(op, {**given, **extra}):
         named = _named(op, function(**given, **extra), given)
     if not gradients_of:

@@ -1,4 +1,4 @@
-"""Results are the same bits in every context: without gradients, under autocast, compiled.
+"""Results are the same bits in every context: without gradients, compiled, run again, and so on.
 
 Inference mode comes first: a table cached there must not serve training.
 """

@@ -166,6 +166,7 @@ def _about_the_call(op: Op) -> Iterator[Condition]:
         yield Condition("an output without a cotangent", OFTEN, lambda c: len(c.silent) > 0)
     yield Condition("without gradients", OFTEN, lambda c: c.context in WITHOUT_GRADIENTS)
     yield Condition("autocast", OFTEN, lambda c: c.context == "autocast")
+    yield Condition("run again for its gradients", OFTEN, lambda c: c.context == "checkpointed")
     yield Condition("the mode left to the op", SELDOM, lambda c: c.auto)
     yield Condition("another call before it", OFTEN, lambda c: c.earlier is not None)
     yield Condition("many rows, heads or sequences", SELDOM / 2, lambda c: _many(c) > 8)

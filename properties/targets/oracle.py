@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from properties.cases.contexts import CONTEXTS
 from properties.cases.values import COTANGENTS
 from properties.catalogue.op import Function, Op
 from properties.targets.target import Target
@@ -19,7 +20,7 @@ from properties.targets.target import Target
 class Oracle(Target):
     name = "oracle"
     new_results = False
-    contexts = ("grad", "no_grad", "inference_mode", "autocast", "bfloat16_by_default")
+    contexts = tuple(name for name in CONTEXTS if name != "compiled")
     cotangents = tuple(COTANGENTS)
 
     def modes(self, op: Op) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from properties.cases import contexts
 
 T = TypeVar("T")
-CONTEXTS = tuple(name for name in contexts.CONTEXTS if name != "compiled")
+_OF_FUNCTIONS = ("compiled", "checkpointed")
+CONTEXTS = tuple(name for name in contexts.CONTEXTS if name not in _OF_FUNCTIONS)
 
 
 def context(name: str, device: torch.device) -> AbstractContextManager[object]:
