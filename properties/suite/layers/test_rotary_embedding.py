@@ -81,11 +81,17 @@ class RotaryMachine(RuleBasedStateMachine):
     steps: ClassVar[int] = 12
     kind: ClassVar[type[RotaryEmbedding]] = RotaryEmbedding
 
-    @initialize(options=st.sampled_from(OPTIONS), where=st.sampled_from(CONTEXTS))
-    def create(self, options: dict[str, Any], where: str) -> None:
+    @initialize(
+        options=st.sampled_from(OPTIONS),
+        where=st.sampled_from(CONTEXTS),
+        reserved=st.sampled_from([None, 2049, FARTHEST + 1]),
+    )
+    def create(self, options: dict[str, Any], where: str, reserved: int | None) -> None:
         self.options = options
         with context(where, self.device):
             self.module = self.kind(**options).to(self.device)
+            if reserved is not None:
+                self.module.reserve(reserved)
         self.told: dict[tuple[str, int, torch.dtype], Tensor] = {}
 
     def normal(self, seed: int, *shape: int) -> Tensor:
