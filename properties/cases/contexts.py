@@ -1,5 +1,5 @@
 """The contexts a call runs in: with gradients, without, in inference mode, under autocast,
-compiled, run again for its backward pass.
+compiled, run again for its backward pass, with two backward passes.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,6 +34,7 @@ CONTEXTS: dict[str, Context] = {
     "autocast": lambda device: torch.autocast(device, torch.bfloat16),
     "bfloat16_by_default": lambda device: _bfloat16_by_default(),
     "checkpointed": lambda device: nullcontext(),
+    "backward_twice": lambda device: nullcontext(),
     "compiled": lambda device: nullcontext(),
 }
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode")

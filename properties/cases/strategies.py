@@ -537,6 +537,7 @@ def _contexts(known: tuple[str, ...]) -> SearchStrategy[str]:
         "inference_mode": 3,
         "autocast": 4,
         "checkpointed": 3,
+        "backward_twice": 3,
         "compiled": 4,
         "bfloat16_by_default": 4,
     }

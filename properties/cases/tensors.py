@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -269,13 +270,17 @@ def outputs_and_gradients(
     wanted = [n for n in named if n in gradients_of and named[n].requires_grad]
     gradients: Sequence[Tensor | None] = [None] * len(names)
     if wanted:
+        backwards = partial(
+            torch.autograd.grad,
+            [named[n] for n in wanted],
+            [tensors[n] for n in names],
+            allow_unused=True,
+        )
+        incoming = [gradients_of[n].to(named[n].dtype) for n in wanted]
         with telling(op, {**given, **extra}, "backwards through "):
-            gradients = torch.autograd.grad(
-                [named[n] for n in wanted],
-                [tensors[n] for n in names],
-                [gradients_of[n].to(named[n].dtype) for n in wanted],
-                allow_unused=True,
-            )
+            if context == "backward_twice":
+                backwards([-2 * dy for dy in incoming], retain_graph=True)
+            gradients = backwards(incoming)
     results = {name: y.detach() for name, y in named.items()}
     for name, gradient in zip(names, gradients, strict=True):
         # A gradient of None counts as zero.

@@ -227,6 +227,24 @@ def kept_for_the_backward_pass_by_shape(op: Op, right: Function) -> Function:
     return wrong
 
 
+class _AddsUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.sum = torch.zeros_like(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> Tensor:
+        ctx.sum += dx
+        return torch.clone(ctx.sum)
+
+
+@misreading
+def gradients_added_up_over_passes(op: Op, given: dict[str, Any]) -> dict[str, Any]:
+    name = op.arguments[0].name
+    return {**given, name: _AddsUp.apply(given[name])}
+
+
 @misreading
 def a_copy_written_to(op: Op, given: dict[str, Any]) -> dict[str, Any]:
     name = op.arguments[0].name
@@ -519,6 +537,7 @@ PLANTED = (
     Planted("determinism", kept_for_the_backward_pass_by_shape, _with_gradients),
     Planted("context_invariance", another_last_bit_in_inference),
     Planted("context_invariance", returned_in_the_default_dtype),
+    Planted("context_invariance", gradients_added_up_over_passes, _with_gradients),
     Planted("request_invariance", gradients_lost_beside_a_frozen_tensor),
     Planted("request_invariance", gradients_lost_without_an_output, _with_flags),
     Planted("batch_invariance", scaled_by_the_tokens),

@@ -167,6 +167,7 @@ def _about_the_call(op: Op) -> Iterator[Condition]:
     yield Condition("without gradients", OFTEN, lambda c: c.context in WITHOUT_GRADIENTS)
     yield Condition("autocast", OFTEN, lambda c: c.context == "autocast")
     yield Condition("run again for its gradients", OFTEN, lambda c: c.context == "checkpointed")
+    yield Condition("two backward passes", OFTEN, lambda c: c.context == "backward_twice")
     yield Condition("the mode left to the op", SELDOM, lambda c: c.auto)
     yield Condition("another call before it", OFTEN, lambda c: c.earlier is not None)
     yield Condition("many rows, heads or sequences", SELDOM / 2, lambda c: _many(c) > 8)

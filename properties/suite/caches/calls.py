@@ -10,7 +10,7 @@ from torch import Tensor
 from properties.cases import contexts
 
 T = TypeVar("T")
-_OF_FUNCTIONS = ("compiled", "checkpointed")
+_OF_FUNCTIONS = ("compiled", "checkpointed", "backward_twice")
 CONTEXTS = tuple(name for name in contexts.CONTEXTS if name not in _OF_FUNCTIONS)
 
 
