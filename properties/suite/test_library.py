@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
 from properties.cases.case import Case
-from properties.cases.tensors import outputs_and_gradients
+from properties.cases.tensors import outputs_and_gradients, own_copy
 from properties.catalogue import OPS
 from properties.catalogue.op import Mode, Op
 from properties.laws import Subject
@@ -107,6 +107,10 @@ def _bare(op: Op, mode: Mode) -> tuple[str, ...]:
     return _LEAST_AND_MOST[:1] if mode is op.modes[0] else ()
 
 
+def _loaded_once(op: Op, mode: Mode) -> tuple[str, ...]:
+    return _LEAST_AND_MOST[1:] if mode is op.modes[0] else ()
+
+
 def _longer(op: Op, case: Case) -> Case:
     """The same with other numbers of tokens."""
     more = tuple(n + 3 for n in case.lengths)
@@ -123,6 +127,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         test_registrations_are_sound: _registered,
         test_a_loss_without_the_first_output_has_gradients: _of_several_outputs,
         test_a_gradient_of_a_gradient_is_refused_or_computed: _bare,
+        test_what_changes_before_the_backward_pass_is_refused_or_does_not_matter: _loaded_once,
         test_compiled_equals_eager_bit_for_bit: _compiled,
     }[metafunc.function]
     cases = {
@@ -248,6 +253,37 @@ def test_a_loss_without_the_first_output_has_gradients(case: Case, subject: Subj
     assert any(want[f"d{a.name}"].any() for a in op.arguments if f"d{a.name}" in want)
     for name, x in want.items():
         assert torch.equal(got[name], x), name
+
+
+def test_what_changes_before_the_backward_pass_is_refused_or_does_not_matter(
+    case: Case, subject: Subject
+) -> None:
+    """PyTorch notices changes of what is saved for the backward pass, and of nothing else that a
+    function keeps.
+    """
+    op, function = OPS[case.op], getattr(kernels, case.op)
+    inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+    want = outputs_and_gradients(op, function, inputs, gradients_of, mode=case.mode)
+    outputs = [output.name for output in op.outputs]
+    for changed in (*inputs.tensors, *outputs):
+
+        def changing(changed: str = changed, **given: Any) -> Any:
+            returned = function(**given)
+            several = returned if isinstance(returned, tuple) else (returned,)
+            x = {**given, **dict(zip(outputs, several, strict=True))}[changed]
+            with torch.no_grad():
+                x.copy_(~x if x.dtype == torch.bool else x + 1)
+            return returned
+
+        own = inputs.with_tensors({n: own_copy(x) for n, x in inputs.tensors.items()})
+        try:
+            got = outputs_and_gradients(op, changing, own, gradients_of, mode=case.mode)
+        except RuntimeError as error:
+            if not re.search("modified (by an )?inplace", str(error)):
+                raise
+        else:
+            for name in inputs.trained:
+                assert torch.equal(got[f"d{name}"], want[f"d{name}"]), f"d{name}, {changed}"
 
 
 class _Stopped(torch.autograd.Function):
