@@ -38,6 +38,8 @@ CONTEXTS: dict[str, Context] = {
     "compiled": lambda device: nullcontext(),
 }
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
+# These change the call itself, and nothing around it.
+OF_THE_CALL = ("compiled", "checkpointed", "backward_twice")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

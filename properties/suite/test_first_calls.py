@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from properties.cases.case import Case
+from properties.cases.contexts import OF_THE_CALL
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
 from properties.device import activate
@@ -49,7 +50,7 @@ def _firsts(op: Op, mode: str, contexts: tuple[str, ...]) -> Iterator[Case]:
 def _wrong(name: str, device: str) -> list[str]:
     op, where = OPS[name], activate(device)
     subject = Subject(load("ours", where), where)
-    contexts = tuple(c for c in subject.target.contexts if c not in ("grad", "compiled"))
+    contexts = tuple(c for c in subject.target.contexts if c not in ("grad", *OF_THE_CALL))
     firsts = [case for mode in op.modes for case in _firsts(op, mode.name, contexts)]
     for case in firsts:
         subject.run(op, case, subject.inputs(op, case))

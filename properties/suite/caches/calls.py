@@ -10,8 +10,7 @@ from torch import Tensor
 from properties.cases import contexts
 
 T = TypeVar("T")
-_OF_FUNCTIONS = ("compiled", "checkpointed", "backward_twice")
-CONTEXTS = tuple(name for name in contexts.CONTEXTS if name not in _OF_FUNCTIONS)
+CONTEXTS = tuple(name for name in contexts.CONTEXTS if name not in contexts.OF_THE_CALL)
 
 
 def context(name: str, device: torch.device) -> AbstractContextManager[object]:
