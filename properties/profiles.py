@@ -37,7 +37,8 @@ def register() -> None:
     """Register the profiles; load `ci` if the environment variable CI is set, else `dev`.
 
     - dev: random cases, new ones on every run.
-    - ci: as many, but the same on every run, so that a red run is about the change.
+    - ci: as many, from fixed seeds, so that a red run is about the change. (Hypothesis also draws
+      constants of the modules imported so far, which can differ between workers.)
     - nightly: many, and new ones every time.
     - trial: those of ci without shrinking, for code with a planted bug.
     """

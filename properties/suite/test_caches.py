@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import seed, settings
 from torch import Tensor
 
 import kernels
@@ -105,7 +105,10 @@ def test_any_order_of_calls_matches_the_list_of_tokens(
     watched = variant(machine, device)
     run(watched)
     if settings().derandomize:
-        # Examples are the same on every run, so what they reach is deterministic.
+        # What few of the examples reach, one run may miss.
+        for again in range(3):
+            if not MACHINES[machine] <= watched.reached:
+                run(seed(again)(watched))
         assert MACHINES[machine] <= watched.reached
 
 

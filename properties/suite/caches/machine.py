@@ -436,7 +436,7 @@ class KVMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.length()))
     @rule(
-        length=st.integers(0, 12),
+        length=st.just(0) | st.integers(0, 12),
         back=COUNTS,
         kind=st.sampled_from(["one", "each", "each in 32 bits", "reset"]),
     )
