@@ -4,7 +4,9 @@ For each op and mode of the catalogue there is a bare case, and cases with every
 of the mode.
 """
 
+import gc
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
@@ -14,6 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
@@ -128,6 +131,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         test_a_loss_without_the_first_output_has_gradients: _of_several_outputs,
         test_a_gradient_of_a_gradient_is_refused_or_computed: _bare,
         test_what_changes_before_the_backward_pass_is_refused_or_does_not_matter: _loaded_once,
+        test_a_call_leaves_nothing_behind: _loaded_once,
         test_compiled_equals_eager_bit_for_bit: _compiled,
     }[metafunc.function]
     cases = {
@@ -284,6 +288,45 @@ def test_what_changes_before_the_backward_pass_is_refused_or_does_not_matter(
         else:
             for name in inputs.trained:
                 assert torch.equal(got[f"d{name}"], want[f"d{name}"]), f"d{name}, {changed}"
+
+
+def _global_state(device: torch.device) -> tuple[Any, ...]:
+    """What PyTorch keeps for a process and a call could change."""
+    on_gpu = torch.cuda.get_rng_state(device).tolist() if device.type == "cuda" else None
+    return (
+        torch.get_rng_state().tolist(),
+        on_gpu,
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled(device.type),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+    )
+
+
+def test_a_call_leaves_nothing_behind(case: Case, subject: Subject) -> None:
+    """No memory, once its tensors are gone, and no state of PyTorch's."""
+    op, function = OPS[case.op], getattr(kernels, case.op)
+    before = _global_state(subject.device)
+    memory: list[StorageWeakRef] = []
+
+    def watched(tensors: Iterable[Tensor]) -> None:
+        memory.extend(StorageWeakRef(x.untyped_storage()) for x in tensors)
+
+    def call() -> None:
+        inputs, gradients_of = subject.inputs(op, case), subject.cotangents(op, case)
+        own = inputs.with_tensors({n: own_copy(x) for n, x in inputs.tensors.items()})
+        watched(own.tensors.values())
+        watched(outputs_and_gradients(op, function, own, gradients_of, mode=case.mode).values())
+        with torch.no_grad():
+            watched(outputs_and_gradients(op, function, own, mode=case.mode).values())
+
+    call()
+    gc.collect()
+    assert all(one.expired() for one in memory)
+    assert _global_state(subject.device) == before
 
 
 class _Stopped(torch.autograd.Function):
