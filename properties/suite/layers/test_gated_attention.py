@@ -1,5 +1,6 @@
 """The gated attention layer against its reference, as a whole and in pieces."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,39 +12,63 @@ from torch import Tensor
 import reference
 from kernels import ContiguousCache, KVCache, PagedCache, SlidingWindowCache
 from kernels.layers import GatedAttention
+from properties.cases.contexts import checkpointed
 from properties.laws import Subject
 from properties.verdict import BY_DTYPE, Computation, budgets, compare
 from reference.layers import gated_attention
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 20, 4, 2, 8
 BASE = 100.0
+OPTIONS = st.fixed_dictionaries(
+    {
+        "partial_rotary_factor": st.sampled_from([0.25, 0.5, 1.0]),
+        "rope_scaling": st.sampled_from([None, {"rope_type": "linear", "factor": 4.0}]),
+        "window": st.none() | st.integers(1, 6),
+        "bias": st.booleans(),
+        "norm_eps": st.sampled_from([1e-6, 0.5]),
+    }
+)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def _exact(tensors: Any, factor: float, **options: Any) -> Tensor:
-    """The oracle for the weights of a state dict."""
-    w_q, w_g = tensors["q_proj.weight"].view(HEADS, 2, HEAD_DIM, HIDDEN).unbind(1)
-    w_k, w_v = (
-        tensors[name].view(KV_HEADS, HEAD_DIM, HIDDEN)
-        for name in ("k_proj.weight", "v_proj.weight")
-    )
+def _exact(tensors: Mapping[str, Tensor], options: Mapping[str, Any], **more: Any) -> Tensor:
+    """The oracle for the weights of a state dict. A bias is the weight of a channel of ones."""
     x = tensors["x"]
+
+    def weights(name: str) -> Tensor:
+        bias = tensors.get(f"{name}.bias")
+        w = tensors[f"{name}.weight"]
+        return w if bias is None else torch.cat([w, bias[:, None]], 1)
+
+    ones = [torch.ones_like(x[..., :1])] if options["bias"] else []
+    w_q, w_g = weights("q_proj").unflatten(0, (HEADS, 2, HEAD_DIM)).unbind(1)
+    w_k, w_v = (weights(n).unflatten(0, (KV_HEADS, HEAD_DIM)) for n in ("k_proj", "v_proj"))
+    w_o = tensors["o_proj.weight"]
     cos, sin = reference.rotary_tables(
-        x.shape[1], round(factor * HEAD_DIM), base=BASE, dtype=x.dtype
+        x.shape[1],
+        round(options["partial_rotary_factor"] * HEAD_DIM),
+        base=BASE,
+        scaling=options["rope_scaling"],
+        dtype=x.dtype,
     )
-    return gated_attention.second_form(
-        x,
+    # As wide as x with its channel of ones; what comes out in that channel is dropped.
+    wide = torch.cat([w_o, torch.zeros_like(w_o[: len(ones)])])
+    y = gated_attention.second_form(
+        torch.cat([x, *ones], -1),
         w_q,
         w_g,
         w_k,
         w_v,
-        tensors["o_proj.weight"].view(HIDDEN, HEADS, HEAD_DIM),
+        wide.unflatten(1, (HEADS, HEAD_DIM)),
         tensors["q_norm.weight"],
         tensors["k_norm.weight"],
         cos,
         sin,
-        **options,
+        eps=options["norm_eps"],
+        window=options["window"],
+        **more,
     )
+    return y[..., :HIDDEN] + tensors.get("o_proj.bias", 0)
 
 
 def _values(layer: GatedAttention, dtype: torch.dtype, batch: int, T: int, seed: int) -> Any:
@@ -67,42 +92,88 @@ def _cache(kind: str, batch: int, window: int, dtype: torch.dtype, device: Any) 
     return ContiguousCache(batch, 51, *dims, **more)
 
 
+def _in_pieces(
+    layer: GatedAttention,
+    x: Tensor,
+    cache: KVCache,
+    parts: list[int],
+    fewer: list[int],
+    want: Tensor,
+) -> Tensor:
+    """Call the layer with a cache on pieces of x, of which sequence n lacks the last
+    `fewer[n % len(fewer)]` tokens; return y, and for missing tokens what is wanted.
+    """
+    y = want.to(x)
+    done = [0] * len(x)
+    with torch.no_grad():
+        for part in parts:
+            counts = [max(0, part - fewer[n % len(fewer)]) for n in range(len(x))]
+            # What is past a sequence's own tokens is padding, whatever it is.
+            piece = torch.full_like(x[:, :part], 1e4)
+            for n, (start, count) in enumerate(zip(done, counts, strict=True)):
+                piece[n, :count] = x[n, start : start + count]
+            ragged = counts != [part] * len(x)
+            got = layer(piece, cache=cache, offset=torch.tensor(counts) if ragged else None)
+            for n, (start, count) in enumerate(zip(done, counts, strict=True)):
+                y[n, start : start + count] = got[n, :count]
+                done[n] = start + count
+    assert cache.length.tolist() == done
+    return y
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16", "float16"])
 def test_the_layer_is_its_formula_with_every_cache(dtype: torch.dtype, subject: Subject) -> None:
     @given(
         batch=st.integers(1, 3),
         # Never 4 or 2 tokens, the numbers of heads: a count of one must not pass for the other.
         parts=st.lists(st.sampled_from([0, 1, 1, 3, 7, 17]), min_size=1, max_size=3),
-        factor=st.sampled_from([0.25, 0.5, 1.0]),
-        window=st.none() | st.integers(1, 6),
+        options=OPTIONS,
+        packed=st.booleans(),
+        fewer=st.lists(st.integers(0, 2), min_size=1, max_size=3),
         kind=st.sampled_from(["contiguous", "paged", "sliding"]),
+        frozen=st.sets(st.integers(0, 10)),
+        where=st.sampled_from(["grad", "checkpointed"]),
         seed=st.integers(0, 99),
     )
     def holds(
-        batch: int, parts: list[int], factor: float, window: int | None, kind: str, seed: int
+        batch: int,
+        parts: list[int],
+        options: dict[str, Any],
+        packed: bool,
+        fewer: list[int],
+        kind: str,
+        frozen: set[int],
+        where: str,
+        seed: int,
     ) -> None:
         if kind == "sliding":
-            window = window or 5
+            options["window"] = options["window"] or 5
         layer = GatedAttention(
-            HIDDEN, HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, partial_rotary_factor=factor,
-            rope_base=BASE, window=window,
-        )  # fmt: skip
-        tensors = _values(layer, dtype, batch, sum(parts), seed)
+            HIDDEN, HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope_base=BASE, **options
+        )
+        tensors = _values(layer, dtype, 1 if packed else batch, sum(parts), seed)
         layer = layer.to(subject.device, dtype)
         weights = [name for name, _ in layer.named_parameters()]
         layer.load_state_dict({name: tensors[name] for name in weights})
-        x = tensors["x"].clone().to(subject.device).requires_grad_()
-        y = layer(x)
-        trained = (x, *layer.parameters())
-        gradients = torch.autograd.grad(y, trained, tensors["dy"].to(subject.device))
-        found = {"y": y, "dx": gradients[0]}
-        found |= {f"d{name}": dw for name, dw in zip(weights, gradients[1:], strict=True)}
+        x = tensors["x"].clone().to(subject.device)
+        trained = {"x": x, **dict(layer.named_parameters())}
+        trained = {n: t for i, (n, t) in enumerate(trained.items()) if i not in frozen}
+        for name, t in (("x", x), *layer.named_parameters()):
+            t.requires_grad_(name in trained)
+        ends = torch.tensor([0, *parts]).cumsum(0)
+        bounds: Any = {"cu_seqlens": ends.to(subject.device)} if packed else {}
+        y = (checkpointed(layer) if where == "checkpointed" else layer)(x, **bounds)
+        found = {"y": y}
+        if trained:
+            gradients = torch.autograd.grad(y, [*trained.values()], tensors["dy"].to(y))
+            found |= {f"d{name}": d for name, d in zip(trained, gradients, strict=True)}
 
         def oracle(given: Any) -> dict[str, Tensor]:
             def run(named: dict[str, Tensor]) -> Tensor:
-                return _exact(named, factor, window=window)
+                more: Any = {"cu_seqlens": ends} if packed else {}
+                return _exact({**given, **named}, options, **more)
 
-            found: Any = torch.func.vjp(run, {name: given[name] for name in ("x", *weights)})
+            found: Any = torch.func.vjp(run, {name: given[name] for name in trained})
             y, pullback = found
             (gradients,) = pullback(given["dy"])
             return {"y": y, **{f"d{name}": dw for name, dw in gradients.items()}}
@@ -115,11 +186,11 @@ def test_the_layer_is_its_formula_with_every_cache(dtype: torch.dtype, subject: 
             terms=batch * sum(parts) + HIDDEN + HEADS * HEAD_DIM,
         )
         allowed = budgets(oracle, exact, want, how)
-        with torch.no_grad():
-            cache = _cache(kind, batch, window or 0, dtype, subject.device)
-            pieces = [layer(piece, cache=cache) for piece in x.split(parts, 1)]
-        assert cache.length.tolist() == [sum(parts)] * batch
-        for name, got in [*found.items(), ("y", torch.cat(pieces, 1))]:
+        judged = [*found.items()]
+        if not packed:
+            cache = _cache(kind, batch, options["window"] or 0, dtype, subject.device)
+            judged.append(("y", _in_pieces(layer, x.detach(), cache, parts, fewer, want["y"])))
+        for name, got in judged:
             comparison = compare(name, got.detach(), want[name], allowed[name])
             assert comparison.passed, (name, comparison.reason, comparison.ratio)
 
