@@ -183,7 +183,7 @@ def _completed(
         lines.append(_entry(name, _shape(annotation), about[name]))
     lines += ["", "Raises:"]
     kinds = ["an argument of a wrong type or dtype"]
-    if same_dtype:
+    if len(same_dtype) > 1:
         kinds.append(f"{', '.join(same_dtype)} not of one dtype")
     kinds += [errors["TypeError"].rstrip(".")] if "TypeError" in errors else []
     values = ["shapes that do not match"]

@@ -1,5 +1,6 @@
 import inspect
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -140,6 +141,13 @@ def test_every_argument_and_result_is_described(spec: Any) -> None:
     for name in inspect.signature(spec).parameters:
         assert f"\n    {name}: " in described
     assert described.count("\nSource: ") == 1
+
+
+@each_op
+def test_a_bad_scale_is_documented(spec: Any) -> None:
+    if "scale" in inspect.signature(spec).parameters:
+        text = " ".join((inspect.getdoc(spec) or "").split())
+        assert re.search(r"a scale (or bias )?that is NaN or infinite", text)
 
 
 @each_op

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reference.decay import decays
 from reference.recurrence import StatelessOptions
-from reference.softmax.causal import causal
+from reference.stateless import stateless
 
 
 def recurrent(
@@ -66,7 +66,7 @@ def _levels(q: Tensor, level_scales: Tensor) -> int:
     return needed
 
 
-@causal(recurrent, parallel)
+@stateless(recurrent, parallel)
 def log_linear_attn(
     q: Float[Tensor, "B T G K"],
     k: Float[Tensor, "B T G K"],

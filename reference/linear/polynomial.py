@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.recurrence import StatelessOptions
-from reference.softmax.causal import causal
+from reference.stateless import stateless
 
 _BASED_EPS, _REBASED_EPS = 1e-6, 1e-5
 
@@ -47,7 +47,7 @@ def _squares(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return scale * scale * torch.einsum("bthk,bthkv->bthv", read, _running(pairs, v))
 
 
-@causal(taylor, moments)
+@stateless(taylor, moments)
 def based(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],
@@ -89,7 +89,7 @@ def second_moments(q: Tensor, k: Tensor, v: Tensor, scale: float, normalize: boo
     return o[..., :-1] / (o[..., -1:] + _REBASED_EPS) if normalize else o[..., :-1]
 
 
-@causal(squared, second_moments)
+@stateless(squared, second_moments)
 def rebased(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],

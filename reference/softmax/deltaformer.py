@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.recurrence import StatelessOptions
-from reference.softmax.causal import causal, visible, weights
+from reference.softmax.causal import visible, weights
+from reference.stateless import stateless
 
 
 def _weights(q: Tensor, k: Tensor, scale: float, *, own: bool) -> Tensor:
@@ -40,7 +41,7 @@ def solved(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scale: float) -
     return torch.einsum("bhij,bhjv->bihv", _weights(q, k, scale, own=True), u)
 
 
-@causal(definition, solved)
+@stateless(definition, solved)
 def deltaformer(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],

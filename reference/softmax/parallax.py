@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.recurrence import StatelessOptions
-from reference.softmax.causal import causal, visible, weights
+from reference.softmax.causal import visible, weights
+from reference.stateless import stateless
 
 
 def _products(q: Tensor, k: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def moments(q: Tensor, r: Tensor, k: Tensor, v: Tensor, scale: float, window: in
     return a / l + (a * b / l - c) / l
 
 
-@causal(definition, moments, same_dtype=("q", "r", "k", "v"))
+@stateless(definition, moments, same_dtype=("q", "r", "k", "v"))
 def parallax(
     q: Float[Tensor, "B T H K"],
     r: Float[Tensor, "B T H K"],

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from reference.decay import sums_between
 from reference.recurrence import StatelessOptions
-from reference.softmax.causal import causal, visible, weights
+from reference.softmax.causal import visible, weights
+from reference.stateless import stateless
 
 
 def definition(
@@ -58,7 +59,7 @@ def _attend(s: Tensor, v: Tensor, g: Tensor | None) -> Tensor:
     return torch.einsum("bhij,bjhv->bihv", p, v)
 
 
-@causal(definition, solved)
+@stateless(definition, solved)
 def path_attn(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T G K"],

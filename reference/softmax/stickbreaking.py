@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
 from reference.recurrence import StatelessOptions
-from reference.softmax.causal import causal, visible
+from reference.softmax.causal import visible
+from reference.stateless import stateless
 
 
 def definition(
@@ -42,7 +43,7 @@ def by_distance(
     return o, rest
 
 
-@causal(definition, by_distance, outputs=("o", "rest"))
+@stateless(definition, by_distance, outputs=("o", "rest"))
 def stickbreaking_attn(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T G K"],

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from reference.decay import decays, sums_between
 from reference.recurrence import StatelessOptions
-from reference.softmax.causal import causal, visible
+from reference.softmax.causal import visible
+from reference.stateless import stateless
 
 
 def definition(
@@ -51,7 +52,7 @@ def walked(
     return torch.stack(o, dim=1) if o else v
 
 
-@causal(definition, walked)
+@stateless(definition, walked)
 def wall_attn(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T G K"],

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.sequences import CuSeqlens
-from reference.softmax.causal import causal
+from reference.stateless import stateless
 
 
 def recurrent(x: Tensor, chunk_size: int | None, reverse: bool) -> Tensor:
@@ -40,7 +40,7 @@ def _checked(chunk_size: int | None) -> int | None:
     return chunk_size
 
 
-@causal(recurrent, product, same_dtype=("x",), outputs=("y",))
+@stateless(recurrent, product, same_dtype=("x",), outputs=("y",))
 def cumsum(
     x: Float[Tensor, "B T D"],
     *,

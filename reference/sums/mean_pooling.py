@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.sequences import CuSeqlens
-from reference.softmax.causal import causal
+from reference.stateless import stateless
 
 
 def by_chunk(x: Tensor, chunk_size: int) -> Tensor:
@@ -31,7 +31,7 @@ def _checked(chunk_size: int) -> int:
     return chunk_size
 
 
-@causal(by_chunk, product, same_dtype=("x",), outputs=("y",))
+@stateless(by_chunk, product, same_dtype=("x",), outputs=("y",))
 def mean_pooling(
     x: Float[Tensor, "B T H D"],
     chunk_size: int,

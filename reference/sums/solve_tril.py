@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.sequences import CuSeqlens
-from reference.softmax.causal import causal
+from reference.stateless import stateless
 
 
 def substitution(A: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def _rows(X: Tensor, T: int) -> Tensor:
     return rows[:, :T]
 
 
-@causal(substitution, series, same_dtype=("A",), outputs=("X",))
+@stateless(substitution, series, same_dtype=("A",), outputs=("X",))
 def solve_tril(
     A: Float[Tensor, "B T H C"], *, cu_seqlens: CuSeqlens | None = None
 ) -> Float[Tensor, "B T H C"]:
