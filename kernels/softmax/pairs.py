@@ -39,7 +39,8 @@ def pairs(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a public function of the signature below, whose annotations say what to check.
 
-    Tensors outside `same_dtype` may be float32 as well.
+    It takes the queries first, `v`, `cu_seqlens`, `mode` and `tile`. Tensors outside `same_dtype`
+    may be float32 as well.
 
     Args:
         run: takes every argument but `mode` by its name, checked: `scale` is a number, `tile` an
@@ -62,7 +63,8 @@ def pairs(
             same_dtype=tuple(same_dtype),
         )
         of_keys = "cu_seqlens_k" in parameters
-        reasons = [f"K or V outside 1 to {MAX_DIM}", "a scale that is NaN or infinite"]
+        reasons = [f"K or V outside 1 to {MAX_DIM}"]
+        reasons += ["a scale that is NaN or infinite"] if "scale" in parameters else []
         reasons += ["H not a multiple of G"] if signature.grouped else []
         reasons += ["a window below 1"] if "window" in parameters else []
         boundaries = "boundaries that do not delimit all tokens"
@@ -112,7 +114,8 @@ class _Signature:
         arguments.check_flags(**{name: given[name] for name in self.flags})
         check_mode(given["mode"], self.mode)
         checked = {name: x for name, x in given.items() if name != "mode"}
-        checked["scale"] = resolve_scale(given["scale"], sizes["K"])
+        if "scale" in given:
+            checked["scale"] = resolve_scale(given["scale"], sizes["K"])
         if "window" in given:
             checked["window"] = check_window(given["window"])
         device, boundaries = given[queries].device, given["cu_seqlens"]
