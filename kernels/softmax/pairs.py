@@ -45,6 +45,7 @@ def pairs(
     Args:
         run: takes every argument but `mode` by its name, checked: `scale` is a number, `tile` an
             index into `kernels.tiles.TABLE`, and `cu_seqlens_k` is given wherever `cu_seqlens` is.
+            It reads and checks the values of both before it launches (`check_boundaries`).
         about, outputs, same_dtype: see `kernels.op.op`.
         raises: reasons for a ValueError that the signature does not give.
 
