@@ -109,7 +109,7 @@ def recorded_launches() -> Iterator[list[str]]:
 
     def recording(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            launched.append(self.fn.__name__)
+            launched.append(f"{self.fn.__module__}.{self.fn.__name__}")
             return original(self, *args, **kwargs)
 
         return run

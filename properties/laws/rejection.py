@@ -112,7 +112,7 @@ def _expect_refusal(
         else:
             fail(run, f"{where} was accepted")
     if launched:
-        text = f"{where} launched {', '.join(launched)} before it was refused"
+        text = f"{where} launched {launched[0]} before it was refused"
         fail(run, text)
 
 
