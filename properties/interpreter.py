@@ -24,6 +24,7 @@ a tensor as loop bound raises with NumPy 2.4 (3.7)  the bound is read with ``.it
 a float argument stays a Python float (so a         a float32 scalar; bool arguments are ``int1``
 bfloat16 block times it stays bfloat16); a bool
 raises (the latter 3.8)
+NumPy warns of a NaN or an overflow in a kernel     no warnings
 ``triton.autotune`` asks a driver for a timer       the first configuration that survives pruning
 ``tl.zeros``, ``tl.sum`` and others cannot be       they are interpreted when they are called
 called if Triton was imported before the variable
@@ -77,6 +78,7 @@ def install() -> None:
     _repair_bfloat16_arithmetic()
     _repair_loops()
     _repair_arguments()
+    _repair_warnings()
     _repair_autotune()
     _repair_library()
     upstream.InterpretedFunction.rewritten_fn.clear()
@@ -247,6 +249,17 @@ def _repair_arguments() -> None:
         return convert(argument)
 
     upstream._implicit_cvt = implicit_cvt
+
+
+def _repair_warnings() -> None:
+    launch = upstream.GridExecutor.__call__
+
+    @functools.wraps(launch)
+    def without_warnings(self: Any, *args: Any, **kwargs: Any) -> None:
+        with np.errstate(all="ignore"):
+            launch(self, *args, **kwargs)
+
+    upstream.GridExecutor.__call__ = without_warnings
 
 
 def _repair_autotune() -> None:

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -321,6 +322,19 @@ def tuned_kernel(x, y, N: tl.constexpr, ADDEND: tl.constexpr):
 def autotune_takes_the_first_unpruned_configuration() -> None:
     assert unary(tuned_kernel, torch.zeros(2), torch.float32).tolist() == [5.0, 5.0]
     assert len(tuned_kernel.configs) == 3
+
+
+@triton.jit
+def difference_kernel(x, y, N: tl.constexpr):
+    x_tile = tl.load(x + tl.arange(0, N))
+    tl.store(y + tl.arange(0, N), x_tile - x_tile)
+
+
+@fault
+def a_nan_is_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert unary(difference_kernel, torch.full((2,), torch.inf), torch.float32).isnan().all()
 
 
 def run_faults(repaired: bool) -> dict[str, str]:
