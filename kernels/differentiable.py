@@ -84,7 +84,7 @@ def differentiable(
             shape, dtype = ctx.first
             first = inputs[0].new_zeros(shape, dtype=dtype)
         # The cotangent of an output that was None is one of the empty tensor in its place.
-        others = [None if dy is not None and dy.dim() == 1 else dy for dy in others]
+        others = [None if dy is not None and dy.shape == (0,) else dy for dy in others]
         gradients = op_back(*inputs, first, *others[: outputs - 1], *held, *ctx.settings)
         if len(tensors) == 1:
             gradients = (gradients,)
