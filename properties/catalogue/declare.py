@@ -146,7 +146,7 @@ def declare(
     every = {dim for x in tensors for dim in x.dims.split()}
     used = {letter for dim in every for letter in re.findall(r"\b[A-Z]\b", dim)}
     if grouped := {"G", "H"} <= used:
-        used = used - {"H"} | {"R"}
+        used = (used - {"H"}) | {"R"}
     drawn = {**_DIMS, **dict.fromkeys(sorted(used - {*_DIMS}), _COUNTS), **dims}
     used -= {"T", "S", "N", *computed, *special.get("rows", ())}
     defaults = {option.name: option.default for option in of_call}

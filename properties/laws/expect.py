@@ -49,6 +49,10 @@ def compare_with_oracle(
 ) -> float:
     """Compare results with the oracle; return the worst error as a fraction of its budget.
 
+    A budget comes from perturbed runs of a form of the oracle. Results beyond one budget are held
+    to the next: of more runs, of the definition in mode `fused_recurrent`, of many runs; and then
+    to the larger of the last and those of finer precisions.
+
     Args:
         left_out: result → bool, true where an element is not judged.
 
@@ -77,17 +81,17 @@ def compare_with_oracle(
     within = torch.float32 if op.in_float32 and alone else case.torch_dtype
     make = partial(_allowed, op, case, inputs, gradients_of, want, dtypes, parts)
     quiet = op.quiet_form if work(op, case) <= _MOST_WORK else op.oracle
-    ways = [(FEW_DRAWS, quiet), (DRAWS, quiet)] if subject.quick else [(DRAWS, quiet)]
+    attempts = [(FEW_DRAWS, quiet), (DRAWS, quiet)] if subject.quick else [(DRAWS, quiet)]
     if case.mode == "fused_recurrent":
         # Token by token, as the definition, whose sums may be noisier than those over pairs.
-        ways.append((DRAWS, op.oracle))
+        attempts.append((DRAWS, op.oracle))
     if not op.multilinear(case):
-        ways.append((MANY_DRAWS, quiet))
+        attempts.append((MANY_DRAWS, quiet))
     comparisons: list[Comparison] = []
     allowed: dict[str, Budget] = {}
     precision = BY_DTYPE[within]
     of_budgets = *asked, dtypes, within
-    for draws, form in dict.fromkeys(ways):
+    for draws, form in dict.fromkeys(attempts):
         if draws == MANY_DRAWS and max(one.ratio for one in comparisons) > _RARE:
             break
         key = *of_budgets, draws, form is quiet

@@ -35,12 +35,12 @@ def check(run: Run) -> float:
     first = run.call(inputs)
     for name in case.float32:
         _expect_all_digits_are_read(run, inputs, name, first)
-    quiet = {o.name: False for o in op.options if o.auxiliary and o.name in inputs.options}
-    if quiet and within_bounds(op, replace(case, options={**case.options, **quiet})):
-        got = run.call(inputs.with_options(**quiet))
-        asked = {o.name for o in op.outputs if o.asked_by in quiet}
+    unasked = {o.name: False for o in op.options if o.auxiliary and o.name in inputs.options}
+    if unasked and within_bounds(op, replace(case, options={**case.options, **unasked})):
+        got = run.call(inputs.with_options(**unasked))
+        asked = {o.name for o in op.outputs if o.asked_by in unasked}
         want = {name: y for name, y in first.items() if name not in asked}
-        against = f"the call with {', '.join(quiet)}"
+        against = f"the call with {', '.join(unasked)}"
         if run.compares_bits:
             expect_identical(run, got, want, against)
     if option is None:

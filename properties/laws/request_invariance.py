@@ -60,11 +60,11 @@ def requests(op: Op, case: Case, outputs: tuple[str, ...]) -> Iterator[Case]:
         yield replace(case, silent=silent, frozen=alone[case.seed % len(alone)] if alone else ())
     auxiliary = [o for o in op.outputs if o.asked_by is not None and case.options.get(o.asked_by)]
     if auxiliary:
-        quiet = {o.asked_by: False for o in auxiliary if o.asked_by is not None}
+        unasked = {o.asked_by: False for o in auxiliary if o.asked_by is not None}
         names = {o.name for o in auxiliary}
         layouts = {n: x for n, x in case.layouts.items() if n.removeprefix("d") not in names}
         for frozen in ((), *alone):
-            options = {**case.options, **quiet}
+            options = {**case.options, **unasked}
             yield replace(case, options=options, frozen=frozen, layouts=layouts)
 
 
