@@ -105,6 +105,22 @@ def check_size(name: str, size: int, least: int = 1) -> int:
     return size
 
 
+def check_number(name: str, x: object, *, optional: bool = False) -> None:
+    """Refuse anything but an int or a float, and None if optional, with a TypeError."""
+    if optional and x is None:
+        return
+    if isinstance(x, bool) or not isinstance(x, (int, float)):
+        wanted = "a real number or None" if optional else "a real number"
+        raise TypeError(f"{name}: {describe(x)}, expected {wanted}")
+
+
+def check_chunk_size(size: int) -> int:
+    """Refuse a chunk size below 1; return one that cuts sequences of up to 2^30 tokens alike, and
+    whose sum with their length is below 2^31.
+    """
+    return min(check_size("chunk_size", size), 2**30)
+
+
 def check_flags(**flags: bool) -> None:
     """Refuse anything but a bool with a TypeError: None would pass for False, and "no" for True."""
     for name, flag in flags.items():

@@ -2,6 +2,8 @@
 
 from math import inf
 
+from kernels.arguments import check_number
+
 
 def resolve_scale(scale: float | None, key_dim: int) -> float:
     """Return the factor of `q · k`.
@@ -15,8 +17,7 @@ def resolve_scale(scale: float | None, key_dim: int) -> float:
     """
     if scale is None:
         return key_dim**-0.5
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale: {type(scale).__name__}, expected a real number or None")
+    check_number("scale", scale, optional=True)
     if not -inf < scale < inf:
         raise ValueError(f"scale: {scale}, expected a finite number, or None for K ** -0.5")
     if scale == -1:

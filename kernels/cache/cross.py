@@ -43,6 +43,8 @@ class CrossAttentionCache(PagedCache):
     ) -> tuple[Tensor, Tensor | None]:
         """Let each query attend to all tokens of its sequence, read where they lie.
 
+        It has no gradient.
+
         Args:
             q: queries [B, T, H, K] of the decoder.
             offset: how many of the T queries are real: one number, or Int[B]. None: all T.

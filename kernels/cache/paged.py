@@ -67,7 +67,8 @@ class PagedCache(KVCache):
             k_pages: [P, page_size, G, K], any slice or permutation of dense memory.
             v_pages: [P, page_size, G, V], likewise.
             block_table: Int[B, blocks], the pages of each sequence, then -1. Pages past the tokens
-                of a sequence are reserved for it. Two sequences may share pages.
+                of a sequence are reserved for it, until `reorder` frees them. Two sequences may
+                share pages.
             length: Int[B], tokens of each sequence that the pages hold, or one number for all.
 
         Raises:

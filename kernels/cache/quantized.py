@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.arguments import FLOATS, check_size, describe
+from kernels.arguments import FLOATS, check_number, check_size
 from kernels.cache import pages
 from kernels.cache.kv import CacheView, allocate
 from kernels.cache.paged import PagedCache
@@ -162,8 +162,7 @@ def _check_scale(name: str, scale: float | None) -> None:
     """Refuse anything but None and a number that float32 has, at least 0."""
     if scale is None:
         return
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"{name}: {describe(scale)}, expected a number or None")
+    check_number(name, scale, optional=True)
     if not 0 <= scale <= torch.finfo(torch.float32).max:
         raise ValueError(f"{name}: {scale}, expected a finite float32 number >= 0")
 

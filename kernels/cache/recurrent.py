@@ -116,6 +116,8 @@ class RecurrentCache:
         Raises:
             TypeError: `state` is no float32 tensor, or `offset` no int and no int tensor.
             ValueError: another shape or device than before, no such layer, a negative `offset`.
+
+        A refused call changes nothing.
         """
         layer = self._check_layer(layer)
         if not isinstance(state, Tensor):

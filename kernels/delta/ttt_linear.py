@@ -517,7 +517,7 @@ def _compute(
 
 @one_mode(
     _compute,
-    raises=["an eps that is not positive and finite", "a mini_batch_size below 1"],
+    raises=["an eps below 2^-126 or not below 2^128", "a mini_batch_size below 1"],
 )
 def ttt_linear(
     q: Float[Tensor, "B T H K"],

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import describe
+from kernels.arguments import check_number
 from kernels.differentiable import differentiable
 from kernels.fused import fused
 from kernels.primitives.layout import contiguous
@@ -156,8 +156,7 @@ gate = differentiable(
 
 def compute(*, lower_bound: float | None, **given: Any) -> Tensor:
     if lower_bound is not None:
-        if isinstance(lower_bound, bool) or not isinstance(lower_bound, (int, float)):
-            raise TypeError(f"lower_bound: {describe(lower_bound)}, expected a real number or None")
+        check_number("lower_bound", lower_bound, optional=True)
         if not -math.inf < lower_bound < 0:
             wanted = "expected a negative finite number or None"
             raise ValueError(f"lower_bound: {lower_bound}, {wanted}")

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kernels.arguments import check_range, describe
+from kernels.arguments import check_range, check_size, describe
 from kernels.cache import KVCache
-from kernels.layers.heads import check_heads
+from kernels.layers.heads import check_heads, part_of
 from kernels.layers.rotary_embedding import RotaryEmbedding
 from kernels.norm.l2norm import check_eps
 from kernels.softmax.arguments import MAX_DIM, check_window
@@ -69,6 +69,7 @@ class GatedAttention(nn.Module):
         norm_eps: added to the mean square in the norms of queries and keys.
 
     Raises:
+        TypeError: a size that is no int.
         ValueError: a size below 1, heads that do not divide their width or each other, K above 256,
             a part of a head that is not an even number of dims from 2 to K, a window below 1, an
             eps that is not positive and finite.
@@ -101,12 +102,12 @@ class GatedAttention(nn.Module):
                     "or a head_dim"
                 )
             head_dim = hidden_size // num_heads
-        check_range("head_dim", head_dim, 1, MAX_DIM)
-        rotary_dim = partial_rotary_factor * head_dim
+        check_range("head_dim", check_size("head_dim", head_dim), 1, MAX_DIM)
+        rotary_dim = part_of(head_dim, partial_rotary_factor)
         if rotary_dim not in range(2, head_dim + 1, 2):
             raise ValueError(
                 f"partial_rotary_factor: {partial_rotary_factor}, expected an even number of dims "
-                f"from 2 to head_dim = {head_dim}, not {rotary_dim:g}"
+                f"from 2 to head_dim = {head_dim}, not {partial_rotary_factor * head_dim:g}"
             )
         check_window(window)
         check_eps(norm_eps)
@@ -124,7 +125,7 @@ class GatedAttention(nn.Module):
         self.q_norm = ZeroCentredRMSNorm(head_dim, norm_eps)
         self.k_norm = ZeroCentredRMSNorm(head_dim, norm_eps)
         self.rotary = RotaryEmbedding(
-            head_dim, rotary_dim=int(rotary_dim), base=rope_base, scaling=rope_scaling
+            head_dim, rotary_dim=rotary_dim, base=rope_base, scaling=rope_scaling
         )
 
     def forward(

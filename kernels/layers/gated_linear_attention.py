@@ -1,6 +1,6 @@
 """Gated linear attention as a layer that trains, prefills and decodes."""
 
-from math import isfinite
+from math import inf
 from typing import Literal
 
 import torch.nn.functional as F
@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from kernels.arguments import check_cu_seqlens, check_range, count_sequences, describe
 from kernels.cache import RecurrentCache
-from kernels.layers.heads import check_heads
+from kernels.layers.heads import check_heads, part_of
 from kernels.linear.gla import gla
+from kernels.norm.l2norm import check_eps
 from kernels.primitives.groups import of_each_head
 
 
@@ -40,8 +41,9 @@ class GatedLinearAttention(nn.Module):
         layer_idx: which layer of the cache is this one's.
 
     Raises:
+        TypeError: a size that is no int.
         ValueError: a size below 1, heads that do not divide their width or each other, K or V
-            above 256, a normalizer that is not positive, an unknown mode.
+            above 256, a normalizer or an eps that is not positive and finite, an unknown mode.
 
     Source: Yang et al., Gated Linear Attention Transformers with Hardware-Efficient Training,
         arXiv 2312.06635, section 4.4.
@@ -69,10 +71,11 @@ class GatedLinearAttention(nn.Module):
             num_kv_heads=num_kv_heads,
             gate_low_rank_dim=gate_low_rank_dim,
         )
-        if not gate_logit_normalizer > 0:
+        if not 0 < gate_logit_normalizer < inf:
             raise ValueError(
-                f"gate_logit_normalizer: {gate_logit_normalizer}, expected a positive number"
+                f"gate_logit_normalizer: {gate_logit_normalizer}, expected a positive finite number"
             )
+        check_eps(norm_eps)
         if mode not in ("auto", "chunk", "fused_recurrent"):
             raise ValueError(f"mode: {mode!r}, expected 'auto', 'chunk' or 'fused_recurrent'")
         self.hidden_size = hidden_size
@@ -175,8 +178,8 @@ class GatedLinearAttention(nn.Module):
 
 def _head_dim(name: str, expand: float, hidden_size: int, num_heads: int) -> int:
     """The width of one head when all of them together are `expand · hidden_size` wide."""
-    width = round(expand * hidden_size) if isfinite(expand) else 0
-    if abs(width - expand * hidden_size) > 1e-6 * width or width % num_heads:
+    width = part_of(hidden_size, expand)
+    if width is None or width % num_heads:
         raise ValueError(
             f"{name}: {expand}, expected {name} * hidden_size = {expand * hidden_size:g} "
             f"to be a multiple of num_heads = {num_heads}"

@@ -185,6 +185,17 @@ def test_bad_options_are_refused(options: dict, message: str) -> None:
         GatedAttention(**{"hidden_size": 32, "num_heads": 4, **options})
 
 
+@pytest.mark.parametrize("size", ["hidden_size", "num_heads", "num_kv_heads", "head_dim", "window"])
+def test_sizes_that_are_no_int_are_refused(size: str) -> None:
+    with pytest.raises(TypeError, match=f"{size}: float, expected an int"):
+        GatedAttention(**{"hidden_size": 32, "num_heads": 4, size: 4.0})
+
+
+def test_a_part_of_a_head_may_be_said_as_a_fraction() -> None:
+    """0.14 · 100 is 14.000000000000002 in floating point."""
+    assert GatedAttention(100, 1, partial_rotary_factor=0.14).rotary.rotary_dim == 14
+
+
 @pytest.mark.parametrize(
     ("error", "message", "call"),
     [

@@ -187,6 +187,8 @@ def test_half_precision_layers_decay_in_float32(dtype: torch.dtype, device: torc
         ({"expand_v": 0.0}, "expand_v"),
         ({"num_kv_heads": 3}, "num_kv_heads: 3, expected a divisor of num_heads = 4"),
         ({"gate_logit_normalizer": 0.0}, "gate_logit_normalizer: 0.0"),
+        ({"gate_logit_normalizer": float("inf")}, "gate_logit_normalizer: inf"),
+        ({"norm_eps": 0.0}, "eps: 0.0"),
         ({"gate_low_rank_dim": 0}, "gate_low_rank_dim: 0"),
         ({"mode": "fused_chunk"}, "mode: 'fused_chunk'"),
         ({"hidden_size": 0}, "hidden_size: 0"),

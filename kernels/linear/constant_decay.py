@@ -33,7 +33,7 @@ def retention(
     """Retention, `reference.retention`: `simple_gla` with g = log γ_h."""
 
 
-@wrapper(retained_in_layer, "simple_gla", raises=["a layer that is not there"])
+@wrapper(retained_in_layer, "simple_gla", raises=["a layer below 0 or above L, no layers"])
 def lightning_attn(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],

@@ -176,7 +176,7 @@ def deviation(**given) -> Tensor:
     return _checked(center=True, **given)
 
 
-_RAISES = ("an eps that is not positive and finite", "another activation")
+_RAISES = ("an eps below 2^-126 or not below 2^128", "another activation")
 
 
 @fused(root_mean_square, about=LIMIT, widest=256, same_dtype=("x", "z"), raises=_RAISES)

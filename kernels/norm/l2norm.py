@@ -1,6 +1,5 @@
 """L2 normalisation: every vector is divided by its length."""
 
-import math
 from typing import Literal
 
 import torch
@@ -10,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import describe
+from kernels.arguments import check_number
 from kernels.differentiable import differentiable, like_the_first
 from kernels.fused import fused
 from kernels.primitives.layout import contiguous
@@ -83,10 +82,10 @@ _l2norm = differentiable(
 
 
 def check_eps(eps: float) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise TypeError(f"eps: {describe(eps)}, expected a real number")
-    if not 0 < eps < math.inf:
-        raise ValueError(f"eps: {eps}, expected a positive finite number")
+    check_number("eps", eps)
+    # Below, float32 would hold 0 or fewer digits.
+    if not 2.0**-126 <= eps < 2.0**128:
+        raise ValueError(f"eps: {eps}, expected a positive finite number, normal in float32")
 
 
 def compute(*, x: Tensor, eps: float, tile: int) -> Tensor:
@@ -97,7 +96,7 @@ def compute(*, x: Tensor, eps: float, tile: int) -> Tensor:
 LIMIT = "Lengths above 2^64, about 1.8e19, overflow and count as infinite."
 
 
-@fused(compute, about=LIMIT, widest=256, raises=["an eps that is not positive and finite"])
+@fused(compute, about=LIMIT, widest=256, raises=["an eps below 2^-126 or not below 2^128"])
 def l2norm(
     x: Float[Tensor, "B T H D"],
     *,

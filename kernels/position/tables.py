@@ -6,13 +6,13 @@ keyword arguments are the factors that a configuration has beside its `rope_type
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
-from math import ceil, floor, isfinite, log, pi, sqrt
+from math import ceil, floor, inf, isfinite, log, pi, sqrt
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from kernels.arguments import describe
+from kernels.arguments import check_number, check_size, describe
 
 Scaled = tuple[Tensor, float]
 
@@ -184,17 +184,17 @@ def rotary_frequencies(
         attention_factor: of cosines and sines.
 
     Raises:
-        TypeError: a scaling that is no mapping.
+        TypeError: numbers that are no int, a scaling that is no mapping.
         ValueError: a rotary_dim that is odd or below 2, a base that is not a positive finite
             number, negative tokens; a scaling of an unknown type, or whose factors are missing,
             unknown or out of range.
     """
-    if rotary_dim < 2 or rotary_dim % 2:
+    if check_size("rotary_dim", rotary_dim, 2) % 2:
         raise ValueError(f"rotary_dim: {rotary_dim}, expected an even number of at least 2")
-    if not (isfinite(base) and base > 0):
+    check_number("base", base)
+    if not 0 < base < inf:
         raise ValueError(f"base: {base}, expected a positive finite number")
-    if tokens < 0:
-        raise ValueError(f"tokens: {tokens}, expected 0 or more")
+    check_size("tokens", tokens, 0)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / rotary_dim
     scale, factors = _read(scaling)
     return scale(base**-exponents, base, tokens, **factors)
@@ -231,12 +231,11 @@ def rotary_tables(
 
     Raises:
         TypeError: `dtype` is not a floating point dtype.
-        ValueError: a negative length, and as of `rotary_frequencies`.
+        TypeError, ValueError: a negative length, and as of `rotary_frequencies`.
 
     Source: RoFormer, arXiv 2104.09864, section 3.4.2.
     """
-    if length < 0:
-        raise ValueError(f"length: {length}, expected 0 or more")
+    check_size("length", length, 0)
     if not dtype.is_floating_point:
         raise TypeError(f"dtype: {dtype}, expected a floating point dtype")
     exact = {"dtype": torch.float64, "device": device}
@@ -280,7 +279,8 @@ def xpos_tables(
 
     Source: A Length-Extrapolatable Transformer, arXiv 2212.10554.
     """
-    if not (isfinite(scale_base) and scale_base > 0):
+    check_number("scale_base", scale_base)
+    if not 0 < scale_base < inf:
         raise ValueError(f"scale_base: {scale_base}, expected a positive finite number")
     if not dtype.is_floating_point:
         raise TypeError(f"dtype: {dtype}, expected a floating point dtype")

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kernels import arguments, tiles
-from kernels.arguments import FLOATS, count_sequences, describe
+from kernels.arguments import FLOATS, check_number, count_sequences
 from kernels.differentiable import refuse_gradients
 from kernels.modes import check_mode
 from kernels.op import op
@@ -190,8 +190,7 @@ def _codes(
 def _softcap(softcap: float | None) -> float | None:
     if softcap is None:
         return None
-    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
-        raise TypeError(f"softcap: {describe(softcap)}, expected a real number or None")
+    check_number("softcap", softcap, optional=True)
     if not 0 < softcap < math.inf:
         raise ValueError(f"softcap: {softcap}, expected a positive finite number")
     return float(softcap)

@@ -221,7 +221,7 @@ def compute(
         "no sources, or more than 256",
         f"D above {MAX_DIM}",
         "a scale that is NaN or infinite",
-        "an eps that is not positive and finite",
+        "an eps below 2^-126 or not below 2^128",
     ),
 )
 def attnres(

@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.arguments import describe
+from kernels.arguments import check_number
 from kernels.softmax.arguments import Options
 from kernels.softmax.pairs import pairs
 from kernels.softmax.weighted import weighted
@@ -23,8 +23,7 @@ def _run(*, bias: float | None, **given: Any) -> Tensor:
 def _check_bias(bias: float | None) -> float | None:
     if bias is None:
         return None
-    if isinstance(bias, bool) or not isinstance(bias, (int, float)):
-        raise TypeError(f"bias: {describe(bias)}, expected a real number or None")
+    check_number("bias", bias, optional=True)
     if not -math.inf < bias < math.inf:
         raise ValueError(f"bias: {bias}, expected a finite number or None")
     return float(bias)

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import (
     check_boundaries,
-    check_size,
+    check_chunk_size,
 )
 from kernels.differentiable import differentiable, like_the_first
 from kernels.fused import fused
@@ -82,9 +82,8 @@ _cumsum = differentiable("cumsum_fused", _forward_of, _backward_of, like_the_fir
 
 
 def compute(*, chunk_size: int | None, **given: Any) -> Tensor:
-    if chunk_size is not None:
-        check_size("chunk_size", chunk_size)
-    return _cumsum(chunk=chunk_size or 0, **given)
+    chunk = 0 if chunk_size is None else check_chunk_size(chunk_size)
+    return _cumsum(chunk=chunk, **given)
 
 
 @fused(compute, about="A sum is rounded once.", raises=["a chunk_size below 1"])

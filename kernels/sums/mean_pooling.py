@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import (
     check_boundaries,
-    check_size,
+    check_chunk_size,
 )
 from kernels.differentiable import Given, differentiable
 from kernels.fused import fused
@@ -115,7 +115,7 @@ _mean_pooling = differentiable("mean_pooling_fused", _forward_of, _backward_of, 
 
 
 def compute(*, chunk_size: int, **given: Any) -> Tensor:
-    return _mean_pooling(chunk=check_size("chunk_size", chunk_size), **given)
+    return _mean_pooling(chunk=check_chunk_size(chunk_size), **given)
 
 
 @fused(compute, about="A mean is rounded once.", raises=["a chunk_size below 1"])

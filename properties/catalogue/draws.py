@@ -83,6 +83,6 @@ EPS = Option(
     1e-6,
     # Beside squares of gaussian numbers: nothing, a little, and most of the sum.
     lambda case: st.sampled_from([1e-6, 1.0, 1, 100.0]),
-    bad=(0.0, -1e-6, float("nan"), float("inf"), *NO_NUMBERS),
+    bad=(0.0, -1e-6, 1e-50, 1e39, float("nan"), float("inf"), *NO_NUMBERS),
     switch=lambda case: 1e-3,
 )

@@ -9,8 +9,8 @@ from properties.catalogue.draws import count
 from properties.catalogue.linear import HGRN
 from properties.catalogue.op import Mode, Role
 
-_CHUNK_SIZES = (None, 1, 3, 8, 16, 64)
-_POOLED = (4, 1, 2, 3, 16, 17, 64)
+_CHUNK_SIZES = (None, 1, 3, 8, 16, 64, 2**40)
+_POOLED = (4, 1, 2, 3, 16, 17, 64, 2**40)
 
 CUMSUM = declare(
     reference.cumsum,

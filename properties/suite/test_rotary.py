@@ -189,12 +189,16 @@ def test_axes_are_those_of_the_reference(sections: list[int], interleaved: bool)
 BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     *(("scaling", (8, 6), {"scaling": scaling}) for scaling in BAD_SCALINGS),
     ("tokens", (8, 6), {"tokens": -1}),
+    ("tokens", (8, 6), {"tokens": 2.5}),
+    *(("length", (bad, 6), {}) for bad in (2.5, True, -1, "8")),
+    *(("rotary_dim", (8, bad), {}) for bad in (6.0, 5, 0, None)),
+    *(("base", (8, 6), {"base": bad}) for bad in (0.0, float("nan"), "1e4", True)),
     ("base", (8, 6), {"base": 1.0, "scaling": YARN}),
 ]
 
 
 @pytest.mark.parametrize(("name", "arguments", "options"), BAD)
-def test_a_scaling_without_its_factors_is_refused_by_name(
+def test_bad_arguments_of_tables_are_refused_by_name(
     name: str, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     import kernels

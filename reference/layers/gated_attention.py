@@ -109,7 +109,7 @@ def _run(
     outputs=("y",),
     raises=(
         "H not a multiple of G",
-        "an eps that is not positive and finite",
+        "an eps below 2^-126 or not below 2^128",
         "a window below 1",
         "tables of more than K / 2 pairs, or of fewer positions than a sequence",
         BAD_BOUNDARIES,

@@ -117,7 +117,7 @@ def lightning_attn(
         num_layers: L, at least 1.
 
     Raises:
-        ValueError: a layer that is not there.
+        ValueError: a layer below 0 or above L, no layers.
 
     Source: Qin et al., Lightning Attention-2, arXiv 2401.04658 (the recurrence); TransNormerLLM,
         arXiv 2307.14995, equation 2 (the decay).

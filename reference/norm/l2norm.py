@@ -32,8 +32,8 @@ def scaled(x: Tensor, eps: float) -> Tensor:
 
 
 def check_eps(eps: float) -> None:
-    if not (math.isfinite(eps) and eps > 0):
-        raise ValueError(f"eps: {eps}, expected a positive finite number")
+    if not 2.0**-126 <= eps < 2.0**128:
+        raise ValueError(f"eps: {eps}, expected a positive finite number, normal in float32")
 
 
 def _run(form: Form, sizes: object, x: Tensor, eps: float) -> Tensor:
@@ -59,7 +59,7 @@ def l2norm(x: Float[Tensor, "B T H D"], *, eps: float = EPS) -> Float[Tensor, "B
         y: In the dtype of x.
 
     Raises:
-        ValueError: an eps that is not positive and finite.
+        ValueError: an eps below 2^-126 or not below 2^128.
 
     Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule, arXiv 2406.06484,
         section 3.3 (of the keys and queries of the delta rule).

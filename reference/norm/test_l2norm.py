@@ -34,7 +34,7 @@ def test_a_zero_vector_stays_zero_and_has_a_finite_gradient(form: Form) -> None:
 
 
 @pytest.mark.parametrize("length", [1e-150, 1e-6, 1e-3, 1.0, 1e3, 1e150])
-@pytest.mark.parametrize("eps", [1e-6, 1e-300, 2.0])
+@pytest.mark.parametrize("eps", [1e-6, 2.0**-126, 2.0])
 def test_both_forms_agree(length: float, eps: float) -> None:
     """Each takes D squares, D sums, a root and two quotients: within (D + 4) u of the truth."""
     x = length * draw(0, 2, 7, 3, 5)
@@ -64,7 +64,7 @@ def test_no_dtype_is_forced(form: Form, dtype: torch.dtype) -> None:
 
 
 @both_forms
-@pytest.mark.parametrize("eps", [0.0, -1e-6, math.nan, math.inf])
-def test_an_epsilon_that_is_not_positive_and_finite_is_refused(form: Form, eps: float) -> None:
-    with pytest.raises(ValueError, match=r"^eps: .*, expected a positive finite number$"):
+@pytest.mark.parametrize("eps", [0.0, -1e-6, 1e-50, 1e39, math.nan, math.inf])
+def test_an_epsilon_that_float32_does_not_hold_is_refused(form: Form, eps: float) -> None:
+    with pytest.raises(ValueError, match=r"^eps: .*, expected a positive finite number, normal"):
         form(torch.ones(1, 1, 1, 2), eps=eps)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from reference.norm.l2norm import check_eps
 from reference.op import Form, op
 from reference.scale import resolve_scale
 
@@ -60,8 +61,7 @@ def _run(
     form: Form, sizes: dict[str, int], x: Tensor, query: Tensor, weight: Tensor,
     output_weight: Tensor | None, scale: float | None, eps: float, return_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    if not (math.isfinite(eps) and eps > 0):
-        raise ValueError(f"eps: {eps}, expected a positive finite number")
+    check_eps(eps)
     if sizes["L"] == 0:
         raise ValueError("x: no sources (L = 0), expected at least one")
     given = [t for t in (x, query, weight, output_weight) if t is not None]
@@ -106,8 +106,8 @@ def attnres(
         weights: p, in the promoted dtype of the inputs; None unless `return_weights`.
 
     Raises:
-        ValueError: no sources; a scale that is NaN or infinite; an eps that is not positive and
-            finite.
+        ValueError: no sources; a scale that is NaN or infinite; an eps below 2^-126 or not
+            below 2^128.
 
     Source: Attention Residuals, arXiv 2603.15031.
     """

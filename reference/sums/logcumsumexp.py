@@ -64,7 +64,7 @@ def logcumsumexp(
     It is the normaliser of `lightnet` and `abc`.
 
     Args:
-        x: Logarithms of what is summed, -inf included.
+        x: Logarithms of what is summed, below +inf; -inf is that of 0.
         initial_state: z before the first token. None means -inf, the sum of nothing.
 
     Source: Blanchard, Higham and Higham, Accurately computing the log-sum-exp and softmax
