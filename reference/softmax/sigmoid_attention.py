@@ -12,7 +12,6 @@ from reference.heads import heads_per_group
 from reference.op import Form
 from reference.scale import resolve_scale
 from reference.softmax.run import (
-    BAD_BOUNDARIES,
     Options,
     attention_op,
     check_window,
@@ -81,7 +80,7 @@ def run(
     return torch.cat(outputs, dim=1)
 
 
-@attention_op(definition, pairwise, run=run, outputs=("o",), raises=BAD_BOUNDARIES)
+@attention_op(definition, pairwise, run=run, outputs=("o",))
 def sigmoid_attention(
     q: Float[Tensor, "B T_q H K"],
     k: Float[Tensor, "B T_k G K"],
@@ -111,8 +110,7 @@ def sigmoid_attention(
             one call. Under a mask the paper still takes the sequence length: pass -log(length).
 
     Raises:
-        ValueError: H not a multiple of G; a scale or bias that is NaN or infinite; a window below
-            1.
+        ValueError: H not a multiple of G; a bias that is NaN or infinite; a window below 1.
 
     Source: Ramapuram et al., arXiv 2409.04431.
     """
