@@ -30,8 +30,8 @@ def differentiable(
 
     Args:
         forward: from all arguments by name to the outputs.
-        backward: from all arguments by name, "d" and the position of an output for its cotangent
-            (the first is a tensor), likewise "s" for what is saved, to a gradient for each tensor.
+        backward: from all arguments by name, the cotangents `d0, d1, ...` of the outputs, of which
+            `d0` is never None, and what is saved, `s0, s1, ...`, to a gradient for each tensor.
         shapes: from all arguments by name to the shape and dtype of each output, an empty shape
             `(0,)` for one that is None.
         outputs: how many outputs there are; the first always exists.

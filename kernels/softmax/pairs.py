@@ -111,6 +111,7 @@ class _Signature:
         queries, *_ = self.dims
         *others, last = self.grouped or ["k", "v"]
         keys = f"{', '.join(others)} and {last}"
+        # Without groups each head is its own.
         check_heads({"G": max(sizes["H"], 1), **sizes}, queries=queries, keys=keys)
         arguments.check_flags(**{name: given[name] for name in self.flags})
         check_mode(given["mode"], self.mode)

@@ -209,6 +209,7 @@ def with_own_elements(case: Case) -> Case:
 
 
 def with_a_row(op: Op, case: Case) -> Case:
+    """The case with a row of the batch, if it has none."""
     return case if case.dims["B"] else op.settle(replace(case, dims={**case.dims, "B": 1}))
 
 

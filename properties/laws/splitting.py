@@ -46,36 +46,32 @@ def _in_two_calls(
     tensors = {a.name: given.pop(a.name) for a in op.arguments if a.name in given}
     cuts = _cuts(case)
     last_first = bool(given.get("reverse"))
-    halves = []
+    results: list[list[Results]] = []
     for early in (False, True) if last_first else (True, False):
         pieces = separate(op, case, shared.of_a_call(tensors))
-        halves.append([_tokens(op, case, x, cuts[n], n, early) for n, x in enumerate(pieces)])
-    results: list[list[Results]] = []
-    for number, half in enumerate(halves):
-        early = (number == 0) != last_first
-        tensors = op.fitted(_half(op, case, early), join(op, case, half))
-        if op.continues_by == "initial_state" and number == 1:
-            states = [one["final_state"] for one in results[0]]
-            tensors["initial_state"] = torch.cat(states)
+        half = [_tokens(op, case, x, cuts[n], n, early) for n, x in enumerate(pieces)]
+        part = _half(op, case, early)
+        own = op.fitted(part, join(op, case, half))
+        if op.continues_by == "initial_state" and results:
+            own["initial_state"] = torch.cat([one["final_state"] for one in results[0]])
         options = dict(given)
         if "structure" in case.options:
-            part = _half(op, case, early)
             options["structure"] = structures.build(part, run.subject.device)
         for name, dim in zip(op.packed_by if case.packed else (), ("T", "S"), strict=False):
             lengths = [_length(op, piece, dim) for piece in half]
             bounds = torch.tensor(boundaries(lengths), dtype=given[op.packed_by[0]].dtype)
             options[name] = bounds.to(run.subject.device)
         # Positions that are given as data are cut with their tokens.
-        if op.continues_by == "seqlen_offsets" and "position_ids" not in tensors:
+        if op.continues_by == "seqlen_offsets" and "position_ids" not in own:
             options["seqlen_offsets"] = _offsets(run, [0] * len(cuts) if early else cuts)
         function = run.subject.function(op)
-        half_of = {**tensors, **options, "mode": case.called_mode, "tile": case.tile}
+        half_of = {**own, **options, "mode": case.called_mode, "tile": case.tile}
         with telling(op, half_of):
             returned = function(**half_of)
         outputs = returned if isinstance(returned, tuple) else (returned,)
         named = {o.name: y for o, y in zip(op.outputs, outputs, strict=True) if y is not None}
-        part = replace(case, lengths=tuple(_length(op, piece, "T") for piece in half))
-        results.append(separate(op, part, named))
+        lengths = [_length(op, piece, "T") for piece in half]
+        results.append(separate(op, replace(case, lengths=tuple(lengths)), named))
     ordered = reversed(results) if last_first else results
     whole = []
     for both in zip(*ordered, strict=True):
