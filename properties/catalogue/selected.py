@@ -22,7 +22,7 @@ _BLOCK_SIZE = count(
     "block_size",
     64,
     lambda case: st.one_of(
-        st.integers(1, 9), st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 128])
+        st.integers(1, 9), st.sampled_from([1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 128, 2**40])
     ),
     switched=2,
 )
