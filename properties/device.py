@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -12,6 +13,29 @@ import torch
 from properties import HOME
 
 DEVICES = ("auto", "cuda", "simulator", "interpreter")
+# What PyTorch keeps for a process or thread and a call could change: how to read and to write it.
+_STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    # As there is none at first, there is none again.
+    "default device": (torch.get_default_device, lambda _: torch.set_default_device(None)),
+    "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "deterministic algorithms": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    "float32 matmul precision": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    "number of threads": (torch.get_num_threads, torch.set_num_threads),
+    **{
+        f"autocast on {kind}": (
+            partial(torch.is_autocast_enabled, kind),
+            partial(torch.set_autocast_enabled, kind),
+        )
+        for kind in ("cpu", "cuda")
+    },
+}
 
 
 def resolve(name: str) -> str:
@@ -96,6 +120,25 @@ def claiming(architecture: str | None, device: torch.device) -> Iterator[None]:
         raise ValueError(f"architecture: {architecture!r}, expected None on {device}, a GPU")
     with patch.object(tiles, "SIMULATED", ARCHITECTURES[architecture].capability):
         yield
+
+
+@contextmanager
+def keeping_state() -> Iterator[list[str]]:
+    """Undo what is done inside this context to PyTorch's state, so that another's code does not
+    change how later cases are judged.
+
+    Yields:
+        A list that names in the end what was changed.
+    """
+    before = {name: read() for name, (read, _) in _STATE.items()}
+    changed: list[str] = []
+    try:
+        yield changed
+    finally:
+        for name, (read, write) in _STATE.items():
+            if read() != before[name]:
+                changed.append(name)
+                write(before[name])
 
 
 @contextmanager

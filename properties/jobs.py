@@ -18,6 +18,7 @@ from properties.cases.case import Case
 from properties.cases.strategies import EXTENTS, FEW_TOKENS, bundles
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Op
+from properties.device import keeping_state
 from properties.laws import LAWS, Run, Subject, Violation
 from properties.laws.signature import own_frames
 from properties.profiles import EXAMPLES
@@ -224,7 +225,8 @@ def judge(law: str, case: Case, subject: Subject) -> float | None:
     # The report shows the case as the law adapted it.
     case = LAWS[law].adapt(op, case)
     try:
-        ratio = LAWS[law].check(Run(law, op, case, subject))
+        with keeping_state():
+            ratio = LAWS[law].check(Run(law, op, case, subject))
     except Violation:
         raise
     except (Exception, SystemExit) as error:

@@ -28,7 +28,8 @@ def _bfloat16_by_default() -> Iterator[None]:
 
 # Name → function of the device type that returns a context manager for the call.
 CONTEXTS: dict[str, Context] = {
-    "grad": lambda device: nullcontext(),
+    # A call before it may have switched gradients off, and the oracle must have them.
+    "grad": lambda device: torch.enable_grad(),
     "no_grad": lambda device: torch.no_grad(),
     "inference_mode": lambda device: torch.inference_mode(),
     "autocast": lambda device: torch.autocast(device, torch.bfloat16),

@@ -1,10 +1,12 @@
-"""A call writes neither to its inputs nor to the memory between their rows.
+"""A call writes neither to its inputs nor to the memory between their rows, and leaves PyTorch's
+state, such as the default dtype, as it was.
 
 Its outputs are new contiguous tensors, unless it is asked to work in place: then it returns the
 tensor that it was given.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +14,15 @@ from torch import Tensor
 from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import LAYOUTS
 from properties.cases.tensors import own_copy
+from properties.device import keeping_state
 from properties.laws.expect import fail
 from properties.laws.law import Law, Run
 
 
 def check(run: Run) -> float:
     op, case = run.op, run.case
+    # First, since the next calls would change nothing any more.
+    _expect_state(run, run.inputs())
     other = replace(case, layout=sorted(LAYOUTS)[case.seed % len(LAYOUTS)], layouts={})
     for each in (case, op.settle(other)):
         moved = run.on(each)
@@ -35,13 +40,25 @@ def check(run: Run) -> float:
     return 0.0
 
 
-def _expect_given(run: Run, inputs: Inputs) -> None:
+def _expect_state(run: Run, inputs: Inputs) -> None:
+    with keeping_state() as changed:
+        _called(run, inputs)
+    for state in changed:
+        fail(run, f"it changes PyTorch's {state}")
+
+
+def _called(run: Run, inputs: Inputs, **instead: Tensor) -> Any:
+    """What a plain call returns."""
     op, case = run.op, run.case
-    name = op.arguments[0].name
-    x = own_copy(inputs.tensors[name])
     with run.subject.claiming(case):
-        given = inputs.given({**inputs.tensors, name: x})
-        y = run.subject.function(op)(**given, mode=case.called_mode, tile=case.tile)
+        given = inputs.given({**inputs.tensors, **instead})
+        return run.subject.function(op)(**given, mode=case.called_mode, tile=case.tile)
+
+
+def _expect_given(run: Run, inputs: Inputs) -> None:
+    name = run.op.arguments[0].name
+    x = own_copy(inputs.tensors[name])
+    y = _called(run, inputs, **{name: x})
     assert isinstance(y, Tensor)
     if y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
         fail(run, f"{name}: it was to be written to, and was not")

@@ -4,6 +4,7 @@ from importlib import import_module
 
 from torch import device as Device
 
+from properties.device import keeping_state
 from properties.targets.adapter import Adapter, Implementation
 from properties.targets.target import Target
 from properties.verdict.report import message_of
@@ -39,7 +40,8 @@ def load(name: str, device: Device) -> Target:
             f"target: {name!r}, expected one of {', '.join(NAMES)}, or package.module:attribute"
         )
     try:
-        found = import_module(module)
+        with keeping_state():
+            found = import_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"target: {name!r} cannot be imported: {_told(error)}") from error
     make = getattr(found, attribute, None)
@@ -47,7 +49,8 @@ def load(name: str, device: Device) -> Target:
         what = "no" if make is None else "no callable"
         raise ValueError(f"target: {module} has {what} {attribute!r}, expected a function")
     try:
-        made = make(device)
+        with keeping_state():
+            made = make(device)
     except ValueError:
         raise
     except (Exception, SystemExit) as error:
