@@ -266,8 +266,13 @@ def outputs_and_gradients(
         return {name: y.detach() for name, y in named.items()}
     if earlier is not None:
         _call_between(function, given, context, extra)
-    # An output without history contributes no gradient: its inputs' gradients count as zero.
-    wanted = [n for n in named if n in gradients_of and named[n].requires_grad]
+    # An output without history contributes no gradient: its inputs' gradients count as zero. Nor
+    # does one of a wrong shape, which is wrong whether or not gradients are asked for.
+    wanted = [
+        n
+        for n, y in named.items()
+        if n in gradients_of and y.requires_grad and y.shape == gradients_of[n].shape
+    ]
     gradients: Sequence[Tensor | None] = [None] * len(names)
     if wanted:
         backwards = partial(
@@ -428,6 +433,7 @@ def _named(op: Op, returned: Any, given: Mapping[str, Any]) -> Results:
         raise TypeError(f"it returns {len(outputs)} results, expected {names} alone")
     named = {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}
     promised = [o.name for o in op.outputs if o.asked_by is None or given.get(o.asked_by)]
+    device = next(x.device for x in given.values() if isinstance(x, Tensor))
     if missing := [name for name in promised if name not in named]:
         raise TypeError(f"it returns no {' and no '.join(missing)}, expected {', '.join(promised)}")
     for name, y in named.items():
@@ -436,4 +442,6 @@ def _named(op: Op, returned: Any, given: Mapping[str, Any]) -> Results:
         if not y.is_floating_point() or y.is_nested or y.layout != torch.strided:
             kind = "nested" if y.is_nested else f"{y.dtype} {y.layout}".replace("torch.", "")
             raise TypeError(f"it returns {name} as a tensor that is {kind}, expected dense floats")
+        if y.device != device:
+            raise TypeError(f"it returns {name} on {y.device}, expected {device}")
     return named

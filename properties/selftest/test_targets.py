@@ -21,6 +21,7 @@ from properties import scope
 from properties.cases.case import Case
 from properties.cases.strategies import ORDINARY, cases
 from properties.catalogue import OPS, Op
+from properties.device import keeping_state
 from properties.jobs import Job, Selection, hypothesis_test, judge
 from properties.laws import LAWS, Subject, Violation
 from properties.simulator import SimulationError
@@ -365,6 +366,80 @@ def test_an_adapter_that_does_not_match_the_catalogue_is_rejected(ops: Any, mess
 def test_a_target_that_does_not_exist_is_named(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         load(name, CPU)
+
+
+def _normalized(change: Callable[[Tensor], Tensor]) -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        return change(reference.l2norm(x))
+
+    return Adapter({"l2norm": {"some": l2norm}})
+
+
+NORM = Case.of("l2norm", "some", {"B": 2, "H": 1, "D": 3}, (4,))
+
+
+def test_a_wrong_shape_is_one_bug_whether_or_not_gradients_are_asked_for() -> None:
+    subject = Subject(_normalized(lambda y: y[..., :1]), CPU)
+    found = set()
+    for context in ("grad", "no_grad"):
+        with pytest.raises(
+            Violation, match=r"shape \[2, 4, 1, 1\], expected \[2, 4, 1, 3\]"
+        ) as one:
+            judge("differential", replace(NORM, context=context), subject)
+        found.add(one.value.signature)
+    assert len(found) == 1
+
+
+def test_a_result_on_another_device_is_named() -> None:
+    subject = Subject(_normalized(lambda y: y.detach().to("meta")), CPU)
+    with pytest.raises(Violation, match="it returns y on meta, expected cpu"):
+        judge("differential", NORM, subject)
+
+
+@pytest.mark.parametrize(
+    ("state", "change"),
+    [
+        ("grad mode", lambda: torch.set_grad_enabled(False)),
+        ("default dtype", lambda: torch.set_default_dtype(torch.float64)),
+        ("default device", lambda: torch.set_default_device("meta")),
+        ("number of threads", lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
+    ],
+)
+def test_a_call_that_changes_pytorchs_state_is_told(
+    state: str, change: Callable[[], object]
+) -> None:
+    def changing(y: Tensor) -> Tensor:
+        change()
+        return y
+
+    told = pytest.raises(Violation, match=f"it changes PyTorch's {state}")
+    with keeping_state() as changed, told:
+        judge("untouched_inputs", NORM, Subject(_normalized(changing), CPU))
+    assert changed == []
+
+
+def test_a_call_that_switches_gradients_off_hides_no_wrong_gradient() -> None:
+    def without(y: Tensor) -> Tensor:
+        torch.set_grad_enabled(False)
+        return y.detach()
+
+    subject = Subject(_normalized(without), CPU)
+    for _ in range(2):
+        with pytest.raises(Violation, match="dx differs from the oracle"):
+            judge("differential", NORM, subject)
+
+
+def test_a_module_that_changes_pytorchs_state_changes_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inference_only.py").write_text(
+        "import torch\n"
+        "from properties.targets.oracle import target\n"
+        "torch.set_grad_enabled(False)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    load("inference_only:target", CPU)
+    assert torch.is_grad_enabled()
 
 
 def test_a_call_with_an_argument_that_the_target_lacks_is_rejected() -> None:
