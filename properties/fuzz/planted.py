@@ -247,6 +247,19 @@ def hanging(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def unruly(device: torch.device) -> Adapter:
+    """Starts a process that outlives it, takes over the signal that asks where it is, and hangs."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        child = subprocess.Popen(["sleep", "1000"])
+        Path(os.environ[MARK]).write_text(str(child.pid))
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        sleep(1000)
+        return x
+
+    return _adapter(l2norm)
+
+
 def hanging_beside(device: torch.device) -> Adapter:
     """Hangs in its second thread, for which the first one waits."""
 

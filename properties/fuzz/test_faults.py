@@ -19,6 +19,7 @@ import torch
 from hypothesis import Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from properties.cases.case import Case
 from properties.fuzz import night, planted, report, worker
 from properties.fuzz.__main__ import leave
 from properties.fuzz.conftest import Fuzz, on_l2norm
@@ -51,6 +52,19 @@ def test_a_case_that_hangs_is_killed_and_reported(target: str, fuzz: Fuzz) -> No
     assert "again     in a fresh process as well" in printed
     assert "engines   the simulator; the interpreter too" in printed
     assert "may be at fault" not in printed
+
+
+def test_a_hang_is_told_and_leaves_no_process_whatever_the_target_started(mark: Path) -> None:
+    dims = {"B": 1, "H": 1, "D": 3}
+    case = Case(op="l2norm", mode="fused", dtype="float32", dims=dims, lengths=(1,))
+    hung = worker.Worker(worker.Origin(f"{planted.__name__}:unruly", "simulator", "none"), 0.2)
+    try:
+        assert hung.ask("differential", case).doubtful == worker.HANGS
+    finally:
+        hung.close()
+    started = Path("/proc", mark.read_text(), "stat")
+    while started.exists() and started.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        time.sleep(0.01)
 
 
 def test_a_loop_that_reaches_the_turn_limit_is_reported(fuzz: Fuzz) -> None:

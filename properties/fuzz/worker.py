@@ -304,7 +304,11 @@ class Worker:
         assert clock
         with suppress(ProcessLookupError):
             os.kill(clock.process, _WHERE)
-        return self.running.result(_TRACING)
+        try:
+            return self.running.result(_TRACING)
+        except ProcessExpired as error:
+            # The target has taken over the signal, which then ends the process.
+            raise TimeoutError from error
 
     def stop(self) -> None:
         """Release whoever waits for an answer; callable from any thread."""
@@ -319,9 +323,14 @@ class Worker:
             os.close(memory)
 
     def _end(self) -> None:
+        last = Clock.read(self._trace()) if self.memory >= 0 else None
         with _held_up_for(_ENDING):
             self.pool.stop()
             self.pool.join()
+        if last is not None:
+            # What the target has started.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(last.process, signal.SIGKILL)
 
     def _has_compiled(self, case: Case) -> bool:
         return (case.op, case.mode, case.dtype) in self.compiled
@@ -545,6 +554,8 @@ def _start(traces: Path, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     global _TRACES
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # With all that it starts.
+    os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with _OOM.open("w") as score:
         score.write("1000")
