@@ -62,7 +62,11 @@ def cache_directory() -> Path:
     chosen = os.environ.get("TRITON_SIM_CACHE")
     if chosen:
         return Path(chosen)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        # A user without a home has no cache.
+        home = os.devnull
     return Path(home) / "attention-oracles" / "simulator"
 
 
@@ -123,7 +127,7 @@ def program_of(source: Any, options: dict[str, Any]) -> Program:
     known = PROGRAMS.get(key)
     if known is None:
         path = cache_directory() / f"{source.name[:60]}-{key}.py"
-        text = path.read_text() if path.exists() else ""
+        text = saved(path)
         if not text:
             module = ttir(source, options)
             text = lowering.generate(frontend.parse(module))
@@ -138,7 +142,23 @@ def save(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(text)
+        partial.write_text(f"{text}{_seal(text)}")
         partial.replace(path)
     except OSError:
         pass
+
+
+def saved(path: Path) -> str:
+    """The text of a cache file; empty if there is none, or another than was written."""
+    try:
+        text = path.read_text()
+    except (OSError, ValueError):
+        return ""
+    # A machine that lost its power, or a disk its blocks, leaves files of any contents.
+    end = len(text) - len(_seal(""))
+    return text[:end] if end > 0 and text[end:] == _seal(text[:end]) else ""
+
+
+def _seal(text: str) -> str:
+    """The last line of a cache file, which tells whether the rest is whole."""
+    return f"\n# {hashlib.sha256(text.encode()).hexdigest()}\n"

@@ -1,0 +1,34 @@
+"""Compiled kernels are kept on disk, and a damaged file costs a compilation only."""
+
+from pathlib import Path
+
+import pytest
+
+from properties.simulator.compilation import cache_directory, save, saved
+
+
+def test_a_file_that_is_not_as_it_was_written_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "kernel.py"
+    assert saved(path) == ""
+    save(path, "X = 1\n")
+    assert saved(path) == "X = 1\n"
+    whole = path.read_bytes()
+    for damaged in (b"", b"X = 1\n", whole[:-1], whole[9:], b"\0" * len(whole), b"\xff" + whole):
+        path.write_bytes(damaged)
+        assert saved(path) == ""
+    path.unlink()
+    path.mkdir()
+    assert saved(path) == ""
+    save(path, "X = 1\n")
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("TRITON_SIM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    path = cache_directory() / "kernel.py"
+    save(path, "X = 1\n")
+    assert saved(path) == ""
