@@ -20,7 +20,8 @@ def positive(text: str) -> float:
 def file(text: str) -> Path:
     """Parse the path of a file to write."""
     path = Path(text)
-    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+    # Unlike those of `Path`, these raise nothing for a name that is too long.
+    if os.path.isdir(path) or not (os.path.isdir(path.parent) and os.access(path.parent, os.W_OK)):
         raise ArgumentTypeError(f"{text!r}, expected a file in a folder that exists")
     return path
 
@@ -28,9 +29,10 @@ def file(text: str) -> Path:
 def folder(text: str) -> Path:
     """Parse the path of a folder to write to, which need not exist yet."""
     path = Path(text)
-    there = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))
+    # A link that leads nowhere is there.
+    there = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
     # An unset variable of a shell gives an empty text.
-    if not text or not (there.is_dir() and os.access(there, os.W_OK)):
+    if not text or not (os.path.isdir(there) and os.access(there, os.W_OK)):
         raise ArgumentTypeError(f"{text!r}, expected a folder that can be written to")
     return path
 

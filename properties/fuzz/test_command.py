@@ -106,6 +106,25 @@ def test_arguments_that_make_no_run_are_rejected(
 
 
 @pytest.mark.parametrize(
+    ("option", "name", "told"),
+    [
+        ("--resume", "loop", "expected a folder that can be written to"),
+        ("--report", "loop/inside", "expected a folder that can be written to"),
+        ("--record", "loop/inside", "expected a file in a folder that exists"),
+        ("--record", "n" * 300, "File name too long"),
+    ],
+)
+def test_a_path_that_cannot_be_is_rejected(
+    option: str, name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(SystemExit) as ended:
+        main([*on_l2norm("good"), option, str(tmp_path / name)])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("op", "options", "told"),
     [
         ("l2norm", {"eps": "x"}, "eps: 'x' (str), expected float"),
