@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
-from properties import ROOT, profiles
+from properties import HOME, ROOT, profiles
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +51,14 @@ def _changed(config: pytest.Config) -> "Changed | None":
     if revision is None:
         return None
     from properties.changed import Changed, files_since
+    from properties.planting.closure import is_ours
+    from properties.targets import NAMES
 
-    return Changed(*files_since(revision, config.rootpath), config.getoption("oracles_target"))
+    target = config.getoption("oracles_target")
+    if HOME or not is_ours(NAMES.get(target, target).partition(":")[0]):
+        what = f"target {target!r}, expected one of a checkout of this suite"
+        raise ValueError(f"--changed: {what}, as it knows the imports of no other repository")
+    return Changed(*files_since(revision, config.rootpath), target)
 
 
 def _claim_gpu(worker: int) -> None:

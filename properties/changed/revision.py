@@ -4,8 +4,8 @@ import ast
 import subprocess
 from pathlib import Path
 
-# Branches that work is merged into.
-_MAIN = ("refs/heads/main", "refs/remotes/origin/main")
+# Branches that work is merged into: here, and where it is shared.
+_MAIN, _SHARED = "refs/heads/main", "refs/remotes/origin/main"
 
 
 def files_since(revision: str, root: Path) -> tuple[str, tuple[str, ...]]:
@@ -23,7 +23,10 @@ def files_since(revision: str, root: Path) -> tuple[str, tuple[str, ...]]:
         base = _commit(revision, root)
         told = f"{revision} ({base[:9]})" if base is not None else ""
     else:
-        base = next(filter(None, (_git(root, "merge-base", "HEAD", name) for name in _MAIN)), None)
+        # All commits of main are in main: on that branch those count that are not shared yet.
+        on_main = _git(root, "symbolic-ref", "--quiet", "HEAD") == _MAIN
+        mains = (_SHARED, _MAIN) if on_main else (_MAIN, _SHARED)
+        base = next(filter(None, (_git(root, "merge-base", "HEAD", name) for name in mains)), None)
         told = f"{base[:9]}, the merge base with main" if base is not None else ""
     if base is None:
         code, told = _ran(root, "rev-parse", "--git-dir")

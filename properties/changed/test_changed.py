@@ -86,6 +86,16 @@ def test_later_commits_on_main_are_no_change(git: Git, tmp_path: Path) -> None:
     assert files_since("main", tmp_path)[1] == ("committed", "third")
 
 
+def test_commits_on_main_that_are_not_shared_yet_count(git: Git, tmp_path: Path) -> None:
+    git("checkout", "--quiet", "main")
+    assert files_since("", tmp_path)[1] == ()
+    git("update-ref", "refs/remotes/origin/main", "main~1")
+    assert files_since("", tmp_path)[1] == ("second",)
+    # A branch may begin at commits that are not shared.
+    git("checkout", "--quiet", "branch")
+    assert files_since("", tmp_path)[1] == ("committed",)
+
+
 def test_a_project_may_lie_below_its_repository(git: Git, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("")
@@ -412,6 +422,15 @@ def test_pytest_rejects_an_unknown_commit(copy: Path) -> None:
     code, told = _pytest(copy, "--changed", "nosuch")
     assert code == pytest.ExitCode.USAGE_ERROR
     assert "ERROR: --changed: 'nosuch', expected a commit" in told
+
+
+@pytest.mark.ops("gla")
+def test_pytest_rejects_a_target_of_another_repository(copy: Path) -> None:
+    (copy / "mine.py").write_text("from properties.targets.oracle import target\n")
+    code, told = _pytest(copy, "--changed", "--target", "mine:target")
+    (copy / "mine.py").unlink()
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "--changed: target 'mine:target', expected one of a checkout of this suite" in told
 
 
 @pytest.mark.ops("gla")
