@@ -233,7 +233,7 @@ def _first(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
         sequence, token = _in_sequence(case, dims[axis], token)
         text = f"{NAMES[dims[axis]]} {token} of sequence {sequence}"
     tiles = ", ".join(f"{token // size} of {size}" for size in _TILES)
-    return [f"  first     {text}, in tile {tiles}"]
+    return [f"  first     {text}, in tile {tiles} tokens"]
 
 
 def versions() -> str:

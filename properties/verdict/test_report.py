@@ -52,7 +52,7 @@ def test_the_worst_element_is_named_by_its_dims(text: str) -> None:
 def test_the_report_gives_the_fraction_and_place_of_wrong_elements(text: str) -> None:
     assert "7 of 2730 elements (0.256%)" in text
     assert "in sequence 1, token 64, head 2, every value dim" in text
-    assert "token 64, in tile 4 of 16, 2 of 32, 1 of 64, 0 of 128" in text
+    assert "token 64, in tile 4 of 16, 2 of 32, 1 of 64, 0 of 128 tokens" in text
 
 
 def test_tokens_of_packed_sequences_are_counted_in_their_own() -> None:
