@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,21 @@ def bits(x: Tensor) -> Tensor:
     """The bits of a tensor as integers, which tell NaN from NaN and -0 from 0."""
     widths = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.contiguous().view(widths[x.element_size()])
+
+
+def contents(x: Any) -> Any:
+    """All that an object holds, its private attributes too, to compare with later contents."""
+    match x:
+        case Tensor():
+            return x.dtype, tuple(x.shape), bits(x.detach()).flatten().tolist()
+        case list() | tuple():
+            return [contents(each) for each in x]
+        case dict():
+            return {name: contents(each) for name, each in x.items()}
+        case _ if hasattr(x, "__dict__"):
+            return contents(vars(x))
+        case _:
+            return x
 
 
 def refuses(call: Callable[[T], object], argument: T) -> bool:

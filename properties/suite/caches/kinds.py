@@ -160,10 +160,6 @@ class PagedMachine(KVMachine):
             held = [page for page in table[n] if page >= 0]
             assert len(held) == -(-length[n] // self.cache.page_size), "pages past a crop are held"
 
-    def snapshot(self) -> list[torch.Tensor]:
-        free = torch.tensor(self.cache.free_pages)
-        return [*super().snapshot(), self.cache.block_table, free]
-
     def reset_is_a_new_start(self) -> None:
         self.cache.reset()
         assert self.cache.free_pages == len(self.cache.k_pages), "a reset has kept pages"

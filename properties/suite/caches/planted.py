@@ -316,6 +316,20 @@ class KeepsTheCheckpointOnReset(kernels.RecurrentCache):
         self._depth, self._past = kept
 
 
+class KeepsAPlaceOfARefusedUpdate(kernels.RecurrentCache):
+    """A refused offset has taken the place of the oldest state that a rollback needs."""
+
+    def update(self, state: Tensor, layer: int = 0, *, offset: int | Tensor) -> Tensor:
+        try:
+            return super().update(state, layer, offset=offset)
+        except (TypeError, ValueError):
+            if self._depth and type(layer) is int and 0 <= layer < self.layers:
+                past = self._past[layer]
+                past.append((self._states[layer], self._length[layer]))
+                del past[: -self._depth]
+            raise
+
+
 class RollsBackLayerByLayer(kernels.RecurrentCache):
     """A refused rollback has taken back the layers before the one that refuses."""
 
@@ -409,6 +423,7 @@ PLANTED = {
         OneCounter,
         ResetsStatesOnly,
         KeepsTheCheckpointOnReset,
+        KeepsAPlaceOfARefusedUpdate,
         RollsBackLayerByLayer,
         ReordersThePresentOnly,
     ),

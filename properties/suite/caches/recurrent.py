@@ -12,7 +12,7 @@ from torch import Tensor
 
 import reference
 from kernels.cache import RecurrentCache
-from properties.suite.caches.calls import CONTEXTS, check_refusal, context, refuses
+from properties.suite.caches.calls import CONTEXTS, check_refusal, contents, context, refuses
 from properties.suite.caches.machine import COUNTS, SEEDS, TOKENS
 
 PICKS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
@@ -224,8 +224,9 @@ class RecurrentMachine(RuleBasedStateMachine):
             self.refuse(argument, call)
 
     def refuse(self, argument: str, call: Callable[[], object]) -> None:
+        before = contents(self.cache)
         check_refusal(argument, call)
-        self.lengths_and_states_agree()
+        assert contents(self.cache) == before, f"a refused {argument} left traces"
 
     def states_agree(self, cache: RecurrentCache, model: reference.RecurrentCache) -> None:
         for layer in range(self.LAYERS):
