@@ -11,6 +11,7 @@ from pathlib import Path
 from properties.cases.case import Case
 from properties.counted import counted
 from properties.files import write_atomically
+from properties.fuzz.needs import parts
 from properties.fuzz.worker import Failure
 from properties.laws.signature import Signature
 from properties.targets import NAMES
@@ -24,7 +25,8 @@ class Bucket:
 
     Two signatures belong to one bug if a case shows both: a wrong mask gives wrong results, and if
     these are zeros, wrong gradients only. Each signature keeps its smallest case, in case they are
-    two bugs after all. Cases whose kernels share no source line show two bugs.
+    two bugs after all. Cases whose kernels share no source line show two bugs, and a case that
+    lacks what one bug needs shows another.
 
     Args:
         smallest: the failure with the smallest case of each signature, in order of discovery.
@@ -36,6 +38,8 @@ class Bucket:
         found: seconds since the start.
         lines: source lines of kernels that all of its cases launched; None before the first.
         name: the name of its files, which stays when a smaller case is found.
+        needs: parts of its cases (`properties.fuzz.needs`) without which they pass.
+        spare: parts of later cases that fail without them too.
     """
 
     smallest: list[Failure]
@@ -47,6 +51,8 @@ class Bucket:
     found: float = 0.0
     lines: frozenset[str] | None = None
     name: str = ""
+    needs: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -69,7 +75,9 @@ class Bucket:
     @property
     def report(self) -> str:
         """The report of the first failure, with what else is known."""
-        return "\n".join([self.first.report, *self.again, *self.others, *filter(None, [self.file])])
+        needs = [f"  needs     {', '.join(self.needs)}: it passes without"] if self.needs else []
+        told = [self.first.report, *needs, *self.again, *self.others, *filter(None, [self.file])]
+        return "\n".join(told)
 
     @property
     def others(self) -> list[str]:
@@ -88,14 +96,24 @@ class Bucket:
     def has(self, signature: Signature) -> bool:
         return signature.bug in {one.bug for one in self.signatures}
 
-    def shows(self, signatures: Iterable[Signature], lines: frozenset[str]) -> bool:
+    def shows(
+        self,
+        signatures: Iterable[Signature],
+        lines: frozenset[str],
+        case: Case | None = None,
+    ) -> bool:
         """Whether a case with these signatures shows this bug.
 
         Args:
             lines: that the case launched; kernels without a common line have no common bug.
+            case: what it needs is there, unless a source line names the bug.
         """
+        alike = [signature for signature in signatures if self.has(signature)]
         apart = lines and self.lines and not lines & self.lines
-        return any(map(self.has, signatures)) and not apart
+        if not alike or apart:
+            return False
+        named = any(signature.place for signature in alike)
+        return named or case is None or {*self.needs} <= parts(case).keys()
 
     def add(self, failure: Failure) -> None:
         """Keep a failure if its case is the smallest of its signature."""
@@ -106,6 +124,10 @@ class Bucket:
                     self.smallest[place] = failure
                 return
         self.smallest.append(failure)
+
+    def is_larger(self, failure: Failure) -> bool:
+        """Whether a case is smaller than all of this bug."""
+        return all(_size(failure.case) < _size(known.case) for known in self.smallest)
 
     def ran(self, lines: frozenset[str]) -> None:
         """Note the lines that one more of its cases launched."""
@@ -119,6 +141,7 @@ class Bucket:
         for failure in other.smallest:
             self.add(failure)
         self.linked |= other.linked
+        self.needs = tuple(name for name in self.needs if name in other.needs)
         self.seen += other.seen
         if other.lines is not None:
             self.ran(other.lines)

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +126,27 @@ class Log:
         """The number of buckets, where those of one cause count once."""
         return len(self.buckets) - sum(len(cause.buckets) - 1 for cause in self.causes)
 
-    def bucket(self, *signatures: Signature, lines: frozenset[str] = frozenset()) -> Bucket | None:
-        """The oldest bucket whose bug a case with these signatures shows; see `Bucket.shows`."""
-        return next((one for one in self.buckets if one.shows(signatures, lines)), None)
+    def bucket(
+        self,
+        *signatures: Signature,
+        lines: frozenset[str] = frozenset(),
+        case: Case | None = None,
+    ) -> Bucket | None:
+        """The bucket whose bug a case with these signatures shows; see `Bucket.shows`.
+
+        Of several it is the one that needs most, then the oldest.
+        """
+        shown = [one for one in self.buckets if one.shows(signatures, lines, case)]
+        return max(shown, key=lambda one: len(one.needs), default=None)
+
+    def open(self, failure: Failure, seconds: float, needs: Sequence[str] = ()) -> Bucket:
+        """Add a bucket with a name of its own, found so many seconds into the night."""
+        bucket = Bucket([failure], found=seconds, needs=tuple(needs))
+        taken = {one.name for one in self.buckets}
+        names = (f"{bucket.name}_{n}" if n > 1 else bucket.name for n in count(1))
+        bucket.name = next(name for name in names if name not in taken)
+        self.buckets.append(bucket)
+        return bucket
 
     def merge(self, without: Sequence[Bucket] = ()) -> None:
         """Merge each bucket into the oldest one of the same bug.
@@ -145,7 +163,8 @@ class Log:
 
     def _of_one_bug(self, without: Sequence[Bucket]) -> Iterator[tuple[Bucket, Bucket]]:
         for newer in self.buckets:
-            older = self.bucket(*newer.signatures, lines=newer.lines or frozenset())
+            lines, case = newer.lines or frozenset(), newer.first.case
+            older = self.bucket(*newer.signatures, lines=lines, case=case)
             if older is not None and older is not newer and not {older, newer} & {*without}:
                 yield older, newer
 
@@ -246,6 +265,8 @@ def _bucket_from_json(data: dict[str, Any]) -> Bucket:
         found=data["found"],
         lines=None if data["lines"] is None else frozenset(_lines_from_json(data["lines"])),
         name=data["name"],
+        needs=tuple(data["needs"]),
+        spare=tuple(data["spare"]),
     )
 
 

@@ -27,6 +27,7 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.clock import Clock
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.log import Log, Tally
+from properties.fuzz.needs import parts
 from properties.fuzz.worker import (
     HANGS,
     Answer,
@@ -55,6 +56,8 @@ _DRAWING, _LAST = 60.0, 5.0
 # limit, and those of its kernel `_SHARE` of the kernel's time.
 _PATIENCE, _SHARE = 0.25, 0.25
 _AGAIN = 3
+# The most buckets of one signature.
+_ALIKE = 4
 # The names of a night's threads begin with it.
 LANE = "lane"
 # The law that names the wrong results.
@@ -232,6 +235,7 @@ class _Round:
                     self._try_kept()
             self._draw()
             for bucket in list(self.found):
+                self._find_needs(bucket)
                 self._link(bucket)
             self.drawing = None
             for bucket in self.found:
@@ -286,7 +290,7 @@ class _Round:
             except ValueError:
                 self.night.corpus.drop(self.job, case)
                 continue
-            if self._judge(case) is None and worst == float("inf"):
+            if self._judge(case)[0] is None and worst == float("inf"):
                 self.night.corpus.drop(self.job, case)
 
     def _draw(self) -> None:
@@ -312,13 +316,13 @@ class _Round:
 
     def _check(self, bundle: Sequence[Case]) -> None:
         """Judge a bundle of cases for Hypothesis."""
-        for failure in map(self._judge, bundle):
+        for failure, bucket in map(self._judge, bundle):
             # Shrinking a case that hangs would take as long each time.
-            if failure is not None and not failure.fatal and self._has_found(failure.signature):
+            if failure and bucket and not failure.fatal and bucket in self.found:
                 self.until = min(self.until, monotonic() + self.night.seconds_to_shrink)
-                raise type_of(failure.signature)
+                raise type_of(failure.signature, bucket.needs)
 
-    def _judge(self, case: Case) -> Failure | None:
+    def _judge(self, case: Case) -> tuple[Failure, Bucket] | tuple[None, None]:
         shrinking = self.until < float("inf")
         if monotonic() > self.until or self.night.rests(self.job):
             raise Enough
@@ -333,6 +337,7 @@ class _Round:
             failed=int(failure is not None and not shrinking),
             lost=seconds if failure is not None and failure.fatal else 0.0,
         )
+        needs = self._needs_beyond(failure, answer) if failure and not shrinking else ()
         with self.night.lock:
             self.log.add(self.job, tally, self.night.elapsed)
             if self.job.law == _ORACLE or failure is not None:
@@ -341,23 +346,91 @@ class _Round:
             self.log.excused.update(answer.excused)
             if failure is None:
                 self.night.corpus.keep(self.job, case, answer.worst)
-                return None
-            shown = failure.signature, *failure.also
-            bucket = self.log.bucket(*shown, lines=answer.lines)
-            if bucket is None:
-                bucket = Bucket([failure], found=self.night.elapsed)
+                return None, None
+            bucket = self._bucket(failure, answer.lines)
+            if bucket is None or needs:
+                bucket = self.log.open(failure, self.night.elapsed, needs)
                 self.found.append(bucket)
-                self.log.buckets.append(bucket)
             bucket.add(failure)
             bucket.ran(answer.lines)
             bucket.seen[self.job.name] += not shrinking
+            shown = failure.signature, *failure.also
             for other in list(self.found):
-                if other is not bucket and other.shows(shown, answer.lines):
+                alike = other.needs == bucket.needs and other.shows(shown, answer.lines)
+                if other is not bucket and alike:
                     self._merge(bucket, other)
-        return failure
+        return failure, bucket
 
-    def _has_found(self, signature: Signature) -> bool:
-        return any(bucket.has(signature) for bucket in self.found)
+    def _bucket(self, failure: Failure, lines: frozenset[str]) -> Bucket | None:
+        """The bucket of a failure, if there is one.
+
+        Several that need different parts of a case may be as many bugs that make one result wrong,
+        or cases at the edge of an error budget, so there are at most `_ALIKE`.
+        """
+        shown = failure.signature, *failure.also
+        bucket = self.log.bucket(*shown, lines=lines, case=failure.case)
+        alike = [one for one in self.log.buckets if one.shows(shown, lines)]
+        return alike[0] if bucket is None and len(alike) >= _ALIKE else bucket
+
+    def _needs_beyond(self, failure: Failure, answer: Answer) -> tuple[str, ...]:
+        """Parts of a case that its failure needs and no case of its bucket had.
+
+        A part that another failure could spare is tried again in a smaller case.
+        """
+        with self.night.lock:
+            bucket = self._bucket(failure, answer.lines)
+            alike = [one for one in self.log.buckets if one.has(failure.signature)]
+        if bucket is None or bucket in self.found or len(alike) >= _ALIKE:
+            return ()
+        if failure.signature.place or failure.fatal or not self.night.shrink:
+            return ()
+        had = {name for one in bucket.smallest for name in parts(one.case)}
+        had |= set() if bucket.is_larger(failure) else {*bucket.spare}
+        new = [name for name in parts(failure.case) if name not in had]
+        needs = tuple(name for name in new if self._without(bucket, failure.case, name) is None)
+        with self.night.lock:
+            bucket.spare += tuple(name for name in new if name not in needs)
+        return needs
+
+    def _find_needs(self, bucket: Bucket) -> None:
+        """Leave out each part of a bucket's case that it does not need, one after the other."""
+        case = bucket.first.case
+        if bucket.first.signature.place or bucket.first.fatal or not self.night.shrink:
+            return
+        # The rest of the time for shrinking.
+        left = max(self.until - monotonic(), _SHRINKING / 6)
+        until = monotonic() + min(left, self.night.seconds_to_shrink)
+        needs: list[str] = []
+        tried: set[str] = set()
+        while monotonic() < until and (rest := [n for n in parts(case) if n not in tried]):
+            name = rest[0]
+            tried.add(name)
+            plainer = self._without(bucket, case, name)
+            if plainer is None:
+                needs.append(name)
+            else:
+                case = plainer
+        with self.night.lock:
+            bucket.needs = tuple(needs)
+
+    def _without(self, bucket: Bucket, case: Case, name: str) -> Case | None:
+        """A case without one of its parts; None if it shows a bucket's bug no longer.
+
+        If that cannot be told, it is the case itself.
+        """
+        try:
+            op = scope.declared(self.night.whose, case.op, case.mode)
+            plainer = op.settle(parts(case)[name])
+            scope.check(self.night.whose, plainer)
+        except ValueError:
+            return case
+        answer = self._ask(bucket.first.law, plainer)
+        failure = answer.failure
+        if failure is None or not _shows(answer, bucket):
+            return case if answer.excused else None
+        with self.night.lock:
+            bucket.add(failure)
+        return failure.case
 
     def _link(self, bucket: Bucket) -> None:
         """Compare a case with the oracle, every output and gradient asked for.
@@ -381,7 +454,7 @@ class _Round:
             return
         shown = differs.signature, *differs.also
         with self.night.lock:
-            known = self.log.bucket(*shown, lines=answer.lines)
+            known = self.log.bucket(*shown, lines=answer.lines, case=bucket.first.case)
             bucket.linked.update(shown)
             if known is not None and known is not bucket:
                 self._merge(known, bucket)
@@ -512,7 +585,7 @@ class Found(AssertionError):
 
 
 @cache
-def type_of(signature: Signature) -> type[Found]:
+def type_of(signature: Signature, needs: tuple[str, ...] = ()) -> type[Found]:
     return type("Found", (Found,), {"__doc__": str(signature)})
 
 

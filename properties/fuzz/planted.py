@@ -463,6 +463,23 @@ def twofold(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def doubling(device: torch.device) -> Adapter:
+    """Two bugs that make one result wrong: in packs with an empty sequence, and in reverse."""
+
+    def cumsum(
+        x: Tensor,
+        *,
+        chunk_size: int | None = None,
+        reverse: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        wrong = reverse or (cu_seqlens is not None and not cu_seqlens.diff().all())
+        y = right_sum(x, chunk_size=chunk_size, reverse=reverse, cu_seqlens=cu_seqlens)
+        return 2 * y if wrong else y
+
+    return Adapter({"cumsum": {"fused": cumsum}})
+
+
 def good(device: torch.device) -> Adapter:
     return _adapter(right)
 

@@ -353,6 +353,14 @@ def test_two_bugs_in_one_kernel_stay_two(fuzz: Fuzz) -> None:
     assert len(re.findall("^REPRO", printed, re.MULTILINE)) == 2
 
 
+def test_two_bugs_that_make_one_result_wrong_stay_two(fuzz: Fuzz) -> None:
+    code, printed = fuzz("doubling", "--op", "cumsum", "--examples", "60", "--seed", "2")
+    assert code == 1
+    assert "2 bugs in" in printed
+    needs = {*re.findall("^  needs     (.*): it passes without$", printed, re.MULTILINE)}
+    assert needs == {"an empty sequence, packed sequences", "reverse"}
+
+
 def test_a_finding_of_another_target_prints_a_ledger_entry_that_excuses_it(
     fuzz: Fuzz, tmp_path: Path
 ) -> None:

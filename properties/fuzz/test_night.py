@@ -20,6 +20,7 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
+from properties.fuzz.needs import parts
 from properties.fuzz.night import Night, _Round
 from properties.fuzz.worker import FIRST, HANGS, Answer, Failure, Origin, Worker
 from properties.jobs import Job, Selection, drawing
@@ -175,6 +176,69 @@ def test_failures_at_one_line_are_one_bug() -> None:
     log = Log("ours", 1, {}, [Bucket([failure(one)])])
     assert log.bucket(other) is log.buckets[0]
     assert log.bucket(Y) is None
+
+
+def test_a_case_is_made_plainer_by_each_of_its_parts() -> None:
+    dims = {"B": 1, "H": 2, "K": 3, "V": 4}
+    whole = Case(
+        op="gla",
+        mode="chunk",
+        dtype="float32",
+        dims=dims,
+        lengths=(0, 5),
+        packed=True,
+        given=("initial_state",),
+        float32=("initial_state",),
+        options={"scale": None, "output_final_state": True},
+        layouts={"initial_state": "sliced", "cu_seqlens": "sliced"},
+    )
+    plainer = parts(whole)
+    assert [*plainer] == [
+        *("an empty sequence", "packed sequences", "initial_state", "output_final_state"),
+        *("float32", "layouts"),
+    ]
+    assert plainer["an empty sequence"].lengths == (5,)
+    dense = plainer["packed sequences"]
+    assert (dense.packed, dense.lengths, [*dense.layouts]) == (False, (5,), ["initial_state"])
+    without = plainer["initial_state"]
+    assert (without.given, without.float32, [*without.layouts]) == ((), (), ["cu_seqlens"])
+    assert parts(Case.of("gla", "chunk", dims, (5,))) == {}
+
+
+SLICED = replace(case(1), layout="sliced")
+
+
+def test_a_bug_explains_no_case_that_lacks_what_it_needs() -> None:
+    log = Log("ours", 1, {})
+    needing = log.open(replace(failure(Y), case=SLICED), 0.0, ["layouts"])
+    other = log.open(failure(Y), 0.0)
+    assert log.bucket(Y, case=case(9)) is other
+    assert log.bucket(Y, case=SLICED) is needing
+    assert needing.name != other.name
+    log.merge()
+    assert log.buckets == [needing, other]
+    assert "needs     layouts: it passes without" in needing.report
+
+
+@pytest.mark.parametrize("cases", [(SLICED, case(5)), (case(5), SLICED)])
+def test_bugs_that_make_one_result_wrong_are_told_apart_by_what_they_need(
+    cases: tuple[Case, Case],
+) -> None:
+    def ask(law: str, case: Case) -> Answer:
+        wrong = case.layout == "sliced" or case.lengths == (5,)
+        return Answer(failure=Failure(Y, law, case, "what is wrong") if wrong else None)
+
+    log = Log("oracle", 1, {JOB: Tally()})
+    whole, worker = night(log), Mock(Worker, ask=ask)
+    for lap, one in enumerate((*cases, *cases)):
+        turn = _Round(whole, worker, JOB, lap)
+        turn._judge(one)
+        for bucket in turn.found:
+            turn._find_needs(bucket)
+    assert [bucket.first.case for bucket in log.buckets] == [*cases]
+    assert [bucket.needs for bucket in log.buckets] == [
+        ("layouts",) if one is SLICED else () for one in cases
+    ]
 
 
 def bucket_of(*ops: str, lines: str) -> Bucket:
