@@ -608,6 +608,20 @@ def test_a_library_may_not_be_wrong_without_a_word(accepts: Any, mistake: str) -
     assert str(info.value).startswith(f"rejection does not hold: {mistake} was not refused, and")
 
 
+def test_a_mistake_that_is_never_refused_hides_no_other() -> None:
+    def careless(given: Mapping[str, Any]) -> Any:
+        return window_of_no_keys(given) or zeros_of_nan(given)
+
+    told = set()
+    for number in range(0, 64, 8):
+        with pytest.raises(Violation) as info:
+            LAWS["rejection"](
+                ATTENTION, replace(PLAIN, seed=number), Subject(Library(careless), CPU)
+            )
+        told.add(str(info.value).split()[4])
+    assert told == {"window=0", "scale=nan"}
+
+
 def test_rejection_skips_a_library_that_is_wrong_without_a_mistake() -> None:
     wrong = Library(lambda given: zeros(given) if is_tensor(given["v"]) else None)
     assert LAWS["rejection"](ATTENTION, PLAIN, Subject(wrong, CPU)) == 0
