@@ -164,6 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(parse: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
     output = _Output()
     console = Console(file=cast(TextIO, output))
+    if not console.width:
+        # COLUMNS may be 0, where rich prints nothing at all.
+        console.width = 80
     origin = Origin(chosen.target, chosen.device, chosen.ledger)
     with ExitStack() as held:
         try:

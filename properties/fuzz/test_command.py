@@ -274,7 +274,10 @@ def test_one_case_ends_whatever_it_does(
     assert "planted.py:" in printed
 
 
-def test_a_case_that_passes_is_reported_as_passing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_that_passes_is_reported_as_passing_whatever_the_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
     assert main([*on_l2norm("good"), "--case", _CASE]) == 0
     assert "differential holds: worst error 0." in capsys.readouterr().out
 
