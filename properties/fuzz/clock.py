@@ -57,9 +57,11 @@ class Clock:
 
     @classmethod
     def read(cls, text: str) -> "Clock | None":
-        """Parse the first line that a process wrote; None if there is none yet."""
+        """Parse the first line that a process wrote; None if there is none yet, or another, as of
+        one that crashed before it began.
+        """
         line, end, _ = text.partition("\n")
-        if not end:
+        if not (end and line.startswith("[")):
             return None
         process, at, threads = json.loads(line)
         return cls(process, at, {int(n): _Thread(ran=r, waited=w) for n, (r, w) in threads.items()})

@@ -1,6 +1,7 @@
 """The parts of a night: buckets, log, corpus, display."""
 
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from properties import scope
 from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.fuzz.bucket import Bucket
+from properties.fuzz.clock import Clock
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
@@ -305,6 +307,15 @@ def test_a_bucket_that_is_merged_takes_its_file_along(tmp_path: Path) -> None:
     both.add(failure(Y, also=(DX,)))
     log.merge()
     assert [path.name for path in tmp_path.iterdir()] == [f"{both.name}.py"]
+
+
+def test_a_process_that_crashed_before_it_began_has_no_clock() -> None:
+    line = Clock.started(os.getpid()).line
+    began = Clock.read(f"{line}Fatal Python error: Segmentation fault")
+    assert began is not None
+    assert began.process == os.getpid()
+    for text in ("", line[:-1], f"Fatal Python error: Segmentation fault\n\n{line}"):
+        assert Clock.read(text) is None
 
 
 def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
