@@ -146,10 +146,16 @@ def _bind_sequences(arguments: Mapping[str, Any], sizes: dict[str, int]) -> None
 def _set_size(name: str, size: int, sizes: dict[str, int]) -> None:
     sizes[name] = size
     # jaxtyping has no call to bind a size, but it binds one when it sees an array of that shape.
-    vector: Any = Shaped[Any, name]
-    isinstance(SimpleNamespace(shape=(size,), dtype="size"), vector)
+    isinstance(SimpleNamespace(shape=(size,), dtype="size"), _vector(name))
 
 
+# Making a type takes longer than most checks.
+@functools.cache
+def _vector(name: str) -> Any:
+    return Shaped[Any, name]
+
+
+@functools.cache
 def _kinds(annotation: Any) -> tuple[Any, ...]:
     union = get_origin(annotation) in (Union, UnionType)
     return get_args(annotation) if union else (annotation,)
