@@ -73,7 +73,10 @@ def gaussian(blank: Blank, generator: torch.Generator) -> Tensor:
         case Role.PROJECTION:
             return _normal(blank, generator) / math.sqrt(max(blank.shape[-1], 1))
         case Role.SCORE:
-            return _choice(blank, generator, (-1.0, 0.0, 1.0, 2.0))
+            # Many scores are equal, or so near that 16 bits would not tell them apart.
+            near = torch.rand((), generator=generator).item() < 1 / 2
+            numbers = (15.0, 15.0, 15.0, 14.0) if near else (-1.0, 0.0, 1.0, 2.0)
+            return _choice(blank, generator, numbers)
         case Role.MASK:
             return (_uniform(blank, generator) < 7 / 8).double()
         case Role.COSINE:

@@ -45,7 +45,7 @@ class Role(Enum):
     COSINE = "cosine of an angle"
     SINE = "sine of an angle"
     PROJECTION = "weight of a projection, whose rows are about 1 long"
-    SCORE = "small integer of which scores are computed, so that no rounding decides a selection"
+    SCORE = "small integer of which scores are computed, so that float32 selects exactly"
     INDEX = "integer that says where something is, such as a position"
     PARENT = "index of an earlier token of the sequence, or -1"
 
