@@ -42,6 +42,7 @@ from properties.fuzz.night import LANE, Night
 from properties.fuzz.worker import GROWTH, Judge, Lost, Origin, Worker, crew, prepare
 from properties.jobs import Selection
 from properties.laws import LAWS, Subject
+from properties.screen import screen
 from properties.targets import NAMES, Target
 
 # Seconds between checks for signals, between copies of the log, and between lines of output.
@@ -163,10 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(parse: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
     output = _Output()
-    console = Console(file=cast(TextIO, output))
-    if not console.width:
-        # COLUMNS may be 0, where rich prints nothing at all.
-        console.width = 80
+    console = screen(file=cast(TextIO, output))
     origin = Origin(chosen.target, chosen.device, chosen.ledger)
     with ExitStack() as held:
         try:

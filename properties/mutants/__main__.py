@@ -44,13 +44,14 @@ from properties.mutants.operators import OPERATORS, Operator
 from properties.mutants.scoreboard import Scoreboard
 from properties.mutants.semantic import SEMANTIC
 from properties.mutants.triggers import run as triggers
+from properties.screen import screen
 from properties.targets import NAMES, load
 from properties.targets.ours import Ours
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _arguments(arguments)
-    console = Console()
+    console = screen()
     profiles.register()
     if chosen.triggers:
         return _triggers(chosen, console)

@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import track
 
 from properties.device import activate
+from properties.screen import screen
 
 TABLE = Path(__file__).with_name("operations.md")
 HEAD = """\
@@ -55,7 +55,7 @@ def table(device: str) -> str:
 
     target(here)
     calls, broken = operations.public()
-    progress = track(calls, "operations of fla", console=Console(stderr=True), transient=True)
+    progress = track(calls, "operations of fla", console=screen(stderr=True), transient=True)
     lines = [support(call, here).line() for call in progress]
     lines += [f"| `{name}` | | no | no | no | {why} |" for name, why in broken.items()]
     head = HEAD.format(
