@@ -227,6 +227,7 @@ class RecurrentMachine(RuleBasedStateMachine):
         before = contents(self.cache)
         check_refusal(argument, call)
         assert contents(self.cache) == before, f"a refused {argument} left traces"
+        self.lengths_and_states_agree()
 
     def states_agree(self, cache: RecurrentCache, model: reference.RecurrentCache) -> None:
         for layer in range(self.LAYERS):
