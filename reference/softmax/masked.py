@@ -119,7 +119,8 @@ def selecting(
         weights: the name of its weights, constants by query.
 
     Returns:
-        The argument `run` of `reference.op.op`. Forms get every other argument unchanged.
+        The argument `run` of `reference.op.op`. Forms get every other argument unchanged,
+        but for a block_size past the keys.
     """
 
     def run(
@@ -141,6 +142,9 @@ def selecting(
         if weights is not None:
             by_query[weights] = rest.pop(weights).detach()
         rest["scale"] = resolve_scale(scale, sizes["K"])
+        if "block_size" in rest:
+            # A block that is longer still holds no more keys, and no form builds all of it.
+            rest["block_size"] = min(rest["block_size"], by_key["k"].shape[1] + 1)
         o, lse = each_sequence(form, by_query, by_key, **rest)
         return o, lse if return_lse else None
 

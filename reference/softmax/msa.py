@@ -17,8 +17,7 @@ def definition(
     q: Tensor, k: Tensor, v: Tensor, *, q_index: Tensor, k_index: Tensor, block_size: int,
     top_k: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    (T_q, H), (T_k, G) = q.shape[1:3], k.shape[1:3]
-    C = min(block_size, max(T_k, 1))
+    (T_q, H), (T_k, G), C = q.shape[1:3], k.shape[1:3], block_size
     p, j = positions(T_q, k)
     blocks = -(-T_k // C)
     tokens = q_index.transpose(1, 2) @ k_index[:, None].mT
@@ -37,8 +36,7 @@ def by_rank(
     top_k: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """A running maximum over the tokens of a block; blocks ranked by counting, then fetched."""
-    T_q, T_k = q.shape[1], k.shape[1]
-    C = min(block_size, max(T_k, 1))
+    T_q, T_k, C = q.shape[1], k.shape[1], block_size
     p = torch.arange(T_k - T_q, T_k, device=q.device)[:, None]
     start = torch.arange(0, T_k, C, device=q.device)
     scores = q_index.new_full((), -math.inf)

@@ -35,8 +35,6 @@ def gathered(
     Sorted slots have equal indices side by side: all but the first of them are dropped.
     """
     (_, T_q, H, _), (T_k, G) = q.shape, k.shape[1:3]
-    # The one block of a longer size ends with the keys.
-    block_size = min(block_size, max(T_k, 1))
     slots = indices.permute(0, 2, 1, 3).sort(-1).values  # [B, G, T_q, S]
     before = torch.nn.functional.pad(slots[..., :-1], (1, 0), value=-1)
     kept = (slots != before) & (slots >= 0)
