@@ -11,6 +11,7 @@ from properties.targets.ledger import Given
 
 NARROW = ("bfloat16", "float16")
 SCALE = "the sentinel -1 and None become K ** -0.5"
+UNCHECKED = {"rejection": "only its server calls it, and no error is documented"}
 
 
 def scale_of(scale: float | None, q: Tensor) -> float:

@@ -13,6 +13,7 @@ from properties.targets.adapter import Bound, Implementation, without
 from properties.targets.engines import (
     NARROW,
     SCALE,
+    UNCHECKED,
     ends,
     equal_widths,
     from_16_to_256,
@@ -23,25 +24,31 @@ from properties.targets.engines import (
 )
 from properties.targets.sglang.library import kernel
 
+_PREFILL = "prefill_attention:context_attention_fwd"
+_EXTEND = "extend_attention:extend_attention_fwd"
+_DECODE = "decode_attention:decode_attention_fwd"
+_MERGE = "merge_state:merge_state_triton"
 _FLAT = "tensors are copied to [tokens, heads, dim], dense"
 
 
 def implementations(device: torch.device) -> dict[str, dict[str, Implementation]]:
     """Op → mode → implementation."""
     wide: dict[str, Bound] = {"head dims of 16 to 256": from_16_to_256}
-    extend = kernel("extend_attention:extend_attention_fwd")
+    prefill = kernel(_PREFILL)
+    extend, decode = kernel(_EXTEND), kernel(_DECODE)
     return {
         "attention": {
             "prefill": Implementation(
-                _prefill,
-                (_FLAT, "the scale is K ** -0.5"),
+                _as_taken(_prefill, prefill, scale="sm_scale"),
+                (SCALE, _FLAT),
                 dtypes=NARROW,
                 tokens=64,
                 bounds={**wide, "V = K": equal_widths, "T_q = T_k": own_keys},
                 forward_only=True,
+                unstated=UNCHECKED,
             ),
             "extend": Implementation(
-                _for_release(_extend, extend),
+                _as_taken(_extend, extend, sink="sinks", return_lse="lse_extend"),
                 (SCALE, _FLAT, "the first T_k - T_q keys lie in a pool", "W becomes W - 1"),
                 dtypes=NARROW,
                 tokens=64,
@@ -51,35 +58,48 @@ def implementations(device: torch.device) -> dict[str, dict[str, Implementation]
                     "a window is causal and has 2 keys or more": _causal_window,
                 },
                 forward_only=True,
+                unstated=UNCHECKED,
             ),
         },
         "paged_attention": {
             "decode": Implementation(
-                _for_release(_decode, kernel("decode_attention:decode_attention_fwd")),
+                _as_taken(_decode, decode, sink="sinks"),
                 (SCALE, "pages are copied to rows of one pool, which a list of rows names"),
                 dtypes=NARROW,
                 tokens=64,
                 bounds={**wide, "one query, and keys for it": one_query},
                 forward_only=True,
+                unstated=UNCHECKED,
             ),
         },
         "merge_attention": {
             "fused": Implementation(
-                _merge, ("LSEs are [B, T, H], float32",), dtypes=NARROW, forward_only=True
+                _merged,
+                ("LSEs are [B, T, H], float32",),
+                dtypes=NARROW,
+                forward_only=True,
+                unstated=UNCHECKED,
             ),
         },
     }
 
 
 def _prefill(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, cu_seqlens: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     bounds = ends(q, cu_seqlens)
     rows = [x.flatten(0, 1).contiguous() for x in (q, k, v)]
     o = torch.empty_like(rows[0])
-    run = kernel("prefill_attention:context_attention_fwd")
+    run = kernel(_PREFILL)
     counts = bounds.diff()
-    run(*rows, o, bounds[:-1], counts, most(counts), is_causal=causal)
+    given = _those_taken(run, sm_scale=scale_of(scale, q))
+    run(*rows, o, bounds[:-1], counts, most(counts), is_causal=causal, **given)
     return o.view_as(q)
 
 
@@ -95,7 +115,8 @@ def _extend(
     sink: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-) -> Tensor:
+    return_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     ends_q = ends(q, cu_seqlens)
     ends_k = ends(k, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
     if len(ends_q) != len(ends_k) or bool((ends_k.diff() < ends_q.diff()).any()):
@@ -110,10 +131,13 @@ def _extend(
         before.append(rows[:own])
         last.append(rows[own:])
     new = _joined(last, q.device)
-    return _run_extend(
+    o, lse = _run_extend(
         queries, keys[new], values[new], keys, values, ends_q, before,
         scale=scale, causal=causal, window=window, softcap=softcap, sink=sink,
-    ).view(*q.shape[:3], v.shape[-1])  # fmt: skip
+        return_lse=return_lse,
+    )  # fmt: skip
+    rows_of_lse = None if lse is None else lse.view(q.shape[:3]).transpose(1, 2)
+    return o.view(*q.shape[:3], v.shape[-1]), rows_of_lse
 
 
 def _run_extend(
@@ -130,14 +154,16 @@ def _run_extend(
     window: int | None,
     softcap: float | None,
     sink: Tensor | None,
-) -> Tensor:
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
     """Attend to keys in the pool and to new keys.
 
     Args:
         before: rows of the pool that each sequence sees before its new keys.
     """
-    run = kernel("extend_attention:extend_attention_fwd")
+    run = kernel(_EXTEND)
     o = q.new_empty(*q.shape[:2], v.shape[-1])
+    lse = torch.empty(q.shape[:2], device=q.device) if return_lse else None
     starts = _starts(before, q.device)
     rows = _joined(before, q.device)
     given: dict[str, Any] = {
@@ -148,9 +174,9 @@ def _run_extend(
         "sm_scale": scale_of(scale, q),
         "logit_cap": float(softcap or 0.0),
         "sliding_window_size": -1 if window is None else min(window, 2**30) - 1,
-    } | _newer(run, sink)
+    } | _those_taken(run, k_scale=1.0, v_scale=1.0, sinks=_dense(sink), lse_extend=lse)
     run(q, k, v, o, k_pool, v_pool, ends_q, starts, rows, **given)
-    return o
+    return o, lse
 
 
 def _decode(
@@ -168,7 +194,7 @@ def _decode(
 ) -> Tensor:
     if q.ndim != 4:
         raise ValueError(f"q: {q.ndim} axes, expected 4 before they are flattened")
-    run = kernel("decode_attention:decode_attention_fwd")
+    run = kernel(_DECODE)
     size = k_pages.shape[1]
     queries = q.flatten(0, 1).contiguous()
     pools = [x.flatten(0, 1).contiguous() for x in (k_pages, v_pages)]
@@ -182,7 +208,8 @@ def _decode(
     logits = torch.empty(len(queries), heads, num_splits, width, device=q.device)
     lse = torch.empty(len(queries), heads, num_splits, device=q.device)
     splits = torch.full((len(queries),), num_splits, dtype=torch.int32, device=q.device)
-    given: dict[str, Any] = {"logit_cap": float(softcap or 0.0)} | _newer(run, sink)
+    given: dict[str, Any] = {"logit_cap": float(softcap or 0.0)}
+    given |= _those_taken(run, k_scale=1.0, v_scale=1.0, sinks=_dense(sink))
     run(
         queries, *pools, o, starts, _joined(rows, q.device), logits, lse, splits, num_splits,
         sm_scale=scale_of(scale, q), **given,
@@ -190,8 +217,8 @@ def _decode(
     return o.view(*q.shape[:3], width)
 
 
-def _merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    run = kernel("merge_state:merge_state_triton")
+def _merged(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    run = kernel(_MERGE)
     parts = [
         x.contiguous().flatten(0, 1)
         for x in (o_a, lse_a.transpose(1, 2).float(), o_b, lse_b.transpose(1, 2).float())
@@ -200,20 +227,22 @@ def _merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tens
     return o.view_as(o_a), lse.view(o_a.shape[:3]).transpose(1, 2)
 
 
-def _for_release(function: Callable[..., Any], library: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, without `sink` where the release has none."""
-    return (
-        function
-        if "sinks" in inspect.signature(library).parameters
-        else without(function, ["sink"])
-    )
+def _as_taken(
+    function: Callable[..., Any], library: Callable[..., Any], **theirs: str
+) -> Callable[..., Any]:
+    """The function, without arguments that the release lacks: ours by theirs."""
+    taken = inspect.signature(library).parameters
+    return without(function, [ours for ours, name in theirs.items() if name not in taken])
 
 
-def _newer(run: Callable[..., Any], sink: Tensor | None) -> dict[str, Any]:
-    """Arguments that only some releases have."""
+def _those_taken(run: Callable[..., Any], **given: Any) -> dict[str, Any]:
+    """Arguments that the release has."""
     taken = inspect.signature(run).parameters
-    given = {"k_scale": 1.0, "v_scale": 1.0, "sinks": None if sink is None else sink.contiguous()}
     return {name: value for name, value in given.items() if name in taken}
+
+
+def _dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def _starts(rows: list[Tensor], device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from properties.targets.adapter import Bound, Implementation, without
 from properties.targets.engines import (
     NARROW,
     SCALE,
+    UNCHECKED,
     ends,
     equal_widths,
     from_16_to_256,
@@ -42,7 +43,11 @@ def implementations(device: torch.device) -> dict[str, dict[str, Implementation]
         "paged_attention": {"unified": _unified_of_release(), "decode": _decode_of_release()},
         "merge_attention": {
             "fused": Implementation(
-                _merge, ("LSEs are float32",), dtypes=NARROW, forward_only=True
+                _merge,
+                ("LSEs are float32",),
+                dtypes=NARROW,
+                forward_only=True,
+                unstated=UNCHECKED,
             ),
         },
     }
@@ -60,6 +65,7 @@ def implementations(device: torch.device) -> dict[str, dict[str, Implementation]
                     "a window has 2 keys or more": _wide_window,
                 },
                 forward_only=True,
+                unstated=UNCHECKED,
             )
         }
     return found
@@ -90,6 +96,7 @@ def _unified_of_release() -> Implementation:
         tokens=64,
         bounds=bounds,
         forward_only=True,
+        unstated=UNCHECKED,
     )
 
 
@@ -102,6 +109,7 @@ def _decode_of_release() -> Implementation:
         tokens=64,
         bounds={"head dims of 16 to 256": from_16_to_256, "one query, and keys": one_query},
         forward_only=True,
+        unstated=UNCHECKED,
     )
 
 
