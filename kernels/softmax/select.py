@@ -203,7 +203,10 @@ def select_of_nsa(
     def scores(i: slice, j: slice) -> Tensor:
         p, own, b = _blocks(i, j, block_size, q.device)
         weights, _ = compressed_weights(q, k, i, j, block_size, scale)
-        best = _padded(weights.sum(2), len(b))
+        sums = weights.sum(2)
+        # Whether numbers below the smallest normal one are kept depends on the device.
+        sums = torch.where(sums < torch.finfo(torch.float32).smallest_normal, 0.0, sums)
+        best = _padded(sums, len(b))
         best = torch.where((b == 0) | (b > own - local_blocks), math.inf, best)
         return torch.where(b * block_size <= p, best, -math.inf)
 

@@ -144,7 +144,8 @@ def budgets(
         allowed = functools.reduce(torch.minimum, [bound[name] for bound in bounds])
         budget = Budget(allowed + rounded + tiny, " and ".join(applying))
         if name in spreads:
-            spread = torch.where(countable(y, dtype), spreads[name].sigma + tiny, 0.0)
+            scatter = spreads[name].sigma
+            spread = torch.where(countable(y, scatter, dtype), scatter + tiny, 0.0)
             judged = how.precision.coarse and not how.alike
             limit = spreads[name].loss_limit if judged else math.inf
             budget = replace(budget, sigma=spread, loss_limit=limit)

@@ -33,6 +33,8 @@ _AT_ONCE = 2**17
 # proportional to the result is removed, only the rounding of that subtraction remains.
 NARROW = 4
 NEGLIGIBLE = 1e-3
+# A part of the result that no sum of roundings reaches, but another selected key does.
+SELECTED = 1 / 8
 # RMS of the relative error of one rounding to nearest, in units of u. The error is uniform and
 # mantissas are logarithmically distributed, which gives sqrt(1/3 · 3/(8 ln 2)). The perturbed
 # oracle uses a standard deviation of u, safe for a single element; over a whole tensor that
@@ -82,7 +84,7 @@ def sigma(
     for name, y in want.items():
         apart = torch.where(y.isfinite(), (y - centre[name]).abs(), 0.0).nan_to_num()
         spread, largest = _scatter(runs[name], cautious=draws < DRAWS)
-        counted = (spread > 0) & countable(y, how.output_dtypes[name])
+        counted = (spread > 0) & countable(y, spread, how.output_dtypes[name])
         limit = _loss_limit(runs[name], spread, y, counted, how.precision)
         spreads[name] = Spread(spread, largest, limit, apart)
     return spreads
@@ -158,15 +160,18 @@ def _loss_limit(
     return limit if limit > NEGLIGIBLE else math.inf
 
 
-def countable(want: Tensor, dtype: torch.dtype) -> Tensor:
+def countable(want: Tensor, spread: Tensor, dtype: torch.dtype) -> Tensor:
     """Elements whose errors can show a systematic loss.
 
     Float32 results are excluded, since their errors may share a bias, and so are elements near the
-    subnormals of their dtype, whose errors are few and coarse.
+    subnormals of their dtype, whose errors are few and coarse. Where a perturbed run is as far off
+    as the results are large, it selected another key of equal score: a kernel whose ties all go
+    one way differs from the exact run more often than runs that decide by chance.
     """
     if dtype == torch.float32:
         return torch.zeros_like(want, dtype=torch.bool)
-    return want.abs() >= 8 * torch.finfo(dtype).smallest_normal
+    row = want.square().mean(-1, keepdim=True).sqrt() if want.ndim else want.abs()
+    return (want.abs() >= 8 * torch.finfo(dtype).smallest_normal) & (spread <= SELECTED * row)
 
 
 def _chi_square_quantile(freedom: int, normal_quantile: float = -3.09) -> float:

@@ -16,6 +16,7 @@ from properties.verdict.budgets import (
     magnitude_factor,
     rules,
 )
+from properties.verdict.compare import compare
 from properties.verdict.computation import Computation
 from properties.verdict.noise import Rounding
 from properties.verdict.precision import (
@@ -277,6 +278,20 @@ def test_results_whose_errors_are_all_in_proportion_have_no_loss_limit(width: in
     spreads = sigma(oracle, tensors, want, how)
     assert (spreads["narrow"].loss_limit < math.inf) == (width == 8)
     assert spreads["zero"].loss_limit == math.inf
+
+
+def test_a_tie_that_always_goes_one_way_is_no_loss() -> None:
+    s = torch.tensor([1.0, 1.0 + 2.0**-30], dtype=torch.float64).expand(64, 2)
+    tensors = {"s": s, "v": normal(2, 8), "x": normal(64, 8, seed=1)}
+
+    def oracle(t: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"o": t["v"][(t["s"] * 1.0).argmax(-1)] + 2.0**-20 * t["x"]}
+
+    want = oracle(tensors)["o"]
+    how = Computation(precision=BFLOAT16, output_dtypes={"o": torch.bfloat16}, terms=1)
+    budget = budgets(oracle, tensors, {"o": want}, how)["o"]
+    got = (tensors["v"][0] + 2.0**-20 * tensors["x"]).bfloat16()
+    assert compare("o", got, want, budget).passed
 
 
 def test_a_weight_below_the_underflow_has_a_budget() -> None:

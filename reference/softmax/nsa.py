@@ -14,6 +14,10 @@ from reference.softmax.run import Options, attention_op
 from reference.softmax.select import chosen, top_k_by_rank, top_k_indices
 from reference.softmax.selected import gathered
 
+# The smallest normal number of float32. Below it a score counts as 0: of large logits, float64
+# still tells weights of 1e-172 and 1e-254 apart.
+SMALLEST = 2.0**-126
+
 
 def definition(
     q: Tensor, k: Tensor, v: Tensor, *, g_cmp: Tensor, g_slc: Tensor, g_swa: Tensor,
@@ -31,6 +35,7 @@ def definition(
 
     weight = torch.exp(s_cmp - torch.where(lse_cmp == -math.inf, 0.0, lse_cmp)[..., None])
     weight = torch.where(past, weight, 0.0).unflatten(1, (G, H // G)).sum(2).detach()
+    weight = torch.where(weight < SMALLEST, 0.0, weight)
     indices = top_k_indices(_with_forced_blocks(weight, p, T_k, C, local_blocks), top_k)
     visible = chosen(indices, -(-T_k // C))[..., j[0] // C] & (j <= p)
     s = logits(q, k_h, scale)
@@ -77,12 +82,14 @@ def by_query(
         o_swa = torch.einsum("bgrj,bjgv->bgrv", recent, v_swa).flatten(1, 2)
         s = s[..., : whole * C].unflatten(-1, (whole, C)).mean(-1)
         weight = torch.softmax(s, -1)
+        scored = weight.sum(2).detach()
+        scored = scored * (scored >= SMALLEST)
         each = (weight / C).repeat_interleave(C, -1)
         o_cmp = torch.einsum("bgrj,bjgv->bgrv", each, v_i[:, : whole * C].to(s.dtype)).flatten(1, 2)
 
         forced = [b == 0 or own - local_blocks < b for b in range(-(-seen // C))]
         scores = [
-            s.new_full((B, G), math.inf) if forced[b] else weight[..., b].sum(-1).detach()
+            s.new_full((B, G), math.inf) if forced[b] else scored[..., b]
             for b in range(len(forced))
         ]
         indices = top_k_by_rank(torch.stack([s.new_zeros(B, G), *scores], -1)[..., 1:], top_k)
@@ -137,6 +144,7 @@ def nsa(
     Query head h reads kv head g = h // (H / G), and the heads of a group share a selection. Of
     equal scores the lower block wins. Scores are rounded to the dtype of the inputs, where more
     of them are equal: those of logits 1 and 1 + 2^-8 in bfloat16. Kernels round them to float32.
+    Scores below 2^-126 count as 0.
     The selection gets no gradient. A branch that sees no key is 0.
 
     Args:

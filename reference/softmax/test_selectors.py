@@ -111,6 +111,17 @@ def test_nsa_heads_of_a_group_share_a_selection_by_hand(form: Form) -> None:
     assert_row(o, 7, 1, 1, 0, 0, 1 / 2, 1 / 2, 1, 1, head=0)
 
 
+@both_forms_of(reference.nsa)
+def test_nsa_takes_the_lower_of_two_negligible_blocks_by_hand(form: Form) -> None:
+    # The means of blocks 1 and 2 are -250 and -200, so their weights are below 2^-126.
+    k = torch.tensor([0.0, 0, 0, -500, 0, -400, 0, 0]).double().view(1, 8, 1, 1)
+    one, zero = torch.ones(1, 8, 1).double(), torch.zeros(1, 8, 1).double()
+    options: Any = {"block_size": 2, "top_k": 3, "local_blocks": 1, "scale": 1.0}
+    v = torch.eye(8, dtype=torch.float64).view(1, 8, 1, 8)
+    o = form(one[..., None], k, v, zero, one, zero, **options)
+    assert_row(o, 7, 1, 1, 1, 0, 0, 0, 1, 1)
+
+
 def call(name: str, T_q: int, T_k: int, *, B: int = 2) -> tuple[list[Tensor], list[Tensor]]:
     """Return tensors that get a gradient, and constants: an indexer whose scores tie often."""
     H, G = 4, 2
