@@ -40,6 +40,7 @@ class Bucket:
         name: the name of its files, which stays when a smaller case is found.
         needs: parts of its cases (`properties.fuzz.needs`) without which they pass.
         spare: parts of later cases that fail without them too.
+        steady: whether it repeats each time; if not, what it needs cannot be told.
     """
 
     smallest: list[Failure]
@@ -53,6 +54,7 @@ class Bucket:
     name: str = ""
     needs: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
+    steady: bool = True
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -267,6 +267,7 @@ def _bucket_from_json(data: dict[str, Any]) -> Bucket:
         name=data["name"],
         needs=tuple(data["needs"]),
         spare=tuple(data["spare"]),
+        steady=data["steady"],
     )
 
 

@@ -353,7 +353,8 @@ class _Round:
                 self.found.append(bucket)
             bucket.add(failure)
             bucket.ran(answer.lines)
-            bucket.seen[self.job.name] += not shrinking
+            # One that shows while another is made smaller counts at its first sight.
+            bucket.seen[self.job.name] += not shrinking or not bucket.seen[self.job.name]
             shown = failure.signature, *failure.also
             for other in list(self.found):
                 alike = other.needs == bucket.needs and other.shows(shown, answer.lines)
@@ -382,7 +383,8 @@ class _Round:
             alike = [one for one in self.log.buckets if one.has(failure.signature)]
         if bucket is None or bucket in self.found or len(alike) >= _ALIKE:
             return ()
-        if failure.signature.place or failure.fatal or not self.night.shrink:
+        named = failure.signature.place or failure.fatal
+        if named or not bucket.steady or not self.night.shrink:
             return ()
         had = {name for one in bucket.smallest for name in parts(one.case)}
         had |= set() if bucket.is_larger(failure) else {*bucket.spare}
@@ -516,6 +518,9 @@ class _Round:
             self.worker.restart()
             times = sum(_shows(self.worker.ask(law, case), bucket) for _ in range(_AGAIN))
             first = f"  again     {times} of {_AGAIN} times in a fresh process"
+            if times < _AGAIN:
+                with self.night.lock:
+                    bucket.steady, bucket.needs = False, ()
         try:
             answer = second.asked.result()
         except (Exception, Lost) as error:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import sleep
@@ -88,6 +89,15 @@ def speechless(device: torch.device) -> Adapter:
 
     def l2norm(x: Tensor) -> Tensor:
         raise Speechless
+
+    return _adapter(l2norm)
+
+
+def colourful(device: torch.device) -> Adapter:
+    """Raises an exception whose text would change the colours of a terminal."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        raise ValueError("\x1b[31mred\x1b[0m\0")
 
     return _adapter(l2norm)
 
@@ -478,6 +488,16 @@ def doubling(device: torch.device) -> Adapter:
         return 2 * y if wrong else y
 
     return Adapter({"cumsum": {"fused": cumsum}})
+
+
+def flaky(device: torch.device) -> Adapter:
+    """Every third call of a process is wrong."""
+    calls = count(1)
+
+    def l2norm(x: Tensor) -> Tensor:
+        return 2 * right(x) if next(calls) % 3 == 0 else right(x)
+
+    return _adapter(l2norm)
 
 
 def good(device: torch.device) -> Adapter:

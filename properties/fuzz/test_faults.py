@@ -210,6 +210,7 @@ def test_each_process_sees_a_gpu_of_its_own(
         ("returning_a_list", "TypeError: it returns y as list, expected a tensor"),
         ("returning_more", "TypeError: it returns 2 results, expected y alone"),
         ("speechless", "Speechless: its text raises RecursionError"),
+        ("colourful", r"ValueError: \x1b[31mred\x1b[0m\x00"),
     ],
 )
 def test_an_exit_of_python_is_reported(target: str, error: str, fuzz: Fuzz) -> None:
@@ -359,6 +360,14 @@ def test_two_bugs_that_make_one_result_wrong_stay_two(fuzz: Fuzz) -> None:
     assert "2 bugs in" in printed
     needs = {*re.findall("^  needs     (.*): it passes without$", printed, re.MULTILINE)}
     assert needs == {"an empty sequence, packed sequences", "reverse"}
+
+
+def test_a_bug_that_shows_now_and_then_is_one_and_needs_nothing(fuzz: Fuzz) -> None:
+    code, printed = fuzz("flaky", "--examples", "60", "--seed", "2")
+    assert code == 1
+    assert "again     1 of 3 times in a fresh process" in printed
+    assert "it passes without" not in printed
+    assert "1 bug in" in printed
 
 
 def test_a_finding_of_another_target_prints_a_ledger_entry_that_excuses_it(

@@ -84,7 +84,9 @@ def error_report(
         error: its notes say which call raised it.
         frames: the traceback's frames in the target's own code.
     """
-    message = message_of(error)
+    # Colours and other control characters are a terminal's commands, and no text of a page.
+    shown = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in message_of(error))
+    message = "".join(shown)
     if len(message) > _TEXT:
         message = f"{message[:_TEXT]} … and {len(message) - _TEXT} more characters"
     lines = [f"{law}: {type(error).__name__}{message and f': {message}'}", ""]
