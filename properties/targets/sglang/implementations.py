@@ -58,7 +58,7 @@ def implementations(device: torch.device) -> dict[str, dict[str, Implementation]
                     "a window is causal and has 2 keys or more": _causal_window,
                 },
                 forward_only=True,
-                unstated=UNCHECKED,
+                unstated={**UNCHECKED, "merging": "its parts have fewer keys than queries"},
             ),
         },
         "paged_attention": {

@@ -4,9 +4,22 @@ import math
 
 from properties.cases.case import Case
 from properties.targets.engines import part_is_empty
-from properties.targets.ledger import KnownFailure, Wrong
+from properties.targets.ledger import Given, KnownFailure, Wrong
 
 RELEASES = ("sglang 0.5.23", "sglang 0.4.9.post1")
+
+
+def _largest_logit(given: Given) -> float:
+    """An upper bound of the logits' absolute values; rows that nobody reads are NaN."""
+    scale, q, k = given["scale"], given["q"].double(), given["k_pages"].double().nan_to_num()
+    factor = q.shape[-1] ** -0.5 if scale is None or scale == -1 else abs(scale)
+    return float(factor * q.norm(dim=-1).max() * k.norm(dim=-1).max())
+
+
+def _rounds(given: Given) -> bool:
+    alone = given["q"].shape[2] == given["k_pages"].shape[2]
+    return alone and bool(given["q"].numel()) and _largest_logit(given) > 2
+
 
 LEDGER = (
     KnownFailure(
@@ -26,5 +39,42 @@ LEDGER = (
         got="[nan, nan]",
         cause="Its o is multiplied by a weight of 0; and -inf less the larger LSE, -inf, is NaN.",
         devices=("cpu", "cuda"),
+    ),
+    KnownFailure(
+        name="scale_of_zero",
+        law="differential",
+        releases=("sglang 0.5.23",),
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"extend","dtype":"float16","dims":{"B":1,"G":1,"R":1,'
+                '"K":16,"V":16},"lengths":[2],"options":{"causal":false,"window":null,'
+                '"softcap":null,"scale":0.0,"return_lse":true}}'
+            ),
+        ),
+        modes=("extend",),
+        shows=lambda given: given.get("scale") == 0,
+        symptoms=(Wrong(("o", "lse"), math.inf),),
+        expected="8.0",
+        got="16.0",
+        cause="A scale is taken by `sm_scale or K ** -0.5`, to which 0 is none given.",
+    ),
+    KnownFailure(
+        name="products_in_16_bits",
+        law="differential",
+        releases=("sglang 0.5.23",),
+        cases=(
+            Case.from_json(
+                '{"op":"paged_attention","mode":"decode","dtype":"bfloat16","dims":{"B":1,"G":2,'
+                '"R":1,"K":128,"V":16,"C":1},"lengths":[1],"given":["sink"],"options":'
+                '{"scale":null,"softcap":null,"num_splits":1},"values":"large_logits","seed":405}'
+            ),
+        ),
+        modes=("decode",),
+        shows=_rounds,
+        symptoms=(Wrong(("o",), _largest_logit),),
+        expected="16.75",
+        got="16.5",
+        cause="With a head of keys for each of queries, products are formed in the dtype of q and "
+        "k. Grouped heads take a dot, whose products are float32.",
     ),
 )
