@@ -17,6 +17,7 @@ from properties.cases.tensors import build
 from properties.cases.values import COTANGENTS
 from properties.catalogue import OPS
 from properties.catalogue.op import Op
+from properties.counted import counted
 from properties.laws import LAWS
 from properties.targets.target import Target
 from reference.arguments import arrays
@@ -184,8 +185,11 @@ def _expect_lengths(op: Op, case: Case) -> None:
 
 def missing(target: Target) -> Iterator[str]:
     """One line for all modes of an op that lack or translate the same."""
-    absent = [op.name for op in OPS.values() if not target.modes(op)]
-    if absent:
+    has = [op.name for op in OPS.values() if target.modes(op)]
+    absent = [name for name in OPS if name not in has]
+    if len(has) < len(absent):
+        yield f"target {target.name} has {', '.join(has) or 'none'} of {counted(len(OPS), 'op')}"
+    elif absent:
         yield f"target {target.name} has no {', '.join(absent)}"
     yield from target.remarks
     for op in OPS.values():
