@@ -104,8 +104,8 @@ def build(op: Op, case: Case, device: torch.device | str = "cpu") -> Inputs:
         for a in op.arguments
         if not a.optional or a.name in case.given
     }
-    finished = op.finish(case, known, tensors)
-    tensors = {n: relaid(x, case.layout_of(n)) for n, x in finished.items() if n not in case.same}
+    amended = op.amend(case, known, tensors)
+    tensors = {n: relaid(x, case.layout_of(n)) for n, x in amended.items() if n not in case.same}
     lists = {n: v for n, v in case.options.items() if isinstance(v, (list, tuple))}
     if case.packed:
         # Without lengths of their own, keys have no boundaries of their own.

@@ -21,7 +21,7 @@ from properties.cases.inputs import Inputs
 from properties.catalogue.draws import BAD_FLAGS, BAD_SCALES, asked, head_dims, scales
 from properties.catalogue.op import Argument, BadCall, Fill, Mode, Op, Option, Output, Role, always
 from reference.arguments import arrays, same_dtype
-from reference.op import Op as Oracle
+from reference.op import Op as Page
 from reference.op import axes
 
 # Tensors of other names hold values.
@@ -95,7 +95,7 @@ _LAWS_OF_A_WRAPPER = (
 
 
 def declare(
-    oracle: Oracle[..., Any],
+    oracle: Page[..., Any],
     *,
     recipes: Sequence[str],
     modes: Sequence[Mode] = (),
@@ -235,7 +235,7 @@ def _dims(annotation: Any) -> str:
 
 
 def _arguments(
-    oracle: Oracle[..., Any],
+    oracle: Page[..., Any],
     signature: Signature,
     roles: Mapping[str, Role],
     constants: Sequence[str],
@@ -268,7 +268,7 @@ def _arguments(
 
 
 def _outputs(
-    oracle: Oracle[..., Any], signature: Signature, nonlinear: Sequence[str]
+    oracle: Page[..., Any], signature: Signature, nonlinear: Sequence[str]
 ) -> Iterator[Output]:
     returned = signature.return_annotation
     each = get_args(returned) if get_origin(returned) is tuple else (returned,)

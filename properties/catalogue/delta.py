@@ -103,7 +103,7 @@ COMBA = _declare(
     reference.comba,
     wraps=DPLR,
     roles={**_UNIT_KEY, "p": Role.LOW_RANK},
-    finish=_erasing,
+    amend=_erasing,
 )
 
 GATED_OJA_RULE = declare(
@@ -194,7 +194,7 @@ MESA_NET = declare(
     roles={"k": Role.UNIT_KEY, "lamb": Role.STEP, "beta": Role.RATE},
     options=(_NORMALIZE,),
     of_any_size=_normalized,
-    finish=_solvable,
+    amend=_solvable,
     linear_in=(),
     work=lambda n: n["H"] * n["T"] * (n["K"] * (n["K"] + n["V"]) + n["T"] * (n["T"] + n["K"]) / 12),
     recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),

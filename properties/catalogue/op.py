@@ -63,7 +63,7 @@ BadCall = tuple[str, dict[str, Any], str]
 
 
 # The tensors of a case by name, from those that recipes have filled.
-Finish = Callable[[Case, Mapping[str, int], dict[str, Tensor]], dict[str, Tensor]]
+Amend = Callable[[Case, Mapping[str, int], dict[str, Tensor]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Op:
         settle: turns a drawn case into one that the op accepts.
         recipes: names of the value recipes that say something about this op.
         dtypes: of the activations.
-        finish: changes the numbers that recipes have filled in, given the size of every letter: as
+        amend: changes the numbers that recipes have filled in, given the size of every letter: as
             of quantized tensors, or of places that are not read, which may hold NaN.
         packed_by: the arguments that pack sequences: of the queries, then of the keys. Without the
             second the keys are packed as the queries are; without both nothing is packed.
@@ -237,7 +237,7 @@ class Op:
         continues_by: how a second call goes on where a first one ended: with its "initial_state",
             with all "keys" so far, or with "seqlen_offsets"; empty if it cannot.
         mistakes: further calls that must be refused.
-        fitted: turns tensors of a case into tensors that another case accepts, such as one of
+        carried_over: turns tensors of a case into tensors that another case accepts, such as one of
             fewer keys or with another option.
         laws: names of the laws that hold, in `properties.laws.LAWS`.
         wraps: the name of the op whose kernels it calls; None for an op that has its own.
@@ -259,14 +259,14 @@ class Op:
     sizes: Callable[[Case], dict[str, int]] = lambda case: {}
     rows: Mapping[str, Callable[[Case, int], int]] = field(default_factory=dict)
     settle: Callable[[Case], Case] = _unchanged
-    finish: Finish = _as_filled
+    amend: Amend = _as_filled
     dtypes: tuple[str, ...] = DTYPES
     packed_by: tuple[str, ...] = ("cu_seqlens",)
     own_keys: bool = False
     linear_in: tuple[str, ...] = ()
     continues_by: str = "initial_state"
     mistakes: Callable[[Case, Any], Iterable[BadCall]] = _none
-    fitted: Callable[[Case, Mapping[str, Tensor]], dict[str, Tensor]] = _as_they_are
+    carried_over: Callable[[Case, Mapping[str, Tensor]], dict[str, Tensor]] = _as_they_are
     multilinear: Callable[[Case], bool] = _never
     constant_decay: Callable[[Case], float] = _zero
     heads_alike: bool = True

@@ -125,7 +125,7 @@ ATTENTION = declare(
     reference.attention,
     # Latent attention in its absorbed form.
     widest={"K": 576, "V": 512},
-    finish=_with_shut_gates,
+    amend=_with_shut_gates,
     modes=(Mode("parallel"),),
     roles={
         "sink": Role.LOGIT,
@@ -206,7 +206,7 @@ def _of_no_keys(
 MERGE_ATTENTION = declare(
     reference.merge_attention,
     in_float32=True,
-    finish=_of_no_keys,
+    amend=_of_no_keys,
     modes=(Mode("fused"),),
     roles={"lse_a": Role.LOGIT, "lse_b": Role.LOGIT},
     nonlinear=("lse",),

@@ -25,7 +25,7 @@ from properties.verdict import BY_DTYPE, Budget, Comparison, Computation, budget
 from properties.verdict.computation import InheritedError
 from properties.verdict.precision import ACCUMULATOR, Precision, finer_than, unit_roundoff
 from properties.verdict.report import report, repro
-from properties.verdict.sigma import DRAWS, FEW_DRAWS, MANY_DRAWS, Oracle
+from properties.verdict.sigma import DRAWS, FEW_DRAWS, MANY_DRAWS, OracleFunction
 
 _INCOMING = "gradient of "
 # Beyond this many numbers, in some tens of tensors each, the form over all pairs of tokens, whose
@@ -345,7 +345,7 @@ def _verdict(run: Run, comparisons: list[Comparison], against: str) -> float:
     return max((c.ratio for c in comparisons if c.passed), default=0.0)
 
 
-def _by_tensors(op: Op, function: Function, inputs: Inputs) -> Oracle:
+def _by_tensors(op: Op, function: Function, inputs: Inputs) -> OracleFunction:
     """The op as a function of its tensors and cotangents only."""
 
     def of(tensors: Mapping[str, Tensor]) -> Results:

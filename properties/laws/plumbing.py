@@ -112,7 +112,7 @@ def _with_default(op: Op, case: Case, inputs: Inputs, option: Option) -> tuple[I
         expected = shape(other, argument, known)
         if argument.optional and argument.name in kept and kept[argument.name].shape != expected:
             del kept[argument.name]
-    kept = op.fitted(other, kept)
+    kept = op.carried_over(other, kept)
     # An option that is a list is passed as a tensor.
     rest = {name: x for name, x in kept.items() if name != option.name}
     options = {**inputs.options, option.name: other.options[option.name]}

@@ -51,7 +51,7 @@ def _in_two_calls(
         pieces = separate(op, case, shared.of_a_call(tensors))
         half = [_tokens(op, case, x, cuts[n], n, early) for n, x in enumerate(pieces)]
         part = _half(op, case, early)
-        own = op.fitted(part, join(op, case, half))
+        own = op.carried_over(part, join(op, case, half))
         if op.continues_by == "initial_state" and results:
             own["initial_state"] = torch.cat([one["final_state"] for one in results[0]])
         options = dict(given)

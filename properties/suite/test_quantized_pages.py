@@ -30,7 +30,7 @@ GRANULARITIES: dict[str, Callable[[Tensor], Tensor]] = {
 def quantized(dtype: torch.dtype, granularity: str) -> Op:
     """The op whose cases have pages of 8 bits."""
 
-    def finish(
+    def amend(
         case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         tensors = dict(tensors)
@@ -62,7 +62,7 @@ def quantized(dtype: torch.dtype, granularity: str) -> Op:
             earlier=None,
         )
 
-    return replace(PAGED, finish=finish, settle=settle)
+    return replace(PAGED, amend=amend, settle=settle)
 
 
 @pytest.mark.parametrize(

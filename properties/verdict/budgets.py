@@ -43,7 +43,7 @@ from properties.catalogue.op import CHUNK
 from properties.verdict.compare import Budget
 from properties.verdict.computation import Computation
 from properties.verdict.precision import ACCUMULATOR, Precision, underflow, unit_roundoff
-from properties.verdict.sigma import DRAWS, Oracle, Spread, Tensors, countable, sigma
+from properties.verdict.sigma import DRAWS, OracleFunction, Spread, Tensors, countable, sigma
 
 # The largest difference between two exact runs, as a part of the largest number of the case.
 NOISE_OF_FLOAT64 = 2.0**-40
@@ -83,12 +83,12 @@ def allowed_deviations(precision: Precision, terms: int, *, alike: bool = False)
 
 
 def budgets(
-    oracle: Oracle,
+    oracle: OracleFunction,
     tensors: Tensors,
     want: Tensors,
     how: Computation,
     *,
-    absolute: Oracle | None = None,
+    absolute: OracleFunction | None = None,
     size: float = 0.0,
     draws: int = DRAWS,
     seed: int = 0,
@@ -154,7 +154,7 @@ def budgets(
 
 
 def _magnitude_bounds(
-    absolute: Oracle,
+    absolute: OracleFunction,
     tensors: Tensors,
     want: Tensors,
     how: Computation,
@@ -182,7 +182,9 @@ def _sigma_bounds(
     }
 
 
-def magnitude(oracle: Oracle, tensors: Tensors, gates: tuple[str, ...] = ()) -> dict[str, Tensor]:
+def magnitude(
+    oracle: OracleFunction, tensors: Tensors, gates: tuple[str, ...] = ()
+) -> dict[str, Tensor]:
     """Return `Y`: every result with all its terms made positive, those of cotangents too.
 
     Args:

@@ -25,7 +25,7 @@ from properties.verdict.emulation import (
     softmax_attention,
 )
 from properties.verdict.precision import BFLOAT16, FLOAT16, FLOAT32, TF32
-from properties.verdict.sigma import DRAWS, Oracle, Tensors
+from properties.verdict.sigma import DRAWS, OracleFunction, Tensors
 
 PRECISIONS = {"float32": FLOAT32, "tf32": TF32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 KERNELS = ("linear", "recurrent", "gla", "softmax", "large_logits")
@@ -91,7 +91,7 @@ def _problem(trial: Trial, generator: torch.Generator) -> tuple[dict[str, Tensor
     return tensors, window
 
 
-def _oracle(kernel: str, window: int | None) -> Oracle:
+def _oracle(kernel: str, window: int | None) -> OracleFunction:
     def oracle(tensors: Tensors) -> dict[str, Tensor]:
         def forward(inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
             if kernel in ("softmax", "large_logits"):

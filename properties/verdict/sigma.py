@@ -20,7 +20,7 @@ from properties.verdict.precision import Precision, unit_roundoff
 
 Tensors = Mapping[str, Tensor]
 # It also runs within `torch.func.vmap`, so its gradients come from `torch.func`.
-Oracle = Callable[[Tensors], dict[str, Tensor]]
+OracleFunction = Callable[[Tensors], dict[str, Tensor]]
 
 DRAWS = 12
 # Enough perturbed runs to accept most results, and to meet rare deviations: see `budgets`.
@@ -61,7 +61,7 @@ class Spread:
 
 
 def sigma(
-    oracle: Oracle,
+    oracle: OracleFunction,
     tensors: Tensors,
     want: Tensors,
     how: Computation,
@@ -91,7 +91,7 @@ def sigma(
 
 
 def _perturbed(
-    oracle: Oracle,
+    oracle: OracleFunction,
     tensors: Tensors,
     centre: Tensors,
     how: Computation,
