@@ -10,6 +10,7 @@ from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from warnings import catch_warnings
 
 from triton.runtime import JITFunction
 
@@ -56,12 +57,18 @@ def kernel(name: str) -> Kernel | None:
 def _found(name: str) -> Kernel | None:
     module, _, attribute = name.partition(":")
     try:
-        return vars(import_module(module)).get(attribute)
+        return vars(_imported(module)).get(attribute)
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and module.startswith(missing):
             return None
         raise ImportError(f"{module} cannot be imported: {error}") from error
+
+
+def _imported(module: str) -> ModuleType:
+    """A module of the library, without the warnings that it sets off in torch, some thirty."""
+    with catch_warnings(action="ignore"):
+        return import_module(module)
 
 
 @cache
@@ -98,7 +105,7 @@ def _without_models() -> None:
     if spec is None or spec.submodule_search_locations is None:
         return
     try:
-        import_module("fla")
+        _imported("fla")
     except Exception:
         for name in [n for n in sys.modules if n == "fla" or n.startswith("fla.")]:
             del sys.modules[name]
