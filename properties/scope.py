@@ -1,6 +1,6 @@
 """The part of the catalogue that a target is tested on, and why the rest is missing."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from inspect import Signature, signature
 from typing import Any
@@ -183,23 +183,31 @@ def _expect_lengths(op: Op, case: Case) -> None:
         raise ValueError(f"case: key_lengths: {keys!r}, expected {expected}")
 
 
-def missing(target: Target) -> Iterator[str]:
-    """One line for all modes of an op that lack or translate the same."""
-    has = [op.name for op in OPS.values() if target.modes(op)]
-    absent = [name for name in OPS if name not in has]
-    if len(has) < len(absent):
+def missing(
+    target: Target, ops: Collection[str] = (), modes: Collection[str] = ()
+) -> Iterator[str]:
+    """One line for all modes of an op that lack or translate the same.
+
+    Args:
+        ops, modes: those that are asked for; all if empty.
+    """
+    wanted = [op for op in OPS.values() if op.name in (ops or OPS)]
+    has = [op.name for op in wanted if target.modes(op)]
+    absent = [op.name for op in wanted if op.name not in has]
+    if not ops and len(has) < len(absent):
         yield f"target {target.name} has {', '.join(has) or 'none'} of {counted(len(OPS), 'op')}"
     elif absent:
         yield f"target {target.name} has no {', '.join(absent)}"
     yield from target.remarks
-    for op in OPS.values():
+    for op in wanted:
         alike: dict[str, list[str]] = {}
         for mode in target.modes(op):
-            parts = "; ".join(_missing_of(target, op, mode))
-            alike.setdefault(parts, []).append(mode)
-        for parts, modes in alike.items():
+            if not modes or mode in modes:
+                parts = "; ".join(_missing_of(target, op, mode))
+                alike.setdefault(parts, []).append(mode)
+        for parts, those in alike.items():
             if parts:
-                yield f"{op.name} ({', '.join(modes)}): {parts}"
+                yield f"{op.name} ({', '.join(those)}): {parts}"
 
 
 def _missing_of(target: Target, op: Op, mode: str) -> Iterator[str]:

@@ -149,10 +149,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     profile = settings.get_current_profile_name()
     name, device = config.getoption("oracles_target"), config.getoption("oracles_device")
     changed = config.stash[_CHANGED]
+    asked = (config.getoption(f"oracles_{what}") for what in ("op", "mode"))
     return [
         f"attention-oracles: target {name} on {describe(device)}; profile {profile}, "
         f"seed {'drawn' if seed is None else seed}",
-        *scope.missing(load(name, activate(device))),
+        *scope.missing(load(name, activate(device)), *asked),
         *(changed.header() if changed is not None else []),
     ]
 

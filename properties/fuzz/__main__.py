@@ -190,7 +190,7 @@ def _main(parse: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
             parse.error(str(error))
         if chosen.case is not None:
             return replay(case, chosen.law or laws, Worker(origin, chosen.case_timeout), console)
-        for line in scope.missing(subject.target):
+        for line in scope.missing(subject.target, chosen.op, chosen.mode):
             _say(console, line)
         with _signals(output.lost) as asked:
             return fuzz(log, subject, origin, workers, chosen, console, asked)

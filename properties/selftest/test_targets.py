@@ -98,6 +98,9 @@ def test_a_target_reports_what_it_lacks() -> None:
         "constant; laws not stated: determinism (it adds as it likes), merging (it has no "
         "return_lse)"
     )
+    assert [*scope.missing(some(), ["attention"])] == [line]
+    assert [*scope.missing(some(), [], ["another"])] == absent
+    assert [*scope.missing(some(), ["gla"])] == ["target mine has no gla"]
 
 
 def _without_lse(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False) -> Tensor:
