@@ -22,6 +22,8 @@ from properties.targets.fla.library import Kernel, release
 Given = dict[str, Any]
 Outputs = Tensor | tuple[Tensor | None, ...]
 
+# Tokens of most chunks, and of most blocks of keys.
+_CHUNK = 64
 _SCALE = "-1 is a number; the sentinel becomes the default"
 _PAIRED = (
     _SCALE,
@@ -726,6 +728,7 @@ class _Mode:
     needs: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     since: tuple[int, ...] = ()
+    tokens: int = 16
     constants: tuple[str, ...] = ()
     conventions: tuple[str, ...] = (_SCALE,)
     dtypes: tuple[str, ...] = DTYPES
@@ -743,6 +746,7 @@ class _Mode:
             conventions=(*self.conventions, *(_REQUIRED for _ in required[:1])),
             dtypes=self.dtypes,
             output_dtypes=self.output_dtypes,
+            tokens=self.tokens,
             bounds=self.bounds,
             constants=self.constants,
             forward_only=self.forward_only,
@@ -904,7 +908,11 @@ def _scale(scale: float | None, default: float | None, dim: int) -> float | None
 def _each(folder: str, *modes: str, name: str = "", **settings: Any) -> dict[str, _Mode]:
     """Modes of an operation that differ only in name."""
     function = f"fla.ops.{folder}:{{}}_{name or folder}"
-    return {mode: _Mode(function.format(mode), **settings) for mode in modes}
+    tokens = {mode: _CHUNK for mode in modes if mode in ("chunk", "fused_chunk", "parallel")}
+    return {
+        mode: _Mode(function.format(mode), tokens=tokens.get(mode, 16), **settings)
+        for mode in modes
+    }
 
 
 def _gated(name: str) -> _Mode:
@@ -1017,12 +1025,14 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "chunk_of_32": _Mode(
             "fla.ops.kda:chunk_kda",
             fixed={"chunk_size": 32},
+            tokens=32,
             since=(0, 5, 1),
             telescopes=_channels_telescope,
         ),
         "chunk_safe_gate": _Mode(
             "fla.ops.kda:chunk_kda",
             fixed={"safe_gate": True},
+            tokens=_CHUNK,
             bounds=_SAFE,
             telescopes=_channels_telescope,
         ),
@@ -1031,6 +1041,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "chunk_safe_gate": _Mode(
             "fla.ops.generalized_delta_rule:chunk_dplr_delta_rule",
             fixed={"safe_gate": True},
+            tokens=_CHUNK,
             bounds={**_WIDE_VALUES, **_SAFE},
             telescopes=_channels_telescope,
         ),
@@ -1193,7 +1204,9 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
     ),
     "attention": {
         **_each("attn", "parallel", **_ATTENTION),
-        "forgetting": _Mode("fla.ops.forgetting_attn:parallel_forgetting_attn", **_ATTENTION),
+        "forgetting": _Mode(
+            "fla.ops.forgetting_attn:parallel_forgetting_attn", tokens=_CHUNK, **_ATTENTION
+        ),
         "decoding": _Mode(
             "fla.ops.attn.decoding:attn_decoding_one_step",
             call=_one_step,
@@ -1221,6 +1234,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "parallel": _Mode(
             "fla.ops.path_attn:parallel_path_attn fla.ops.path_attn:parallel_path_attention",
             call=_reflections,
+            tokens=_CHUNK,
             telescopes=_rows_telescope,
             conventions=(_SCALE, "gates are scaled as logits are"),
             bounds={
