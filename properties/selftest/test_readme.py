@@ -121,6 +121,19 @@ def own_kernel(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
 
 
 @pytest.mark.ops("l2norm")
+def test_several_bugs_are_reported_without_the_frames_of_the_suite(
+    own_kernel: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    before = "    x, y ="
+    bugs = "    if x.shape[1] > 2:\n        raise KeyError('long')\n    1 / (x.shape[2] > 1)\n"
+    arguments = ("--law", "differential", "--dtype", "float32")
+    said = own_kernel(*arguments, before=before, after=bugs + before).stdout
+    assert "KeyError: 'long'" in said
+    assert "ZeroDivisionError: division by zero" in said
+    assert "in judge" not in said
+
+
+@pytest.mark.ops("l2norm")
 def test_the_readmes_kernel_passes(
     own_kernel: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
