@@ -73,12 +73,12 @@ def _imported(module: str) -> ModuleType:
 
 @cache
 def allow_constants_of_earlier_tritons() -> None:
-    """In releases before 0.4, take a constant that `do_not_specialize` lists too for a constant.
+    """In releases before 0.6, take a constant that `do_not_specialize` lists too for a constant.
 
     Triton refuses it today, and did not in their day.
     """
     try:
-        if release() >= (0, 4):
+        if release() >= (0, 6):
             return
     except ModuleNotFoundError:
         return
