@@ -33,17 +33,22 @@ def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> N
     try:
         settings(max_examples=most)(hypothesis_test(job, subject))()
     except Violation as violation:
-        # The report says all; pytest would print the frames of this suite before it.
-        raise violation.with_traceback(None) from violation.__cause__
+        raise _report(violation) from violation.__cause__
     except ExceptionGroup as several:
-        raise _as_reports(several) from None
+        for one in several.exceptions:
+            if isinstance(one, Violation):
+                _report(one)
+        raise several.with_traceback(None) from None
     for name, count in subject.ledger.excused.items():
         warnings.warn(f"{count} examples failed with {name}, which is known", stacklevel=1)
 
 
-def _as_reports(several: ExceptionGroup[Exception]) -> ExceptionGroup[Exception]:
-    """Distinct failures without frames, whose reports name those of the kernel's own code."""
-    for one in several.exceptions:
-        if isinstance(one, Violation):
-            one.with_traceback(None).__cause__ = None
-    return several.with_traceback(None)
+def _report(violation: Violation) -> Violation:
+    """The report alone, which names the frames of the target's own code.
+
+    pytest would print those of this suite and of Triton before it. Only if there are no others
+    may the error be this suite's.
+    """
+    if "\n  at  " in str(violation):
+        violation.__cause__ = None
+    return violation.with_traceback(None)
