@@ -71,7 +71,7 @@ def _decay_all(S, g):
     less = g * (1 / 8) + 1.0
     for n in tl.static_range(7, 0, -1):
         less = less * g * (1 / n) + (1.0 if n > 1 else 0.0)
-    return tl.where(g > -0.5, S + less * S, S * tl.exp(g))
+    return tl.where(tl.abs(g) < 0.5, S + less * S, S * tl.exp(g))
 
 
 @triton.jit

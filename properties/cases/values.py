@@ -215,6 +215,24 @@ def closed_gates(blank: Blank, generator: torch.Generator) -> Tensor:
     return torch.where(_for_long(blank, generator) & some, -math.inf, x)
 
 
+def growing_gates(blank: Blank, generator: torch.Generator) -> Tensor:
+    """Log decays of -0.3, and of 0.3 to 3 at one token in each sequence, where the state grows.
+
+    It is not the first of all, which a layout may repeat.
+    """
+    if blank.role is not Role.LOG_DECAY:
+        return gaussian(blank, generator)
+    x, axis = torch.full(blank.shape, -0.3, dtype=torch.float64), blank.token_axis
+    growth = _choice(blank, generator, (0.3, 0.7, 1.5, 3.0))
+    if axis is None:
+        return x
+    for start, stop in blank.spans:
+        if max(start, 1) < stop:
+            token = int(torch.randint(max(start, 1), stop, (), generator=generator))
+            x.movedim(axis, 0)[token] = growth.movedim(axis, 0)[token]
+    return x
+
+
 def _for_long(blank: Blank, generator: torch.Generator) -> Tensor:
     """True from about the first to about the last token of each sequence, at three of four places
     on the other axes: a row of a head, or one of its channels.
@@ -427,6 +445,7 @@ RECIPES: dict[str, Recipe] = {
         shut_gates,
         closed_gates,
         lowest_gates,
+        growing_gates,
         hidden_rows,
         hidden_tiles,
         large_values,
@@ -444,7 +463,7 @@ RECIPES: dict[str, Recipe] = {
 
 # Recipes that differ from `gaussian` in gates only.
 GATE_RECIPES = frozenset(
-    {"extreme_gates", "strong_gates", "shut_gates", "closed_gates", "lowest_gates"}
+    {"extreme_gates", "strong_gates", "shut_gates", "closed_gates", "lowest_gates", "growing_gates"}
 )
 # Those of them whose strong gates may fill a whole chunk.
 LONG_GATE_RECIPES = frozenset({"shut_gates", "closed_gates"})

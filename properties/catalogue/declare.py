@@ -81,7 +81,7 @@ LOGITS = (
     "cancelling",
 )
 # Recipes of gates. Attention lists its own, `lowest_gates` among them.
-GATE_RECIPES = ("extreme_gates", "strong_gates", "shut_gates", "closed_gates")
+GATE_RECIPES = ("extreme_gates", "strong_gates", "shut_gates", "closed_gates", "growing_gates")
 # A wrapper is a few lines before the kernels of another op: the laws that these may break.
 _LAWS_OF_A_WRAPPER = (
     "differential",

@@ -142,6 +142,8 @@ class Implementation:
                 if self.has(a.name)
             ),
             options=tuple(o for o in op.options if self.has(o.name)),
+            # Decays are meant to be <= 0. Beyond that only our kernels promise the equation.
+            recipes=tuple(name for name in op.recipes if name != "growing_gates"),
             outputs=tuple(
                 replace(
                     o,
