@@ -951,4 +951,23 @@ BUGS = {
             "return [*found], torch.zeros_like(empty)",
         ),
     ),
+    "series_of_an_exponential_beyond_its_range": KnownBug(
+        happened="Gates of 1 and more cost the state digits: 3.7e-3 of it at 3.",
+        cause="exp(g) - 1 was a series, cut after g^8, for all g above -1/2 instead of near 0.",
+        source="Kernels of this repository, found by a reader of the docstrings",
+        pinned=pin(
+            "simple_gla",
+            "fused_recurrent",
+            {"B": 1, "H": 2, "K": 4, "V": 3},
+            (4,),
+            given=("g",),
+            values="growing_gates",
+            seed=2,
+        ),
+        planted=Edit(
+            "kernels.linear.fused_recurrent",
+            "tl.where(tl.abs(g) < 0.5, S",
+            "tl.where(g > -0.5, S",
+        ),
+    ),
 }
