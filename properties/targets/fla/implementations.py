@@ -822,6 +822,10 @@ def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
         bounds["a head of keys for each of values"] = _ungrouped
     if (0, 3) <= release() < (0, 3, 1) and {"K", "V"} <= OPS[op].dims.keys():
         bounds["K and V at least 16"] = _at_least(16, "K", "V")
+    if op == "path_attn" and release() < (0, 4):
+        kept = {n: b for n, b in declared.bounds.items() if b is not _float32_reflections}
+        declared = replace(declared, bounds=kept)
+        bounds["w, beta and g in the dtype of q"] = _tables_like_x
     dtypes = declared.dtypes
     if release() < _FLOAT32_SINCE.get((op, mode), ()):
         dtypes = tuple(dtype for dtype in dtypes if dtype != "float32")
