@@ -733,7 +733,7 @@ class _Mode:
     needs: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     since: tuple[int, ...] = ()
-    tokens: int = 16
+    tokens: int = 0
     constants: tuple[str, ...] = ()
     conventions: tuple[str, ...] = (_SCALE,)
     dtypes: tuple[str, ...] = DTYPES
