@@ -281,6 +281,16 @@ _WEIGHTED = (
     Entry(tokens=16, keys=16, num_stages=1),
 )
 
+_WALL = Entry(
+    tokens=16,
+    keys=64,
+    features=64,
+    num_warps=8,
+    num_stages=1,
+    kernels={"by_key": Tile(tokens=16, keys=64, features=32, num_warps=8, num_stages=1)},
+)
+_WALL_FORWARD = Tile(tokens=64, keys=64, features=128, num_warps=8)
+
 # tokens: (batch, token, head) vectors of x.
 _ROTARY = (
     Entry(tokens=32, max_dim=128),
@@ -653,15 +663,35 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
         Entry(tokens=16, keys=16, features=64, num_warps=8, num_stages=1, max_dim=576),
     ),
-    # tokens: of a chunk; features: widest slice of K or V that a program multiplies at once. The
-    # way back to the queries has a tile of its own.
+    # tokens: of a chunk; keys: of a span; features: widest slice of K that a program multiplies at
+    # once. "attend" holds so many queries and keys; "unaligned" replaces it where a head dim is no
+    # multiple of 16. "backward": chunks and slices of the backward pass; "return": slices of the
+    # way back to the queries.
     ("path_attn", "parallel"): (
-        Entry(tokens=32, features=32, max_dim=64, num_warps=8, **_BFLOAT16_ON_HOPPER),
+        Entry(
+            tokens=32,
+            keys=256,
+            features=64,
+            num_stages=1,
+            max_dim=128,
+            **_BFLOAT16_ON_HOPPER,
+            kernels={
+                "attend": Tile(tokens=128, keys=64, features=128, num_warps=8, num_stages=1),
+                "unaligned": Tile(tokens=16, keys=16, features=32, num_warps=8, num_stages=1),
+                "backward": Tile(tokens=32, features=32, num_stages=1),
+                "return": Tile(tokens=32, features=32, num_stages=1),
+            },
+        ),
         Entry(
             tokens=16,
+            keys=32,
             features=64,
             num_warps=8,
-            kernels={"return": Tile(tokens=16, features=32, num_warps=8)},
+            num_stages=1,
+            kernels={
+                "attend": Tile(tokens=16, keys=16, features=64, num_warps=8, num_stages=1),
+                "return": Tile(tokens=16, features=32, num_warps=8, num_stages=1),
+            },
         ),
     ),
     # tokens: of a chunk; features: widest slice of K or V that a program multiplies at once.
@@ -673,9 +703,9 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ),
     # tokens: of a chunk, whose queries a program holds beside another chunk's keys; keys: widest
     # slice of K that a program decays at once; features: that it multiplies at once, of V too. dk
-    # and dv have a tile of their own.
+    # and dv have a tile of their own, and so has the forward pass, whose chunks may be longer.
     ("wall_attn", "parallel"): (
-        # It spills in other dtypes.
+        # Longer chunks spill in other dtypes.
         Entry(
             tokens=32,
             keys=32,
@@ -685,19 +715,12 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             max_dim=64,
             **_BFLOAT16_ON_HOPPER,
             kernels={
+                "forward": _WALL_FORWARD,
                 "by_key": Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1),
             },
         ),
-        Entry(
-            tokens=16,
-            keys=64,
-            features=64,
-            num_warps=8,
-            num_stages=1,
-            kernels={
-                "by_key": Tile(tokens=16, keys=64, features=32, num_warps=8, num_stages=1),
-            },
-        ),
+        replace(_with(_WALL, forward=_WALL_FORWARD), max_dim=128, **_BFLOAT16_ON_HOPPER),
+        _WALL,
     ),
     # tokens: query heads that a program holds, and rows of queries that dk and dv read per step;
     # keys: keys that they read per step, or hold.

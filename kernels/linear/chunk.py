@@ -58,6 +58,7 @@ from kernels.primitives.decay import (
 )
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
+from kernels.primitives.pieces import elements, empty_pieces, store_pieces
 from kernels.primitives.product import TRITON_DTYPES, product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.primitives.states import optional
@@ -97,6 +98,7 @@ def _within(
         e_ptr += offset
         e_out_ptr += offset
     cell = chunk.to(tl.int64) * heads + head
+    apart = elements(sequences, tokens, stride, PACKED)
 
     scores = tl.zeros([C, C], tl.float32)
     overlaps = tl.zeros([C, C], tl.float32)
@@ -113,7 +115,7 @@ def _within(
             e = load_rows(e_ptr, rows, keys, stride, left, key_dim)
             store_rows(e_out_ptr, e * from_start, rows, keys, stride, left, key_dim)
         to_end = decay(chunk_span(1, C), g, DTYPE)
-        store_rows(k_out_ptr, k * to_end, rows, keys, stride, left, key_dim)
+        store_pieces(k_out_ptr, apart, k * to_end, rows, keys, stride, left, key_dim)
         passed = decay_of_chunk(g, DTYPE)
         tl.store(passed_ptr + cell * key_dim + keys, passed, mask=keys < key_dim)
         # Gates are read once for all levels; with levels outside it took a sixth longer.
@@ -530,6 +532,7 @@ def decay_within(
     reads_only: bool,
     e: Tensor | None = None,
     fine: bool = False,
+    pieces: bool = False,
 ) -> tuple[Recurrence, Tensor | None, Tensor | None]:
     """The recurrence of gates per channel. Of a delta rule with readers `e [B, T, H, K]` also
     `exp(P) ∘ e` and the overlaps `[chunks, H, C, C]` in float32, of use below the diagonal.
@@ -537,11 +540,14 @@ def decay_within(
     Args:
         reads_only: no states are made of q, and nothing of e but products, which round them.
         fine: A is an exponent, and its operands are not rounded.
+        pieces: the decayed keys are in pieces, see `primitives.pieces`.
     """
     heads, key_dim, length = q.shape[2], q.shape[3], tile.tokens
     reads_dtype = workspace_dtype(q.dtype) if reads_only else torch.float32
     decayed_q = torch.empty_like(q, dtype=reads_dtype)
     decayed_k = torch.empty_like(k, dtype=torch.float32)
+    if pieces:
+        decayed_k = empty_pieces(k, *k.shape)
     passed = q.new_empty(chunks.count, heads, key_dim, dtype=torch.float32)
     scores = q.new_empty(chunks.count, heads, length, length, dtype=torch.float32)
     decayed_e = overlaps = None

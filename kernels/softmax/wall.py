@@ -20,6 +20,7 @@ which is a sum of its own and no difference of larger ones. So is that of the ga
 with 1 in the place of q'_i ∘ k'_j.
 """
 
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
@@ -49,6 +50,13 @@ from kernels.primitives.decay import (
 )
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.primitives.layout import contiguous
+from kernels.primitives.pieces import (
+    elements,
+    load_pieces,
+    product_of_pieces,
+    split,
+    transposed,
+)
 from kernels.primitives.product import TRITON_DTYPES, product
 from kernels.primitives.rows import load_rows, store_rows
 from kernels.recurrence import StatelessOptions
@@ -92,7 +100,7 @@ def _passing(A, passed, key_dim, BK: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def _products(
-    q, k, A, stride, count_q, count_k, key_dim,
+    q, k, A, stride, count_q, count_k, key_dim, apart,
     DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """(q ∘ A) kᵀ `[C, C]`, of slices of K: as a whole its operands would take all registers."""
@@ -101,8 +109,12 @@ def _products(
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
         x = load_rows(q, rows, keys, stride, count_q, key_dim) * A[part][None, :]
-        y = load_rows(k, rows, keys, stride, count_k, key_dim)
-        products = product(x, tl.trans(y), DTYPE, FINE_A=True, FINE_B=True, acc=products)
+        if k.dtype.element_ty.is_fp32():
+            y = load_rows(k, rows, keys, stride, count_k, key_dim)
+            products = product(x, tl.trans(y), DTYPE, FINE_A=True, FINE_B=True, acc=products)
+        else:
+            y = load_pieces(k, apart, rows, keys, stride, count_k, key_dim)
+            products = product_of_pieces(split(x, DTYPE), transposed(y), DTYPE, products)
     return products
 
 
@@ -139,6 +151,7 @@ def _by_query(
     place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
     cell = chunk.to(tl.int64) * heads + head
     passed += cell * key_dim
+    apart = elements(sequences, tokens, stride_k, PACKED)
 
     query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
     own_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
@@ -159,7 +172,7 @@ def _by_query(
     for step in tl.range(1, steps + 1, disable_licm=True):
         back = tl.cast(step, tl.int64) * C
         products = _products(
-            q, k - back * stride_k, A, stride_k, left, C, key_dim, DTYPE, C, BK, PARTS
+            q, k - back * stride_k, A, stride_k, left, C, key_dim, apart, DTYPE, C, BK, PARTS
         )
         key_gate = as_columns(
             gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED), GATED
@@ -213,7 +226,9 @@ def _by_query(
         for step in tl.range(1, steps + 1, disable_licm=True):
             back = tl.cast(step, tl.int64) * C
             k_rows = k - back * stride_k
-            products = _products(q, k_rows, A, stride_k, left, C, key_dim, DTYPE, C, BK, PARTS)
+            products = _products(
+                q, k_rows, A, stride_k, left, C, key_dim, apart, DTYPE, C, BK, PARTS
+            )
             key_gate = as_columns(
                 gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED), GATED
             )
@@ -305,7 +320,7 @@ def _by_key(
             products = load_rows(scores + cell * C * C, rows, rows, C, C, C)
         else:
             products = _products(
-                q_rows, k, A, stride_k, count_q, left, key_dim, DTYPE, C, BK, PARTS
+                q_rows, k, A, stride_k, count_q, left, key_dim, 0, DTYPE, C, BK, PARTS
             )
         s = base2_logits(products, query_gate, key_gate, row_max[:, None], GATED)
         visible = within_window(step * C, window, C) & inside[:, None]
@@ -420,13 +435,16 @@ class _Call(NamedTuple):
     def shape(self, kernel: str) -> dict[str, int]:
         """The slices of K and V of a kernel, and how it is launched."""
         tile, (key_dim, value_dim) = self.entry.of(kernel), self.dims
-        BK, BV = (min(max(16, next_power_of_2(dim)), tile.features) for dim in (key_dim, value_dim))
+        least = tile.narrowest(self.v.dtype.itemsize)
+        BK, BV = (
+            max(least, min(next_power_of_2(dim), tile.features)) for dim in (key_dim, value_dim)
+        )
         return {
             "C": self.entry.tokens,
             "BK": BK,
             "PARTS": cdiv(key_dim, BK),
             "BV": BV,
-            "PAD_V": max(16, next_power_of_2(value_dim)),
+            "PAD_V": max(least, next_power_of_2(value_dim)),
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
         }
@@ -444,16 +462,15 @@ class _Call(NamedTuple):
 
 def _prepare(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, gs: Tensor | None, cu_seqlens: Tensor | None,
-    scale: float, window: int | None, tile: int,
+    scale: float, window: int | None, entry: tiles.Entry, pieces: bool,
 ) -> tuple[_Call, Tensor, Tensor]:  # fmt: skip
     """The call, and q and k as they came, each head with its own keys."""
-    entry = tiles.TABLE["wall_attn", "parallel"][tile]
     batch, tokens, heads, _ = q.shape
     longest = check_boundaries("cu_seqlens", cu_seqlens, tokens)
     q, k, v, g = contiguous(q, of_each_head(k, heads), v, g)
     chunks = cut(batch, tokens, cu_seqlens, entry.tokens)
     decayed, _, _ = decay_within(
-        q, k, g, chunks, scale=scale, tile=entry, reads_only=False, fine=True
+        q, k, g, chunks, scale=scale, tile=entry, reads_only=False, fine=True, pieces=pieces
     )
     constants = {
         "GATED": gs is not None,
@@ -479,7 +496,18 @@ def _forward(
     if o.numel() == 0:
         return [o]
     with torch.cuda.device_of(q):
-        call, _, _ = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, tile)
+        entry = tiles.TABLE["wall_attn", "parallel"][tile]
+        own = entry.of("forward")
+        entry = replace(
+            entry,
+            tokens=own.tokens,
+            keys=own.keys,
+            features=own.features,
+            num_warps=own.num_warps,
+            num_stages=own.num_stages,
+            kernels={},
+        )
+        call, _, _ = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, entry, True)
         _by_query[(call.chunks.count * q.shape[2],)](
             call.q, call.k, call.v, o, call.passed, call.scores, o, o, o, o, o, sink,
             *call.gates, cu_seqlens, *call.sizes, call.chunks.count, 0, *call.dims,
@@ -501,7 +529,8 @@ def _backward(
         return [dq, *nothing, dg, dgs, None if sink is None else torch.zeros_like(sink), None]
     (do,) = contiguous(d0)
     with torch.cuda.device_of(q):
-        call, q, k = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, tile)
+        entry = tiles.TABLE["wall_attn", "parallel"][tile]
+        call, q, k = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, entry, False)
         chunks, length = call.chunks, call.entry.tokens
         gated, count = gs is not None, chunks.count
         widest = cdiv(call.longest, length)
