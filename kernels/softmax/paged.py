@@ -55,19 +55,16 @@ def walk(parents: list[int]) -> tuple[list[int], list[int]]:
 
     Node a is an ancestor of i, or i itself, if and only if `enter[a] <= enter[i] < leave[a]`.
     """
-    sizes = [1] * len(parents)
+    # The last entries are those of the forest: the parent of a root is -1.
+    sizes, free = [1] * (len(parents) + 1), [0] * (len(parents) + 1)
     for node in reversed(range(len(parents))):
-        if parents[node] >= 0:
-            sizes[parents[node]] += sizes[node]
-    enter, free, roots = [0] * len(parents), [0] * len(parents), 0
+        sizes[parents[node]] += sizes[node]
+    enter = []
     for node, parent in enumerate(parents):
-        if parent < 0:
-            enter[node], roots = roots, roots + sizes[node]
-        else:
-            enter[node] = free[parent]
-            free[parent] += sizes[node]
+        enter.append(free[parent])
+        free[parent] += sizes[node]
         free[node] = enter[node] + 1
-    return enter, [start + size for start, size in zip(enter, sizes, strict=True)]
+    return enter, [start + size for start, size in zip(enter, sizes, strict=False)]
 
 
 def _walks(

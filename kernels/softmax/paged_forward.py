@@ -100,7 +100,7 @@ def paged_forward(
     place = batch * num_queries + start_q
     slope = tl.zeros((ROWS, 1), tl.float32)
     if ALIBI:
-        slope = tl.load(slopes + head, mask=exists, other=0.0).to(tl.float32)[:, None] * LOG2E
+        slope = tl.load(slopes + head).to(tl.float32)[:, None] * LOG2E
     entered = tl.zeros((ROWS, 1), tl.int32)
     if TREE:
         entered = tl.load(enter + place + token, mask=exists, other=0)[:, None]
@@ -109,7 +109,7 @@ def paged_forward(
     weight_sum = tl.zeros((ROWS,), tl.float32)
     if SINK:
         # The sink is one more logit: of the first split, as it may be there once only.
-        sink_logit = tl.load(sink + head, mask=exists, other=0.0).to(tl.float32) * LOG2E
+        sink_logit = tl.load(sink + head).to(tl.float32) * LOG2E
         row_max = tl.where(split == 0, sink_logit, row_max)
         weight_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
     acc = tl.zeros((ROWS, PAD_V), tl.float32)

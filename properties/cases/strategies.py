@@ -141,7 +141,7 @@ def _bundles(
     if tiles:
         edge = tiles[tile if tile is not None else next(iter(tiles))]
     else:
-        edge = target.tokens(op.name, mode.name)
+        edge = target.tokens(op.name, mode.name) or draw(st.sampled_from(_EDGES))
         # Sequences extend past the target's own tile.
         longest = longest if edge == 16 else max(longest, edge + 16)
     case, numbers = _with_arguments(draw, op, mode, replace(case, tile=tile))
@@ -215,6 +215,8 @@ def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
     return st.sampled_from([None] * 5 + [*others])
 
 
+# Tokens per tile of a kernel that does not say.
+_EDGES = (16, 16, 32, 64, 64, 128)
 # Small dims: one head or two; a few channels, or the 16 to 20 around what a dot needs.
 _THIN = {
     **dict.fromkeys("KVD", st.one_of(st.integers(1, 4), st.integers(16, 20))),

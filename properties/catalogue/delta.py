@@ -150,6 +150,7 @@ MOMENTUM_DELTA_RULE = declare(
         "beta": Role.RATE,
         "eta": Role.RATE,
     },
+    amend=_erasing,
     work=lambda n: n["H"] * n["T"] * n["K"] * (n["T"] + 4 * n["K"]),
     # A state that is a sum of sums outgrows the integers that float32 holds.
     recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),

@@ -119,10 +119,12 @@ def _mistakes(case: Case, inputs: Inputs) -> Iterator[BadCall]:
     if most:
         n = int(lengths.argmax())
         needed = -(-most // case.dims["C"])
-        for page, what in ((-1, "no page"), (case.seed + 2**20, "a page outside the pool")):
+        pool = len(inputs.tensors["k_pages"])
+        for page, block in ((-1, case.seed % needed), (pool, needed - 1), (pool + 2**20, 0)):
             wrong = table.clone()
-            wrong[n, case.seed % needed] = page
-            yield f"{what} in a block that is needed", {"block_table": wrong}, "block_table"
+            wrong[n, block] = page
+            what = f"page {page} of {pool} in block {block} of {needed}"
+            yield what, {"block_table": wrong}, "block_table"
         yield "a table too short", {"block_table": table[:, : needed - 1]}, "block_table"
     if len(lengths):
         wrong = lengths.clone()

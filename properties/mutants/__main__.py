@@ -16,11 +16,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 from rich.console import Console
 from rich.progress import (
@@ -47,6 +48,9 @@ from properties.mutants.triggers import run as triggers
 from properties.screen import screen
 from properties.targets import NAMES, load
 from properties.targets.ours import Ours
+
+# Seconds between lines of progress where there is no terminal.
+_LINE = 60
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -320,8 +324,7 @@ def _try_alone(
     left = scoreboard.open
     if not left:
         return suspects
-    with _bar(console) as bar, _pool(workers, suite) as pool:
-        task = bar.add_task("mutants", total=len(left), survivors=0)
+    with _progress(console, "mutants", len(left)) as step, _pool(workers, suite) as pool:
         futures = {pool.submit(fate_of, mutant, suite, fates): mutant for mutant in left}
         for future in as_completed(futures):
             mutant, fate = futures[future], future.result()
@@ -330,7 +333,7 @@ def _try_alone(
             else:
                 scoreboard.fates[fate.key] = fate
                 fates.add(fate)
-            bar.update(task, advance=1, survivors=len(suspects))
+            step(len(suspects))
     return suspects
 
 
@@ -373,11 +376,10 @@ def _together(
 
     if not parts:
         return killed
-    with _bar(console) as bar, _pool(workers, suite) as pool:
-        task = bar.add_task("all together", total=len(parts), survivors=len(mutants))
+    with _progress(console, "all together", len(parts)) as step, _pool(workers, suite) as pool:
         for found in pool.map(kill_in, parts):
             killed |= found
-            bar.update(task, advance=1, survivors=len(mutants) - len(killed))
+            step(len(mutants) - len(killed))
     return killed
 
 
@@ -395,9 +397,14 @@ def _pool(workers: int, suite: Suite) -> Iterator[ThreadPoolExecutor]:
             raise
 
 
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
+@contextmanager
+def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how far a run is: a bar on a terminal, else a line now and then. The result takes one
+    step, and the number of survivors after it.
+    """
+    done, told = 0, monotonic()
+    bar = Progress(
+        TextColumn(what),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[survivors]} survive"),
@@ -407,6 +414,19 @@ def _bar(console: Console) -> Progress:
         disable=not console.is_terminal,
         transient=True,
     )
+    task = bar.add_task(what, total=total, survivors=0)
+
+    def step(survivors: int) -> None:
+        nonlocal done, told
+        done += 1
+        bar.update(task, advance=1, survivors=survivors)
+        if not console.is_terminal and (monotonic() - told > _LINE or done == total):
+            line = f"{what}: {done} of {total}, {survivors} survive"
+            console.print(line, highlight=False, soft_wrap=True)
+            told = monotonic()
+
+    with bar:
+        yield step
 
 
 if __name__ == "__main__":

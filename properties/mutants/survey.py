@@ -28,27 +28,20 @@ from properties.planting.trial import (
     pytest_options,
 )
 
-# Tests that start processes, which a trial may not, and test code without mutants.
-OF_TOOLS = frozenset({"bench", "test_tune.py"})
+# Tests of tools; of machines; of the laws, which are jobs here; of a ledger; that start processes,
+# which a trial may not; that take all of a GPU.
+_LEFT_OUT = {
+    "bench",
+    "test_machines_notice.py",
+    "test_laws.py",
+    "test_ledger.py",
+    "test_compiles.py",
+    "test_first_calls.py",
+    "test_huge_tensors.py",
+}
 # Tests that may notice an edit of a package, besides the laws.
-TESTS: dict[str, tuple[str, ...]] = {
-    "kernels": (
-        "kernels",
-        "properties/suite/test_far_addresses.py",
-        "properties/suite/test_narrow_indices.py",
-        "properties/suite/test_rotary.py",
-        "properties/suite/test_layers.py",
-        "properties/suite/test_caches.py",
-        "properties/suite/test_chunk_sums.py",
-        "properties/suite/test_linear_sums.py",
-        "properties/suite/test_attention_tiles.py",
-        "properties/suite/test_gates_of_minus_inf.py",
-        "properties/suite/test_triangular.py",
-        "properties/suite/test_true_float32.py",
-        "properties/suite/test_strides.py",
-        "properties/suite/test_tile_choice.py",
-        "properties/suite/test_library.py",
-    ),
+_TESTS: dict[str, tuple[str, ...]] = {
+    "kernels": ("kernels", "properties/suite"),
     "reference": ("reference", "properties/selftest/test_oracles.py"),
 }
 
@@ -209,11 +202,12 @@ def standing(pinned: Sequence[Pinned], setup: Setup) -> list[Check]:
 
 
 def files_of_tests(package: str) -> Iterator[str]:
-    for place in TESTS.get(package, ()):
+    for place in _TESTS.get(package, ()):
         path = ROOT / place
         for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
-            if file.exists() and not OF_TOOLS & {*file.relative_to(ROOT).parts}:
-                yield file.relative_to(ROOT).as_posix()
+            name = file.relative_to(ROOT)
+            if file.exists() and _LEFT_OUT.isdisjoint(name.parts):
+                yield name.as_posix()
 
 
 class Surveys:

@@ -23,7 +23,7 @@ from properties.mutants.equivalents import Equivalent
 from properties.mutants.fates import Fate, Fates
 from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
 from properties.mutants.mutant import Mutant, mutants
-from properties.mutants.survey import of_tests
+from properties.mutants.survey import files_of_tests, of_tests
 from properties.planting.fork_pool import ForkPool, TrialDied
 from properties.planting.oracle_cache import OracleCache
 from properties.planting.trial import LawAbout, Pinned, Setup, TestAt, pinned_of
@@ -217,6 +217,7 @@ def test_the_command_tells_kept_and_listed_mutants(
     assert main(command) == 1
     told = capsys.readouterr().out
     assert told.startswith(f"{len(signs)} mutants; 1 processes\n")
+    assert f"mutants: {len(signs)} of {len(signs)}, {len(signs)} survive\n" in told
     assert f"kernels/position/rotary.py:{signs[0].line} sign" in told
     assert "tried: untouched_inputs" in told
     assert {row["state"] for row in json.loads(report.read_text())} == {"survives"}
@@ -312,6 +313,12 @@ def test_a_survey_runs_tests_beside_a_package_imported_anew(tmp_path: Path) -> N
     with ForkPool([]) as pool:
         path = "kernels/test_auto_mode.py"
         assert pool.submit(_imported_anew, path, tmp_path).result()
+
+
+def test_every_test_of_the_suite_about_kernels_is_tried() -> None:
+    files = [*files_of_tests("kernels")]
+    assert "properties/suite/test_wrappers.py" in files
+    assert "properties/suite/test_laws.py" not in files
 
 
 def test_a_trial_that_dies_or_loops_raises() -> None:

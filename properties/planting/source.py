@@ -1,6 +1,7 @@
 """A module as text and syntax tree, with the code that mutants are made of."""
 
 import ast
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -266,6 +267,9 @@ def _tree(text: str, statement: ast.stmt) -> str | None:
     """The dump of a statement's tree, parsed at its indentation."""
     block = f"if True:\n{' ' * statement.col_offset}{text.removeprefix('el')}"
     try:
-        return ast.dump(ast.parse(block))
+        with warnings.catch_warnings():
+            # `1.clamp(min=0)`, say, where a number took the place of a name.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return ast.dump(ast.parse(block))
     except SyntaxError:
         return None

@@ -22,7 +22,7 @@ from properties.cases.case import Case
 from properties.cases.strategies import ORDINARY, cases
 from properties.catalogue import OPS, Op
 from properties.device import keeping_state
-from properties.jobs import Job, Selection, hypothesis_test, judge
+from properties.jobs import Job, Selection, drawn, hypothesis_test, judge
 from properties.laws import LAWS, Subject, Violation
 from properties.simulator import SimulationError
 from properties.simulator.errors import Location
@@ -146,6 +146,24 @@ def test_ours_lacks_the_ops_without_a_kernel_and_nothing_else() -> None:
     ours = load("ours", CPU)
     assert list(scope.missing(ours)) == expected
     assert scope.declared(ours, "attention", "parallel") is ATTENTION
+
+
+def _summed(x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
+    return reference.cumsum(x, cu_seqlens=cu_seqlens)
+
+
+def test_lengths_are_about_the_usual_tiles_where_a_target_states_none() -> None:
+    target = Adapter({"cumsum": {"mine": _summed}})
+    op = scope.declared(target, "cumsum", "mine")
+    met: set[int] = set()
+
+    @settings(max_examples=200, database=None, derandomize=True, phases=[Phase.generate])
+    @given(drawn(Job("cumsum", "mine", "differential", "float32"), op, target))
+    def draw(bundle: list[Case]) -> None:
+        met.update(length for case in bundle for length in case.lengths)
+
+    draw()
+    assert met >= {63, 64, 65, 127, 128, 129}
 
 
 def test_jobs_are_those_that_the_target_has() -> None:
@@ -346,7 +364,7 @@ def no_values(q: Tensor, k: Tensor) -> Tensor:
                 ({"output_dtypes": {"o": "float64"}}, "output dtype 'float64', expected one of"),
                 ({"constants": ("dq",)}, "constant 'dq', expected one of q, k, v"),
                 ({"unstated": ("rejection",)}, r"unstated \('rejection',\), expected a Mapping"),
-                ({"tokens": 0}, "tokens 0, expected 1 or more"),
+                ({"tokens": -1}, "tokens -1, expected 0 or more"),
             )
         ),
     ],

@@ -198,7 +198,7 @@ def test_the_place_of_every_token_row_and_state_is_beyond_an_index(name: str, mo
     assert {key: x for key, x in many.items() if x <= 1} == {}
 
 
-@pytest.mark.parametrize("letters", ["BN", "TSR", "HG", "KVDPWZM"])
+@pytest.mark.parametrize("letters", ["BN", "TRC", "SPM", "HG", "KVDWZ"])
 @pytest.mark.parametrize(("name", "mode"), MODES_WITH_KERNELS)
 def test_offsets_from_strides_are_64_bits_wide(
     name: str, mode: str, letters: str, subject: Subject
@@ -206,6 +206,9 @@ def test_offsets_from_strides_are_64_bits_wide(
     """Three of everything, with the largest allowed stride along one dim."""
     op = OPS[name]
     dims = {d: 3 if d in "BHG" else _SIZES.get(d, _OTHER_SIZE) for d in op.dims}
+    if "M" in letters and "C" in dims:
+        # Pages of one row, so that tables have three columns.
+        dims["C"] = 1
     plain = replace(op.full(mode, dims, (3,), packed=False), dtype="float32")
     for case in (plain, _with_everything(op, plain)):
         _compare_stretched(op, case, letters, subject)

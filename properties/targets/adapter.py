@@ -44,7 +44,8 @@ class Implementation:
         dtypes: of the activations.
         output_dtypes: outputs that it returns in another dtype than the catalogue's → "case" for
             that of the activations, or "float32".
-        tokens: per tile, if known; lengths are drawn next to its multiples.
+        tokens: per tile; lengths are drawn next to its multiples. 0 means that it is not known, and
+            then they are drawn next to multiples of 16, 32, 64 and 128.
         bounds: other restrictions of cases, in words → function that makes a case obey.
         constants: tensors that get no gradient, and outputs through which none flows.
         forward_only: it has no backward pass.
@@ -57,7 +58,7 @@ class Implementation:
     conventions: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
     output_dtypes: Mapping[str, str] = field(default_factory=dict)
-    tokens: int = 16
+    tokens: int = 0
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     constants: tuple[str, ...] = ()
     forward_only: bool = False
@@ -102,8 +103,8 @@ class Implementation:
             for name in names:
                 if name not in known:
                     raise ValueError(f"{where}: {what} {name!r}, expected {_listed(known)}")
-        if self.tokens < 1:
-            raise ValueError(f"{where}: tokens {self.tokens}, expected 1 or more")
+        if self.tokens < 0:
+            raise ValueError(f"{where}: tokens {self.tokens}, expected 0 or more")
 
     def narrowed(self, op: Op, mode: str) -> Op:
         """The op as this implementation has it."""

@@ -71,5 +71,7 @@ class Target:
         return {}
 
     def tokens(self, op: str, mode: str) -> int:
-        """Tokens per tile of a kernel without a table; lengths are drawn next to its multiples."""
+        """Tokens per tile of a kernel without a table, 0 if unknown; lengths are drawn next to its
+        multiples.
+        """
         return 16

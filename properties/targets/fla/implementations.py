@@ -670,14 +670,19 @@ def _forward_of_other_keys(case: Case) -> Case:
 
 
 def _selection(case: Case) -> Case:
-    """Groups of 16 heads, and blocks and slots of tiles."""
+    """Groups of 16 heads, and blocks and slots of tiles, as it asserts.
+
+    It takes keys wider than 128 where it finds Hopper's shared memory, which needs a GPU.
+    """
     options = {**case.options}
     size = options.get("block_size") or 64
     options["block_size"] = min(64, max(16, 1 << (size - 1).bit_length()))
     if "top_k" in options:
-        options["top_k"] = 1 << (options["top_k"] - 1).bit_length()
+        slots = 1 << (options["top_k"] - 1).bit_length()
+        options["top_k"] = min(slots, options["block_size"] // 2)
     dims = {**case.dims, "R": 16, "G": min(case.dims["G"], 2)}
-    return _at_least(9, "K", "V")(_at_most(256)(replace(case, options=options, dims=dims)))
+    widest = 256 if torch.cuda.is_available() else 128
+    return _at_least(9, "K", "V")(_at_most(widest)(replace(case, options=options, dims=dims)))
 
 
 def _two_local_blocks(case: Case) -> Case:
@@ -728,7 +733,7 @@ class _Mode:
     needs: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     since: tuple[int, ...] = ()
-    tokens: int = 16
+    tokens: int = 0
     constants: tuple[str, ...] = ()
     conventions: tuple[str, ...] = (_SCALE,)
     dtypes: tuple[str, ...] = DTYPES
@@ -822,6 +827,10 @@ def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
         bounds["a head of keys for each of values"] = _ungrouped
     if (0, 3) <= release() < (0, 3, 1) and {"K", "V"} <= OPS[op].dims.keys():
         bounds["K and V at least 16"] = _at_least(16, "K", "V")
+    if op == "path_attn" and release() < (0, 4):
+        kept = {n: b for n, b in declared.bounds.items() if b is not _float32_reflections}
+        declared = replace(declared, bounds=kept)
+        bounds["w, beta and g in the dtype of q"] = _tables_like_x
     dtypes = declared.dtypes
     if release() < _FLOAT32_SINCE.get((op, mode), ()):
         dtypes = tuple(dtype for dtype in dtypes if dtype != "float32")
@@ -954,7 +963,10 @@ _RWKV6: Mapping[str, Any] = {
     "telescopes": _channels_telescope,
 }
 _OPPOSITE = "the momentum has the other sign"
-_SELECTION = {"groups of 16 heads, K of 9 to 256, V above 8, blocks of 16 to 64": _selection}
+_SELECTION = {
+    "groups of 16 heads, K of 9 to 128 (256 on a GPU), V above 8, blocks of 16 to 64, half as "
+    "many slots": _selection
+}
 _EVEN = {"even K and V in 16 bits": _even_in_16_bits}
 _WIDE = {"K and V above 8": _at_least(9, "K", "V")}
 _WIDE_SLOTS = {"K, V and M above 8": _at_least(9, "K", "V", "M")}

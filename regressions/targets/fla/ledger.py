@@ -505,6 +505,9 @@ _GATES_OF_A_CHUNK = (
         Case.from_json(
             '{"op":"kda","mode":"chunk","dtype":"float32","dims":{"B":2,"G":1,"R":1,"K":7,"V":8},"lengths":[47],"given":["g","initial_state"],"float32":["g"],"options":{"scale":-2.25,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"values":"extreme_gates"}'
         ),
+        Case.from_json(
+            '{"op":"kda","mode":"chunk_of_32","dtype":"float32","dims":{"B":2,"G":1,"R":1,"K":7,"V":8},"lengths":[47],"given":["g","initial_state"],"float32":["g"],"options":{"scale":-2.25,"use_qk_l2norm_in_kernel":true,"output_final_state":true},"values":"extreme_gates"}'
+        ),
     ),
     (
         Case.from_json(
@@ -891,8 +894,14 @@ LEDGER = (
                 '"use_qk_l2norm_in_kernel":true,"output_final_state":false},'
                 '"values":"closed_gates"}'
             ),
+            Case.from_json(
+                '{"op":"kda","mode":"chunk_of_32","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":16,"V":16},"lengths":[5],"given":["g"],"float32":["g"],"options":{'
+                '"scale":1.0,"use_qk_l2norm_in_kernel":false,"output_final_state":false},'
+                '"values":"closed_gates"}'
+            ),
         ),
-        modes=("parallel", "chunk"),
+        modes=("parallel", "chunk", "chunk_of_32"),
         shows=_closed,
         symptoms=(Wrong(most=math.inf, finite=False),),
         expected="[1.0, 1.0]",
@@ -1394,6 +1403,12 @@ LEDGER = (
             Case.from_json(
                 '{"op":"dplr","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":null,"output_final_state":true},"earlier":{}}'
             ),
+            *(
+                Case.from_json(
+                    f'{{"op":"kda","mode":"{mode}","dtype":"float32","dims":{{"B":1,"G":1,"R":1,"K":16,"V":16}},"lengths":[1,65,0],"packed":true,"options":{{"scale":null,"use_qk_l2norm_in_kernel":false,"output_final_state":true}},"earlier":{{}}}}'
+                )
+                for mode in ("chunk_of_32", "chunk_safe_gate")
+            ),
             Case.from_json(
                 '{"op":"rwkv7","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},"lengths":[1,65,0],"packed":true,"options":{"scale":1.0,"output_final_state":true},"earlier":{}}'
             ),
@@ -1408,7 +1423,7 @@ LEDGER = (
                 for one in _EDITED
             ),
         ),
-        modes=("chunk", "parallel", "fused"),
+        modes=("chunk", "chunk_of_32", "chunk_safe_gate", "parallel", "fused"),
         shows=_edited,
         symptoms=(
             Wrong(most=math.inf, finite=False),
@@ -1597,7 +1612,7 @@ LEDGER = (
             law="differential",
             releases=RELEASES,
             cases=(case, *others),
-            modes=("chunk",),
+            modes=tuple(dict.fromkeys(one.mode for one in (case, *others))),
             shows=lambda given: _sum_in_a_chunk(given) > 100,
             symptoms=(Wrong(most=_digits(_sum_in_a_chunk)),),
             expected="0.99",
