@@ -16,6 +16,7 @@ from torch import Tensor
 
 import properties.simulator as simulator
 from kernels.cache import PagedCache
+from kernels.tiles import TABLE
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of, tensors_of
 from properties.cases.tensors import differentiable_outputs, present, sizes
@@ -37,6 +38,8 @@ _RECURRENT_BITS, _RECURRENT_TOKENS, _RECURRENT_SEQUENCES = 14, 375, 50
 # A state of channels alone is one row.
 _RECURRENT_SIZES = {"H": 24, "G": 12, "R": 2, "K": 3, "V": 5, "D": 170}
 _OTHER_SIZE = 4
+# Within their usual tiles, scores of 64 x 64 or of a span of 256, are offsets of that many bits.
+_SMALLEST_TILE = ("path_attn", "wall_attn")
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,8 @@ def _case(op: Op, mode: str, name: str) -> Case:
     tokens = extent.tokens // rows if name == "tokens" else extent.tokens
     lengths = (tokens,) * (extent.batch if extent.packed else 1)
     case = op.full(mode, dims, lengths, packed=extent.packed)
+    if op.name in _SMALLEST_TILE:
+        case = replace(case, tile=len(TABLE[op.name, mode]) - 1)
     if extent.asks == "nothing":
         case = op.settle(replace(case, given=()))
     if extent.asks == "everything":
