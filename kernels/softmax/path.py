@@ -184,7 +184,8 @@ def _transform(
     own = tl.where(seen, own - _exact(E, D, DTYPE), 0.0)
     inside = before % SPAN
     scores += (first * heads + head) * SPAN + inside
-    store_rows(scores, own * scale, rows, rows, heads * SPAN, left, C)
+    stride_s = tl.cast(heads, tl.int64) * SPAN
+    store_rows(scores, own * scale, rows, rows, stride_s, left, C)
     X = ()
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
@@ -201,7 +202,7 @@ def _transform(
                 products = product(
                     X[part], tl.trans(k_tile), DTYPE, FINE_A=True, FINE_B=True, acc=products
                 )
-            store_rows(scores - step * C, products, rows, rows, heads * SPAN, left, C)
+            store_rows(scores - step * C, products, rows, rows, stride_s, left, C)
             X = _past(X, w - back, z - back, stride_k, key_dim, DTYPE, C, BK, PARTS)
     apart = 2 * elements(sequences, tokens, stride, PACKED)
     for part in tl.static_range(PARTS):
@@ -313,7 +314,7 @@ def _attend(
         count = inside + left - start
         visible = start + ahead[None, :] <= inside + rows[:, None]
         s = tl.load(
-            scores + rows[:, None] * (heads * SPAN) + start + ahead[None, :],
+            scores + rows[:, None] * (tl.cast(heads, tl.int64) * SPAN) + start + ahead[None, :],
             mask=visible & (rows < left)[:, None],
             other=0.0,
         )
@@ -422,7 +423,9 @@ def _walk(
     query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
     own_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
     seen = rows[:, None] >= rows[None, :]
-    own = load_rows(scores + (first * heads + head) * C, rows, rows, heads * C, left, C)
+    own = load_rows(
+        scores + (first * heads + head) * C, rows, rows, tl.cast(heads, tl.int64) * C, left, C
+    )
     row_max = tl.full((C,), float("-inf"), tl.float32)
     weight_sum = tl.zeros((C,), tl.float32)
     p, _, row_max, weight_sum = soften(own, seen, query_gate, own_gate, row_max, weight_sum, GATED)
@@ -530,7 +533,9 @@ def _return(
     query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
 
     own_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
-    own = load_rows(scores + (first * heads + head) * C, rows, rows, heads * C, left, C)
+    own = load_rows(
+        scores + (first * heads + head) * C, rows, rows, tl.cast(heads, tl.int64) * C, left, C
+    )
     p = tl.exp2(base2_logits(own, query_gate, own_gate, row_max[:, None], GATED)) * inverse[:, None]
     # The gates of rows that do not exist are 0, and others may be far below.
     p = tl.where((rows[:, None] >= rows[None, :]) & inside[:, None], p, 0.0)
