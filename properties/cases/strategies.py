@@ -51,11 +51,11 @@ EXTENTS = FEW_TOKENS + _LONG
 
 # Cached, because building and validating a strategy takes longer than drawing from it.
 @lru_cache(maxsize=2048)
-def lengths(edge: int, longest: int, *, empty: bool) -> SearchStrategy[int]:
-    """Token counts: 1 to 8, next to multiples of `edge`, anything up to `longest`, or 0."""
+def lengths(tiles: Sequence[int], longest: int, *, empty: bool) -> SearchStrategy[int]:
+    """Token counts: 1 to 8, next to multiples of these, anything up to `longest`, or 0."""
     few = st.sampled_from([n for n in (1, 1, 2, 3, 4, 5, 7, 8) if n <= longest])
-    around = [edge - 1, edge, edge + 1, 2 * edge - 1, 2 * edge, *[2 * edge + 1] * 2, 3 * edge - 1]
-    edges = sorted(n for n in around if 1 <= n <= longest)
+    around = [(m - 1, m, m + 1, 2 * m - 1, 2 * m, *[2 * m + 1] * 2, 3 * m - 1) for m in tiles]
+    edges = sorted(n for each in around for n in each if 1 <= n <= longest)
     counts = [few, st.sampled_from(edges), st.sampled_from(edges)] if edges else [few]
     counts.append(st.integers(1, longest))
     return st.one_of(*counts, st.just(0), st.just(0)) if empty else st.one_of(*counts)
@@ -139,13 +139,14 @@ def _bundles(
     small = [index for known in wider for index in tiles if index not in known]
     tile = draw(st.sampled_from([None, *tiles, *small])) if tiles else None
     if tiles:
-        edge = tiles[tile if tile is not None else next(iter(tiles))]
+        edges: tuple[int, ...] = (tiles[tile if tile is not None else next(iter(tiles))],)
     else:
-        edge = target.tokens(op.name, mode.name) or draw(st.sampled_from(_EDGES))
+        own = target.tokens(op.name, mode.name)
+        edges = (own,) if own else _USUAL_TILES
         # Sequences extend past the target's own tile.
-        longest = longest if edge == 16 else max(longest, edge + 16)
+        longest = longest if edges == (16,) else max(longest, edges[-1] + 16)
     case, numbers = _with_arguments(draw, op, mode, replace(case, tile=tile))
-    member = _members(op, mode, case, numbers, target, edge, longest, widest, extent, twin)
+    member = _members(op, mode, case, numbers, target, edges, longest, widest, extent, twin)
     # Thousands of tokens take longer to run than a program to compile.
     return draw(st.lists(member, min_size=1, max_size=1 if "tokens" in extent else most))
 
@@ -158,7 +159,7 @@ def _members(
     case: Case,
     numbers: Sequence[Option],
     target: Target,
-    edge: int,
+    edges: Sequence[int],
     longest: int,
     widest: int,
     extent: Extent,
@@ -174,7 +175,7 @@ def _members(
         exact = exact and draw(st.sampled_from([True, True, True, False]))
         case = _with_many_tokens(draw, op, case, extent, exact=exact)
     else:
-        case = _with_lengths(draw, op, case, edge, longest, extent)
+        case = _with_lengths(draw, op, case, edges, longest, extent)
     case = _with_numbers(draw, numbers, case)
     values = st.sampled_from(_recipes(op, case, extent))
     case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
@@ -216,7 +217,7 @@ def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
 
 
 # Tokens per tile of a kernel that does not say.
-_EDGES = (16, 16, 32, 64, 64, 128)
+_USUAL_TILES = (16, 32, 64, 128)
 # Small dims: one head or two; a few channels, or the 16 to 20 around what a dot needs.
 _THIN = {
     **dict.fromkeys("KVD", st.one_of(st.integers(1, 4), st.integers(16, 20))),
@@ -274,7 +275,7 @@ def _folded(size: int, largest: int) -> int:
 
 
 def _with_lengths(
-    draw: DrawFn, op: Op, case: Case, edge: int, longest: int, extent: Extent
+    draw: DrawFn, op: Op, case: Case, edges: Sequence[int], longest: int, extent: Extent
 ) -> Case:
     packed = case.packed
     count = draw(st.sampled_from([1, 2, 3, 3, 3, 4, 4])) if packed else 1
@@ -284,8 +285,8 @@ def _with_lengths(
     long = draw(st.integers(0, count - 1))
     shares = [WORK if n == long else WORK / count for n in range(count)]
     if count > 4:
-        longest = edge + 1 if _leaves_room(op, case, count) else 1
-    each = [lengths(edge, _affordable(op, case, share, longest), empty=packed) for share in shares]
+        longest = edges[0] + 1 if _leaves_room(op, case, count) else 1
+    each = [lengths(edges, _affordable(op, case, share, longest), empty=packed) for share in shares]
     tokens = tuple(draw(one) for one in each)
     keys: tuple[int, ...] | None = None
     if _has_keys_of_its_own(op, case):
