@@ -38,8 +38,6 @@ _RECURRENT_BITS, _RECURRENT_TOKENS, _RECURRENT_SEQUENCES = 14, 375, 50
 # A state of channels alone is one row.
 _RECURRENT_SIZES = {"H": 24, "G": 12, "R": 2, "K": 3, "V": 5, "D": 170}
 _OTHER_SIZE = 4
-# Within their usual tiles, scores of 64 x 64 or of a span of 256, are offsets of that many bits.
-_SMALLEST_TILE = ("path_attn", "wall_attn")
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,8 @@ def _case(op: Op, mode: str, name: str) -> Case:
     tokens = extent.tokens // rows if name == "tokens" else extent.tokens
     lengths = (tokens,) * (extent.batch if extent.packed else 1)
     case = op.full(mode, dims, lengths, packed=extent.packed)
-    if op.name in _SMALLEST_TILE:
+    if mode == "parallel" and (op.name, mode) in TABLE:
+        # The scores of a larger tile, 64 x 64 or a span of 256, have offsets of that many bits.
         case = replace(case, tile=len(TABLE[op.name, mode]) - 1)
     if extent.asks == "nothing":
         case = op.settle(replace(case, given=()))
