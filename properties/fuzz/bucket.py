@@ -37,6 +37,7 @@ class Bucket:
         files: the paths of what was written.
         found: seconds since the start.
         lines: source lines of kernels that all of its cases launched; None before the first.
+        functions: first lines of Python functions that all of its cases ran, of those noted.
         name: the name of its files, which stays when a smaller case is found.
         needs: parts of its cases (`properties.fuzz.needs`) without which they pass.
         spare: parts of later cases that fail without them too.
@@ -51,6 +52,7 @@ class Bucket:
     files: tuple[str, ...] = ()
     found: float = 0.0
     lines: frozenset[str] | None = None
+    functions: frozenset[str] = frozenset()
     name: str = ""
     needs: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
@@ -131,9 +133,16 @@ class Bucket:
         """Whether a case is smaller than all of this bug."""
         return all(_size(failure.case) < _size(known.case) for known in self.smallest)
 
-    def ran(self, lines: frozenset[str]) -> None:
-        """Note the lines that one more of its cases launched."""
+    @property
+    def code(self) -> frozenset[str]:
+        """Lines of kernels and first lines of functions that all of its cases ran."""
+        return (self.lines or frozenset()) | self.functions
+
+    def ran(self, lines: frozenset[str], functions: frozenset[str] = frozenset()) -> None:
+        """Note what one more of its cases launched, and the functions that it ran if noted."""
         self.lines = lines if self.lines is None else self.lines & lines
+        if functions:
+            self.functions = (self.functions or functions) & functions
 
     def absorb(self, other: "Bucket") -> None:
         """Merge another bucket of the same bug, whose files go: they pin nothing else."""
@@ -146,7 +155,7 @@ class Bucket:
         self.needs = tuple(name for name in self.needs if name in other.needs)
         self.seen += other.seen
         if other.lines is not None:
-            self.ran(other.lines)
+            self.ran(other.lines, other.functions)
 
     def write(self, folder: Path, target: str) -> None:
         """Write what pins the bug, of our kernels or of somebody's own, and an entry of a ledger.

@@ -1,4 +1,4 @@
-"""Causes: source lines shared by the kernels of several ops that explain several buckets.
+"""Causes: source lines and functions shared by several ops that explain several buckets.
 
 A wrong value has no source line of its own, unlike a wrong address, so a bug in a function that
 many kernels call shows as a bucket for each family, law and output. Such a line was launched by
@@ -10,10 +10,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import groupby
 
+from properties.counted import counted
 from properties.fuzz.bucket import Bucket
 
 # A line is a cause if at least so many ops that launched it fail, and this part of them all.
 _OPS, _PART = 3, 0.5
+# Where many explain as much, so many are named.
+_PLACES = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,7 @@ def causes(buckets: Iterable[Bucket], ran: Mapping[str, AbstractSet[str]]) -> li
     Args:
         ran: op → the lines that its cases launched, of those that could have shown wrong values.
     """
-    left = [bucket for bucket in buckets if bucket.lines and not bucket.first.signature.place]
+    left = [bucket for bucket in buckets if bucket.code and not bucket.first.signature.place]
     found: list[Cause] = []
     while cause := _largest(left, ran):
         found.append(cause)
@@ -57,7 +60,7 @@ def _largest(left: Sequence[Bucket], ran: Mapping[str, AbstractSet[str]]) -> Cau
     """The cause that explains most buckets."""
     explained: dict[str, list[Bucket]] = {}
     for bucket in left:
-        for line in bucket.lines or ():
+        for line in bucket.code:
             explained.setdefault(line, []).append(bucket)
     best: tuple[int, float] = (1, 0.0)
     alike: list[tuple[str, Cause]] = []
@@ -88,4 +91,5 @@ def _place(lines: Iterable[str]) -> str:
     for file, group in groupby(parts, key=lambda one: one[0]):
         numbers = [number for _, number in group]
         told.append(f"{file}:{numbers[0]}" + (f"-{numbers[-1]}" if len(numbers) > 1 else ""))
-    return " or ".join(told)
+    more = len(told) - _PLACES
+    return " or ".join([*told[:_PLACES], *([counted(more, "other place")] if more > 0 else [])])

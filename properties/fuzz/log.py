@@ -96,7 +96,7 @@ class Log:
         errors: tracebacks of errors of the suite, or of a target's adapter where cases are drawn.
         history: of all jobs together.
         latest: the job that drew last.
-        ran: op → source lines that its cases launched which failed or met the oracle.
+        ran: op → the lines and functions of its cases which failed or met the oracle.
     """
 
     target: str
@@ -237,7 +237,9 @@ def _bucket_to_json(bucket: Bucket) -> dict[str, Any]:
     ]
     linked = [asdict(one) for one in bucket.linked]
     lines = None if bucket.lines is None else _lines_to_json(bucket.lines)
-    return {**vars(bucket), "smallest": smallest, "linked": linked, "lines": lines}
+    functions = sorted(bucket.functions)
+    kept = {"smallest": smallest, "linked": linked, "lines": lines, "functions": functions}
+    return {**vars(bucket), **kept}
 
 
 def _lines_to_json(lines: Iterable[str]) -> dict[str, list[int]]:
@@ -264,6 +266,7 @@ def _bucket_from_json(data: dict[str, Any]) -> Bucket:
         files=tuple(data["files"]),
         found=data["found"],
         lines=None if data["lines"] is None else frozenset(_lines_from_json(data["lines"])),
+        functions=frozenset(data["functions"]),
         name=data["name"],
         needs=tuple(data["needs"]),
         spare=tuple(data["spare"]),

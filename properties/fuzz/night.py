@@ -342,7 +342,7 @@ class _Round:
             self.log.add(self.job, tally, self.night.elapsed)
             if self.job.law == _ORACLE or failure is not None:
                 # Most other laws hold for results that are wrong in the same way each time.
-                self.log.ran.setdefault(self.job.op, set()).update(answer.lines)
+                self.log.ran.setdefault(self.job.op, set()).update(answer.lines | answer.functions)
             self.log.excused.update(answer.excused)
             if failure is None:
                 self.night.corpus.keep(self.job, case, answer.worst)
@@ -352,7 +352,7 @@ class _Round:
                 bucket = self.log.open(failure, self.night.elapsed, needs)
                 self.found.append(bucket)
             bucket.add(failure)
-            bucket.ran(answer.lines)
+            bucket.ran(answer.lines, answer.functions)
             # One that shows while another is made smaller counts at its first sight.
             bucket.seen[self.job.name] += not shrinking or not bucket.seen[self.job.name]
             shown = failure.signature, *failure.also

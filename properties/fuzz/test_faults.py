@@ -21,7 +21,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from properties.cases.case import Case
 from properties.fuzz import night, planted, report, worker
-from properties.fuzz.__main__ import leave
+from properties.fuzz.__main__ import leave, main
 from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.corpus import FOLDER
 from properties.fuzz.log import Log
@@ -360,6 +360,41 @@ def test_two_bugs_that_make_one_result_wrong_stay_two(fuzz: Fuzz) -> None:
     assert "2 bugs in" in printed
     needs = {*re.findall("^  needs     (.*): it passes without$", printed, re.MULTILINE)}
     assert needs == {"an empty sequence, packed sequences", "reverse"}
+
+
+_SPOILED = """
+import reference
+from properties.targets import Adapter
+
+def spoiled(x):
+    return 2 * x
+
+def l2norm(x):
+    return spoiled(reference.l2norm(x))
+
+def cumsum(x):
+    return spoiled(reference.cumsum(x))
+
+def strength_gate(x):
+    return spoiled(reference.strength_gate(x))
+
+def target(device):
+    return Adapter({one.__name__: {"fused": one} for one in (l2norm, cumsum, strength_gate)})
+"""
+
+
+def test_a_function_that_ops_share_explains_their_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spoiled.py").write_text(_SPOILED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    given = "--target spoiled:target --law differential --dtype float32 --jobs 1 --examples 20"
+    assert main([*given.split(), "--no-shrink"]) == 1
+    printed = capsys.readouterr().out
+    assert "3 failures that spoiled.py:5 would explain: 3 of the 3 ops" in printed
+    assert "1 bug in" in printed
 
 
 def test_a_bug_that_shows_now_and_then_is_one_and_needs_nothing(fuzz: Fuzz) -> None:

@@ -321,7 +321,7 @@ def test_a_process_that_crashed_before_it_began_has_no_clock() -> None:
 def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     bucket = Bucket([failure(Y, also=(DX,))], {DX}, again=("once",), file="there", files=("a",))
     bucket.seen["a job"] += 2
-    bucket.ran(frozenset({"rows.py:3", "rows.py:4"}))
+    bucket.ran(frozenset({"rows.py:3", "rows.py:4"}), frozenset({"shift.py:10"}))
     log = Log("ours", 7, {JOB: Tally(3, 1.5, 0.25, 2, 0.5)}, [bucket], turns=4, seconds=9.5)
     log.unrepeated["ends with SIGKILL"] += 1
     log.ran["l2norm"] = {"rows.py:3", "rows.py:14"}

@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic
 from traceback import FrameSummary
+from types import CodeType, FrameType
 from typing import IO, Any, Protocol
 from unittest.mock import patch
 
@@ -28,6 +29,8 @@ import pebble
 import torch
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
+import properties
+import reference
 from properties import profiles, scope
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of
@@ -136,6 +139,8 @@ class Answer:
         sent: its process was ended from outside, however often.
         spent: the process must be replaced.
         lines: source lines of the kernels that the case launched; none but on the simulator.
+        functions: first lines of the target's Python functions that it ran; noted once for each
+            mode and each bug of a process.
     """
 
     worst: float = 0.0
@@ -145,6 +150,7 @@ class Answer:
     sent: bool = False
     spent: bool = False
     lines: frozenset[str] = frozenset()
+    functions: frozenset[str] = frozenset()
 
 
 class Stopped(BaseException):
@@ -539,6 +545,12 @@ def without_interrupts() -> Iterator[None]:
 # In the process of a worker.
 
 _SUBJECT: Subject | None = None
+# What runs in every case, whatever the target.
+_JUDGES = tuple(str(Path(one.__file__ or "").parent) for one in (properties, reference))
+# Modes and bugs whose functions were noted.
+_NOTED: set[tuple[Hashable, ...]] = set()
+# Seconds of a case that may run once more, well within its limit.
+_QUICK = 5.0
 _TRACES: IO[str]
 # Bytes beyond which this process must be replaced.
 _MOST: int
@@ -589,14 +601,49 @@ def _judge(law: str, case: Case) -> Answer:
     excused = _SUBJECT.ledger.excused
     excused.clear()
     LAUNCHED.clear()
-    answer = _answer(law, case, _SUBJECT)
-    grown = _resident() > _MOST
-    return replace(
+    functions: set[str] = set()
+    started = monotonic()
+    with _noting(functions, case.op, case.mode, case.packed):
+        answer = _answer(law, case, _SUBJECT)
+    short_of_limit = monotonic() - started < _QUICK
+    answer = replace(
         answer,
         excused=tuple(Counter(excused).elements()),
-        spent=answer.spent or grown,
         lines=frozenset().union(*map(_lines, LAUNCHED)),
     )
+    if answer.failure is not None and not answer.doubtful and not functions and short_of_limit:
+        with _noting(functions, case.op, case.mode, answer.failure.signature) as new:
+            if new:
+                _answer(law, case, _SUBJECT)
+    grown = _resident() > _MOST
+    return replace(answer, spent=answer.spent or grown, functions=frozenset(functions))
+
+
+@contextmanager
+def _noting(functions: set[str], *key: Hashable) -> Iterator[bool]:
+    """Note the target's functions that run inside, once for each key, as it takes time.
+
+    Yields:
+        Whether the key is new.
+    """
+    if key in _NOTED:
+        yield False
+        return
+    _NOTED.add(key)
+    codes: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        yield True
+    finally:
+        sys.setprofile(None)
+        for code in codes:
+            if is_own(code.co_filename) and not code.co_filename.startswith(_JUDGES):
+                functions.add(f"{short(code.co_filename)}:{code.co_firstlineno}")
 
 
 @cache
