@@ -970,4 +970,19 @@ BUGS = {
             "tl.where(g > -0.5, S",
         ),
     ),
+    "sum_in_the_order_of_a_gradients_strides": KnownBug(
+        happened="Compiled, the gradient of u has other bits where that of o is transposed.",
+        cause="PyTorch summed over tokens in the order of strides, which a compiler changes.",
+        source="Kernels of this repository, found by `context_invariance` with random cases",
+        pinned=pin(
+            "rwkv4",
+            "fused_recurrent",
+            {"B": 1, "D": 129},
+            (15,),
+            law="context_invariance",
+            context="compiled",
+            layouts={"do": "heads_first"},
+        ),
+        planted=Edit("kernels.linear.rwkv4", "    o = o.flatten().view(o.shape)\n", ""),
+    ),
 }
