@@ -25,6 +25,7 @@ from kernels.differentiable import differentiable
 from kernels.modes import check_mode, choose_mode
 from kernels.op import Tile, axes, op, spelled_out
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
+from kernels.primitives.layout import with_dense_gradient
 from kernels.primitives.states import output_and_states
 from kernels.scale import resolve_scale
 
@@ -364,7 +365,10 @@ def wrapper(
                     wraps, given["mode"], dim=_largest(sizes), dtype=dtype,
                     device=given[same_dtype[0]].device, tile=given["tile"],
                 )  # fmt: skip
-            return run(**given)
+            results = run(**given)
+            if isinstance(results, Tensor):
+                return with_dense_gradient(results)
+            return tuple(None if x is None else with_dense_gradient(x) for x in results)
 
         one = f"That of `{wraps}`."
         return documented(

@@ -983,6 +983,6 @@ BUGS = {
             context="compiled",
             layouts={"do": "heads_first"},
         ),
-        planted=Edit("kernels.linear.rwkv4", "    o = o.flatten().view(o.shape)\n", ""),
+        planted=Edit("kernels.primitives.layout", "return x.flatten().view(x.shape)", "return x"),
     ),
 }

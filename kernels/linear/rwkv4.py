@@ -28,9 +28,6 @@ def by_two_scans(
     top = torch.maximum(before, now).detach()
     old, own = torch.exp(before - top), torch.exp(now - top)
     o = ((old * mean + own * v) / (old + own)).to(dtype)
-    # The gradient of u is a sum over tokens, whose order follows the strides of this gradient: one
-    # that passes a flat tensor has none of its own.
-    o = o.flatten().view(o.shape)
     return o, torch.stack([last, z], dim=1) if output_final_state else None
 
 

@@ -14,6 +14,15 @@ def dense_rows(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(x if x is None or x.stride(-1) == 1 else x.contiguous() for x in tensors)
 
 
+def with_dense_gradient(x: Tensor) -> Tensor:
+    """x without gaps, whose gradient comes without gaps too, as it passes a flat tensor.
+
+    Where autograd sums in PyTorch, the order follows the strides of a gradient, which a caller
+    chooses and a compiler changes.
+    """
+    return x.flatten().view(x.shape)
+
+
 def widened(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """Return float16 tensors in float32, for a wrapper to compute with.
 
