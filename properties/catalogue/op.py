@@ -66,6 +66,10 @@ BadCall = tuple[str, dict[str, Any], str]
 Amend = Callable[[Case, Mapping[str, int], dict[str, Tensor]], dict[str, Tensor]]
 
 
+# Those of another case, as this one accepts them.
+CarryOver = Callable[[Case, Mapping[str, Tensor]], dict[str, Tensor]]
+
+
 @dataclass(frozen=True)
 class Argument:
     """A tensor that an op takes.
@@ -164,32 +168,6 @@ class Output:
         return torch.float32 if self.dtype == "float32" else case.torch_dtype
 
 
-def _unchanged(case: Case) -> Case:
-    return case
-
-
-def _as_filled(
-    case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    return tensors
-
-
-def _none(case: Case, inputs: Any) -> Iterable[BadCall]:
-    return ()
-
-
-def _as_they_are(case: Case, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return dict(tensors)
-
-
-def _zero(case: Case) -> float:
-    return 0.0
-
-
-def _never(case: Case) -> bool:
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class Op:
     """One op: its oracle, its arguments, and what must hold of it.
@@ -258,22 +236,22 @@ class Op:
     widest: Mapping[str, int] = field(default_factory=dict)
     sizes: Callable[[Case], dict[str, int]] = lambda case: {}
     rows: Mapping[str, Callable[[Case, int], int]] = field(default_factory=dict)
-    settle: Callable[[Case], Case] = _unchanged
-    amend: Amend = _as_filled
+    settle: Callable[[Case], Case] = lambda case: case
+    amend: Amend = lambda case, sizes, tensors: tensors
     dtypes: tuple[str, ...] = DTYPES
     packed_by: tuple[str, ...] = ("cu_seqlens",)
     own_keys: bool = False
     linear_in: tuple[str, ...] = ()
     continues_by: str = "initial_state"
-    mistakes: Callable[[Case, Any], Iterable[BadCall]] = _none
-    carried_over: Callable[[Case, Mapping[str, Tensor]], dict[str, Tensor]] = _as_they_are
-    multilinear: Callable[[Case], bool] = _never
-    constant_decay: Callable[[Case], float] = _zero
+    mistakes: Callable[[Case, Any], Iterable[BadCall]] = lambda case, inputs: ()
+    carried_over: CarryOver = lambda case, tensors: dict(tensors)
+    multilinear: Callable[[Case], bool] = lambda case: False
+    constant_decay: Callable[[Case], float] = lambda case: 0.0
     heads_alike: bool = True
     float32_logits: bool = False
     in_float32: bool = False
     of_any_size: Callable[[Case], tuple[str, ...]] = lambda case: ()
-    nonnegative: Callable[[Case], bool] = _never
+    nonnegative: Callable[[Case], bool] = lambda case: False
     telescopes: Callable[[Case], tuple[Telescope, ...]] = lambda case: ()
     wraps: str | None = None
 

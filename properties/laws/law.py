@@ -22,10 +22,6 @@ from properties.targets.ledger import Fault, Ledger
 Recall = Callable[[tuple[Any, ...], Callable[[], Any]], Any]
 
 
-def _afresh(about: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-    return compute()
-
-
 @dataclass(frozen=True)
 class Subject:
     """An implementation under test, its device, and its known failures.
@@ -40,7 +36,7 @@ class Subject:
     target: Target
     device: torch.device
     ledger: Ledger = field(default_factory=Ledger)
-    recall: Recall = field(default=_afresh, repr=False)
+    recall: Recall = field(default=lambda about, compute: compute(), repr=False)
     quick: bool = False
 
     def inputs(self, op: Op, case: Case) -> Inputs:
@@ -165,10 +161,6 @@ class Run:
         return promised or _is_exact(self.op, self.case)
 
 
-def _unchanged(op: Op, case: Case) -> Case:
-    return case
-
-
 @dataclass(frozen=True)
 class Law:
     """A promise about every case of an op.
@@ -183,7 +175,7 @@ class Law:
 
     name: str
     check: Callable[[Run], float]
-    adapt: Callable[[Op, Case], Case] = field(default=_unchanged)
+    adapt: Callable[[Op, Case], Case] = lambda op, case: case
     uses: tuple[str, ...] = ()
 
     def __call__(self, op: Op, case: Case, subject: Subject) -> float:

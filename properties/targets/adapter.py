@@ -26,10 +26,6 @@ _KINDS: dict[str, type] = {
 }
 
 
-def _unchanged(op: Op) -> Op:
-    return op
-
-
 @dataclass(frozen=True)
 class Implementation:
     """Another library's implementation of an op.
@@ -54,7 +50,7 @@ class Implementation:
     """
 
     function: Function
-    whole: Callable[[Op], Op] = field(default=_unchanged, kw_only=True)
+    whole: Callable[[Op], Op] = field(default=lambda op: op, kw_only=True)
     conventions: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
     output_dtypes: Mapping[str, str] = field(default_factory=dict)
