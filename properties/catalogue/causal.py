@@ -7,6 +7,7 @@ import reference
 from properties.catalogue.declare import LOGITS, declare, flag
 from properties.catalogue.draws import EPS, WINDOW
 from properties.catalogue.op import Mode, Role
+from properties.catalogue.work import pairs
 
 _PARALLEL = (Mode("parallel"),)
 _declare = partial(
@@ -18,34 +19,29 @@ _declare = partial(
 )
 
 
-def _pairs(n: Mapping[str, int]) -> int:
-    return n["H"] * n["T"] * n["T"]
-
-
 def _pairs_and_moments(n: Mapping[str, int]) -> float:
-    """The weights of all pairs, and the second moments at each token; only one form keeps those,
-    and only one of some twelve runs of an oracle for its budget is of that form."""
+    """As `pairs_and_states`, with the second moments at each token for a state."""
     return n["H"] * n["T"] * (n["T"] + n["K"] * n["K"] * n["V"] / 12)
 
 
 STICKBREAKING_ATTN = _declare(
     reference.stickbreaking_attn,
     nonlinear=("rest",),
-    work=_pairs,
+    work=pairs,
 )
 
 PATH_ATTN = _declare(
     reference.path_attn,
     quiet_form=reference.path_attn.second_form,
     roles={"w": Role.UNIT_KEY},
-    work=_pairs,
+    work=pairs,
 )
 
 WALL_ATTN = _declare(
     reference.wall_attn,
     options=(WINDOW,),
     roles={"gs": Role.LOG_DECAY, "sink": Role.LOGIT},
-    work=lambda n: n["H"] * n["T"] * n["T"] * n["K"],
+    work=lambda n: pairs(n) * n["K"],
 )
 
 PARALLAX = _declare(
@@ -54,21 +50,21 @@ PARALLAX = _declare(
     options=(WINDOW,),
     # Not a query: the scale is no factor of its products.
     roles={"r": Role.KEY},
-    work=_pairs,
+    work=pairs,
 )
 
 DELTAFORMER = _declare(
     reference.deltaformer,
     quiet_form=reference.deltaformer.second_form,
     roles={"beta": Role.RATE},
-    work=_pairs,
+    work=pairs,
 )
 
 DIFFERENTIAL_ATTENTION = _declare(
     reference.differential_attention,
     options=(WINDOW,),
     roles={"q1": Role.QUERY, "q2": Role.QUERY, "k1": Role.KEY, "k2": Role.KEY, "lam": Role.STEP},
-    work=lambda n: 2 * n["H"] * n["T"] * n["S"],
+    work=lambda n: 2 * pairs(n),
 )
 
 _polynomial = partial(

@@ -27,6 +27,8 @@ _RECIPES = (
     "cancelling",
 )
 _OF_UNIT_KEYS = (*_RECIPES, "parallel_keys", "long_keys")
+# Of ops that round even where integers are small.
+_ROUNDED = tuple(name for name in _OF_UNIT_KEYS if name != "integers")
 _UNIT_KEY = {"k": Role.UNIT_KEY}
 
 
@@ -129,7 +131,7 @@ _PRECONDITIONED: Any = {
     "of_any_size": _normalized,
     "linear_in": (),
     "nonnegative": lambda case: True,
-    "recipes": tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
+    "recipes": _ROUNDED,
 }
 PRECOND_GATED_DELTA_RULE = declare(
     reference.precond_gated_delta_rule, wraps=DPLR, **_PRECONDITIONED
@@ -153,7 +155,7 @@ MOMENTUM_DELTA_RULE = declare(
     amend=_erasing,
     work=lambda n: n["H"] * n["T"] * n["K"] * (n["T"] + 4 * n["K"]),
     # A state that is a sum of sums outgrows the integers that float32 holds.
-    recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
+    recipes=_ROUNDED,
 )
 
 TITANS = declare(
@@ -166,7 +168,7 @@ TITANS = declare(
         "log_eta": Role.LOG_DECAY,
     },
     work=lambda n: n["H"] * n["T"] * (n["T"] * 2 + n["K"] * n["V"] / 12),
-    recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
+    recipes=_ROUNDED,
 )
 
 
@@ -198,7 +200,7 @@ MESA_NET = declare(
     amend=_solvable,
     linear_in=(),
     work=lambda n: n["H"] * n["T"] * (n["K"] * (n["K"] + n["V"]) + n["T"] * (n["T"] + n["K"]) / 12),
-    recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
+    recipes=_ROUNDED,
 )
 
 _MINI_BATCHES = (16, 1, 2, 3, 15, 17, 32, 50)
@@ -213,5 +215,5 @@ TTT_LINEAR = declare(
     ),
     linear_in=(),
     work=lambda n: pairs_and_states({**n, "V": n["K"]}),
-    recipes=tuple(name for name in _OF_UNIT_KEYS if name != "integers"),
+    recipes=_ROUNDED,
 )

@@ -24,6 +24,10 @@ _RECIPES = (
     "zeros",
     "cancelling",
 )
+# Of ops that round even where integers are small.
+_ROUNDED = tuple(name for name in _RECIPES if name != "integers")
+# A step of 0 times a rate of -inf is NaN.
+_OF_STEPS = (*_RECIPES, *(name for name in GATE_RECIPES if name != "closed_gates"))
 _FORWARD_ALONE = frozenset({"reverse"})
 _MODES = (
     Mode("chunk", refuses=_FORWARD_ALONE),
@@ -109,11 +113,8 @@ MAMBA2 = declare(
     wraps=SIMPLE_GLA,
     roles={"dt": Role.STEP, "A": Role.LOG_DECAY, "B": Role.KEY, "C": Role.QUERY},
     linear_in=("x", "initial_state"),
-    # A step of 0 times -inf is NaN.
-    recipes=(*_RECIPES, *(name for name in GATE_RECIPES if name != "closed_gates")),
+    recipes=_OF_STEPS,
 )
-
-_ROUNDED = tuple(name for name in _RECIPES if name != "integers")
 
 HGRN = declare(
     reference.hgrn,
@@ -194,8 +195,7 @@ SELECTIVE_SCAN = declare(
     roles={"dt": Role.STEP, "A": Role.LOG_DECAY, "B": Role.KEY, "C": Role.QUERY},
     linear_in=("x", "initial_state"),
     work=lambda n: n["D"] * n["T"] * n["K"] * n["T"],
-    # A step of 0 times -inf is NaN.
-    recipes=(*_RECIPES, *(name for name in GATE_RECIPES if name != "closed_gates")),
+    recipes=_OF_STEPS,
 )
 
 

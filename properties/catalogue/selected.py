@@ -17,6 +17,7 @@ from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import count, head_dims
 from properties.catalogue.op import BadCall, Mode, Role
 from properties.catalogue.softmax import ATTENTION, unfit_packs
+from properties.catalogue.work import pairs
 
 _BLOCK_SIZE = count(
     "block_size",
@@ -150,7 +151,7 @@ SELECTED_ATTENTION = declare(
     nonlinear=("lse",),
     options=(_BLOCK_SIZE,),
     dims={"M": st.one_of(st.integers(1, 4), st.integers(1, 12))},
-    work=lambda n: n["H"] * n["T"] * n["S"],
+    work=pairs,
     settle=_settle,
     carried_over=_without_others,
     mistakes=_mistakes,

@@ -15,6 +15,7 @@ from properties.cases.layouts import SHARING
 from properties.catalogue.declare import LOGITS, declare
 from properties.catalogue.draws import NO_NUMBERS, WINDOW
 from properties.catalogue.op import BadCall, Mode, Option, Role
+from properties.catalogue.work import pairs
 
 
 def _without(case: Case, *names: str) -> Case:
@@ -163,7 +164,7 @@ ATTENTION = declare(
             switch=lambda case: {"chunk": 2},
         ),
     ),
-    work=lambda n: n["H"] * n["T"] * n["S"],
+    work=pairs,
     settle=_settle,
     mistakes=_mistakes,
     float32_logits=True,
@@ -228,7 +229,7 @@ SIGMOID_ATTENTION = declare(
             switch=lambda case: -1.5,
         ),
     ),
-    work=lambda n: n["H"] * n["T"] * n["S"],
+    work=pairs,
     mistakes=_mistakes,
     float32_logits=True,
     of_any_size=lambda case: ("v",),

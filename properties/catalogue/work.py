@@ -1,6 +1,11 @@
-"""How many numbers the forms of a recurrence hold at once for one sequence."""
+"""How many numbers the forms of an op hold at once for one sequence."""
 
 from collections.abc import Mapping
+
+
+def pairs(n: Mapping[str, int]) -> int:
+    """The weight of each query and key."""
+    return n["H"] * n["T"] * n["S"]
 
 
 def pairs_and_states(n: Mapping[str, int]) -> float:
