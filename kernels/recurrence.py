@@ -103,7 +103,7 @@ Around = Callable[..., Results]
 
 
 @dataclass(frozen=True)
-class _Page:
+class _Signature:
     """The parts of a signature that calls are checked against, and what its decorator adds.
 
     Args:
@@ -124,7 +124,7 @@ class _Page:
     @classmethod
     def of(
         cls, parameters: Mapping[str, inspect.Parameter], same_dtype: Sequence[str], **added: Any
-    ) -> "_Page":
+    ) -> "_Signature":
         dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
         return cls(
             dims={n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"},
@@ -188,7 +188,7 @@ class _Page:
 
 # (op, mode) → what `compute` calls.
 REGISTERED: dict[tuple[str, str], Registered] = {}
-_PAGES: dict[str, _Page] = {}
+_SIGNATURES: dict[str, _Signature] = {}
 
 
 class _Scale(TypedDict, total=False):
@@ -271,7 +271,7 @@ def recurrence(
             REGISTERED[name, mode] = _register(name, mode, form, parameters, same_dtype, names)
         everything = frozenset().union(*(form.takes for form in forms.values()))
         only = everything - forms["chunk"].takes if "chunk" in forms else frozenset()
-        _PAGES[name] = _Page.of(
+        _SIGNATURES[name] = _Signature.of(
             parameters,
             same_dtype,
             recurrent_only=tuple(n for n in parameters if n in only),
@@ -351,9 +351,7 @@ def wrapper(
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
-        parameters = spelled_out(page).parameters
-
-        signature = _Page.of(parameters, same_dtype)
+        signature = _Signature.of(spelled_out(page).parameters, same_dtype)
 
         def checked(**given: Any) -> Any:
             sizes, dtype, given["cu_seqlens"] = signature.check(given)
@@ -393,7 +391,7 @@ def one_mode(
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
-        name, signature = page.__name__, _Page.of(spelled_out(page).parameters, same_dtype)
+        name, signature = page.__name__, _Signature.of(spelled_out(page).parameters, same_dtype)
         (own,) = signature.modes
 
         def checked(*, mode: str, **given: Any) -> Any:
@@ -564,18 +562,18 @@ def compute(
         within: the dtype of the kernel's operands and of the output, where some tensors are
             `widened`: the kernel rounds them, and their gradients stay float32.
     """
-    page = _PAGES[op]
-    sizes, dtype, cu_seqlens = page.check(given, grouped=grouped, within=within)
+    signature = _SIGNATURES[op]
+    sizes, dtype, cu_seqlens = signature.check(given, grouped=grouped, within=within)
     v, sequences = given["v"], sizes["N"]
     scale = resolve_scale(given["scale"], sizes["K"])
     mode = choose_mode(
         given["mode"],
-        page.modes,
+        signature.modes,
         tokens=sizes["B"] * sizes["T"],
         sequences=sequences,
         recurrent_only={
             name: given[name] is not None and given[name] is not False
-            for name in page.recurrent_only
+            for name in signature.recurrent_only
         },
     )
     tile = tiles.choose(
@@ -583,12 +581,12 @@ def compute(
         tile=given["tile"], walks=tiles.walks(sequences, sizes["H"], sizes["V"], cu_seqlens),
     )  # fmt: skip
 
-    for name, value in page.neutral.items():
+    for name, value in signature.neutral.items():
         if given[name] is None:
-            shape = [sizes[dim] for dim in page.dims[name].split()]
+            shape = [sizes[dim] for dim in signature.dims[name].split()]
             given[name] = torch.full(shape, value, dtype=torch.float32, device=v.device)
     given |= {"scale": scale, "cu_seqlens": cu_seqlens, "tile": tile}
     given |= {"dtype": dtype, "out_dtype": dtype}
     call = REGISTERED[op, mode]
-    o, final_state = call(**given) if page.around is None else page.around(call, **given)
+    o, final_state = call(**given) if signature.around is None else signature.around(call, **given)
     return o, final_state if given["output_final_state"] else None
