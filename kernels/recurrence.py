@@ -578,7 +578,8 @@ def compute(
     )
     tile = tiles.choose(
         op, mode, dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=v.device,
-        tile=given["tile"], walks=tiles.walks(sequences, sizes["H"], sizes["V"], cu_seqlens),
+        tile=given["tile"],
+        states=tiles.count_states(sequences, sizes["H"], sizes["V"], cu_seqlens),
     )  # fmt: skip
 
     for name, value in signature.neutral.items():

@@ -52,9 +52,9 @@ class Entry(Tile):
         arch: smallest compute capability admitted, 90 for Hopper; 0 for any device, AMD's too.
         arch_below: compute capabilities admitted are below this one. Later is not larger: 120 has
             less shared memory than 90.
-        walks: `choose` takes it for at most so many states (of a head and sequence, 128 values
-            each) that are carried through tokens; None for any number. Few states have much of the
-            device each, so that the time of a step counts.
+        max_states: `choose` takes it for at most so many states (of a head and sequence, 128 values
+            each) that are carried through tokens; None for any number. With few states the time of
+            a step counts, as each has much of the device.
         kernels: tiles of kernels that have one of their own, by the names that `TABLE` explains.
     """
 
@@ -62,7 +62,7 @@ class Entry(Tile):
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
     arch: int = 0
     arch_below: int = 1000
-    walks: int | None = None
+    max_states: int | None = None
     kernels: Mapping[str, Tile] = field(default_factory=dict, hash=False)
 
     def admits(self, dim: int, dtype: torch.dtype, arch: int) -> bool:
@@ -146,13 +146,15 @@ _GATED_DELTA_128_ON_HOPPER = _with(
 _FUSED_64 = Tile(tokens=64, keys=64, features=64)
 _FUSED_128 = Tile(tokens=64, keys=64, features=128, num_warps=8)
 _NARROW_STATES = Tile(tokens=32, features=16, num_stages=3)
-_FEW_DELTA_256_ON_HOPPER = replace(_with(_DELTA_256_ON_HOPPER, states=_NARROW_STATES), walks=16)
+_FEW_DELTA_256_ON_HOPPER = replace(
+    _with(_DELTA_256_ON_HOPPER, states=_NARROW_STATES), max_states=16
+)
 _GRADIENTS_OF_CHANNELS = Tile(tokens=32, keys=64, features=64, num_stages=1)
 _KDA_ON_HOPPER = tuple(
     Entry(
         tokens=32,
         max_dim=dim,
-        walks=walks,
+        max_states=max_states,
         **_BFLOAT16_ON_HOPPER,
         kernels={
             "within": Tile(tokens=32, keys=16, num_warps=1, num_stages=1),
@@ -163,7 +165,7 @@ _KDA_ON_HOPPER = tuple(
             "system_backward": Tile(tokens=32, keys=64, features=64, num_warps=2),
         },
     )
-    for dim, walks, states in (
+    for dim, max_states, states in (
         (64, 32, {"states": _NARROW_STATES}),
         (128, 16, {"states": _NARROW_STATES}),
         (
@@ -201,7 +203,7 @@ _GLA_ON_HOPPER = tuple(
     Entry(
         tokens=32,
         max_dim=dim,
-        walks=walks,
+        max_states=max_states,
         **_BFLOAT16_ON_HOPPER,
         kernels={
             "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
@@ -211,7 +213,7 @@ _GLA_ON_HOPPER = tuple(
             "unaligned": Tile(tokens=32, keys=32, features=32, num_stages=1),
         },
     )
-    for dim, walks, states in (
+    for dim, max_states, states in (
         (64, 32, Tile(tokens=32, keys=32, features=32, num_warps=2, num_stages=3)),
         (64, None, Tile(tokens=32, keys=32, features=64, num_warps=2, num_stages=3)),
         (256, 64, Tile(tokens=32, keys=32, features=64, num_warps=2, num_stages=3)),
@@ -426,7 +428,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
                 _LINEAR_ATTN_ON_HOPPER,
                 states=Tile(tokens=64, keys=64, features=64, num_stages=4),
             ),
-            walks=32,
+            max_states=32,
         ),
         _LINEAR_ATTN_ON_HOPPER,
         Entry(tokens=32, keys=32, features=64, num_warps=2, dtypes=_HALVES),
@@ -479,7 +481,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         _NARROW_SIMPLE_GLA_ON_HOPPER,
         Entry(
             tokens=64,
-            walks=64,
+            max_states=64,
             **_BFLOAT16_ON_HOPPER,
             kernels=_SIMPLE_GLA_ON_HOPPER,
         ),
@@ -544,7 +546,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     # The same, but the carrier of states holds all keys.
     ("delta_rule", "chunk"): (
         _DELTA_32_ON_HOPPER,
-        replace(_DELTA_128_ON_HOPPER, walks=64),
+        replace(_DELTA_128_ON_HOPPER, max_states=64),
         replace(_with(_DELTA_128_ON_HOPPER, states=_FUSED_64, fused=_FUSED_64), max_dim=64),
         _with(_DELTA_128_ON_HOPPER, states=_FUSED_128, fused=_FUSED_128),
         _FEW_DELTA_256_ON_HOPPER,
@@ -553,7 +555,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ),
     ("gated_delta_rule", "chunk"): (
         _DELTA_32_ON_HOPPER,
-        replace(_with(_GATED_DELTA_128_ON_HOPPER, states=_DEEP_STATES), walks=64),
+        replace(_with(_GATED_DELTA_128_ON_HOPPER, states=_DEEP_STATES), max_states=64),
         replace(_with(_GATED_DELTA_128_ON_HOPPER, states=_FUSED_64, fused=_FUSED_64), max_dim=64),
         _with(_GATED_DELTA_128_ON_HOPPER, states=_FUSED_128, fused=_FUSED_128),
         _FEW_DELTA_256_ON_HOPPER,
@@ -763,9 +765,11 @@ def aligned(*dims: int) -> bool:
     return all(dim % 16 == 0 for dim in dims)
 
 
-def walks(sequences: int, heads: int, value_dim: int, cu_seqlens: Tensor | None) -> int:
-    """How many states of up to 128 values are carried through tokens for most of the time: of
-    ragged sequences half of them, as the longest are waited for."""
+def count_states(sequences: int, heads: int, value_dim: int, cu_seqlens: Tensor | None) -> int:
+    """Count the states, of up to 128 values each, that are carried through tokens most of the time.
+
+    Of packed sequences that is half of them, as the last ones to end are waited for.
+    """
     return sequences * heads * cdiv(value_dim, 128) // (1 if cu_seqlens is None else 2)
 
 
@@ -802,12 +806,12 @@ def choose(
     dtype: torch.dtype,
     device: torch.device,
     tile: int | None,
-    walks: int = 1,
+    states: int = 1,
 ) -> int:
     """The index of the tile to use: `tile` if it is admitted, the first admitted entry if None.
 
     Args:
-        walks: how many states are carried, see `Entry`; a `tile` may be for fewer.
+        states: how many are carried through tokens, see `Entry`; a `tile` may be for fewer.
 
     Raises:
         TypeError: `tile` is neither an int nor None.
@@ -819,7 +823,7 @@ def choose(
     entries, arch = TABLE[op, mode], architecture(device)
     if tile is None:
         for index, entry in enumerate(entries):
-            few_enough = entry.walks is None or walks <= entry.walks
+            few_enough = entry.max_states is None or states <= entry.max_states
             if few_enough and entry.admits(dim, dtype, arch):
                 return index
         raise ValueError(f"head dim: {dim}, expected a dim that {op} ({mode}) has a tile for")

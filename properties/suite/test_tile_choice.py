@@ -119,7 +119,7 @@ _FEW = [
     (op, mode, index)
     for (op, mode), entries in TABLE.items()
     for index, entry in enumerate(entries)
-    if entry.walks is not None
+    if entry.max_states is not None
 ]
 
 
@@ -127,7 +127,7 @@ _FEW = [
 def test_a_tile_for_few_states_is_chosen_for_few_states(op: str, mode: str, index: int) -> None:
     entry = TABLE[op, mode][index]
 
-    def chosen(walks: int, tile: int | None = None) -> int:
+    def chosen(states: int, tile: int | None = None) -> int:
         return choose(
             op,
             mode,
@@ -135,19 +135,19 @@ def test_a_tile_for_few_states_is_chosen_for_few_states(op: str, mode: str, inde
             dtype=torch.bfloat16,
             device=torch.device("cpu"),
             tile=tile,
-            walks=walks,
+            states=states,
         )
 
-    assert entry.walks is not None
-    assert chosen(entry.walks) == index
-    assert chosen(entry.walks + 1) > index
-    assert chosen(entry.walks + 1, index) == index
+    assert entry.max_states is not None
+    assert chosen(entry.max_states) == index
+    assert chosen(entry.max_states + 1) > index
+    assert chosen(entry.max_states + 1, index) == index
 
 
 def test_states_of_ragged_sequences_count_half() -> None:
-    assert tiles.walks(3, 5, 128, None) == 15
-    assert tiles.walks(3, 5, 129, None) == 30
-    assert tiles.walks(3, 5, 128, torch.tensor([0, 1, 2, 3])) == 7
+    assert tiles.count_states(3, 5, 128, None) == 15
+    assert tiles.count_states(3, 5, 129, None) == 30
+    assert tiles.count_states(3, 5, 128, torch.tensor([0, 1, 2, 3])) == 7
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_states_of_ragged_sequences_count_half() -> None:
 def test_an_op_counts_the_states_it_carries(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
 
-    def note(*given: Any, walks: int, **options: Any) -> int:
-        counted.append(walks)
-        return choose(*given, walks=walks, **options)
+    def note(*given: Any, states: int, **options: Any) -> int:
+        counted.append(states)
+        return choose(*given, states=states, **options)
 
     monkeypatch.setattr(tiles, "choose", note)
     _prepared(op, "chunk", "float32", {"B": 2, "G": 3, "H": 3, "R": 1, "V": 129})()

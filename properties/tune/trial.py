@@ -86,7 +86,7 @@ class Problem:
         """
         index = tiles.choose(
             *self.row, dim=self.dim, dtype=getattr(torch, self.dtype), device=device, tile=None,
-            walks=tiles.walks(self.batch, self.heads, self.dim, None),
+            states=tiles.count_states(self.batch, self.heads, self.dim, None),
         )  # fmt: skip
         return replace(tiles.TABLE[self.row][index], max_dim=max(self.dim, _SMALLEST))
 
