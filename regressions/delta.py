@@ -103,10 +103,10 @@ BUGS = {
             "dx.unflatten(2, (-1, groups)).sum(2)",
         ),
     ),
-    "one_reader_is_not_normalised": KnownBug(
+    "one_reader_is_not_normalized": KnownBug(
         happened="Generation with use_qk_l2norm_in_kernel goes wrong.",
         cause=(
-            "Queries and keys were normalised, and p, which Comba reads the state with before it "
+            "Queries and keys were normalized, and p, which Comba reads the state with before it "
             "writes, was not. Here the keys read it."
         ),
         source="flash-linear-attention cde25dfd (483), fused_recurrent of Comba",

@@ -388,7 +388,7 @@ BUGS = {
             "inside = (keys[:, None] < value_dim) & (values[None, :] < key_dim)",
         ),
     ),
-    "normaliser_of_zero": KnownBug(
+    "normalizer_of_zero": KnownBug(
         happened="NaN where all features of a query or of all keys are 0, as relu can make them.",
         cause="x / x.sum() without a guard.",
         source="flash-linear-attention, sum_norm of DeltaNet, before 0.6.0",
@@ -438,12 +438,12 @@ BUGS = {
             ),
         ),
     ),
-    "oracle_normalises_over_heads": KnownBug(
-        happened="The reference of normalised linear attention was wrong, not the kernel.",
+    "oracle_normalizes_over_heads": KnownBug(
+        happened="The reference of normalized linear attention was wrong, not the kernel.",
         cause="The keys were summed along the axis of the heads instead of that of the tokens.",
         source="flash-linear-attention 12e2a700 (851), issue 850, naive_chunk_linear_attn",
         pinned=TestAt(
-            "reference/linear/test_linear_attn.py::test_two_tokens_normalised_by_hand[linear_attn]"
+            "reference/linear/test_linear_attn.py::test_two_tokens_normalized_by_hand[linear_attn]"
         ),
         planted=Edit(
             "reference.linear.normalize",

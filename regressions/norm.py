@@ -7,7 +7,7 @@ BUGS = {
     "epsilon_outside_the_root": KnownBug(
         happened="Training and inference differ for keys of small norm, 1e-3 for example.",
         cause=(
-            "l2norm and the recurrent kernels, which normalise for themselves, had a formula "
+            "l2norm and the recurrent kernels, which normalize for themselves, had a formula "
             "each: sqrt(sum) + eps and sqrt(sum + eps)."
         ),
         source="flash-linear-attention 9b9e47d7 and 25493c55",

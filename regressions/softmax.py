@@ -725,7 +725,7 @@ BUGS = {
         ),
     ),
     "sink_without_exp": KnownBug(
-        happened="A learnable sink gave a wrong normaliser.",
+        happened="A learnable sink gave a wrong normalizer.",
         cause="Implemented as e^x / (sink + Σ e^x) instead of e^x / (e^sink + Σ e^x).",
         source="flash-attention, commit e81c237e",
         pinned=SINK,
@@ -845,7 +845,7 @@ BUGS = {
     ),
     "sum_of_no_weights": KnownBug(
         happened="NaN from decoding with an empty cache in one entry of the batch.",
-        cause="0 / 0 in the normalisation.",
+        cause="0 / 0 in the normalization.",
         source="flash-linear-attention, attn_decoding_one_step, before 0.6.0",
         pinned=pin("attention", "parallel", SMALL, (1, 2), key_lengths=(0, 3), packed=True),
         planted=Edit(

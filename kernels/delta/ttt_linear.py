@@ -115,7 +115,7 @@ def _normalized(x, inside, dim, eps):
 
 @triton.jit
 def _through_norm(dn, n, inverse, inside, dim):
-    """The gradient of what was normalised."""
+    """The gradient of what was normalized."""
     dx = (dn - _mean(dn, dim) - n * _mean(dn * n, dim)) * inverse
     return tl.where(inside, dx, 0.0)
 

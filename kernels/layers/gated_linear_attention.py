@@ -21,7 +21,7 @@ class GatedLinearAttention(nn.Module):
         q = x W_q,   k = x W_k,   v = x W_v                     cut into heads
         g = log σ(x W_1 W_2 + b) / τ                            log decay of each key channel
         o = gla(q, k, v, g)
-        y = (swish(x W_r + b_r) ∘ RMSNorm(o)) W_o               normalised head by head
+        y = (swish(x W_r + b_r) ∘ RMSNorm(o)) W_o               normalized head by head
 
     With a cache the state goes on from call to call: a prompt and then its continuation, in pieces
     of any length down to one token, give what one call over all of it gives.

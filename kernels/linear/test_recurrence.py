@@ -170,7 +170,7 @@ def test_decays_that_are_the_same_at_every_token_do_not_add_up_their_errors(
 
 @pytest.mark.parametrize(("op", "mode"), [each for each in LINEAR if each[1] != "fused_recurrent"])
 def test_a_cotangent_in_float32_keeps_its_bits(op: str, mode: str, device: torch.device) -> None:
-    """A normalised op in 16 bits divides a float32 output, and so the cotangent that comes back is
+    """A normalized op in 16 bits divides a float32 output, and so the cotangent that comes back is
     float32 too: sums over channels and over queries are 257 - 256."""
     one = torch.ones(1, 2, 1, 16, dtype=torch.bfloat16, device=device)
     first = torch.arange(16, device=device) == 0
@@ -194,7 +194,7 @@ def test_a_cotangent_in_float32_keeps_its_bits(op: str, mode: str, device: torch
 
 
 @pytest.mark.parametrize(("op", "mode"), [each for each in LINEAR if each[0] != "simple_gla"])
-def test_a_normalised_output_is_rounded_once(op: str, mode: str, device: torch.device) -> None:
+def test_a_normalized_output_is_rounded_once(op: str, mode: str, device: torch.device) -> None:
     """256 / 257, of which neither part is rounded; and 0 where weights cancel."""
     q = torch.zeros(1, 4, 1, 16, dtype=torch.bfloat16, device=device)
     k, v = q.clone(), q.clone()

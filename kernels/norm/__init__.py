@@ -1,1 +1,1 @@
-"""Normalisation of queries and keys, and of outputs with a gate."""
+"""Normalization of queries and keys, and of outputs with a gate."""

@@ -1,6 +1,6 @@
-"""Normalisation of a layer's output, and its gate.
+"""Normalization of a layer's output, and its gate.
 
-A program has some vectors. With n the normalised vector, r the inverse of its root, a = f(z) and
+A program has some vectors. With n the normalized vector, r the inverse of its root, a = f(z) and
 
     y = (n w + b) a                      or, with the gate first,    y = n w + b of x a
 

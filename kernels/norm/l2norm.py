@@ -1,4 +1,4 @@
-"""L2 normalisation: every vector is divided by its length."""
+"""L2 normalization: every vector is divided by its length."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Normalisation of queries and keys, and of outputs with a gate."""
+"""Normalization of queries and keys, and of outputs with a gate."""
 
 from dataclasses import replace
 from typing import Any

@@ -209,7 +209,7 @@ class Op:
             (2^-12 and 2^12 in float16), beside such cotangents: nothing on the way to the results
             overflows float32.
         nonnegative: queries and keys of this case are drawn without sign, and so is the last column
-            of a state, a sum of keys: where a normaliser passes through 0 the map has a pole, and
+            of a state, a sum of keys: where a normalizer passes through 0 the map has a pole, and
             nobody's error is small.
         telescopes: gradients that the kernel forms as a difference of large sums.
         continues_by: how a second call goes on where a first one ended: with its "initial_state",

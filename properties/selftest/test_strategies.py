@@ -382,10 +382,10 @@ def test_tensors_have_the_declared_dims_and_dtypes(op: Op) -> None:
 @pytest.mark.parametrize(
     "op", [op for op in OPS.values() if "normalize" in op.names and carries_states(op)]
 )
-def test_a_normaliser_keeps_its_sign(op: Op) -> None:
-    normalised = filter(op.nonnegative, chain(*_one_run(op, op.modes_or_reference[-1].name, 0, 50)))
+def test_a_normalizer_keeps_its_sign(op: Op) -> None:
+    normalized = filter(op.nonnegative, chain(*_one_run(op, op.modes_or_reference[-1].name, 0, 50)))
     states = 0
-    for case in normalised:
+    for case in normalized:
         tensors = build(op, case).given()
         assert (tensors["q"] >= 0).all()
         assert (tensors["k"] >= 0).all()

@@ -64,7 +64,7 @@ def test_with_orthogonal_keys_and_strength_1_it_is_linear_attention(form: Form) 
 
 
 @both_forms
-def test_queries_and_keys_are_normalised_on_request(form: Form) -> None:
+def test_queries_and_keys_are_normalized_on_request(form: Form) -> None:
     q, k, v = draw(0, 2, 7, 3, 5), 3 * draw(1, 2, 7, 3, 5), draw(2, 2, 7, 3, 2)
     beta = 2 * torch.sigmoid(draw(3, 2, 7, 3))
     q[0, 2], k[1, 3] = 0, 0

@@ -31,7 +31,7 @@ def test_two_tokens_by_hand(form: Form, mini_batch_size: int) -> None:
         initial_state=rows([1, 0], [0, 0], [2, 1])[None, None],
         output_final_state=True,
     )
-    # The model makes (3, 1) of (1, 0): variance 1, deviation 2, normalised (1/2, -1/2), so the
+    # The model makes (3, 1) of (1, 0): variance 1, deviation 2, normalized (1/2, -1/2), so the
     # layer norm is (1, 0). Token 1: the error is (1, -4), g = (2, -8), less its mean (5, -5), and
     # less (1/2, -1/2) · mean (1, 4) = (5/4, -5/4) it is (15/4, -15/4); u = (15/8, -15/8).
     # S1 = (-7/8, 15/8; 0, 0; 1/8, 23/8): it makes (-3/4, 19/4) of q.

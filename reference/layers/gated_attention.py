@@ -1,4 +1,4 @@
-"""Gated attention: normalised queries and keys, a partial rotation, and a gate of the output."""
+"""Gated attention: normalized queries and keys, a partial rotation, and a gate of the output."""
 
 from collections.abc import Mapping
 from functools import reduce

@@ -87,7 +87,7 @@ def retention(
         S_t = γ_h S_{t-1} + k_t v_tᵀ
         o_t = scale · S_tᵀ q_t              (read after write)
 
-    It is `simple_gla` with g = log γ_h, without the rotation of q and k and the normalisation of o
+    It is `simple_gla` with g = log γ_h, without the rotation of q and k and the normalization of o
     that a layer adds. Always stable, as 0 < γ_h < 1.
 
     Source: Sun et al., Retentive Network, arXiv 2307.08621, equations 6 and 8.

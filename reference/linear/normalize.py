@@ -1,4 +1,4 @@
-"""Normalised linear attention: each row is divided by the sum of its weights."""
+"""Normalized linear attention: each row is divided by the sum of its weights."""
 
 from typing import Any
 

@@ -74,7 +74,7 @@ def test_two_tokens_in_reverse_by_hand(form: Form) -> None:
 
 
 @both_forms
-def test_the_normaliser_is_decayed_by_g_and_not_by_gv(form: Form) -> None:
+def test_the_normalizer_is_decayed_by_g_and_not_by_gv(form: Form) -> None:
     q = Q.abs()
     o, final_state = form(q, K, V, G, gv=GV, normalize=True, output_final_state=True)
     # z1 = k1, z2 = (1/2, 0, 2) + k2 = (5/2, 1, 2);  |q2|·z2 = 8, |q2|·(1/2, 0, 2) = 3

@@ -54,7 +54,7 @@ def test_two_tokens_in_reverse_by_hand(form: Form) -> None:
 
 
 @both_forms
-def test_two_tokens_normalised_by_hand(form: Form) -> None:
+def test_two_tokens_normalized_by_hand(form: Form) -> None:
     o, final_state = form(Q.abs(), K, V, normalize=True, output_final_state=True)
     # o1 = 7 v1 / 7;  |q2| = (0, 1, 1) weighs v1 by 2 and v2 by 1: o2 = (2 v1 + v2) / 3
     expected = rows([1, 2, 3, 4, 5], [3 / 3, 4 / 3, 5 / 3, 8 / 3, 12 / 3])

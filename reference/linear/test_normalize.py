@@ -1,4 +1,4 @@
-"""Both forms of the ops that normalise; linear attention and gla differ in their gates alone."""
+"""Both forms of the ops that normalize; linear attention and gla differ in their gates alone."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def inputs(
     op: Form, T: int = 7, H: int = 3, K: int = 5, V: int = 2, *,
     normalize: bool = True, packed: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """q, k, v, a state and the gates of gla; q, k and the state are absolute if normalised."""
+    """q, k, v, a state and the gates of gla; q, k and the state are absolute if normalized."""
     N, B = (3, 1) if packed else (2, 2)
     tensors = {
         "q": draw(0, B, T, H, K),
@@ -113,7 +113,7 @@ def test_a_row_without_weight_is_zero_and_has_zero_gradients(op: Form, form: For
 
 
 @each_form
-def test_a_normalised_row_does_not_depend_on_the_scale_unless_it_is_zero(
+def test_a_normalized_row_does_not_depend_on_the_scale_unless_it_is_zero(
     op: Form, form: Form
 ) -> None:
     tensors = inputs(op)

@@ -1,1 +1,1 @@
-"""Normalisation of the vectors of each head."""
+"""Normalization of the vectors of each head."""

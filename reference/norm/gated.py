@@ -1,4 +1,4 @@
-"""Normalisation of a layer's output, and its gate."""
+"""Normalization of a layer's output, and its gate."""
 
 import math
 
@@ -130,7 +130,7 @@ def rms_norm_gated(
         weight: Factor of each channel. None means 1.
         eps: ε, positive and finite, in units of x².
         activation: "silu" or "sigmoid".
-        gate_first: Normalise what is gated, as Mamba-2 does.
+        gate_first: Normalize what is gated, as Mamba-2 does.
 
     Returns:
         y: In the dtype of x.
@@ -169,7 +169,7 @@ def layer_norm_gated(
         bias: Added to each channel. None means 0.
         eps: ε, positive and finite, in units of x².
         activation: "silu" or "sigmoid".
-        gate_first: Normalise what is gated.
+        gate_first: Normalize what is gated.
 
     Returns:
         y: In the dtype of x.

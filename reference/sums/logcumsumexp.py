@@ -61,7 +61,7 @@ def logcumsumexp(
 
         z_t = log(exp(z_{t-1}) + exp(x_t))
 
-    It is the normaliser of `lightnet` and `abc`.
+    It is the normalizer of `lightnet` and `abc`.
 
     Args:
         x: Logarithms of what is summed, below +inf; -inf is that of 0.

@@ -27,7 +27,7 @@ _CHUNK = 64
 _SCALE = "-1 is a number; the sentinel becomes the default"
 _PAIRED = (
     _SCALE,
-    "the state of a normalised op is a pair: its last column is apart, in the keys' dtype",
+    "the state of a normalized op is a pair: its last column is apart, in the keys' dtype",
     "outputs are float32 beside a pair in float32; they become the dtype of q",
 )
 _STATE_LIKE_INPUTS = {"final_state": "case"}
@@ -205,7 +205,7 @@ def _gate(kernel: Kernel, given: Given) -> Outputs:
 def _gated_norm(kernel: Kernel, given: Given) -> Outputs:
     """Weights and biases may be None, but are required; a gate that comes first is another op."""
     if given.pop("gate_first", False):
-        raise ValueError("gate_first: True, expected False, as fla normalises first")
+        raise ValueError("gate_first: True, expected False, as fla normalizes first")
     y: Tensor = kernel(**{"bias": None, **given})
     return y
 
@@ -220,7 +220,7 @@ def _norm_of_mamba(kernel: Kernel, given: Given) -> Outputs:
 def _norm_and_linear(kernel: Kernel, given: Given) -> Outputs:
     """The factors of channels are the diagonal of a linear layer behind the gate."""
     if given.pop("gate_first", False):
-        raise ValueError("gate_first: True, expected False, as fla normalises first")
+        raise ValueError("gate_first: True, expected False, as fla normalizes first")
     weight = given.pop("weight", None)
     x = given["x"]
     given["norm_weight"] = x.new_ones(x.shape[-1])

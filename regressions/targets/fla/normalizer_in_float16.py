@@ -1,4 +1,4 @@
-"""Normalised linear attention squares the normalizer in the dtype of the queries."""
+"""Normalized linear attention squares the normalizer in the dtype of the queries."""
 
 import torch
 from fla.ops.linear_attn import fused_recurrent_linear_attn

@@ -1,4 +1,4 @@
-"""A query of zeros: no key has a weight, the normalised output is 0 in every dtype."""
+"""A query of zeros: no key has a weight, the normalized output is 0 in every dtype."""
 
 import torch
 from fla.ops.linear_attn import fused_recurrent_linear_attn
