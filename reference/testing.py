@@ -50,12 +50,12 @@ def bad_boundaries(**tensors: Tensor) -> dict[str, Bad]:
 
 
 def rows(*values: Any) -> Tensor:
-    """Return a tensor of numbers."""
+    """Return a float64 tensor of these numbers, or of these rows of numbers."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def draw(seed: int, *shape: int) -> Tensor:
-    """Return gaussians."""
+    """Return float64 gaussians of this shape."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 

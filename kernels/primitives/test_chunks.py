@@ -47,7 +47,7 @@ _LENGTHS = {
         pytest.param((_FAR, _FAR - 9, 8), 2**28, torch.int32, id="the_last_of_32_bits"),
     ],
 )
-def test_chunks_of_packed_sequences(
+def test_each_chunk_of_packed_sequences_is_located(
     lengths: tuple[int, ...], length: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     bounds = [0, *accumulate(lengths)]

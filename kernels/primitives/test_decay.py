@@ -74,7 +74,7 @@ def _expect(
 
 @pytest.mark.parametrize("strength", [0.01, 3.0, 40.0])
 @pytest.mark.parametrize(("inputs", "gates"), DTYPES, ids=str)
-def test_decays_of_channels(
+def test_decays_of_channels_keep_the_digits_of_their_inputs(
     inputs: torch.dtype, gates: torch.dtype, strength: float, device: torch.device
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -94,7 +94,7 @@ def test_decays_of_channels(
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("strength", [0.01, 3.0, 40.0])
 @pytest.mark.parametrize(("inputs", "gates"), DTYPES, ids=str)
-def test_decays_of_heads(
+def test_decays_of_heads_keep_the_digits_of_their_inputs(
     inputs: torch.dtype, gates: torch.dtype, strength: float, side: int, device: torch.device
 ) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -97,7 +97,7 @@ def test_a_sequence_goes_on_between_mini_batches(form: Form, cut: int) -> None:
 
 @both_forms
 @pytest.mark.parametrize("mini_batch_size", [1, 2, 3])
-def test_gradients(form: Form, mini_batch_size: int) -> None:
+def test_gradients_agree_with_finite_differences(form: Form, mini_batch_size: int) -> None:
     tensors = (*inputs(1, 3, 2, 3), draw(6, 1, 2, 4, 3))
     leaves = [x.clone().requires_grad_() for x in tensors]
 

@@ -74,7 +74,7 @@ def test_both_forms_agree(T: int, options: dict[str, Any]) -> None:
 
 
 @both_forms
-def test_gradients(form: Form) -> None:
+def test_gradients_agree_with_finite_differences(form: Form) -> None:
     names, tensors = zip(*inputs(1, 3).items(), strict=True)
     fixed = dict(zip(names[8:], tensors[8:], strict=True))
 

@@ -205,7 +205,9 @@ def test_both_forms_agree(offsets: int | list[int], conjugate: bool, interleaved
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("conjugate", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_gradients(form: Form, interleaved: bool, conjugate: bool, inplace: bool) -> None:
+def test_gradients_agree_with_finite_differences(
+    form: Form, interleaved: bool, conjugate: bool, inplace: bool
+) -> None:
     cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
     x = draw(0, 1, 5, 2, 7).requires_grad_()
 
@@ -225,7 +227,7 @@ def test_gradients(form: Form, interleaved: bool, conjugate: bool, inplace: bool
 
 
 @both_forms
-def test_gradients_with_positions(form: Form) -> None:
+def test_gradients_at_positions_agree_with_finite_differences(form: Form) -> None:
     cos, sin = reference.rotary_tables(20, 4, dtype=torch.float64)
     x, positions = draw(0, 2, 3, 2, 5).requires_grad_(), torch.tensor([[5, 5, 0], [19, 18, 17]])
     assert torch.autograd.gradcheck(lambda x: form(x, cos, sin, positions), [x])
@@ -233,7 +235,7 @@ def test_gradients_with_positions(form: Form) -> None:
 
 @both_forms_on_axes
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_gradients_on_axes(form: Form, interleaved: bool) -> None:
+def test_gradients_on_axes_agree_with_finite_differences(form: Form, interleaved: bool) -> None:
     cos, sin = reference.rotary_tables(20, 6, dtype=torch.float64)
     x, positions = draw(0, 2, 3, 2, 7).requires_grad_(), torch.arange(18).view(3, 2, 3)
     axes = torch.tensor([2, 0, 1])

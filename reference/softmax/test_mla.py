@@ -70,7 +70,7 @@ def test_both_forms_agree(T_q: int, T_k: int, causal: bool) -> None:
 
 
 @both_forms
-def test_gradients(form: Form) -> None:
+def test_gradients_agree_with_finite_differences(form: Form) -> None:
     def function(*tensors: Tensor) -> Any:
         return form(*tensors, causal=True, return_lse=True)
 

@@ -87,7 +87,7 @@ def test_both_forms_agree(T_q: int, T_k: int, C: int) -> None:
 
 @both_forms
 @pytest.mark.parametrize("C", [1, 3])
-def test_gradients(form: Form, C: int) -> None:
+def test_gradients_agree_with_finite_differences(form: Form, C: int) -> None:
     q, k, v = draw(0, 1, 4, 4, 2), draw(1, 1, 5, 2, 2), draw(2, 1, 5, 2, 3)
     selected = indices(4, 5, 2, C, B=1, M=3)
     selected[:, -1, :, 0] = 0

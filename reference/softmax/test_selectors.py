@@ -168,7 +168,7 @@ def test_both_forms_agree(name: str, T_q: int, T_k: int) -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_gradients(name: str) -> None:
+def test_gradients_agree_with_finite_differences(name: str) -> None:
     op: Any = OPS[name]
     trained, constants = call(name, 4, 5, B=1)
     options = OPTIONS[name][4 if name in ("nsa", "msa", "moba") else 1]

@@ -80,7 +80,7 @@ def test_a_row_that_sees_no_key_is_zero_and_has_no_gradient(
 
 @both_forms
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 2, "bias": -1.5}], ids=str)
-def test_gradients(form: Form, options: dict[str, Any]) -> None:
+def test_gradients_agree_with_finite_differences(form: Form, options: dict[str, Any]) -> None:
     leaves = [x.requires_grad_() for x in inputs(B=1, T_q=3, T_k=4)]
     assert torch.autograd.gradcheck(lambda q, k, v: form(q, k, v, **options), leaves)
 

@@ -215,7 +215,9 @@ def test_a_bias_of_minus_infinity_is_a_mask_and_gets_no_gradient(form: Form) -> 
 @both_forms
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dims", [(False,) * 4, (True,) * 4, (True, False, True, False)])
-def test_gradients_with_a_bias(form: Form, dims: tuple[bool, ...], packed: bool) -> None:
+def test_gradients_with_a_bias_agree_with_finite_differences(
+    form: Form, dims: tuple[bool, ...], packed: bool
+) -> None:
     q, k, v, _ = inputs(B=1, T_q=4, T_k=3, H=2, G=1, K=2, V=3)
     bias = narrow(draw(3, 2, 2, 4, 3), (True, *dims[1:]))
     mask = torch.tensor([True, True, False, True])[None, None, :, None]

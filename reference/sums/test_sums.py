@@ -25,7 +25,7 @@ def test_chunks_of_nothing_are_refused(form: Form) -> None:
 
 
 @both_forms_of(reference.logcumsumexp)
-def test_logarithms_of_sums(form: Form) -> None:
+def test_three_tokens_by_hand(form: Form) -> None:
     x = rows(-math.inf, math.log(2), math.log(5))[None, :, None]
     z, state = form(x, output_final_state=True)
     want = rows(-math.inf, math.log(2), math.log(7))
