@@ -14,9 +14,10 @@ from kernels.arguments import FLOATS
 from kernels.cache import ContiguousCache, SlidingWindowCache
 from kernels.tiles import TABLE, Entry
 from properties.architectures import ARCHITECTURES, Architecture
+from properties.cases.calls import outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.layouts import LAYOUTS
-from properties.cases.tensors import build, cotangents, outputs_and_gradients
+from properties.cases.tensors import build, cotangents
 from properties.catalogue import OPS
 from properties.catalogue.op import Mode, Op, Option, Role
 

@@ -8,17 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from properties.cases.calls import outputs_and_gradients, transformable
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.cases.sequences import dims_of
-from properties.cases.tensors import (
-    differentiable_outputs,
-    largest_logit,
-    outputs_and_gradients,
-    trained,
-    transformable,
-    work,
-)
+from properties.cases.tensors import differentiable_outputs, largest_logit, trained, work
 from properties.catalogue.op import Function, Op, Role
 from properties.laws.law import Run, Violation
 from properties.verdict import BY_DTYPE, Budget, Comparison, Computation, budgets, compare

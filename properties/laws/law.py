@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from properties.cases import structures
+from properties.cases.calls import outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import SHARING
-from properties.cases.tensors import build, cotangents, outputs_and_gradients
+from properties.cases.tensors import build, cotangents
 from properties.catalogue.op import Function, Op
 from properties.device import claiming
 from properties.laws.signature import Signature, signature

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from properties.cases.calls import outputs_and_gradients, telling
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
-from properties.cases.tensors import outputs_and_gradients, telling
 from properties.catalogue.op import Op
 from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import Law, Run, with_options, within_bounds

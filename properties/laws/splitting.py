@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from properties.cases import structures
+from properties.cases.calls import outputs_and_gradients, telling
 from properties.cases.case import Case
 from properties.cases.inputs import Results
 from properties.cases.sequences import dims_of, join, own_dims, separate, spans
-from properties.cases.tensors import boundaries, outputs_and_gradients, telling
+from properties.cases.tensors import boundaries
 from properties.catalogue.op import Op
 from properties.laws import packing
 from properties.laws.expect import compare_with_oracle

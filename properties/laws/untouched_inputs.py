@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from properties.cases.calls import own_copy
 from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import LAYOUTS
-from properties.cases.tensors import own_copy
 from properties.device import keeping_state
 from properties.laws.expect import fail
 from properties.laws.law import Law, Run

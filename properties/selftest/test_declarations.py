@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 import reference
+from properties.cases.calls import outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.strategies import cases
-from properties.cases.tensors import build, outputs_and_gradients, sizes
+from properties.cases.tensors import build, sizes
 from properties.catalogue import OPS, Mode
 from properties.catalogue.declare import declare
 from properties.catalogue.op import Argument, Op, Option, Output, Role

@@ -21,8 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
+from properties.cases.calls import outputs_and_gradients, own_copy
 from properties.cases.case import Case
-from properties.cases.tensors import outputs_and_gradients, own_copy
 from properties.catalogue import OPS
 from properties.catalogue.op import Mode, Op
 from properties.laws import Subject

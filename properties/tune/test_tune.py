@@ -19,7 +19,8 @@ from kernels.tiles import TABLE, Entry, Tile
 from properties.aot.launches import record
 from properties.aot.worker import CompilerProcess
 from properties.architectures import ARCHITECTURES
-from properties.cases.tensors import build, cotangents, outputs_and_gradients
+from properties.cases.calls import outputs_and_gradients
+from properties.cases.tensors import build, cotangents
 from properties.catalogue import OPS
 from properties.device import activate
 from properties.tune import __main__ as command

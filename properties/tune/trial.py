@@ -25,10 +25,11 @@ from kernels.tiles import Entry
 from properties.aot.cases import Compilation
 from properties.aot.checks import check
 from properties.architectures import ARCHITECTURES, Architecture
+from properties.cases.calls import outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.cases.strategies import WORK, cases
-from properties.cases.tensors import build, cotangents, outputs_and_gradients, work
+from properties.cases.tensors import build, cotangents, work
 from properties.catalogue import OPS
 from properties.catalogue.op import Argument, Output, Role
 from properties.laws import Subject, Violation

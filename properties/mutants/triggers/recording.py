@@ -12,7 +12,7 @@ import torch
 from hypothesis import Phase, given, settings
 from torch import Tensor
 
-from properties.cases import tensors
+from properties.cases import calls
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of
 from properties.cases.tensors import sizes
@@ -171,9 +171,9 @@ class Witness(Target):
             return called
 
         with (
-            mock.patch("properties.cases.tensors.compiled", as_it_is),
-            mock.patch.object(tensors, "_call_before", self._beside(tensors._call_before)),
-            mock.patch.object(tensors, "_call_between", self._beside(tensors._call_between)),
+            mock.patch.object(calls, "compiled", as_it_is),
+            mock.patch.object(calls, "_call_before", self._beside(calls._call_before)),
+            mock.patch.object(calls, "_call_between", self._beside(calls._call_between)),
         ):
             yield
 

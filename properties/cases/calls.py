@@ -1,0 +1,252 @@
+"""Call an implementation of an op, and return its outputs and gradients by name."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from properties.cases import structures
+from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS, checkpointed, compiled
+from properties.cases.inputs import Inputs, Results
+from properties.catalogue.op import Function, Op
+
+
+def outputs_and_gradients(
+    op: Op,
+    function: Function,
+    inputs: Inputs,
+    gradients_of: Results | None = None,
+    *,
+    context: str = "grad",
+    earlier: Mapping[str, Any] | None = None,
+    **extra: Any,
+) -> Results:
+    """Call `function`; return its outputs by name, and the gradient of x as "dx".
+
+    Args:
+        gradients_of: cotangents by output; if empty, only the forward pass runs.
+        context: the context of the forward pass, see `properties.cases.contexts`.
+        earlier: options of a call before this one on the same tensor objects, which then hold other
+            numbers; None for no such call. Another call on other numbers then comes before the
+            backward pass as well.
+        extra: arguments of this implementation alone: `mode` and `tile`.
+    """
+    tensors = dict(inputs.tensors)
+    names = [name for name in inputs.trained if name in tensors]
+    if gradients_of or context in WITHOUT_GRADIENTS:
+        for name in names:
+            tensors[name] = tensors[name].detach().requires_grad_()
+    given = inputs.given(tensors)
+    if earlier is not None:
+        _call_before(function, given, earlier, context, extra)
+    if inputs.options.get("inplace"):
+        name = op.arguments[0].name
+        given[name] = own_copy(tensors[name])
+    if context == "compiled":
+        function = compiled(function)
+    # A call that writes to its input cannot be run again.
+    if context == "checkpointed" and not inputs.options.get("inplace"):
+        function = checkpointed(function)
+    with CONTEXTS[context](_device_type(inputs)), telling(op, {**given, **extra}):
+        named = _named(op, function(**given, **extra), given)
+    if not gradients_of:
+        return {name: y.detach() for name, y in named.items()}
+    if earlier is not None:
+        _call_between(function, given, context, extra)
+    leaves = {name: tensors[name] for name in names}
+    with telling(op, {**given, **extra}, "backwards through "):
+        gradients = _gradients(named, leaves, gradients_of, twice=context == "backward_twice")
+    return {name: y.detach() for name, y in named.items()} | gradients
+
+
+def _gradients(named: Results, leaves: Results, gradients_of: Results, *, twice: bool) -> Results:
+    """The gradient of each leaf x as "dx", 0 where none reaches it.
+
+    Args:
+        twice: another backward pass comes first.
+    """
+    # An output without history contributes no gradient. Nor does one of a wrong shape, which is
+    # wrong whether or not gradients are asked for.
+    wanted = {
+        name: y
+        for name, y in named.items()
+        if name in gradients_of and y.requires_grad and y.shape == gradients_of[name].shape
+    }
+    found: Sequence[Tensor | None] = [None] * len(leaves)
+    if wanted:
+        outputs, inputs = [*wanted.values()], [*leaves.values()]
+        backwards = partial(torch.autograd.grad, outputs, inputs, allow_unused=True)
+        incoming = [gradients_of[name].to(y.dtype) for name, y in wanted.items()]
+        if twice:
+            backwards([-2 * dy for dy in incoming], retain_graph=True)
+        found = backwards(incoming)
+    return {
+        f"d{name}": torch.zeros_like(x) if gradient is None else gradient
+        for (name, x), gradient in zip(leaves.items(), found, strict=True)
+    }
+
+
+@contextmanager
+def telling(op: Op, given: Mapping[str, Any], way: str = "") -> Iterator[None]:
+    """Add the arguments of the call to an error, since a law may change those of its case.
+
+    For nested calls the note describes the innermost.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not getattr(error, "__notes__", ()):
+            described = (f"{name}={_described(value)}" for name, value in given.items())
+            error.add_note(f"{way}{op.name}({', '.join(described)})")
+        raise
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    few = value.ndim == 1 and not value.is_floating_point() and len(value) <= 16
+    return f"{dtype}{value.tolist() if few else list(value.shape)}"
+
+
+def own_copy(x: Tensor) -> Tensor:
+    """Copy `x` into memory of its own with the same strides and history, so that it can be written
+    to.
+    """
+    memory = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage().clone())
+    return memory.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(x)
+
+
+def _device_type(inputs: Inputs) -> str:
+    return next(iter(inputs.tensors.values())).device.type
+
+
+def _call_before(
+    function: Function,
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+    context: str,
+    extra: Mapping[str, Any],
+) -> None:
+    """Call the function with other numbers in all its tensors and other option values.
+
+    The function may reject this call, since the options need not suit the tensors.
+    """
+    tensors = {id(x): _own_elements(x) for x in given.values() if isinstance(x, Tensor)}
+    others = {key: _other(x) for key, x in tensors.items()}
+    for value in given.values():
+        if isinstance(value, dict):
+            rules = {id(x): (name, x) for name, x in value.items() if isinstance(x, Tensor)}
+            tensors |= {key: _own_elements(x) for key, (_, x) in rules.items()}
+            others |= {key: structures.changed(n, tensors[key]) for key, (n, _) in rules.items()}
+    before = {key: x.detach().clone() for key, x in tensors.items()}
+    with torch.no_grad():
+        for key, x in tensors.items():
+            x.copy_(others[key])
+    device = next(x.device for x in given.values() if isinstance(x, Tensor))
+    lists = {
+        name: torch.tensor(value, device=device)
+        for name, value in options.items()
+        if isinstance(value, (list, tuple))
+    }
+    try:
+        with CONTEXTS[context](device.type):
+            function(**{**given, **options, **lists, **_not_in_place(given)}, **extra)
+    except (ValueError, TypeError):
+        pass
+    finally:
+        with torch.no_grad():
+            for key, x in tensors.items():
+                x.copy_(before[key])
+
+
+def _call_between(
+    function: Function, given: Mapping[str, Any], context: str, extra: Mapping[str, Any]
+) -> None:
+    """Call the function with other numbers in other tensors, as the next layer of a model does.
+
+    The function may reject this call, as the options need not suit the numbers.
+    """
+    others = {
+        name: _turned(x.detach()).requires_grad_(x.requires_grad)
+        for name, x in given.items()
+        if isinstance(x, Tensor)
+    }
+    device = next(x.device for x in others.values())
+    with suppress(ValueError, TypeError), CONTEXTS[context](device.type):
+        function(**{**given, **others, **_not_in_place(given)}, **extra)
+
+
+def _not_in_place(given: Mapping[str, Any]) -> dict[str, bool]:
+    return {"inplace": False} if "inplace" in given else {}
+
+
+def _own_elements(x: Tensor) -> Tensor:
+    """The view of a tensor that has each of its addresses once."""
+    x = x.detach()
+    for axis, stride in enumerate(x.stride()):
+        if not stride and x.shape[axis] > 1:
+            x = x.narrow(axis, 0, 1)
+    return x
+
+
+def _other(x: Tensor) -> Tensor:
+    """Other numbers of the same kind: in reverse order, or half of each where that changes none."""
+    turned = _turned(x)
+    same = x.is_floating_point() and torch.equal(turned.nan_to_num(), x.nan_to_num())
+    return x / 2 if same else turned
+
+
+def _turned(x: Tensor) -> Tensor:
+    """Permute the numbers: rows in reverse order, sequence lengths too."""
+    if x.is_floating_point() or not len(x):
+        return x.flip(tuple(range(max(x.dim() - 1, 1))))
+    bounds = x.dim() == 1 and bool(x[0] == 0) and bool((x.diff() >= 0).all())
+    return x[-1] - x.flip(0) if bounds else x.flip(0)
+
+
+def transformable(op: Op, function: Function, inputs: Inputs, gradients_of: Results) -> Results:
+    """Do what `outputs_and_gradients` does in a way that `torch.func.vmap` accepts.
+
+    `function` must consist of PyTorch operations only.
+    """
+    written = op.arguments[0].name
+
+    def call(tensors: Results) -> Results:
+        given = inputs.given({**inputs.tensors, **tensors})
+        if inputs.options.get("inplace"):
+            given[written] = given[written].clone()
+        return _named(op, function(**given), given)
+
+    if not gradients_of:
+        return call({})
+    named, pull, *_ = torch.func.vjp(call, {n: inputs.tensors[n] for n in inputs.trained})
+    (gradients,) = pull(
+        {n: gradients_of[n] if n in gradients_of else torch.zeros_like(y) for n, y in named.items()}
+    )
+    return {**named, **{f"d{name}": gradient for name, gradient in gradients.items()}}
+
+
+def _named(op: Op, returned: Any, given: Mapping[str, Any]) -> Results:
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    # A target without an optional result may return None in its place.
+    if any(y is not None for y in outputs[len(op.outputs) :]):
+        names = ", ".join(output.name for output in op.outputs)
+        raise TypeError(f"it returns {len(outputs)} results, expected {names} alone")
+    named = {o.name: y for o, y in zip(op.outputs, outputs, strict=False) if y is not None}
+    promised = [o.name for o in op.outputs if o.asked_by is None or given.get(o.asked_by)]
+    device = next(x.device for x in given.values() if isinstance(x, Tensor))
+    if missing := [name for name in promised if name not in named]:
+        raise TypeError(f"it returns no {' and no '.join(missing)}, expected {', '.join(promised)}")
+    for name, y in named.items():
+        if not isinstance(y, Tensor):
+            raise TypeError(f"it returns {name} as {type(y).__name__}, expected a tensor")
+        if not y.is_floating_point() or y.is_nested or y.layout != torch.strided:
+            kind = "nested" if y.is_nested else f"{y.dtype} {y.layout}".replace("torch.", "")
+            raise TypeError(f"it returns {name} as a tensor that is {kind}, expected dense floats")
+        if y.device != device:
+            raise TypeError(f"it returns {name} on {y.device}, expected {device}")
+    return named
