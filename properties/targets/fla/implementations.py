@@ -894,7 +894,7 @@ def _power_of_two_window(case: Case) -> Case:
 
 
 def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
-    """The neutral value of an optional gate or beta."""
+    """The neutral value of an optional gate or beta, in the dtype that fla's layers pass it in."""
     sizes = {
         letter: size
         for a in op.arguments
@@ -902,9 +902,10 @@ def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
         for letter, size in zip(a.dims.split(), given[a.name].shape, strict=True)
     }
     shape = [sizes[letter] for letter in argument.dims.split()]
-    strengths = (Role.STRENGTH, Role.RATE)
-    value = 1.0 if argument.role in strengths or argument.name == "weight" else 0.0
-    return torch.full(shape, value, device=given[op.arguments[0].name].device)
+    first = given[op.arguments[0].name]
+    if argument.role in (Role.STRENGTH, Role.RATE):
+        return torch.ones(shape, device=first.device, dtype=first.dtype)
+    return torch.full(shape, float(argument.name == "weight"), device=first.device)
 
 
 def _scale(scale: float | None, default: float | None, dim: int) -> float | None:

@@ -188,6 +188,16 @@ def _total_gates(given: Given) -> float:
     return float(g.sum(1).max()) / math.log(2) if g.numel() else 0.0
 
 
+def _in_float32_beside(given: Given, name: str) -> bool:
+    """Whether an optional tensor is float32 and the values are not."""
+    y = given.get(name)
+    return y is not None and y.dtype == torch.float32 != given["v"].dtype
+
+
+def _reads_a_state(given: Given) -> bool:
+    return given.get("initial_state") is not None or _longest(given) > CHUNK
+
+
 def _empty_sequence(given: Given) -> bool:
     bounds = given.get("cu_seqlens")
     return bounds is not None and bool((bounds.diff() == 0).any())
@@ -564,6 +574,45 @@ LEDGER = (
         cause="Conjugate gradients divide by sums to which 1e-5 is added (chunk_cg_solver_fwd.py, "
         "chunk_cg_solver_bwd.py): they stall where a squared residual is about that, so small "
         "queries and small gradients keep a fraction of their result.",
+    ),
+    KnownFailure(
+        name="mesa_states_in_bfloat16",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"mesa_net","mode":"chunk","dtype":"float16","dims":{"B":1,"H":1,"K":16,'
+                '"V":16},"lengths":[1],"given":["initial_state"],"options":{'
+                '"use_qk_l2norm_in_kernel":false,"output_final_state":false}}'
+            ),
+        ),
+        modes=("chunk",),
+        shows=lambda given: given["v"].dtype == torch.float16 and _reads_a_state(given),
+        # A round-off of bfloat16 is that of float16 times 8.
+        symptoms=(Wrong(("o", "dq"), most=8.0),),
+        expected="1.001953125",
+        got="1.0",
+        cause="States that chunks read, the initial one too, are stored in bfloat16 whatever the "
+        "inputs are, and what reads them is rounded to it (chunk_h_fwd.py).",
+    ),
+    KnownFailure(
+        name="write_gates_in_float32",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"gdn2","mode":"chunk","dtype":"bfloat16","dims":{"B":1,"H":1,"K":16,"V":16},'
+                '"lengths":[1],"given":["write"],"float32":["write"],"options":{"scale":null,'
+                '"use_qk_l2norm_in_kernel":false,"output_final_state":false}}'
+            ),
+        ),
+        modes=("chunk",),
+        shows=lambda given: _in_float32_beside(given, "write"),
+        symptoms=(Raised("CompilationError", "Both operands must be same dtype"),),
+        expected="1.0",
+        got="CompilationError",
+        cause="The backward pass multiplies gradients and values times gates without rounding the "
+        "product to the dtype of the values, as the forward pass does (chunk_bwd.py).",
     ),
     KnownFailure(
         name="chunks_of_inference_mode",
