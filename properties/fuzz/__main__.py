@@ -34,12 +34,14 @@ from properties.catalogue import DTYPES, OPS
 from properties.counted import counted
 from properties.device import DEVICES, describe
 from properties.fuzz import record, report
+from properties.fuzz.answer import Judge, Lost, Origin
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.display import Display
+from properties.fuzz.fork_server import prepare
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import LANE, Night
-from properties.fuzz.worker import GROWTH, Judge, Lost, Origin, Worker, crew, prepare
+from properties.fuzz.worker import GROWTH, Worker, crew
 from properties.jobs import Selection
 from properties.laws import LAWS, Subject
 from properties.screen import screen

@@ -11,8 +11,8 @@ from pathlib import Path
 from properties.cases.case import Case
 from properties.counted import counted
 from properties.files import write_atomically
+from properties.fuzz.answer import Failure
 from properties.fuzz.needs import parts
-from properties.fuzz.worker import Failure
 from properties.laws.signature import Signature
 from properties.targets import NAMES
 from properties.targets.ledger import entry_file

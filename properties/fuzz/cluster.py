@@ -20,7 +20,9 @@ from ray.exceptions import RayActorError
 
 from properties.cases.case import Case
 from properties.device import resolve
-from properties.fuzz.worker import Answer, Lost, Origin, Stopped, Worker, ended, growth, prepare
+from properties.fuzz.answer import Answer, Lost, Origin, Stopped
+from properties.fuzz.fork_server import prepare
+from properties.fuzz.worker import Worker, ended, growth
 from properties.verdict.report import versions
 
 # How many nodes may be lost with a case before the case is blamed.

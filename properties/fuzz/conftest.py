@@ -7,7 +7,7 @@ import pytest
 
 from properties.fuzz import planted
 from properties.fuzz.__main__ import main
-from properties.fuzz.worker import prepare
+from properties.fuzz.fork_server import prepare
 
 Fuzz = Callable[..., tuple[int, str]]
 

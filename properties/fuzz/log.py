@@ -10,10 +10,10 @@ from typing import Any
 
 from properties.cases.case import Case
 from properties.files import write_atomically
+from properties.fuzz.answer import Failure
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.cause import Cause, causes
 from properties.fuzz.record import Key, Record
-from properties.fuzz.worker import Failure
 from properties.jobs import Job
 from properties.laws.signature import Signature
 from properties.verdict.picture import Picture

@@ -23,23 +23,14 @@ from properties import scope
 from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.device import resolve
+from properties.fuzz.answer import HANGS, Answer, Failure, Judge, Lost, Origin, Stopped
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.clock import Clock
 from properties.fuzz.corpus import Corpus
+from properties.fuzz.fork_server import end_server, without_interrupts
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.needs import parts
-from properties.fuzz.worker import (
-    HANGS,
-    Answer,
-    Failure,
-    Judge,
-    Lost,
-    Origin,
-    Stopped,
-    Worker,
-    end_server,
-    without_interrupts,
-)
+from properties.fuzz.worker import Worker
 from properties.jobs import Job, drawing
 from properties.laws.signature import Signature, is_own
 from properties.targets import Target

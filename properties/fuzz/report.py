@@ -20,12 +20,12 @@ from properties.counted import counted
 from properties.device import describe, resolve
 from properties.files import write_atomically
 from properties.fuzz import svg
+from properties.fuzz.answer import Failure
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.cause import Cause
 from properties.fuzz.display import duration
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
-from properties.fuzz.worker import Failure
 from properties.laws import LAWS
 from properties.verdict.picture import LEVELS
 from properties.verdict.report import repro

@@ -20,7 +20,7 @@ from hypothesis import Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from properties.cases.case import Case
-from properties.fuzz import night, planted, report, worker
+from properties.fuzz import answer, fork_server, night, planted, report, worker
 from properties.fuzz.__main__ import leave, main
 from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.corpus import FOLDER
@@ -57,9 +57,9 @@ def test_a_case_that_hangs_is_killed_and_reported(target: str, fuzz: Fuzz) -> No
 def test_a_hang_is_told_and_leaves_no_process_whatever_the_target_started(mark: Path) -> None:
     dims = {"B": 1, "H": 1, "D": 3}
     case = Case(op="l2norm", mode="fused", dtype="float32", dims=dims, lengths=(1,))
-    hung = worker.Worker(worker.Origin(f"{planted.__name__}:unruly", "simulator", "none"), 0.2)
+    hung = worker.Worker(answer.Origin(f"{planted.__name__}:unruly", "simulator", "none"), 0.2)
     try:
-        assert hung.ask("differential", case).doubtful == worker.HANGS
+        assert hung.ask("differential", case).doubtful == answer.HANGS
     finally:
         hung.close()
     started = Path("/proc", mark.read_text(), "stat")
@@ -255,10 +255,10 @@ def test_processes_that_do_not_start_end_the_run_and_are_no_finding(
 def test_a_process_that_forks_no_workers_is_replaced(
     fuzz: Fuzz, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = worker._server()
+    stopped = fork_server._server()
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
-    end = worker.end_server
+    end = fork_server.end_server
 
     def replaced() -> None:
         # The next one may take long to import PyTorch.
@@ -266,11 +266,11 @@ def test_a_process_that_forks_no_workers_is_replaced(
         end()
 
     monkeypatch.setattr(worker, "_STARTING", 1.0)
-    monkeypatch.setattr(worker, "end_server", replaced)
+    monkeypatch.setattr(fork_server, "end_server", replaced)
     code, printed = fuzz("good")
     assert code == 0
     assert "no bugs in" in printed
-    assert worker._server() not in (None, stopped)
+    assert fork_server._server() not in (None, stopped)
 
 
 def test_an_adapter_that_exits_where_cases_are_drawn_ends_no_run(fuzz: Fuzz) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from properties import scope
 from properties.cases.case import Case
 from properties.catalogue import OPS
+from properties.fuzz.answer import HANGS, Answer, Failure, Origin
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.clock import Clock
 from properties.fuzz.corpus import Corpus
@@ -24,7 +25,7 @@ from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.needs import parts
 from properties.fuzz.night import Night, _Round
-from properties.fuzz.worker import FIRST, HANGS, Answer, Failure, Origin, Worker
+from properties.fuzz.worker import FIRST, Worker
 from properties.jobs import Job, Selection, drawing
 from properties.laws.signature import Signature
 from properties.targets.oracle import Oracle

@@ -1,0 +1,113 @@
+"""What a worker loads, and what it answers about a case."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from properties import profiles
+from properties.cases.case import Case
+from properties.laws import Subject
+from properties.laws.signature import Signature
+from properties.simulator import Stuck
+from properties.verdict.picture import Picture
+
+# How a process ends that is killed at its time limit.
+HANGS = "hangs"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a worker loads: the target, its device, its ledger."""
+
+    target: str
+    device: str
+    ledger: str
+
+    def subject(self) -> Subject:
+        """Load the target in this process.
+
+        Raises:
+            ValueError: the target or ledger cannot be loaded, or the device is missing.
+        """
+        from properties.device import activate
+        from properties.targets import load
+        from properties.targets.ledger import read
+
+        where = activate(self.device)
+        profiles.register()
+        target = load(self.target, where)
+        return Subject(target, where, read(self.ledger, self.target, where.type))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that breaks a law, raises an error, hangs or ends its process.
+
+    Args:
+        case: as the law adapted it.
+        symptom: as a ledger entry would state it; empty if no entry can excuse it.
+        also: signatures of other results that differ.
+        fatal: the case hangs or ends its process.
+        picture: of the result that differs.
+    """
+
+    signature: Signature
+    law: str
+    case: Case
+    report: str
+    symptom: str = ""
+    also: tuple[Signature, ...] = ()
+    fatal: bool = False
+    picture: Picture | None = None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it timed out, or reached the simulator's turn limit."""
+        return self.signature.law == HANGS or self.signature.error == Stuck.__name__
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of one case.
+
+    Args:
+        worst: error as a fraction of its budget.
+        excused: known failures of the target that the case showed.
+        doubtful: how it failed if the machine may be at fault: out of memory, killed by someone
+            else, or hanging.
+        sent: its process was ended from outside, however often.
+        spent: the process must be replaced.
+        lines: source lines of the kernels that the case launched; none but on the simulator.
+        functions: first lines of the target's Python functions that it ran; noted once for each
+            mode and each bug of a process.
+    """
+
+    worst: float = 0.0
+    failure: Failure | None = None
+    excused: tuple[str, ...] = ()
+    doubtful: str = ""
+    sent: bool = False
+    spent: bool = False
+    lines: frozenset[str] = frozenset()
+    functions: frozenset[str] = frozenset()
+
+
+class Stopped(BaseException):
+    """The run is over; nobody waits for this answer. Hypothesis does not catch it."""
+
+
+class Lost(BaseException):
+    """A worker can judge nothing more. Hypothesis does not catch it."""
+
+
+class Judge(Protocol):
+    """Judges cases one by one: a worker here or on another machine."""
+
+    stopped: bool
+
+    def ask(self, law: str, case: Case) -> Answer: ...
+
+    def restart(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...

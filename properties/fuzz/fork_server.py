@@ -1,0 +1,101 @@
+"""The process that workers are forked from, which imports once what they need."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from threading import Event, Lock, Thread
+from unittest.mock import patch
+
+import pebble
+
+from properties.fuzz.clock import Clock
+
+# Imported once, for all workers. Kernels are not, since the interpreter
+# must be chosen before. Custom ops import torch._dynamo on their first call.
+_SHARED = ("torch._dynamo", "triton", "properties.fuzz.worker")
+# Seconds between looks at a process.
+LOOK = 1.0
+_PREPARING = Lock()
+
+
+def prepare() -> None:
+    """Start the process that workers are forked from, if there is none; like them it ignores
+    Ctrl-C.
+    """
+    with _PREPARING:
+        if _server() is None:
+            _start_server()
+
+
+def _start_server() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    multiprocessing.set_forkserver_preload(list(_SHARED))
+    # Kill a process that does not end when asked.
+    pebble.CONSTS.term_timeout = 0.2
+    # Python 3.11 does not pass it the module path.
+    where = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # First, since it unblocks interrupts.
+    resource_tracker.ensure_running()
+    with without_interrupts(), patch.dict(os.environ, environment() | where, clear=True):
+        forkserver.ensure_running()
+
+
+def _server() -> int | None:
+    """The process that workers are forked from; None if it has ended."""
+    process: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    try:
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        runs = process is not None and os.waitid(os.P_PID, process, how) is None
+    except ChildProcessError:
+        runs = False
+    return process if runs else None
+
+
+def end_server() -> None:
+    """Kill the process that workers are forked from, and the workers with it.
+
+    Whoever waits for one of them does so no longer; the next to start begins with a new one.
+    """
+    process = _server()
+    if process is not None:
+        os.kill(process, signal.SIGKILL)
+
+
+@contextmanager
+def held_up_for(seconds: float) -> Iterator[None]:
+    """End the process that workers are forked from if it holds up what is done here for longer."""
+    done = Event()
+
+    def watch() -> None:
+        clock = Clock.started(_server() or 0)
+        while not done.wait(LOOK):
+            if clock.seconds() > seconds:
+                end_server()
+                break
+
+    Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Processes and threads started inside this context never see a Ctrl-C."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def environment(gpu: str | None = None) -> dict[str, str]:
+    """This process's variables without the choice of an engine, which each worker makes."""
+    chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return kept | chosen

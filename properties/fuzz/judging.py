@@ -1,0 +1,197 @@
+"""In the process of a worker: load a target and judge cases."""
+
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import sys
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from time import monotonic
+from types import CodeType, FrameType
+from typing import IO
+
+import torch
+
+import properties
+import reference
+from properties import jobs, scope
+from properties.cases.case import Case
+from properties.cases.sequences import dims_of
+from properties.fuzz.answer import Answer, Failure, Origin
+from properties.fuzz.clock import Clock
+from properties.laws import Subject, Violation
+from properties.laws.signature import is_own, short
+from properties.simulator.compilation import Program
+from properties.simulator.launcher import LAUNCHED
+from properties.targets.ledger import symptom
+from properties.verdict import Comparison
+from properties.verdict.picture import Picture, picture
+from properties.verdict.report import message_of
+
+# The signal that asks a hanging case for its traceback.
+WHERE = signal.SIGUSR1
+_PR_SET_PDEATHSIG = 1
+# Make the out-of-memory killer choose workers first.
+_OOM = Path("/proc/self/oom_score_adj")
+# What runs in every case, whatever the target.
+_JUDGES = tuple(str(Path(one.__file__ or "").parent) for one in (properties, reference))
+# Seconds of a case that may run once more, well within its limit.
+_QUICK = 5.0
+
+_SUBJECT: Subject | None = None
+# Modes and bugs whose functions were noted.
+_NOTED: set[tuple[Hashable, ...]] = set()
+_TRACES: IO[str]
+# Bytes beyond which this process must be replaced.
+_MOST: int
+
+
+class Unloaded(Exception):
+    """A process that was replaced while idle has no target."""
+
+
+def start(traces: Path, environment: dict[str, str]) -> None:
+    """Prepare the process, which ends with its parent."""
+    os.environ.clear()
+    os.environ.update(environment)
+    global _TRACES
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # With all that it starts.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with _OOM.open("w") as score:
+        score.write("1000")
+    # The parent empties it before each task. It says who began the last one.
+    _TRACES = traces.open("a")
+    faulthandler.enable(_TRACES)
+    faulthandler.register(WHERE, _TRACES, all_threads=False)
+
+
+def _begin() -> None:
+    _TRACES.write(Clock.started(os.getpid()).line)
+    _TRACES.flush()
+
+
+def load(origin: Origin, growth: int) -> None:
+    """Load the kernels once per process."""
+    global _SUBJECT, _MOST
+    _begin()
+    _SUBJECT = origin.subject()
+    _MOST = resident() + growth
+
+
+def judge(law: str, case: Case) -> Answer:
+    if _SUBJECT is None:
+        raise Unloaded
+    _begin()
+    excused = _SUBJECT.ledger.excused
+    excused.clear()
+    LAUNCHED.clear()
+    functions: set[str] = set()
+    started = monotonic()
+    with _noting(functions, case.op, case.mode, case.packed):
+        answer = _answer(law, case, _SUBJECT)
+    short_of_limit = monotonic() - started < _QUICK
+    answer = replace(
+        answer,
+        excused=tuple(Counter(excused).elements()),
+        lines=frozenset().union(*map(_lines, LAUNCHED)),
+    )
+    if answer.failure is not None and not answer.doubtful and not functions and short_of_limit:
+        with _noting(functions, case.op, case.mode, answer.failure.signature) as new:
+            if new:
+                _answer(law, case, _SUBJECT)
+    grown = resident() > _MOST
+    return replace(answer, spent=answer.spent or grown, functions=frozenset(functions))
+
+
+@contextmanager
+def _noting(functions: set[str], *key: Hashable) -> Iterator[bool]:
+    """Note the target's functions that run inside, once for each key, as it takes time.
+
+    Yields:
+        Whether the key is new.
+    """
+    if key in _NOTED:
+        yield False
+        return
+    _NOTED.add(key)
+    codes: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        yield True
+    finally:
+        sys.setprofile(None)
+        for code in codes:
+            if is_own(code.co_filename) and not code.co_filename.startswith(_JUDGES):
+                functions.add(f"{short(code.co_filename)}:{code.co_firstlineno}")
+
+
+@cache
+def _lines(program: Program) -> frozenset[str]:
+    return frozenset(f"{short(file)}:{line}" for file, line in program.lines if is_own(file))
+
+
+def _answer(law: str, case: Case, subject: Subject) -> Answer:
+    try:
+        return Answer(worst=jobs.judge(law, case, subject) or 0.0)
+    except Violation as violation:
+        found = violation
+    except Exception:
+        # An error of the suite.
+        raise
+    except BaseException as error:
+        # Ctrl-C does not reach a worker: the target raised it.
+        found = jobs.raised(law, case, subject, error)
+    fault = found.fault
+    doubtful = "runs out of memory" if _of_memory(fault) else ""
+    failure = Failure(
+        signature=found.signature,
+        law=law,
+        case=found.case,
+        report=str(found),
+        symptom=repr(symptom(fault)),
+        also=tuple(replace(found.signature, output=name) for name in found.also),
+        picture=_picture(found, subject),
+    )
+    lost = isinstance(fault, BaseException) and _device_is_lost()
+    return Answer(failure=failure, doubtful=doubtful, spent=lost or bool(doubtful))
+
+
+def _picture(found: Violation, subject: Subject) -> Picture | None:
+    if not isinstance(found.fault, Comparison):
+        return None
+    op = scope.declared(subject.target, found.case.op, found.case.mode)
+    return picture(found.fault, found.case, dims_of(op, found.fault.name))
+
+
+def _of_memory(fault: object) -> bool:
+    if isinstance(fault, RuntimeError) and "can't allocate memory" in message_of(fault):
+        return True
+    return isinstance(fault, MemoryError | torch.OutOfMemoryError)
+
+
+def _device_is_lost() -> bool:
+    """Whether the device no longer responds, as after an illegal address."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def resident(process: int | str = "self") -> int:
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
