@@ -11,9 +11,9 @@ from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Function, Mode, Op
 from properties.catalogue.telescope import Telescope
+from properties.targets.bounds import Bound
 from properties.targets.target import Target
 
-Bound = Callable[[Case], Case]
 # A text in place of a tuple of texts would count as its letters.
 _KINDS: dict[str, type] = {
     "conventions": tuple,

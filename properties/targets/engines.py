@@ -7,11 +7,15 @@ from torch import Tensor
 
 from properties.cases.case import Case
 from properties.catalogue.paged import key_lengths
+from properties.targets.bounds import changed_dims, one_token_each
 from properties.targets.ledger import Given
 
 NARROW = ("bfloat16", "float16")
 SCALE = "the sentinel -1 and None become K ** -0.5"
 UNCHECKED = {"rejection": "only its server calls it, and no error is documented"}
+
+
+from_16_to_256 = changed_dims("KV", lambda n: min(max(n, 16), 256))
 
 
 def scale_of(scale: float | None, q: Tensor) -> float:
@@ -29,28 +33,14 @@ def most(counts: Tensor) -> int:
     return int(counts.max()) if len(counts) else 0
 
 
-def from_16_to_256(case: Case) -> Case:
-    widths = {letter: min(max(case.dims[letter], 16), 256) for letter in ("K", "V")}
-    return replace(case, dims={**case.dims, **widths})
-
-
-def equal_widths(case: Case) -> Case:
-    return replace(case, dims={**case.dims, "V": case.dims["K"]})
-
-
 def part_is_empty(given: Given) -> bool:
     """Whether a row of a part that is merged has no key."""
     return bool((given["lse_a"].isneginf() | given["lse_b"].isneginf()).any())
 
 
-def own_keys(case: Case) -> Case:
-    """As many keys as queries."""
-    return replace(case, key_lengths=None)
-
-
 def one_query(case: Case) -> Case:
     """A query for each sequence, and keys for it."""
-    return with_keys(replace(case, lengths=(1,) * len(case.lengths)))
+    return with_keys(one_token_each(case))
 
 
 def with_keys(case: Case) -> Case:

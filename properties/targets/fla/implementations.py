@@ -15,7 +15,17 @@ from properties.cases.values import GATE_RECIPES
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Argument, Function, Op, Role
 from properties.catalogue.telescope import Telescope
-from properties.targets.adapter import Bound, Implementation
+from properties.targets.adapter import Implementation
+from properties.targets.bounds import (
+    Bound,
+    changed_dims,
+    equal_widths,
+    fixed_dims,
+    fixed_options,
+    one_token_each,
+    own_keys,
+    power_of_two,
+)
 from properties.targets.fla import library
 from properties.targets.fla.library import Kernel, release
 
@@ -547,33 +557,24 @@ def _none(case: Case) -> tuple[Telescope, ...]:
 
 def _at_least(least: int, *names: str) -> Bound:
     """Raise dims to the least that a dot takes."""
+    return changed_dims(names, lambda n: n + least if n < least else n)
 
-    def bound(case: Case) -> Case:
-        moved = {n: case.dims[n] + least for n in names if case.dims[n] < least}
-        return replace(case, dims={**case.dims, **moved})
 
-    return bound
+def _at_most(most: int, letter: str = "K") -> Bound:
+    return changed_dims(letter, lambda n: (n - 1) % most + 1)
+
+
+_powers_of_two = changed_dims("KV", lambda n: max(16, power_of_two(n)))
+_without_state = fixed_options(output_final_state=False)
 
 
 def _a_block_of_keys(case: Case) -> Case:
     return replace(case, dims={**_powers_of_two(case).dims, "K": 64})
 
 
-def _norm_first(case: Case) -> Case:
-    return replace(case, options={**case.options, "gate_first": False})
-
-
 def _chunks(case: Case) -> Case:
     size = case.options.get("chunk_size") or 64
-    return replace(case, options={**case.options, "chunk_size": 1 << (size - 1).bit_length()})
-
-
-def _chunks_of_a_dot(case: Case) -> Case:
-    return replace(case, dims={**case.dims, "C": max(16, 1 << (case.dims["C"] - 1).bit_length())})
-
-
-def _one_channel(case: Case) -> Case:
-    return replace(case, dims={**case.dims, "D": 1})
+    return replace(case, options={**case.options, "chunk_size": power_of_two(size)})
 
 
 def _even_in_16_bits(case: Case) -> Case:
@@ -587,32 +588,12 @@ def _gentle_gates(case: Case) -> Case:
     return replace(case, values="gaussian") if case.values in GATE_RECIPES else case
 
 
-def _one_token_each(case: Case) -> Case:
-    return replace(case, lengths=(1,) * len(case.lengths))
-
-
-def _causal(case: Case) -> Case:
-    return replace(case, options={**case.options, "causal": True})
-
-
-def _one_length(case: Case) -> Case:
-    return replace(case, key_lengths=None)
-
-
 def _tables_like_x(case: Case) -> Case:
     return replace(case, float32=())
 
 
-def _at_most(most: int) -> Bound:
-    return lambda case: replace(case, dims={**case.dims, "K": (case.dims["K"] - 1) % most + 1})
-
-
-def _at_most_values(most: int) -> Bound:
-    return lambda case: replace(case, dims={**case.dims, "V": (case.dims["V"] - 1) % most + 1})
-
-
 def _slots_of_a_dot(case: Case) -> Case:
-    slots = max(16, 1 << (case.dims["M"] - 1).bit_length())
+    slots = max(16, power_of_two(case.dims["M"]))
     return replace(case, dims={**_at_least(9, "K", "V")(case).dims, "M": slots})
 
 
@@ -620,16 +601,8 @@ def _one_tile(case: Case) -> Case:
     return replace(case, dims={**_powers_of_two(case).dims, "K": 16})
 
 
-def _square(case: Case) -> Case:
-    return replace(case, dims={**case.dims, "V": case.dims["K"]})
-
-
 def _float32_reflections(case: Case) -> Case:
     return replace(case, float32=("w", "beta", *(n for n in case.given if n == "g")))
-
-
-def _unit_keys(case: Case) -> Case:
-    return replace(case, options={**case.options, "use_qk_l2norm_in_kernel": True})
 
 
 def _float32_state(case: Case) -> Case:
@@ -655,7 +628,7 @@ def _scale_of_gates(case: Case) -> Case:
 
 def _mini_batches(case: Case) -> Case:
     size = case.options.get("mini_batch_size") or 16
-    size = min(64, max(16, 1 << (size - 1).bit_length()))
+    size = min(64, max(16, power_of_two(size)))
     return replace(case, options={**case.options, "mini_batch_size": size})
 
 
@@ -676,17 +649,13 @@ def _selection(case: Case) -> Case:
     """
     options = {**case.options}
     size = options.get("block_size") or 64
-    options["block_size"] = min(64, max(16, 1 << (size - 1).bit_length()))
+    options["block_size"] = min(64, max(16, power_of_two(size)))
     if "top_k" in options:
-        slots = 1 << (options["top_k"] - 1).bit_length()
+        slots = power_of_two(options["top_k"])
         options["top_k"] = min(slots, options["block_size"] // 2)
     dims = {**case.dims, "R": 16, "G": min(case.dims["G"], 2)}
     widest = 256 if torch.cuda.is_available() else 128
     return _at_least(9, "K", "V")(_at_most(widest)(replace(case, options=options, dims=dims)))
-
-
-def _two_local_blocks(case: Case) -> Case:
-    return replace(case, options={**case.options, "local_blocks": 2})
 
 
 def _another_map(case: Case) -> Case:
@@ -824,7 +793,7 @@ def _as_it_was(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
     if op == "linear_attn" and release() < (0, 5):
         bounds["no state where normalized"] = _no_state_where_normalized
     if release() < _SHARED_SINCE.get((op, mode), ()):
-        bounds["a head of keys for each of values"] = _ungrouped
+        bounds["a head of keys for each of values"] = fixed_dims(R=1)
     if (0, 3) <= release() < (0, 3, 1) and {"K", "V"} <= OPS[op].dims.keys():
         bounds["K and V at least 16"] = _at_least(16, "K", "V")
     if op == "path_attn" and release() < (0, 4):
@@ -847,7 +816,7 @@ def _before_0_3(op: str, mode: str, declared: _Mode, kernel: Kernel) -> _Mode:
     if (op, mode) == ("short_conv", "fused") and "initial_state" not in signature(
         kernel
     ).parameters:
-        bounds = {"W a power of two": _power_of_two_window}
+        bounds = {"W a power of two": changed_dims("W", power_of_two)}
         return replace(declared, call=_alone, bounds=bounds, whole=_same)
     if (op, mode) == ("gla", "fused_chunk") and "head_first" not in signature(kernel).parameters:
         declared = replace(declared, call=_heads_first)
@@ -869,28 +838,6 @@ def _no_state_where_normalized(case: Case) -> Case:
         return case
     given = tuple(n for n in case.given if n != "initial_state")
     return replace(case, given=given, options={**case.options, "output_final_state": False})
-
-
-def _without_state(case: Case) -> Case:
-    return replace(case, options={**case.options, "output_final_state": False})
-
-
-def _ungrouped(case: Case) -> Case:
-    return replace(case, dims={**case.dims, "R": 1})
-
-
-def _powers_of_two(case: Case) -> Case:
-    rounded = {n: max(16, 1 << (case.dims[n] - 1).bit_length()) for n in ("K", "V")}
-    return replace(case, dims={**case.dims, **rounded})
-
-
-def _up_to_128(case: Case) -> Case:
-    rounded = _powers_of_two(case).dims
-    return replace(case, dims={**rounded, **{n: min(128, rounded[n]) for n in ("K", "V")}})
-
-
-def _power_of_two_window(case: Case) -> Case:
-    return replace(case, dims={**case.dims, "W": 1 << (case.dims["W"] - 1).bit_length()})
 
 
 def _neutral(op: Op, argument: Argument, given: Given) -> Tensor:
@@ -932,7 +879,7 @@ def _gated(name: str) -> _Mode:
         theirs={"z": "g"},
         ours=("gate_first",),
         conventions=(),
-        bounds={"the gate last": _norm_first},
+        bounds={"the gate last": fixed_options(gate_first=False)},
     )
 
 
@@ -954,7 +901,7 @@ def _before_linear(name: str) -> _Mode:
         without=("bias",),
         conventions=("the weight is the diagonal of a linear layer, the norm's weight is 1",),
         dtypes=("float32",),
-        bounds={"the gate last": _norm_first},
+        bounds={"the gate last": fixed_options(gate_first=False)},
     )
 
 
@@ -984,8 +931,8 @@ _ATTENTION: Mapping[str, Any] = {
     "theirs": {"window": "window_size", "sink": "sink_bias"},
     "conventions": (_SCALE, "window is window_size, sink is sink_bias"),
     "bounds": {
-        "causal": _causal,
-        "keys that are the queries' tokens": _one_length,
+        "causal": fixed_options(causal=True),
+        "keys that are the queries' tokens": own_keys,
         # It asserts that.
         "K of 256 at most": _at_most(256),
     },
@@ -1108,7 +1055,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             "fused_recurrent",
             forward_only=True,
             # It asserts that.
-            bounds={"V of 128 at most": _at_most_values(128)},
+            bounds={"V of 128 at most": _at_most(128, "V")},
         ),
     },
     "momentum_delta_rule": {
@@ -1135,7 +1082,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         ours=("initial_state",),
         conventions=("queries and keys are float16",),
         dtypes=("bfloat16", "float16"),
-        bounds={"K = V of 128 at most": lambda case: _square(_at_most(128)(case))},
+        bounds={"K = V of 128 at most": lambda case: equal_widths(_at_most(128)(case))},
         telescopes=_values_telescope,
     ),
     "ttt_linear": _each(
@@ -1169,7 +1116,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             "chunk",
             call=_energies_of_unit_keys,
             ours=("use_qk_l2norm_in_kernel",),
-            bounds={"normalized queries and keys": _unit_keys},
+            bounds={"normalized queries and keys": fixed_options(use_qk_l2norm_in_kernel=True)},
             telescopes=_channels_telescope,
         ),
         **_each(
@@ -1226,7 +1173,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             ours=("causal", "cu_seqlens_k"),
             theirs={"window": "window_size", "sink": "sink_bias"},
             conventions=(_SCALE, "sequences are packed"),
-            bounds={"a query of each sequence": _one_token_each},
+            bounds={"a query of each sequence": one_token_each},
             forward_only=True,
             unstated={"splitting": "it has one query"},
         ),
@@ -1252,7 +1199,9 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             conventions=(_SCALE, "gates are scaled as logits are"),
             bounds={
                 "a scale other than 0 beside gates": _scale_of_gates,
-                "K and V 16, 32, 64 or 128": _up_to_128,
+                "K and V 16, 32, 64 or 128": changed_dims(
+                    "KV", lambda n: min(128, max(16, power_of_two(n)))
+                ),
                 "w, beta and g in float32": _float32_reflections,
             },
         )
@@ -1290,8 +1239,8 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         ),
         bounds={
             **_SELECTION,
-            "two local blocks": _two_local_blocks,
-            "keys that are the queries' tokens": _one_length,
+            "two local blocks": fixed_options(local_blocks=2),
+            "keys that are the queries' tokens": own_keys,
         },
         unstated={"splitting": "a second call has more keys than queries"},
     ),
@@ -1314,7 +1263,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         call=_alone,
         theirs={"window": "window_size"},
         dtypes=("bfloat16", "float16"),
-        bounds={"K = V above 8": lambda case: _square(_at_least(9, "K")(case))},
+        bounds={"K = V above 8": lambda case: equal_widths(_at_least(9, "K")(case))},
     ),
     "rotary_embedding": {
         "fused": _Mode(
@@ -1343,7 +1292,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             ours=("initial_state", "output_final_state", "cu_seqlens"),
             whole=_of_all_taps,
             conventions=(_WINDOW, "it is required, and written in place"),
-            bounds={"a token of each sequence": _one_token_each},
+            bounds={"a token of each sequence": one_token_each},
             forward_only=True,
             unstated={"splitting": "it has one token"},
         ),
@@ -1388,7 +1337,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             "fla.ops.utils.solve_tril:solve_tril",
             call=_triangle,
             conventions=("numbers on and above the diagonal are zeroed: fla reads them",),
-            bounds={"C of 16, 32 or 64": _chunks_of_a_dot},
+            bounds={"C of 16, 32 or 64": changed_dims("C", lambda n: max(16, power_of_two(n)))},
             forward_only=True,
         )
     },
@@ -1405,7 +1354,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             call=_gate_of_heads,
             theirs={"x": "g"},
             conventions=(),
-            bounds={"one channel": _one_channel},
+            bounds={"one channel": fixed_dims(D=1)},
         ),
     },
     "feature_map": {

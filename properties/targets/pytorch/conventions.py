@@ -6,10 +6,18 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
+from properties.targets.bounds import changed_dims, fixed_dims
 
 SCALE = "a scale of -1 is a number; the sentinel becomes None"
 HEADS_FIRST = "tensors are [B, H, T, D]"
 WINDOW = "a window counts the keys besides the query's own; W becomes W - 1 on each side"
+
+
+ungrouped = fixed_dims(R=1)
+at_least_16 = changed_dims("KV", lambda n: max(n, 16))
+# Fused GPU kernels require it.
+multiples_of_8 = changed_dims("KV", lambda n: -(-n // 8) * 8)
+multiples_of_8_to_128 = changed_dims("KV", lambda n: min(-(-n // 8) * 8, 128))
 
 
 def scale_of(scale: float | None) -> float | None:
@@ -73,30 +81,6 @@ def with_dense_gradient(o: Tensor) -> Tensor:
 def visible(p: Tensor, j: Tensor, causal: bool, window: int | None) -> Tensor:
     seen = j <= p if causal else j == j
     return seen if window is None else seen & ((p - j).abs() < window)
-
-
-def equal_widths(case: Case) -> Case:
-    return replace(case, dims={**case.dims, "V": case.dims["K"]})
-
-
-def ungrouped(case: Case) -> Case:
-    return replace(case, dims={**case.dims, "R": 1})
-
-
-def multiples_of_8(case: Case) -> Case:
-    """Round head dims up to multiples of 8, as fused GPU kernels require."""
-    widths = {letter: -(-case.dims[letter] // 8) * 8 for letter in ("K", "V")}
-    return replace(case, dims={**case.dims, **widths})
-
-
-def at_most_128(case: Case) -> Case:
-    widths = {letter: min(case.dims[letter], 128) for letter in ("K", "V")}
-    return replace(case, dims={**case.dims, **widths})
-
-
-def at_least_16(case: Case) -> Case:
-    widths = {letter: max(case.dims[letter], 16) for letter in ("K", "V")}
-    return replace(case, dims={**case.dims, **widths})
 
 
 def at_least_2_tokens(case: Case) -> Case:

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 from torch.nn.functional import scaled_dot_product_attention
 
-from properties.targets.adapter import Bound, Implementation
+from properties.targets.adapter import Implementation
+from properties.targets.bounds import Bound, equal_widths
 from properties.targets.pytorch.conventions import (
     HEADS_FIRST,
     SCALE,
     WINDOW,
     check_mask,
     dense_rows,
-    equal_widths,
     multiples_of_8,
     scale_of,
     ungrouped,

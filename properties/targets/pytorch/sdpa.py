@@ -9,17 +9,17 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from properties.catalogue.op import Function
 from properties.targets.adapter import Implementation
+from properties.targets.bounds import equal_widths
 from properties.targets.pytorch.conventions import (
     HEADS_FIRST,
     SCALE,
     at_least_2_tokens,
-    at_most_128,
     check_mask,
     check_sizes,
     dense_rows,
-    equal_widths,
     float32_slopes,
     multiples_of_8,
+    multiples_of_8_to_128,
     scale_of,
     square_if_causal,
     ungrouped,
@@ -140,9 +140,7 @@ def on_cuda() -> dict[str, Implementation]:
             dtypes=("bfloat16", "float16"),
             bounds={
                 "V = K": equal_widths,
-                "head dims in multiples of 8 to 128": lambda case: at_most_128(
-                    multiples_of_8(case)
-                ),
+                "head dims in multiples of 8 to 128": multiples_of_8_to_128,
                 "two tokens or more": at_least_2_tokens,
                 **slopes,
             },

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.targets.adapter import Bound, Implementation, without
+from properties.targets.adapter import Implementation, without
+from properties.targets.bounds import Bound, equal_widths, own_keys
 from properties.targets.engines import (
     NARROW,
     SCALE,
     UNCHECKED,
     ends,
-    equal_widths,
     from_16_to_256,
     most,
     one_query,
-    own_keys,
     scale_of,
 )
 from properties.targets.sglang.library import kernel

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.targets.adapter import Bound, Implementation, without
+from properties.targets.adapter import Implementation, without
+from properties.targets.bounds import Bound, fixed_dims, fixed_options
 
 # `(model, q, k, cos, sin) -> (q, k)` of `[B, T, H, D]`, with cosines and sines `[B, T, P]`.
 Rotate = Callable[[ModuleType, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -152,9 +153,9 @@ class _Mode:
         else:
             bounds["all dims of a head rotated"] = _whole
         if self.neighbours:
-            bounds["neighbours as pairs"] = _always(interleaved=True)
+            bounds["neighbours as pairs"] = fixed_options(interleaved=True)
         if self.conjugate:
-            bounds["backwards"] = _always(conjugate=True)
+            bounds["backwards"] = fixed_options(conjugate=True)
         return bounds
 
 
@@ -276,7 +277,7 @@ def _on_axes(name: str, blocks: bool) -> Implementation:
         bounds={
             "tables in the dtype of x": _of_x,
             "all dims of a head rotated": _whole,
-            "three axes": _three_axes,
+            "three axes": fixed_dims(A=3),
             "sections in blocks" if blocks else "sections interleaved": _sections(not blocks),
         },
         unstated=dict(_REJECTION),
@@ -351,14 +352,6 @@ def _some_pairs(case: Case) -> Case:
     )
 
 
-def _three_axes(case: Case) -> Case:
-    return replace(case, dims={**case.dims, "A": 3})
-
-
 def _sections(interleaved: bool) -> Bound:
     """The seed chooses the axes of the pairs, see `catalogue.position`."""
     return lambda case: replace(case, seed=case.seed - case.seed % 3 + interleaved)
-
-
-def _always(**options: bool) -> Bound:
-    return lambda case: replace(case, options={**case.options, **options})

@@ -10,17 +10,16 @@ from torch.nn.functional import pad
 from triton import next_power_of_2
 
 from properties.cases.case import Case
-from properties.targets.adapter import Bound, Implementation, without
+from properties.targets.adapter import Implementation, without
+from properties.targets.bounds import Bound, changed_dims, equal_widths, fixed_options, own_keys
 from properties.targets.engines import (
     NARROW,
     SCALE,
     UNCHECKED,
     ends,
-    equal_widths,
     from_16_to_256,
     most,
     one_query,
-    own_keys,
     scale_of,
     with_keys,
 )
@@ -82,8 +81,8 @@ def _unified_of_release() -> Implementation:
         "no fewer keys than queries, and one": with_keys,
     }
     if lacking:
-        bounds["causal"] = _causal
-        bounds["pages of 16, 32 or 64 tokens"] = _pages
+        bounds["causal"] = fixed_options(causal=True)
+        bounds["pages of 16, 32 or 64 tokens"] = changed_dims("C", lambda n: 16 << n % 3)
     return Implementation(
         without(_unified, lacking),
         (
@@ -241,12 +240,3 @@ def _wide_window(case: Case) -> Case:
     if window is None:
         return case
     return replace(case, options={**case.options, "window": max(2, window)})
-
-
-def _causal(case: Case) -> Case:
-    return replace(case, options={**case.options, "causal": True})
-
-
-def _pages(case: Case) -> Case:
-    size = 16 << (case.dims["C"] % 3)
-    return replace(case, dims={**case.dims, "C": size})

@@ -1,0 +1,48 @@
+"""Bounds of cases: what several libraries take, see `Implementation.bounds`."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from properties.cases.case import Case
+
+Bound = Callable[[Case], Case]
+
+
+def fixed_options(**options: Any) -> Bound:
+    """Options with one value in every case."""
+    return lambda case: replace(case, options={**case.options, **options})
+
+
+def fixed_dims(**sizes: int) -> Bound:
+    """Dims with one size in every case."""
+    return lambda case: replace(case, dims={**case.dims, **sizes})
+
+
+def changed_dims(letters: Iterable[str], change: Callable[[int], int]) -> Bound:
+    """Dims whose sizes are changed alike."""
+
+    def bound(case: Case) -> Case:
+        return replace(case, dims={**case.dims, **{n: change(case.dims[n]) for n in letters}})
+
+    return bound
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is at least this size, of 1 or more."""
+    return 1 << (size - 1).bit_length()
+
+
+def equal_widths(case: Case) -> Case:
+    """Values as wide as keys."""
+    return replace(case, dims={**case.dims, "V": case.dims["K"]})
+
+
+def own_keys(case: Case) -> Case:
+    """Keys of the queries' own tokens."""
+    return replace(case, key_lengths=None)
+
+
+def one_token_each(case: Case) -> Case:
+    """One token in each sequence."""
+    return replace(case, lengths=(1,) * len(case.lengths))
