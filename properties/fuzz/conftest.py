@@ -1,6 +1,7 @@
 """Fixtures that run the command on one small op, in a temporary folder."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ def on_l2norm(target: str, *more: str) -> list[str]:
     """The arguments of a short run with a planted target."""
     chosen = ["--target", f"{planted.__name__}:{target}", "--op", "l2norm", "--dtype", "float32"]
     return [*chosen, "--law", "differential", "--jobs", "1", *more]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_old_to_collect() -> Iterator[None]:
+    """Hypothesis collects garbage in each new thread, which takes half a second in a whole run."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
