@@ -17,7 +17,7 @@ from torch import Tensor
 
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
-from properties.cases.sequences import spans
+from properties.cases.sequences import join, separate
 from properties.catalogue.op import LEVELS, Op
 from properties.laws.expect import compare_with_oracle, expect_identical
 from properties.laws.law import (
@@ -48,44 +48,34 @@ def _judge(run: Run, inputs: Inputs, got: Results, want: Results, level: str) ->
 
 
 def _in_other_pages(run: Run, inputs: Inputs, level: str) -> float:
-    case = run.case
     want = run.call(inputs)
-    generator = torch.Generator().manual_seed(case.seed + 7)
-    others = _repaged(case, inputs, generator)
+    others = _repaged(run.case, inputs)
     worst = _judge(run, others, run.call(others), want, level)
-    # Nothing is shared now: what one sequence holds may be NaN.
-    lengths = inputs.tensors["lengths"].tolist()
-    held = [n for n, length in enumerate(lengths) if length]
-    if len(lengths) > 1 and held:
-        garbage = held[case.seed % len(held)]
-        table = others.tensors["block_table"][garbage]
-        own = table[table >= 0].long()
-        pools = {n: x for n, x in _pools(others).items() if x.is_floating_point()}
-        spoiled = {name: _with_nan(x, own) for name, x in pools.items()}
-        beside = run.call(others.with_tensors(spoiled))
-        axis = 1 if case.packed else 0
-        start, stop = spans(case)[garbage] if case.packed else (garbage, garbage + 1)
-
-        def rest(results: Results) -> Results:
-            return {
-                name: torch.cat(
-                    [
-                        y.narrow(_axis(name, axis), 0, start),
-                        y.narrow(_axis(name, axis), stop, y.shape[_axis(name, axis)] - stop),
-                    ],
-                    _axis(name, axis),
-                )
-                for name, y in results.items()
-            }
-
-        against = f"the call in which the pages of sequence {garbage} are not NaN"
-        expect_identical(run, rest(beside), rest(want), against)
+    _beside_pages_of_nan(run, others, want)
     return worst
 
 
-def _axis(name: str, axis: int) -> int:
-    """Tokens are the last axis of an LSE."""
-    return 2 if name == "lse" and axis == 1 else axis
+def _beside_pages_of_nan(run: Run, inputs: Inputs, want: Results) -> None:
+    """Fill the pages of one sequence with NaN: the results of the others stay.
+
+    Args:
+        inputs: in which no two sequences share a page.
+    """
+    held = [n for n, length in enumerate(inputs.tensors["lengths"].tolist()) if length]
+    if run.case.sequences < 2 or not held:
+        return
+    spoiled = held[run.case.seed % len(held)]
+    table = inputs.tensors["block_table"][spoiled]
+    pages = table[table >= 0].long()
+    floats = {name: x for name, x in _pools(inputs).items() if x.is_floating_point()}
+    got = run.call(inputs.with_tensors({n: _with_nan(x, pages) for n, x in floats.items()}))
+
+    def others(results: Results) -> Results:
+        each = separate(run.op, run.case, results)
+        return join(run.op, run.case, each[:spoiled] + each[spoiled + 1 :])
+
+    against = f"the call in which the pages of sequence {spoiled} are not NaN"
+    expect_identical(run, others(got), others(want), against)
 
 
 def _pools(inputs: Inputs) -> Results:
@@ -99,8 +89,9 @@ def _with_nan(x: Tensor, pages: Tensor) -> Tensor:
     return spoiled.to(x.dtype)
 
 
-def _repaged(case: Case, inputs: Inputs, generator: torch.Generator) -> Inputs:
-    """The same keys and values in pages of another size, in another order."""
+def _repaged(case: Case, inputs: Inputs) -> Inputs:
+    """The same keys and values in pages of another size, in another order, none of them shared."""
+    generator = torch.Generator().manual_seed(case.seed + 7)
     table, lengths = inputs.tensors["block_table"].long(), inputs.tensors["lengths"].tolist()
     size = inputs.tensors["k_pages"].shape[1]
     other = next(s for s in (16, 1, 7, 64) if s != size and s % 4 != case.seed % 4)
