@@ -63,41 +63,51 @@ def compare_with_oracle(
         left_out[name] = ~got[name].isfinite() & _near_infinity(parts[name])
     for name, mask in left_out.items():
         got[name] = torch.where(mask, want[name].to(got[name]), got[name])
-    if subject.quick or work(op, case) > _MOST_WORK:
-        # A result equal to the rounded oracle needs no budget.
-        exact = [compare(name, x, want[name], None) for name, x in got.items()]
-        if all(comparison.passed for comparison in exact):
-            return 0.0
+
+    def compared(allowed: Mapping[str, Budget | None]) -> list[Comparison]:
+        return [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
+
+    dear = work(op, case) > _MOST_WORK
+    # A result equal to the rounded oracle needs no budget.
+    if (subject.quick or dear) and all(one.passed for one in compared(dict.fromkeys(got))):
+        return 0.0
     dtypes = {name: x.dtype for name, x in got.items()}
     # Other laws join the results of calls, which were rounded in between, as autograd adds rounded
     # gradients of a tensor that is passed twice.
     alone = run.law == "differential" and not case.same
     within = torch.float32 if op.in_float32 and alone else case.torch_dtype
+    precision = BY_DTYPE[within]
     make = partial(_allowed, op, case, inputs, gradients_of, want, dtypes, parts)
+    of_budgets = *asked, dtypes, within
+    attempts = _attempts(op, case, quick=subject.quick)
+    _, quiet = attempts[0]
+    comparisons: list[Comparison] = []
+    allowed: dict[str, Budget] = {}
+    for draws, form in attempts:
+        if draws == MANY_DRAWS and max(one.ratio for one in comparisons) > _RARE:
+            break
+        key = *of_budgets, draws, form is quiet
+        allowed = subject.recall(key, partial(make, precision, form=form, draws=draws))
+        comparisons = compared(allowed)
+        if all(one.passed for one in comparisons):
+            return _verdict(run, comparisons, "the oracle")
+    for finer in () if op.multilinear(case) else finer_than(precision):
+        theirs = subject.recall((*of_budgets, finer), partial(make, finer, form=quiet, draws=DRAWS))
+        allowed = {name: budget.joined(theirs[name]) for name, budget in allowed.items()}
+        comparisons = compared(allowed)
+    return _verdict(run, comparisons, "the oracle")
+
+
+def _attempts(op: Op, case: Case, *, quick: bool) -> list[tuple[int, Function]]:
+    """How many perturbed runs of which form give each budget to try, the cheapest first."""
     quiet = op.quiet_form if work(op, case) <= _MOST_WORK else op.oracle
-    attempts = [(FEW_DRAWS, quiet), (DRAWS, quiet)] if subject.quick else [(DRAWS, quiet)]
+    attempts = [(FEW_DRAWS, quiet), (DRAWS, quiet)] if quick else [(DRAWS, quiet)]
     if case.mode == "fused_recurrent":
         # Token by token, as the definition, whose sums may be noisier than those over pairs.
         attempts.append((DRAWS, op.oracle))
     if not op.multilinear(case):
         attempts.append((MANY_DRAWS, quiet))
-    comparisons: list[Comparison] = []
-    allowed: dict[str, Budget] = {}
-    precision = BY_DTYPE[within]
-    of_budgets = *asked, dtypes, within
-    for draws, form in dict.fromkeys(attempts):
-        if draws == MANY_DRAWS and max(one.ratio for one in comparisons) > _RARE:
-            break
-        key = *of_budgets, draws, form is quiet
-        allowed = subject.recall(key, partial(make, precision, form=form, draws=draws))
-        comparisons = [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
-        if all(comparison.passed for comparison in comparisons):
-            return _verdict(run, comparisons, "the oracle")
-    for finer in () if op.multilinear(case) else finer_than(precision):
-        theirs = subject.recall((*of_budgets, finer), partial(make, finer, form=quiet, draws=DRAWS))
-        allowed = {name: budget.joined(theirs[name]) for name, budget in allowed.items()}
-        comparisons = [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
-    return _verdict(run, comparisons, "the oracle")
+    return list(dict.fromkeys(attempts))
 
 
 def _allowed(
