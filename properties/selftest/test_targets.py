@@ -37,14 +37,9 @@ README = ROOT / "properties" / "targets" / "README.md"
 
 
 def causal_only(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, causal: bool = False,
     cu_seqlens: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     return reference.attention(q, k, v, scale=scale, causal=causal, cu_seqlens=cu_seqlens)[0]
 
 

@@ -32,19 +32,11 @@ def _with(kernel: Callable[..., Any]) -> Function:
     """The op with `flex_attention`, compiled or not."""
 
     def attention(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        softcap: float | None = None,
-        alibi_slopes: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        cu_seqlens_k: Tensor | None = None,
+        q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, causal: bool = False,
+        window: int | None = None, softcap: float | None = None, alibi_slopes: Tensor | None = None,
+        cu_seqlens: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
         return_lse: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         check_sizes(q, k, v)
         if cu_seqlens_k is not None and (
             cu_seqlens is None or len(cu_seqlens) != len(cu_seqlens_k)

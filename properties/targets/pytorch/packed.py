@@ -25,14 +25,9 @@ from properties.targets.pytorch.conventions import (
 
 
 def _nested(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None = None,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None,
+    cu_seqlens: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Attention with nested tensors, which must be contiguous."""
 
     def nested(x: Tensor, bounds: Tensor | None) -> Tensor:
@@ -47,17 +42,10 @@ def _nested(
 
 
 def _varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, causal: bool = False,
+    window: int | None = None, cu_seqlens: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
     return_lse: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """`varlen_attn`, the flash kernel for packed sequences."""
     varlen = import_module("torch.nn.attention.varlen")
     keys = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k

@@ -39,15 +39,9 @@ def masked(*backends: SDPBackend) -> Function:
     """Attention with a mask, on one of these backends."""
 
     def attention(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        scale: float | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        alibi_slopes: Tensor | None = None,
-    ) -> Tensor:
+        q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, causal: bool = False,
+        window: int | None = None, alibi_slopes: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         check_sizes(q, k, v)
         check_mask(q, k, window=window, slopes=alibi_slopes)
         square = q.shape[1] == k.shape[1]

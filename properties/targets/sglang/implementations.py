@@ -84,14 +84,9 @@ def implementations(device: torch.device) -> dict[str, dict[str, Implementation]
 
 
 def _prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, causal: bool = False,
     cu_seqlens: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     bounds = ends(q, cu_seqlens)
     rows = [x.flatten(0, 1).contiguous() for x in (q, k, v)]
     o = torch.empty_like(rows[0])
@@ -103,19 +98,10 @@ def _prefill(
 
 
 def _extend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    softcap: float | None = None,
-    sink: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    return_lse: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, causal: bool = False,
+    window: int | None = None, softcap: float | None = None, sink: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, cu_seqlens_k: Tensor | None = None, return_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     ends_q = ends(q, cu_seqlens)
     ends_k = ends(k, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
     if len(ends_q) != len(ends_k) or bool((ends_k.diff() < ends_q.diff()).any()):
@@ -140,21 +126,10 @@ def _extend(
 
 
 def _run_extend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    ends_q: Tensor,
-    before: list[Tensor],
-    *,
-    scale: float | None,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    sink: Tensor | None,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, ends_q: Tensor,
+    before: list[Tensor], *, scale: float | None, causal: bool, window: int | None,
+    softcap: float | None, sink: Tensor | None, return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attend to keys in the pool and to new keys.
 
     Args:
@@ -179,18 +154,10 @@ def _run_extend(
 
 
 def _decode(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    num_splits: int = 1,
-) -> Tensor:
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, *,
+    scale: float | None = None, softcap: float | None = None, sink: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, num_splits: int = 1,
+) -> Tensor:  # fmt: skip
     if q.ndim != 4:
         raise ValueError(f"q: {q.ndim} axes, expected 4 before they are flattened")
     run = kernel(_DECODE)

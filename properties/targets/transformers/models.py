@@ -226,15 +226,9 @@ def _rotary(name: str, mode: _Mode) -> Implementation:
     fixed = {"interleaved": mode.neighbours, "conjugate": mode.conjugate}
 
     def rotated(
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        position_ids: Tensor | None = None,
-        *,
-        interleaved: bool = False,
-        seqlen_offsets: int | Tensor = 0,
-        conjugate: bool = False,
-    ) -> Tensor:
+        x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None, *,
+        interleaved: bool = False, seqlen_offsets: int | Tensor = 0, conjugate: bool = False,
+    ) -> Tensor:  # fmt: skip
         for option, given in (("interleaved", interleaved), ("conjugate", conjugate)):
             if given is not fixed[option]:
                 raise ValueError(f"{option}: {given}, expected {fixed[option]} of {name}")

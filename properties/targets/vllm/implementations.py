@@ -113,16 +113,9 @@ def _decode_of_release() -> Implementation:
 
 
 def _prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    sink: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, causal: bool = False,
+    window: int | None = None, sink: Tensor | None = None, cu_seqlens: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     bounds = ends(q, cu_seqlens)
     rows = [x.flatten(0, 1).contiguous() for x in (q, k, v)]
     o = torch.empty_like(rows[0])
@@ -137,23 +130,12 @@ def _prefill(
 
 
 def _unified(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    softcap: float | None = None,
-    sink: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, *,
+    scale: float | None = None, causal: bool = False, window: int | None = None,
+    softcap: float | None = None, sink: Tensor | None = None, alibi_slopes: Tensor | None = None,
+    k_scale: Tensor | None = None, v_scale: Tensor | None = None, cu_seqlens: Tensor | None = None,
     num_splits: int = 1,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     queries = q.flatten(0, 1).contiguous()
     bounds = ends(q, cu_seqlens)
     o = torch.empty_like(queries)
@@ -190,18 +172,10 @@ def _unified(
 
 
 def _decode(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    cu_seqlens: Tensor | None = None,
-    num_splits: int = 1,
-    return_lse: bool = False,
-) -> tuple[Tensor, Tensor | None] | Tensor:
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, *,
+    scale: float | None = None, softcap: float | None = None, cu_seqlens: Tensor | None = None,
+    num_splits: int = 1, return_lse: bool = False,
+) -> tuple[Tensor, Tensor | None] | Tensor:  # fmt: skip
     run = VLLM.function(_DECODE)
     queries = q.flatten(0, 1).contiguous()
     heads, width = queries.shape[1], v_pages.shape[-1]
