@@ -115,8 +115,9 @@ def check_number(name: str, x: object, *, optional: bool = False) -> None:
 
 
 def check_chunk_size(size: int) -> int:
-    """Refuse a chunk size below 1; return one that cuts sequences of up to 2^30 tokens alike, and
-    whose sum with their length is below 2^31.
+    """Refuse a chunk size below 1, and return at most 2^30.
+
+    That cuts sequences of up to 2^30 tokens alike, and its sum with their length fits in 32 bits.
     """
     return min(check_size("chunk_size", size), 2**30)
 

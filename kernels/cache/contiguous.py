@@ -32,4 +32,4 @@ class ContiguousCache(SequenceOwnedCache):
                 )
 
     def _claim(self, counts: list[int]) -> None:
-        """The room is there from the start."""
+        """Do nothing: the room is there from the start."""

@@ -286,7 +286,7 @@ class KVCache(ABC):
     def _gather(
         self, update: _Update, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor
     ) -> CacheView:
-        """Gathered before anything is written: a ring still has what the chunk replaces."""
+        """Pack what an update attends to, while a ring still has what the chunk replaces."""
         ends = map(add, update.length, update.counts)
         spans = [
             min(end, self.sinks) + max(0, end - first)

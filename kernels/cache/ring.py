@@ -73,7 +73,7 @@ class RingCache(SequenceOwnedCache):
         self._first = [self.sinks] * self.batch
 
     def _reserve(self, counts: list[int]) -> None:
-        """A ring has always room."""
+        """Do nothing: a ring always has room."""
 
     def _claim(self, counts: list[int]) -> None:
         # Never below what an earlier update left, for a crop brings no forgotten token back.

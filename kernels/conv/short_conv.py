@@ -253,14 +253,14 @@ def _backward_of(
 
 
 def _passed(state: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """A copy of what is kept where a sequence has no token, and overwritten where it has some."""
+    """Copy the states: a sequence without tokens keeps its own, the kernel overwrites others."""
     if state is None:
         return torch.zeros(shape, dtype=torch.float32, device=device)
     return state.clone()
 
 
 def _narrowed(tile: tiles.Tile, dim: int, taps: int) -> tiles.Tile:
-    """With no more channels than there are, and fewer the more rows of them a program keeps."""
+    """Limit the channels of a tile to those that there are, and further if there are many taps."""
     most = 4 * tile.features // max(4, next_power_of_2(taps))
     return replace(tile, features=min(most, next_power_of_2(dim)))
 

@@ -267,8 +267,8 @@ def forward(
     b: Tensor | None, *, scale: float, initial_state: Tensor | None, cu_seqlens: Tensor | None,
     tile: Entry, output_final_state: bool, saves: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Outputs and, if asked for, final states; arguments and returns as in `fused_recurrent`. Then
-    what it saves, if it does."""
+    """Return outputs, final states if asked for, and if it `saves` the fields of `Saved`; see
+    `fused_recurrent` for the rest."""
     rule = _Rule.of(q, k, v, g, beta, a, b, cu_seqlens, tile)
     rows, e, overlaps = rule.rows(scale, reads_only=True)
     w_e, w_v, inverse = rule.solved(e, overlaps, saves=saves)
@@ -358,7 +358,7 @@ class Saved(NamedTuple):
 
     @staticmethod
     def shapes(given: Mapping[str, Any]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """What `forward` saves, by its arguments: nothing if they say so."""
+        """Return the shape and dtype of each field; of no elements if `forward` does not save."""
         if not given["saves"]:
             return 3 * [((0,), torch.float32)]
         batch, tokens, heads, value_dim = given["v"].shape

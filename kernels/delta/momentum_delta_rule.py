@@ -98,7 +98,7 @@ def _backward(
     scale, rows, tokens, heads, key_dim: tl.int32, value_dim: tl.int32,
     BK: tl.constexpr, BV: tl.constexpr, SEGMENT: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of what all values share come in parts, one for each tile of values."""
+    """Each tile of values writes its part of the gradients of what all values share."""
     value_tiles = tl.cdiv(value_dim, BV)
     part = (tl.program_id(0) % value_tiles).to(tl.int64)
     state = (tl.program_id(0) // value_tiles).to(tl.int64)

@@ -157,7 +157,7 @@ def _rates(eta_ptr, rows, block, count, heads):
 
 @triton.jit
 def _copy(from_ptr, to_ptr, copied, stored, dim, BK: tl.constexpr, BV: tl.constexpr):
-    """Copy a model, zeros if it is not to be copied."""
+    """Store a model if `stored`: a copy if `copied`, else zeros."""
     cols = tl.arange(0, BV)
     for at in range(0, dim + 1, BK):
         keys = at + tl.arange(0, BK)

@@ -64,7 +64,7 @@ def _of_lightning(q: Tensor, layer_idx: int, num_layers: int) -> Float[Tensor, "
 
 
 def _numbers_of_heads(q: Tensor) -> Float[Tensor, " H"]:
-    """Made on the device: a copy from the host waits for it, and CUDA graphs cannot hold one."""
+    """Make 0 to H - 1 on the device: a copy from the host waits, and a CUDA graph has none."""
     heads = bind_dims(q=(q, "B T H K"))["H"]
     return torch.arange(heads, dtype=torch.float64, device=q.device)
 

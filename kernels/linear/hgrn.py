@@ -203,7 +203,7 @@ def checked(
     *, x: Tensor, g: Tensor, initial_state: Tensor | None, output_final_state: bool,
     cu_seqlens: Tensor | None, mode: str, tile: int | None, log: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Check the arguments, and `scan`."""
+    """Check the arguments, then `scan` them."""
     arguments.check_flags(output_final_state=output_final_state)
     sizes = arguments.bind_dims(
         x=(x, "B T D"), g=(g, "B T D"), initial_state=(initial_state, "N D")

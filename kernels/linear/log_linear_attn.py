@@ -119,7 +119,7 @@ def _backward(
     SEGMENT: tl.constexpr, SEGMENT_BITS: tl.constexpr,
     USE_G: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of what all values share come in parts, one for each tile of values."""
+    """Each tile of values writes its part of the gradients of what all values share."""
     value_tiles = tl.cdiv(value_dim, BV)
     program = tl.program_id(0).to(tl.int64)
     part = (tl.program_id(0) % value_tiles).to(tl.int64)
@@ -252,7 +252,7 @@ def _backward(
 
 
 def _bits(longest: int) -> int:
-    """How many bits the numbers of all nodes have that are read."""
+    """Count the bits of the largest number of a node that is read."""
     return max(longest - 1, 0).bit_length()
 
 

@@ -152,7 +152,9 @@ SCALINGS: Mapping[str, Callable[..., Scaled]] = {
 
 
 def tokens_that_scale(scaling: Mapping[str, object] | None, tokens: int) -> int:
-    """A number that is equal where a valid scaling is, 0 for one that does not depend on tokens."""
+    """Return a number that is equal for token counts at which a valid scaling is equal, or 0 if it
+    depends on none.
+    """
     kind = None if scaling is None else scaling["rope_type"]
     if kind not in ("dynamic", "longrope"):
         return 0

@@ -32,8 +32,9 @@ def of_the_token_before(
 def last_tokens(
     tensors: Sequence[Float[Tensor, "B T *D"]], cu_seqlens: Int[Tensor, " N+1"] | None
 ) -> tuple[list[Float[Tensor, "N *D"]], Bool[Tensor, " N"]]:
-    """The last token of each sequence in float32, and whether there is none,
-    and then 0 stands for it; T is not 0.
+    """Return the last token of each sequence in float32, 0 for an empty one, and which are empty.
+
+    T is not 0.
     """
     if cu_seqlens is None:
         some = torch.zeros(len(tensors[0]), dtype=torch.bool, device=tensors[0].device)

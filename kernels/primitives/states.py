@@ -14,7 +14,7 @@ from kernels.arguments import count_sequences
 
 
 def optional(state: Tensor | None, like: Tensor) -> tuple[Tensor, bool]:
-    """The two arguments that stand for it: float32 memory, and whether there is any."""
+    """Return the arguments of a kernel for a state: float32 memory, and whether there is any."""
     if state is None:
         return like.new_empty(0, dtype=torch.float32), False
     return state.contiguous(), True

@@ -34,7 +34,7 @@ MAX_DIM = 8192
 
 @triton.jit
 def _pick(x, source):
-    """A column of a tile of one for each source."""
+    """Return the column of one source, of a tile with a column for each."""
     return tl.sum(tl.where(tl.arange(0, x.shape[1])[None, :] == source, x, 0.0), 1)[:, None]
 
 

@@ -16,7 +16,7 @@ from kernels.softmax.logits import LN2, inverse_or_0
 
 @triton.jit
 def _gather(x, stride, rows, there, exists):
-    """Rows of a matrix, 0 where they are not there."""
+    """Load rows of a matrix, 0 where one does not exist."""
     columns = tl.arange(0, exists.shape[0])
     pointers = x + rows.to(tl.int64)[:, None] * stride + columns[None, :]
     return tl.load(pointers, mask=there[:, None] & exists[None, :], other=0.0)

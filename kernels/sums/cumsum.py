@@ -30,7 +30,7 @@ def _walk(
     C: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, REVERSE: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """C is 0 for whole sequences."""
+    """Write the running sums of each chunk of C tokens, or if C is 0 of each sequence."""
     parts = tl.cdiv(dim, BD)
     part = tl.program_id(0) // parts
     if C == 0:

@@ -29,7 +29,7 @@ def _pool(
     C: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, BACKWARD: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Write y, or where it goes backwards x, from the other one."""
+    """Write the mean of each chunk of x to y; if BACKWARD, the gradient x from that of y."""
     parts = tl.cdiv(dim, BD)
     chunk = tl.program_id(0) // parts
     first, left, sequence, before = locate_chunk(

@@ -420,7 +420,7 @@ def large(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
 
 
 def tiny(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """So small that an epsilon outweighs them, but not their roundings."""
+    """Small enough for an epsilon to outweigh them, but not their roundings."""
     return x * (2.0**-8 if dtype == torch.float16 else 2.0**-60)
 
 

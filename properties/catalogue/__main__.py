@@ -79,7 +79,7 @@ def _bits(op: Op) -> str:
 
 
 def _laws(laws: Sequence[str], every: Sequence[str]) -> str:
-    """Those that there are, or those that there are not, whichever is shorter."""
+    """Name the laws that hold, or "all but" those that do not, whichever is shorter."""
     missing = [law for law in every if law not in laws]
     if not missing:
         return f"all {len(every)}"

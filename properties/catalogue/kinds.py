@@ -29,5 +29,5 @@ def gates(op: Op) -> list[Argument]:
 
 
 def gates_of_keys(op: Op) -> list[Argument]:
-    """Those of single channels of the keys."""
+    """The log decays of single key channels."""
     return [gate for gate in gates(op) if "K" in gate.dims.split()]

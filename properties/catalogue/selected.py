@@ -93,7 +93,7 @@ def _without_others(case: Case, tensors: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _apart(case: Case) -> Case:
-    """Queries that are packed otherwise than keys are another tensor: other tensors go by both."""
+    """Pass no tensor twice where queries are packed otherwise than keys."""
     if case.packed and case.key_lengths not in (None, case.lengths):
         return replace(case, same={})
     return case

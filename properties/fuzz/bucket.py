@@ -130,7 +130,7 @@ class Bucket:
         self.smallest.append(failure)
 
     def is_larger(self, failure: Failure) -> bool:
-        """Whether a case is smaller than all of this bug."""
+        """Whether all known cases of this bug are larger than that of a failure."""
         return all(_size(failure.case) < _size(known.case) for known in self.smallest)
 
     @property
@@ -170,18 +170,18 @@ class Bucket:
             module = "kernels." if target == "ours" else target.partition(":")[0]
             text = regression_file(case, law, module)
             path = folder / f"{self.name}.py"
-            told[path] = _written(path, text, f"Written for {place}")
+            told[path] = _write(path, text, f"Written for {place}")
         if target != "ours" and symptom:
             what = f"An entry of the ledger with {symptom} would excuse it; written to"
             name = self.name if target in NAMES else f"{self.name}_entry"
             path = folder / f"{name}.py"
-            told[path] = _written(path, entry_file(law, case, symptom), what)
+            told[path] = _write(path, entry_file(law, case, symptom), what)
         self.file = "\n".join(told.values()) or "No entry of a ledger excuses this."
         self.files = tuple(map(str, told))
 
 
-def _written(path: Path, text: str, what: str) -> str:
-    """What is told of a file that is to be written."""
+def _write(path: Path, text: str, what: str) -> str:
+    """Write a file, and return the line that tells of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)

@@ -94,7 +94,7 @@ def _numbers(tally: Tally) -> dict[str, Any]:
 
 
 def _in_order(buckets: Sequence[Bucket], causes: Sequence[Cause]) -> list[Bucket]:
-    """First those of each cause, then the others."""
+    """Order buckets: those of each cause first, then the others."""
     explained = [bucket for cause in causes for bucket in cause.buckets]
     return explained + [bucket for bucket in buckets if bucket not in explained]
 

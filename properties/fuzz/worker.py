@@ -231,7 +231,7 @@ class Worker:
         return self._ended(law, case, _how(code), while_ + self.memories)
 
     def _trace(self) -> str:
-        """What the process wrote; no file is opened, as there may be too many."""
+        """Read what the process wrote. No file is opened, as too many may be open."""
         return os.pread(self.memory, 1 << 20, 0).decode(errors="replace")
 
 

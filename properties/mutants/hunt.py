@@ -185,7 +185,7 @@ class Suite:
         ]
 
     def _standing(self, before: Sequence[Pinned]) -> list[Check]:
-        """Those that pass without a mutant."""
+        """Keep the tests that pass without a mutant."""
         groups = dict.fromkeys(map(_group, before))
         known = {check.pinned: check for group in groups for check in self.standing_in(group)}
         # Tests first or cases first, not mixed: starting pytest takes as long as a case.

@@ -160,7 +160,7 @@ class Implementation:
 
 
 def without(function: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
-    """The function, its signature without some arguments, which are not there then."""
+    """Remove arguments from the signature of a function, and return it: it then lacks them."""
     signature = inspect.signature(function)
     kept = [p for p in signature.parameters.values() if p.name not in names]
     function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
