@@ -7,6 +7,7 @@ both bit for bit, and is associative.
 
 import math
 from dataclasses import replace
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -36,57 +37,61 @@ def check(run: Run) -> float:
 
 
 def _in_parts(run: Run, inputs: Inputs, gradients_of: Results) -> float:
-    op, case = run.op, run.case
-    function: Any = run.subject.function(op)
-    if not _parts_are_within_bounds(op, case):
+    """Compare the attention over parts of the keys, merged, with that over all."""
+    op = run.op
+    if not _parts_are_within_bounds(op, run.case):
         return 0.0
-
-    def over(queries: slice, keys: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
-        """The attention of some queries over some keys, in float64."""
-        given = shared.of_a_call(given)
-        given |= {"q": given["q"][:, queries], "k": given["k"][:, keys], "v": given["v"][:, keys]}
-        for name in {"bias", "mask"} & given.keys():
-            # A size of 1 stands for all.
-            x = given[name] if given[name].shape[2] == 1 else given[name][:, :, queries]
-            given[name] = x if x.shape[3] == 1 else x[..., keys]
-        with telling(op, given):
-            o, lse = function(**given, mode=case.called_mode, tile=case.tile)
-        assert o is not None
-        assert lse is not None
-        return o.double(), lse.double()
-
     dtype, shared = inputs.given()["q"].dtype, SharedTensors(inputs)
 
     def in_parts(**given: Any) -> tuple[Tensor, Tensor]:
-        queries, keys = given["q"].shape[1], given["k"].shape[1]
-        # The sink is one more part: it is in one call alone.
-        rest = {name: x for name, x in given.items() if name != "sink"}
-        everything = slice(0, queries)
-        if not given["causal"]:
-            first, *others = _subsets(case, keys, given["k"].device)
-            parts = [over(everything, first, **given)]
-            parts += [over(everything, other, **rest) for other in others]
-        else:
-            cut = int(torch.randint(keys + 1, (), generator=_generator(case)))
-            # Queries before the cut see the first keys causally, later ones see them all.
-            early = min(max(cut - keys + queries, 0), queries)
-            place = torch.arange(keys, device=given["k"].device)
-            before = [
-                over(slice(0, early), place[:cut], **rest),
-                over(slice(early, queries), place[:cut], **{**rest, "causal": False}),
-            ]
-            outputs, lses = zip(*before, strict=True)
-            parts = [over(everything, place[cut:], **given)]
-            parts.append((torch.cat(outputs, 1), torch.cat(lses, 2)))
-        o, lse = parts[0]
-        for part in parts[1:]:
-            o, lse = merge.weighted(o, lse, *part)
+        o, lse = reduce(lambda one, other: merge.weighted(*one, *other), _parts(run, shared, given))
         return o.to(dtype), lse.float()
 
-    with run.subject.claiming(case):
+    with run.subject.claiming(run.case):
         got = outputs_and_gradients(op, in_parts, shared.leaves(inputs), gradients_of)
     got, left_out = shared.rounded(got), shared.infinite
     return compare_with_oracle(run, inputs, gradients_of, got, left_out)
+
+
+def _parts(run: Run, shared: SharedTensors, given: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+    """The attention of all queries over each part of the keys."""
+    case, over = run.case, partial(_attention, run, shared)
+    queries, keys, device = given["q"].shape[1], given["k"].shape[1], given["k"].device
+    everything = slice(0, queries)
+    # The sink is one more part: it is in one call alone.
+    rest = {name: x for name, x in given.items() if name != "sink"}
+    if not given["causal"]:
+        first, *others = _subsets(case, keys, device)
+        return [over(given, everything, first)] + [over(rest, everything, one) for one in others]
+    cut = int(torch.randint(keys + 1, (), generator=_generator(case)))
+    # Queries before the cut see the first keys causally, later ones see them all.
+    early = min(max(cut - keys + queries, 0), queries)
+    place = torch.arange(keys, device=device)
+    before = [
+        over(rest, slice(0, early), place[:cut]),
+        over({**rest, "causal": False}, slice(early, queries), place[:cut]),
+    ]
+    outputs, lses = zip(*before, strict=True)
+    last = over(given, everything, place[cut:])
+    return [last, (torch.cat(outputs, 1), torch.cat(lses, 2))]
+
+
+def _attention(
+    run: Run, shared: SharedTensors, given: dict[str, Any], queries: slice, keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The attention of some queries over some keys, in float64."""
+    function: Any = run.subject.function(run.op)
+    given = shared.of_a_call(given)
+    given |= {"q": given["q"][:, queries], "k": given["k"][:, keys], "v": given["v"][:, keys]}
+    for name in {"bias", "mask"} & given.keys():
+        # A size of 1 stands for all.
+        x = given[name] if given[name].shape[2] == 1 else given[name][:, :, queries]
+        given[name] = x if x.shape[3] == 1 else x[..., keys]
+    with telling(run.op, given):
+        o, lse = function(**given, mode=run.case.called_mode, tile=run.case.tile)
+    assert o is not None
+    assert lse is not None
+    return o.double(), lse.double()
 
 
 def _parts_are_within_bounds(op: Op, case: Case) -> bool:
