@@ -1,22 +1,17 @@
 """Run kernels on drawn cases for a fixed time and report each bug once."""
 
 import argparse
-import errno
 import os
 import random
 import signal
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fcntl import LOCK_EX, LOCK_NB, flock
-from io import StringIO, TextIOWrapper
 from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic, sleep
-from types import FrameType
-from typing import Any, NoReturn, TextIO, cast
+from typing import TextIO, cast
 
 if __name__ == "__main__":
     # The imports below take seconds, in which Ctrl-C would print a traceback.
@@ -38,9 +33,10 @@ from properties.fuzz.answer import Judge, Lost, Origin
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.display import Display
+from properties.fuzz.ending import Output, leave, signals
 from properties.fuzz.fork_server import prepare
 from properties.fuzz.log import Log, Tally
-from properties.fuzz.night import LANE, Night
+from properties.fuzz.night import Night
 from properties.fuzz.worker import GROWTH, Worker, crew
 from properties.jobs import Selection
 from properties.laws import LAWS, Subject
@@ -165,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(parse: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
-    output = _Output()
+    output = Output()
     console = screen(file=cast(TextIO, output))
     origin = Origin(chosen.target, chosen.device, chosen.ledger)
     with ExitStack() as held:
@@ -194,7 +190,7 @@ def _main(parse: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
             return replay(case, chosen.law or laws, Worker(origin, chosen.case_timeout), console)
         for line in scope.missing(subject.target, chosen.op, chosen.mode):
             _say(console, line)
-        with _signals(output.lost) as asked:
+        with signals(output.lost) as asked:
             return fuzz(log, subject, origin, workers, chosen, console, asked)
 
 
@@ -418,82 +414,6 @@ class _Kept:
 def _say(console: Console, *lines: str) -> None:
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-class _Output:
-    """Standard output, which may be a full disk, a closed terminal or a pipe that nobody reads.
-
-    Args:
-        lost: why nobody reads it any more; empty while somebody may.
-    """
-
-    def __init__(self) -> None:
-        # There is none if it was closed before the start.
-        self.stream = sys.stdout or StringIO()
-        self.lost: list[str] = []
-        if isinstance(self.stream, TextIOWrapper):
-            # A terminal may know few characters, and a file's name may be no text.
-            self.stream.reconfigure(errors="backslashreplace")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> None:
-        with self._tolerating():
-            self.stream.write(text)
-
-    def flush(self) -> None:
-        with self._tolerating():
-            self.stream.flush()
-
-    @contextmanager
-    def _tolerating(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno in (errno.EPIPE, errno.EIO):
-                self.lost.append("the loss of its output")
-                # What is left in buffers would fail again at the end of Python.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-
-
-@contextmanager
-def _signals(asked: list[str]) -> Iterator[list[str]]:
-    """Collect the names of signals that ask for the end, without other effect.
-
-    They stay without effect while Python exits.
-
-    Args:
-        asked: what else asks for it.
-    """
-
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.append(signal.Signals(number).name)
-
-    ending = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        # Not under nohup.
-        ending.append(signal.SIGHUP)
-    before = {number: signal.signal(number, note) for number in ending}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            # While Python exits, it has no handlers of its own any more.
-            signal.signal(number, signal.SIG_IGN if asked else handler)
-
-
-def leave(code: int) -> NoReturn:
-    """End the process, also while compiled code holds a thread of the night, for which Python
-    would wait.
-    """
-    lanes = [one for one in threading.enumerate() if one.name.startswith(LANE)]
-    for one in lanes:
-        one.join(timeout=1.0)
-    if any(one.is_alive() for one in lanes):
-        sys.stdout.flush()
-        os._exit(code)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from properties.cases.case import Case
 from properties.fuzz import answer, fork_server, night, planted, report, worker
-from properties.fuzz.__main__ import leave, main
+from properties.fuzz.__main__ import main
 from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.corpus import FOLDER
+from properties.fuzz.ending import leave
 from properties.fuzz.log import Log
 from properties.jobs import Job, hypothesis_test
 from properties.laws import Subject, Violation

@@ -1,0 +1,90 @@
+"""How a run ends: by a signal, or because nobody reads its output."""
+
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO, TextIOWrapper
+from types import FrameType
+from typing import Any, NoReturn
+
+from properties.fuzz.night import LANE
+
+
+class Output:
+    """Standard output, which may be a full disk, a closed terminal or a pipe that nobody reads.
+
+    Args:
+        lost: why nobody reads it any more; empty while somebody may.
+    """
+
+    def __init__(self) -> None:
+        # There is none if it was closed before the start.
+        self.stream = sys.stdout or StringIO()
+        self.lost: list[str] = []
+        if isinstance(self.stream, TextIOWrapper):
+            # A terminal may know few characters, and a file's name may be no text.
+            self.stream.reconfigure(errors="backslashreplace")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> None:
+        with self._tolerating():
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        with self._tolerating():
+            self.stream.flush()
+
+    @contextmanager
+    def _tolerating(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.EIO):
+                self.lost.append("the loss of its output")
+                # What is left in buffers would fail again at the end of Python.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+
+@contextmanager
+def signals(asked: list[str]) -> Iterator[list[str]]:
+    """Collect the names of signals that ask for the end, without other effect.
+
+    They stay without effect while Python exits.
+
+    Args:
+        asked: what else asks for it.
+    """
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(signal.Signals(number).name)
+
+    ending = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        # Not under nohup.
+        ending.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in ending}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            # While Python exits, it has no handlers of its own any more.
+            signal.signal(number, signal.SIG_IGN if asked else handler)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, also while compiled code holds a thread of the night, for which Python
+    would wait.
+    """
+    lanes = [one for one in threading.enumerate() if one.name.startswith(LANE)]
+    for one in lanes:
+        one.join(timeout=1.0)
+    if any(one.is_alive() for one in lanes):
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
