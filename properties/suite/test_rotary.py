@@ -1,5 +1,6 @@
 """Rotary tables and the module that caches them, compared with the reference."""
 
+import math
 from typing import Any
 
 import pytest
@@ -158,23 +159,36 @@ def test_tables_are_right_at_position_2_to_the_20(
 @given(
     length=st.integers(0, 40),
     pairs=st.integers(1, 9),
-    scale_base=st.sampled_from([8.0, 512.0]),
+    # Where the logarithm of the largest scale lies: at 0 its inverse is the smallest normal number,
+    # at 1 it is the largest number.
+    place=st.sampled_from([None, -0.5, 0.5, 1.5]),
     center=st.integers(0, 20),
     itemsize=st.sampled_from([*FLOATS]),
 )
-def test_tables_of_xpos_are_those_of_the_reference(
-    length: int, pairs: int, scale_base: float, center: int, itemsize: int, subject: Subject
+def test_tables_of_xpos_are_those_of_the_reference_or_refused_where_it_refuses_them(
+    length: int, pairs: int, place: float | None, center: int, itemsize: int, subject: Subject
 ) -> None:
     from kernels import xpos_tables
 
     dtype = FLOATS[itemsize]
+    limits = torch.finfo(dtype)
+    first, second = -math.log(limits.smallest_normal), math.log(limits.max)
+    largest = 0.1 if place is None else first + place * (second - first)
+    scale_base = max(1, center, length - 1 - center) * math.log(1.4 / 0.4) / largest
     options: dict[str, Any] = {"scale_base": scale_base, "center": center}
+    try:
+        reference.xpos_tables(length, 2 * pairs, **options, dtype=dtype)
+    except ValueError:
+        with pytest.raises(ValueError, match=r"^length: "):
+            xpos_tables(length, 2 * pairs, **options, dtype=dtype, device=subject.device)
+        return
     got = xpos_tables(length, 2 * pairs, **options, dtype=dtype, device=subject.device)
     want = reference.xpos_tables(length, 2 * pairs, **options, dtype=torch.float64)
     for x, y in zip(got, want, strict=True):
         assert x.dtype == dtype
+        underflow = limits.smallest_normal * limits.eps
         torch.testing.assert_close(
-            x.cpu().double(), y, rtol=torch.finfo(dtype).eps / 2 + 1e-13, atol=1e-13
+            x.cpu().double(), y, rtol=limits.eps / 2 + 1e-12, atol=underflow / 2 + 1e-13
         )
 
 
