@@ -4,6 +4,7 @@ from typing import Any, Unpack
 
 from kernels.cache.kv import Storage
 from kernels.cache.ring import RingCache
+from kernels.softmax.arguments import check_window
 
 
 class SlidingWindowCache(RingCache):
@@ -37,7 +38,7 @@ class SlidingWindowCache(RingCache):
         super().__init__(batch, 0, window, kv_heads, key_dim, value_dim, **storage)
 
     def _window_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        window = options.get("window")
+        window = check_window(options.get("window"))
         if window is None:
             return options | {"window": self.window}
         if window > self.window:

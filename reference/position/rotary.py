@@ -57,10 +57,12 @@ def _run(
     inplace: bool,
 ) -> Tensor:
     _check_tables(x, cos)
-    rows = _rows(x, cos, seqlen_offsets, cu_seqlens)
-    if position_ids is not None:
-        if isinstance(seqlen_offsets, Tensor) or seqlen_offsets != 0:
-            raise ValueError("position_ids: given beside seqlen_offsets, expected one of the two")
+    groups = list(sequences(cu_seqlens, *x.shape[:2]))
+    if position_ids is None:
+        rows = _rows(x, cos, seqlen_offsets, groups)
+    elif isinstance(seqlen_offsets, Tensor) or seqlen_offsets != 0:
+        raise ValueError("position_ids: given beside seqlen_offsets, expected one of the two")
+    else:
         rows = _checked_positions(position_ids, cos)
     cos, sin = (table.detach()[rows, None] for table in (cos, sin))
     return _turned(form, x, cos, sin, interleaved, conjugate, inplace)
@@ -136,12 +138,10 @@ def _checked_positions(position_ids: Tensor, cos: Tensor) -> Tensor:
 
 
 def _rows(
-    x: Tensor, cos: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None
+    x: Tensor, cos: Tensor, seqlen_offsets: int | Tensor, groups: list[tuple[slice, slice]]
 ) -> Int64[Tensor, "B T"]:
     """The row of each token by its place in its sequence, checked to be there."""
-    R, (B, T) = len(cos), x.shape[:2]
-    groups = list(sequences(cu_seqlens, B, T))
-    N = groups[-1][0].stop
+    R, N = len(cos), groups[-1][0].stop
     offsets = (
         seqlen_offsets.tolist() if isinstance(seqlen_offsets, Tensor) else [seqlen_offsets] * N
     )
@@ -155,7 +155,7 @@ def _rows(
                 f"expected rows from 0 to {R - 1}, those of cos and sin"
             )
         rows.extend(range(offset, offset + length))
-    return torch.tensor(rows, dtype=torch.int64, device=x.device).view(B, T)
+    return torch.tensor(rows, dtype=torch.int64, device=x.device).view(x.shape[:2])
 
 
 TEXTS = {

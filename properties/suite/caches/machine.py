@@ -643,6 +643,7 @@ class KVMachine(RuleBasedStateMachine):
             self.refuse(
                 ("softcap", lambda: cache.attend(q, k, v, softcap=0.0)),
                 ("window", lambda: cache.attend(q, k, v, window=0)),
+                ("window", lambda: cache.attend(q, k, v, window="3")),
                 ("mode", lambda: cache.attend(q, k, v, mode="chunk")),
                 ("q", lambda: cache.attend(q.double(), k, v)),
                 (
