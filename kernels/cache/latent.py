@@ -33,14 +33,9 @@ class LatentCache(PagedCache):
     _gathers = False
 
     def __init__(
-        self,
-        batch: int,
-        num_pages: int,
-        page_size: int,
-        latent_dim: int,
-        rotary_dim: int,
+        self, batch: int, num_pages: int, page_size: int, latent_dim: int, rotary_dim: int,
         **storage: Unpack[Storage],
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_size("latent_dim", latent_dim)
         check_size("rotary_dim", rotary_dim)
         super().__init__(batch, num_pages, page_size, 1, latent_dim, rotary_dim, **storage)

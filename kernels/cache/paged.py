@@ -41,15 +41,9 @@ class PagedCache(KVCache):
     """Whether `attention` could attend to a view of the pages."""
 
     def __init__(
-        self,
-        batch: int,
-        num_pages: int,
-        page_size: int,
-        kv_heads: int,
-        key_dim: int,
-        value_dim: int,
-        **storage: Unpack[Storage],
-    ) -> None:
+        self, batch: int, num_pages: int, page_size: int, kv_heads: int, key_dim: int,
+        value_dim: int, **storage: Unpack[Storage],
+    ) -> None:  # fmt: skip
         check_size("batch", batch)
         check_size("num_pages", num_pages)
         check_size("page_size", page_size)

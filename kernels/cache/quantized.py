@@ -49,21 +49,11 @@ class QuantizedCache(PagedCache):
     _gathers = False
 
     def __init__(
-        self,
-        batch: int,
-        num_pages: int,
-        page_size: int,
-        kv_heads: int,
-        key_dim: int,
-        value_dim: int,
-        *,
-        bits: torch.dtype = torch.int8,
-        block: int = 1,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-    ) -> None:
+        self, batch: int, num_pages: int, page_size: int, kv_heads: int, key_dim: int,
+        value_dim: int, *, bits: torch.dtype = torch.int8, block: int = 1,
+        k_scale: float | None = None, v_scale: float | None = None,
+        dtype: torch.dtype = torch.float32, device: torch.device | str | None = None,
+    ) -> None:  # fmt: skip
         if bits not in LARGEST:
             raise TypeError(f"bits: {bits}, expected torch.int8 or torch.float8_e4m3fn")
         if dtype not in FLOATS:

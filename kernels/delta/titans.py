@@ -10,15 +10,9 @@ from kernels.recurrence import StateOptions, wrapper
 
 
 def _as_momentum(
-    *,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    theta: Tensor,
-    log_alpha: Tensor | None,
-    log_eta: Tensor | None,
-    **given: Any,
-) -> tuple[Tensor, Tensor | None]:
+    *, q: Tensor, k: Tensor, v: Tensor, theta: Tensor, log_alpha: Tensor | None,
+    log_eta: Tensor | None, **given: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     # In float32, as the rule's kernel computes: the gradient of k is the sum of two, of which each
     # may leave the range of float16.
     dtype = q.dtype

@@ -35,31 +35,17 @@ def ntk(θ: Tensor, base: float, tokens: int, *, factor: float) -> Scaled:
 
 
 def dynamic(
-    θ: Tensor,
-    base: float,
-    tokens: int,
-    *,
-    factor: float,
-    original_max_position_embeddings: int,
-) -> Scaled:
+    θ: Tensor, base: float, tokens: int, *, factor: float, original_max_position_embeddings: int,
+) -> Scaled:  # fmt: skip
     past = max(tokens - original_max_position_embeddings, 0)
     return ntk(θ, base, tokens, factor=1 + factor * past / original_max_position_embeddings)
 
 
 def yarn(
-    θ: Tensor,
-    base: float,
-    tokens: int,
-    *,
-    factor: float,
-    original_max_position_embeddings: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    mscale: float = 1.0,
-    mscale_all_dim: float = 0.0,
-    attention_factor: float | None = None,
-    truncate: bool = True,
-) -> Scaled:
+    θ: Tensor, base: float, tokens: int, *, factor: float, original_max_position_embeddings: int,
+    beta_fast: float = 32.0, beta_slow: float = 1.0, mscale: float = 1.0,
+    mscale_all_dim: float = 0.0, attention_factor: float | None = None, truncate: bool = True,
+) -> Scaled:  # fmt: skip
     if base <= 1:
         raise ValueError(f"base: {base}, expected more than 1 for yarn")
     if beta_slow > beta_fast:
@@ -82,15 +68,9 @@ def yarn(
 
 
 def llama3(
-    θ: Tensor,
-    base: float,
-    tokens: int,
-    *,
-    factor: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    original_max_position_embeddings: int,
-) -> Scaled:
+    θ: Tensor, base: float, tokens: int, *, factor: float, low_freq_factor: float,
+    high_freq_factor: float, original_max_position_embeddings: int,
+) -> Scaled:  # fmt: skip
     if low_freq_factor >= high_freq_factor:
         raise ValueError(
             f"scaling: llama3's low_freq_factor={low_freq_factor}, "
@@ -102,16 +82,10 @@ def llama3(
 
 
 def longrope(
-    θ: Tensor,
-    base: float,
-    tokens: int,
-    *,
-    short_factor: Sequence[float],
-    long_factor: Sequence[float],
-    original_max_position_embeddings: int,
-    factor: float | None = None,
-    attention_factor: float | None = None,
-) -> Scaled:
+    θ: Tensor, base: float, tokens: int, *, short_factor: Sequence[float],
+    long_factor: Sequence[float], original_max_position_embeddings: int,
+    factor: float | None = None, attention_factor: float | None = None,
+) -> Scaled:  # fmt: skip
     for name, numbers in (("short_factor", short_factor), ("long_factor", long_factor)):
         if len(numbers) != len(θ):
             raise ValueError(
@@ -128,13 +102,8 @@ def longrope(
 
 
 def proportional(
-    θ: Tensor,
-    base: float,
-    tokens: int,
-    *,
-    partial_rotary_factor: float,
-    factor: float = 1.0,
-) -> Scaled:
+    θ: Tensor, base: float, tokens: int, *, partial_rotary_factor: float, factor: float = 1.0,
+) -> Scaled:  # fmt: skip
     if partial_rotary_factor > 1:
         raise ValueError(
             f"scaling: proportional's partial_rotary_factor={partial_rotary_factor}, "

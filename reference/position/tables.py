@@ -44,13 +44,9 @@ def ntk(rotary_dim: int, base: float, tokens: int, *, factor: float) -> Frequenc
 
 
 def dynamic(
-    rotary_dim: int,
-    base: float,
-    tokens: int,
-    *,
-    factor: float,
+    rotary_dim: int, base: float, tokens: int, *, factor: float,
     original_max_position_embeddings: int,
-) -> Frequencies:
+) -> Frequencies:  # fmt: skip
     """`ntk` with a factor that grows with the tokens so far, and is 1 up to the original length.
 
         growth = factor · max(tokens, original) / original - (factor - 1)
@@ -63,19 +59,11 @@ def dynamic(
 
 
 def yarn(
-    rotary_dim: int,
-    base: float,
-    tokens: int,
-    *,
-    factor: float,
-    original_max_position_embeddings: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    mscale: float = 1.0,
-    mscale_all_dim: float = 0.0,
-    attention_factor: float | None = None,
+    rotary_dim: int, base: float, tokens: int, *, factor: float,
+    original_max_position_embeddings: int, beta_fast: float = 32.0, beta_slow: float = 1.0,
+    mscale: float = 1.0, mscale_all_dim: float = 0.0, attention_factor: float | None = None,
     truncate: bool = True,
-) -> Frequencies:
+) -> Frequencies:  # fmt: skip
     """Fast pairs stay, slow ones are divided by the factor, and a ramp over pairs joins them.
 
         pair(β) = rotary_dim ln(original / 2πβ) / (2 ln base)    turns β times in the original
@@ -117,15 +105,9 @@ def yarn(
 
 
 def llama3(
-    rotary_dim: int,
-    base: float,
-    tokens: int,
-    *,
-    factor: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    original_max_position_embeddings: int,
-) -> Frequencies:
+    rotary_dim: int, base: float, tokens: int, *, factor: float, low_freq_factor: float,
+    high_freq_factor: float, original_max_position_embeddings: int,
+) -> Frequencies:  # fmt: skip
     """Pairs that turn often stay, those that turn seldom are divided by the factor.
 
         turns_p  = original · θ_p / 2π
@@ -146,16 +128,10 @@ def llama3(
 
 
 def longrope(
-    rotary_dim: int,
-    base: float,
-    tokens: int,
-    *,
-    short_factor: Sequence[float],
-    long_factor: Sequence[float],
-    original_max_position_embeddings: int,
-    factor: float | None = None,
-    attention_factor: float | None = None,
-) -> Frequencies:
+    rotary_dim: int, base: float, tokens: int, *, short_factor: Sequence[float],
+    long_factor: Sequence[float], original_max_position_embeddings: int,
+    factor: float | None = None, attention_factor: float | None = None,
+) -> Frequencies:  # fmt: skip
     """θ_p / λ_p, with `short_factor` for λ up to the original length and `long_factor` past it.
 
     Cosines and sines are multiplied by `attention_factor`, by default
@@ -182,13 +158,8 @@ def longrope(
 
 
 def proportional(
-    rotary_dim: int,
-    base: float,
-    tokens: int,
-    *,
-    partial_rotary_factor: float,
-    factor: float = 1.0,
-) -> Frequencies:
+    rotary_dim: int, base: float, tokens: int, *, partial_rotary_factor: float, factor: float = 1.0,
+) -> Frequencies:  # fmt: skip
     """The fastest pairs turn as ever, the others not at all.
 
         θ'_p = θ_p / factor  if p < ⌊partial_rotary_factor · rotary_dim / 2⌋, else 0
