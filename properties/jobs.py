@@ -15,7 +15,8 @@ from hypothesis.strategies import SearchStrategy
 
 from properties import scope
 from properties.cases.case import Case
-from properties.cases.strategies import EXTENTS, FEW_TOKENS, bundles
+from properties.cases.extents import EXTENTS, FEW_TOKENS
+from properties.cases.strategies import bundles
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Op
 from properties.device import keeping_state

@@ -1,8 +1,6 @@
 """Strategies for cases: small and ragged, with lengths around the edges of the tiles."""
 
-import math
-from bisect import bisect_right
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
@@ -13,7 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from properties.cases.case import Case
+from properties.cases.extents import EXTENTS, Extent, large_count, large_dims
 from properties.cases.layouts import LAYOUTS
+from properties.cases.lengths import with_lengths, with_many_tokens
 from properties.cases.tensors import (
     differentiable_outputs,
     on_integers,
@@ -21,44 +21,11 @@ from properties.cases.tensors import (
     shape,
     sizes,
     trained,
-    work,
 )
 from properties.cases.values import GATE_RECIPES, LONG_GATE_RECIPES
 from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import ANY_NUMBERS, CHUNK, Argument, Mode, Op, Option, Role
 from properties.targets import Target
-
-# The most numbers that a form of the oracle may hold at once. The float64 oracle and its twelve
-# perturbed runs for the budgets then take at most a second or so on one core, and a quarter on
-# average; the simulator is faster. Wide heads, long sequences and many heads are drawn, but not all
-# in one case: a kernel treats each head and tile by itself.
-WORK = 300_000
-
-
-# A few cases are large along one dim or two and small along all others: some bugs appear only past
-# some number of tokens, rows, heads, sequences or channels.
-Extent = frozenset[str]
-ORDINARY: list[Extent] = [frozenset()]
-_ONE = ("wide", "wide", "rows", "heads", "groups", "sequences")
-_TWO = [
-    *(("wide", other) for other in ("rows", "heads", "groups", "sequences")),
-    *((one, other) for one in ("rows", "sequences") for other in ("heads", "groups")),
-]
-FEW_TOKENS = ORDINARY * 32 + [frozenset({one}) for one in _ONE] + [frozenset(two) for two in _TWO]
-_LONG = [frozenset({"tokens", other}) for other in ("tokens", "tokens", *dict.fromkeys(_ONE))]
-EXTENTS = FEW_TOKENS + _LONG
-
-
-# Cached, because building and validating a strategy takes longer than drawing from it.
-@lru_cache(maxsize=2048)
-def lengths(tiles: Sequence[int], longest: int, *, empty: bool) -> SearchStrategy[int]:
-    """Token counts: 1 to 8, next to multiples of these, anything up to `longest`, or 0."""
-    few = st.sampled_from([n for n in (1, 1, 2, 3, 4, 5, 7, 8) if n <= longest])
-    around = [(m - 1, m, m + 1, 2 * m - 1, 2 * m, *[2 * m + 1] * 2, 3 * m - 1) for m in tiles]
-    edges = sorted(n for each in around for n in each if 1 <= n <= longest)
-    counts = [few, st.sampled_from(edges), st.sampled_from(edges)] if edges else [few]
-    counts.append(st.integers(1, longest))
-    return st.one_of(*counts, st.just(0), st.just(0)) if empty else st.one_of(*counts)
 
 
 class Limits(TypedDict, total=False):
@@ -66,9 +33,9 @@ class Limits(TypedDict, total=False):
 
     Args:
         longest: the most tokens of a sequence, unless a tile has more, 200 by default; fewer if the
-            other dims are large, see `WORK`.
+            other dims are large, see `lengths.WORK`.
         widest: the largest of any other dim, 256 by default.
-        extents: the dims along which some cases are large, see `EXTENTS`.
+        extents: the dims along which some cases are large, see `extents.EXTENTS`.
     """
 
     longest: int
@@ -121,7 +88,7 @@ def _bundles(
     dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
     # If one tensor is passed as two arguments, they have one shape.
     twin = draw(st.sampled_from([False] * 9 + [True]))
-    dims |= {letter: n for letter, n in _large(draw, extent, dims).items() if letter in dims}
+    dims |= {letter: n for letter, n in large_dims(draw, extent, dims).items() if letter in dims}
     if "wide" in extent and op.widest and draw(st.booleans()):
         for letter, limit in op.widest.items():
             limit = min(op.widest.values()) if twin else limit
@@ -173,9 +140,9 @@ def _members(
         # others. Reads of a delta rule's state outgrow the 8 bits of bfloat16.
         exact = "exactness" in op.laws and (case.dtype == "float32" or not is_delta(op))
         exact = exact and draw(st.sampled_from([True, True, True, False]))
-        case = _with_many_tokens(draw, op, case, extent, exact=exact)
+        case = with_many_tokens(draw, op, case, extent, exact=exact)
     else:
-        case = _with_lengths(draw, op, case, edges, longest, extent)
+        case = with_lengths(draw, op, case, edges, longest, extent)
     case = _with_numbers(draw, numbers, case)
     values = st.sampled_from(_recipes(op, case, extent))
     case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
@@ -191,7 +158,7 @@ def _rows(draw: DrawFn, op: Op, case: Case, widest: int, extent: Extent) -> int:
     if case.packed:
         return 1
     if "rows" in extent:
-        return draw(_many(extent))
+        return draw(large_count(extent))
     return _folded(draw(op.dims["B"]), 2 if "tokens" in extent else widest)
 
 
@@ -218,47 +185,7 @@ def _architectures(others: tuple[str, ...]) -> SearchStrategy[str | None]:
 
 # Tokens per tile of a kernel that does not say.
 _USUAL_TILES = (16, 32, 64, 128)
-# Small dims: one head or two; a few channels, or the 16 to 20 around what a dot needs.
-_THIN = {
-    **dict.fromkeys("KVD", st.one_of(st.integers(1, 4), st.integers(16, 20))),
-    **dict.fromkeys("PHR", st.integers(1, 2)),
-    "G": st.just(1),
-}
-# Heads of an indexer, layers, slots: counts that few ops have.
-_COUNTS = "ILM"
-_MANY = st.one_of(st.sampled_from([33, 64, 65]), st.integers(9, 32), st.integers(9, 70))
-_MANY_OF_TWO = st.integers(9, 12)
-_WIDE = st.sampled_from([129, 136, 160, 192, 200, 256])
 _WIDEST = (40, 257, 320, 511, 512, 576)
-
-
-def _many(extent: Extent) -> SearchStrategy[int]:
-    return _MANY if len(extent) == 1 else _MANY_OF_TWO
-
-
-def _large(draw: DrawFn, extent: Extent, letters: Container[str]) -> dict[str, int]:
-    """Draw the sizes of a case that is large in some dim; none if the other sizes may stay as they
-    are.
-    """
-    if not extent:
-        return {}
-    dims: dict[str, int] = {}
-    if extent != {"wide"}:
-        dims = {letter: draw(size) for letter, size in _THIN.items()}
-    if "wide" in extent:
-        # Two widths beyond 128 differ, as equal ones are drawn anyway.
-        wide = draw(st.lists(_WIDE, min_size=2, max_size=2, unique=True))
-        both = "tokens" not in extent and draw(st.booleans())
-        which = "KVD" if both or extent == {"wide"} else draw(st.sampled_from(["KD", "VD"]))
-        dims |= {
-            letter: n for letter, n in zip("KVD", (*wide, wide[0]), strict=True) if letter in which
-        }
-    if "heads" in extent:
-        dims |= {"H": draw(_many(extent)), "G": draw(_many(extent))}
-    if "groups" in extent:
-        dims["R"] = draw(st.integers(7, 17))
-        dims |= {letter: draw(_many(extent)) for letter in _COUNTS if letter in letters}
-    return dims
 
 
 def _alike(dims: Mapping[str, int]) -> dict[str, int]:
@@ -274,130 +201,10 @@ def _folded(size: int, largest: int) -> int:
     return (size - 1) % largest + 1 if size > largest else size
 
 
-def _with_lengths(
-    draw: DrawFn, op: Op, case: Case, edges: Sequence[int], longest: int, extent: Extent
-) -> Case:
-    packed = case.packed
-    count = draw(st.sampled_from([1, 2, 3, 3, 3, 4, 4])) if packed else 1
-    if packed and "sequences" in extent:
-        count = draw(_many(extent))
-    # Give one sequence all the work, or packing would make every sequence short.
-    long = draw(st.integers(0, count - 1))
-    shares = [WORK if n == long else WORK / count for n in range(count)]
-    if count > 4:
-        longest = edges[0] + 1 if _leaves_room(op, case, count) else 1
-    each = [lengths(edges, _affordable(op, case, share, longest), empty=packed) for share in shares]
-    tokens = tuple(draw(one) for one in each)
-    keys: tuple[int, ...] | None = None
-    if _has_keys_of_its_own(op, case):
-        match draw(st.sampled_from(_KEYS)):
-            case "own":
-                keys = tuple(draw(one) for one in each)
-            case "equal":
-                keys = tokens
-            case "cached":
-                keys, tokens = tokens, _decoded(draw, op, case, count)
-    elif packed and draw(st.sampled_from([False] * 7 + [True])):
-        tokens = _decoded(draw, op, case, count)
-    case = replace(case, lengths=tokens, key_lengths=keys)
-    return _perhaps_empty(draw, op, case)
-
-
-_KEYS = ("the queries'", "the queries'", "own", "own", "equal", "cached", "cached")
-
-
-def _decoded(draw: DrawFn, op: Op, case: Case, count: int) -> tuple[int, ...]:
-    """Draw one token per sequence, perhaps with one more of one and none of another."""
-    tokens = [1] * count
-    two = _affordable(op, case, WORK, 2) == 2 and _leaves_room(op, case, count)
-    if count > 1 and two and draw(st.sampled_from([True, True, True, False])):
-        more, fewer = draw(st.permutations(range(count)))[:2]
-        tokens[more] += 1
-        tokens[fewer] -= 1
-    return tuple(tokens)
-
-
 def _packed(draw: DrawFn, op: Op, extent: Extent) -> bool:
     if not op.packed_by or "rows" in extent:
         return False
     return "sequences" in extent or draw(st.booleans())
-
-
-# The most numbers that a case with many tokens may hold.
-MUCH_WORK = 3 * WORK
-# Kernels change their path at powers of two: the largest is passed by one.
-MOST_TOKENS = 4097
-
-
-def _with_many_tokens(draw: DrawFn, op: Op, case: Case, extent: Extent, *, exact: bool) -> Case:
-    """Draw one sequence of hundreds or thousands of tokens, alone or among short ones."""
-    if case.packed:
-        count = draw(_MANY_OF_TWO if "sequences" in extent else st.integers(1, 4))
-        case = replace(case, lengths=(1,) * count)
-    share = MUCH_WORK / len(case.lengths)
-    most = _affordable(op, case, share, MOST_TOKENS)
-    if exact:
-        # Exact cases run the recurrence once, without perturbed runs.
-        most = max(most, min(MOST_TOKENS, int(share / math.prod(case.dims.values()))))
-    many = st.integers(min(201, most), most)
-    if edges := [n for n in (256, 257, 512, 513, 1025, 2049, 4096, 4097) if n <= most]:
-        many = st.one_of(st.sampled_from(edges), many)
-    long = draw(st.integers(0, len(case.lengths) - 1))
-    few = st.sampled_from([0, 1, 1, 2, 3, 5, 17])
-
-    def among(most: int) -> tuple[int, ...]:
-        each = [most if n == long else min(draw(few), most) for n in range(len(case.lengths))]
-        return tuple(each)
-
-    case = replace(case, lengths=among(draw(many)))
-    if _has_keys_of_its_own(op, case) and draw(st.sampled_from([True, True, False])):
-        # Few queries and many keys, or the reverse.
-        short = draw(st.integers(1, 40))
-        most = _affordable(op, case, share, MOST_TOKENS, short)
-        edges = [n for n in (512, 513, 1025, 2049, 4096, 4097) if n <= most]
-        many = st.integers(min(400, most), most)
-        far = draw(st.one_of(st.sampled_from(edges), many) if edges else many)
-        queries, keys = draw(st.sampled_from([(short, far), (short, far), (far, short)]))
-        case = replace(case, lengths=among(queries), key_lengths=among(keys))
-    return case
-
-
-def _has_keys_of_its_own(op: Op, case: Case) -> bool:
-    return op.own_keys and (not case.packed or len(op.packed_by) > 1)
-
-
-def _perhaps_empty(draw: DrawFn, op: Op, case: Case) -> Case:
-    """A case, now and then without rows, tokens or keys."""
-    empty = (
-        ["tokens"] if case.packed else ["rows", "rows", "tokens"] + ["keys", "keys"] * op.own_keys
-    )
-    match draw(st.sampled_from([None] * 10 + empty)):
-        case "rows":
-            return replace(case, dims={**case.dims, "B": 0})
-        case "tokens":
-            return replace(case, lengths=(0,) * len(case.lengths))
-        case "keys":
-            return replace(case, key_lengths=(0,))
-    return case
-
-
-def _leaves_room(op: Op, case: Case, count: int) -> bool:
-    """Whether so many sequences of one token leave work for one that is longer."""
-    return count * work(op, replace(case, lengths=(1,), key_lengths=None)) <= MUCH_WORK - WORK
-
-
-def _affordable(op: Op, case: Case, most: float, longest: int, others: int | None = None) -> int:
-    """The most tokens of a sequence within this much work, at least 1.
-
-    Args:
-        others: the number of keys if `longest` is about queries, or the reverse; None for as many.
-    """
-    keys = None if others is None else (others,)
-
-    def needed(tokens: int) -> float:
-        return work(op, replace(case, lengths=(tokens,), key_lengths=keys))
-
-    return bisect_right(range(2, longest + 1), most, key=needed) + 1
 
 
 def _with_arguments(draw: DrawFn, op: Op, mode: Mode, case: Case) -> tuple[Case, list[Option]]:

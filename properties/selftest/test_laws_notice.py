@@ -19,7 +19,8 @@ from torch import Tensor
 
 from kernels import tiles
 from properties.cases.case import Case
-from properties.cases.strategies import ORDINARY, cases
+from properties.cases.extents import ORDINARY
+from properties.cases.strategies import cases
 from properties.cases.tensors import boundaries
 from properties.catalogue import DTYPES, OPS, Op
 from properties.catalogue.op import Function, Output, Role

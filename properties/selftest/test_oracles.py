@@ -10,8 +10,9 @@ from hypothesis import given, settings
 
 from properties.cases.calls import outputs_and_gradients, transformable
 from properties.cases.case import Case
+from properties.cases.extents import ORDINARY
 from properties.cases.inputs import Results
-from properties.cases.strategies import ORDINARY, cases
+from properties.cases.strategies import cases
 from properties.cases.tensors import build, cotangents, work
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import REFERENCE, Function, Role

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from properties.cases.case import Case
 from properties.cases.contexts import WITHOUT_GRADIENTS
 from properties.cases.layouts import LAYOUTS, SHARING, relaid
-from properties.cases.strategies import MUCH_WORK, bundles
+from properties.cases.lengths import MUCH_WORK
+from properties.cases.strategies import bundles
 from properties.cases.tensors import build, shape, sizes, trained
 from properties.cases.values import RECIPES, Blank
 from properties.catalogue import OPS, Mode, Op

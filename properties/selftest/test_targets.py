@@ -19,7 +19,8 @@ from torch import Tensor
 import reference
 from properties import scope
 from properties.cases.case import Case
-from properties.cases.strategies import ORDINARY, cases
+from properties.cases.extents import ORDINARY
+from properties.cases.strategies import cases
 from properties.catalogue import OPS, Op
 from properties.device import keeping_state
 from properties.jobs import Job, Selection, drawn, hypothesis_test, judge

@@ -129,7 +129,8 @@ def modes_and_dtypes() -> list[tuple[str, str, str]]:
 
 def small_cases(op: str, mode: str, dtype: str) -> list[Case]:
     """A few small ragged cases."""
-    from properties.cases.strategies import ORDINARY, cases
+    from properties.cases.extents import ORDINARY
+    from properties.cases.strategies import cases
     from properties.targets import load
 
     declared = OPS[op]

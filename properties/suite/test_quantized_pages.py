@@ -12,8 +12,9 @@ from torch import Tensor
 import kernels
 import reference
 from properties.cases.case import Case
+from properties.cases.extents import ORDINARY
 from properties.cases.layouts import SHARING
-from properties.cases.strategies import ORDINARY, cases
+from properties.cases.strategies import cases
 from properties.catalogue import OPS, Op
 from properties.laws import LAWS, Subject
 

@@ -28,7 +28,8 @@ from properties.architectures import ARCHITECTURES, Architecture
 from properties.cases.calls import outputs_and_gradients
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
-from properties.cases.strategies import WORK, cases
+from properties.cases.lengths import WORK
+from properties.cases.strategies import cases
 from properties.cases.tensors import build, cotangents, work
 from properties.catalogue import OPS
 from properties.catalogue.op import Argument, Output, Role

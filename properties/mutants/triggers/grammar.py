@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from properties.cases.contexts import CONTEXTS, WITHOUT_GRADIENTS
-from properties.cases.strategies import MOST_TOKENS, MUCH_WORK
+from properties.cases.lengths import MOST_TOKENS, MUCH_WORK
 from properties.catalogue.op import ANY_NUMBERS, Argument, Op, Option, Role
 from properties.mutants.triggers import facts
 from properties.targets.ours import Ours
