@@ -202,7 +202,7 @@ def cotangents(op: Op, case: Case, device: torch.device | str = "cpu") -> Result
         recipe = case.values if case.values in ("integers", "wide_range") else "gaussian"
         x = RECIPES[recipe](blank, generator)
         if recipe != "integers":
-            x = COTANGENTS[case.cotangents](x, case.torch_dtype, generator)
+            x = COTANGENTS[case.cotangents](x, case.torch_dtype, output.dtype_in(case), generator)
         elif is_delta(op):
             x = _thinned(x)
         if output.name in case.silent:

@@ -403,29 +403,31 @@ def long_keys(blank: Blank, generator: torch.Generator) -> Tensor:
     return x
 
 
-def ordinary(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def ordinary(x: Tensor, dtype: torch.dtype, own: torch.dtype, generator: torch.Generator) -> Tensor:
     """As they are."""
     return x
 
 
-def large(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Up to the range of the activations' dtype, where it is float16: parts of a gradient overflow
-    it where their sum does not. In half of the tensors all have one sign, and few sums cancel.
+def large(x: Tensor, dtype: torch.dtype, own: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Up to the range of the activations' dtype, where it is float16, and a little past it if their
+    own is float32: parts of a gradient overflow it where their sum does not. In half of the tensors
+    all have one sign, and few sums cancel.
     """
     powers = (6, 10, 14, 14) if dtype == torch.float16 else (20, 40, 60, 60)
     power = powers[int(torch.randint(len(powers), (), generator=generator))]
-    most = torch.finfo(dtype).max
+    power += 4 * (dtype == torch.float16 and own == torch.float32)
+    most = torch.finfo(own).max
     x = (x * 2.0**power).clamp(-most, most)
     return x.abs() if torch.rand((), generator=generator).item() < 1 / 2 else x
 
 
-def tiny(x: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def tiny(x: Tensor, dtype: torch.dtype, own: torch.dtype, generator: torch.Generator) -> Tensor:
     """Small enough for an epsilon to outweigh them, but not their roundings."""
     return x * (2.0**-8 if dtype == torch.float16 else 2.0**-60)
 
 
-# How large cotangents are, in words: function of them, the activations' dtype and a generator.
-COTANGENTS: dict[str, Callable[[Tensor, torch.dtype, torch.Generator], Tensor]] = {
+# How large cotangents are, in words: function of them, the activations' dtype, their own, a generator.
+COTANGENTS: dict[str, Callable[[Tensor, torch.dtype, torch.dtype, torch.Generator], Tensor]] = {
     size.__name__: size for size in (ordinary, large, tiny)
 }
 
