@@ -426,7 +426,8 @@ def tiny(x: Tensor, dtype: torch.dtype, own: torch.dtype, generator: torch.Gener
     return x * (2.0**-8 if dtype == torch.float16 else 2.0**-60)
 
 
-# How large cotangents are, in words: function of them, the activations' dtype, their own, a generator.
+# How large cotangents are, in words: function of them, the activations' dtype, their own, and a
+# generator.
 COTANGENTS: dict[str, Callable[[Tensor, torch.dtype, torch.dtype, torch.Generator], Tensor]] = {
     size.__name__: size for size in (ordinary, large, tiny)
 }
