@@ -13,8 +13,10 @@ from itertools import groupby
 from properties.counted import counted
 from properties.fuzz.bucket import Bucket
 
-# A line is a cause if at least so many ops that launched it fail, and this part of them all.
+# A place is a cause if at least so many ops that ran it fail, and this part of them all. What
+# nearly every op runs explains any set of bugs, unless nearly every op fails.
 _OPS, _PART = 3, 0.5
+_NEARLY_ALL = 0.9
 # Where many explain as much, so many are named.
 _PLACES = 3
 
@@ -70,7 +72,8 @@ def _largest(left: Sequence[Bucket], ran: Mapping[str, AbstractSet[str]]) -> Cau
         failed = len({op for bucket in those for op in bucket.ops})
         launched = sum(line in lines for lines in ran.values())
         rank = len(those), failed / launched
-        if len(those) < 2 or failed < _OPS or rank[1] < _PART or rank < best:
+        part = _NEARLY_ALL if launched > _NEARLY_ALL * len(ran) else _PART
+        if len(those) < 2 or failed < _OPS or rank[1] < part or rank < best:
             continue
         if rank > best:
             best, alike = rank, []

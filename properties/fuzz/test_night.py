@@ -280,6 +280,15 @@ def test_a_line_explains_buckets_if_most_ops_that_launch_it_fail() -> None:
     assert log.causes == []
 
 
+def test_a_line_that_every_op_launches_explains_buckets_only_if_nearly_all_fail() -> None:
+    buckets = [bucket_of("gla", "kda", lines="all.py:1"), bucket_of("attention", lines="all.py:1")]
+    ran = {op: {"all.py:1"} for op in ("gla", "kda", "attention", "right")}
+    log = Log("ours", 1, {}, buckets, ran=ran)
+    assert log.causes == []
+    del ran["right"]
+    assert [cause.buckets for cause in log.causes] == [tuple(buckets)]
+
+
 def test_buckets_that_a_case_shows_to_be_one_bug_are_merged() -> None:
     both, later, third = (Bucket([failure(one)]) for one in (Y, DX, replace(Y, law="causality")))
     log = Log("ours", 1, {}, [both, later, third])

@@ -10,6 +10,7 @@ from traceback import FrameSummary, extract_tb
 
 import hypothesis
 import jaxtyping
+import numpy
 import torch
 import triton
 
@@ -24,7 +25,7 @@ _BETWEEN = (
     *(str(_SUITE / name) for name in ("cases", "laws", "verdict", "simulator", "fuzz/judging.py")),
     *(str(_SUITE / f"{name}.py") for name in ("jobs", "device", "interpreter")),
     *(str(_SUITE / "targets" / f"{name}.py") for name in ("adapter", "ledger", "ours")),
-    *(folder for one in (hypothesis, jaxtyping, torch, triton) for folder in one.__path__),
+    *(folder for one in (hypothesis, jaxtyping, numpy, torch, triton) for folder in one.__path__),
 )
 _STANDARD = sysconfig.get_path("stdlib")
 _INSTALLED = sysconfig.get_path("purelib")
@@ -92,7 +93,7 @@ def _own(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file belongs to a target, not to this suite, torch, Triton or Python."""
+    """Whether a file belongs to a target, not to this suite, its libraries or Python."""
     if file.startswith("<") or file.startswith(_BETWEEN):
         return False
     return file.startswith(_INSTALLED) or not file.startswith(_STANDARD)
