@@ -203,7 +203,7 @@ MESA_NET = declare(
     recipes=_ROUNDED,
 )
 
-_MINI_BATCHES = (16, 1, 2, 3, 15, 17, 32, 50)
+_MINI_BATCHES = (16, 1, 2, 3, 15, 17, 32, 50, 2**31 - 1, 2**40)
 
 TTT_LINEAR = declare(
     reference.ttt_linear,

@@ -28,7 +28,10 @@ _BLOCK_SIZE = count(
     switched=2,
 )
 _TOP_K = count(
-    "top_k", 16, lambda case: st.one_of(st.integers(1, 5), st.integers(1, 20)), switched=1
+    "top_k",
+    16,
+    lambda case: st.one_of(st.integers(1, 5), st.integers(1, 20) | st.just(2**40)),
+    switched=1,
 )
 
 
@@ -185,11 +188,11 @@ NSA = declare(
     options=(
         _BLOCK_SIZE,
         _TOP_K,
-        replace(_TOP_K, name="local_blocks", draw=lambda case: st.integers(1, 3)),
+        replace(_TOP_K, name="local_blocks", draw=lambda case: st.sampled_from([1, 2, 3, 2**40])),
         count(
             "window",
             512,
-            lambda case: st.one_of(st.integers(1, 9), st.integers(1, 200)),
+            lambda case: st.one_of(st.integers(1, 9), st.integers(1, 200) | st.just(2**40)),
             switched=3,
         ),
     ),

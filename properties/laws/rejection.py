@@ -1,4 +1,5 @@
-"""A bad argument raises the documented error, which names it, before any launch.
+"""A bad argument raises the documented error, which names it, before any launch and before a tensor
+that would be written in place has another gradient.
 
 A library may raise anything, or interpret the argument sensibly, such as 4.0 for a window of 4: the
 oracle then judges the results. It must not return other numbers or access memory out of bounds.
@@ -107,6 +108,9 @@ def _expect_refusal(
     # Only kernels must handle autocast: PyTorch's operations reject float16 under bfloat16
     # autocast.
     context = "grad" if function is op.oracle else case.context
+    given = _with_history(op, given)
+    written = given.get(op.arguments[0].name) if given.get("inplace") is True else None
+    before = written.grad_fn if isinstance(written, Tensor) else None
     there = subject.claiming(case), CONTEXTS[context](subject.device.type)
     with recorded_launches() as launched, there[0], there[1]:
         try:
@@ -124,6 +128,19 @@ def _expect_refusal(
     if launched:
         text = f"{where} launched {launched[0]} before it was refused"
         fail(run, text)
+    if isinstance(written, Tensor) and written.grad_fn is not before:
+        fail(run, f"{where} gave {op.arguments[0].name} another gradient before it was refused")
+
+
+def _with_history(op: Op, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, where a tensor that is written in place comes from a differentiable call."""
+    name = op.arguments[0].name
+    x = given.get(name)
+    if given.get("inplace") is not True or not isinstance(x, Tensor) or not x.is_floating_point():
+        return given
+    # Strides may be the mistake.
+    y = x.detach().requires_grad_() * 1
+    return {**given, name: y} if y.stride() == x.stride() else given
 
 
 def _expect_no_harm(run: Run) -> None:

@@ -478,6 +478,13 @@ def launched_before_refusing(op: Op, given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+@misreading
+def another_gradient_before_refusing(op: Op, given: dict[str, Any]) -> dict[str, Any]:
+    if given.get("inplace") is True and isinstance(x := given[op.arguments[0].name], Tensor):
+        x.mul_(1)
+    return given
+
+
 def _anywhere(op: Op) -> bool:
     return True
 
@@ -555,6 +562,7 @@ PLANTED = (
     Planted("rejection", another_error_raised),
     Planted("rejection", error_says_nothing),
     Planted("rejection", launched_before_refusing),
+    Planted("rejection", another_gradient_before_refusing, _in_place),
 )
 
 
