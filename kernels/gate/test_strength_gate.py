@@ -1,0 +1,12 @@
+"""What no law sees: the oracle's own gradient of an open gate loses its digits in float32."""
+
+import torch
+
+import kernels
+
+
+def test_the_gradient_of_an_open_gate_keeps_its_digits(device: torch.device) -> None:
+    x = torch.tensor([18.0, 14.0, -20.0, 1.0], device=device).view(1, 4, 1).requires_grad_()
+    (dx,) = torch.autograd.grad(kernels.strength_gate(x).sum(), x)
+    want = torch.sigmoid(x.detach().double()) * torch.sigmoid(-x.detach().double())
+    torch.testing.assert_close(dx.double(), want, rtol=1e-5, atol=0)
