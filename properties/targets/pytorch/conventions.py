@@ -27,26 +27,6 @@ def scale_of(scale: float | None) -> float | None:
     return float(scale) if isinstance(scale, (int, float)) else scale
 
 
-def check_mask(
-    q: Tensor, k: Tensor, *bounds: Tensor | None, window: int | None, slopes: Tensor | None
-) -> None:
-    """Check the arguments of a mask built here; the library sees only the mask.
-
-    Raises:
-        ValueError: a window, slopes or boundaries that the catalogue rejects.
-    """
-    if window is not None and (window < 1 or window != int(window)):
-        raise ValueError(f"window: {window!r}, expected None or a positive number of keys")
-    if slopes is not None and slopes.shape != q.shape[2:3]:
-        raise ValueError(f"alibi_slopes: {list(slopes.shape)}, expected one for each query head")
-    for x, ends in zip((q, k), bounds, strict=False):
-        if ends is None:
-            continue
-        fits = ends.dim() == 1 and len(ends) > 0 and len(x) == 1
-        if not fits or ends[0] != 0 or ends[-1] != x.shape[1] or bool((ends.diff() < 0).any()):
-            raise ValueError(f"cu_seqlens: {ends}, expected boundaries from 0 to {x.shape[1]}")
-
-
 def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Reject sizes that the library would broadcast, as it documents.
 
@@ -78,19 +58,15 @@ def with_dense_gradient(o: Tensor) -> Tensor:
     return o * 1 if o.is_cuda else o
 
 
-def visible(p: Tensor, j: Tensor, causal: bool, window: int | None) -> Tensor:
-    seen = j <= p if causal else j == j
-    return seen if window is None else seen & ((p - j).abs() < window)
-
-
 def at_least_2_tokens(case: Case) -> Case:
     keys = case.key_lengths and tuple(max(n, 2) for n in case.key_lengths)
     return replace(case, lengths=tuple(max(n, 2) for n in case.lengths), key_lengths=keys)
 
 
-def float32_slopes(case: Case) -> Case:
+def added_in_dtype(case: Case) -> Case:
+    """Drop what would be added to logits of 16 bits in float32: GPU kernels misread it."""
     given = tuple(n for n in case.given if n != "alibi_slopes" or case.dtype == "float32")
-    return replace(case, given=given)
+    return replace(case, given=given, float32=tuple(n for n in case.float32 if n != "bias"))
 
 
 def square_if_causal(case: Case) -> Case:

@@ -1,4 +1,4 @@
-"""FlexAttention: packing, window, softcap and ALiBi as functions of positions."""
+"""FlexAttention: packing, masks, softcap, biases and ALiBi as functions of indices."""
 
 import warnings
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from properties.targets.pytorch.conventions import (
     HEADS_FIRST,
     SCALE,
     at_least_16,
-    check_mask,
     check_sizes,
     scale_of,
-    visible,
 )
+from properties.targets.pytorch.masks import at, boundaries, check_mask, positions, seen
+from reference.softmax.structure import Structure
 
 _CONVENTIONS = (
     HEADS_FIRST,
@@ -34,6 +34,7 @@ def _with(kernel: Callable[..., Any]) -> Function:
     def attention(
         q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, causal: bool = False,
         window: int | None = None, softcap: float | None = None, alibi_slopes: Tensor | None = None,
+        bias: Tensor | None = None, mask: Tensor | None = None, structure: Structure | None = None,
         cu_seqlens: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
         return_lse: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
@@ -43,32 +44,37 @@ def _with(kernel: Callable[..., Any]) -> Function:
         ):
             raise ValueError("cu_seqlens_k: given, expected as many sequences as cu_seqlens has")
         bounds = (cu_seqlens, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
-        check_mask(q, k, *bounds, window=window, slopes=alibi_slopes)
+        check_mask(
+            q,
+            k,
+            *bounds,
+            window=window,
+            slopes=alibi_slopes,
+            bias=bias,
+            mask=mask,
+            structure=structure,
+        )
         if softcap is not None and not softcap > 0:
             raise ValueError(f"softcap: {softcap!r}, expected None or a positive number")
-        cap = None if softcap is None else torch.tensor(softcap, device=q.device)
+        # A number of NumPy would be float64, and the results with it.
+        cap = None if softcap is None else torch.tensor(float(softcap), device=q.device)
         # Their products with distances are not to be rounded to 16 bits.
         slopes = None if alibi_slopes is None else alibi_slopes.float()
-        keys = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
-        of_query, of_key = _sequence(q, cu_seqlens), _sequence(k, keys)
-        # Offset from a query to its key of the same position, with last tokens aligned.
-        behind = _ends(k, keys) - _ends(q, cu_seqlens)
-
-        def position(i: Tensor) -> Tensor:
-            return i + behind[of_query[i]]
-
-        def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            own = of_query[i] == of_key[j]
-            return own & visible(position(i), j, causal, window)
+        position = positions(*boundaries(q, k, *bounds))
+        visible = seen(q, k, *bounds, causal=causal, window=window, mask=mask, structure=structure)
 
         def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if cap is not None:
                 s = cap * torch.tanh(s / cap)
+            if bias is not None:
+                s = s + at(bias, b, h, i, j)
             if slopes is not None:
                 s = s - slopes[h] * (position(i) - j).abs()
             return s
 
-        blocks = create_block_mask(mask, None, None, q.shape[1], k.shape[1], device=q.device)
+        alike = mask is None and structure is None
+        B, H = (None, None) if alike else (len(q), q.shape[2])
+        blocks = create_block_mask(visible, B, H, q.shape[1], k.shape[1], device=q.device)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
             o, more = kernel(
@@ -84,19 +90,6 @@ def _with(kernel: Callable[..., Any]) -> Function:
         return o.transpose(1, 2), more.lse
 
     return attention
-
-
-def _sequence(x: Tensor, bounds: Tensor | None) -> Tensor:
-    """The index of each token's packed sequence."""
-    tokens = torch.arange(x.shape[1], device=x.device)
-    if bounds is None:
-        return torch.zeros_like(tokens)
-    return torch.bucketize(tokens, bounds[1:], right=True)
-
-
-def _ends(x: Tensor, bounds: Tensor | None) -> Tensor:
-    """One past the last token of each sequence."""
-    return torch.tensor([x.shape[1]], device=x.device) if bounds is None else bounds[1:]
 
 
 def on_cpu() -> dict[str, Implementation]:

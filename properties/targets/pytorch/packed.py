@@ -15,13 +15,13 @@ from properties.targets.pytorch.conventions import (
     HEADS_FIRST,
     SCALE,
     WINDOW,
-    check_mask,
     dense_rows,
     multiples_of_8,
     scale_of,
     ungrouped,
     with_dense_gradient,
 )
+from properties.targets.pytorch.masks import check_mask
 
 
 def _nested(

@@ -9,26 +9,26 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from properties.catalogue.op import Function
 from properties.targets.adapter import Implementation
-from properties.targets.bounds import equal_widths
+from properties.targets.bounds import Bound, equal_widths
 from properties.targets.pytorch.conventions import (
     HEADS_FIRST,
     SCALE,
+    added_in_dtype,
     at_least_2_tokens,
-    check_mask,
     check_sizes,
     dense_rows,
-    float32_slopes,
     multiples_of_8,
     multiples_of_8_to_128,
     scale_of,
     square_if_causal,
     ungrouped,
-    visible,
     with_dense_gradient,
 )
+from properties.targets.pytorch.masks import boundaries, check_mask, positions, seen
+from reference.softmax.structure import Structure
 
 _TOP_LEFT = "is_causal aligns at the top left; where T_q != T_k the mask is written out"
-_MASKS = "window and ALiBi are masks, ALiBi a float32 one"
+_MASKS = "window and rules are boolean masks, ALiBi a float32 one that is added"
 _MASKED = (HEADS_FIRST, SCALE, _TOP_LEFT, _MASKS)
 _ATOMIC = "its backward adds with atomics, as documented"
 # Keys per block of the CPU's flash kernel.
@@ -41,18 +41,25 @@ def masked(*backends: SDPBackend) -> Function:
     def attention(
         q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, causal: bool = False,
         window: int | None = None, alibi_slopes: Tensor | None = None,
+        bias: Tensor | None = None, mask: Tensor | None = None, structure: Structure | None = None,
     ) -> Tensor:  # fmt: skip
         check_sizes(q, k, v)
-        check_mask(q, k, window=window, slopes=alibi_slopes)
-        square = q.shape[1] == k.shape[1]
-        top_left = causal and square and window is None and alibi_slopes is None
-        mask = None if top_left else _mask(q, k, causal, window, alibi_slopes)
+        check_mask(
+            q, k, window=window, slopes=alibi_slopes, bias=bias, mask=mask, structure=structure
+        )
+        alone = all(x is None for x in (window, alibi_slopes, bias, mask, structure))
+        top_left = causal and alone and q.shape[1] == k.shape[1]
+        attn_mask = (
+            None if top_left else _mask(q, k, causal, window, alibi_slopes, bias, mask, structure)
+        )
+        if attn_mask is not None and attn_mask.is_cuda:
+            attn_mask = dense_rows(attn_mask)
         with _chosen(backends):
             o = scaled_dot_product_attention(
                 dense_rows(q).transpose(1, 2),
                 dense_rows(k).transpose(1, 2),
                 dense_rows(v).transpose(1, 2),
-                attn_mask=mask,
+                attn_mask=attn_mask,
                 is_causal=top_left,
                 scale=scale_of(scale),
                 enable_gqa=q.shape[2] != k.shape[2],
@@ -81,18 +88,30 @@ def _chosen(backends: tuple[SDPBackend, ...]) -> AbstractContextManager[None]:
 
 
 def _mask(
-    q: Tensor, k: Tensor, causal: bool, window: int | None, slopes: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    window: int | None,
+    slopes: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    structure: Structure | None,
 ) -> Tensor | None:
-    """The boolean mask, or with slopes the bias; None if a query sees every key."""
-    if not causal and window is None and slopes is None:
-        return None
-    p = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
-    j = torch.arange(k.shape[1], device=q.device)[None, :]
-    seen = visible(p, j, causal, window)
-    if slopes is None:
-        return seen
-    lost = slopes.float()[:, None, None] * (p - j).abs()
-    return torch.where(seen, -lost, -torch.inf)[None]
+    """The boolean mask, or what is added to logits; None if a query sees every key."""
+    alone = not causal and slopes is None and window is None and structure is None
+    if alone and (bias is None or mask is None):
+        return mask if bias is None else bias
+    sizes = (len(q), q.shape[2], q.shape[1], k.shape[1])
+    tokens = (torch.arange(n, device=q.device) for n in sizes)
+    b, h, i, j = (x.view(*[1] * axis, -1, *[1] * (3 - axis)) for axis, x in enumerate(tokens))
+    visible = seen(q, k, causal=causal, window=window, mask=mask, structure=structure)(b, h, i, j)
+    if bias is None and slopes is None:
+        return visible
+    added = torch.zeros((), device=q.device) if bias is None else bias
+    if slopes is not None:
+        p = positions(*boundaries(q, k))(i)
+        added = added - slopes.float()[h] * (p - j).abs()
+    return torch.where(visible, added, -torch.inf)
 
 
 def on_cpu() -> dict[str, Implementation]:
@@ -104,6 +123,8 @@ def on_cpu() -> dict[str, Implementation]:
             _MASKED,
             tokens=_KEYS,
             bounds={"V = K": equal_widths},
+            # It refuses a mask that wants a gradient.
+            constants=("bias",),
         ),
     }
 
@@ -111,9 +132,9 @@ def on_cpu() -> dict[str, Implementation]:
 def on_cuda() -> dict[str, Implementation]:
     unstated = {"determinism": _ATOMIC}
     uncut = {**unstated, "splitting": "it has no kernel for what some cuts leave"}
-    slopes = {"ALiBi in float32": float32_slopes}
+    added: dict[str, Bound] = {"ALiBi and biases in the dtype of q": added_in_dtype}
     return {
-        "sdpa": Implementation(masked(), _MASKED, bounds=slopes, unstated=unstated),
+        "sdpa": Implementation(masked(), _MASKED, bounds=added, unstated=unstated),
         "sdpa_math": Implementation(masked(SDPBackend.MATH), _MASKED),
         "sdpa_flash": Implementation(
             maskless(SDPBackend.FLASH_ATTENTION),
@@ -125,7 +146,7 @@ def on_cuda() -> dict[str, Implementation]:
         "sdpa_efficient": Implementation(
             masked(SDPBackend.EFFICIENT_ATTENTION),
             _MASKED,
-            bounds={"H = G": ungrouped, "head dims in multiples of 8": multiples_of_8, **slopes},
+            bounds={"H = G": ungrouped, "head dims in multiples of 8": multiples_of_8, **added},
             unstated=uncut,
         ),
         "sdpa_cudnn": Implementation(
@@ -136,7 +157,7 @@ def on_cuda() -> dict[str, Implementation]:
                 "V = K": equal_widths,
                 "head dims in multiples of 8 to 128": multiples_of_8_to_128,
                 "two tokens or more": at_least_2_tokens,
-                **slopes,
+                **added,
             },
             unstated=uncut,
         ),

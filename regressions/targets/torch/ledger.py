@@ -19,13 +19,17 @@ def _unrefused(*mistakes: str) -> tuple[Told, ...]:
 
 def _top_left(given: Given) -> bool:
     """Whether the adapter says is_causal, rather than writing the mask out."""
-    masked = given.get("window") is not None or given.get("alibi_slopes") is not None
+    masks = ("window", "alibi_slopes", "bias", "mask", "structure")
+    masked = any(given.get(name) is not None for name in masks)
     return given["causal"] and not masked and given["q"].shape[1] == given["k"].shape[1]
 
 
 def _flash(given: Given) -> bool:
     """Whether the CPU's flash kernel runs."""
-    return given["mode"] == "sdpa_flash" or given["q"].shape[-1] == given["v"].shape[-1]
+    bias = given.get("bias")
+    trained = bias is not None and bias.requires_grad
+    square: bool = given["q"].shape[-1] == given["v"].shape[-1]
+    return given["mode"] == "sdpa_flash" or (square and not trained)
 
 
 def _not_positive(scale: float | None) -> bool:
@@ -127,6 +131,25 @@ LEDGER = (
         got="to_padded_tensor: at least one constituent tensor should have non-zero numel",
         cause="The math path goes through a padded tensor, which it refuses to make of sequences "
         "that are all empty.",
+    ),
+    KnownFailure(
+        name="nested_in_inference_mode",
+        law="differential",
+        releases=ON_CPU,
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"sdpa_nested","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":1,"V":1},"lengths":[1],"options":{"scale":null},"frozen":["q","k","v"],'
+                '"context":"inference_mode"}'
+            ),
+        ),
+        modes=("sdpa_nested",),
+        shows=lambda given: torch.is_inference_mode_enabled(),
+        symptoms=(Raised("RuntimeError", "Cannot set version_counter for inference tensor"),),
+        expected="(4, 8)",
+        got="Cannot set version_counter for inference tensor",
+        cause="A jagged tensor is a view of its values, and in inference mode no such view is made "
+        "of a tensor from outside.",
     ),
     KnownFailure(
         name="nested_gradient_at_an_offset",
