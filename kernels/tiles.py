@@ -289,7 +289,7 @@ _WALL = Entry(
     features=64,
     num_warps=8,
     num_stages=1,
-    kernels={"by_key": Tile(tokens=16, keys=64, features=32, num_warps=8, num_stages=1)},
+    kernels={"by_key": Tile(tokens=64, keys=64, features=64, num_warps=8, num_stages=1)},
 )
 _WALL_FORWARD = Tile(tokens=64, keys=64, features=128, num_warps=8)
 
@@ -321,7 +321,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
                 "dq": Tile(tokens=64, keys=64, num_stages=3),
                 "dkv": Tile(tokens=64, keys=64, num_stages=3),
                 "biased": Tile(tokens=64, keys=32, num_stages=3),
-                "gated": Tile(tokens=64, keys=32),
+                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
             },
         ),
         Entry(
@@ -335,7 +335,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
                 "dq": Tile(tokens=128, keys=64, num_warps=8, num_stages=3),
                 "dkv": Tile(tokens=128, keys=32, num_warps=8),
                 "biased": Tile(tokens=64, keys=16, num_stages=1),
-                "gated": Tile(tokens=64, keys=16, num_stages=1),
+                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
             },
         ),
         Entry(
@@ -351,7 +351,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
                 "windowed_dk": Tile(tokens=128, keys=16, num_warps=8),
                 "dv": Tile(tokens=128, keys=32, num_warps=8),
                 "biased": Tile(tokens=32, keys=32, num_warps=8),
-                "gated": Tile(tokens=32, keys=16, num_warps=8, num_stages=1),
+                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
             },
         ),
         # From Ampere on, up to 99 KiB.
@@ -364,7 +364,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             kernels={
                 "dq": Tile(tokens=32, keys=32),
                 "dkv": Tile(tokens=32, keys=32),
-                "gated": Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
+                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
             },
         ),
         Entry(
@@ -387,7 +387,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
                 "dq": Tile(tokens=32, keys=16, num_stages=1),
                 "dkv": Tile(tokens=32, keys=16, num_stages=1),
                 "biased": Tile(tokens=16, keys=16, num_stages=1),
-                "gated": Tile(tokens=16, keys=16, num_stages=1),
+                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
             },
         ),
         Entry(
@@ -397,7 +397,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             arch=80,
             kernels={
                 "dkv": Tile(tokens=16, keys=16, num_warps=8, num_stages=1),
-                "gated": Tile(tokens=16, keys=16, num_warps=16, num_stages=1),
+                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
             },
         ),
         Entry(tokens=16, keys=16, num_stages=1),
@@ -665,13 +665,13 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=16, keys=16, num_warps=8, num_stages=1),
         Entry(tokens=16, keys=16, features=64, num_warps=8, num_stages=1, max_dim=576),
     ),
-    # tokens: of a chunk; keys: of a span; features: widest slice of K that a program multiplies at
-    # once. "attend" holds so many queries and keys; "unaligned" replaces it where a head dim is no
-    # multiple of 16. "backward": chunks and slices of the backward pass; "return": slices of the
-    # way back to the queries.
+    # tokens: of a block; keys: of a span; features: widest slice of K that a program multiplies at
+    # once. "attend", and backward "walk" and "return", hold so many queries and read so many keys
+    # per step, "by_key" holds keys and reads queries, "cross" rows of M. With gates those named
+    # "gated" replace them, and others, "unaligned", if a head dim is no multiple of 16.
     ("path_attn", "parallel"): (
         Entry(
-            tokens=32,
+            tokens=64,
             keys=256,
             features=64,
             num_stages=1,
@@ -679,9 +679,14 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             **_BFLOAT16_ON_HOPPER,
             kernels={
                 "attend": Tile(tokens=128, keys=64, features=128, num_warps=8, num_stages=1),
+                "walk": Tile(tokens=128, keys=64, features=128, num_warps=8, num_stages=1),
+                "return": Tile(tokens=128, keys=32, features=64, num_warps=8, num_stages=2),
+                "by_key": Tile(tokens=128, keys=64, features=128, num_warps=8, num_stages=2),
+                "gated_walk": Tile(tokens=128, keys=32, features=64, num_warps=8, num_stages=1),
+                "gated_return": Tile(tokens=128, keys=32, features=64, num_warps=8, num_stages=2),
+                "cross": Tile(tokens=64, features=128),
                 "unaligned": Tile(tokens=16, keys=16, features=32, num_warps=8, num_stages=1),
-                "backward": Tile(tokens=32, features=32, num_stages=1),
-                "return": Tile(tokens=32, features=32, num_stages=1),
+                "unaligned_block": Tile(tokens=32, features=32, num_stages=1),
             },
         ),
         Entry(
@@ -690,10 +695,10 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             features=64,
             num_warps=8,
             num_stages=1,
-            kernels={
-                "attend": Tile(tokens=16, keys=16, features=64, num_warps=8, num_stages=1),
-                "return": Tile(tokens=16, features=32, num_warps=8, num_stages=1),
-            },
+            kernels=dict.fromkeys(
+                ("attend", "walk", "return", "by_key"),
+                Tile(tokens=16, keys=16, features=64, num_warps=8, num_stages=1),
+            ),
         ),
     ),
     # tokens: of a chunk; features: widest slice of K or V that a program multiplies at once.
@@ -718,7 +723,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             **_BFLOAT16_ON_HOPPER,
             kernels={
                 "forward": _WALL_FORWARD,
-                "by_key": Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1),
+                "by_key": Tile(tokens=128, keys=64, features=128, num_warps=8, num_stages=2),
             },
         ),
         replace(_with(_WALL, forward=_WALL_FORWARD), max_dim=128, **_BFLOAT16_ON_HOPPER),

@@ -311,15 +311,15 @@ BUGS = {
             "path_attn",
             "parallel",
             {"B": 1, "G": 1, "R": 1, "K": 1, "V": 1},
-            (3,),
+            (35,),
             given=("g",),
             values="extreme_gates",
             seed=1,
         ),
         planted=Edit(
             "kernels.softmax.path",
-            "(rows[:, None] >= rows[None, :]) & inside[:, None], p, 0.0)",
-            "rows[:, None] >= rows[None, :], p, 0.0)",
+            "tl.where(exists[:, None], tl.exp2(s) * inverse[:, None], 0.0)",
+            "tl.exp2(s) * inverse[:, None]",
         ),
     ),
     "gates_read_past_the_end": KnownBug(
@@ -638,8 +638,8 @@ BUGS = {
         pinned=pin("path_attn", "parallel", {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3}, (40,)),
         planted=Edit(
             "kernels.softmax.path",
-            "store_rows(kept + slot * C * key_dim, x, rows",
-            "store_rows(kept + slot * C * key_dim, x.to(tl.bfloat16), rows",
+            "store_pieces(x, apart, scale * acc, rows",
+            "store_pieces(x, apart, (scale * acc).to(tl.bfloat16).to(tl.float32), rows",
         ),
     ),
     "row_sums_of_the_first_block": KnownBug(

@@ -78,3 +78,14 @@ def product_of_pieces(a, b, DTYPE: tl.constexpr, acc=None):
         c = tl.dot(a[0], b[1], c)
         c = tl.dot(a[0], b[0], c)
     return c
+
+
+@triton.jit
+def rounded_product(a, b, DTYPE: tl.constexpr, acc=None):
+    """`a @ b` of float32 `a`, which is rounded once if DTYPE is bfloat16, and `b` in pieces."""
+    if DTYPE.is_bf16():
+        high = a.to(tl.bfloat16)
+        c = tl.dot(high, b[0], tl.dot(high, b[1], acc))
+    else:
+        c = product_of_pieces(split(a, DTYPE), b, DTYPE, acc)
+    return c

@@ -53,6 +53,12 @@ def gradient_of_gates(ds, row_sums, column_sums, place, count, C: tl.constexpr):
     rows = tl.arange(0, C)
     of_rows = tl.load(row_sums + place + rows, mask=rows < count, other=0.0)
     of_columns = tl.load(column_sums + place + rows, mask=rows < count, other=0.0)
+    return gradient_from_sums(ds, of_rows, of_columns, C)
+
+
+@triton.jit
+def gradient_from_sums(ds, of_rows, of_columns, C: tl.constexpr):
+    """`gradient_of_gates` from sums that are loaded."""
     after_key = chunk_span_transposed(1, C)
     straddling = tl.cumsum(ds, 0, reverse=True)
     dgs = tl.sum(tl.where(after_key, straddling, 0.0), 1)

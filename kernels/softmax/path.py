@@ -1,28 +1,23 @@
 """PaTH attention in tiles: keys are reflected on their way to the query.
 
-Tokens are cut into chunks of C. With W, K, Q the rows of one chunk, and the representation of
-Woodbury and Young of its reflections,
+Tokens are cut into spans. With W, K, Q the rows of one span, and the representation of Woodbury and
+Young of its reflections,
 
-    T = (I + diag(β) tril₋₁(W Wᵀ))⁻¹ diag(β)      D = T tril₋₁(W Kᵀ)      Z = T W
-    E = tril(Q Wᵀ)      Q' = Q - E Z      K' = K - Dᵀ W      H_C ... H_1 = I - Wᵀ Z
+    A = tril₋₁(W Wᵀ)    L = (I + diag(β) A)⁻¹    T = L diag(β)
+    D = T tril₋₁(W Kᵀ)    Z = T W    K' = K - Dᵀ W    M = H_S ... H_1 = I - Wᵀ Z
+    E = tril(Q Wᵀ)    X = scale (Q - E Z)
 
-the products of pairs of one chunk are tril(Q Kᵀ) - E D, and those with keys of an earlier chunk are
-X K'ᵀ. X is Q' in the chunk before, and behind each chunk
+the products of pairs of one span are tril(Q Kᵀ) - E D, and those with keys of an earlier span are
+X K'ᵀ: X in the span before, and behind each span X ← X M. Matrices [S, S] are lower triangular, and
+computed in blocks of C rows.
 
-    X ← X - (X Wᵀ) Z
+Backward, queries walk as they do forwards, and come back from the farthest span with the gradient
 
-Forwards chunks are joined in spans. Once for each span, keys K' pass its later chunks, K'' = K' -
-(K' Zᵀ) W, queries its earlier ones, and the rows of the identity all of them, which makes M [K, K].
-A program then walks from its own span to farther ones: the products with one are X K''ᵀ, and behind
-each X ← X M, which for K = 128 and spans of 256 takes a quarter of the products of X - (X Wᵀ) Z.
+    dX ← dX Mᵀ + dS K'        dK' += dSᵀ X        dM += Xᵀ dX
 
-Backward a program walks over chunks to the farthest, keeps every X, and comes back with the
-gradient of X,
-
-    dX ← dX - (dX Zᵀ) W + dS K'        dK' += dSᵀ X        dZ -= (X Wᵀ)ᵀ dX        dW -= (dX Zᵀ)ᵀ X
-
-A launch is for one chunk of queries of every sequence, as all of them add to the same gradients:
-each is summed in a fixed order, and what is kept is linear in T.
+where dX of dM is that behind the span. A launch is for the queries of RUN spans of every sequence,
+as all of them add to the same gradients: each is summed in a fixed order, and what is kept is
+linear in T, as X and dX behind a span are kept in the places of that span's tokens.
 
 Source: Yang et al., PaTH Attention, arXiv 2505.16381, section 3.2.
 """
@@ -39,14 +34,14 @@ from kernels import tiles
 from kernels.arguments import check_boundaries
 from kernels.differentiable import differentiable
 from kernels.linear.tiles import tile_of
-from kernels.primitives.chunks import Chunks, cut, locate_chunk, locate_sequence
-from kernels.primitives.groups import of_each_group
+from kernels.primitives.chunks import cut, locate_chunk, locate_sequence
 from kernels.primitives.layout import contiguous
 from kernels.primitives.pieces import (
     elements,
     empty_pieces,
     load_pieces,
     product_of_pieces,
+    rounded_product,
     store_pieces,
     transposed,
 )
@@ -60,74 +55,87 @@ from kernels.softmax.chunked import (
     base2_logits,
     dot_rows,
     gates_of_chunk,
-    gradient_of_gates,
+    gradient_from_sums,
     place_in_heads,
     soften,
-    sum_between,
 )
 from kernels.softmax.gates import cumulative_gates
 from kernels.softmax.pairs import pairs, shapes
 from kernels.tiles import cdiv, next_power_of_2
 
+# Spans of queries of a launch of the backward pass. Two would take 4 % less time, and one more copy
+# of X, of dX, of weights and of their gradients.
+_RUN = 1
+
+
+@triton.jit
+def _exact(a, b, DTYPE: tl.constexpr, acc=None):
+    """`a @ b`, neither rounded."""
+    return product(a, b, DTYPE, FINE_A=True, FINE_B=True, acc=acc)
+
+
+@triton.jit
+def _lower(row, column, left, C: tl.constexpr):
+    """Whether elements of a block are in the lower triangle, and their rows exist."""
+    rows = row + tl.arange(0, C)[:, None]
+    return (rows >= column + tl.arange(0, C)[None, :]) & (rows < left)
+
+
+@triton.jit
+def _block(matrix, row, column, stride, left, C: tl.constexpr):
+    """A block `[C, C]` of a lower triangular matrix in memory."""
+    rows = tl.arange(0, C)
+    return load_rows(matrix + row * stride + column, rows, rows, stride, left - row, C)
+
+
+@triton.jit
+def _store_block(matrix, x, row, column, stride, left, C: tl.constexpr):
+    rows = tl.arange(0, C)
+    x = tl.where(_lower(row, column, left, C), x, 0.0)
+    store_rows(matrix + row * stride + column, x, rows, rows, stride, left - row, C)
+
 
 @triton.jit
 def _overlaps(
-    x, y, stride_x, stride_y, left, key_dim, DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr
-):  # fmt: skip
-    """x yᵀ `[C, C]` of the rows of two chunks that are `left`, from slices of K; operands are not
-    rounded."""
-    return dot_rows(x, y, stride_x, stride_y, left, left, key_dim, DTYPE, C, BK, FINE=True)
-
-
-@triton.jit
-def _exact(a, b, DTYPE: tl.constexpr):
-    """`a @ b` of computed operands, neither rounded."""
-    return product(a, b, DTYPE, FINE_A=True, FINE_B=True)
-
-
-@triton.jit
-def _past(
-    X, x, y, stride, key_dim,
-    DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """X - (X xᵀ) y of PARTS slices of K, with the rows x and y of a whole chunk."""
-    rows = tl.arange(0, C)
-    along = tl.zeros((X[0].shape[0], C), tl.float32)
-    for part in tl.static_range(PARTS):
-        keys = part * BK + tl.arange(0, BK)
-        tile = load_rows(x, rows, keys, stride, C, key_dim)
-        along = product(-X[part], tl.trans(tile), DTYPE, FINE_A=True, FINE_B=True, acc=along)
-    more = ()
-    for part in tl.static_range(PARTS):
-        keys = part * BK + tl.arange(0, BK)
-        tile = load_rows(y, rows, keys, stride, C, key_dim)
-        more += (product(along, tile, DTYPE, FINE_A=True, FINE_B=True, acc=X[part]),)
-    return more
-
-
-@triton.jit
-def _system(
-    w, k, beta, stride, heads, left, key_dim,
+    x, y, row, column, stride_x, stride_y, left, key_dim, diagonal,
     DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """tril₋₁(W Wᵀ), tril₋₁(W Kᵀ), the inverse of the system and β."""
-    rows = tl.arange(0, C)
-    earlier = rows[:, None] > rows[None, :]
-    beta_rows = tl.load(beta + rows * heads, mask=rows < left, other=0.0).to(tl.float32)
-    own = tl.where(earlier, _overlaps(w, w, stride, stride, left, key_dim, DTYPE, C, BK), 0.0)
-    of_keys = tl.where(earlier, _overlaps(w, k, stride, stride, left, key_dim, DTYPE, C, BK), 0.0)
-    return own, of_keys, inverse_unit_lower(beta_rows[:, None] * own, C, DTYPE), beta_rows
+    """A block of tril(x yᵀ), from `diagonal` rows below the diagonal on; operands are not
+    rounded."""
+    x += row * stride_x
+    y += column * stride_y
+    products = dot_rows(
+        x, y, stride_x, stride_y, left - row, left - column, key_dim, DTYPE, C, BK, FINE=True
+    )
+    return tl.where(_lower(row, column + diagonal, left, C), products, 0.0)
+
+
+@triton.jit
+def _strengths(beta, row, heads, left, C: tl.constexpr):
+    rows = row + tl.arange(0, C)
+    return tl.load(beta + rows * heads, mask=rows < left, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _solution(
+    inverse, beta, row, column, heads, left, SPAN: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """A block of T."""
+    strengths = _strengths(beta, column, heads, left, C)
+    return _block(inverse, row, column, SPAN, left, C) * strengths[None, :]
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _solve(
-    k, w, beta, z, k_out, d, cu_seqlens, sequences, tokens, heads, key_dim: tl.int32,
-    PACKED: tl.constexpr, DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    k, w, beta, inverse, d, z, k_out, cu_seqlens, sequences, tokens, heads,
+    key_dim: tl.int32, span: tl.int32,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Z and K' [B, T, G, K] and D [chunks, G, C, C] of one chunk of a kv head."""
-    chunk = tl.program_id(0) // heads
+    """L and D [spans, G, S, S], Z and K' [B, T, G, K] of one span of a kv head."""
+    index = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
-    first, left, _, _ = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
+    first, left, _, _ = locate_chunk(index, cu_seqlens, sequences, tokens, SPAN, PACKED)
     if left <= 0:
         return
     rows = tl.arange(0, C)
@@ -135,159 +143,190 @@ def _solve(
     row = first * heads + head
     k += row * key_dim
     w += row * key_dim
-    _, of_keys, inverse, beta_rows = _system(
-        w, k, beta + row, stride, heads, left, key_dim, DTYPE, C, BK
-    )
-    T = inverse * beta_rows[None, :]
-    D = _exact(T, of_keys, DTYPE)
-    cell = chunk.to(tl.int64) * heads + head
-    store_rows(d + cell * C * C, D, rows, rows, C, C, C)
+    z += row * key_dim
+    k_out += row * key_dim
+    beta += row
+    cell = (index.to(tl.int64) * heads + head) * SPAN * SPAN
+    inverse += cell
+    d += cell
+    count = tl.minimum(left, span)
+    for i in tl.range(0, count, C, disable_licm=True):
+        strengths = _strengths(beta, i, heads, left, C)[:, None]
+        own = _overlaps(w, w, i, i, stride, stride, left, key_dim, 1, DTYPE, C, BK)
+        of_block = inverse_unit_lower(strengths * own, C, DTYPE)
+        _store_block(inverse, of_block, i, i, SPAN, left, C)
+        for j in tl.range(0, i, C, disable_licm=True):
+            acc = tl.zeros((C, C), tl.float32)
+            for e in tl.range(j, i, C, disable_licm=True):
+                between = _overlaps(w, w, i, e, stride, stride, left, key_dim, 1, DTYPE, C, BK)
+                acc = _exact(between, _block(inverse, e, j, SPAN, left, C), DTYPE, acc)
+            acc = -_exact(of_block, strengths * acc, DTYPE)
+            _store_block(inverse, acc, i, j, SPAN, left, C)
+        # Wait for the blocks that other threads write.
+        tl.debug_barrier()
+    for i in tl.range(0, count, C, disable_licm=True):
+        for j in tl.range(0, i + C, C, disable_licm=True):
+            acc = tl.zeros((C, C), tl.float32)
+            for e in tl.range(j, i + C, C, disable_licm=True):
+                T = _solution(inverse, beta, i, e, heads, left, SPAN, C)
+                of_keys = _overlaps(w, k, e, j, stride, stride, left, key_dim, 1, DTYPE, C, BK)
+                acc = _exact(T, of_keys, DTYPE, acc)
+            _store_block(d, acc, i, j, SPAN, left, C)
+        for start in range(0, key_dim, BK):
+            keys = start + tl.arange(0, BK)
+            acc = tl.zeros((C, BK), tl.float32)
+            for e in tl.range(0, i + C, C, disable_licm=True):
+                T = _solution(inverse, beta, i, e, heads, left, SPAN, C)
+                w_tile = load_rows(w + e * stride, rows, keys, stride, left - e, key_dim)
+                acc = _exact(T, w_tile, DTYPE, acc)
+            store_rows(z + i * stride, acc, rows, keys, stride, left - i, key_dim)
+    tl.debug_barrier()
+    apart = elements(sequences, tokens, stride, PACKED)
+    for j in tl.range(0, count, C, disable_licm=True):
+        for start in range(0, key_dim, BK):
+            keys = start + tl.arange(0, BK)
+            acc = load_rows(k + j * stride, rows, keys, stride, left - j, key_dim).to(tl.float32)
+            for i in tl.range(j, count, C, disable_licm=True):
+                D = _block(d, i, j, SPAN, left, C)
+                w_tile = load_rows(w + i * stride, rows, keys, stride, left - i, key_dim)
+                acc = _exact(-tl.trans(D), w_tile, DTYPE, acc)
+            store_pieces(k_out + j * stride, apart, acc, rows, keys, stride, left - j, key_dim)
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads", "spans"])
+def _cross(
+    w, z, m, cu_seqlens, sequences, tokens, heads, spans, key_dim: tl.int32,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """C rows of M [spans, G, K, K] of one span."""
+    tiles = tl.cdiv(key_dim, C)
+    down = tl.program_id(0) % tiles * C + tl.arange(0, C)
+    head = tl.program_id(0) // tiles % heads
+    span = tl.program_id(0) // tiles // heads
+    first, left, _, _ = locate_chunk(span, cu_seqlens, sequences, tokens, SPAN, PACKED)
+    # No query is behind the last span.
+    if left <= SPAN:
+        return
+    rows = tl.arange(0, C)
+    stride = heads * key_dim
+    w += (first * heads + head) * key_dim
+    z += (first * heads + head) * key_dim
+    m += (span.to(tl.int64) * heads + head) * key_dim * key_dim
+    apart = tl.cast(spans, tl.int64) * stride * key_dim
     for start in range(0, key_dim, BK):
         keys = start + tl.arange(0, BK)
-        w_tile = load_rows(w, rows, keys, stride, left, key_dim).to(tl.float32)
-        k_tile = load_rows(k, rows, keys, stride, left, key_dim).to(tl.float32)
-        store_rows(z + row * key_dim, _exact(T, w_tile, DTYPE), rows, keys, stride, left, key_dim)
-        k_tile -= _exact(tl.trans(D), w_tile, DTYPE)
-        store_rows(k_out + row * key_dim, k_tile, rows, keys, stride, left, key_dim)
+        acc = tl.where(down[:, None] == keys[None, :], 1.0, 0.0)
+        for i in tl.range(0, SPAN, C):
+            w_tile = load_rows(w + i * stride, rows, down, stride, C, key_dim)
+            z_tile = load_rows(z + i * stride, rows, keys, stride, C, key_dim)
+            acc = _exact(tl.trans(w_tile), -z_tile, DTYPE, acc)
+        store_pieces(m, apart, acc, down, keys, key_dim, key_dim, key_dim)
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads", "group"])
 def _transform(
-    q, k, w, z, d, k_inner, q_out, scores, cu_seqlens, scale, sequences, tokens, heads, group,
-    key_dim: tl.int32,
-    PACKED: tl.constexpr, DTYPE: tl.constexpr, C: tl.constexpr, SPAN: tl.constexpr,
-    BK: tl.constexpr, PARTS: tl.constexpr,
+    q, k, w, z, d, x, scores, cu_seqlens, scale, sequences, tokens, heads, group,
+    key_dim: tl.int32, span: tl.int32,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """X at the start of its span [B, T, H, K], and the scores of pairs of one span [B, T, H, SPAN],
-    of one chunk of queries."""
+    """X, the first of x [COPIES, B, T, H, K], and the scores of pairs of one span [B, T, H, S], of
+    one block of queries."""
     chunk = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
-    first, left, _, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
+    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
     if left <= 0:
         return
     rows = tl.arange(0, C)
     kv_heads = heads // group
     stride = heads * key_dim
     stride_k = kv_heads * key_dim
+    inside = tl.multiple_of(before % span, C)
+    # Counted from the start of the span.
+    left += inside
+    first -= inside
     q += (first * heads + head) * key_dim
-    q_out += (first * heads + head) * key_dim
+    x += (first * heads + head) * key_dim
     shared = (first * kv_heads + head // group) * key_dim
+    k += shared
     w += shared
     z += shared
-    k_inner += shared
-    seen = rows[:, None] >= rows[None, :]
-    E = _overlaps(q, w, stride, stride_k, left, key_dim, DTYPE, C, BK)
-    E = tl.where(seen, E, 0.0)
-    own = _overlaps(q, k + shared, stride, stride_k, left, key_dim, DTYPE, C, BK)
-    of_group = chunk.to(tl.int64) * kv_heads + head // group
-    D = load_rows(d + of_group * C * C, rows, rows, C, C, C)
-    own = tl.where(seen, own - _exact(E, D, DTYPE), 0.0)
-    inside = before % SPAN
-    scores += (first * heads + head) * SPAN + inside
+    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    d += ((first_span + before // SPAN) * kv_heads + head // group) * SPAN * SPAN
+    scores += (first * heads + head) * SPAN
     stride_s = tl.cast(heads, tl.int64) * SPAN
-    store_rows(scores, own * scale, rows, rows, stride_s, left, C)
-    X = ()
-    for part in tl.static_range(PARTS):
-        keys = part * BK + tl.arange(0, BK)
-        q_tile = load_rows(q, rows, keys, stride, left, key_dim).to(tl.float32)
-        z_tile = load_rows(z, rows, keys, stride_k, left, key_dim)
-        X += (scale * (q_tile - _exact(E, z_tile, DTYPE)),)
-    if SPAN > C:
-        for step in tl.range(1, inside // C + 1, disable_licm=True):
-            back = step * C * stride_k
-            products = tl.zeros((C, C), tl.float32)
-            for part in tl.static_range(PARTS):
-                keys = part * BK + tl.arange(0, BK)
-                k_tile = load_rows(k_inner - back, rows, keys, stride_k, C, key_dim)
-                products = product(
-                    X[part], tl.trans(k_tile), DTYPE, FINE_A=True, FINE_B=True, acc=products
-                )
-            store_rows(scores - step * C, products, rows, rows, stride_s, left, C)
-            X = _past(X, w - back, z - back, stride_k, key_dim, DTYPE, C, BK, PARTS)
-    apart = 2 * elements(sequences, tokens, stride, PACKED)
-    for part in tl.static_range(PARTS):
-        keys = part * BK + tl.arange(0, BK)
-        store_pieces(q_out, apart, X[part], rows, keys, stride, left, key_dim)
+    for j in tl.range(0, inside + C, C):
+        acc = _overlaps(q, k, inside, j, stride, stride_k, left, key_dim, 0, DTYPE, C, BK)
+        for e in tl.range(j, inside + C, C):
+            E = _overlaps(q, w, inside, e, stride, stride_k, left, key_dim, 0, DTYPE, C, BK)
+            acc = _exact(-E, _block(d, e, j, SPAN, left, C), DTYPE, acc)
+        _store_block(scores, acc * scale, inside, j, stride_s, left, C)
+    apart = COPIES * elements(sequences, tokens, stride, PACKED)
+    q += inside * stride
+    x += inside * stride
+    for start in range(0, key_dim, BK):
+        keys = start + tl.arange(0, BK)
+        acc = load_rows(q, rows, keys, stride, left - inside, key_dim).to(tl.float32)
+        for e in tl.range(0, inside + C, C):
+            E = _overlaps(
+                q - inside * stride, w, inside, e, stride, stride_k, left, key_dim, 0, DTYPE, C, BK
+            )
+            z_tile = load_rows(z + e * stride_k, rows, keys, stride_k, left - e, key_dim)
+            acc = _exact(-E, z_tile, DTYPE, acc)
+        store_pieces(x, apart, scale * acc, rows, keys, stride, left - inside, key_dim)
 
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
-def _gather(
-    k, w, z, k_out, cu_seqlens, sequences, tokens, heads, key_dim: tl.int32,
-    PACKED: tl.constexpr, DTYPE: tl.constexpr, C: tl.constexpr, SPAN: tl.constexpr,
-    BK: tl.constexpr, PARTS: tl.constexpr,
+@triton.jit
+def _locate_in_run(
+    part, run, cu_seqlens, tokens, SPAN: tl.constexpr, RUN: tl.constexpr, ROWS: tl.constexpr,
+    PACKED: tl.constexpr,
 ):  # fmt: skip
-    """K'' [B, T, G, K], K' past the later chunks of its span, of one chunk of keys."""
-    chunk = tl.program_id(0) // heads
-    head = tl.program_id(0) % heads
-    first, left, _, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
-    later = SPAN - before % SPAN
-    # No query is behind the last span.
-    if left <= later:
-        return
-    rows = tl.arange(0, C)
-    stride = heads * key_dim
-    row = (first * heads + head) * key_dim
-    k += row
-    w += row
-    z += row
-    X = ()
-    for part in tl.static_range(PARTS):
-        X += (load_rows(k, rows, part * BK + tl.arange(0, BK), stride, C, key_dim),)
-    for step in tl.range(1, later // C, disable_licm=True):
-        on = step * C * stride
-        X = _past(X, z + on, w + on, stride, key_dim, DTYPE, C, BK, PARTS)
-    apart = elements(sequences, tokens, stride, PACKED)
-    for part in tl.static_range(PARTS):
-        keys = part * BK + tl.arange(0, BK)
-        store_pieces(k_out + row, apart, X[part], rows, keys, stride, C, key_dim)
+    """What `locate_chunk` returns of ROWS queries of a run, which has as many parts in every
+    sequence."""
+    parts: tl.constexpr = RUN * SPAN // ROWS
+    sequence = (part // parts).to(tl.int64)
+    start, length, _ = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    before = run * RUN * SPAN + part % parts * ROWS
+    return start + before, length - before, sequence, before
 
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "heads", "spans"])
-def _cross(
-    w, z, m_out, cu_seqlens, sequences, tokens, heads, spans, key_dim: tl.int32,
-    PACKED: tl.constexpr, DTYPE: tl.constexpr, C: tl.constexpr, SPAN: tl.constexpr,
-    BK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """C rows of M [spans, G, K, K] of one span: those of the identity past its chunks."""
-    tiles = tl.cdiv(key_dim, C)
-    rows = tl.program_id(0) % tiles * C + tl.arange(0, C)
-    head = tl.program_id(0) // tiles % heads
-    span = tl.program_id(0) // tiles // heads
-    first, left, _, _ = locate_chunk(span, cu_seqlens, sequences, tokens, SPAN, PACKED)
-    if left <= SPAN:
-        return
-    stride = heads * key_dim
-    w += (first * heads + head) * key_dim
-    z += (first * heads + head) * key_dim
-    m_out += (span.to(tl.int64) * heads + head) * key_dim * key_dim
-    X = ()
-    for part in tl.static_range(PARTS):
-        keys = part * BK + tl.arange(0, BK)
-        X += (tl.where(rows[:, None] == keys[None, :], 1.0, 0.0),)
-    for step in tl.range(1, SPAN // C + 1, disable_licm=True):
-        on = (SPAN - step * C) * stride
-        X = _past(X, w + on, z + on, stride, key_dim, DTYPE, C, BK, PARTS)
-    apart = tl.cast(spans, tl.int64) * stride * key_dim
-    for part in tl.static_range(PARTS):
-        keys = part * BK + tl.arange(0, BK)
-        store_pieces(m_out, apart, X[part], rows, keys, key_dim, key_dim, key_dim)
+@triton.jit
+def _kept(step, later, half, stride, SPAN: tl.constexpr, RUN: tl.constexpr):
+    """From X of a query of span `later` at the start of its own span to X `step` spans before it,
+    which is kept in the place of a token of that span."""
+    moved = (step > 1).to(tl.int64)
+    return moved * ((1 + later % RUN) * half - step * SPAN * stride)
 
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "heads", "group", "spans", "tiles"])
+@triton.jit(do_not_specialize=["run", "sequences", "tokens", "heads", "group", "spans", "tiles"])
 def _attend(
-    x, k, m, v, scores, o, gate, rest, shut_count, cu_seqlens,
-    sequences, tokens, heads, group, spans, tiles,
+    x, k, m, v, do, scores, o, dscores, terms, gate, rest, shut_count, cu_seqlens,
+    run, sequences, tokens, heads, group, spans, tiles,
     key_dim: tl.int32, value_dim: tl.int32,
-    GATED: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr,
-    BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
+    GRADIENT: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr,
+    BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, RUN: tl.constexpr, C: tl.constexpr,
     BK: tl.constexpr, PARTS: tl.constexpr, SLICE: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
-    """o [B, T, H, V] of BQ queries of a head. x [2, B, T, H, K] holds X behind the last span, and
-    the one behind the next is written to its other half."""
-    # The last tiles see the most keys: start them first.
-    tile = tiles - 1 - tl.program_id(0) // heads
+    """o [B, T, H, V] of BQ queries of a head. x [2, B, T, H, K] holds X at the start of the span,
+    and X behind a span is written to its other half and back.
+
+    If GRADIENT, of the queries of a run: the weights of pairs of one span, over their scores, and
+    their dS, dscores [B, T, H, S], and terms [3, B, H, T]: maximum, sum of weights and δ. X behind
+    a span is kept in x [1 + RUN, B, T, H, K].
+    """
     head = tl.program_id(0) % heads
-    first, left, sequence, before = locate_chunk(tile, cu_seqlens, sequences, tokens, BQ, PACKED)
+    place_of_program = tl.program_id(0) // heads
+    if GRADIENT:
+        first, left, sequence, before = _locate_in_run(
+            place_of_program, run, cu_seqlens, tokens, SPAN, RUN, BQ, PACKED
+        )
+    else:
+        # The last tiles see the most keys: start them first.
+        tile = tiles - 1 - place_of_program
+        first, left, sequence, before = locate_chunk(
+            tile, cu_seqlens, sequences, tokens, BQ, PACKED
+        )
     if left <= 0:
         return
     rows = tl.arange(0, BQ)
@@ -297,50 +336,68 @@ def _attend(
     stride = heads * key_dim
     stride_k = kv_heads * key_dim
     stride_v = kv_heads * value_dim
+    stride_o = heads * value_dim
+    stride_s = tl.cast(heads, tl.int64) * SPAN
     inside = before % SPAN
     # Of the span that the queries are in.
     row = first - inside
     k += (row * kv_heads + head // group) * key_dim
     v += (row * kv_heads + head // group) * value_dim
     x += (first * heads + head) * key_dim
+    o += (first * heads + head) * value_dim
+    do += (first * heads + head) * value_dim
     scores += (first * heads + head) * SPAN
+    dscores += (first * heads + head) * SPAN
     place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
     query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, BQ, GATED), GATED)
-    place -= inside
     row_max = tl.full((BQ,), float("-inf"), tl.float32)
     weight_sum = tl.zeros((BQ,), tl.float32)
-    acc = tl.zeros((BQ, PAD_V), tl.float32)
+    of_d = tl.zeros((BQ,), tl.float32)
+    # The outputs, of which the backward pass has none.
+    acc = tl.zeros((BQ, 1 if GRADIENT else PAD_V), tl.float32)
     for start in tl.range(0, inside + BQ, BN):
         count = inside + left - start
         visible = start + ahead[None, :] <= inside + rows[:, None]
         s = tl.load(
-            scores + rows[:, None] * (tl.cast(heads, tl.int64) * SPAN) + start + ahead[None, :],
+            scores + rows[:, None] * stride_s + start + ahead[None, :],
             mask=visible & (rows < left)[:, None],
             other=0.0,
         )
-        key_gate = gates_of_chunk(gate, rest, shut_count, place + start, count, BN, GATED)
+        key_gate = gates_of_chunk(gate, rest, shut_count, place - inside + start, count, BN, GATED)
         key_gate = as_columns(key_gate, GATED)
         p, shrink, row_max, weight_sum = soften(
             s, visible, query_gate, key_gate, row_max, weight_sum, GATED
         )
         v_tile = load_rows(v + start * stride_v, ahead, values, stride_v, count, value_dim)
-        acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
+        if GRADIENT:
+            do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
+            of_d = of_d * shrink + tl.sum(p * product(do_tile, tl.trans(v_tile), DTYPE), 1)
+        else:
+            acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
     half = elements(sequences, tokens, stride, PACKED)
     apart_x = 2 * half
     apart_k = elements(sequences, tokens, stride_k, PACKED)
     apart_m = tl.cast(spans, tl.int64) * stride_k * key_dim
+    if GRADIENT:
+        apart_x = (1 + RUN) * half
     earlier = before // SPAN
     _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
     m += ((first_span + earlier) * kv_heads + head // group) * key_dim * key_dim
+    own_v = v
+    key_place = place - inside
     for step in tl.range(1, earlier + 1, disable_licm=True):
         k -= SPAN * stride_k
         v -= SPAN * stride_v
         m -= stride_k * key_dim
-        place -= SPAN
+        key_place -= SPAN
         # Wait for the rows that other threads write.
         tl.debug_barrier()
-        x_from = x + (step - 1) % 2 * half
-        x_to = x + step % 2 * half
+        if GRADIENT:
+            x_from = x + _kept(tl.cast(step, tl.int64), earlier, half, stride, SPAN, RUN)
+            x_to = x + _kept(tl.cast(step, tl.int64) + 1, earlier, half, stride, SPAN, RUN)
+        else:
+            x_from = x + (step - 1) % 2 * half
+            x_to = x + step % 2 * half
         X = ()
         for part in tl.static_range(PARTS):
             keys = part * BK + tl.arange(0, BK)
@@ -352,13 +409,17 @@ def _attend(
                 k_rows = k + start * stride_k
                 tile_k = load_pieces(k_rows, apart_k, ahead, keys, stride_k, BN, key_dim)
                 products = product_of_pieces(X[part], transposed(tile_k), DTYPE, products)
-            key_gate = gates_of_chunk(gate, rest, shut_count, place + start, BN, BN, GATED)
+            key_gate = gates_of_chunk(gate, rest, shut_count, key_place + start, BN, BN, GATED)
             key_gate = as_columns(key_gate, GATED)
             p, shrink, row_max, weight_sum = soften(
                 products, rows[:, None] >= 0, query_gate, key_gate, row_max, weight_sum, GATED
             )
             v_tile = load_rows(v + start * stride_v, ahead, values, stride_v, BN, value_dim)
-            acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
+            if GRADIENT:
+                do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
+                of_d = of_d * shrink + tl.sum(p * product(do_tile, tl.trans(v_tile), DTYPE), 1)
+            else:
+                acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
         if step < earlier:
             # Narrow tiles, beside the outputs in registers.
             for left_of in tl.range(0, key_dim, SLICE):
@@ -371,109 +432,170 @@ def _attend(
                     passed = product_of_pieces(X_tile, M_tile, DTYPE, passed)
                 store_pieces(x_to, apart_x, passed, rows, columns, stride, left, key_dim)
     # Every query sees its own key.
-    o += (first * heads + head) * value_dim
-    store_rows(o, acc / weight_sum[:, None], rows, values, heads * value_dim, left, value_dim)
+    inverse = 1.0 / weight_sum
+    if not GRADIENT:
+        store_rows(o, acc * inverse[:, None], rows, values, stride_o, left, value_dim)
+    else:
+        of_d *= inverse
+        to = terms + place + rows
+        apart = elements(sequences, tokens, heads, PACKED)
+        tl.store(to, row_max, mask=rows < left)
+        tl.store(to + apart, weight_sum, mask=rows < left)
+        tl.store(to + 2 * apart, of_d, mask=rows < left)
+        # Whole blocks.
+        for start in tl.range(0, tl.cdiv(inside + BQ, C) * C, BN):
+            count = inside + left - start
+            visible = start + ahead[None, :] <= inside + rows[:, None]
+            visible &= (rows < left)[:, None]
+            at = rows[:, None] * stride_s + start + ahead[None, :]
+            s = tl.load(scores + at, mask=visible, other=0.0)
+            own_place = place - inside + start
+            key_gate = gates_of_chunk(gate, rest, shut_count, own_place, count, BN, GATED)
+            key_gate = as_columns(key_gate, GATED)
+            p = tl.exp2(base2_logits(s, query_gate, key_gate, row_max[:, None], GATED))
+            v_tile = load_rows(own_v + start * stride_v, ahead, values, stride_v, count, value_dim)
+            do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
+            dp = product(do_tile, tl.trans(v_tile), DTYPE)
+            # The gates of rows that do not exist are 0, and others may be far below.
+            p = tl.where(visible, p * inverse[:, None], 0.0)
+            tl.store(scores + at, p, mask=(rows < left)[:, None])
+            tl.store(dscores + at, p * (dp - of_d[:, None]), mask=(rows < left)[:, None])
 
 
 @triton.jit
-def _copy(
-    x, y, stride_x, stride_y, left, stop, key_dim, C: tl.constexpr, BK: tl.constexpr
-):  # fmt: skip
-    """Copy the rows before `stop` from x to y, slice by slice of K; 0 for those not `left`."""
-    rows = tl.arange(0, C)
-    for start in range(0, key_dim, BK):
-        keys = start + tl.arange(0, BK)
-        tile = load_rows(x, rows, keys, stride_x, left, key_dim)
-        store_rows(y, tile, rows, keys, stride_y, stop, key_dim)
+def _load_terms(terms, count, place, inside):
+    """Maximum, inverse sum of weights, and δ of queries, of which those `inside` exist."""
+    row_max = tl.load(terms + place, mask=inside, other=0.0)
+    weight_sum = tl.load(terms + count + place, mask=inside, other=1.0)
+    of_d = tl.load(terms + 2 * count + place, mask=inside, other=0.0)
+    return row_max, 1.0 / weight_sum, of_d
 
 
-@triton.jit(do_not_specialize=["chunk", "sequences", "tokens", "heads", "group", "widest"])
-def _walk(
-    q, k, w, z, v, do, scores, dscores, kept, terms, gate, rest, shut_count, cu_seqlens,
-    chunk, sequences, tokens, heads, group, widest, key_dim: tl.int32, value_dim: tl.int32,
+@triton.jit(do_not_specialize=["run", "sequences", "tokens", "heads", "group", "spans"])
+def _return(
+    x, dx, k, m, v, do, terms, weights, dscores, dq, row_sums, column_sums, sums,
+    gate, rest, shut_count, cu_seqlens, run, sequences, tokens, heads, group, spans,
+    key_dim: tl.int32, value_dim: tl.int32,
     GATED: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, RUN: tl.constexpr,
+    BK: tl.constexpr, PARTS: tl.constexpr, SLICE: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
-    """Of chunk `chunk` of queries of each sequence and head: dscores [chunks, H, C, C], the dS of
-    its own pairs, every X that it comes by, `kept` [N, H, widest, C, K], and terms [3, B, H, T]:
-    maximum, sum of weights and δ."""
+    """dX at the start of the span, dq [B, T, H, K], of BQ queries of a run; dX behind a span is
+    kept in dx [RUN, B, T, H, K]. Weights and dS [RUN, B, T, H, S] of a span of keys are kept in its
+    places, too.
+
+    With gates also sums of dS with keys of earlier spans: row_sums [B, H, T], column_sums
+    [RUN S / BQ, B, H, T] of the keys, and sums [RUN, B, H, T] of the spans before one.
+    """
     head = tl.program_id(0) % heads
-    n = tl.program_id(0) // heads
-    start, length, first_chunk = locate_sequence(n, cu_seqlens, tokens, C, PACKED)
-    sequence = n.to(tl.int64)
-    before = chunk * C
-    first = start + before
-    left = length - before
-    cell = (first_chunk + chunk) * heads + head
+    first, left, sequence, before = _locate_in_run(
+        tl.program_id(0) // heads, run, cu_seqlens, tokens, SPAN, RUN, BQ, PACKED
+    )
     if left <= 0:
         return
-    rows = tl.arange(0, C)
+    rows = tl.arange(0, BQ)
+    ahead = tl.arange(0, BN)
+    values = tl.arange(0, PAD_V)
+    exists = rows < left
     kv_heads = heads // group
+    stride = heads * key_dim
     stride_k = kv_heads * key_dim
     stride_v = kv_heads * value_dim
     stride_o = heads * value_dim
-    shared = first * kv_heads + head // group
-    k += shared * key_dim
-    w += shared * key_dim
-    z += shared * key_dim
-    v += shared * value_dim
+    inside = before % SPAN
+    row = first - inside
+    k += (row * kv_heads + head // group) * key_dim
+    v += (row * kv_heads + head // group) * value_dim
+    x += (first * heads + head) * key_dim
+    dq += (first * heads + head) * key_dim
     do += (first * heads + head) * value_dim
+    half = elements(sequences, tokens, stride, PACKED)
+    apart_x = (1 + RUN) * half
+    apart_dx = RUN * half
+    apart_k = elements(sequences, tokens, stride_k, PACKED)
+    apart_m = tl.cast(spans, tl.int64) * stride_k * key_dim
+    earlier = before // SPAN
+    dx += (first * heads + head) * key_dim + earlier % RUN * half
+    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    m += ((first_span + earlier) * kv_heads + head // group) * key_dim * key_dim
     place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
-
-    query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
-    own_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
-    seen = rows[:, None] >= rows[None, :]
-    own = load_rows(
-        scores + (first * heads + head) * C, rows, rows, tl.cast(heads, tl.int64) * C, left, C
-    )
-    row_max = tl.full((C,), float("-inf"), tl.float32)
-    weight_sum = tl.zeros((C,), tl.float32)
-    p, _, row_max, weight_sum = soften(own, seen, query_gate, own_gate, row_max, weight_sum, GATED)
-    dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV)
-    of_d = tl.sum(p * dp, 1)
-    index = before // C
-    kept += (sequence * heads + head) * widest * C * key_dim
-    slot = tl.maximum(index - 1, 0).to(tl.int64)
-    q += (first * heads + head) * key_dim
-    _copy(q, kept + slot * C * key_dim, heads * key_dim, key_dim, left, C, key_dim, C, BK)
-    for step in tl.range(1, index + 1, disable_licm=True):
-        # Wait for the rows that other threads write.
-        tl.debug_barrier()
-        back = tl.cast(step, tl.int64) * C
-        X = kept + slot * C * key_dim
-        products = _overlaps(X, k - back * stride_k, key_dim, stride_k, C, key_dim, DTYPE, C, BK)
-        key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
-        key_gate = as_columns(key_gate, GATED)
-        p, shrink, row_max, weight_sum = soften(
-            products, rows[:, None] >= 0, query_gate, key_gate, row_max, weight_sum, GATED
-        )
-        v_rows = v - back * stride_v
-        dp = dot_rows(do, v_rows, stride_o, stride_v, left, C, value_dim, DTYPE, C, BV)
-        of_d = of_d * shrink + tl.sum(p * dp, 1)
-        if step < index:
-            along = _overlaps(X, w - back * stride_k, key_dim, stride_k, C, key_dim, DTYPE, C, BK)
-            slot -= 1
-            for start_k in range(0, key_dim, BK):
-                keys = start_k + tl.arange(0, BK)
-                z_tile = load_rows(z - back * stride_k, rows, keys, stride_k, C, key_dim)
-                x = load_rows(X, rows, keys, key_dim, C, key_dim)
-                x = product(-along, z_tile, DTYPE, FINE_A=True, FINE_B=True, acc=x)
-                store_rows(kept + slot * C * key_dim, x, rows, keys, key_dim, C, key_dim)
-    # Every query sees its own key.
-    inverse = 1.0 / weight_sum
-    of_d *= inverse
-    count = sequences.to(tl.int64) * heads * tokens
-    if PACKED:
-        count = heads * tl.cast(tokens, tl.int64)
-    to = terms + place + rows
-    tl.store(to, row_max, mask=rows < left)
-    tl.store(to + count, weight_sum, mask=rows < left)
-    tl.store(to + 2 * count, of_d, mask=rows < left)
-    dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV)
-    s = base2_logits(own, query_gate, own_gate, row_max[:, None], GATED)
-    ds = tl.exp2(s) * inverse[:, None] * (dp - of_d[:, None])
-    ds = tl.where(seen & (rows < left)[:, None], ds, 0.0)
-    store_rows(dscores + cell * C * C, ds, rows, rows, C, C, C)
+    count = elements(sequences, tokens, heads, PACKED)
+    sums += earlier % RUN * count
+    column_sums += before // BQ % (RUN * SPAN // BQ) * count
+    stride_s = tl.cast(heads, tl.int64) * SPAN
+    pairs = earlier % RUN * count * SPAN + (first * heads + head) * SPAN
+    weights += pairs
+    dscores += pairs
+    row_max, inverse, of_d = _load_terms(terms, count, place + rows, exists)
+    query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, BQ, GATED), GATED)
+    do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
+    row_sum = tl.zeros((BQ,), tl.float32)
+    dX = ()
+    for _ in tl.static_range(PARTS):
+        dX += (tl.zeros((BQ, BK), tl.float32),)
+    for at in tl.range(0, earlier, disable_licm=True):
+        step = tl.cast(earlier - at, tl.int64)
+        back = step * SPAN
+        if GATED:
+            tl.store(sums + place - back + rows, row_sum, mask=exists)
+        if at > 0:
+            # Behind the span before, which is farther away.
+            passed = dx - (back + SPAN) * stride
+            for part in tl.static_range(PARTS):
+                keys = part * BK + tl.arange(0, BK)
+                store_pieces(passed, apart_dx, dX[part], rows, keys, stride, left, key_dim)
+            # Wait for the rows that other threads write.
+            tl.debug_barrier()
+            m_rows = m - step * stride_k * key_dim
+            dX = ()
+            for part in tl.static_range(PARTS):
+                keys = part * BK + tl.arange(0, BK)
+                acc = tl.zeros((BQ, BK), tl.float32)
+                for start in tl.range(0, key_dim, SLICE):
+                    along = start + tl.arange(0, SLICE)
+                    of_x = load_pieces(passed, apart_dx, rows, along, stride, left, key_dim)
+                    M_tile = load_pieces(m_rows, apart_m, keys, along, key_dim, key_dim, key_dim)
+                    acc = product_of_pieces(of_x, transposed(M_tile), DTYPE, acc)
+                dX += (acc,)
+        x_from = x + _kept(step, earlier, half, stride, SPAN, RUN)
+        X = ()
+        for part in tl.static_range(PARTS):
+            keys = part * BK + tl.arange(0, BK)
+            X += (load_pieces(x_from, apart_x, rows, keys, stride, left, key_dim),)
+        for start in tl.range(0, SPAN, BN):
+            products = tl.zeros((BQ, BN), tl.float32)
+            k_rows = k + (start - back) * stride_k
+            for part in tl.static_range(PARTS):
+                keys = part * BK + tl.arange(0, BK)
+                tile_k = load_pieces(k_rows, apart_k, ahead, keys, stride_k, BN, key_dim)
+                products = product_of_pieces(X[part], transposed(tile_k), DTYPE, products)
+            key_place = place - inside - back + start
+            key_gate = gates_of_chunk(gate, rest, shut_count, key_place, BN, BN, GATED)
+            key_gate = as_columns(key_gate, GATED)
+            s = base2_logits(products, query_gate, key_gate, row_max[:, None], GATED)
+            v_rows = v + (start - back) * stride_v
+            v_tile = load_rows(v_rows, ahead, values, stride_v, BN, value_dim)
+            dp = product(do_tile, tl.trans(v_tile), DTYPE)
+            # The gates of rows that do not exist are 0, and others may be far below.
+            p = tl.where(exists[:, None], tl.exp2(s) * inverse[:, None], 0.0)
+            ds = p * (dp - of_d[:, None])
+            here = start - back * stride_s
+            store_rows(weights + here, p, rows, ahead, stride_s, left, BN)
+            store_rows(dscores + here, ds, rows, ahead, stride_s, left, BN)
+            if GATED:
+                row_sum += tl.sum(ds, 1)
+                tl.store(column_sums + key_place + ahead, tl.sum(ds, 0))
+            more = ()
+            for part in tl.static_range(PARTS):
+                keys = part * BK + tl.arange(0, BK)
+                tile_k = load_pieces(k_rows, apart_k, ahead, keys, stride_k, BN, key_dim)
+                more += (rounded_product(ds, tile_k, DTYPE, dX[part]),)
+            dX = more
+    for part in tl.static_range(PARTS):
+        keys = part * BK + tl.arange(0, BK)
+        store_rows(dq, dX[part], rows, keys, stride, left, key_dim)
+    if GATED:
+        tl.store(row_sums + place + rows, row_sum, mask=exists)
 
 
 @triton.jit
@@ -483,231 +605,527 @@ def _add_rows(x, y, rows, columns, stride, num_rows, num_columns):
     store_rows(x, y, rows, columns, stride, num_rows, num_columns)
 
 
-@triton.jit(do_not_specialize=["chunk", "sequences", "tokens", "heads", "group", "widest"])
-def _return(
-    k, w, z, v, do, scores, kept, carried, terms, dq, dk, dw, dz, dv, row_sums, column_sums,
-    between, gate, rest, shut_count, cu_seqlens, chunk, sequences, tokens, heads, group, widest,
-    key_dim: tl.int32, value_dim: tl.int32,
-    GATED: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr,
-    C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PAD_V: tl.constexpr,
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads", "group"])
+def _own_values(
+    do, weights, dv, cu_seqlens, sequences, tokens, heads, group,
+    value_dim: tl.int32, span: tl.int32,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
+    C: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
-    """dQ' [B, T, H, K] of chunk `chunk` of each sequence. What its pairs give to their keys is
-    added to dK', dW and dZ [B, T, H, K] and to dv [B, T, H, V], a share for each query head.
-
-    With gates also row_sums and column_sums [B, H, T] of dS, of pairs of two chunks, and `between`
-    [chunks, H, widest], the sum of each such pair of chunks.
-    """
-    head = tl.program_id(0) % heads
-    n = tl.program_id(0) // heads
-    start, length, first_chunk = locate_sequence(n, cu_seqlens, tokens, C, PACKED)
-    before = chunk * C
-    left = length - before
+    """Add what the queries of a span give to C of its own values to dv [B, T, G, V]."""
+    kv_heads = heads // group
+    chunk = tl.program_id(0) // kv_heads
+    kv_head = tl.program_id(0) % kv_heads
+    first, left, _, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
     if left <= 0:
         return
-    first = start + before
-    cell = (first_chunk + chunk) * heads + head
     rows = tl.arange(0, C)
     values = tl.arange(0, PAD_V)
-    inside = rows < left
+    inside = tl.multiple_of(before % span, C)
+    stride_o = heads * value_dim
+    stride_s = tl.cast(heads, tl.int64) * SPAN
+    acc = tl.zeros((C, PAD_V), tl.float32)
+    for head in tl.range(kv_head * group, (kv_head + 1) * group, disable_licm=True):
+        row = first * heads + head
+        for on in tl.range(0, tl.minimum(span - inside, left), C, disable_licm=True):
+            p = _block(weights + row * SPAN, on, inside, stride_s, left, C)
+            do_rows = do + row * value_dim + on * stride_o
+            do_tile = load_rows(do_rows, rows, values, stride_o, left - on, value_dim)
+            acc = product(tl.trans(p), do_tile, DTYPE, acc=acc)
+    stride_v = kv_heads * value_dim
+    dv += (first * kv_heads + kv_head) * value_dim
+    _add_rows(dv, acc, rows, values, stride_v, left, value_dim)
+
+
+@triton.jit(do_not_specialize=["run", "sequences", "tokens", "heads", "group"])
+def _by_key(
+    x, weights, dscores, do, dk, dv, cu_seqlens,
+    run, sequences, tokens, heads, group, key_dim: tl.int32, value_dim: tl.int32,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr,
+    BN: tl.constexpr, BQ: tl.constexpr, SPAN: tl.constexpr, RUN: tl.constexpr,
+    BK: tl.constexpr, PARTS: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """Add what the queries of a run give to BN keys of an earlier span to dK' [B, T, G, K] and
+    dv [B, T, G, V]."""
     kv_heads = heads // group
+    kv_head = tl.program_id(0) % kv_heads
+    tile = tl.program_id(0) // kv_heads
+    # No query is behind the last span.
+    tiles = ((run + 1) * RUN - 1) * (SPAN // BN)
+    sequence = (tile // tiles).to(tl.int64)
+    begin, length, _ = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    before = tile % tiles * BN
+    own = before // SPAN
+    if length <= (own + 1) * SPAN:
+        return
+    rows = tl.arange(0, BN)
+    ahead = tl.arange(0, BQ)
+    values = tl.arange(0, PAD_V)
     stride = heads * key_dim
     stride_k = kv_heads * key_dim
     stride_v = kv_heads * value_dim
     stride_o = heads * value_dim
-    shared = first * kv_heads + head // group
-    k += shared * key_dim
-    w += shared * key_dim
-    z += shared * key_dim
-    v += shared * value_dim
-    do += (first * heads + head) * value_dim
-    row = (first * heads + head) * key_dim
-    dv += (first * heads + head) * value_dim
-    place = place_in_heads(first, n.to(tl.int64), head, heads, tokens, PACKED)
-    count = sequences.to(tl.int64) * heads * tokens
-    if PACKED:
-        count = heads * tl.cast(tokens, tl.int64)
-    row_max = tl.load(terms + place + rows, mask=inside, other=0.0)
-    weight_sum = tl.load(terms + count + place + rows, mask=inside, other=1.0)
-    of_d = tl.load(terms + 2 * count + place + rows, mask=inside, other=0.0)
-    inverse = tl.where(inside, 1.0 / weight_sum, 0.0)
-    query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
+    stride_s = tl.cast(heads, tl.int64) * SPAN
+    half = elements(sequences, tokens, stride, PACKED)
+    copy = elements(sequences, tokens, heads, PACKED) * SPAN
+    dk_acc = ()
+    for _ in tl.static_range(PARTS):
+        dk_acc += (tl.zeros((BN, BK), tl.float32),)
+    dv_acc = tl.zeros((BN, PAD_V), tl.float32)
+    last = tl.minimum((run + 1) * RUN, tl.cdiv(length, SPAN))
+    for head in tl.range(kv_head * group, (kv_head + 1) * group, disable_licm=True):
+        for later in tl.range(tl.maximum(own + 1, run * RUN), last, disable_licm=True):
+            step = tl.cast(later - own, tl.int64)
+            row = (begin + later * SPAN) * heads + head
+            x_rows = x + row * key_dim + _kept(step, later, half, stride, SPAN, RUN)
+            do_rows = do + row * value_dim
+            kept = (
+                later % RUN * copy
+                + (row - step * SPAN * heads) * SPAN
+                + tl.multiple_of(before % SPAN, BN)
+            )
+            count = length - later * SPAN
+            for on in tl.range(0, tl.minimum(SPAN, count), BQ):
+                left = count - on
+                at = kept + on * stride_s
+                p = load_rows(weights + at, ahead, rows, stride_s, left, BN)
+                do_tile = load_rows(
+                    do_rows + on * stride_o, ahead, values, stride_o, left, value_dim
+                )
+                dv_acc = product(tl.trans(p), do_tile, DTYPE, acc=dv_acc)
+                ds = load_rows(dscores + at, ahead, rows, stride_s, left, BN)
+                more = ()
+                for part in tl.static_range(PARTS):
+                    keys = part * BK + tl.arange(0, BK)
+                    X = load_pieces(
+                        x_rows + on * stride, (1 + RUN) * half, ahead, keys, stride, left, key_dim
+                    )
+                    more += (rounded_product(tl.trans(ds), X, DTYPE, dk_acc[part]),)
+                dk_acc = more
+    first = begin + before
+    dk += (first * kv_heads + kv_head) * key_dim
+    dv += (first * kv_heads + kv_head) * value_dim
+    for part in tl.static_range(PARTS):
+        keys = part * BK + tl.arange(0, BK)
+        _add_rows(dk, dk_acc[part], rows, keys, stride_k, BN, key_dim)
+    _add_rows(dv, dv_acc, rows, values, stride_v, BN, value_dim)
 
-    own_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
-    own = load_rows(
-        scores + (first * heads + head) * C, rows, rows, tl.cast(heads, tl.int64) * C, left, C
-    )
-    p = tl.exp2(base2_logits(own, query_gate, own_gate, row_max[:, None], GATED)) * inverse[:, None]
-    # The gates of rows that do not exist are 0, and others may be far below.
-    p = tl.where((rows[:, None] >= rows[None, :]) & inside[:, None], p, 0.0)
-    do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
-    _add_rows(dv, product(tl.trans(p), do_tile, DTYPE), rows, values, stride_o, left, value_dim)
 
-    carried += (n.to(tl.int64) * heads + head) * 2 * C * key_dim
-    _copy(k, carried, stride_k, key_dim, 0, C, key_dim, C, BK)
-    row_sum = tl.zeros((C,), tl.float32)
-    index = before // C
-    for at in tl.range(0, index, disable_licm=True):
-        # Wait for the rows that other threads write.
-        tl.debug_barrier()
-        dX = carried + at % 2 * C * key_dim
-        back = tl.cast(index - at, tl.int64) * C
-        here = (n.to(tl.int64) * heads + head) * widest + at
-        X = kept + here * C * key_dim
-        k_rows = k - back * stride_k
-        w_rows = w - back * stride_k
-        z_rows = z - back * stride_k
-        products = _overlaps(X, k_rows, key_dim, stride_k, C, key_dim, DTYPE, C, BK)
-        key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
-        s = base2_logits(products, query_gate, as_columns(key_gate, GATED), row_max[:, None], GATED)
-        p = tl.where(inside[:, None], tl.exp2(s) * inverse[:, None], 0.0)
-        dp = dot_rows(do, v - back * stride_v, stride_o, stride_v, left, C, value_dim, DTYPE, C, BV)
-        ds = p * (dp - of_d[:, None])
-        do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
-        of_v = product(tl.trans(p), do_tile, DTYPE)
-        _add_rows(dv - back * stride_o, of_v, rows, values, stride_o, C, value_dim)
-        along = _overlaps(X, w_rows, key_dim, stride_k, C, key_dim, DTYPE, C, BK)
-        dalong = _overlaps(dX, z_rows, key_dim, stride_k, C, key_dim, DTYPE, C, BK)
-        away = row - back * stride
-        for start_k in range(0, key_dim, BK):
-            keys = start_k + tl.arange(0, BK)
-            x = load_rows(X, rows, keys, key_dim, C, key_dim)
-            of_k = _exact(tl.trans(ds), x, DTYPE)
-            of_w = _exact(tl.trans(-dalong), x, DTYPE)
-            dx = load_rows(dX, rows, keys, key_dim, C, key_dim)
-            of_z = _exact(tl.trans(-along), dx, DTYPE)
-            _add_rows(dk + away, of_k, rows, keys, stride, C, key_dim)
-            _add_rows(dz + away, of_z, rows, keys, stride, C, key_dim)
-            _add_rows(dw + away, of_w, rows, keys, stride, C, key_dim)
-            w_tile = load_rows(w_rows, rows, keys, stride_k, C, key_dim)
-            dx = product(-dalong, w_tile, DTYPE, FINE_A=True, FINE_B=True, acc=dx)
-            k_tile = load_rows(k_rows, rows, keys, stride_k, C, key_dim)
-            dx = product(ds, k_tile, DTYPE, FINE_A=True, FINE_B=True, acc=dx)
-            to = carried + (at + 1) % 2 * C * key_dim
-            store_rows(to, dx, rows, keys, key_dim, C, key_dim)
+@triton.jit(do_not_specialize=["run", "sequences", "tokens", "heads", "group"])
+def _cross_backward(
+    x, dx, dm, sums, through, cu_seqlens, run, sequences, tokens, heads, group,
+    key_dim: tl.int32,
+    GATED: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
+    RUN: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+    PAD_V: tl.constexpr,
+):  # fmt: skip
+    """Add what the queries of a run give to C rows of dM [spans, G, K, K] of a span before them,
+    and to the sums of dS of pairs that pass over it, through [spans, H]."""
+    down = tl.cdiv(key_dim, C)
+    kv_heads = heads // group
+    kv_head = tl.program_id(0) % kv_heads
+    start = tl.program_id(0) // kv_heads % down * C
+    # Nothing passes over the first span and over the last.
+    parts = (run + 1) * RUN - 2
+    own = tl.program_id(0) // kv_heads // down % parts + 1
+    sequence = (tl.program_id(0) // kv_heads // down // parts).to(tl.int64)
+    begin, length, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    last = tl.minimum((run + 1) * RUN, tl.cdiv(length, SPAN))
+    if own + 1 >= last:
+        return
+    rows = tl.arange(0, C)
+    stride = heads * key_dim
+    half = elements(sequences, tokens, stride, PACKED)
+    count = elements(sequences, tokens, heads, PACKED)
+    cell = (first_span + own) * heads
+    acc = ()
+    for _ in tl.static_range(PARTS):
+        acc += (tl.zeros((C, BK), tl.float32),)
+    for head in tl.range(kv_head * group, (kv_head + 1) * group, disable_licm=True):
+        place = place_in_heads(begin, sequence, head, heads, tokens, PACKED)
+        total = tl.zeros((C,), tl.float32)
+        for later in tl.range(tl.maximum(own + 1, run * RUN), last, disable_licm=True):
+            step = tl.cast(later - own, tl.int64)
+            for on in tl.range(0, tl.minimum(SPAN, length - later * SPAN), C, disable_licm=True):
+                left = length - later * SPAN - on
+                query = ((begin + later * SPAN + on) * heads + head) * key_dim
+                x_rows = x + query + _kept(step, later, half, stride, SPAN, RUN)
+                dx_rows = dx + query - (step + 1) * SPAN * stride + later % RUN * half
+                X = load_pieces(x_rows, (1 + RUN) * half, rows, start + rows, stride, left, key_dim)
+                more = ()
+                for part in tl.static_range(PARTS):
+                    keys = part * BK + tl.arange(0, BK)
+                    dX = load_pieces(dx_rows, RUN * half, rows, keys, stride, left, key_dim)
+                    more += (product_of_pieces(transposed(X), dX, DTYPE, acc[part]),)
+                acc = more
+                if GATED:
+                    at = sums + later % RUN * count + place + own * SPAN + on + rows
+                    total += tl.load(at, mask=rows < left, other=0.0)
         if GATED:
-            of_row = tl.sum(ds, 1)
-            row_sum += of_row
-            tl.store(between + cell * widest + at, tl.sum(of_row, 0))
-            of_column = column_sums + place - back + rows
-            tl.store(of_column, tl.load(of_column) + tl.sum(ds, 0))
-    tl.debug_barrier()
-    last = carried + index % 2 * C * key_dim
-    _copy(last, dq + row, key_dim, stride, left, left, key_dim, C, BK)
-    if GATED:
-        tl.store(row_sums + place + rows, row_sum, mask=inside)
+            to = through + cell + head
+            # One of the parts writes it.
+            mine = start == 0
+            tl.store(to, tl.load(to, mask=mine, other=0.0) + tl.sum(total, 0), mask=mine)
+    dm += ((first_span + own) * kv_heads + kv_head) * key_dim * key_dim
+    for part in tl.static_range(PARTS):
+        keys = part * BK + tl.arange(0, BK)
+        _add_rows(dm, acc[part], start + rows, keys, key_dim, key_dim, key_dim)
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
+def _gates_backward(
+    dscores, row_sums, column_sums, through, dg, cu_seqlens, sequences, tokens, heads,
+    span: tl.int32, PACKED: tl.constexpr, SPAN: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """dg [B, T, H] of one block."""
+    chunk = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
+    if left <= 0:
+        return
+    rows = tl.arange(0, C)
+    place = place_in_heads(first, sequence, head, heads, tokens, PACKED) + rows
+    inside = tl.multiple_of(before % span, C)
+    exists = rows < left
+    left += inside
+    dscores += ((first - inside) * heads + head) * SPAN
+    stride_s = tl.cast(heads, tl.int64) * SPAN
+    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    across = tl.load(through + (first_span + before // SPAN) * heads + head)
+    # Other blocks of the span add to what other spans give.
+    of_rows = tl.load(row_sums + place, mask=exists, other=0.0)
+    for j in tl.range(0, inside, C, disable_licm=True):
+        of_rows += tl.sum(_block(dscores, inside, j, stride_s, left, C), 1)
+        across += tl.sum(tl.load(column_sums + place - inside + j), 0)
+    of_columns = tl.load(column_sums + place, mask=exists, other=0.0)
+    for i in tl.range(inside + C, tl.minimum(left, span), C, disable_licm=True):
+        of_columns += tl.sum(_block(dscores, i, inside, stride_s, left, C), 0)
+        at = place - inside + i
+        across += tl.sum(tl.load(row_sums + at, mask=i + rows < left, other=0.0), 0)
+        for j in tl.range(0, inside, C, disable_licm=True):
+            across += tl.sum(tl.sum(_block(dscores, i, j, stride_s, left, C), 1), 0)
+    ds = _block(dscores, inside, inside, stride_s, left, C)
+    of_gate = across + gradient_from_sums(ds, of_rows, of_columns, C)
+    tl.store(dg + first * heads + head + rows * heads, of_gate, mask=exists)
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads", "group"])
-def _transform_backward(
-    q, k, w, z, d, dq_inner, dscores, through, row_sums, column_sums,
-    dq, dk, dw, dz, dd, dg, cu_seqlens, scale, sequences, tokens, heads, group,
-    key_dim: tl.int32,
-    GATED: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr,
+def _by_row(
+    q, k, w, z, d, dx, dscores, e_out, de_out, dq, cu_seqlens, scale,
+    sequences, tokens, heads, group, key_dim: tl.int32, span: tl.int32,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
     C: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dq, and dk [B, T, H, K] and dD [chunks, H, C, C] of `_transform`; its parts of dW and dZ are
-    added to those. With gates also dg [B, T, H]."""
+    """dq [B, T, H, K], and E and dE [B, T, H, S], of one block of queries."""
     chunk = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
-    first, left, sequence, _ = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
+    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
     if left <= 0:
         return
     rows = tl.arange(0, C)
     kv_heads = heads // group
     stride = heads * key_dim
     stride_k = kv_heads * key_dim
+    inside = tl.multiple_of(before % span, C)
+    left += inside
+    first -= inside
     row = (first * heads + head) * key_dim
     shared = (first * kv_heads + head // group) * key_dim
     q += row
-    dq_inner += row
-    cell = chunk.to(tl.int64) * heads + head
-    ds = load_rows(dscores + cell * C * C, rows, rows, C, C, C)
-    if GATED:
-        place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
-        of_gate = gradient_of_gates(ds, row_sums, column_sums, place, left, C)
-        of_gate += tl.load(through + cell)
-        tl.store(dg + first * heads + head + rows * heads, of_gate, mask=rows < left)
-
-    ds *= scale
-    seen = rows[:, None] >= rows[None, :]
-    E = _overlaps(q, w + shared, stride, stride_k, left, key_dim, DTYPE, C, BK)
-    E = tl.where(seen, E, 0.0)
-    of_group = chunk.to(tl.int64) * kv_heads + head // group
-    D = load_rows(d + of_group * C * C, rows, rows, C, C, C)
-    store_rows(dd + cell * C * C, -_exact(tl.trans(E), ds, DTYPE), rows, rows, C, C, C)
-    dE = _exact(ds, tl.trans(D), DTYPE)
-    dE += scale * _overlaps(dq_inner, z + shared, stride, stride_k, left, key_dim, DTYPE, C, BK)
-    dE = tl.where(seen, -dE, 0.0)
-    for start in range(0, key_dim, BK):
+    dx += row
+    dq += row
+    k += shared
+    w += shared
+    z += shared
+    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    d += ((first_span + before // SPAN) * kv_heads + head // group) * SPAN * SPAN
+    pairs = (first * heads + head) * SPAN
+    dscores += pairs
+    e_out += pairs
+    de_out += pairs
+    stride_s = tl.cast(heads, tl.int64) * SPAN
+    for e in tl.range(0, inside + C, C, disable_licm=True):
+        E = _overlaps(q, w, inside, e, stride, stride_k, left, key_dim, 0, DTYPE, C, BK)
+        _store_block(e_out, E, inside, e, stride_s, left, C)
+        dE = _overlaps(dx, z, inside, e, stride, stride_k, left, key_dim, 0, DTYPE, C, BK)
+        for j in tl.range(0, e + C, C, disable_licm=True):
+            ds = _block(dscores, inside, j, stride_s, left, C)
+            dE = _exact(ds, tl.trans(_block(d, e, j, SPAN, left, C)), DTYPE, dE)
+        _store_block(de_out, -scale * dE, inside, e, stride_s, left, C)
+    # Wait for the blocks that other threads write.
+    tl.debug_barrier()
+    for start in tl.range(0, key_dim, BK, disable_licm=True):
         keys = start + tl.arange(0, BK)
-        q_tile = load_rows(q, rows, keys, stride, left, key_dim).to(tl.float32)
-        k_tile = load_rows(k + shared, rows, keys, stride_k, left, key_dim).to(tl.float32)
-        w_tile = load_rows(w + shared, rows, keys, stride_k, left, key_dim).to(tl.float32)
-        inner = load_rows(dq_inner, rows, keys, stride, left, key_dim) * scale
-        of_q = inner + _exact(ds, k_tile, DTYPE) + _exact(dE, w_tile, DTYPE)
-        store_rows(dq + row, of_q, rows, keys, stride, left, key_dim)
-        of_k = _exact(tl.trans(ds), q_tile, DTYPE)
-        store_rows(dk + row, of_k, rows, keys, stride, left, key_dim)
-        of_w = _exact(tl.trans(dE), q_tile, DTYPE)
-        _add_rows(dw + row, of_w, rows, keys, stride, left, key_dim)
-        of_z = -_exact(tl.trans(E), inner, DTYPE)
-        _add_rows(dz + row, of_z, rows, keys, stride, left, key_dim)
+        acc = load_rows(dx + inside * stride, rows, keys, stride, left - inside, key_dim)
+        for e in tl.range(0, inside + C, C, disable_licm=True):
+            k_tile = load_rows(k + e * stride_k, rows, keys, stride_k, left - e, key_dim)
+            acc = _exact(_block(dscores, inside, e, stride_s, left, C), k_tile, DTYPE, acc)
+        acc *= scale
+        for e in tl.range(0, inside + C, C, disable_licm=True):
+            w_tile = load_rows(w + e * stride_k, rows, keys, stride_k, left - e, key_dim)
+            acc = _exact(_block(de_out, inside, e, stride_s, left, C), w_tile, DTYPE, acc)
+        store_rows(dq + inside * stride, acc, rows, keys, stride, left - inside, key_dim)
+
+
+@triton.jit
+def _turned_product(
+    matrix, x, first, column, left, kv_head, heads, group, keys, key_dim, span,
+    DTYPE: tl.constexpr, SPAN: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Σ matrixᵀ x `[C, BK]` of the heads of a group: C columns of each matrix [B, T, H, S], and a
+    slice of x [B, T, H, K]."""
+    rows = tl.arange(0, C)
+    stride = heads * key_dim
+    stride_s = tl.cast(heads, tl.int64) * SPAN
+    acc = tl.zeros((C, BK), tl.float32)
+    for head in tl.range(kv_head * group, (kv_head + 1) * group, disable_licm=True):
+        row = first * heads + head
+        for i in tl.range(column, tl.minimum(left, span), C, disable_licm=True):
+            x_tile = load_rows(
+                x + row * key_dim + i * stride, rows, keys, stride, left - i, key_dim
+            )
+            block = _block(matrix + row * SPAN, i, column, stride_s, left, C)
+            acc = _exact(tl.trans(block), x_tile, DTYPE, acc)
+    return acc
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads", "group"])
+def _by_column(
+    q, w, z, dx, dscores, e_in, de, dm, dk, dw, dz, cu_seqlens, scale,
+    sequences, tokens, heads, group, key_dim: tl.int32, span: tl.int32,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Of one block of keys, dZ [B, T, G, K], and what k and w get from scores, from E and from
+    M."""
+    kv_heads = heads // group
+    chunk = tl.program_id(0) // kv_heads
+    kv_head = tl.program_id(0) % kv_heads
+    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
+    if left <= 0:
+        return
+    rows = tl.arange(0, C)
+    stride_k = kv_heads * key_dim
+    inside = tl.multiple_of(before % span, C)
+    left += inside
+    first -= inside
+    shared = (first * kv_heads + kv_head) * key_dim
+    w += shared
+    z += shared
+    dk += shared
+    dw += shared
+    dz += shared
+    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    cell = (first_span + before // SPAN) * kv_heads + kv_head
+    dm += cell * key_dim * key_dim
+    crossed = (before >= SPAN) & (left > SPAN)
+    here = inside * stride_k
+    for start in tl.range(0, key_dim, BK, disable_licm=True):
+        keys = start + tl.arange(0, BK)
+        acc = _turned_product(
+            dscores, q, first, inside, left, kv_head, heads, group, keys, key_dim, span,
+            DTYPE, SPAN, C, BK,
+        )  # fmt: skip
+        store_rows(dk + here, scale * acc, rows, keys, stride_k, left - inside, key_dim)
+        acc = _turned_product(
+            de, q, first, inside, left, kv_head, heads, group, keys, key_dim, span,
+            DTYPE, SPAN, C, BK,
+        )  # fmt: skip
+        if crossed:
+            for at in tl.range(0, key_dim, BK, disable_licm=True):
+                along = at + tl.arange(0, BK)
+                z_tile = load_rows(z + here, rows, along, stride_k, left - inside, key_dim)
+                dm_tile = load_rows(dm, keys, along, key_dim, key_dim, key_dim)
+                acc = _exact(-z_tile, tl.trans(dm_tile), DTYPE, acc)
+        store_rows(dw + here, acc, rows, keys, stride_k, left - inside, key_dim)
+        acc = -scale * _turned_product(
+            e_in, dx, first, inside, left, kv_head, heads, group, keys, key_dim, span,
+            DTYPE, SPAN, C, BK,
+        )  # fmt: skip
+        if crossed:
+            for at in tl.range(0, key_dim, BK, disable_licm=True):
+                along = at + tl.arange(0, BK)
+                w_tile = load_rows(w + here, rows, along, stride_k, left - inside, key_dim)
+                dm_tile = load_rows(dm, along, keys, key_dim, key_dim, key_dim)
+                acc = _exact(w_tile, -dm_tile, DTYPE, acc)
+        store_rows(dz + here, acc, rows, keys, stride_k, left - inside, key_dim)
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads", "group"])
+def _by_pair(
+    w, dscores, e_in, dk_out, dd, cu_seqlens, scale, sequences, tokens, heads, group,
+    key_dim: tl.int32, span: tl.int32,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """C rows of dD [spans, G, S, S], from scores and K'."""
+    kv_heads = heads // group
+    chunk = tl.program_id(0) // kv_heads
+    kv_head = tl.program_id(0) % kv_heads
+    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
+    if left <= 0:
+        return
+    stride_k = kv_heads * key_dim
+    inside = tl.multiple_of(before % span, C)
+    left += inside
+    first -= inside
+    w += (first * kv_heads + kv_head) * key_dim
+    dk_out += (first * kv_heads + kv_head) * key_dim
+    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    dd += ((first_span + before // SPAN) * kv_heads + kv_head) * SPAN * SPAN
+    stride_s = tl.cast(heads, tl.int64) * SPAN
+    count = tl.minimum(left, span)
+    for j in tl.range(0, inside + C, C, disable_licm=True):
+        acc = -_overlaps(w, dk_out, inside, j, stride_k, stride_k, left, key_dim, 0, DTYPE, C, BK)
+        for head in tl.range(kv_head * group, (kv_head + 1) * group, disable_licm=True):
+            pairs = (first * heads + head) * SPAN
+            for i in tl.range(inside, count, C, disable_licm=True):
+                E = _block(e_in + pairs, i, inside, stride_s, left, C)
+                ds = _block(dscores + pairs, i, j, stride_s, left, C) * scale
+                acc = _exact(-tl.trans(E), ds, DTYPE, acc)
+        _store_block(dd, acc, inside, j, SPAN, left, C)
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _solve_backward(
-    k, w, beta, d, dz, dk_inner, dd, dk_more, dw_more, dk, dw, dbeta, cu_seqlens,
-    sequences, tokens, heads, key_dim: tl.int32,
-    PACKED: tl.constexpr, DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    k, w, beta, inverse, dz, dd, da, db, dbeta, cu_seqlens, sequences, tokens, heads,
+    key_dim: tl.int32, span: tl.int32,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dk and dw [B, T, G, K] and dbeta [B, T, G] from the gradients of Z, K' and D, and from those
-    that k and w have already."""
-    chunk = tl.program_id(0) // heads
+    """dbeta [B, T, G], and the gradients of A and of tril₋₁(W Kᵀ) [spans, G, S, S], from those of
+    Z and D."""
+    index = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
-    first, left, _, _ = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
+    first, left, _, _ = locate_chunk(index, cu_seqlens, sequences, tokens, SPAN, PACKED)
     if left <= 0:
         return
     rows = tl.arange(0, C)
     stride = heads * key_dim
     row = first * heads + head
-    start_row = row * key_dim
-    k += start_row
-    w += start_row
-    dz += start_row
-    dk_inner += start_row
-    own, of_keys, inverse, beta_rows = _system(
-        w, k, beta + row, stride, heads, left, key_dim, DTYPE, C, BK
-    )
-    T = inverse * beta_rows[None, :]
-    cell = (chunk.to(tl.int64) * heads + head) * C * C
-    D = load_rows(d + cell, rows, rows, C, C, C)
-    dD = load_rows(dd + cell, rows, rows, C, C, C)
-    dD -= _overlaps(w, dk_inner, stride, stride, left, key_dim, DTYPE, C, BK)
-    dT = _overlaps(dz, w, stride, stride, left, key_dim, DTYPE, C, BK)
-    dT += _exact(dD, tl.trans(of_keys), DTYPE)
-    earlier = rows[:, None] > rows[None, :]
-    d_of_keys = tl.where(earlier, _exact(tl.trans(T), dD, DTYPE), 0.0)
-    dbeta_rows = tl.sum(dT * inverse, 0)
-    turned = tl.trans(inverse)
-    dsystem = -_exact(_exact(turned, dT * beta_rows[None, :], DTYPE), turned, DTYPE)
-    dsystem = tl.where(earlier, dsystem, 0.0)
-    dbeta_rows += tl.sum(dsystem * own, 1)
-    tl.store(dbeta + row + rows * heads, dbeta_rows, mask=rows < left)
-    d_own = beta_rows[:, None] * dsystem
-    d_own += tl.trans(d_own)
-    for start in range(0, key_dim, BK):
+    k += row * key_dim
+    w += row * key_dim
+    dz += row * key_dim
+    beta += row
+    dbeta += row
+    cell = (index.to(tl.int64) * heads + head) * SPAN * SPAN
+    inverse += cell
+    dd += cell
+    da += cell
+    db += cell
+    count = tl.minimum(left, span)
+    # dT, in the place of dA
+    for i in tl.range(0, count, C, disable_licm=True):
+        for j in tl.range(0, i + C, C, disable_licm=True):
+            dT = _overlaps(dz, w, i, j, stride, stride, left, key_dim, 0, DTYPE, C, BK)
+            for e in tl.range(0, j + C, C, disable_licm=True):
+                of_keys = _overlaps(w, k, j, e, stride, stride, left, key_dim, 1, DTYPE, C, BK)
+                dT = _exact(_block(dd, i, e, SPAN, left, C), tl.trans(of_keys), DTYPE, dT)
+            _store_block(da, dT, i, j, SPAN, left, C)
+    tl.debug_barrier()
+    # Lᵀ dT, in the place of the other
+    for i in tl.range(0, count, C, disable_licm=True):
+        for j in tl.range(0, i + C, C, disable_licm=True):
+            acc = tl.zeros((C, C), tl.float32)
+            for e in tl.range(i, count, C, disable_licm=True):
+                of_block = tl.trans(_block(inverse, e, i, SPAN, left, C))
+                acc = _exact(of_block, _block(da, e, j, SPAN, left, C), DTYPE, acc)
+            _store_block(db, acc, i, j, SPAN, left, C)
+    # The strengths of columns of T
+    for j in tl.range(0, count, C, disable_licm=True):
+        of_strengths = tl.zeros((C,), tl.float32)
+        for i in tl.range(j, count, C, disable_licm=True):
+            dT = _block(da, i, j, SPAN, left, C)
+            of_strengths += tl.sum(dT * _block(inverse, i, j, SPAN, left, C), 0)
+        tl.store(dbeta + (j + rows) * heads, of_strengths, mask=j + rows < left)
+    tl.debug_barrier()
+    # dA, and the strengths of rows of the system
+    for i in tl.range(0, count, C, disable_licm=True):
+        of_strengths = tl.zeros((C,), tl.float32)
+        strengths = _strengths(beta, i, heads, left, C)
+        for j in tl.range(0, i + C, C, disable_licm=True):
+            acc = tl.zeros((C, C), tl.float32)
+            for e in tl.range(0, j + C, C, disable_licm=True):
+                T = _solution(inverse, beta, j, e, heads, left, SPAN, C)
+                acc = _exact(-_block(db, i, e, SPAN, left, C), tl.trans(T), DTYPE, acc)
+            acc = tl.where(_lower(i, j + 1, left, C), acc, 0.0)
+            own = _overlaps(w, w, i, j, stride, stride, left, key_dim, 1, DTYPE, C, BK)
+            of_strengths += tl.sum(acc * own, 1)
+            _store_block(da, strengths[:, None] * acc, i, j, SPAN, left, C)
+        at = dbeta + (i + rows) * heads
+        of_strengths += tl.load(at, mask=i + rows < left, other=0.0)
+        tl.store(at, of_strengths, mask=i + rows < left)
+    tl.debug_barrier()
+    for i in tl.range(0, count, C, disable_licm=True):
+        for j in tl.range(0, i + C, C, disable_licm=True):
+            acc = tl.zeros((C, C), tl.float32)
+            for e in tl.range(i, count, C, disable_licm=True):
+                T = _solution(inverse, beta, e, i, heads, left, SPAN, C)
+                acc = _exact(tl.trans(T), _block(dd, e, j, SPAN, left, C), DTYPE, acc)
+            acc = tl.where(_lower(i, j + 1, left, C), acc, 0.0)
+            _store_block(db, acc, i, j, SPAN, left, C)
+
+
+@triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
+def _add_system(
+    k, w, beta, inverse, d, dz, dk_inner, da, db, dk_more, dw_more, dk, dw, cu_seqlens,
+    sequences, tokens, heads,
+    key_dim: tl.int32, span: tl.int32,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, SPAN: tl.constexpr,
+    C: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """dk and dw [B, T, G, K] of one block: what they have already, and what they get from Z, K', A
+    and tril₋₁(W Kᵀ)."""
+    chunk = tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
+    if left <= 0:
+        return
+    rows = tl.arange(0, C)
+    stride = heads * key_dim
+    inside = tl.multiple_of(before % span, C)
+    here = (first * heads + head) * key_dim
+    left += inside
+    row = (first - inside) * heads + head
+    k += row * key_dim
+    w += row * key_dim
+    dz += row * key_dim
+    dk_inner += row * key_dim
+    beta += row
+    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    cell = ((first_span + before // SPAN) * heads + head) * SPAN * SPAN
+    inverse += cell
+    d += cell
+    da += cell
+    db += cell
+    for start in tl.range(0, key_dim, BK, disable_licm=True):
         keys = start + tl.arange(0, BK)
-        w_tile = load_rows(w, rows, keys, stride, left, key_dim).to(tl.float32)
-        k_tile = load_rows(k, rows, keys, stride, left, key_dim).to(tl.float32)
-        dz_tile = load_rows(dz, rows, keys, stride, left, key_dim)
-        inner = load_rows(dk_inner, rows, keys, stride, left, key_dim)
-        of_w = load_rows(dw_more + start_row, rows, keys, stride, left, key_dim)
-        of_w += _exact(tl.trans(T), dz_tile, DTYPE) - _exact(D, inner, DTYPE)
-        of_w += _exact(d_of_keys, k_tile, DTYPE) + _exact(d_own, w_tile, DTYPE)
-        store_rows(dw + start_row, of_w, rows, keys, stride, left, key_dim)
-        of_k = load_rows(dk_more + start_row, rows, keys, stride, left, key_dim) + inner
-        of_k += _exact(tl.trans(d_of_keys), w_tile, DTYPE)
-        store_rows(dk + start_row, of_k, rows, keys, stride, left, key_dim)
+        acc = tl.zeros((C, BK), tl.float32)
+        for e in tl.range(inside, tl.minimum(left, span), C, disable_licm=True):
+            dz_tile = load_rows(dz + e * stride, rows, keys, stride, left - e, key_dim)
+            of_block = tl.trans(_block(inverse, e, inside, SPAN, left, C))
+            acc = _exact(of_block, dz_tile, DTYPE, acc)
+        acc *= _strengths(beta, inside, heads, left, C)[:, None]
+        acc += load_rows(dw_more + here, rows, keys, stride, left - inside, key_dim)
+        for e in tl.range(0, inside + C, C, disable_licm=True):
+            inner = load_rows(dk_inner + e * stride, rows, keys, stride, left - e, key_dim)
+            acc = _exact(-_block(d, inside, e, SPAN, left, C), inner, DTYPE, acc)
+        for e in tl.range(0, inside + C, C, disable_licm=True):
+            k_tile = load_rows(k + e * stride, rows, keys, stride, left - e, key_dim)
+            acc = _exact(_block(db, inside, e, SPAN, left, C), k_tile, DTYPE, acc)
+        for e in tl.range(0, inside + C, C, disable_licm=True):
+            w_tile = load_rows(w + e * stride, rows, keys, stride, left - e, key_dim)
+            acc = _exact(_block(da, inside, e, SPAN, left, C), w_tile, DTYPE, acc)
+        for e in tl.range(inside, tl.minimum(left, span), C, disable_licm=True):
+            w_tile = load_rows(w + e * stride, rows, keys, stride, left - e, key_dim)
+            acc = _exact(tl.trans(_block(da, e, inside, SPAN, left, C)), w_tile, DTYPE, acc)
+        store_rows(dw + here, acc, rows, keys, stride, left - inside, key_dim)
+        acc = load_rows(dk_more + here, rows, keys, stride, left - inside, key_dim)
+        acc += load_rows(dk_inner + inside * stride, rows, keys, stride, left - inside, key_dim)
+        for e in tl.range(inside, tl.minimum(left, span), C, disable_licm=True):
+            w_tile = load_rows(w + e * stride, rows, keys, stride, left - e, key_dim)
+            acc = _exact(tl.trans(_block(db, e, inside, SPAN, left, C)), w_tile, DTYPE, acc)
+        store_rows(dk + here, acc, rows, keys, stride, left - inside, key_dim)
 
 
 def _width(dim: int, tile: tiles.Tile, dtype: torch.dtype) -> int:
@@ -725,48 +1143,96 @@ class _Within(NamedTuple):
     """The results of single spans.
 
     Args:
-        x: scaled X at the start of the span, from `_transform`, as `_attend` takes it or float32.
-        k: K' [B, T, G, K].
-        z, d: Z [B, T, G, K] and D [chunks, G, C, C].
-        scores: of pairs of one span [B, T, H, span].
+        k: K' [B, T, G, K] in pieces.
+        z: Z [B, T, G, K].
+        inverse, d: L and D [spans, G, S, S].
+        m: M [spans, G, K, K] in pieces.
+        scores: of pairs of one span [B, T, H, S].
     """
 
-    x: Tensor
     k: Tensor
     z: Tensor
+    inverse: Tensor
     d: Tensor
+    m: Tensor
     scores: Tensor
 
 
-def _within(
-    q: Tensor, k: Tensor, w: Tensor, beta: Tensor, chunks: Chunks, x: Tensor, scale: float,
-    tile: tiles.Tile, span: int, constants: dict[str, Any],
-) -> _Within:  # fmt: skip
-    """What spans of `span` tokens have without others; X is written to the first part of x."""
-    tokens, heads, key_dim = q.shape[1:]
-    groups, length = k.shape[2], tile.tokens
-    inner_k, z = q.new_empty(2, *k.shape, dtype=torch.float32)
-    d = inner_k.new_empty(chunks.count, groups, length, length)
-    scores = inner_k.new_empty(*q.shape[:3], span)
-    shape = _slices(key_dim, tile, q.dtype)
-    _solve[(chunks.count * groups,)](
-        k, w, beta, z, inner_k, d, chunks.cu_seqlens, chunks.sequences, tokens, groups, key_dim,
-        **constants, C=length, **shape,
-    )  # fmt: skip
-    _transform[(chunks.count * heads,)](
-        q, k, w, z, d, inner_k, x, scores, chunks.cu_seqlens, scale,
-        chunks.sequences, tokens, heads, heads // groups, key_dim,
-        **constants, C=length, SPAN=span, PARTS=cdiv(key_dim, shape["BK"]), **shape,
-    )  # fmt: skip
-    return _Within(x, inner_k, z, d, scores)
+class _Call:
+    """What the kernels of a call share.
 
+    Args:
+        longest: tokens of the longest sequence.
+        x: for X at the start of its span, its first part.
+    """
 
-def _constants(q: Tensor, cu_seqlens: Tensor | None) -> dict[str, Any]:
-    return {"PACKED": cu_seqlens is not None, "DTYPE": TRITON_DTYPES[q.dtype]}
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, cu_seqlens: Tensor | None,
+        longest: int, entry: tiles.Entry,
+    ) -> None:  # fmt: skip
+        batch, tokens, heads, self.key_dim = q.shape
+        self.groups, self.value_dim = v.shape[2:]
+        self.q, self.entry, self.span = q, entry, entry.keys
+        self.longest, self.cu_seqlens, self.gated = longest, cu_seqlens, g is not None
+        whole = tiles.aligned(self.key_dim, self.value_dim)
+        self.block = entry if whole else entry.of("unaligned_block")
+        self.chunks, self.spans = (
+            cut(batch, tokens, cu_seqlens, length) for length in (self.block.tokens, self.span)
+        )
+        self.of_queries = self.chunks.sequences, tokens, heads, heads // self.groups
+        self.of_keys = self.chunks.sequences, tokens, self.groups
+        self.constants = {
+            "PACKED": cu_seqlens is not None,
+            "DTYPE": TRITON_DTYPES[q.dtype],
+            "SPAN": self.span,
+        }
+        self.blocks = {
+            "C": self.block.tokens,
+            **self.constants,
+            **_slices(self.key_dim, self.block, q.dtype),
+        }
+        self.gates = (None, None, None) if g is None else cumulative_gates(g, cu_seqlens)
 
+    def tile(self, kernel: str) -> tiles.Tile:
+        if self.gated and f"gated_{kernel}" in self.entry.kernels:
+            kernel = f"gated_{kernel}"
+        return tile_of(kernel, self.entry, self.key_dim, self.value_dim)
 
-def _gates(g: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor | None, ...]:
-    return (None, None, None) if g is None else cumulative_gates(g, cu_seqlens)
+    def walk(self, kernel: str) -> dict[str, Any]:
+        """Constants of a kernel that walks over spans."""
+        tile = self.tile(kernel)
+        shape = _slices(self.key_dim, tile, self.q.dtype)
+        return {
+            **self.constants,
+            **shape,
+            "GATED": self.gated,
+            "RUN": _RUN,
+            "PARTS": cdiv(self.key_dim, shape["BK"]),
+            "PAD_V": max(tile.narrowest(self.q.dtype.itemsize), next_power_of_2(self.value_dim)),
+        }
+
+    def within(self, k: Tensor, w: Tensor, beta: Tensor, x: Tensor, scale: float) -> _Within:
+        """What spans have without others; X is written to the first part of x."""
+        z = k.new_empty(k.shape, dtype=torch.float32)
+        inverse, d = z.new_empty(2, self.spans.count, self.groups, self.span, self.span)
+        inner_k = empty_pieces(k, *k.shape)
+        _solve[(self.spans.count * self.groups,)](
+            k, w, beta, inverse, d, z, inner_k, self.cu_seqlens, *self.of_keys, self.key_dim,
+            self.span, **self.blocks,
+        )  # fmt: skip
+        m = empty_pieces(k, self.spans.count, self.groups, self.key_dim, self.key_dim)
+        if self.longest > 2 * self.span:
+            tiles_of_m = cdiv(self.key_dim, self.block.tokens)
+            _cross[(self.spans.count * self.groups * tiles_of_m,)](
+                w, z, m, self.cu_seqlens, *self.of_keys, self.spans.count, self.key_dim,
+                **self.blocks,
+            )  # fmt: skip
+        scores = z.new_empty(*self.q.shape[:3], self.span)
+        _transform[(self.chunks.count * self.q.shape[2],)](
+            self.q, k, w, z, d, x, scores, self.cu_seqlens, scale, *self.of_queries, self.key_dim,
+            self.span, COPIES=x.shape[1], **self.blocks,
+        )  # fmt: skip
+        return _Within(inner_k, z, inverse, d, m, scores)
 
 
 def _forward(
@@ -777,43 +1243,21 @@ def _forward(
     o = q.new_empty(*q.shape[:3], v.shape[3])
     if o.numel() == 0:
         return [o]
-    entry = tiles.TABLE["path_attn", "parallel"][tile]
-    span, length = entry.keys, entry.tokens
     q, k, v, w, beta = contiguous(q, k, v, w, beta)
-    batch, tokens, heads, key_dim = q.shape
-    groups = k.shape[2]
-    chunks, constants = cut(batch, tokens, cu_seqlens, length), _constants(q, cu_seqlens)
-    spans = cut(batch, tokens, cu_seqlens, span)
-    attend = tile_of("attend", entry, key_dim, v.shape[3])
-    where = chunks.sequences, tokens
+    heads = q.shape[2]
     with torch.cuda.device_of(q):
+        entry = tiles.TABLE["path_attn", "parallel"][tile]
+        call = _Call(q, k, v, g, cu_seqlens, longest, entry)
         x = empty_pieces(q, 2, *q.shape)
-        inner = _within(q, k, w, beta, chunks, x, scale, entry, span, constants)
-        shape = {"SPAN": span, **constants, **_slices(key_dim, entry, q.dtype)}
-        shape["PARTS"] = cdiv(key_dim, shape["BK"])
-        more_k = empty_pieces(q, *k.shape)
-        matrices = empty_pieces(q, spans.count, groups, key_dim, key_dim)
-        if longest > span:
-            _gather[(chunks.count * groups,)](
-                inner.k, w, inner.z, more_k, cu_seqlens, *where, groups, key_dim,
-                C=length, **shape,
-            )  # fmt: skip
-        if longest > 2 * span:
-            _cross[(spans.count * groups * cdiv(key_dim, length),)](
-                w, inner.z, matrices, cu_seqlens, *where, groups, spans.count, key_dim,
-                C=length, **shape,
-            )  # fmt: skip
-        scores = inner.scores
-        del inner
-        queries = cut(batch, tokens, cu_seqlens, attend.tokens).count
-        shape |= _slices(key_dim, attend, q.dtype)
-        shape["PARTS"] = cdiv(key_dim, shape["BK"])
-        pad_v = max(attend.narrowest(q.dtype.itemsize), next_power_of_2(v.shape[3]))
-        _attend[(queries * heads,)](
-            x, more_k, matrices, v, scores, o, *_gates(g, cu_seqlens), cu_seqlens,
-            *where, heads, heads // groups, spans.count, queries, key_dim, v.shape[3],
-            GATED=g is not None, BQ=attend.tokens, BN=attend.keys,
-            SLICE=min(shape["BK"], 64), PAD_V=pad_v, **shape,
+        within = call.within(k, w, beta, x, scale)
+        attend = call.tile("attend")
+        shape = call.walk("attend")
+        count = cut(*q.shape[:2], cu_seqlens, attend.tokens).count
+        _attend[(count * heads,)](
+            x, within.k, within.m, v, o, within.scores, o, o, o, *call.gates, cu_seqlens,
+            0, *call.of_queries, call.spans.count, count, call.key_dim, call.value_dim,
+            GRADIENT=False, BQ=attend.tokens, BN=attend.keys, C=call.block.tokens,
+            SLICE=min(shape["BK"], 64), **shape,
         )  # fmt: skip
     return [o]
 
@@ -825,76 +1269,102 @@ def _backward(
     longest = check_boundaries("cu_seqlens", cu_seqlens, q.shape[1])
     q, k, v, w, beta, g, do = contiguous(q, k, v, w, beta, g, d0)
     batch, tokens, heads, key_dim = q.shape
-    groups, value_dim = v.shape[2:]
-    dq, dk, dw, dbeta = (torch.empty_like(x) for x in (q, k, w, beta))
+    dq, dk, dw = (torch.empty_like(x) for x in (q, k, w))
     dg = None if g is None else torch.empty_like(g)
     if dq.numel() == 0:
         return [dq, *(torch.zeros_like(x) for x in (k, v, w, beta)), dg, None]
-    entry = tiles.TABLE["path_attn", "parallel"][tile]
-    small, back = entry.of("backward"), entry.of("return")
-    gated, length = g is not None, small.tokens
-    chunks, constants = cut(batch, tokens, cu_seqlens, length), _constants(q, cu_seqlens)
     with torch.cuda.device_of(q):
-        inner_q = q.new_empty(q.shape, dtype=torch.float32)
-        inner = _within(q, k, w, beta, chunks, inner_q[None], scale, small, length, constants)
-        inner_k, z, d, scores = inner.k, inner.z, inner.d, inner.scores
-        gates = _gates(g, cu_seqlens)
-        widest = cdiv(longest, length)
-        kept = inner_q.new_empty(chunks.sequences * heads, widest, length, key_dim)
-        carried = kept.new_empty(chunks.sequences * heads, 2, length, key_dim)
-        terms = inner_q.new_empty(3, batch, heads, tokens)
-        dscores = scores.new_empty(chunks.count, heads, length, length)
-        dinner = torch.empty_like(inner_q)
-        # Shares of query heads in what a kv head gets.
-        of_k, of_w, of_z = inner_q.new_zeros(3, *q.shape)
-        of_v = inner_q.new_zeros(*q.shape[:3], value_dim)
-        rows, columns = inner_q.new_zeros(2, batch, heads, tokens if gated else 0)
-        between = inner_q.new_empty(chunks.count, heads, widest if gated else 0)
-        through = inner_q.new_empty(chunks.count, heads)
-        where = chunks.sequences, tokens, heads, heads // groups
-        constants["C"] = length
-        shapes_of = {
-            each: {
-                "GATED": gated,
-                "BV": _width(value_dim, own, q.dtype),
-                **constants,
-                **_slices(key_dim, own, q.dtype),
-            }
-            for each, own in {"walk": small, "return": back}.items()
-        }
-        for chunk in range(widest):
-            _walk[(chunks.sequences * heads,)](
-                inner_q, inner_k, w, z, v, do, scores, dscores, kept, terms, *gates,
-                cu_seqlens, chunk, *where, widest, key_dim, value_dim, **shapes_of["walk"],
+        entry = tiles.TABLE["path_attn", "parallel"][tile]
+        call = _Call(q, k, v, g, cu_seqlens, longest, entry)
+        groups, span, spans = call.groups, call.span, call.spans.count
+        x = empty_pieces(q, 1 + _RUN, *q.shape)
+        within = call.within(k, w, beta, x, scale)
+        dx = empty_pieces(q, _RUN, *q.shape)
+        new = within.scores.new_empty
+        dscores, terms = torch.empty_like(within.scores), new(3, batch, heads, tokens)
+        dinner_q = new(q.shape)
+        dinner_k, of_v = (torch.zeros_like(y, dtype=torch.float32) for y in (k, v))
+        dm = torch.zeros(spans, groups, key_dim, key_dim, dtype=torch.float32, device=q.device)
+        gated = call.gated
+        sums = new(_RUN, batch, heads, tokens if gated else 0)
+        rows, column_sums = dm.new_zeros(2, batch, heads, tokens if gated else 0)
+        through = dm.new_zeros(spans, heads if gated else 0)
+        kept = q.dtype if q.dtype == torch.bfloat16 else torch.float32
+        weights, between = q.new_empty(2, _RUN, *dscores.shape, dtype=kept)
+        sizes = call.of_queries
+        dims = key_dim, call.value_dim
+        names = ("walk", "return", "by_key", "cross")
+        out, back, by_key, cross = (call.tile(name) for name in names)
+        walk, turn, gather, over = (call.walk(name) for name in names)
+        del gather["GATED"]
+        columns = dm.new_zeros(_RUN * span // back.tokens, *column_sums.shape)
+        for run in range(cdiv(longest, _RUN * span)):
+            queries = call.chunks.sequences * _RUN * span * heads
+            _attend[(queries // out.tokens,)](
+                x, within.k, within.m, v, do, within.scores, do, dscores, terms, *call.gates,
+                cu_seqlens, run, *sizes, spans, 0, *dims, GRADIENT=True,
+                BQ=out.tokens, BN=out.keys, C=call.block.tokens,
+                SLICE=min(walk["BK"], 64), **walk,
             )  # fmt: skip
-            _return[(chunks.sequences * heads,)](
-                inner_k, w, z, v, do, scores, kept, carried, terms, dinner, of_k, of_w, of_z, of_v,
-                rows, columns, between, *gates, cu_seqlens, chunk, *where, widest,
-                key_dim, value_dim, PAD_V=max(16, next_power_of_2(value_dim)),
-                **shapes_of["return"],
+            _return[(queries // back.tokens,)](
+                x, dx, within.k, within.m, v, do, terms, weights, between, dinner_q, rows, columns,
+                sums, *call.gates, cu_seqlens, run, *sizes, spans, *dims,
+                BQ=back.tokens, BN=back.keys, SLICE=min(turn["BK"], 64), **turn,
             )  # fmt: skip
+            behind = call.chunks.sequences * ((run + 1) * _RUN - 1) * groups
+            if behind > 0:
+                _by_key[(behind * span // by_key.tokens,)](
+                    x, weights, between, do, dinner_k, of_v, cu_seqlens, run, *sizes, *dims,
+                    BN=by_key.tokens, BQ=by_key.keys, **gather,
+                )  # fmt: skip
+            if gated:
+                column_sums += columns.sum(0)
+                columns.zero_()
+            passed = behind - call.chunks.sequences * groups
+            if passed > 0:
+                _cross_backward[(passed * cdiv(key_dim, cross.tokens),)](
+                    x, dx, dm, sums, through, cu_seqlens, run, *sizes, key_dim,
+                    C=cross.tokens, **over,
+                )  # fmt: skip
+        _own_values[(call.chunks.count * groups,)](
+            do, within.scores, of_v, cu_seqlens, *sizes, call.value_dim, span, C=call.block.tokens,
+            PAD_V=walk["PAD_V"], num_warps=8, num_stages=1,
+            **call.constants,
+        )  # fmt: skip
         if gated:
-            sum_between[(chunks.count * heads,)](
-                between, through, cu_seqlens, chunks.sequences, tokens, heads, widest, 1,
-                C=length, BLOCK=1, PACKED=cu_seqlens is not None,
+            _gates_backward[(call.chunks.count * heads,)](
+                dscores, rows, column_sums, through, dg, cu_seqlens, *sizes[:3], span,
+                PACKED=cu_seqlens is not None, SPAN=span, C=call.block.tokens,
             )  # fmt: skip
-        more_k, dd = torch.empty_like(of_k), torch.empty_like(dscores)
-        shape = {**constants, **_slices(key_dim, small, q.dtype)}
-        _transform_backward[(chunks.count * heads,)](
-            q, k, w, z, d, dinner, dscores, through, rows, columns,
-            dq, more_k, of_w, of_z, dd, dg, cu_seqlens, scale, *where, key_dim,
-            GATED=gated, **shape,
+        del x, dx, weights, between
+        # With fewer, they keep registers in memory.
+        more_warps = {**call.blocks, "num_warps": 8}
+        k_more, w_more, dz = (torch.empty_like(dinner_k) for _ in range(3))
+        e, de, dd = torch.empty_like(dscores), within.scores, torch.empty_like(within.d)
+        _by_row[(call.chunks.count * heads,)](
+            q, k, w, within.z, within.d, dinner_q, dscores, e, de, dq, cu_seqlens, scale,
+            *sizes, key_dim, span, **call.blocks,
         )  # fmt: skip
-        of_k, of_w, of_z, of_v, more_k = (
-            of_each_group(x, groups).contiguous() for x in (of_k, of_w, of_z, of_v, more_k)
-        )
-        if groups != heads:
-            dd = dd.unflatten(1, (groups, -1)).sum(2)
-        _solve_backward[(chunks.count * groups,)](
-            k, w, beta, d, of_z, of_k, dd, more_k, of_w, dk, dw, dbeta, cu_seqlens,
-            chunks.sequences, tokens, groups, key_dim, **shape,
+        _by_column[(call.chunks.count * groups,)](
+            q, w, within.z, dinner_q, dscores, e, de, dm, k_more, w_more, dz,
+            cu_seqlens, scale, *sizes, key_dim, span,
+            **more_warps,
         )  # fmt: skip
-    return [dq, dk, of_v.to(v.dtype), dw, dbeta, dg, None]
+        _by_pair[(call.chunks.count * groups,)](
+            w, dscores, e, dinner_k, dd, cu_seqlens, scale, *sizes, key_dim, span, **call.blocks,
+        )  # fmt: skip
+        del e
+        da, db = (torch.empty_like(dd) for _ in range(2))
+        dbeta = torch.empty_like(beta, dtype=torch.float32)
+        _solve_backward[(spans * groups,)](
+            k, w, beta, within.inverse, dz, dd, da, db, dbeta, cu_seqlens, *call.of_keys, key_dim,
+            span, **call.blocks,
+        )  # fmt: skip
+        _add_system[(call.chunks.count * groups,)](
+            k, w, beta, within.inverse, within.d, dz, dinner_k, da, db, k_more, w_more, dk, dw,
+            cu_seqlens, *call.of_keys, key_dim, span, **more_warps,
+        )  # fmt: skip
+    return [dq, dk, of_v.to(v.dtype), dw, dbeta.to(beta.dtype), dg, None]
 
 
 _path = differentiable("path_parallel", _forward, _backward, shapes, outputs=1)
@@ -908,8 +1378,8 @@ def _of_contiguous(*, g: Tensor | None, **given: Any) -> Tensor:
 
 @pairs(
     _of_contiguous,
-    about="A gate below -2^17 is taken for -inf. The backward pass has two launches for each chunk "
-    "of 16 or 32 tokens of the longest sequence, and keeps a few copies of q in float32.",
+    about="A gate below -2^17 is taken for -inf. The backward pass has four launches for each two "
+    "spans of 32 or 128 tokens of the longest sequence, and keeps some 16 copies of q in float32.",
 )
 def path_attn(
     q: Float[Tensor, "B T H K"],
