@@ -289,7 +289,7 @@ _WALL = Entry(
     features=64,
     num_warps=8,
     num_stages=1,
-    kernels={"by_key": Tile(tokens=64, keys=64, features=64, num_warps=8, num_stages=1)},
+    kernels={"by_key": Tile(tokens=16, keys=64, features=32, num_warps=8, num_stages=1)},
 )
 _WALL_FORWARD = Tile(tokens=64, keys=64, features=128, num_warps=8)
 
@@ -321,7 +321,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
                 "dq": Tile(tokens=64, keys=64, num_stages=3),
                 "dkv": Tile(tokens=64, keys=64, num_stages=3),
                 "biased": Tile(tokens=64, keys=32, num_stages=3),
-                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
+                "gated": Tile(tokens=64, keys=32),
             },
         ),
         Entry(
@@ -335,7 +335,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
                 "dq": Tile(tokens=128, keys=64, num_warps=8, num_stages=3),
                 "dkv": Tile(tokens=128, keys=32, num_warps=8),
                 "biased": Tile(tokens=64, keys=16, num_stages=1),
-                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
+                "gated": Tile(tokens=64, keys=16, num_stages=1),
             },
         ),
         Entry(
@@ -351,7 +351,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
                 "windowed_dk": Tile(tokens=128, keys=16, num_warps=8),
                 "dv": Tile(tokens=128, keys=32, num_warps=8),
                 "biased": Tile(tokens=32, keys=32, num_warps=8),
-                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
+                "gated": Tile(tokens=32, keys=16, num_warps=8, num_stages=1),
             },
         ),
         # From Ampere on, up to 99 KiB.
@@ -364,7 +364,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             kernels={
                 "dq": Tile(tokens=32, keys=32),
                 "dkv": Tile(tokens=32, keys=32),
-                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
+                "gated": Tile(tokens=32, keys=32, num_warps=8, num_stages=1),
             },
         ),
         Entry(
@@ -387,7 +387,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
                 "dq": Tile(tokens=32, keys=16, num_stages=1),
                 "dkv": Tile(tokens=32, keys=16, num_stages=1),
                 "biased": Tile(tokens=16, keys=16, num_stages=1),
-                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
+                "gated": Tile(tokens=16, keys=16, num_stages=1),
             },
         ),
         Entry(
@@ -397,7 +397,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             arch=80,
             kernels={
                 "dkv": Tile(tokens=16, keys=16, num_warps=8, num_stages=1),
-                "gated": Tile(tokens=64, keys=32, features=64, num_warps=8, num_stages=1),
+                "gated": Tile(tokens=16, keys=16, num_warps=16, num_stages=1),
             },
         ),
         Entry(tokens=16, keys=16, num_stages=1),
@@ -723,7 +723,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             **_BFLOAT16_ON_HOPPER,
             kernels={
                 "forward": _WALL_FORWARD,
-                "by_key": Tile(tokens=128, keys=64, features=128, num_warps=8, num_stages=2),
+                "by_key": Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1),
             },
         ),
         replace(_with(_WALL, forward=_WALL_FORWARD), max_dim=128, **_BFLOAT16_ON_HOPPER),
