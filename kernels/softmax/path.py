@@ -125,6 +125,25 @@ def _solution(
     return _block(inverse, row, column, SPAN, left, C) * strengths[None, :]
 
 
+@triton.jit
+def _locate_block(
+    block, cu_seqlens, sequences, tokens, span, C: tl.constexpr, SPAN: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """Where a block of C rows is: the first row of its span (int64), how many rows are left in its
+    sequence from there, how many rows come before the span, the number of the span (int64), and how
+    many rows of the span come before the block, which is empty if no more are left.
+
+    Args:
+        span: SPAN, as a number at run time.
+    """
+    first, left, sequence, before = locate_chunk(block, cu_seqlens, sequences, tokens, C, PACKED)
+    inside = tl.multiple_of(before % span, C)
+    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    index = first_span + before // SPAN
+    return first - inside, left + inside, before - inside, index, inside
+
+
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads"])
 def _solve(
     k, w, beta, inverse, d, z, k_out, cu_seqlens, sequences, tokens, heads,
@@ -233,27 +252,23 @@ def _transform(
 ):  # fmt: skip
     """X, the first of x [COPIES, B, T, H, K], and the scores of pairs of one span [B, T, H, S], of
     one block of queries."""
-    chunk = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
-    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
-    if left <= 0:
+    first, left, _, index, inside = _locate_block(
+        tl.program_id(0) // heads, cu_seqlens, sequences, tokens, span, C, SPAN, PACKED
+    )
+    if left <= inside:
         return
     rows = tl.arange(0, C)
     kv_heads = heads // group
     stride = heads * key_dim
     stride_k = kv_heads * key_dim
-    inside = tl.multiple_of(before % span, C)
-    # Counted from the start of the span.
-    left += inside
-    first -= inside
     q += (first * heads + head) * key_dim
     x += (first * heads + head) * key_dim
     shared = (first * kv_heads + head // group) * key_dim
     k += shared
     w += shared
     z += shared
-    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
-    d += ((first_span + before // SPAN) * kv_heads + head // group) * SPAN * SPAN
+    d += (index * kv_heads + head // group) * SPAN * SPAN
     scores += (first * heads + head) * SPAN
     stride_s = tl.cast(heads, tl.int64) * SPAN
     for j in tl.range(0, inside + C, C):
@@ -817,18 +832,16 @@ def _by_row(
     C: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dq [B, T, H, K], and E and dE [B, T, H, S], of one block of queries."""
-    chunk = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
-    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
-    if left <= 0:
+    first, left, _, index, inside = _locate_block(
+        tl.program_id(0) // heads, cu_seqlens, sequences, tokens, span, C, SPAN, PACKED
+    )
+    if left <= inside:
         return
     rows = tl.arange(0, C)
     kv_heads = heads // group
     stride = heads * key_dim
     stride_k = kv_heads * key_dim
-    inside = tl.multiple_of(before % span, C)
-    left += inside
-    first -= inside
     row = (first * heads + head) * key_dim
     shared = (first * kv_heads + head // group) * key_dim
     q += row
@@ -837,8 +850,7 @@ def _by_row(
     k += shared
     w += shared
     z += shared
-    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
-    d += ((first_span + before // SPAN) * kv_heads + head // group) * SPAN * SPAN
+    d += (index * kv_heads + head // group) * SPAN * SPAN
     pairs = (first * heads + head) * SPAN
     dscores += pairs
     e_out += pairs
@@ -899,26 +911,22 @@ def _by_column(
     """Of one block of keys, dZ [B, T, G, K], and what k and w get from scores, from E and from
     M."""
     kv_heads = heads // group
-    chunk = tl.program_id(0) // kv_heads
     kv_head = tl.program_id(0) % kv_heads
-    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
-    if left <= 0:
+    first, left, before, index, inside = _locate_block(
+        tl.program_id(0) // kv_heads, cu_seqlens, sequences, tokens, span, C, SPAN, PACKED
+    )
+    if left <= inside:
         return
     rows = tl.arange(0, C)
     stride_k = kv_heads * key_dim
-    inside = tl.multiple_of(before % span, C)
-    left += inside
-    first -= inside
     shared = (first * kv_heads + kv_head) * key_dim
     w += shared
     z += shared
     dk += shared
     dw += shared
     dz += shared
-    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
-    cell = (first_span + before // SPAN) * kv_heads + kv_head
-    dm += cell * key_dim * key_dim
-    crossed = (before >= SPAN) & (left > SPAN)
+    dm += (index * kv_heads + kv_head) * key_dim * key_dim
+    crossed = (before > 0) & (left > SPAN)
     here = inside * stride_k
     for start in tl.range(0, key_dim, BK, disable_licm=True):
         keys = start + tl.arange(0, BK)
@@ -960,19 +968,16 @@ def _by_pair(
 ):  # fmt: skip
     """C rows of dD [spans, G, S, S], from scores and K'."""
     kv_heads = heads // group
-    chunk = tl.program_id(0) // kv_heads
     kv_head = tl.program_id(0) % kv_heads
-    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
-    if left <= 0:
+    first, left, _, index, inside = _locate_block(
+        tl.program_id(0) // kv_heads, cu_seqlens, sequences, tokens, span, C, SPAN, PACKED
+    )
+    if left <= inside:
         return
     stride_k = kv_heads * key_dim
-    inside = tl.multiple_of(before % span, C)
-    left += inside
-    first -= inside
     w += (first * kv_heads + kv_head) * key_dim
     dk_out += (first * kv_heads + kv_head) * key_dim
-    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
-    dd += ((first_span + before // SPAN) * kv_heads + kv_head) * SPAN * SPAN
+    dd += (index * kv_heads + kv_head) * SPAN * SPAN
     stride_s = tl.cast(heads, tl.int64) * SPAN
     count = tl.minimum(left, span)
     for j in tl.range(0, inside + C, C, disable_licm=True):
@@ -1076,24 +1081,22 @@ def _add_system(
 ):  # fmt: skip
     """dk and dw [B, T, G, K] of one block: what they have already, and what they get from Z, K', A
     and tril₋₁(W Kᵀ)."""
-    chunk = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
-    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
-    if left <= 0:
+    first, left, _, index, inside = _locate_block(
+        tl.program_id(0) // heads, cu_seqlens, sequences, tokens, span, C, SPAN, PACKED
+    )
+    if left <= inside:
         return
     rows = tl.arange(0, C)
     stride = heads * key_dim
-    inside = tl.multiple_of(before % span, C)
-    here = (first * heads + head) * key_dim
-    left += inside
-    row = (first - inside) * heads + head
+    here = ((first + inside) * heads + head) * key_dim
+    row = first * heads + head
     k += row * key_dim
     w += row * key_dim
     dz += row * key_dim
     dk_inner += row * key_dim
     beta += row
-    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
-    cell = ((first_span + before // SPAN) * heads + head) * SPAN * SPAN
+    cell = (index * heads + head) * SPAN * SPAN
     inverse += cell
     d += cell
     da += cell
@@ -1212,7 +1215,8 @@ class _Call:
         }
 
     def within(self, k: Tensor, w: Tensor, beta: Tensor, x: Tensor, scale: float) -> _Within:
-        """What spans have without others; X is written to the first part of x."""
+        """Launch what needs the tokens of one span alone; write X at its start to the first part of
+        x."""
         z = k.new_empty(k.shape, dtype=torch.float32)
         inverse, d = z.new_empty(2, self.spans.count, self.groups, self.span, self.span)
         inner_k = empty_pieces(k, *k.shape)
@@ -1378,8 +1382,8 @@ def _of_contiguous(*, g: Tensor | None, **given: Any) -> Tensor:
 
 @pairs(
     _of_contiguous,
-    about="A gate below -2^17 is taken for -inf. The backward pass has four launches for each two "
-    "spans of 32 or 128 tokens of the longest sequence, and keeps some 16 copies of q in float32.",
+    about="A gate below -2^17 is taken for -inf. The backward pass has up to four launches for "
+    "each span of 32 or 256 tokens of the longest sequence; what it keeps is linear in T.",
 )
 def path_attn(
     q: Float[Tensor, "B T H K"],
