@@ -15,4 +15,5 @@ def test_the_gradient_of_an_open_gate_keeps_its_digits(name: str, device: torch.
     (dz,) = torch.autograd.grad(norm(x, gate, activation="sigmoid").sum(), gate)
     normalized = norm(x, torch.full_like(z, 100.0), activation="sigmoid").double()
     want = normalized * torch.sigmoid(z.double()) * torch.sigmoid(-z.double())
-    torch.testing.assert_close(dz.double(), want, rtol=1e-5, atol=0)
+    # The argument of the exponential is rounded, which costs |z| 2^-24, and some ten numbers are.
+    torch.testing.assert_close(dz.double(), want, rtol=(20 + 10) * 2.0**-24, atol=0)

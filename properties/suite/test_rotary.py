@@ -187,9 +187,9 @@ def test_tables_of_xpos_are_those_of_the_reference_or_refused_where_it_refuses_t
     for x, y in zip(got, want, strict=True):
         assert x.dtype == dtype
         underflow = limits.smallest_normal * limits.eps
-        torch.testing.assert_close(
-            x.cpu().double(), y, rtol=limits.eps / 2 + 1e-12, atol=underflow / 2 + 1e-13
-        )
+        # Each form rounds the logarithm of a scale, of up to `largest`, twice.
+        rtol = limits.eps / 2 + 1e-13 + 4 * largest * 2.0**-53
+        torch.testing.assert_close(x.cpu().double(), y, rtol=rtol, atol=underflow / 2 + 1e-13)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans())
