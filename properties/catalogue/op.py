@@ -66,7 +66,7 @@ BadCall = tuple[str, dict[str, Any], str]
 Amend = Callable[[Case, Mapping[str, int], dict[str, Tensor]], dict[str, Tensor]]
 
 
-# Those of another case, as this one accepts them.
+# The tensors that a case takes over from another one, changed so that it accepts them.
 CarryOver = Callable[[Case, Mapping[str, Tensor]], dict[str, Tensor]]
 
 

@@ -109,8 +109,8 @@ def _expect_refusal(
     # autocast.
     context = "grad" if function is op.oracle else case.context
     given = _with_history(op, given)
-    written = given.get(op.arguments[0].name) if given.get("inplace") is True else None
-    before = written.grad_fn if isinstance(written, Tensor) else None
+    written = _written(op, given)
+    before = None if written is None else written.grad_fn
     there = subject.claiming(case), CONTEXTS[context](subject.device.type)
     with recorded_launches() as launched, there[0], there[1]:
         try:
@@ -128,19 +128,24 @@ def _expect_refusal(
     if launched:
         text = f"{where} launched {launched[0]} before it was refused"
         fail(run, text)
-    if isinstance(written, Tensor) and written.grad_fn is not before:
+    if written is not None and written.grad_fn is not before:
         fail(run, f"{where} gave {op.arguments[0].name} another gradient before it was refused")
+
+
+def _written(op: Op, given: dict[str, Any]) -> Tensor | None:
+    """The tensor that a call writes in place."""
+    x = given.get(op.arguments[0].name)
+    return x if given.get("inplace") is True and isinstance(x, Tensor) else None
 
 
 def _with_history(op: Op, given: dict[str, Any]) -> dict[str, Any]:
     """The arguments, where a tensor that is written in place comes from a differentiable call."""
-    name = op.arguments[0].name
-    x = given.get(name)
-    if given.get("inplace") is not True or not isinstance(x, Tensor) or not x.is_floating_point():
+    x = _written(op, given)
+    if x is None or not x.is_floating_point():
         return given
     # Strides may be the mistake.
     y = x.detach().requires_grad_() * 1
-    return {**given, name: y} if y.stride() == x.stride() else given
+    return {**given, op.arguments[0].name: y} if y.stride() == x.stride() else given
 
 
 def _expect_no_harm(run: Run) -> None:
