@@ -31,9 +31,10 @@ def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Reject sizes that the library would broadcast, as it documents.
 
     Raises:
-        ValueError: batches differ, or keys and values do.
+        ValueError: ranks or batches differ, or keys and values do.
     """
-    if not len(q) == len(k) == len(v) or k.shape[:3] != v.shape[:3]:
+    alike = q.dim() == k.dim() == v.dim() == 4 and len(q) == len(k) == len(v)
+    if not alike or k.shape[:3] != v.shape[:3]:
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v))
         raise ValueError(f"q, k, v: {shapes}, expected one batch, and a value for each key")
 

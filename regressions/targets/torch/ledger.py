@@ -250,6 +250,34 @@ LEDGER = (
         cause="The eager path evaluates score_mod and mask_mod at index 0 of an axis without any.",
     ),
     KnownFailure(
+        name="flex_lookup_of_no_batch",
+        law="differential",
+        releases=ON_CPU,
+        cases=(
+            Case.from_json(
+                '{"op":"attention","mode":"flex","dtype":"float32","dims":{"B":0,"G":1,"R":1,"K":1,'
+                '"V":1},"lengths":[2],"given":["bias"],"options":{"scale":null,"causal":false,'
+                '"window":null,"softcap":null,"structure":null,"return_lse":false}}'
+            ),
+        ),
+        modes=("flex",),
+        shows=lambda given: (
+            len(given["q"]) == 0
+            and any(given.get(name) is not None for name in ("bias", "mask", "structure"))
+        ),
+        symptoms=(
+            Raised(
+                "IndexError",
+                "shape mismatch: indexing tensors could not be broadcast together with shapes [0]",
+            ),
+        ),
+        expected="(0, 1, 2, 4)",
+        got="shape mismatch: indexing tensors could not be broadcast together with shapes "
+        "[0], [2, 1], [2]",
+        cause="The eager path maps score_mod and mask_mod by vmap, whose rule for indexing leaves "
+        "an index without elements as it is beside those of other axes.",
+    ),
+    KnownFailure(
         name="flex_lse_of_no_rows",
         law="differential",
         releases=ON_CPU,
@@ -292,9 +320,9 @@ LEDGER = (
                 '{"op":"attention","mode":"sdpa_math","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,"V":16},"lengths":[3],"key_lengths":[0],"options":{"scale":null,"causal":false,"window":null}}'
             ),
         ),
-        modes=("sdpa", "sdpa_math"),
+        modes=("sdpa", "sdpa_math", "sdpa_flash"),
         shows=lambda given: 0 in (given["q"].shape[1], given["k"].shape[1]),
-        symptoms=_unrefused(SIZES, RANK),
+        symptoms=_unrefused(SIZES, RANK, "more heads of keys than of queries"),
         expected="an exception",
         got="(1, 1, 2, 2)",
         cause="Without keys nothing is multiplied, and nobody compares the widths of q and k.",
