@@ -331,7 +331,7 @@ def _read(scaling: Mapping[str, object] | None) -> tuple[Callable[..., Scaled], 
             _check_factor(kind, name, factors[name], parameter.default)
         elif parameter.default is Parameter.empty:
             raise ValueError(f"scaling: {kind} has no {name}")
-    if unknown := factors.keys() - known:
+    if unknown := [name for name in factors if name not in known]:
         raise ValueError(
             f"scaling: {kind} has {sorted(unknown)}, expected {', '.join(known) or 'nothing'}"
         )

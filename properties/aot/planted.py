@@ -19,13 +19,6 @@ def _product(x, y, SIDE: tl.constexpr, INNER: tl.constexpr):
 
 
 @triton.jit
-def _transpose(x, y, SIDE: tl.constexpr):
-    at = tl.arange(0, SIDE)
-    tile = tl.load(x + at[:, None] * SIDE + at[None, :])
-    tl.store(y + at[:, None] * SIDE + at[None, :], tl.trans(tile))
-
-
-@triton.jit
 def _below_maximum(x, y, SIZE: tl.constexpr):
     """Every value stays in a register until the maximum is known."""
     at = tl.arange(0, SIZE)
@@ -48,10 +41,9 @@ def multiply_8_wide() -> None:
     _multiply(8)
 
 
-def transpose_too_much() -> None:
-    """256 KiB of shared memory, to exchange between threads."""
-    x = torch.zeros(256, 256)
-    _transpose[(1,)](x, x, SIDE=256, num_warps=16)
+def multiply_too_much() -> None:
+    """Operands of 128 KiB each, which a product takes from shared memory."""
+    _multiply(4096)
 
 
 def keep_too_many_registers() -> None:
