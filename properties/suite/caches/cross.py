@@ -36,7 +36,7 @@ class CrossAttentionMachine(PagedMachine):
         assert isinstance(cache, CrossAttentionCache)
         return cache
 
-    @rule(call=calls(offsets=["each", "each in 32 bits", "all"], layouts=CONTIGUOUS))
+    @rule(call=calls(offsets=["each", "each in 32 bits", "all"], layouts=st.just(CONTIGUOUS)))
     def update(self, call: Call) -> None:
         offset, counts = self.draw_offset(call)
         with context(call.where, self.device):
@@ -55,7 +55,7 @@ class CrossAttentionMachine(PagedMachine):
             self.use_up(k, v, offset, *got)
 
     @rule(
-        call=calls(layouts=CONTIGUOUS),
+        call=calls(layouts=st.just(CONTIGUOUS)),
         logits=st.sets(st.sampled_from(["softcap", "sink"])),
         num_splits=st.sampled_from([1, 2, 5]),
         return_lse=st.booleans(),

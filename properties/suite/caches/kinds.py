@@ -20,7 +20,7 @@ from kernels.cache import (
     SlidingWindowCache,
 )
 from properties.cases.layouts import LAYOUTS, SHARING, relaid
-from properties.suite.caches.machine import KVMachine
+from properties.suite.caches.machine import CONTIGUOUS, Call, KVMachine
 
 OWN_MEMORY = sorted(set(LAYOUTS) - {*SHARING})
 
@@ -159,6 +159,26 @@ class PagedMachine(KVMachine):
         for n in shorter:
             held = [page for page in table[n] if page >= 0]
             assert len(held) == -(-length[n] // self.cache.page_size), "pages past a crop are held"
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            self.copies_part()
+        super().teardown()
+
+    def copies_part(self) -> None:
+        """At the end: two copies of a sequence that ends within a page get a token each."""
+        size, lengths = self.cache.page_size, self.length()
+        n = max(range(self.batch), key=lambda n: lengths[n] % size)
+        kept = torch.zeros(self.batch, dtype=torch.int64)
+        # A sequence that ends with its page gives up its last token.
+        kept[n] = max(0, lengths[n] - (lengths[n] % size == 0))
+        for each in (self.cache, self.model, self.everything):
+            each.crop(kept)
+            each.reorder(kept.new_tensor([n, n]))
+        self.batch = 2
+        self.update(Call(1, "all", [], 0, CONTIGUOUS, "grad"))
+        self.tokens_lie_where_the_page_says()
+        self.no_page_is_lost()
 
     def reset_is_a_new_start(self) -> None:
         self.cache.reset()

@@ -20,5 +20,5 @@ def test_a_planted_bug_is_caught(
 ) -> None:
     # The simulator sees some bugs first, as a race or an uninitialised read; tensors of different
     # lengths raise when compared.
-    with pytest.raises((AssertionError, ValueError, RuntimeError, SimulationError)):
+    with pytest.raises((AssertionError, IndexError, ValueError, RuntimeError, SimulationError)):
         search(machine, device, planted)
