@@ -21,7 +21,7 @@ from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Op
 from properties.device import keeping_state
 from properties.laws import LAWS, Run, Subject, Violation
-from properties.laws.signature import own_frames
+from properties.laws.fingerprint import own_frames
 from properties.profiles import EXAMPLES
 from properties.targets import Target
 from properties.verdict.report import error_report

@@ -6,7 +6,7 @@ from typing import Protocol
 from properties import profiles
 from properties.cases.case import Case
 from properties.laws import Subject
-from properties.laws.signature import Signature
+from properties.laws.fingerprint import Fingerprint
 from properties.simulator import Stuck
 from properties.verdict.picture import Picture
 
@@ -45,24 +45,24 @@ class Failure:
     Args:
         case: as the law adapted it.
         symptom: as a ledger entry would state it; empty if no entry can excuse it.
-        also: signatures of other results that differ.
+        also: fingerprints of other results that differ.
         fatal: the case hangs or ends its process.
         picture: of the result that differs.
     """
 
-    signature: Signature
+    fingerprint: Fingerprint
     law: str
     case: Case
     report: str
     symptom: str = ""
-    also: tuple[Signature, ...] = ()
+    also: tuple[Fingerprint, ...] = ()
     fatal: bool = False
     picture: Picture | None = None
 
     @property
     def hangs(self) -> bool:
         """Whether it timed out, or reached the simulator's turn limit."""
-        return self.signature.law == HANGS or self.signature.error == Stuck.__name__
+        return self.fingerprint.law == HANGS or self.fingerprint.error == Stuck.__name__
 
 
 @dataclass(frozen=True)

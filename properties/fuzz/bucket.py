@@ -13,7 +13,7 @@ from properties.counted import counted
 from properties.files import write_atomically
 from properties.fuzz.answer import Failure
 from properties.fuzz.needs import parts
-from properties.laws.signature import Signature
+from properties.laws.fingerprint import Fingerprint
 from properties.targets import NAMES
 from properties.targets.ledger import entry_file
 from properties.verdict.report import regression_file
@@ -23,14 +23,14 @@ from properties.verdict.report import regression_file
 class Bucket:
     """Failures that look like one bug.
 
-    Two signatures belong to one bug if a case shows both: a wrong mask gives wrong results, and if
-    these are zeros, wrong gradients only. Each signature keeps its smallest case, in case they are
-    two bugs after all. Cases whose kernels share no source line show two bugs, and a case that
-    lacks what one bug needs shows another.
+    Two fingerprints belong to one bug if a case shows both: a wrong mask gives wrong results, and
+    if these are zeros, wrong gradients only. Each keeps its smallest case, in case they are two
+    bugs after all. Cases whose kernels share no source line show two bugs, and a case that lacks
+    what one bug needs shows another.
 
     Args:
-        smallest: the failure with the smallest case of each signature, in order of discovery.
-        linked: other signatures of the same cases.
+        smallest: the failure with the smallest case of each fingerprint, in order of discovery.
+        linked: other fingerprints of the same cases.
         seen: job → how many of its cases failed this way.
         again: a line for each engine on which the first failure repeats.
         file: what was written of it, or why nothing was.
@@ -45,7 +45,7 @@ class Bucket:
     """
 
     smallest: list[Failure]
-    linked: set[Signature] = field(default_factory=set)
+    linked: set[Fingerprint] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
     again: tuple[str, ...] = ()
     file: str = ""
@@ -60,7 +60,7 @@ class Bucket:
 
     def __post_init__(self) -> None:
         if not self.name:
-            law, case, bug = self.first.law, self.first.case, self.first.signature.bug
+            law, case, bug = self.first.law, self.first.case, self.first.fingerprint.bug
             digest = hashlib.sha256(repr(bug).encode()).hexdigest()[:8]
             self.name = f"{case.op}_{case.mode}_{law}_{digest}"
 
@@ -85,45 +85,45 @@ class Bucket:
 
     @property
     def others(self) -> list[str]:
-        return [f"  also      {one.signature}: {one.case.line()}" for one in self.smallest[1:]]
+        return [f"  also      {one.fingerprint}: {one.case.line()}" for one in self.smallest[1:]]
 
     @property
     def line(self) -> str:
         jobs = ", ".join(f"{job} {count}" for job, count in self.seen.most_common(3))
         more = f" and {counted(len(self.seen) - 3, 'more job')}" if len(self.seen) > 3 else ""
-        return f"{self.first.signature}: {jobs}{more}"
+        return f"{self.first.fingerprint}: {jobs}{more}"
 
     @property
-    def signatures(self) -> set[Signature]:
-        return {*self.linked, *(failure.signature for failure in self.smallest)}
+    def fingerprints(self) -> set[Fingerprint]:
+        return {*self.linked, *(failure.fingerprint for failure in self.smallest)}
 
-    def has(self, signature: Signature) -> bool:
-        return signature.bug in {one.bug for one in self.signatures}
+    def has(self, fingerprint: Fingerprint) -> bool:
+        return fingerprint.bug in {one.bug for one in self.fingerprints}
 
     def shows(
         self,
-        signatures: Iterable[Signature],
+        fingerprints: Iterable[Fingerprint],
         lines: frozenset[str],
         case: Case | None = None,
     ) -> bool:
-        """Whether a case with these signatures shows this bug.
+        """Whether a case with these fingerprints shows this bug.
 
         Args:
             lines: that the case launched; kernels without a common line have no common bug.
             case: what it needs is there, unless a source line names the bug.
         """
-        alike = [signature for signature in signatures if self.has(signature)]
+        alike = [fingerprint for fingerprint in fingerprints if self.has(fingerprint)]
         apart = lines and self.lines and not lines & self.lines
         if not alike or apart:
             return False
-        named = any(signature.place for signature in alike)
+        named = any(fingerprint.place for fingerprint in alike)
         return named or case is None or {*self.needs} <= parts(case).keys()
 
     def add(self, failure: Failure) -> None:
-        """Keep a failure if its case is the smallest of its signature."""
+        """Keep a failure if its case is the smallest of its fingerprint."""
         self.linked.update(failure.also)
         for place, known in enumerate(self.smallest):
-            if known.signature.bug == failure.signature.bug:
+            if known.fingerprint.bug == failure.fingerprint.bug:
                 if _size(failure.case) < _size(known.case):
                     self.smallest[place] = failure
                 return

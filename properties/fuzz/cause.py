@@ -50,7 +50,7 @@ def causes(buckets: Iterable[Bucket], ran: Mapping[str, AbstractSet[str]]) -> li
     Args:
         ran: op → the lines that its cases launched, of those that could have shown wrong values.
     """
-    left = [bucket for bucket in buckets if bucket.code and not bucket.first.signature.place]
+    left = [bucket for bucket in buckets if bucket.code and not bucket.first.fingerprint.place]
     found: list[Cause] = []
     while cause := _largest(left, ran):
         found.append(cause)

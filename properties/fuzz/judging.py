@@ -26,7 +26,7 @@ from properties.cases.sequences import dims_of
 from properties.fuzz.answer import Answer, Failure, Origin
 from properties.fuzz.clock import Clock
 from properties.laws import Subject, Violation
-from properties.laws.signature import is_own, short
+from properties.laws.fingerprint import is_own, short
 from properties.simulator.compilation import Program
 from properties.simulator.launcher import LAUNCHED
 from properties.targets.ledger import symptom
@@ -104,7 +104,7 @@ def judge(law: str, case: Case) -> Answer:
         lines=frozenset().union(*map(_lines, LAUNCHED)),
     )
     if answer.failure is not None and not answer.doubtful and not functions and short_of_limit:
-        with _noting(functions, case.op, case.mode, answer.failure.signature) as new:
+        with _noting(functions, case.op, case.mode, answer.failure.fingerprint) as new:
             if new:
                 _answer(law, case, _SUBJECT)
     grown = resident() > _MOST
@@ -157,12 +157,12 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
     fault = found.fault
     doubtful = "runs out of memory" if _of_memory(fault) else ""
     failure = Failure(
-        signature=found.signature,
+        fingerprint=found.fingerprint,
         law=law,
         case=found.case,
         report=str(found),
         symptom=repr(symptom(fault)),
-        also=tuple(replace(found.signature, output=name) for name in found.also),
+        also=tuple(replace(found.fingerprint, output=name) for name in found.also),
         picture=_picture(found, subject),
     )
     lost = isinstance(fault, BaseException) and _device_is_lost()

@@ -15,7 +15,7 @@ from properties.fuzz.bucket import Bucket
 from properties.fuzz.cause import Cause, causes
 from properties.fuzz.record import Key, Record
 from properties.jobs import Job
-from properties.laws.signature import Signature
+from properties.laws.fingerprint import Fingerprint
 from properties.verdict.picture import Picture
 
 _FILE = "night.json"
@@ -128,15 +128,15 @@ class Log:
 
     def bucket(
         self,
-        *signatures: Signature,
+        *fingerprints: Fingerprint,
         lines: frozenset[str] = frozenset(),
         case: Case | None = None,
     ) -> Bucket | None:
-        """The bucket whose bug a case with these signatures shows; see `Bucket.shows`.
+        """The bucket whose bug a case with these fingerprints shows; see `Bucket.shows`.
 
         Of several it is the one that needs most, then the oldest.
         """
-        shown = [one for one in self.buckets if one.shows(signatures, lines, case)]
+        shown = [one for one in self.buckets if one.shows(fingerprints, lines, case)]
         return max(shown, key=lambda one: len(one.needs), default=None)
 
     def open(self, failure: Failure, seconds: float, needs: Sequence[str] = ()) -> Bucket:
@@ -164,7 +164,7 @@ class Log:
     def _of_one_bug(self, without: Sequence[Bucket]) -> Iterator[tuple[Bucket, Bucket]]:
         for newer in self.buckets:
             lines, case = newer.lines or frozenset(), newer.first.case
-            older = self.bucket(*newer.signatures, lines=lines, case=case)
+            older = self.bucket(*newer.fingerprints, lines=lines, case=case)
             if older is not None and older is not newer and not {older, newer} & {*without}:
                 yield older, newer
 
@@ -259,7 +259,7 @@ def _lines_from_json(files: dict[str, list[int]]) -> Iterator[str]:
 def _bucket_from_json(data: dict[str, Any]) -> Bucket:
     return Bucket(
         smallest=[_failure_from_json(**one) for one in data["smallest"]],
-        linked={Signature(**one) for one in data["linked"]},
+        linked={Fingerprint(**one) for one in data["linked"]},
         seen=Counter(data["seen"]),
         again=tuple(data["again"]),
         file=data["file"],
@@ -279,16 +279,16 @@ def _history_from_json(step: float, bins: list[dict[str, dict[str, Any]]]) -> Hi
 
 
 def _failure_from_json(
-    signature: dict[str, str],
+    fingerprint: dict[str, str],
     case: dict[str, Any],
     also: list[dict[str, str]],
     picture: dict[str, Any] | None,
     **rest: Any,
 ) -> Failure:
     return Failure(
-        signature=Signature(**signature),
+        fingerprint=Fingerprint(**fingerprint),
         case=Case.from_json(json.dumps(case)),
-        also=tuple(Signature(**one) for one in also),
+        also=tuple(Fingerprint(**one) for one in also),
         picture=None if picture is None else Picture.read(picture),
         **rest,
     )

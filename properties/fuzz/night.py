@@ -32,7 +32,7 @@ from properties.fuzz.log import Log, Tally
 from properties.fuzz.needs import parts
 from properties.fuzz.worker import Worker
 from properties.jobs import Job, drawing
-from properties.laws.signature import Signature, is_own
+from properties.laws.fingerprint import Fingerprint, is_own
 from properties.targets import Target
 
 EXAMPLES_PER_ROUND = 5
@@ -47,7 +47,7 @@ _DRAWING, _LAST = 60.0, 5.0
 # limit, and those of its kernel `_SHARE` of the kernel's time.
 _PATIENCE, _SHARE = 0.25, 0.25
 _AGAIN = 3
-# The most buckets of one signature.
+# The most buckets of one fingerprint.
 _ALIKE = 4
 # The names of a night's threads begin with it.
 LANE = "lane"
@@ -311,7 +311,7 @@ class _Round:
             # Shrinking a case that hangs would take as long each time.
             if failure and bucket and not failure.fatal and bucket in self.found:
                 self.until = min(self.until, monotonic() + self.night.seconds_to_shrink)
-                raise type_of(failure.signature, bucket.needs)
+                raise type_of(failure.fingerprint, bucket.needs)
 
     def _judge(self, case: Case) -> tuple[Failure, Bucket] | tuple[None, None]:
         shrinking = self.until < float("inf")
@@ -346,7 +346,7 @@ class _Round:
             bucket.ran(answer.lines, answer.functions)
             # One that shows while another is made smaller counts at its first sight.
             bucket.seen[self.job.name] += not shrinking or not bucket.seen[self.job.name]
-            shown = failure.signature, *failure.also
+            shown = failure.fingerprint, *failure.also
             for other in list(self.found):
                 alike = other.needs == bucket.needs and other.shows(shown, answer.lines)
                 if other is not bucket and alike:
@@ -359,7 +359,7 @@ class _Round:
         Several that need different parts of a case may be as many bugs that make one result wrong,
         or cases at the edge of an error budget, so there are at most `_ALIKE`.
         """
-        shown = failure.signature, *failure.also
+        shown = failure.fingerprint, *failure.also
         bucket = self.log.bucket(*shown, lines=lines, case=failure.case)
         alike = [one for one in self.log.buckets if one.shows(shown, lines)]
         return alike[0] if bucket is None and len(alike) >= _ALIKE else bucket
@@ -371,10 +371,10 @@ class _Round:
         """
         with self.night.lock:
             bucket = self._bucket(failure, answer.lines)
-            alike = [one for one in self.log.buckets if one.has(failure.signature)]
+            alike = [one for one in self.log.buckets if one.has(failure.fingerprint)]
         if bucket is None or bucket in self.found or len(alike) >= _ALIKE:
             return ()
-        named = failure.signature.place or failure.fatal
+        named = failure.fingerprint.place or failure.fatal
         if named or not bucket.steady or not self.night.shrink:
             return ()
         had = {name for one in bucket.smallest for name in parts(one.case)}
@@ -388,7 +388,7 @@ class _Round:
     def _find_needs(self, bucket: Bucket) -> None:
         """Leave out each part of a bucket's case that it does not need, one after the other."""
         case = bucket.first.case
-        if bucket.first.signature.place or bucket.first.fatal or not self.night.shrink:
+        if bucket.first.fingerprint.place or bucket.first.fatal or not self.night.shrink:
             return
         # The rest of the time for shrinking.
         left = max(self.until - monotonic(), _SHRINKING / 6)
@@ -433,7 +433,7 @@ class _Round:
         failure = bucket.first
         case = _asks_for_all(failure.case)
         laws = scope.laws(self.night.whose, case.op, case.mode)
-        if failure.signature.place or failure.fatal or _ORACLE not in laws:
+        if failure.fingerprint.place or failure.fatal or _ORACLE not in laws:
             return
         try:
             scope.check(self.night.whose, case)
@@ -445,7 +445,7 @@ class _Round:
         differs = answer.failure
         if differs is None or differs.fatal:
             return
-        shown = differs.signature, *differs.also
+        shown = differs.fingerprint, *differs.also
         with self.night.lock:
             known = self.log.bucket(*shown, lines=answer.lines, case=bucket.first.case)
             bucket.linked.update(shown)
@@ -483,9 +483,9 @@ class _Round:
         hung = doubts.get(HANGS)
         if hung is not None and answer.failure is not None:
             # A case that hangs under one limit and raises under a longer one, as a loop does at the
-            # simulator's turn limit, is one bug with both signatures.
+            # simulator's turn limit, is one bug with both fingerprints.
             del doubts[HANGS]
-            failure = replace(answer.failure, also=(*answer.failure.also, hung.signature))
+            failure = replace(answer.failure, also=(*answer.failure.also, hung.fingerprint))
             answer = replace(answer, failure=failure)
         if answer.sent:
             # Twice, and no failure of the case all the same.
@@ -497,7 +497,7 @@ class _Round:
 
     def _knows(self, failure: Failure | None) -> bool:
         with self.night.lock:
-            return failure is not None and self.log.bucket(failure.signature) is not None
+            return failure is not None and self.log.bucket(failure.fingerprint) is not None
 
     def _again(self, bucket: Bucket) -> tuple[str, ...]:
         """The engines on which a bug repeats."""
@@ -569,20 +569,20 @@ def _shows(answer: Answer, bucket: Bucket) -> bool:
         return False
     # An engine that interprets lines hangs at another line than one that compiles.
     alike = again.hangs and bucket.first.hangs
-    return alike or any(map(bucket.has, (again.signature, *again.also)))
+    return alike or any(map(bucket.has, (again.fingerprint, *again.also)))
 
 
 class Found(AssertionError):
     """A failing case, as Hypothesis sees it.
 
     Hypothesis takes failures of one type raised at one line for one bug. All are raised at one line
-    here, so each signature gets its own type.
+    here, so each fingerprint gets its own type.
     """
 
 
 @cache
-def type_of(signature: Signature, needs: tuple[str, ...] = ()) -> type[Found]:
-    return type("Found", (Found,), {"__doc__": str(signature)})
+def type_of(fingerprint: Fingerprint, needs: tuple[str, ...] = ()) -> type[Found]:
+    return type("Found", (Found,), {"__doc__": str(fingerprint)})
 
 
 def lap_seed(seed: int, lap: int) -> int:

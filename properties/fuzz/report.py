@@ -102,7 +102,7 @@ def _in_order(buckets: Sequence[Bucket], causes: Sequence[Cause]) -> list[Bucket
 def _bug(bucket: Bucket, target: str, device: str) -> dict[str, Any]:
     return {
         "name": bucket.name,
-        "signature": str(bucket.first.signature),
+        "fingerprint": str(bucket.first.fingerprint),
         "title": bucket.first.report.strip().partition("\n")[0],
         "promise": _promise(bucket.first.law),
         "report": bucket.report,
@@ -122,7 +122,7 @@ def _promise(law: str) -> str:
 def _sign(failure: Failure, target: str, device: str) -> dict[str, Any]:
     where = torch.device("cuda" if device == "cuda" else "cpu")
     return {
-        "signature": str(failure.signature),
+        "fingerprint": str(failure.fingerprint),
         "law": failure.law,
         "case": json.loads(failure.case.to_json()),
         "line": failure.case.line(),
@@ -134,7 +134,7 @@ def _sign(failure: Failure, target: str, device: str) -> dict[str, Any]:
 
 def script(failure: Failure, target: str, device: str) -> str:
     """A program that reproduces a failure, to edit and step through."""
-    return f'''"""{failure.signature}. Run it where the suite is installed."""
+    return f'''"""{failure.fingerprint}. Run it where the suite is installed."""
 
 from properties.cases.case import Case
 from properties.device import activate

@@ -49,7 +49,7 @@ def _jobs(report: Path) -> dict[tuple[str, str], int]:
 
 def _bugs(report: Path) -> list[str]:
     said = json.loads((report / "report.json").read_text())
-    return [bug["signature"] for bug in said["bugs"]]
+    return [bug["fingerprint"] for bug in said["bugs"]]
 
 
 def test_losing_a_node_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path: Path) -> None:

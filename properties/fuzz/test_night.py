@@ -27,13 +27,13 @@ from properties.fuzz.needs import parts
 from properties.fuzz.night import Night, _Round
 from properties.fuzz.worker import FIRST, Worker
 from properties.jobs import Job, Selection, drawing
-from properties.laws.signature import Signature
+from properties.laws.fingerprint import Fingerprint
 from properties.targets.oracle import Oracle
 
 pytestmark = pytest.mark.ops("l2norm")
 
-Y = Signature("norm", "differential", "y")
-DX = Signature("norm", "differential", "dx")
+Y = Fingerprint("norm", "differential", "y")
+DX = Fingerprint("norm", "differential", "dx")
 JOB = Job("l2norm", "fused", "differential", "float32")
 
 
@@ -42,16 +42,16 @@ def case(tokens: int) -> Case:
     return Case(op="l2norm", mode="fused", dtype="float32", dims=dims, lengths=(tokens,))
 
 
-def failure(signature: Signature, tokens: int = 1, **more: Any) -> Failure:
-    return Failure(signature, "differential", case(tokens), "what is wrong", **more)
+def failure(fingerprint: Fingerprint, tokens: int = 1, **more: Any) -> Failure:
+    return Failure(fingerprint, "differential", case(tokens), "what is wrong", **more)
 
 
-def answer(signature: Signature | None) -> Answer:
+def answer(fingerprint: Fingerprint | None) -> Answer:
     """A worker's answer for a case with this failure, or without one."""
-    if signature is None:
+    if fingerprint is None:
         return Answer()
-    doubtful = signature.law if signature.law != "differential" else ""
-    return Answer(failure=failure(signature), doubtful=doubtful)
+    doubtful = fingerprint.law if fingerprint.law != "differential" else ""
+    return Answer(failure=failure(fingerprint), doubtful=doubtful)
 
 
 def night(log: Log) -> Night:
@@ -79,7 +79,7 @@ def test_a_bucket_keeps_the_smallest_case_of_each_sign() -> None:
     assert "also      norm differential dx: Case(" in bucket.report
 
 
-KILLED, HANGING = Signature("norm", "ends with SIGKILL"), Signature("norm", HANGS)
+KILLED, HANGING = Fingerprint("norm", "ends with SIGKILL"), Fingerprint("norm", HANGS)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ KILLED, HANGING = Signature("norm", "ends with SIGKILL"), Signature("norm", HANG
     ],
 )
 def test_a_case_that_the_machine_may_have_killed_is_repeated_until_it_fails_twice_alike(
-    shown: list[Signature | None], judged: set[Signature], unrepeated: list[Signature]
+    shown: list[Fingerprint | None], judged: set[Fingerprint], unrepeated: list[Fingerprint]
 ) -> None:
-    answers = [answer(signature) for signature in shown]
+    answers = [answer(fingerprint) for fingerprint in shown]
     worker = Mock(Worker, ask=Mock(side_effect=answers))
     log = Log("oracle", 1, {JOB: Tally()})
     _Round(night(log), worker, JOB, 0)._judge(case(1))
@@ -174,8 +174,8 @@ def test_a_job_rests_while_its_kernel_wastes_the_time(
 
 
 def test_failures_at_one_line_are_one_bug() -> None:
-    one = Signature("norm", "differential", error="LoadOutOfBounds", place="rows.py:3")
-    other = Signature("linear", "causality", error="LoadOutOfBounds", place="rows.py:3")
+    one = Fingerprint("norm", "differential", error="LoadOutOfBounds", place="rows.py:3")
+    other = Fingerprint("linear", "causality", error="LoadOutOfBounds", place="rows.py:3")
     log = Log("ours", 1, {}, [Bucket([failure(one)])])
     assert log.bucket(other) is log.buckets[0]
     assert log.bucket(Y) is None
@@ -246,7 +246,7 @@ def test_bugs_that_make_one_result_wrong_are_told_apart_by_what_they_need(
 
 def bucket_of(*ops: str, lines: str) -> Bucket:
     """A bucket that these ops found, whose cases launched these lines."""
-    bucket = Bucket([failure(Signature(ops[0], "differential", "y"))])
+    bucket = Bucket([failure(Fingerprint(ops[0], "differential", "y"))])
     bucket.seen.update(f"{op}-fused-differential-float32" for op in ops)
     bucket.ran(frozenset(lines.split()))
     return bucket
@@ -255,7 +255,7 @@ def bucket_of(*ops: str, lines: str) -> Bucket:
 def test_kernels_without_a_common_line_have_no_common_bug() -> None:
     bucket = bucket_of("merge_attention", lines="merge.py:3 rows.py:1")
     log = Log("ours", 1, {}, [bucket])
-    same = bucket.first.signature
+    same = bucket.first.fingerprint
     assert log.bucket(same, lines=frozenset({"attention.py:7"})) is None
     assert log.bucket(same, lines=frozenset({"attention.py:7", "rows.py:1"})) is bucket
     assert log.bucket(same) is bucket
@@ -303,7 +303,7 @@ def test_buckets_that_a_case_shows_to_be_one_bug_are_merged() -> None:
     assert log.buckets == [both, third]
     assert both.count == 3
     # As a bucket that was merged shows it.
-    both.linked.add(third.first.signature)
+    both.linked.add(third.first.fingerprint)
     log.merge()
     assert log.buckets == [both]
 

@@ -156,7 +156,7 @@ def test_a_bug_comes_with_a_picture_and_a_script_that_reproduces_it(
     fuzz("twofold", "--examples", "60", "--seed", "2", "--report", "seen")
     said = json.loads((tmp_path / "seen" / "report.json").read_text())
     # One by an error, the other by numbers.
-    drawn = {sign["signature"]: sign for bug in said["bugs"] for sign in bug["signs"]}
+    drawn = {sign["fingerprint"]: sign for bug in said["bugs"] for sign in bug["signs"]}
     assert drawn["norm differential y"]["picture"]["output"] == "y"
     assert "Where <code>y</code> is wrong" in (tmp_path / "seen" / "report.html").read_text()
     script = tmp_path / "script.py"
@@ -164,7 +164,7 @@ def test_a_bug_comes_with_a_picture_and_a_script_that_reproduces_it(
         script.write_text(sign["script"])
         with pytest.raises(Violation) as shown:
             runpy.run_path(str(script))
-        assert str(shown.value.signature) == sign["signature"]
+        assert str(shown.value.fingerprint) == sign["fingerprint"]
 
 
 def test_a_history_takes_no_more_room_in_a_longer_night() -> None:

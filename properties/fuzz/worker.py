@@ -26,7 +26,7 @@ from properties.fuzz import judging
 from properties.fuzz.answer import HANGS, Answer, Failure, Lost, Origin, Stopped
 from properties.fuzz.clock import Clock
 from properties.fuzz.fork_server import LOOK, environment, held_up_for, prepare
-from properties.laws.signature import Signature, family, is_own, short
+from properties.laws.fingerprint import Fingerprint, family, is_own, short
 from properties.verdict.report import end_report
 
 # Factor on the time limit for the first case of a kind in a process, which compiles kernels.
@@ -258,7 +258,7 @@ def ended(
         place = f"{short(own[0].filename)} in {own[0].name}"
     where = torch.device("cuda" if origin.device == "cuda" else "cpu")
     report = end_report(law, case, how + more, lines, where, origin.target)
-    failure = Failure(Signature(family(case.op), how, place=place), law, case, report, fatal=True)
+    failure = Failure(Fingerprint(family(case.op), how, place=place), law, case, report, fatal=True)
     return Answer(failure=failure, doubtful=how, spent=True)
 
 

@@ -16,7 +16,7 @@ from properties.cases.layouts import SHARING
 from properties.cases.tensors import build, cotangents
 from properties.catalogue.op import Function, Op
 from properties.device import claiming
-from properties.laws.signature import Signature, signature
+from properties.laws.fingerprint import Fingerprint, fingerprint
 from properties.targets import Target
 from properties.targets.ledger import Fault, Ledger
 
@@ -101,22 +101,22 @@ class Violation(AssertionError):
         self.also = also
 
     @property
-    def signature(self) -> Signature:
-        return signature(self.case.op, self.law, self.fault)
+    def fingerprint(self) -> Fingerprint:
+        return fingerprint(self.case.op, self.law, self.fault)
 
     def of_its_own_type(self) -> "Violation":
-        """Return the same violation as an instance of a type of its signature.
+        """Return the same violation as an instance of a type of its fingerprint.
 
         Hypothesis takes failures of one type raised at one line for one bug. All violations are
         raised at one line, so without this it would shrink one bug into another and report only the
         simpler.
         """
-        return _type_of(self.signature)(self.law, self.case, str(self), self.fault, self.also)
+        return _type_of(self.fingerprint)(self.law, self.case, str(self), self.fault, self.also)
 
 
 @cache
-def _type_of(signature: Signature) -> type[Violation]:
-    return type("Violation", (Violation,), {"__module__": __name__, "__doc__": str(signature)})
+def _type_of(fingerprint: Fingerprint) -> type[Violation]:
+    return type("Violation", (Violation,), {"__module__": __name__, "__doc__": str(fingerprint)})
 
 
 @dataclass(frozen=True)

@@ -403,7 +403,7 @@ def test_a_wrong_shape_is_one_bug_whether_or_not_gradients_are_asked_for() -> No
             Violation, match=r"shape \[2, 4, 1, 1\], expected \[2, 4, 1, 3\]"
         ) as one:
             judge("differential", replace(NORM, context=context), subject)
-        found.add(one.value.signature)
+        found.add(one.value.fingerprint)
     assert len(found) == 1
 
 

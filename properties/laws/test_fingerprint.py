@@ -1,4 +1,4 @@
-"""Failures of one bug share a signature; failures of two bugs do not."""
+"""Failures of one bug share a fingerprint; failures of two bugs do not."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from properties.fuzz import planted
 from properties.fuzz.planted import outside, raising, twofold
 from properties.jobs import Job, hypothesis_test, judge
 from properties.laws import Subject, Violation
-from properties.laws.signature import Signature, is_own, short, signature
+from properties.laws.fingerprint import Fingerprint, fingerprint, is_own, short
 from properties.targets import Adapter
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def test_hypothesis_sees_two_bugs_of_one_kernel() -> None:
         )(test)()
     found = [one for one in group.value.exceptions if isinstance(one, Violation)]
     assert len(found) == len(group.value.exceptions)
-    assert {violation.signature.error for violation in found} == {"ArithmeticError", ""}
+    assert {violation.fingerprint.error for violation in found} == {"ArithmeticError", ""}
     # Each was shrunk by itself.
     assert {violation.case.dims["D"] for violation in found} == {2, 7}
 
@@ -51,8 +51,8 @@ def test_an_address_has_the_line_of_its_kernel() -> None:
     for law in ("differential", "determinism"):
         with pytest.raises(Violation) as failed:
             judge(law, CASE, Subject(outside(CPU), CPU))
-        seen.add(failed.value.signature.bug)
-        assert failed.value.signature.error == "LoadOutOfBounds"
+        seen.add(failed.value.fingerprint.bug)
+        assert failed.value.fingerprint.error == "LoadOutOfBounds"
     (place,) = seen
     assert str(place).startswith("properties/fuzz/planted.py:")
 
@@ -85,8 +85,8 @@ def test_an_error_report_has_the_last_lines_of_the_targets_own_code() -> None:
 
 def test_messages_that_differ_in_numbers_are_one_bug() -> None:
     told = "eps=-1e-06 was accepted", "eps=0.0 was accepted"
-    first, second = (signature("l2norm", "rejection", sentence) for sentence in told)
-    assert first == second == Signature("norm", "rejection", "eps=# was accepted")
+    first, second = (fingerprint("l2norm", "rejection", sentence) for sentence in told)
+    assert first == second == Fingerprint("norm", "rejection", "eps=# was accepted")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Signatures of failures, which tell two bugs apart and report one bug once."""
+"""Fingerprints of failures, which tell two bugs apart and report one bug once."""
 
 import re
 import sys
@@ -32,8 +32,8 @@ _INSTALLED = sysconfig.get_path("purelib")
 
 
 @dataclass(frozen=True)
-class Signature:
-    """Failures with one signature count as one bug.
+class Fingerprint:
+    """Failures with one fingerprint count as one bug.
 
     Args:
         family: folder of the op's page in `reference`.
@@ -50,8 +50,8 @@ class Signature:
     place: str = ""
 
     @property
-    def bug(self) -> "str | Signature":
-        """The source line, which failures of one bug share; without one, the whole signature."""
+    def bug(self) -> "str | Fingerprint":
+        """The source line, which failures of one bug share; without one, the whole fingerprint."""
         return self.place or self
 
     def __str__(self) -> str:
@@ -64,13 +64,13 @@ def family(op: str) -> str:
     return OPS[op].oracle.__module__.split(".")[-2]
 
 
-def signature(op: str, law: str, fault: Fault) -> Signature:
+def fingerprint(op: str, law: str, fault: Fault) -> Fingerprint:
     if isinstance(fault, Comparison):
-        return Signature(family(op), law, fault.name)
+        return Fingerprint(family(op), law, fault.name)
     if isinstance(fault, str):
         sentence = fault.partition(":")[0]
-        return Signature(family(op), law, re.sub(r"-?\d[\d.e+-]*|\[.*?\]", "#", sentence))
-    return Signature(family(op), law, error=type(fault).__name__, place=place(fault))
+        return Fingerprint(family(op), law, re.sub(r"-?\d[\d.e+-]*|\[.*?\]", "#", sentence))
+    return Fingerprint(family(op), law, error=type(fault).__name__, place=place(fault))
 
 
 def place(error: BaseException) -> str:
