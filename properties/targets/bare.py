@@ -50,6 +50,10 @@ class Settings(ModuleType):
         return False
 
 
+class Absent(ValueError):
+    """A kernel that the installed release does not have."""
+
+
 @dataclass(frozen=True)
 class Bare:
     """A package whose modules are imported alone.
@@ -66,15 +70,13 @@ class Bare:
     install: str
     stand_ins: Mapping[str, ModuleType] = field(default_factory=dict)
 
-    def has(self, module: str) -> bool:
-        """Whether the installed release has a module of kernels."""
-        return self._folder_of(module) is not None
-
     def function(self, name: str) -> Callable[..., Any]:
         """A function of the kernels, "module:function".
 
         Raises:
-            ValueError: the package is not installed, or has no such function.
+            Absent: the installed release has no such function.
+            ImportError: it imports what is not installed.
+            ValueError: the package is not installed.
         """
         module, _, function = name.partition(":")
         folder = self._folder_of(module)
@@ -83,7 +85,7 @@ class Bare:
             found: object = getattr(import_module(f"{folder}.{module}"), function, None)
             if callable(found):
                 return found
-        raise ValueError(f"target: {self.name} has no {name}")
+        raise Absent(f"this release of {self.name} has no {name}")
 
     def _folder_of(self, module: str) -> str | None:
         root = self._root()

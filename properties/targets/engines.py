@@ -1,18 +1,61 @@
 """What the adapters of inference engines share: their layouts, and the bounds of their kernels."""
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from properties.cases.case import Case
 from properties.catalogue.paged import key_lengths
+from properties.targets.adapter import Adapter, Implementation, without
+from properties.targets.bare import Absent
 from properties.targets.bounds import changed_dims, one_token_each
 from properties.targets.ledger import Given
 
 NARROW = ("bfloat16", "float16")
 SCALE = "the sentinel -1 and None become K ** -0.5"
 UNCHECKED = {"rejection": "only its server calls it, and no error is documented"}
+
+
+def of_release(declared: Mapping[str, Mapping[str, Callable[[], Implementation]]]) -> Adapter:
+    """Make a target of the implementations whose kernels the installed release has.
+
+    Args:
+        declared: op → mode → its implementation, if called.
+
+    Raises:
+        ValueError: the package is not installed.
+    """
+    made: dict[str, dict[str, Implementation]] = {}
+    remarks: list[str] = []
+    for op, modes in declared.items():
+        for mode, implementation in modes.items():
+            try:
+                made.setdefault(op, {})[mode] = implementation()
+            except (Absent, ImportError) as error:
+                remarks.append(f"{op} ({mode}) is left out: {error}")
+    return Adapter(made, remarks=tuple(remarks))
+
+
+def takes(run: Callable[..., Any], name: str) -> bool:
+    """Whether a kernel of the release has an argument."""
+    return name in inspect.signature(run).parameters
+
+
+def as_taken(
+    function: Callable[..., Any], library: Callable[..., Any], **theirs: str
+) -> Callable[..., Any]:
+    """The function, without arguments that the release lacks: ours by theirs."""
+    lacking = [ours for ours, name in theirs.items() if not takes(library, name)]
+    return without(function, lacking)
+
+
+def those_taken(run: Callable[..., Any], **given: Any) -> dict[str, Any]:
+    """Arguments that a kernel of the release has."""
+    return {name: value for name, value in given.items() if takes(run, name)}
 
 
 from_16_to_256 = changed_dims("KV", lambda n: min(max(n, 16), 256))

@@ -1,6 +1,5 @@
 """SGLang's kernels behind the signatures of the catalogue."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,17 +8,20 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.targets.adapter import Implementation, without
-from properties.targets.bounds import Bound, equal_widths, own_keys
+from properties.targets.adapter import Implementation
+from properties.targets.bounds import Bound, equal_widths, fixed_options, own_keys
 from properties.targets.engines import (
     NARROW,
     SCALE,
     UNCHECKED,
+    as_taken,
     ends,
     from_16_to_256,
     most,
     one_query,
     scale_of,
+    takes,
+    those_taken,
 )
 from properties.targets.sglang.library import kernel
 
@@ -27,60 +29,65 @@ _PREFILL = "prefill_attention:context_attention_fwd"
 _EXTEND = "extend_attention:extend_attention_fwd"
 _DECODE = "decode_attention:decode_attention_fwd"
 _MERGE = "merge_state:merge_state_triton"
+_WIDE: dict[str, Bound] = {"head dims of 16 to 256": from_16_to_256}
 _FLAT = "tensors are copied to [tokens, heads, dim], dense"
 
 
-def implementations(device: torch.device) -> dict[str, dict[str, Implementation]]:
-    """Op → mode → implementation."""
-    wide: dict[str, Bound] = {"head dims of 16 to 256": from_16_to_256}
-    prefill = kernel(_PREFILL)
-    extend, decode = kernel(_EXTEND), kernel(_DECODE)
-    return {
-        "attention": {
-            "prefill": Implementation(
-                _as_taken(_prefill, prefill, scale="sm_scale"),
-                (SCALE, _FLAT),
-                dtypes=NARROW,
-                tokens=64,
-                bounds={**wide, "V = K": equal_widths, "T_q = T_k": own_keys},
-                forward_only=True,
-                unstated=UNCHECKED,
-            ),
-            "extend": Implementation(
-                _as_taken(_extend, extend, sink="sinks", return_lse="lse_extend"),
-                (SCALE, _FLAT, "the first T_k - T_q keys lie in a pool", "W becomes W - 1"),
-                dtypes=NARROW,
-                tokens=64,
-                bounds={
-                    **wide,
-                    "T_q <= T_k": _no_fewer_keys,
-                    "a window is causal and has 2 keys or more": _causal_window,
-                },
-                forward_only=True,
-                unstated={**UNCHECKED, "merging": "its parts have fewer keys than queries"},
-            ),
-        },
-        "paged_attention": {
-            "decode": Implementation(
-                _as_taken(_decode, decode, sink="sinks"),
-                (SCALE, "pages are copied to rows of one pool, which a list of rows names"),
-                dtypes=NARROW,
-                tokens=64,
-                bounds={**wide, "one query, and keys for it": one_query},
-                forward_only=True,
-                unstated=UNCHECKED,
-            ),
-        },
-        "merge_attention": {
-            "fused": Implementation(
-                _merged,
-                ("LSEs are [B, T, H], float32",),
-                dtypes=NARROW,
-                forward_only=True,
-                unstated=UNCHECKED,
-            ),
-        },
+def _prefill_of_release() -> Implementation:
+    run = kernel(_PREFILL)
+    return Implementation(
+        as_taken(_prefill, run, scale="sm_scale"),
+        (SCALE, _FLAT),
+        dtypes=NARROW,
+        tokens=64,
+        bounds={**_WIDE, "V = K": equal_widths, "T_q = T_k": own_keys},
+        forward_only=True,
+        unstated=UNCHECKED,
+    )
+
+
+def _extend_of_release() -> Implementation:
+    run = kernel(_EXTEND)
+    bounds = {
+        **_WIDE,
+        "T_q <= T_k": _no_fewer_keys,
+        "a window is causal and has 2 keys or more": _causal_window,
     }
+    if not takes(run, "is_causal"):
+        bounds["causal"] = fixed_options(causal=True)
+    newer = {"window": "sliding_window_size", "sink": "sinks", "return_lse": "lse_extend"}
+    return Implementation(
+        as_taken(_extend, run, **newer),
+        (SCALE, _FLAT, "the first T_k - T_q keys lie in a pool", "W becomes W - 1"),
+        dtypes=NARROW,
+        tokens=64,
+        bounds=bounds,
+        forward_only=True,
+        unstated={**UNCHECKED, "merging": "its parts have fewer keys than queries"},
+    )
+
+
+def _decode_of_release() -> Implementation:
+    return Implementation(
+        as_taken(_decode, kernel(_DECODE), sink="sinks"),
+        (SCALE, "pages are copied to rows of one pool, which a list of rows names"),
+        dtypes=NARROW,
+        tokens=64,
+        bounds={**_WIDE, "one query, and keys for it": one_query},
+        forward_only=True,
+        unstated=UNCHECKED,
+    )
+
+
+def _merge_of_release() -> Implementation:
+    kernel(_MERGE)
+    return Implementation(
+        _merged,
+        ("LSEs are [B, T, H], float32",),
+        dtypes=NARROW,
+        forward_only=True,
+        unstated=UNCHECKED,
+    )
 
 
 def _prefill(
@@ -92,7 +99,7 @@ def _prefill(
     o = torch.empty_like(rows[0])
     run = kernel(_PREFILL)
     counts = bounds.diff()
-    given = _those_taken(run, sm_scale=scale_of(scale, q))
+    given = those_taken(run, sm_scale=scale_of(scale, q))
     run(*rows, o, bounds[:-1], counts, most(counts), is_causal=causal, **given)
     return o.view_as(q)
 
@@ -143,12 +150,19 @@ def _run_extend(
     given: dict[str, Any] = {
         "custom_mask": None,
         "mask_indptr": None,
-        "is_causal": causal,
         "max_len_extend": most(ends_q.diff()),
         "sm_scale": scale_of(scale, q),
         "logit_cap": float(softcap or 0.0),
-        "sliding_window_size": -1 if window is None else min(window, 2**30) - 1,
-    } | _those_taken(run, k_scale=1.0, v_scale=1.0, sinks=_dense(sink), lse_extend=lse)
+    }
+    given |= those_taken(
+        run,
+        is_causal=causal,
+        sliding_window_size=-1 if window is None else min(window, 2**30) - 1,
+        k_scale=1.0,
+        v_scale=1.0,
+        sinks=_dense(sink),
+        lse_extend=lse,
+    )
     run(q, k, v, o, k_pool, v_pool, ends_q, starts, rows, **given)
     return o, lse
 
@@ -171,14 +185,25 @@ def _decode(
     starts = _starts(rows, q.device)
     heads, width = queries.shape[1], v_pages.shape[-1]
     o = q.new_empty(len(queries), heads, width)
-    logits = torch.empty(len(queries), heads, num_splits, width, device=q.device)
-    lse = torch.empty(len(queries), heads, num_splits, device=q.device)
-    splits = torch.full((len(queries),), num_splits, dtype=torch.int32, device=q.device)
-    given: dict[str, Any] = {"logit_cap": float(softcap or 0.0)}
-    given |= _those_taken(run, k_scale=1.0, v_scale=1.0, sinks=_dense(sink))
+    # Before the LSEs of splits had a tensor of their own, they lay behind the outputs.
+    apart = takes(run, "attn_lse")
+    logits = torch.empty(
+        len(queries), heads, num_splits, width if apart else width + 1, device=q.device
+    )
+    splits: int | Tensor = num_splits
+    if takes(run, "max_kv_splits"):
+        splits = torch.full((len(queries),), num_splits, dtype=torch.int32, device=q.device)
+    given = those_taken(
+        run,
+        attn_lse=torch.empty(len(queries), heads, num_splits, device=q.device),
+        max_kv_splits=num_splits,
+        k_scale=1.0,
+        v_scale=1.0,
+        sinks=_dense(sink),
+    )
     run(
-        queries, *pools, o, starts, _joined(rows, q.device), logits, lse, splits, num_splits,
-        sm_scale=scale_of(scale, q), **given,
+        queries, *pools, o, starts, _joined(rows, q.device), logits, num_kv_splits=splits,
+        sm_scale=scale_of(scale, q), logit_cap=float(softcap or 0.0), **given,
     )  # fmt: skip
     return o.view(*q.shape[:3], width)
 
@@ -191,20 +216,6 @@ def _merged(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Ten
     ]
     o, lse = run(*parts)
     return o.view_as(o_a), lse.view(o_a.shape[:3]).transpose(1, 2)
-
-
-def _as_taken(
-    function: Callable[..., Any], library: Callable[..., Any], **theirs: str
-) -> Callable[..., Any]:
-    """The function, without arguments that the release lacks: ours by theirs."""
-    taken = inspect.signature(library).parameters
-    return without(function, [ours for ours, name in theirs.items() if name not in taken])
-
-
-def _those_taken(run: Callable[..., Any], **given: Any) -> dict[str, Any]:
-    """Arguments that the release has."""
-    taken = inspect.signature(run).parameters
-    return {name: value for name, value in given.items() if name in taken}
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
@@ -231,3 +242,11 @@ def _causal_window(case: Case) -> Case:
     if window is None:
         return case
     return replace(case, options={**case.options, "window": max(2, window), "causal": True})
+
+
+DECLARED: dict[str, dict[str, Callable[[], Implementation]]] = {
+    "attention": {"prefill": _prefill_of_release, "extend": _extend_of_release},
+    "paged_attention": {"decode": _decode_of_release},
+    "merge_attention": {"fused": _merge_of_release},
+}
+"""Op → mode → its implementation, made if the release has it."""

@@ -3,7 +3,8 @@
 import torch
 
 from properties.targets.adapter import Adapter
-from properties.targets.vllm.implementations import implementations
+from properties.targets.engines import of_release
+from properties.targets.vllm.implementations import DECLARED
 
 
 def target(device: torch.device) -> Adapter:
@@ -12,4 +13,4 @@ def target(device: torch.device) -> Adapter:
     Raises:
         ValueError: the package is not installed.
     """
-    return Adapter(implementations(device))
+    return of_release(DECLARED)

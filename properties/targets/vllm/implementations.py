@@ -1,6 +1,6 @@
 """vLLM's kernels behind the signatures of the catalogue."""
 
-import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,14 @@ from properties.targets.engines import (
     NARROW,
     SCALE,
     UNCHECKED,
+    as_taken,
     ends,
     from_16_to_256,
     most,
     one_query,
     scale_of,
+    takes,
+    those_taken,
     with_keys,
 )
 from properties.targets.vllm.library import VLLM, Quantization
@@ -29,54 +32,20 @@ _UNIFIED = "triton_unified_attention:unified_attention"
 _PREFILL = "triton_prefill_attention:context_attention_fwd"
 _DECODE = "triton_decode_attention:decode_attention_fwd"
 _MERGE = "triton_merge_attn_states:merge_attn_states"
+_WIDE: dict[str, Bound] = {"head dims of 16 to 256": from_16_to_256}
 # Keys of a tile, of which the block table is read whole.
 _TILE = 32
 # What `unified_attention` learned after its first releases, by its own names.
 _NEWER = {"sink": "sinks", "k_scale": "k_scale_cache", "v_scale": "v_scale_cache"}
 
 
-def implementations(device: torch.device) -> dict[str, dict[str, Implementation]]:
-    """Op → mode → implementation."""
-    wide: dict[str, Bound] = {"head dims of 16 to 256": from_16_to_256}
-    found: dict[str, dict[str, Implementation]] = {
-        "paged_attention": {"unified": _unified_of_release(), "decode": _decode_of_release()},
-        "merge_attention": {
-            "fused": Implementation(
-                _merge,
-                ("LSEs are float32",),
-                dtypes=NARROW,
-                forward_only=True,
-                unstated=UNCHECKED,
-            ),
-        },
-    }
-    if VLLM.has(_PREFILL.partition(":")[0]):
-        found["attention"] = {
-            "prefill": Implementation(
-                _prefill,
-                (SCALE, "tensors are copied to [tokens, heads, dim], dense"),
-                dtypes=NARROW,
-                tokens=64,
-                bounds={
-                    **wide,
-                    "V = K": equal_widths,
-                    "T_q = T_k": own_keys,
-                    "a window has 2 keys or more": _wide_window,
-                },
-                forward_only=True,
-                unstated=UNCHECKED,
-            )
-        }
-    return found
-
-
 def _unified_of_release() -> Implementation:
-    taken = inspect.signature(VLLM.function(_UNIFIED)).parameters
-    lacking = [ours for ours, theirs in _NEWER.items() if theirs not in taken]
-    if "num_par_softmax_segments" not in taken:
+    run = VLLM.function(_UNIFIED)
+    lacking = [ours for ours, theirs in _NEWER.items() if not takes(run, theirs)]
+    if not takes(run, "num_par_softmax_segments"):
         lacking.append("num_splits")
     bounds: dict[str, Bound] = {
-        "head dims of 16 to 256": from_16_to_256,
+        **_WIDE,
         "V = K": equal_widths,
         "no fewer keys than queries, and one": with_keys,
     }
@@ -100,15 +69,38 @@ def _unified_of_release() -> Implementation:
 
 
 def _decode_of_release() -> Implementation:
-    taken = inspect.signature(VLLM.function(_DECODE)).parameters
     return Implementation(
-        _decode if "lse" in taken else without(_decode, ["return_lse"]),
-        (SCALE, "tables and lengths are int32, dense"),
+        as_taken(_decode, VLLM.function(_DECODE), return_lse="lse"),
+        (SCALE, "tables and lengths are int32, dense", "pages are copied, dense"),
         dtypes=NARROW,
         tokens=64,
-        bounds={"head dims of 16 to 256": from_16_to_256, "one query, and keys": one_query},
+        bounds={**_WIDE, "one query, and keys": one_query},
         forward_only=True,
         unstated=UNCHECKED,
+    )
+
+
+def _prefill_of_release() -> Implementation:
+    return Implementation(
+        as_taken(_prefill, VLLM.function(_PREFILL), sink="sinks"),
+        (SCALE, "tensors are copied to [tokens, heads, dim], dense"),
+        dtypes=NARROW,
+        tokens=64,
+        bounds={
+            **_WIDE,
+            "V = K": equal_widths,
+            "T_q = T_k": own_keys,
+            "a window has 2 keys or more": _wide_window,
+        },
+        forward_only=True,
+        unstated=UNCHECKED,
+    )
+
+
+def _merge_of_release() -> Implementation:
+    VLLM.function(_MERGE)
+    return Implementation(
+        _merge, ("LSEs are float32",), dtypes=NARROW, forward_only=True, unstated=UNCHECKED
     )
 
 
@@ -120,11 +112,13 @@ def _prefill(
     rows = [x.flatten(0, 1).contiguous() for x in (q, k, v)]
     o = torch.empty_like(rows[0])
     counts = bounds.diff()
-    VLLM.function(_PREFILL)(
+    run = VLLM.function(_PREFILL)
+    run(
         *rows, o, bounds[:-1], counts, most(counts), is_causal=causal,
-        softmax_scale=scale_of(scale, q), sinks=None if sink is None else sink.contiguous(),
+        softmax_scale=scale_of(scale, q),
         sliding_window_q=None if window is None else window - 1,
         sliding_window_k=None if window is None else window - 1,
+        **those_taken(run, sinks=None if sink is None else sink.contiguous()),
     )  # fmt: skip
     return o.view_as(q)
 
@@ -182,9 +176,11 @@ def _decode(
     o = q.new_empty(len(queries), heads, width)
     lse = torch.empty(len(queries), heads, device=q.device)
     parts = torch.empty(len(queries), heads, num_splits, width + 1, device=q.device)
-    outputs = (o, lse) if "lse" in inspect.signature(run).parameters else (o,)
+    outputs = (o, lse) if takes(run, "lse") else (o,)
+    # Rows are counted through all pages, by the stride of the tokens of one.
+    pages = [x.clone(memory_format=torch.contiguous_format) for x in (k_pages, v_pages)]
     run(
-        queries, k_pages, v_pages, *outputs, _dense(block_table), _dense(lengths), parts,
+        queries, *pages, *outputs, _dense(block_table), _dense(lengths), parts,
         num_splits, scale_of(scale, q), k_pages.shape[1], float(softcap or 0.0),
     )  # fmt: skip
     o = o.view(*q.shape[:3], width)
@@ -214,3 +210,11 @@ def _wide_window(case: Case) -> Case:
     if window is None:
         return case
     return replace(case, options={**case.options, "window": max(2, window)})
+
+
+DECLARED: dict[str, dict[str, Callable[[], Implementation]]] = {
+    "attention": {"prefill": _prefill_of_release},
+    "paged_attention": {"unified": _unified_of_release, "decode": _decode_of_release},
+    "merge_attention": {"fused": _merge_of_release},
+}
+"""Op → mode → its implementation, made if the release has it."""

@@ -34,6 +34,9 @@ VLLM = Bare(
     stand_ins={
         "vllm.envs": Settings("vllm.envs"),
         "vllm.logger": _module("vllm.logger", init_logger=logging.getLogger),
+        "vllm.model_executor.layers.batch_invariant": _module(
+            "vllm.model_executor.layers.batch_invariant", vllm_is_batch_invariant=lambda: False
+        ),
         "vllm.platforms": _module(
             "vllm.platforms",
             current_platform=Answers("current_platform", fp8_dtype=torch.float8_e4m3fn),
