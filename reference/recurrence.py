@@ -162,7 +162,7 @@ def _run(
     def run(**arguments: Any) -> tuple[Tensor, Tensor]:
         states = initial_state
         if states is None:
-            state = [_size(dim, sizes) for dim in dims["initial_state"][1:]]
+            state = [size_of(dim, sizes) for dim in dims["initial_state"][1:]]
             states = start(first.new_zeros(batches[-1][0].stop, *state))
         for name in shared:
             arguments[name] = arguments[name].repeat_interleave(repeats, dim=2)
@@ -193,7 +193,7 @@ def _run(
     return o.to(first.dtype), final_state if output_final_state else None
 
 
-def _size(dim: str, sizes: Mapping[str, int]) -> int:
-    """Return the size of a dim such as `K` or `V+normalize`."""
+def size_of(dim: str, sizes: Mapping[str, int]) -> int:
+    """Return the size of a dim such as `K` or `V+normalize`; a flag counts 1 or 0."""
     terms = [(-1 if sign == "-" else 1, term) for sign, term in _TERM.findall(dim)]
     return sum(sign * (int(term) if term.isdecimal() else sizes[term]) for sign, term in terms)

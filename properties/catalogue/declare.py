@@ -6,7 +6,7 @@ and laws follow from what an op has. An entry of the catalogue states the except
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import Parameter, Signature
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from properties.catalogue.op import Argument, BadCall, Fill, Mode, Op, Option, O
 from reference.arguments import arrays, same_dtype
 from reference.op import Op as Page
 from reference.op import axes
+from reference.recurrence import size_of
 
 # Tensors of other names hold values.
 _ROLES = {
@@ -65,7 +66,6 @@ _DIMS: Mapping[str, SearchStrategy[int]] = {
 # Sizes of dims that few ops have: layers, slots, axes.
 _COUNTS = st.one_of(st.integers(1, 4), st.integers(1, 9))
 _TOKENS = {"T_q": "T", "T_k": "S"}
-_TERM = re.compile(r"([+-]?)(\w+)")
 
 # Recipes of attention: logits that are far apart, and the values that they weigh.
 LOGITS = (
@@ -138,46 +138,23 @@ def declare(
     signature = inspect.signature(oracle)
     arguments = tuple(_arguments(oracle, signature, roles, constants, indices, alike))
     outputs = tuple(_outputs(oracle, signature, nonlinear))
-    of_call = tuple(
-        _options(signature, {option.name: option for option in options}, outputs, indices)
-    )
-    names = {*(x.name for x in arguments), *(option.name for option in of_call)}
-    tensors: tuple[Argument | Output, ...] = (*arguments, *outputs)
-    every = {dim for x in tensors for dim in x.dims.split()}
-    used = {letter for dim in every for letter in re.findall(r"\b[A-Z]\b", dim)}
-    if grouped := {"G", "H"} <= used:
-        used = (used - {"H"}) | {"R"}
-    drawn = {**_DIMS, **dict.fromkeys(sorted(used - {*_DIMS}), _COUNTS), **dims}
-    used -= {"T", "S", "N", *computed, *special.get("rows", ())}
-    defaults = {option.name: option.default for option in of_call}
-
-    sums = {dim: terms for dim in every if len(terms := _TERM.findall(dim)) > 1}
-
-    def all_sizes(case: Case) -> dict[str, int]:
-        known = {dim: int(dim) for dim in every if dim.isdecimal()}
-        known |= {"H": case.dims["G"] * case.dims["R"]} if grouped else {}
-        if sums:
-            of_terms = {**defaults, **case.options, **case.dims}
-            known |= {dim: _sum(terms, of_terms) for dim, terms in sums.items()}
-        return known | sizes(case)
-
-    def settled(case: Case) -> Case:
-        exact = {o.name: o.exact[0] for o in of_call if len(o.exact) == 1}
-        if case.values == "integers" and not exact.keys().isdisjoint(case.options):
-            changed = {name: value for name, value in exact.items() if name in case.options}
-            case = replace(case, options={**case.options, **changed})
-        return settle(case)
-
+    stated = {option.name: option for option in options}
+    options = tuple(_options(signature, stated, outputs, indices))
+    names = {*(x.name for x in arguments), *(option.name for option in options)}
     if wraps is not None:
         modes = modes or [Mode(mode.name, mode.refuses & names) for mode in wraps.modes]
         work = work or wraps.work
         special["wraps"] = wraps.name
-    if any(x.role is Role.LOG_DECAY for x in arguments) and not {*GATE_RECIPES} & {*recipes}:
-        recipes = (*recipes, *GATE_RECIPES)
-    if "of_any_size" in special:
-        recipes = (*recipes, "wide_range")
     if work is None:
         raise ValueError(f"{oracle.__name__}: no work, expected some, or an op that it wraps")
+    tensors: tuple[Argument | Output, ...] = (*arguments, *outputs)
+    every = {dim for x in tensors for dim in x.dims.split()}
+    letters = {letter for dim in every for letter in re.findall(r"\b[A-Z]\b", dim)}
+    grouped = {"G", "H"} <= letters
+    drawn = letters - {"T", "S", "N", *computed, *special.get("rows", ())}
+    if grouped:
+        drawn = drawn - {"H"} | {"R"}
+    known_dims = {**_DIMS, **dict.fromkeys(sorted(drawn - {*_DIMS}), _COUNTS), **dims}
     fields: dict[str, Any] = {
         "name": oracle.__name__,
         "oracle": oracle,
@@ -185,13 +162,13 @@ def declare(
         "quiet_form": oracle if special.get("float32_logits") else oracle.second_form,
         "modes": tuple(modes),
         "arguments": arguments,
-        "options": of_call,
+        "options": options,
         "outputs": outputs,
-        "dims": {letter: size for letter, size in drawn.items() if letter in used},
+        "dims": {letter: size for letter, size in known_dims.items() if letter in drawn},
         "work": work,
-        "recipes": tuple(recipes),
-        "sizes": all_sizes,
-        "settle": settled,
+        "recipes": _recipes(recipes, arguments, of_any_size="of_any_size" in special),
+        "sizes": _sizes(every, options, grouped, sizes),
+        "settle": _settled(options, settle),
         "packed_by": tuple(filter(_packs, signature.parameters)),
         "own_keys": "S" in every,
         "linear_in": tuple(x.name for x in arguments if x.role in (Role.VALUE, Role.STATE)),
@@ -315,6 +292,47 @@ def _options(
         yield Option(name, False, asked, bad=BAD_FLAGS, auxiliary=True)
 
 
+def _recipes(
+    stated: Sequence[str], arguments: Sequence[Argument], *, of_any_size: bool
+) -> tuple[str, ...]:
+    gated = any(argument.role is Role.LOG_DECAY for argument in arguments)
+    gates = GATE_RECIPES if gated and not {*GATE_RECIPES} & {*stated} else ()
+    return (*stated, *gates, *(["wide_range"] if of_any_size else []))
+
+
+def _sizes(
+    dims: Iterable[str],
+    options: Sequence[Option],
+    grouped: bool,
+    others: Callable[[Case], dict[str, int]],
+) -> Callable[[Case], dict[str, int]]:
+    """A function of a case to the sizes that are not drawn: of numbers, sums, and H of groups."""
+    numbers = {dim: int(dim) for dim in dims if dim.isdecimal()}
+    sums = [dim for dim in dims if "+" in dim or "-" in dim]
+    defaults = {option.name: option.default for option in options}
+
+    def sizes(case: Case) -> dict[str, int]:
+        terms = {**defaults, **case.options, **case.dims}
+        known = numbers | {dim: size_of(dim, terms) for dim in sums}
+        known |= {"H": case.dims["G"] * case.dims["R"]} if grouped else {}
+        return known | others(case)
+
+    return sizes
+
+
+def _settled(options: Sequence[Option], settle: Callable[[Case], Case]) -> Callable[[Case], Case]:
+    """Return `settle`, after options that have one exact value have it with small integers."""
+    exact = {option.name: option.exact[0] for option in options if len(option.exact) == 1}
+
+    def settled(case: Case) -> Case:
+        if case.values == "integers":
+            changed = {name: exact.get(name, value) for name, value in case.options.items()}
+            case = replace(case, options=changed)
+        return settle(case)
+
+    return settled
+
+
 def _continuation(names: set[str], dims: set[str]) -> str:
     if "initial_state" in names:
         return "initial_state"
@@ -354,11 +372,3 @@ def _laws(op: Mapping[str, Any]) -> Iterator[str]:
         "rejection": True,
     }
     yield from (law for law, holds in if_any.items() if holds)
-
-
-def _sum(terms: Sequence[tuple[str, str]], known: Mapping[str, Any]) -> int:
-    """The size of a dim such as `V+normalize`, which is the sum of V and of 1 or 0."""
-    return sum(
-        (-1 if sign == "-" else 1) * int(term if term.isdecimal() else known[term])
-        for sign, term in terms
-    )
