@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -59,6 +60,14 @@ def parser() -> argparse.ArgumentParser:
         f"grows by more than {GROWTH >> 30} GiB, or by its part of half the machine's memory, is "
         "replaced between two cases.",
     )
+    _add_selection(parse)
+    _add_target(parse)
+    _add_processes(parse)
+    _add_files(parse)
+    return parse
+
+
+def _add_selection(parse: argparse.ArgumentParser) -> None:
     budget = parse.add_mutually_exclusive_group()
     budget.add_argument(
         "--minutes", type=positive, default=2.0, help="how long to fuzz (default: 2)"
@@ -73,81 +82,70 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--mode", action="append", default=[], help="only this mode of the target (repeatable)"
     )
-    parse.add_argument(
-        "--device",
-        choices=DEVICES,
-        default="auto",
-        help="where kernels run (default: auto, the GPU if there is one, else the simulator)",
-    )
-    parse.add_argument(
-        "--target",
-        default="ours",
-        help=f"whose kernels: {', '.join(NAMES)}, or package.module:attribute (default: ours)",
-    )
-    parse.add_argument(
-        "--ledger",
-        default="auto",
-        help="file of the target's known failures, which are counted and not reported; 'none' "
-        "reports them all (default: the one in regressions/targets)",
-    )
+    parse.add_argument("--case", help="run this one case, as JSON, under --law or all laws")
     parse.add_argument(
         "--seed", type=int, help="the seed of a run to repeat (default: drawn and printed)"
     )
     parse.add_argument(
+        "--no-shrink", dest="shrink", action="store_false", help="do not shrink failing cases"
+    )
+
+
+def _add_target(parse: argparse.ArgumentParser) -> None:
+    parse.add_argument(
+        "--device", choices=DEVICES, default="auto",
+        help="where kernels run (default: auto, the GPU if there is one, else the simulator)",
+    )  # fmt: skip
+    parse.add_argument(
+        "--target", default="ours",
+        help=f"whose kernels: {', '.join(NAMES)}, or package.module:attribute (default: ours)",
+    )  # fmt: skip
+    parse.add_argument(
+        "--ledger", default="auto",
+        help="file of the target's known failures, which are counted and not reported; 'none' "
+        "reports them all (default: the one in regressions/targets)",
+    )  # fmt: skip
+
+
+def _add_processes(parse: argparse.ArgumentParser) -> None:
+    parse.add_argument(
         "--jobs", type=count, help="processes (default: one for each GPU, or for each core)"
     )
     parse.add_argument(
-        "--ray",
-        metavar="ADDRESS",
+        "--ray", metavar="ADDRESS",
         help="run the processes on the nodes of this Ray cluster: host:port, or 'auto' if this "
         "machine is a node. Each node needs this machine's device and packages, but not this "
         "suite, which is sent to it; the loss of a node loses no example (extra: ray)",
-    )
+    )  # fmt: skip
     parse.add_argument(
-        "--case-timeout",
-        type=positive,
-        default=60.0,
-        metavar="SECONDS",
+        "--case-timeout", type=positive, default=60.0, metavar="SECONDS",
         help="time limit of a case, in which waiting for a core does not count; the first case of "
         "an op in a process compiles, so it may take half as long again. A case that hangs is "
         "repeated once, and runs on a second engine at the same time, so a hang costs at most 3 "
         "times as long (default: 60)",
-    )
+    )  # fmt: skip
+
+
+def _add_files(parse: argparse.ArgumentParser) -> None:
     parse.add_argument(
-        "--no-shrink",
-        dest="shrink",
-        action="store_false",
-        help="do not shrink failing cases",
-    )
-    parse.add_argument("--case", help="run this one case, as JSON, under --law or all laws")
-    parse.add_argument(
-        "--findings",
-        type=folder,
-        default="findings",
+        "--findings", type=folder, default="findings",
         help="folder for a file of each finding: a regression, or an entry of the target's ledger "
         "(default: findings)",
-    )
+    )  # fmt: skip
     parse.add_argument(
-        "--record",
-        type=file,
-        metavar="FILE",
+        "--record", type=file, metavar="FILE",
         help="add the examples and the largest error / budget of every op and dtype to FILE",
-    )
+    )  # fmt: skip
     parse.add_argument(
-        "--resume",
-        type=folder,
-        metavar="DIR",
+        "--resume", type=folder, metavar="DIR",
         help="keep the run's log in this folder, and continue one that is kept there: --minutes "
         "and --examples count both together",
-    )
+    )  # fmt: skip
     parse.add_argument(
-        "--report",
-        type=folder,
-        metavar="DIR",
+        "--report", type=folder, metavar="DIR",
         help="write the current state every few seconds into this folder: report.html for people, "
         "report.json and junit.xml for programs",
-    )
-    return parse
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -170,13 +168,7 @@ def _main(parse: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
             subject = origin.subject()
             if chosen.case is not None:
                 case = Case.from_json(chosen.case)
-                scope.check(subject.target, case)
-                scope.check_call(subject.target, case)
-                laws = scope.laws(subject.target, case.op, case.mode)
-                for law in chosen.law:
-                    if law not in laws:
-                        what = f"--law: {law!r} is not stated of {case.op} ({case.mode})"
-                        raise ValueError(f"{what}, expected one of {', '.join(laws)}")
+                laws = _laws_of(case, subject.target, chosen.law)
             else:
                 wanted = map(tuple, (chosen.op, chosen.mode, chosen.law, chosen.dtype))
                 kept = {"--resume": chosen.resume, "--report": chosen.report}
@@ -187,11 +179,27 @@ def _main(parse: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
         except ValueError as error:
             parse.error(str(error))
         if chosen.case is not None:
-            return replay(case, chosen.law or laws, Worker(origin, chosen.case_timeout), console)
+            return replay(case, laws, Worker(origin, chosen.case_timeout), console)
         for line in scope.missing(subject.target, chosen.op, chosen.mode):
             _say(console, line)
         with signals(output.lost) as asked:
             return fuzz(log, subject, origin, workers, chosen, console, asked)
+
+
+def _laws_of(case: Case, target: Target, wanted: Sequence[str]) -> Sequence[str]:
+    """The laws to judge one case by: those that are wanted, or all.
+
+    Raises:
+        ValueError: the target does not have the case, or the case does not obey such a law.
+    """
+    scope.check(target, case)
+    scope.check_call(target, case)
+    laws = scope.laws(target, case.op, case.mode)
+    for law in wanted:
+        if law not in laws:
+            what = f"--law: {law!r} is not stated of {case.op} ({case.mode})"
+            raise ValueError(f"{what}, expected one of {', '.join(laws)}")
+    return wanted or laws
 
 
 def _check_paths(chosen: argparse.Namespace) -> None:
@@ -339,30 +347,13 @@ def fuzz(
     prepare()
     with Live(display, console=console, refresh_per_second=2, transient=not console.is_terminal):
         running = night.start(workers)
-        copied = told = monotonic()
-        while not all(lane.done() for lane in running) and not night.abandoned:
-            sleep(_LOOK)
-            if asked and not night.stopped:
-                _say(console, f"stopped by {asked[0]}")
-                night.stop()
-            night.watch()
-            now = monotonic()
-            if now - copied > _COPY:
-                keep("running")
-                copied = now
-            if now - told > _LINE and not console.is_terminal:
-                _say(console, display.status())
-                told = now
+        _watch(night, running, asked, keep, display, console)
     for bucket in log.buckets:
         # A smaller case may have come later.
         bucket.write(chosen.findings, chosen.target)
     keep(f"stopped by {asked[0]}" if asked else "ended")
     if chosen.record is not None:
-        name = where.split(",")[0].removeprefix("the ")
-        try:
-            record.add(chosen.record, log.record(name))
-        except Exception as error:
-            _say(console, f"--record not written: {error}", *map(str, log.record(name).values()))
+        _add_to_record(log, where, chosen.record, console)
     if not console.is_terminal:
         console.print(display)
     _say(console, display.summary(), *display.closing())
@@ -374,6 +365,40 @@ def fuzz(
         for worker in night.workers:
             worker.close()
     return code
+
+
+def _watch(
+    night: Night,
+    running: Sequence[Future[None]],
+    asked: Sequence[str],
+    keep: "_Kept",
+    display: Display,
+    console: Console,
+) -> None:
+    """Wait for the end of a night; meanwhile copy its log, print lines, and look for signals."""
+    copied = told = monotonic()
+    while not all(lane.done() for lane in running) and not night.abandoned:
+        sleep(_LOOK)
+        if asked and not night.stopped:
+            _say(console, f"stopped by {asked[0]}")
+            night.stop()
+        night.watch()
+        now = monotonic()
+        if now - copied > _COPY:
+            keep("running")
+            copied = now
+        if now - told > _LINE and not console.is_terminal:
+            _say(console, display.status())
+            told = now
+
+
+def _add_to_record(log: Log, where: str, path: Path, console: Console) -> None:
+    """Add to the file of --record; print what was to be added if it cannot be written."""
+    rows = log.record(where.split(",")[0].removeprefix("the "))
+    try:
+        record.add(path, rows)
+    except Exception as error:
+        _say(console, f"--record not written: {error}", *map(str, rows.values()))
 
 
 class _Kept:
