@@ -10,7 +10,7 @@ package can make one; the rules of its entries are joined by "and", as are all m
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import torch
@@ -71,35 +71,16 @@ def check(
     total_q, total_k = sum(queries), sum(keys)
     shapes = {"document_ids": [batch, total_k], "prefix": [sequences], "parents": [total_q]}
     for name, value in structure.items():
-        called = f"structure: {name}"
-        if name in _SIZES:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{called}: {value!r} ({type(value).__name__}), expected int")
-            if value < 1:
-                raise ValueError(f"{called}: {value}, expected at least 1")
-        elif name not in (*_NUMBERS, "blocks"):
-            known = ", ".join(Structure.__annotations__)
-            raise ValueError(f"structure: {name!r}, expected some of {known}")
-        elif not isinstance(value, Tensor):
-            raise TypeError(f"{called}: {type(value).__name__}, expected a tensor")
-        elif name == "blocks":
-            if value.dtype != torch.bool:
-                raise TypeError(f"{called}: {value.dtype}, expected bool")
-        elif value.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"{called}: {value.dtype}, expected int32 or int64")
-        elif list(value.shape) != shapes[name]:
-            raise ValueError(f"{called}: {list(value.shape)}, expected {shapes[name]}")
+        _check_entry(name, value, shapes)
     if ("blocks" in structure) != ("block_size" in structure):
         raise ValueError("structure: blocks and block_size: one given, expected both or neither")
     if "blocks" in structure:
         if packed:
             raise ValueError("structure: blocks: given with cu_seqlens, expected a dense batch")
-        size, shape = structure["block_size"], structure["blocks"].shape
-        expected = [math.ceil(total_q / size), math.ceil(total_k / size)]
-        if shape[0] not in (1, heads) or list(shape[1:]) != expected or len(shape) != 3:
-            raise ValueError(
-                f"structure: blocks: {list(shape)}, expected {[heads, *expected]}, or 1 head"
-            )
+        size = structure["block_size"]
+        _check_blocks(
+            structure["blocks"], heads, math.ceil(total_q / size), math.ceil(total_k / size)
+        )
     if "document_ids" in structure and (structure["document_ids"] < 0).any():
         least = int(structure["document_ids"].min())
         raise ValueError(f"structure: document_ids: {least}, expected at least 0")
@@ -112,6 +93,35 @@ def check(
                 )
     if "parents" in structure:
         _check_parents(structure["parents"].tolist(), queries, keys)
+
+
+def _check_entry(name: str, value: object, shapes: Mapping[str, list[int]]) -> None:
+    """Check the name and the type of an entry, and the shape if `shapes` has it."""
+    called = f"structure: {name}"
+    if name in _SIZES:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{called}: {value!r} ({type(value).__name__}), expected int")
+        if value < 1:
+            raise ValueError(f"{called}: {value}, expected at least 1")
+    elif name not in (*_NUMBERS, "blocks"):
+        known = ", ".join(Structure.__annotations__)
+        raise ValueError(f"structure: {name!r}, expected some of {known}")
+    elif not isinstance(value, Tensor):
+        raise TypeError(f"{called}: {type(value).__name__}, expected a tensor")
+    elif name == "blocks":
+        if value.dtype != torch.bool:
+            raise TypeError(f"{called}: {value.dtype}, expected bool")
+    elif value.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{called}: {value.dtype}, expected int32 or int64")
+    elif list(value.shape) != shapes[name]:
+        raise ValueError(f"{called}: {list(value.shape)}, expected {shapes[name]}")
+
+
+def _check_blocks(blocks: Tensor, heads: int, rows: int, columns: int) -> None:
+    shape = list(blocks.shape)
+    if len(shape) != 3 or shape[0] not in (1, heads) or shape[1:] != [rows, columns]:
+        expected = [heads, rows, columns]
+        raise ValueError(f"structure: blocks: {shape}, expected {expected}, or 1 head")
 
 
 def _check_parents(parents: list[int], queries: Sequence[int], keys: Sequence[int]) -> None:
