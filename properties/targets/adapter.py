@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -106,27 +107,6 @@ class Implementation:
         """The op as this implementation has it."""
         op = self.whole(op)
 
-        def settled(case: Case) -> Case:
-            # The op may set an option that the implementation lacks.
-            case = op.settle(case)
-            return replace(case, options={n: v for n, v in case.options.items() if self.has(n)})
-
-        def bounded(case: Case) -> Case:
-            case = settled(case)
-            for bound in self.bounds.values():
-                case = settled(bound(case))
-            return case
-
-        def settle(case: Case) -> Case:
-            case = bounded(case)
-            if not case.earlier:
-                return case
-            # The earlier call has the same tensors and must be within bounds too.
-            before = bounded(replace(case, options={**case.options, **case.earlier}))
-            alike = replace(before, options=case.options) == case
-            earlier = {n: before.options[n] for n in case.earlier} if alike else {}
-            return replace(case, earlier=earlier)
-
         def differentiable(name: str) -> bool:
             return not self.forward_only and name not in self.constants
 
@@ -154,9 +134,29 @@ class Implementation:
             dtypes=self.dtypes,
             # No library promises it.
             in_float32=False,
-            settle=settle,
+            settle=partial(self._settled, op),
             telescopes=self.telescopes,
         )
+
+    def _settled(self, op: Op, case: Case) -> Case:
+        """Settle a case within the bounds, together with its earlier call on the same tensors."""
+        case = self._bounded(op, case)
+        if not case.earlier:
+            return case
+        before = self._bounded(op, replace(case, options={**case.options, **case.earlier}))
+        alike = replace(before, options=case.options) == case
+        earlier = {n: before.options[n] for n in case.earlier} if alike else {}
+        return replace(case, earlier=earlier)
+
+    def _bounded(self, op: Op, case: Case) -> Case:
+        case = self._with_own_options(op.settle(case))
+        for bound in self.bounds.values():
+            case = self._with_own_options(op.settle(bound(case)))
+        return case
+
+    def _with_own_options(self, case: Case) -> Case:
+        # The op may set an option that the implementation lacks.
+        return replace(case, options={n: v for n, v in case.options.items() if self.has(n)})
 
 
 def without(function: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
