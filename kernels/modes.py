@@ -1,4 +1,4 @@
-"""Which mode of an op runs."""
+"""Choose the mode of an op."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

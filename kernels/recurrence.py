@@ -383,8 +383,9 @@ def one_mode(
     outputs: Sequence[str] = ("o", "final_state"),
     raises: Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make the public function of an op that has one mode and kernels unlike those of the others:
-    it keeps no state, or one that is not K by V. See `documented`.
+    """Make the public function of an op with one mode and kernels of its own: see `documented`.
+
+    The op keeps no state, or one that is not K by V.
 
     `run` takes every argument but `mode`, checked: `scale` is a number, and `tile` an index into
     `kernels.tiles.TABLE`.

@@ -1,4 +1,4 @@
-"""What commands print to."""
+"""The console that commands print to."""
 
 from typing import Any
 

@@ -86,7 +86,7 @@ def rotary_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
 
 
 def multiaxis_bytes(shape: Shape, itemsize: int, backward: bool) -> int:
-    """Those of `rotary_bytes`, and three positions of 8 bytes for each token."""
+    """The bytes of `rotary_bytes`, and three positions of 8 bytes for each token."""
     positions = 3 * 8 * shape.vectors // shape.H
     return rotary_bytes(shape, itemsize, backward) + (2 * positions if backward else positions)
 
@@ -97,7 +97,7 @@ def linear_operations(shape: Shape, backward: bool) -> int:
 
 
 def gated_operations(shape: Shape, backward: bool) -> int:
-    """Those without gates, and a decay for each S and dS."""
+    """The operations of `linear_operations`, and a decay for each S and dS."""
     return shape.vectors * shape.K * shape.V * (17 if backward else 5)
 
 

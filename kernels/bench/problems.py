@@ -138,7 +138,7 @@ def _recurrent(
     op: str = "",
     **settings: Any,
 ) -> Problem:
-    """The same of a recurrence, which also decodes."""
+    """The problem of a recurrence, which is also timed as it decodes."""
     return _problem(
         function, op, make=make, moved=moved, operations=operations,
         forms=("dense", "packed", "decode"), **settings,
@@ -154,7 +154,7 @@ def _annotated(
     sizes: Mapping[str, int] = MappingProxyType({}),
     **settings: Any,
 ) -> Problem:
-    """The same of a function whose signature says what its inputs are."""
+    """The problem of a function whose annotations say what its inputs are."""
     make = make or inputs.annotated(function, unit=unit, **sizes)
     return _problem(function, op, make=make, forms=("dense",), **settings)
 
@@ -162,7 +162,7 @@ def _annotated(
 def _pairs(
     function: Callable[..., Any], scores: int = 1, sums: int = 1, **settings: Any
 ) -> Problem:
-    """The same of an op of all pairs."""
+    """The problem of an op over all pairs of tokens."""
     operations = counts.operations_of_pairs(scores, sums)
     return _annotated(function, operations=operations, products=True, **settings)
 

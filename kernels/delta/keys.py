@@ -34,8 +34,8 @@ def normalized_keys(form: Form) -> Form:
 
 
 def unit_keys(use_qk_l2norm_in_kernel: bool, *keys: Tensor) -> tuple[Tensor, ...]:
-    """The same in a wrapper. PyTorch divides: the values of `cu_seqlens` are not checked yet, and
-    nothing is launched before.
+    """Divide keys by their lengths in PyTorch, for a wrapper: it must launch no kernel before the
+    values of `cu_seqlens` are checked.
     """
     return tuple(_unit(x) for x in keys) if use_qk_l2norm_in_kernel else keys
 

@@ -1,4 +1,4 @@
-"""What no law sees: the oracle's own gradient of an open gate loses its digits in float32."""
+"""Tests that laws cannot make: the oracle's gradient of an open gate is inexact in float32."""
 
 import torch
 

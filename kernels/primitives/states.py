@@ -1,5 +1,6 @@
-"""States that a call has or has not: a kernel is told so when it runs, and masks what it reads and
-writes of them. A constant for each would be another kernel to compile, four for two states.
+"""Optional states: flags at run time, by which kernels mask loads and stores.
+
+Constants instead would mean another kernel to compile for each state, and four for two states.
 
 `linear.parallel` and `conv.short_conv` have constants: there a state decides how much is computed.
 """

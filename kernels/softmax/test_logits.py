@@ -1,4 +1,4 @@
-"""Which tiles a program reads, against a list of all pairs, and functions against float64."""
+"""Compare the tiles that a program reads with a list of all pairs, and functions with float64."""
 
 from itertools import product as each_of
 

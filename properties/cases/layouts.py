@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """As PyTorch would allocate it."""
+    """Dense rows in order, as PyTorch allocates them."""
     return x.contiguous()
 
 

@@ -251,7 +251,7 @@ def _for_long(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def lowest_gates(blank: Blank, generator: torch.Generator) -> Tensor:
-    """As `closed_gates`, with finite stand-ins for -inf: -2^20 and the lowest float32."""
+    """Some log decays as low as -2^20 and the lowest float32, which kernels may use for -inf."""
     if blank.role is Role.LOG_DECAY:
         lowest = torch.finfo(torch.float32).min
         return _choice(blank, generator, (0.0, -0.3, -0.3, -(2.0**20), lowest))
@@ -404,7 +404,7 @@ def long_keys(blank: Blank, generator: torch.Generator) -> Tensor:
 
 
 def ordinary(x: Tensor, dtype: torch.dtype, own: torch.dtype, generator: torch.Generator) -> Tensor:
-    """As they are."""
+    """Leave the cotangents unchanged."""
     return x
 
 

@@ -145,7 +145,7 @@ def stillborn(device: torch.device) -> Adapter:
 
 
 def leaving_at_once(device: torch.device) -> Adapter:
-    """The same, as if all were well."""
+    """Ends each process of the night that loads it, with exit code 0."""
     return _loaded_with(lambda: os._exit(0))
 
 
@@ -223,7 +223,7 @@ def waiting_once(device: torch.device) -> Adapter:
 
 
 def waiting_once_but_wrong(device: torch.device) -> Adapter:
-    """The same, with a bug as well."""
+    """Like `waiting_once`, and refuses bfloat16."""
 
     def l2norm(x: Tensor) -> Tensor:
         if x.dtype == torch.bfloat16:
@@ -344,7 +344,7 @@ def starved(device: torch.device) -> Adapter:
 
 
 def starved_beside(device: torch.device) -> Adapter:
-    """The same in a second thread, for which the first one waits, as for those of PyTorch."""
+    """Like `starved`, in a second thread that the first one waits for, as PyTorch's own do."""
 
     def l2norm(x: Tensor) -> Tensor:
         if _first_time():

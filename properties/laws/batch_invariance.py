@@ -90,7 +90,7 @@ def _with_nan(x: Tensor, pages: Tensor) -> Tensor:
 
 
 def _repaged(case: Case, inputs: Inputs) -> Inputs:
-    """The same keys and values in pages of another size, in another order, none of them shared."""
+    """Put the keys and values into pages of another size and order that no sequences share."""
     generator = torch.Generator().manual_seed(case.seed + 7)
     table, lengths = inputs.tensors["block_table"].long(), inputs.tensors["lengths"].tolist()
     size = inputs.tensors["k_pages"].shape[1]

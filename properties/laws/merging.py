@@ -131,7 +131,7 @@ def _commutes(run: Run, inputs: Inputs, gradients_of: Results) -> float:
 
 
 def _other(name: str) -> str:
-    """The same argument, or its gradient, of the other part."""
+    """Rename an argument of one part, or its gradient, to that of the other part."""
     return name[:-1] + {"a": "b", "b": "a"}[name[-1]]
 
 

@@ -385,9 +385,7 @@ def _together(
 
 @contextmanager
 def _pool(workers: int, suite: Suite) -> Iterator[ThreadPoolExecutor]:
-    """Threads that wait for trials; an error ends the trials at once, since leaving would wait for
-    them.
-    """
+    """Threads that wait for trials. An error ends all trials at once instead of waiting."""
     with ThreadPoolExecutor(workers) as pool:
         try:
             yield pool

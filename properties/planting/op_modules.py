@@ -28,7 +28,7 @@ class OpModules:
         )
 
     def of_own(self, modules: Iterable[str]) -> "OpModules":
-        """The same op where the kernels are other modules."""
+        """Return the op with the kernels of other modules, and of all that these import."""
         return replace(self, kernels=closure(modules, lists=False))
 
     @property

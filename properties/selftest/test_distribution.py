@@ -1,4 +1,4 @@
-"""What the build writes into a wheel, and what pytest and the command have of it in a checkout.
+"""Test the build's rewritten sources, pytest's plugin and the command, all in a checkout.
 
 `tox -e example` tests an installed wheel.
 """

@@ -1,4 +1,4 @@
-"""Which jobs draw the same cases."""
+"""Each job draws the same cases in every run, and gets its share of the examples."""
 
 import subprocess
 import sys

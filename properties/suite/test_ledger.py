@@ -9,7 +9,7 @@ from properties.targets.ledger import KnownFailure, Ledger
 
 
 def trouble(entry: KnownFailure, case: Case, subject: Subject) -> str | None:
-    """What is not as an entry says of one of its cases, or None."""
+    """Say how one of an entry's cases contradicts it; None if it does not."""
     op = scope.declared(subject.target, case.op, case.mode)
     stated = scope.laws(subject.target, case.op, case.mode)
     if case.mode not in entry.modes or entry.law not in stated:

@@ -1,4 +1,4 @@
-"""What an op that calls the kernels of another may break, and none of its laws looks at."""
+"""Wrappers keep promises that none of their laws checks."""
 
 from dataclasses import replace
 

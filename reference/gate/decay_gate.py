@@ -17,7 +17,7 @@ def definition(x: Tensor, A_log: Tensor, dt_bias: Tensor, lower_bound: float | N
 
 
 def hyperbolic(x: Tensor, A_log: Tensor, dt_bias: Tensor, lower_bound: float | None) -> Tensor:
-    """The same in hyperbolic functions.
+    """`definition` in hyperbolic functions.
 
         g = -A (z / 2 + log(2 cosh(z / 2)))
         g = lower_bound · (1 + tanh(A z / 2)) / 2

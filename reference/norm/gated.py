@@ -68,7 +68,7 @@ def projection(
     x: Tensor, z: Tensor, weight: Tensor, bias: Tensor, eps: float, activation: str,
     gate_first: bool,
 ) -> Tensor:  # fmt: skip
-    """The same of a vector that is projected on the plane of sum 0.
+    """`deviation` with u projected on the plane of vectors whose sum is 0.
 
         u' = (I - 1 1ᵀ / D) u
 

@@ -29,7 +29,7 @@ def top_k_indices(scores: Tensor, k: int) -> Tensor:
 
 
 def top_k_by_rank(scores: Tensor, k: int) -> Tensor:
-    """The same by counting: the rank of a score is the number of scores that beat it."""
+    """Select by counting: the rank of a score is the number of scores that beat it."""
     M = scores.shape[-1]
     n = torch.arange(M, device=scores.device)
     mine, other = scores[..., :, None], scores[..., None, :]

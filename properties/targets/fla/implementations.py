@@ -495,7 +495,7 @@ def _of_all_taps(op: Op) -> Op:
 
 
 def _keys_telescope(case: Case) -> tuple[Telescope, ...]:
-    """Gate gradients as a difference: `Σ q ∘ dq` less `Σ k ∘ dk`."""
+    """Gate gradients as the difference of `Σ q ∘ dq` and `Σ k ∘ dk`."""
     reverse = bool(case.options.get("reverse"))
     keys = (("B T H K", "q", "dq"), ("B T H K", "k", "dk"), *_carried(case))
     heads = "B T H" if case.op == "simple_gla" else "B T H K"
@@ -506,12 +506,15 @@ def _keys_telescope(case: Case) -> tuple[Telescope, ...]:
 
 
 def _values_telescope(case: Case) -> tuple[Telescope, ...]:
-    """The same with values, for delta rules."""
+    """The gate gradient of a delta rule, a difference of sums over values."""
     return (Telescope("dg", "B T H", _SEEN + _carried(case)),)
 
 
 def _channels_telescope(case: Case) -> tuple[Telescope, ...]:
-    """The same for a gate of each key channel; grouped query heads have no gradient each."""
+    """The gradient of a gate of each key channel, a difference of sums over keys.
+
+    Grouped query heads have no gradient each, so sums over values stand in for those over keys.
+    """
     alone = case.dims.get("R", 1) == 1
     name, query = {"dplr": ("dgk", "q"), "rwkv7": ("dw", "r"), "rwkv6": ("dw", "r")}.get(
         case.op, ("dg", "q")
@@ -521,7 +524,7 @@ def _channels_telescope(case: Case) -> tuple[Telescope, ...]:
 
 
 def _values_channels_telescope(case: Case) -> tuple[Telescope, ...]:
-    """The same for a gate of each value channel."""
+    """The gradient of a gate of each value channel, a difference of sums over values."""
     return (Telescope("dgv", "B T H V", _SEEN + _carried(case)),)
 
 
