@@ -555,7 +555,7 @@ def compute(
     within: torch.dtype | None = None,
     **given: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Check the arguments of an op, settle its options, and call its mode.
+    """Check the arguments of an op, resolve its options, and call its mode.
 
     Args:
         grouped: tensors that have G heads, H a multiple, where the signature has H, and of which

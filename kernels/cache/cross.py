@@ -24,7 +24,7 @@ class CrossAttentionCache(PagedCache):
     Source: Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762), section 3.2.3.
     """
 
-    settled = (*PagedCache.settled, "window", "alibi_slopes", "parents")
+    refused_options = (*PagedCache.refused_options, "window", "alibi_slopes", "parents")
     _written = False
 
     @classmethod
@@ -57,7 +57,7 @@ class CrossAttentionCache(PagedCache):
             TypeError, ValueError: as `paged_attention` does; nothing is written yet; an option that
                 supposes that queries are the last keys.
         """
-        self._refuse_settled(options)
+        self._refuse_options(options)
         if not self._written:
             raise ValueError("q: given before the keys, expected an update first")
         check_tensors(q=q)

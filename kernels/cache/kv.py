@@ -77,7 +77,7 @@ class KVCache(ABC):
     """Whether a sequence has one page, which holds its last tokens."""
     sinks: int = 0
     """First tokens that such a page holds besides."""
-    settled: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
+    refused_options: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
     """Options of an attention that `attend` refuses: the cache sets them, or has no such thing."""
 
     def __init__(self, batch: int, k_pages: Tensor, v_pages: Tensor) -> None:
@@ -143,9 +143,9 @@ class KVCache(ABC):
 
         Raises:
             TypeError, ValueError: as `update` and `attention` do, with nothing appended; an option
-                that the cache settles.
+                of `refused_options`.
         """
-        self._refuse_settled(options)
+        self._refuse_options(options)
         check_tensors(q=q, k=k, v=v)
         bind_dims(q=(q, "B T H K"), k=(k, "B T G K"), v=(v, "B T G V"))
         return self._attend_padded(q, k, v, offset, attention, self._window_options(options))
@@ -215,8 +215,8 @@ class KVCache(ABC):
         """Position of the first key that the next token attends to."""
         return [0] * self.batch
 
-    def _refuse_settled(self, options: Mapping[str, Any]) -> None:
-        for name in self.settled:
+    def _refuse_options(self, options: Mapping[str, Any]) -> None:
+        for name in self.refused_options:
             if name in options:
                 raise ValueError(
                     f"{name}: given, expected none: a {type(self).__name__} sets it, or has no such"

@@ -29,7 +29,7 @@ class LatentCache(PagedCache):
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
 
-    settled = (*PagedCache.settled, "attention")
+    refused_options = (*PagedCache.refused_options, "attention")
     _gathers = False
 
     def __init__(
@@ -83,9 +83,9 @@ class LatentCache(PagedCache):
 
         Raises:
             TypeError, ValueError: as `update` and that function do, with nothing appended; an
-                option that the cache settles.
+                option of `refused_options`.
         """
-        self._refuse_settled(options)
+        self._refuse_options(options)
         given = {"q_n": q_n, "q_r": q_r, "c": c, "k_r": k_r, "w_uk": w_uk, "w_uv": w_uv}
         check_tensors(**given)
         dims = ("B T H K", "B T H D", "B T 1 R", "B T 1 D", "H K R", "H V R")

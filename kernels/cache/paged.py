@@ -36,7 +36,7 @@ class PagedCache(KVCache):
     PagedAttention" (arXiv 2309.06180).
     """
 
-    settled = (*KVCache.settled, "k_pages", "v_pages", "block_table", "lengths")
+    refused_options = (*KVCache.refused_options, "k_pages", "v_pages", "block_table", "lengths")
     _gathers: ClassVar[bool] = True
     """Whether `attention` could attend to a view of the pages."""
 

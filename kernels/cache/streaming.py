@@ -37,7 +37,7 @@ class StreamingCache(RingCache):
     2309.17453), section 3.2.
     """
 
-    settled = (*RingCache.settled, "window", "return_lse")
+    refused_options = (*RingCache.refused_options, "window", "return_lse")
 
     def update(self, k: Tensor, v: Tensor, offset: int | Tensor | None = None) -> CacheView:
         """Append at most one token to each sequence and return what it attends to, not rotated.
@@ -76,9 +76,9 @@ class StreamingCache(RingCache):
 
         Raises:
             TypeError, ValueError: as `KVCache.update`, `rotary_embedding` and `attention` do, with
-                nothing appended; tables too short; an option that the cache settles.
+                nothing appended; tables too short; an option of `refused_options`.
         """
-        self._refuse_settled(options)
+        self._refuse_options(options)
         if attention is None:
             from kernels.softmax.attention import attention as default
 

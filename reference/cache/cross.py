@@ -20,7 +20,7 @@ class CrossAttentionCache(KVCache):
     Source: Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762), section 3.2.3.
     """
 
-    settled = (*KVCache.settled, "window", "alibi_slopes")
+    refused_options = (*KVCache.refused_options, "window", "alibi_slopes")
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
@@ -65,7 +65,7 @@ class CrossAttentionCache(KVCache):
             TypeError, ValueError: as `KVCache.update` and `attention` do; nothing is written yet;
                 an option that supposes that queries are the last keys.
         """
-        self._refuse_settled(options)
+        self._refuse_options(options)
         if not self.written:
             raise ValueError("q: given before the keys, expected an update first")
         if q.dim() != 4 or q.shape[0] != len(self.tokens):

@@ -31,7 +31,7 @@ class TokenLists:
 
     sinks: int = 0
     window: int | None = None
-    settled: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
+    refused_options: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
     """Options of an attention that `attend` refuses: the cache sets them, or has no such thing."""
 
     def __init__(self, batch: int) -> None:
@@ -85,8 +85,8 @@ class TokenLists:
         self.tokens = [[] for _ in self.tokens]
         self.forgotten = [0 for _ in self.tokens]
 
-    def _refuse_settled(self, options: Mapping[str, Any]) -> None:
-        for name in self.settled:
+    def _refuse_options(self, options: Mapping[str, Any]) -> None:
+        for name in self.refused_options:
             if name in options:
                 raise ValueError(
                     f"{name}: given, expected none: a {type(self).__name__} sets it, or has no such"
@@ -196,10 +196,10 @@ class KVCache(TokenLists):
 
         Raises:
             TypeError, ValueError: as `update` and `attention` do; q not of the tokens of k; an
-                option that the cache settles; a window of more keys than it keeps. The cache is
+                option of `refused_options`; a window of more keys than it keeps. The cache is
                 then as it was.
         """
-        self._refuse_settled(options)
+        self._refuse_options(options)
         if attention is None:
             from reference.softmax.attention import attention as default
 

@@ -22,7 +22,7 @@ class LatentCache(KVCache):
     Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
 
-    settled = (*KVCache.settled, "attention")
+    refused_options = (*KVCache.refused_options, "attention")
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
@@ -49,7 +49,7 @@ class LatentCache(KVCache):
         Returns, Raises: as `KVCache.attend`, by `mla`.
         """
 
-        self._refuse_settled(options)
+        self._refuse_options(options)
 
         def attention(
             q: Tensor, k: Tensor, v: Tensor, **given: Any

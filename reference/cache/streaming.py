@@ -36,7 +36,7 @@ class StreamingCache(TokenLists):
     """
 
     window: int
-    settled = (*TokenLists.settled, "window", "return_lse")
+    refused_options = (*TokenLists.refused_options, "window", "return_lse")
 
     def __init__(self, batch: int, sinks: int, window: int) -> None:
         super().__init__(batch)
@@ -70,7 +70,7 @@ class StreamingCache(TokenLists):
                 above T; `causal`, boundaries, `g`, `window` or `return_lse`. The cache is then as
                 it was.
         """
-        self._refuse_settled(options)
+        self._refuse_options(options)
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.dim() != 4 or x.shape[:2] != (len(self.tokens), k.shape[1]):
                 wanted = f"[{len(self.tokens)}, T, heads, dim]"

@@ -202,7 +202,7 @@ def test_a_refused_attention_appends_nothing(window: int | None) -> None:
     assert torch.equal(o, want.attend(k[:, :1], k[:, :1], k[:, :1])[0])
 
 
-def test_options_that_a_cache_settles_are_refused() -> None:
+def test_options_that_a_cache_sets_are_refused() -> None:
     """Nothing is appended then."""
     x = torch.ones(1, 1, 1, 2)
     caches: list[tuple[Any, tuple[Tensor, ...], tuple[str, ...]]] = [

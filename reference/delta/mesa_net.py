@@ -18,8 +18,8 @@ def recurrent(
         write = torch.cat([k[:, t], v[:, t]], dim=-1)
         S = torch.exp(g[:, t])[..., None, None] * S
         S = S + beta[:, t, :, None, None] * k[:, t, :, :, None] * write[..., None, :]
-        fitted = _solve(S[..., :K] + torch.diag_embed(lamb), q[:, t, :, :, None])
-        o.append((S[..., K:].mT @ fitted)[..., 0])
+        solution = _solve(S[..., :K] + torch.diag_embed(lamb), q[:, t, :, :, None])
+        o.append((S[..., K:].mT @ solution)[..., 0])
     return torch.stack(o, dim=1) if o else v, S
 
 

@@ -127,7 +127,7 @@ class LatentMachine(PagedMachine):
             bound = 8 * relative_error(terms, True)
             assert ((lse - want_lse[0]).abs() <= bound).all(), f"LSE {lse}, want {want_lse[0]}"
 
-    settles = (*PagedMachine.settles, "attention")
+    refused_options = (*PagedMachine.refused_options, "attention")
 
     def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         return self.queries(q.shape[1], 0) | {"c": k, "k_r": v}

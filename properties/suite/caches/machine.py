@@ -588,21 +588,21 @@ class KVMachine(RuleBasedStateMachine):
             ("index", lambda: cache.reorder(index.tolist())),
             ("index", lambda: cache.reorder(floats)),
             *self.refused_attention(q, k, v),
-            *self.settled_options(q, k, v),
+            *self.calls_with_refused_options(q, k, v),
         ]
         with recorded_launches() as launched:
             self.refuse(*calls)
         assert launched == [], f"a refused call launched {launched}"
         self.attention_that_refuses()
 
-    settles: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
+    refused_options: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
     """Options of an attention that a cache sets, or has no such thing."""
 
     def attention_arguments(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         """Arguments of `attend` for so many tokens."""
         return {"q": q, "k": k, "v": v}
 
-    def settled_options(
+    def calls_with_refused_options(
         self, q: Tensor, k: Tensor, v: Tensor
     ) -> list[tuple[str, Callable[[], object]]]:
         """Refused by the cache, and by its model as well."""
@@ -614,7 +614,7 @@ class KVMachine(RuleBasedStateMachine):
             check_refusal(name, lambda: model.attend(**given, **{name: None}))
             return lambda: cache.attend(**given, **{name: None})
 
-        return [(name, refused(name)) for name in self.settles]
+        return [(name, refused(name)) for name in self.refused_options]
 
     def refused_attention(
         self, q: Tensor, k: Tensor, v: Tensor
