@@ -326,6 +326,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parse.error(str(error))
     print(", ".join(f"{name} {value}" for name, value in setting.items()), flush=True)
+    until = None if chosen.budget is None else begun + chosen.budget
+    return 1 if _search(chosen, wanted, record, device, architecture, until) else 0
+
+
+def _search(
+    chosen: argparse.Namespace,
+    wanted: Sequence[Problem],
+    record: Record,
+    device: torch.device,
+    architecture: str,
+    until: float | None,
+) -> bool:
+    """Start the processes and search; return whether something was left out."""
     with TemporaryDirectory() as memory:
         compilers, rulers, judge = Workers(chosen.jobs), Workers(_RULES), Workers(1)
 
@@ -348,19 +361,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lambda *given: rulers.call(trial.within_the_rules, *given, architecture),
             judged,
             device,
-            None if chosen.budget is None else begun + chosen.budget,
+            until,
         )
         try:
-            left = follow(search, wanted, chosen.kernel or (), record)
+            return follow(search, wanted, chosen.kernel or (), record)
         except KeyboardInterrupt:
-            left = True
             print("properties.tune: ended by Ctrl-C", file=sys.stderr)
+            return True
         finally:
             for each in (compilers, rulers, judge):
                 each.pool.shutdown(wait=False, cancel_futures=True)
             for child in active_children():
                 child.terminate()
-    return 1 if left else 0
 
 
 def follow(
