@@ -32,21 +32,6 @@ class Share:
     equivalent: int = 0
     elsewhere: int = 0
 
-    @property
-    def killable(self) -> int:
-        return self.mutants - self.equivalent - self.elsewhere
-
-    def __add__(self, other: "Share") -> "Share":
-        return Share(
-            self.mutants + other.mutants,
-            self.killed + other.killed,
-            self.equivalent + other.equivalent,
-            self.elsewhere + other.elsewhere,
-        )
-
-    def __str__(self) -> str:
-        return f"{self.killed} of {self.killable}"
-
 
 def read(path: Path = PATH) -> dict[str, Share]:
     """Read the known shares; empty if there is no file.
@@ -79,11 +64,3 @@ def whole(
     sizes = Counter(mutant.module for mutant in every)
     tried = {name: found.get(name, Share(0, 0)) for name, _ in modules(semantic=semantic)}
     return {name: share for name, share in tried.items() if share.mutants == sizes[name]}
-
-
-def together(shares: Mapping[str, Share], modules: Iterable[str]) -> Share | None:
-    """The sum over several modules; None if one is unknown."""
-    wanted = list(modules)
-    if not all(name in shares for name in wanted):
-        return None
-    return sum((shares[name] for name in wanted), Share(0, 0))

@@ -9,7 +9,7 @@ from properties.mutants.equivalents import Equivalent
 from properties.mutants.fates import Fate
 from properties.mutants.mutant import Mutant, mutants
 from properties.mutants.scoreboard import Scoreboard
-from properties.mutants.shares import Share, read, together, whole, write
+from properties.mutants.shares import Share, read, whole, write
 
 _MODULE = "reference.norm.l2norm"
 
@@ -29,7 +29,6 @@ def test_each_mutant_counts_once(some: list[Mutant]) -> None:
     scoreboard = Scoreboard(some, entry, frozenset([elsewhere.key]), fates)
     share = Share(mutants=5, killed=1, equivalent=1, elsewhere=1)
     assert scoreboard.shares() == {_MODULE: share}
-    assert str(share) == "1 of 3"
 
 
 def test_shares_survive_their_file(tmp_path: Path) -> None:
@@ -37,8 +36,6 @@ def test_shares_survive_their_file(tmp_path: Path) -> None:
     write(tmp_path / "shares.json", shares)
     assert read(tmp_path / "shares.json") == shares
     assert read(tmp_path / "none.json") == {}
-    assert together(shares, ["kernels.a", "kernels.b"]) == Share(9, 7, 1, 1)
-    assert together(shares, ["kernels.a", "kernels.c"]) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"kernels.a": {"mutant": 1}}'])

@@ -10,12 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from properties.catalogue.__main__ import table, with_table
 from properties.laws import LAWS
-from properties.mutants import shares
-from properties.mutants.mutant import modules
-from properties.mutants.shares import Share
-from properties.mutants.triggers import run as triggers
+from properties.table import with_table
 from properties.targets.ledger import read
 
 ROOT = Path(__file__).parents[2]
@@ -32,23 +28,7 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 def test_table_of_ops_is_current() -> None:
     text = OPS_TABLE.read_text()
-    assert text == with_table(text), (
-        "run python -m properties.catalogue --write properties/README.md"
-    )
-
-
-def test_the_table_of_ops_shows_mutants_of_modules_tried_completely(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    known = {name: Share(2, 1) for name, _ in modules()}
-    del known["kernels.norm.l2norm"]
-    monkeypatch.setattr(shares, "read", lambda: known)
-    monkeypatch.setattr(triggers, "read", dict)
-    rows = {line.split("`")[1]: line for line in table().splitlines() if line.startswith("| `")}
-    assert rows["l2norm"].endswith("|  |")
-    count = int(rows["short_conv"].split("|")[-2].split()[0])
-    assert count > 3
-    assert rows["short_conv"].endswith(f"| {count} of {2 * count} |")
+    assert text == with_table(text), "run python -m properties.table --write properties/README.md"
 
 
 def test_contributing_explains_every_law_once() -> None:

@@ -10,7 +10,6 @@ from hypothesis import settings
 
 from properties.cases.case import Case
 from properties.catalogue import OPS
-from properties.catalogue.__main__ import table
 from properties.device import activate
 from properties.jobs import Job, hypothesis_test
 from properties.laws import LAWS, Law, Subject
@@ -19,6 +18,7 @@ from properties.mutants.triggers import run
 from properties.mutants.triggers.grammar import Atom, Between, among, atoms, pairs
 from properties.mutants.triggers.planting import Reach, explore
 from properties.mutants.triggers.recording import Evaluation, Witness, glance, record
+from properties.table import table
 from properties.targets import load
 from properties.targets.ours import Ours
 

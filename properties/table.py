@@ -6,22 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from properties.catalogue import OPS, Op
-from properties.mutants import shares
-from properties.mutants.mutant import modules
 from properties.mutants.triggers import run as triggers
-from properties.planting.op_modules import OpModules
 
-BEGIN = "<!-- table: python -m properties.catalogue --write properties/README.md -->"
+BEGIN = "<!-- table: python -m properties.table --write properties/README.md -->"
 END = "<!-- end of table -->"
 _OF_BITS = (
     "Bits are those of a sequence that is computed in another way: alone or beside others "
     "(`batch`), from other pages\n(`pages`), in two chunks of a prompt (`cut`), in another number "
     "of splits (`splits`). A level contains those before\nit. Beyond the level of an op the error "
     "budget judges. A GPU's bits also depend on alignment."
-)
-_OF_MUTANTS = (
-    "A mutant is a small mistake, planted alone in the kernels or the reference page of an op. The "
-    "counts leave out\nmutants that are listed as equivalent; ops share kernels."
 )
 _REACHED = "predicates reached: ci %, night %"
 _OF_TRIGGERS = (
@@ -33,42 +26,21 @@ _OF_TRIGGERS = (
 
 
 def table() -> str:
-    """Return one row per op: its modes, its laws, and their reach.
-
-    Without a measurement of the reach, the last column counts the mutants that the laws kill.
-    """
+    """Return one row per op: its modes, its laws, and their reach."""
     every = list(dict.fromkeys(law for op in OPS.values() for law in op.laws))
     reached = triggers.read()
-    killed = {} if reached else _killed()
-    rows = [["op", "modes", "bits", "laws"], ["---"] * 4]
+    rows = [["op", "modes", "bits", "laws", _REACHED], ["---"] * 5]
     for op in OPS.values():
         modes = ", ".join(mode.name for mode in op.modes) or "none yet"
-        rows.append([f"`{op.name}`", modes, _bits(op), _laws(op.laws, every)])
-    below = ["", _OF_BITS]
-    if reached:
-        cells = [_percents(reached[name]) if name in reached else "" for name in OPS]
-        rows = [[*row, cell] for row, cell in zip(rows, [_REACHED, "---", *cells], strict=True)]
-        below += ["", _OF_TRIGGERS]
-    elif killed:
-        column = ["mutants killed", "---", *(str(killed.get(name, "")) for name in OPS)]
-        rows = [[*row, cell] for row, cell in zip(rows, column, strict=True)]
-        below += ["", _OF_MUTANTS]
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), *below])
+        reach = _percents(reached[op.name]) if op.name in reached else ""
+        rows.append([f"`{op.name}`", modes, _bits(op), _laws(op.laws, every), reach])
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", _OF_BITS, "", _OF_TRIGGERS])
 
 
 def _percents(share: Mapping[str, int]) -> str:
     """Rounded down: 100 means all."""
     parts = (share[name] for name in ("ci", "night") if name in share)
     return ", ".join(f"{1000 * part // share['predicates'] / 10}" for part in parts)
-
-
-def _killed() -> dict[str, shares.Share]:
-    """Return the shares of the ops all of whose modules have been mutated."""
-    known, mutated = shares.read(), {name for name, _ in modules()}
-    found = {
-        op.name: shares.together(known, OpModules.of(op).modules & mutated) for op in OPS.values()
-    }
-    return {name: share for name, share in found.items() if share is not None}
 
 
 def _bits(op: Op) -> str:
@@ -106,7 +78,7 @@ def with_table(text: str) -> str:
 
 
 def main() -> int:
-    parse = argparse.ArgumentParser(prog="python -m properties.catalogue", description=__doc__)
+    parse = argparse.ArgumentParser(prog="python -m properties.table", description=__doc__)
     what = parse.add_mutually_exclusive_group()
     what.add_argument("--write", type=Path, metavar="FILE", help="put the table into FILE")
     what.add_argument(
@@ -124,7 +96,7 @@ def main() -> int:
     if chosen.write:
         path.write_text(current)
     elif text != current:
-        print(f"{path}: its table is not current; python -m properties.catalogue --write {path}")
+        print(f"{path}: its table is not current; python -m properties.table --write {path}")
         return 1
     return 0
 
