@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from kernels.arguments import check_range, describe
-from kernels.position.rotary import check_rotary, turn
+from kernels.position.rotary import check_places, check_rotary, turn
 from kernels.position.tables import rotary_tables, tokens_that_scale
 
 
@@ -130,11 +130,11 @@ class RotaryEmbedding(nn.Module):
                 f"cu_seqlens: given with {[each.shape[1] for each in x]} tokens, expected as many "
                 "in each tensor"
             )
+        for each in x:
+            check_places(each, position_ids, seqlen_offsets, cu_seqlens)
         needed = self._tokens_so_far(x, position_ids, seqlen_offsets, cu_seqlens)
         tokens = tokens_that_scale(self.scaling, needed)
         tables = self._reach(needed, tokens, x[0].device)
-        if not torch.compiler.is_compiling():
-            self._tables, self._tokens = tables, tokens
         # All are checked before one is turned, perhaps in place.
         inputs = [
             check_rotary(
@@ -148,6 +148,8 @@ class RotaryEmbedding(nn.Module):
             )
             for each in x
         ]
+        if not torch.compiler.is_compiling():
+            self._tables, self._tokens = tables, tokens
         turned = tuple(turn(given, inplace) for given in inputs)
         return turned[0] if len(turned) == 1 else turned
 
@@ -158,14 +160,11 @@ class RotaryEmbedding(nn.Module):
         seqlen_offsets: int | Tensor,
         cu_seqlens: Tensor | None,
     ) -> int:
-        """One more than the last position, or a bound of it where no scaling depends on it.
-
-        Arguments of another type are for the op to refuse.
-        """
+        """One more than the last position, or a bound of it where no scaling depends on it."""
         tokens = max(each.shape[1] for each in x)
         scales = tokens_that_scale(self.scaling, tokens) > 0
         where = seqlen_offsets if position_ids is None else position_ids
-        packed = scales and position_ids is None and isinstance(cu_seqlens, Tensor)
+        packed = scales and position_ids is None and cu_seqlens is not None
         if torch.compiler.is_compiling() and (packed or isinstance(where, Tensor)):
             if scales:
                 name = "position_ids" if position_ids is not None else "seqlen_offsets, cu_seqlens"
@@ -175,14 +174,13 @@ class RotaryEmbedding(nn.Module):
                 )
             return tokens
         if position_ids is not None:
-            given = isinstance(where, Tensor) and where.numel()
-            return int(where.max()) + 1 if given else tokens
+            return int(position_ids.max()) + 1 if position_ids.numel() else tokens
         if packed:
             lengths = cu_seqlens.diff()
             return int(((lengths + where) * (lengths > 0)).max()) if lengths.numel() else 0
         if isinstance(where, Tensor):
             return tokens + int(where.max()) if where.numel() else tokens
-        return tokens + where if isinstance(where, (int, torch.SymInt)) else tokens
+        return tokens + where
 
     def extra_repr(self) -> str:
         return (

@@ -181,6 +181,35 @@ def test_wrong_offsets_are_refused(error: type[Exception], offsets: object) -> N
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize(
+    ("error", "wrong"),
+    [
+        (TypeError, {"position_ids": torch.full((2, 3), torch.inf)}),
+        (TypeError, {"position_ids": torch.zeros(2, 3, dtype=torch.complex64)}),
+        (TypeError, {"seqlen_offsets": torch.full((2,), torch.nan)}),
+        (TypeError, {"seqlen_offsets": "1", "cu_seqlens": torch.tensor([0, 2, 3])}),
+        (ValueError, {"seqlen_offsets": torch.ones(3).long(), "cu_seqlens": torch.tensor([0, 3])}),
+        (TypeError, {"cu_seqlens": torch.tensor([0.0, torch.nan])}),
+    ],
+)
+def test_places_are_checked_before_tables_are_built(
+    error: type[Exception], wrong: dict[str, object]
+) -> None:
+    x = _heads(1 if "cu_seqlens" in wrong else 2, 3, 1, 8)
+    name = next(iter(wrong))
+    for module in (_module(), RotaryEmbedding(8, rotary_dim=6, scaling=DYNAMIC)):
+        with pytest.raises(error, match=f"^{name}: "):
+            module(x, **wrong)
+
+
+def test_a_refused_call_keeps_no_tables() -> None:
+    module = _module()
+    before = module._tables
+    with pytest.raises(TypeError, match=r"^x: "):
+        module(_heads(1, 2, 1, 8).long(), seqlen_offsets=5000)
+    assert module._tables is before
+
+
 def test_queries_stay_where_their_keys_are_refused() -> None:
     q, shared = _heads(1, 2, 3, 8), _heads(1, 1, 1, 8).expand(1, 2, 1, 8)
     before = q.clone()

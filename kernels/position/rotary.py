@@ -286,19 +286,19 @@ def rotary_embedding(
     return turn(inputs, inplace)
 
 
-def check_rotary(
-    x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None, *, interleaved: bool,
-    seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None, inplace: bool,
-    conjugate: bool = False, mode: str = "auto", tile: int | None = None,
-) -> Inputs:  # fmt: skip
-    """Check the arguments of `rotary_embedding`, all but numbers in tensors, and return those of
-    the custom ops.
+def check_places(
+    x: Tensor,
+    position_ids: Tensor | None,
+    seqlen_offsets: int | Tensor,
+    cu_seqlens: Tensor | None,
+) -> tuple[int, Tensor | None, Tensor | None]:
+    """Check what says where the tokens are, all but numbers in tensors.
+
+    Returns:
+        offset, offsets, cu_seqlens: the offset that all sequences share, or that of each.
     """
-    sizes = arguments.bind_dims(
-        x=(x, "B T H D"), cos=(cos, "R P"), sin=(sin, "R P"), position_ids=(position_ids, "B T")
-    )
+    batch = arguments.bind_dims(x=(x, "B T H D"), position_ids=(position_ids, "B T"))["B"]
     arguments.check_dtype("position_ids", position_ids, *_INDICES)
-    batch, tokens, length = sizes["B"], sizes["T"], sizes["R"]
     cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, batch, x.device)
     offset, offsets = 0, None
     if isinstance(seqlen_offsets, Tensor):
@@ -319,6 +319,22 @@ def check_rotary(
         offset = seqlen_offsets
     if position_ids is not None and (offsets is not None or offset != 0):
         raise ValueError("position_ids: given beside seqlen_offsets, expected one of the two")
+    return offset, offsets, cu_seqlens
+
+
+def check_rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None, *, interleaved: bool,
+    seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None, inplace: bool,
+    conjugate: bool = False, mode: str = "auto", tile: int | None = None,
+) -> Inputs:  # fmt: skip
+    """Check the arguments of `rotary_embedding`, all but numbers in tensors, and return those of
+    the custom ops.
+    """
+    sizes = arguments.bind_dims(
+        x=(x, "B T H D"), cos=(cos, "R P"), sin=(sin, "R P"), position_ids=(position_ids, "B T")
+    )
+    batch, tokens, length = sizes["B"], sizes["T"], sizes["R"]
+    offset, offsets, cu_seqlens = check_places(x, position_ids, seqlen_offsets, cu_seqlens)
     in_order = position_ids is None and offsets is None and cu_seqlens is None
     if in_order and batch * tokens > 0 and (offset < 0 or offset + tokens > length):
         raise ValueError(
