@@ -67,9 +67,9 @@ def compare_with_oracle(
     def compared(allowed: Mapping[str, Budget | None]) -> list[Comparison]:
         return [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
 
-    dear = work(op, case) > _MOST_WORK
-    # A result equal to the rounded oracle needs no budget.
-    if (subject.quick or dear) and all(one.passed for one in compared(dict.fromkeys(got))):
+    # A result equal to the rounded oracle needs no budget, which takes a minute for integers in
+    # thousands of tokens.
+    if all(one.passed for one in compared(dict.fromkeys(got))):
         return 0.0
     dtypes = {name: x.dtype for name, x in got.items()}
     # Other laws join the results of calls, which were rounded in between, as autograd adds rounded

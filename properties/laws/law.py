@@ -30,8 +30,8 @@ class Subject:
     Args:
         recall: maps (what an oracle's answer depends on, how to compute it) to the answer; a caller
             that repeats cases may cache here.
-        quick: accept clear passes without a budget, or with fewer perturbed runs. The fraction of
-            the budget is then 0 or too large.
+        quick: accept clear passes with fewer perturbed runs. The fraction of the budget is then too
+            large.
     """
 
     target: Target
