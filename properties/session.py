@@ -174,7 +174,7 @@ def subject(request: pytest.FixtureRequest) -> "Subject":
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> "torch.device":
-    """The device under test, for tests of what is no target."""
+    """The device under test, for tests that call no target."""
     from properties.device import activate
 
     return activate(request.config.getoption("oracles_device"))

@@ -94,7 +94,7 @@ def _brief(row: Row | None) -> str:
 
 
 def _refusal(rows: Iterable[Row]) -> str:
-    """Why there is no time of ours; where modes have reasons of their own, that of the first."""
+    """Say why our kernel has no time: the reason of its first mode that failed."""
     return next((reason(row) for row in rows if row.kind == "ours" and row.error), "")
 
 

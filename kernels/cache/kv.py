@@ -371,7 +371,7 @@ def allocate(
 
 
 def check_tensors(**arguments: object) -> None:
-    """Refuse what is no tensor with a TypeError."""
+    """Raise a TypeError for an argument that is no tensor."""
     for name, x in arguments.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: {describe(x)}, expected a tensor")

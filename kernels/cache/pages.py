@@ -206,7 +206,7 @@ def gather(
     ring: bool,
     sinks: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Pack what is stored and what is new, sequence after sequence.
+    """Pack the stored and the new tokens, sequence after sequence.
 
     Token j of sequence n has position j if it is a sink, else `first[n] + j - sinks`. It comes from
     the pages if that is below `length[n]` and from `k`, `v` otherwise. The storage is only read, so

@@ -260,7 +260,7 @@ def _passed(state: Tensor | None, shape: tuple[int, ...], device: torch.device) 
 
 
 def _narrowed(tile: tiles.Tile, dim: int, taps: int) -> tiles.Tile:
-    """Limit the channels of a tile to those that there are, and further if there are many taps."""
+    """Limit the channels of a tile to those of the call, and to fewer if it has many taps."""
     most = 4 * tile.features // max(4, next_power_of_2(taps))
     return replace(tile, features=min(most, next_power_of_2(dim)))
 

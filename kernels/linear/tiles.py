@@ -1,4 +1,4 @@
-"""How large the tiles of the chunked forms are: what is fast and fits a GPU."""
+"""Sizes of the tiles of the chunked forms, which are fast and fit a GPU."""
 
 import torch
 

@@ -21,5 +21,5 @@ def keys_gradient_dtype(x: Float[Tensor, "B T G K"], heads: int) -> torch.dtype:
 
 
 def of_each_group(dx: Float[Tensor, "B T H K"], groups: int) -> Float[Tensor, "B T G K"]:
-    """The gradient of what `of_each_head` copied, from those of the copies, in their dtype."""
+    """Sum the gradients of the copies that `of_each_head` makes, in their dtype."""
     return dx if dx.shape[2] == groups else dx.unflatten(2, (groups, -1)).sum(3)

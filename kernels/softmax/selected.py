@@ -1,5 +1,5 @@
-"""Attention to selected blocks: the public op, the custom ops behind it, and what is made of the
-indices.
+"""Attention to selected blocks: the public op, the custom ops behind it, and the lists of queries
+and blocks that they make of the indices.
 """
 
 import inspect
@@ -325,7 +325,7 @@ def attend(
 
 
 def check_counts(**counts: int) -> None:
-    """Refuse what is no int with a TypeError, and what is below 1 with a ValueError."""
+    """Raise a TypeError for a count that is no int, and a ValueError for one below 1."""
     for name, count in counts.items():
         check_size(name, count)
 
@@ -341,7 +341,7 @@ _COMMON = ("q", "k", "v", "cu_seqlens", "cu_seqlens_k")
 def selecting(
     select: Select, *, indexer: Sequence[str] = (), raises: Sequence[str] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make the public function of an op that attends to what it selects for each query.
+    """Make the public function of an op that selects the blocks that each query attends to.
 
     Args:
         select: `(call, q, k, **rest) -> (indices, block_size)`; `rest` has the arguments that only

@@ -20,7 +20,7 @@ _declare = partial(
 
 
 def _pairs_and_moments(n: Mapping[str, int]) -> float:
-    """As `pairs_and_states`, with the second moments at each token for a state."""
+    """Like `pairs_and_states`, where the state at a token has second moments of the keys."""
     return n["H"] * n["T"] * (n["T"] + n["K"] * n["K"] * n["V"] / 12)
 
 

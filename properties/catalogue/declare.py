@@ -114,7 +114,7 @@ def declare(
     without: Sequence[str] = (),
     **special: Any,
 ) -> Op:
-    """Declare an op: what its signature says, and what is stated here.
+    """Declare an op by its signature and by what is special about it.
 
     Args:
         recipes: as of `Op`. The recipes of gates are added where there are gates, unless some of
@@ -266,7 +266,7 @@ def _options(
     outputs: Sequence[Output],
     indices: Mapping[str, Fill],
 ) -> Iterator[Option]:
-    """The options in their order, those that are stated in theirs, and auxiliary ones last."""
+    """Yield options in the order of the signature, stated ones in theirs, auxiliary ones last."""
     others = {
         n: p
         for n, p in signature.parameters.items()

@@ -42,7 +42,7 @@ def _normalized(case: Case) -> bool:
 
 
 def _by_both_channels(n: Mapping[str, int]) -> float:
-    """As `pairs_by_channel`, of the values too."""
+    """Like `pairs_by_channel`, with decays by channel of the values too."""
     return n["H"] * n["T"] * (n["T"] * (n["K"] + n["V"]) + n["K"] * n["V"]) / 3
 
 

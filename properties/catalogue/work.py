@@ -9,12 +9,12 @@ def pairs(n: Mapping[str, int]) -> int:
 
 
 def pairs_and_states(n: Mapping[str, int]) -> float:
-    """The weights of all pairs, and the state at each token; only one form keeps those, and only
-    one of some twelve runs of an oracle for its budget is of that form."""
+    """The weights of all pairs, and the state at each token, divided by 12: a budget takes about
+    twelve runs, and only one is of the form that keeps all states."""
     return n["H"] * n["T"] * (n["T"] + n["K"] * n["V"] / 12)
 
 
 def pairs_by_channel(n: Mapping[str, int]) -> float:
-    """Each pair of tokens has a decay of its own per channel of the keys. Few operations see those,
-    a third of those that see the weights of pairs."""
+    """A decay for each pair of tokens and channel of the keys, divided by 3: a third as many
+    operations take those as take the weights of pairs."""
     return n["H"] * n["T"] * (n["T"] * n["K"] + n["K"] * n["V"]) / 3

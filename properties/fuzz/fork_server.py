@@ -67,7 +67,7 @@ def end_server() -> None:
 
 @contextmanager
 def held_up_for(seconds: float) -> Iterator[None]:
-    """End the process that workers are forked from if it holds up what is done here for longer."""
+    """End the process that workers are forked from if this context waits longer for it."""
     done = Event()
 
     def watch() -> None:

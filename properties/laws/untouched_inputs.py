@@ -48,7 +48,7 @@ def _expect_state(run: Run, inputs: Inputs) -> None:
 
 
 def _called(run: Run, inputs: Inputs, **instead: Tensor) -> Any:
-    """Make a plain call, and return what it does."""
+    """Call the function of the target with some inputs replaced, and return its results."""
     op, case = run.op, run.case
     with run.subject.claiming(case):
         given = inputs.given({**inputs.tensors, **instead})

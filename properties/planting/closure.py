@@ -28,7 +28,7 @@ Bound = tuple[str, str]
 
 
 def path_of(module: str) -> Path | None:
-    """The file of a module of this project or of code beside it; None for what is installed."""
+    """The file of a module of this project or of code beside it; None for an installed one."""
     if is_ours(module):
         return _file_of(ROOT.joinpath(*module.removeprefix(HOME).split(".")))
     return None if _is_installed(module.partition(".")[0]) else find_file(module)

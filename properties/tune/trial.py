@@ -202,7 +202,7 @@ def _quietly() -> None:
 
 
 def compiled(problem: Problem, stage: Stage, entry: Entry, architecture: str) -> TrialResult:
-    """Compile what is checked and timed into Triton's disk cache, without running it.
+    """Compile the kernels to check and time into Triton's disk cache, without running them.
 
     Spilled registers are allowed here: the timing shows their cost.
     """

@@ -1,4 +1,4 @@
-"""Preconditioned delta rules: what is written goes under a key that old energy makes smaller."""
+"""Preconditioned delta rules: the energy of the keys so far scales down the key of a write."""
 
 import math
 from typing import Unpack

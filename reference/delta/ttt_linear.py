@@ -35,7 +35,7 @@ def dual(
     scale: float, eps: float, mini_batch_size: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """All tokens of a mini-batch at once: its gradients are taken at one state, and weighed as by a
-    linear attention. The norm lets through what is at right angles to two vectors.
+    linear attention. The gradient of the norm is orthogonal to two vectors.
 
         u_t = (I - B_t B_tᵀ) (w ∘ (layer_norm(z_t) + k_t - v_t)) / σ_t,      B_t = (1, n_t) / sqrt K
         Y   = Q S_0 - (η ∘ tril(Q Kᵀ)) U,          S_C = S_0 - η_C Kᵀ U

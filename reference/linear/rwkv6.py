@@ -25,7 +25,7 @@ def recurrent(
 def parallel(
     r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, S: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """All tokens at once: a pair of tokens has the decays of those that lie between.
+    """All tokens at once: a pair of tokens decays by the tokens between them.
 
         k_ij = exp(Σ_{j < t < i} w_t) ∘ k_j   if j < i,     u ∘ k_i   if j = i
         o_i  = scale · (Σ_{j <= i} (r_i · k_ij) v_j + S_0ᵀ (exp(Σ_{t < i} w_t) ∘ r_i))

@@ -108,7 +108,7 @@ def llama3(
     rotary_dim: int, base: float, tokens: int, *, factor: float, low_freq_factor: float,
     high_freq_factor: float, original_max_position_embeddings: int,
 ) -> Frequencies:  # fmt: skip
-    """Pairs that turn often stay, those that turn seldom are divided by the factor.
+    """Keep high frequencies, divide low ones by the factor, and interpolate between.
 
         turns_p  = original · θ_p / 2π
         smooth_p = clamp((turns_p - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)

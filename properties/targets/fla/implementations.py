@@ -65,10 +65,12 @@ def implementations() -> tuple[dict[str, dict[str, Implementation]], tuple[str, 
                 what = f"{declared.function.split()[0]} has no {', '.join(lacking)}"
                 remarks.append(f"{op} ({mode}) is left out: {what}")
                 continue
-            settled = _as_it_was(op, mode, declared, found)
-            made.setdefault(op, {})[mode] = settled.implementation(OPS[op], found)
+            declared = _as_it_was(op, mode, declared, found)
+            made.setdefault(op, {})[mode] = declared.implementation(OPS[op], found)
             if "head_first" in signature(found).parameters and release() < (0, 2):
-                turned = replace(settled, without=(*settled.without, "cu_seqlens", "cu_seqlens_k"))
+                turned = replace(
+                    declared, without=(*declared.without, "cu_seqlens", "cu_seqlens_k")
+                )
                 made[op][f"{mode}_heads_first"] = turned.implementation(
                     OPS[op], _with_heads_first(found)
                 )

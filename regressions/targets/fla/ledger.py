@@ -89,10 +89,9 @@ def _largest_logit(given: Given) -> float:
 
 
 def _digits(size: Callable[[Given], float]) -> Callable[[Given], float]:
-    """The error beside its budget of what is off by as much as float32 rounds a number of a size.
+    """The error, beside its budget, of the exponential of a float32 number of this size.
 
-    An exponential of it has a relative error of 2^-24 of that size, and no budget is below one
-    round-off of the dtype.
+    Its relative error is 2^-24 of the size, and no budget is below one round-off of the dtype.
     """
 
     def most(given: Given) -> float:
