@@ -92,60 +92,53 @@ def _add_selection(parse: argparse.ArgumentParser) -> None:
 
 
 def _add_target(parse: argparse.ArgumentParser) -> None:
-    parse.add_argument(
-        "--device", choices=DEVICES, default="auto",
-        help="where kernels run (default: auto, the GPU if there is one, else the simulator)",
-    )  # fmt: skip
-    parse.add_argument(
-        "--target", default="ours",
-        help=f"whose kernels: {', '.join(NAMES)}, or package.module:attribute (default: ours)",
-    )  # fmt: skip
-    parse.add_argument(
-        "--ledger", default="auto",
-        help="file of the target's known failures, which are counted and not reported; 'none' "
-        "reports them all (default: the one in regressions/targets)",
-    )  # fmt: skip
+    text = "where kernels run (default: auto, the GPU if there is one, else the simulator)"
+    parse.add_argument("--device", choices=DEVICES, default="auto", help=text)
+    text = f"whose kernels: {', '.join(NAMES)}, or package.module:attribute (default: ours)"
+    parse.add_argument("--target", default="ours", help=text)
+    text = (
+        "file of the target's known failures, which are counted and not reported; 'none' "
+        "reports them all (default: the one in regressions/targets)"
+    )
+    parse.add_argument("--ledger", default="auto", help=text)
 
 
 def _add_processes(parse: argparse.ArgumentParser) -> None:
-    parse.add_argument(
-        "--jobs", type=count, help="processes (default: one for each GPU, or for each core)"
-    )
-    parse.add_argument(
-        "--ray", metavar="ADDRESS",
-        help="run the processes on the nodes of this Ray cluster: host:port, or 'auto' if this "
+    text = "processes (default: one for each GPU, or for each core)"
+    parse.add_argument("--jobs", type=count, help=text)
+    text = (
+        "run the processes on the nodes of this Ray cluster: host:port, or 'auto' if this "
         "machine is a node. Each node needs this machine's device and packages, but not this "
-        "suite, which is sent to it; the loss of a node loses no example (extra: ray)",
-    )  # fmt: skip
-    parse.add_argument(
-        "--case-timeout", type=positive, default=60.0, metavar="SECONDS",
-        help="time limit of a case, in which waiting for a core does not count; the first case of "
+        "suite, which is sent to it; the loss of a node loses no example (extra: ray)"
+    )
+    parse.add_argument("--ray", metavar="ADDRESS", help=text)
+    text = (
+        "time limit of a case, in which waiting for a core does not count; the first case of "
         "an op in a process compiles, so it may take half as long again. A case that hangs is "
         "repeated once, and runs on a second engine at the same time, so a hang costs at most 3 "
-        "times as long (default: 60)",
-    )  # fmt: skip
+        "times as long (default: 60)"
+    )
+    parse.add_argument("--case-timeout", type=positive, default=60.0, metavar="SECONDS", help=text)
 
 
 def _add_files(parse: argparse.ArgumentParser) -> None:
-    parse.add_argument(
-        "--findings", type=folder, default="findings",
-        help="folder for a file of each finding: a regression, or an entry of the target's ledger "
-        "(default: findings)",
-    )  # fmt: skip
-    parse.add_argument(
-        "--record", type=file, metavar="FILE",
-        help="add the examples and the largest error / budget of every op and dtype to FILE",
-    )  # fmt: skip
-    parse.add_argument(
-        "--resume", type=folder, metavar="DIR",
-        help="keep the run's log in this folder, and continue one that is kept there: --minutes "
-        "and --examples count both together",
-    )  # fmt: skip
-    parse.add_argument(
-        "--report", type=folder, metavar="DIR",
-        help="write the current state every few seconds into this folder: report.html for people, "
-        "report.json and junit.xml for programs",
-    )  # fmt: skip
+    text = (
+        "folder for a file of each finding: a regression, or an entry of the target's ledger "
+        "(default: findings)"
+    )
+    parse.add_argument("--findings", type=folder, default="findings", help=text)
+    text = "add the examples and the largest error / budget of every op and dtype to FILE"
+    parse.add_argument("--record", type=file, metavar="FILE", help=text)
+    text = (
+        "keep the run's log in this folder, and continue one that is kept there: --minutes "
+        "and --examples count both together"
+    )
+    parse.add_argument("--resume", type=folder, metavar="DIR", help=text)
+    text = (
+        "write the current state every few seconds into this folder: report.html for people, "
+        "report.json and junit.xml for programs"
+    )
+    parse.add_argument("--report", type=folder, metavar="DIR", help=text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
