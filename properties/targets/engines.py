@@ -81,6 +81,19 @@ def part_is_empty(given: Given) -> bool:
     return bool((given["lse_a"].isneginf() | given["lse_b"].isneginf()).any())
 
 
+def largest_logit(given: Given) -> float:
+    """An upper bound of the logits' absolute values; rows of pages that nobody reads are NaN."""
+    scale, q, k = given["scale"], given["q"].double(), given["k_pages"].double().nan_to_num()
+    if not q.numel() or not k.numel():
+        return 0.0
+    return abs(scale_of(scale, q)) * float(q.norm(dim=-1).max() * k.norm(dim=-1).max())
+
+
+def heads_are_alone(given: Given) -> bool:
+    """Whether each head of queries has keys of its own."""
+    return bool(given["q"].shape[2] == given["k_pages"].shape[2])
+
+
 def one_query(case: Case) -> Case:
     """A query for each sequence, and keys for it."""
     return with_keys(one_token_each(case))

@@ -138,8 +138,10 @@ def _unified(
         given["sinks"] = sink.contiguous()
     if alibi_slopes is not None:
         given["alibi_slopes"] = alibi_slopes.contiguous()
-    if k_scale is not None and v_scale is not None:
-        given |= {"k_scale_cache": k_scale.float(), "v_scale_cache": v_scale.float()}
+    if k_scale is not None or v_scale is not None:
+        ones = torch.ones(k_pages.shape[:3], device=q.device)
+        given["k_scale_cache"] = ones if k_scale is None else k_scale.float()
+        given["v_scale_cache"] = ones if v_scale is None else v_scale.float()
         given["kv_quant_mode"] = (
             Quantization.INT8_PER_TOKEN_HEAD
             if k_pages.dtype == torch.int8

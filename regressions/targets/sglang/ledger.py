@@ -3,22 +3,14 @@
 import math
 
 from properties.cases.case import Case
-from properties.targets.engines import part_is_empty
+from properties.targets.engines import heads_are_alone, largest_logit, part_is_empty
 from properties.targets.ledger import Given, KnownFailure, Wrong
 
 RELEASES = ("sglang 0.5.23", "sglang 0.4.9.post1")
 
 
-def _largest_logit(given: Given) -> float:
-    """An upper bound of the logits' absolute values; rows that nobody reads are NaN."""
-    scale, q, k = given["scale"], given["q"].double(), given["k_pages"].double().nan_to_num()
-    factor = q.shape[-1] ** -0.5 if scale is None or scale == -1 else abs(scale)
-    return float(factor * q.norm(dim=-1).max() * k.norm(dim=-1).max())
-
-
 def _rounds(given: Given) -> bool:
-    alone = given["q"].shape[2] == given["k_pages"].shape[2]
-    return alone and bool(given["q"].numel()) and _largest_logit(given) > 2
+    return heads_are_alone(given) and largest_logit(given) > 2
 
 
 LEDGER = (
@@ -71,7 +63,7 @@ LEDGER = (
         ),
         modes=("decode",),
         shows=_rounds,
-        symptoms=(Wrong(("o",), _largest_logit),),
+        symptoms=(Wrong(("o",), largest_logit),),
         expected="16.75",
         got="16.5",
         cause="With a head of keys for each of queries, products are formed in the dtype of q and "
