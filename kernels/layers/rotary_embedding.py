@@ -130,8 +130,8 @@ class RotaryEmbedding(nn.Module):
                 f"cu_seqlens: given with {[each.shape[1] for each in x]} tokens, expected as many "
                 "in each tensor"
             )
-        for each in x:
-            check_places(each, position_ids, seqlen_offsets, cu_seqlens)
+        # What is read below must be checked; `check_rotary` compares the other tensors with it.
+        check_places(x[0], position_ids, seqlen_offsets, cu_seqlens)
         needed = self._tokens_so_far(x, position_ids, seqlen_offsets, cu_seqlens)
         tokens = tokens_that_scale(self.scaling, needed)
         tables = self._reach(needed, tokens, x[0].device)
