@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +13,15 @@ from properties.cases.case import Case
 from properties.catalogue.paged import key_lengths
 from properties.targets.adapter import Adapter, Implementation, without
 from properties.targets.bare import Absent
-from properties.targets.bounds import changed_dims, one_token_each
+from properties.targets.bounds import Bound, changed_dims, one_token_each
 from properties.targets.ledger import Given
 
-NARROW = ("bfloat16", "float16")
 SCALE = "the sentinel -1 and None become K ** -0.5"
 UNCHECKED = {"rejection": "only its server calls it, and no error is documented"}
+engine_kernel = partial(
+    Implementation, dtypes=("bfloat16", "float16"), forward_only=True, unstated=UNCHECKED
+)
+"""An implementation, with what holds for every kernel of an engine."""
 
 
 def of_release(declared: Mapping[str, Mapping[str, Callable[[], Implementation]]]) -> Adapter:
@@ -58,7 +62,9 @@ def those_taken(run: Callable[..., Any], **given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if takes(run, name)}
 
 
-from_16_to_256 = changed_dims("KV", lambda n: min(max(n, 16), 256))
+WIDE: dict[str, Bound] = {
+    "head dims of 16 to 256": changed_dims("KV", lambda n: min(max(n, 16), 256))
+}
 
 
 def scale_of(scale: float | None, q: Tensor) -> float:

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from properties.cases.case import Case
 from properties.targets.adapter import Implementation
-from properties.targets.bounds import Bound, equal_widths, fixed_options, own_keys
+from properties.targets.bounds import equal_widths, fixed_options, own_keys
 from properties.targets.engines import (
-    NARROW,
     SCALE,
     UNCHECKED,
+    WIDE,
     as_taken,
     ends,
-    from_16_to_256,
+    engine_kernel,
     most,
     one_query,
     scale_of,
@@ -29,64 +29,52 @@ _PREFILL = "prefill_attention:context_attention_fwd"
 _EXTEND = "extend_attention:extend_attention_fwd"
 _DECODE = "decode_attention:decode_attention_fwd"
 _MERGE = "merge_state:merge_state_triton"
-_WIDE: dict[str, Bound] = {"head dims of 16 to 256": from_16_to_256}
 _FLAT = "tensors are copied to [tokens, heads, dim], dense"
 
 
 def _prefill_of_release() -> Implementation:
     run = kernel(_PREFILL)
-    return Implementation(
+    return engine_kernel(
         as_taken(_prefill, run, scale="sm_scale"),
         (SCALE, _FLAT),
-        dtypes=NARROW,
         tokens=64,
-        bounds={**_WIDE, "V = K": equal_widths, "T_q = T_k": own_keys},
-        forward_only=True,
-        unstated=UNCHECKED,
+        bounds={**WIDE, "V = K": equal_widths, "T_q = T_k": own_keys},
     )
 
 
 def _extend_of_release() -> Implementation:
     run = kernel(_EXTEND)
     bounds = {
-        **_WIDE,
+        **WIDE,
         "T_q <= T_k": _no_fewer_keys,
         "a window is causal and has 2 keys or more": _causal_window,
     }
     if not takes(run, "is_causal"):
         bounds["causal"] = fixed_options(causal=True)
     newer = {"window": "sliding_window_size", "sink": "sinks", "return_lse": "lse_extend"}
-    return Implementation(
+    return engine_kernel(
         as_taken(_extend, run, **newer),
         (SCALE, _FLAT, "the first T_k - T_q keys lie in a pool", "W becomes W - 1"),
-        dtypes=NARROW,
         tokens=64,
         bounds=bounds,
-        forward_only=True,
         unstated={**UNCHECKED, "merging": "its parts have fewer keys than queries"},
     )
 
 
 def _decode_of_release() -> Implementation:
-    return Implementation(
+    return engine_kernel(
         as_taken(_decode, kernel(_DECODE), sink="sinks"),
         (SCALE, "pages are copied to rows of one pool, which a list of rows names"),
-        dtypes=NARROW,
         tokens=64,
-        bounds={**_WIDE, "one query, and keys for it": one_query},
-        forward_only=True,
-        unstated=UNCHECKED,
+        bounds={**WIDE, "one query, and keys for it": one_query},
     )
 
 
 def _merge_of_release() -> Implementation:
     kernel(_MERGE)
-    return Implementation(
+    return engine_kernel(
         _merged,
         ("LSEs are [B, T, H], float32",),
-        dtypes=NARROW,
-        forward_only=True,
-        unstated=UNCHECKED,
     )
 
 

@@ -13,12 +13,11 @@ from properties.cases.case import Case
 from properties.targets.adapter import Implementation, without
 from properties.targets.bounds import Bound, changed_dims, equal_widths, fixed_options, own_keys
 from properties.targets.engines import (
-    NARROW,
     SCALE,
-    UNCHECKED,
+    WIDE,
     as_taken,
     ends,
-    from_16_to_256,
+    engine_kernel,
     most,
     one_query,
     scale_of,
@@ -32,27 +31,29 @@ _UNIFIED = "triton_unified_attention:unified_attention"
 _PREFILL = "triton_prefill_attention:context_attention_fwd"
 _DECODE = "triton_decode_attention:decode_attention_fwd"
 _MERGE = "triton_merge_attn_states:merge_attn_states"
-_WIDE: dict[str, Bound] = {"head dims of 16 to 256": from_16_to_256}
 # Keys of a tile, of which the block table is read whole.
 _TILE = 32
 # What `unified_attention` learned after its first releases, by its own names.
-_NEWER = {"sink": "sinks", "k_scale": "k_scale_cache", "v_scale": "v_scale_cache"}
+_NEWER = {
+    "sink": "sinks",
+    "k_scale": "k_scale_cache",
+    "v_scale": "v_scale_cache",
+    "num_splits": "num_par_softmax_segments",
+}
 
 
 def _unified_of_release() -> Implementation:
     run = VLLM.function(_UNIFIED)
     lacking = [ours for ours, theirs in _NEWER.items() if not takes(run, theirs)]
-    if not takes(run, "num_par_softmax_segments"):
-        lacking.append("num_splits")
     bounds: dict[str, Bound] = {
-        **_WIDE,
+        **WIDE,
         "V = K": equal_widths,
         "no fewer keys than queries, and one": with_keys,
     }
     if lacking:
         bounds["causal"] = fixed_options(causal=True)
         bounds["pages of 16, 32 or 64 tokens"] = changed_dims("C", lambda n: 16 << n % 3)
-    return Implementation(
+    return engine_kernel(
         without(_unified, lacking),
         (
             SCALE,
@@ -60,48 +61,37 @@ def _unified_of_release() -> Implementation:
             "tables have room for a tile of keys more",
             "the window is (W - 1, 0), or (-1, -1)",
         ),
-        dtypes=NARROW,
         tokens=64,
         bounds=bounds,
-        forward_only=True,
-        unstated=UNCHECKED,
     )
 
 
 def _decode_of_release() -> Implementation:
-    return Implementation(
+    return engine_kernel(
         as_taken(_decode, VLLM.function(_DECODE), return_lse="lse"),
         (SCALE, "tables and lengths are int32, dense", "pages are copied, dense"),
-        dtypes=NARROW,
         tokens=64,
-        bounds={**_WIDE, "one query, and keys": one_query},
-        forward_only=True,
-        unstated=UNCHECKED,
+        bounds={**WIDE, "one query, and keys": one_query},
     )
 
 
 def _prefill_of_release() -> Implementation:
-    return Implementation(
+    return engine_kernel(
         as_taken(_prefill, VLLM.function(_PREFILL), sink="sinks"),
         (SCALE, "tensors are copied to [tokens, heads, dim], dense"),
-        dtypes=NARROW,
         tokens=64,
         bounds={
-            **_WIDE,
+            **WIDE,
             "V = K": equal_widths,
             "T_q = T_k": own_keys,
             "a window has 2 keys or more": _wide_window,
         },
-        forward_only=True,
-        unstated=UNCHECKED,
     )
 
 
 def _merge_of_release() -> Implementation:
     VLLM.function(_MERGE)
-    return Implementation(
-        _merge, ("LSEs are float32",), dtypes=NARROW, forward_only=True, unstated=UNCHECKED
-    )
+    return engine_kernel(_merge, ("LSEs are float32",))
 
 
 def _prefill(
