@@ -28,6 +28,7 @@ from properties.targets.bounds import (
 )
 from properties.targets.fla import library
 from properties.targets.fla.library import Kernel, release
+from properties.targets.telescopes import SEEN, carried, channels_telescope, values_telescope
 
 Given = dict[str, Any]
 Outputs = Tensor | tuple[Tensor | None, ...]
@@ -499,41 +500,17 @@ def _of_all_taps(op: Op) -> Op:
 def _keys_telescope(case: Case) -> tuple[Telescope, ...]:
     """Gate gradients as the difference of `Σ q ∘ dq` and `Σ k ∘ dk`."""
     reverse = bool(case.options.get("reverse"))
-    keys = (("B T H K", "q", "dq"), ("B T H K", "k", "dk"), *_carried(case))
+    keys = (("B T H K", "q", "dq"), ("B T H K", "k", "dk"), *carried(case))
     heads = "B T H" if case.op == "simple_gla" else "B T H K"
     return (
         Telescope("dg", heads, keys, reverse),
-        Telescope("dgv", "B T H V", _SEEN + _carried(case), reverse),
+        Telescope("dgv", "B T H V", SEEN + carried(case), reverse),
     )
-
-
-def _values_telescope(case: Case) -> tuple[Telescope, ...]:
-    """The gate gradient of a delta rule, a difference of sums over values."""
-    return (Telescope("dg", "B T H", _SEEN + _carried(case)),)
-
-
-def _channels_telescope(case: Case) -> tuple[Telescope, ...]:
-    """The gradient of a gate of each key channel, a difference of sums over keys.
-
-    Grouped query heads have no gradient each, so sums over values stand in for those over keys.
-    """
-    alone = case.dims.get("R", 1) == 1
-    name, query = {"dplr": ("dgk", "q"), "rwkv7": ("dw", "r"), "rwkv6": ("dw", "r")}.get(
-        case.op, ("dg", "q")
-    )
-    keys = (("B T H K", query, f"d{query}"), ("B T H K", "k", "dk"))
-    return (Telescope(name, "B T H K", (*(keys if alone else _SEEN), *_carried(case))),)
 
 
 def _values_channels_telescope(case: Case) -> tuple[Telescope, ...]:
     """The gradient of a gate of each value channel, a difference of sums over values."""
-    return (Telescope("dgv", "B T H V", _SEEN + _carried(case)),)
-
-
-def _carried(case: Case) -> tuple[tuple[str, str, str], ...]:
-    """The final state's term of the telescope."""
-    state = ("N H K V", "gradient of final_state", "final_state")
-    return (state,) if case.options.get("output_final_state") else ()
+    return (Telescope("dgv", "B T H V", SEEN + carried(case)),)
 
 
 def _rows_telescope(case: Case) -> tuple[Telescope, ...]:
@@ -547,9 +524,6 @@ def _wall_telescope(case: Case) -> tuple[Telescope, ...]:
     channels = (("B T H K", "q", "dq"), (heads, "k", "dk"))
     rows = (replace(rows, gradient="dgs") for rows in _rows_telescope(case))
     return (Telescope("dg", "B T H K", channels), *rows)
-
-
-_SEEN = (("B T H V", "gradient of o", "o"), ("B T H V", "v", "dv"))
 
 
 def _same(op: Op) -> Op:
@@ -913,7 +887,7 @@ def _before_linear(name: str) -> _Mode:
 _GATE_OF_0_4 = {"A_log": "A", "dt_bias": "g_bias"}
 _RWKV6: Mapping[str, Any] = {
     "earlier": {"r": "q", "w": "g"},
-    "telescopes": _channels_telescope,
+    "telescopes": channels_telescope,
 }
 _OPPOSITE = "the momentum has the other sign"
 _SELECTION = {
@@ -975,11 +949,11 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         **_each("delta_rule", "fused_recurrent", bounds=_POSITIVE),
     },
     "gated_delta_rule": {
-        **_each("gated_delta_rule", "chunk", telescopes=_values_telescope),
+        **_each("gated_delta_rule", "chunk", telescopes=values_telescope),
         **_each("gated_delta_rule", "fused_recurrent", forward_only=True),
     },
     "kda": {
-        **_each("kda", "chunk", telescopes=_channels_telescope),
+        **_each("kda", "chunk", telescopes=channels_telescope),
         **_each("kda", "fused_recurrent", forward_only=True),
         "fused_recurrent_gated_delta_rule": _Mode(
             "fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule",
@@ -992,14 +966,14 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             fixed={"chunk_size": 32},
             tokens=32,
             since=(0, 5, 1),
-            telescopes=_channels_telescope,
+            telescopes=channels_telescope,
         ),
         "chunk_safe_gate": _Mode(
             "fla.ops.kda:chunk_kda",
             fixed={"safe_gate": True},
             tokens=_CHUNK,
             bounds=_SAFE,
-            telescopes=_channels_telescope,
+            telescopes=channels_telescope,
         ),
     },
     "dplr": {
@@ -1008,14 +982,14 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             fixed={"safe_gate": True},
             tokens=_CHUNK,
             bounds={**_WIDE_VALUES, **_SAFE},
-            telescopes=_channels_telescope,
+            telescopes=channels_telescope,
         ),
         **_each(
             "generalized_delta_rule",
             "chunk",
             name="dplr_delta_rule",
             bounds=_WIDE_VALUES,
-            telescopes=_channels_telescope,
+            telescopes=channels_telescope,
         ),
         **_each(
             "generalized_delta_rule", "fused_recurrent", name="dplr_delta_rule", forward_only=True
@@ -1028,7 +1002,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             call=_removal,
             ours=("kk",),
             bounds=_WIDE_VALUES,
-            telescopes=_channels_telescope,
+            telescopes=channels_telescope,
         ),
         **_each("rwkv7", "fused_recurrent", call=_removal, ours=("kk",), forward_only=True),
         **_each("rwkv7", "fused_mul_recurrent", forward_only=True),
@@ -1046,11 +1020,11 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         dtypes=("bfloat16", "float16"),
     ),
     "gdn2": {
-        **_each("gdn2", "chunk", theirs=_GATES_OF_GDN2, telescopes=_channels_telescope),
+        **_each("gdn2", "chunk", theirs=_GATES_OF_GDN2, telescopes=channels_telescope),
         **_each("gdn2", "fused_recurrent", theirs=_GATES_OF_GDN2, forward_only=True),
     },
     "comba": {
-        **_each("comba", "chunk", needs=("beta",), telescopes=_values_telescope),
+        **_each("comba", "chunk", needs=("beta",), telescopes=values_telescope),
         **_each("comba", "fused_recurrent", forward_only=True),
     },
     "gated_oja_rule": {
@@ -1088,7 +1062,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         conventions=("queries and keys are float16",),
         dtypes=("bfloat16", "float16"),
         bounds={"K = V of 128 at most": lambda case: equal_widths(_at_most(128)(case))},
-        telescopes=_values_telescope,
+        telescopes=values_telescope,
     ),
     "ttt_linear": _each(
         "ttt",
@@ -1106,7 +1080,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         },
     ),
     "precond_gated_delta_rule": {
-        **_each("precond_gated_delta_rule", "chunk", call=_energies, telescopes=_values_telescope),
+        **_each("precond_gated_delta_rule", "chunk", call=_energies, telescopes=values_telescope),
         **_each(
             "precond_gated_delta_rule",
             "fused_recurrent",
@@ -1122,7 +1096,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
             call=_energies_of_unit_keys,
             ours=("use_qk_l2norm_in_kernel",),
             bounds={"normalized queries and keys": fixed_options(use_qk_l2norm_in_kernel=True)},
-            telescopes=_channels_telescope,
+            telescopes=channels_telescope,
         ),
         **_each(
             "precond_kda",
@@ -1165,7 +1139,7 @@ _MODES: Mapping[str, Mapping[str, _Mode]] = {
         "chunk",
         call=_alone,
         bounds={"K = 64, V a power of two": _a_block_of_keys},
-        telescopes=_values_telescope,
+        telescopes=values_telescope,
     ),
     "attention": {
         **_each("attn", "parallel", **_ATTENTION),

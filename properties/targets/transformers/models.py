@@ -6,9 +6,7 @@ tables. Queries and keys are the first and the other heads of x, so that both re
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from importlib import import_module
-from importlib.util import find_spec
+from functools import partial
 from inspect import signature
 from types import ModuleType, SimpleNamespace
 
@@ -18,17 +16,13 @@ from torch import Tensor
 from properties.cases.case import Case
 from properties.targets.adapter import Implementation, without
 from properties.targets.bounds import Bound, fixed_dims, fixed_options
+from properties.targets.transformers.release import lacks, model_of
 
 # `(model, q, k, cos, sin) -> (q, k)` of `[B, T, H, D]`, with cosines and sines `[B, T, P]`.
 Rotate = Callable[[ModuleType, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _REJECTION = {"rejection": "tables and positions are the adapter's"}
 _ROWS = "positions are rows of tables, which models compute for each token"
-
-
-@cache
-def _model(name: str) -> ModuleType:
-    return import_module(f"transformers.models.{name}.modeling_{name}")
 
 
 def _twice(x: Tensor) -> Tensor:
@@ -178,47 +172,42 @@ _MODES = {
 }
 
 
-def implementations() -> tuple[dict[str, dict[str, Implementation]], tuple[str, ...]]:
-    """Op → model → its implementation in the installed release; sentences about what it lacks."""
+def implementations() -> tuple[dict[str, dict[str, Implementation]], dict[str, str]]:
+    """Op → model → its implementation in the installed release; those it lacks → why."""
     made: dict[str, dict[str, Implementation]] = {"rotary_embedding": {}, "multiaxis_rotary": {}}
-    remarks: list[str] = []
+    lacking: dict[str, str] = {}
     for name, mode in _MODES.items():
-        why = _lacks(name, partial(_try_rotation, name, mode.rotate))
-        if why:
-            remarks.append(f"rotary_embedding ({name}) is left out: {why}")
-        else:
-            made["rotary_embedding"][name] = _rotary(name, mode)
+        if why := lacks(partial(_try_rotation, name, mode.rotate, 4)):
+            lacking[f"rotary_embedding ({name})"] = why
+            continue
+        # Earlier functions rotate whole heads, and models cut off the rest.
+        if mode.partial and _rotates_whole_heads(name, mode.rotate):
+            mode = replace(mode, partial=False)
+        made["rotary_embedding"][name] = _rotary(name, mode)
     for name, blocks in _SECTIONS.items():
-        why = _lacks(name, partial(_try_sections, name, blocks))
-        if why:
-            remarks.append(f"multiaxis_rotary ({name}) is left out: {why}")
+        if why := lacks(partial(_try_sections, name, blocks)):
+            lacking[f"multiaxis_rotary ({name})"] = why
         else:
             made["multiaxis_rotary"][name] = _on_axes(name, blocks)
-    return {op: modes for op, modes in made.items() if modes}, tuple(remarks)
+    return {op: modes for op, modes in made.items() if modes}, lacking
 
 
-def _lacks(name: str, attempt: Callable[[], object]) -> str:
-    """Why the release does not have what the adapter calls: no such model, or another signature."""
+def _rotates_whole_heads(name: str, rotate: Rotate) -> bool:
     try:
-        if find_spec(f"transformers.models.{name}") is None:
-            return "this release has no such model"
-        attempt()
-    except (ImportError, AttributeError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        # What else goes wrong is for the laws to judge.
-        return ""
-    return ""
+        _try_rotation(name, rotate, 6)
+    except RuntimeError:
+        return True
+    return False
 
 
-def _try_rotation(name: str, rotate: Rotate) -> None:
-    x, table = torch.ones(1, 1, 1, 4), torch.ones(1, 1, 2)
-    rotate(_model(name), x, x, table, table)
+def _try_rotation(name: str, rotate: Rotate, width: int) -> None:
+    x, table = torch.ones(1, 1, 1, width), torch.ones(1, 1, 2)
+    rotate(model_of(name), x, x, table, table)
 
 
 def _try_sections(name: str, blocks: bool) -> None:
     x, table = torch.ones(1, 1, 1, 6), torch.ones(3, 1, 1, 3)
-    _turned_on_axes(_model(name), blocks, [1, 1, 1], x, table, table)
+    _turned_on_axes(model_of(name), blocks, [1, 1, 1], x, table, table)
 
 
 def _rotary(name: str, mode: _Mode) -> Implementation:
@@ -237,7 +226,7 @@ def _rotary(name: str, mode: _Mode) -> Implementation:
             first = torch.as_tensor(seqlen_offsets, device=x.device).view(-1, 1)
             position_ids = (first + tokens).expand(x.shape[:2])
         _check_within(position_ids, cos)
-        return _halved(_model(name), mode.rotate, x, cos[position_ids], sin[position_ids])
+        return _halved(model_of(name), mode.rotate, x, cos[position_ids], sin[position_ids])
 
     function = without(rotated, [option for option, value in fixed.items() if not value])
     return Implementation(
@@ -260,7 +249,7 @@ def _on_axes(name: str, blocks: bool) -> Implementation:
         order = torch.arange(len(axes)) if blocks else _turns(axes, sections)
         cos, sin = (table[position_ids][..., order] for table in (cos, sin))
         x = x.unflatten(-1, (2, -1))[..., order].flatten(-2)
-        y = _turned_on_axes(_model(name), blocks, sections, x, cos, sin)
+        y = _turned_on_axes(model_of(name), blocks, sections, x, cos, sin)
         back: Tensor = y.unflatten(-1, (2, -1))[..., order.argsort()].flatten(-2)
         return back
 
