@@ -18,7 +18,7 @@ from properties.targets.adapter import Implementation, without
 from properties.targets.bare import Absent
 from properties.targets.bounds import Bound
 from properties.targets.engines import SCALE, scale_of, those_taken
-from properties.targets.transformers.release import model_of
+from properties.targets.transformers.release import lacks, model_of
 
 # `(q, k, causal, window) -> mask`, which attention adds or applies; None hides nothing, or what is
 # not causal.
@@ -74,11 +74,11 @@ def _converted() -> Masks:
 
 
 def _plain(
-    layer: SimpleNamespace, *given: Any, scaling: float, is_causal: bool
+    layer: SimpleNamespace, *given: Any, scaling: float, is_causal: bool | None
 ) -> tuple[Tensor, None]:
     """PyTorch's attention as models call it themselves."""
     q, k, v, mask = given
-    causal = is_causal and q.shape[2] > 1
+    causal = is_causal is None and mask is None and q.shape[2] > 1
     o = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=True
     )
@@ -123,6 +123,10 @@ def _attention(find: Callable[[], Callable[..., Any]], masks: str, *has: str) ->
             is_causal=causal,
             training=False,
             sinks=sink,
+            # Gemma 2 before 4.48 reads its options from the model.
+            scaling=scale_of(scale, q),
+            attn_logit_softcapping=softcap,
+            attention_dropout=0.0,
         )
         mask = masks_of(q, k, causal, window)
         o: Tensor = run(
@@ -130,11 +134,14 @@ def _attention(find: Callable[[], Callable[..., Any]], masks: str, *has: str) ->
             *(x.transpose(1, 2) for x in (q, k, v)),
             mask,
             scaling=scale_of(scale, q),
-            is_causal=causal and mask is None,
+            is_causal=None if causal else False,
             **({"softcap": softcap} if "softcap" in has else {}),
         )[0]
         return o
 
+    q = torch.ones(1, 1, 1, 2)
+    if why := lacks(partial(attention, q, q, q, sink=q.view(2)[:1] if "sink" in has else None)):
+        raise Absent(why)
     bounds: dict[str, Bound] = {"as many keys as queries, or more": _keys_for_queries}
     if "window" not in lacking:
         bounds["a window if causal"] = _causal_windows

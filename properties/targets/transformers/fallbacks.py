@@ -19,7 +19,7 @@ from properties.targets.adapter import Implementation
 from properties.targets.bare import Absent
 from properties.targets.bounds import fixed_dims, fixed_options
 from properties.targets.telescopes import channels_telescope, values_telescope
-from properties.targets.transformers.release import model_of
+from properties.targets.transformers.release import lacks, model_of
 
 Pair = tuple[Tensor, Tensor | None]
 
@@ -145,6 +145,9 @@ def _mamba2_in_the_mixer(model: str, mixer: str) -> Implementation:
         y: Tensor = forward(layer, given)
         return y.view_as(x)
 
+    x, one = torch.ones(1, 1, 1, 1), torch.ones(1)
+    if why := lacks(partial(mamba2, x, x[..., 0], -one, x, x)):
+        raise Absent(why)
     return Implementation(
         mamba2,
         conventions=("rates and steps are given as log(-A) and softplus^-1(dt)",),

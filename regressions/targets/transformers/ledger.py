@@ -32,6 +32,11 @@ def _lacks_elements(given: Given) -> bool:
     return any(isinstance(x, Tensor) and not x.numel() for x in given.values())
 
 
+def _closes(given: Given) -> bool:
+    g = given.get("g")
+    return g is not None and bool(g.isneginf().any())
+
+
 def _sum_in_a_chunk(given: Given) -> float:
     """An upper bound of the sums of gates in a chunk of 64 tokens."""
     g = given.get("g")
@@ -85,6 +90,12 @@ LEDGER = (
                 '{"use_qk_l2norm_in_kernel":true,"output_final_state":false},'
                 '"values":"extreme_gates","layout":"expanded","seed":347}'
             ),
+            Case.from_json(
+                '{"op":"kda","mode":"kimi_linear_chunk","dtype":"float32","dims":{"B":2,"G":1,"R":1,'
+                '"K":6,"V":31},"lengths":[46],"given":["g","beta","initial_state"],"float32":["g"],'
+                '"options":{"use_qk_l2norm_in_kernel":true,"output_final_state":true},'
+                '"values":"extreme_gates"}'
+            ),
         ),
         modes=("qwen3_next_chunk", "kimi_linear_chunk"),
         shows=lambda given: _sum_in_a_chunk(given) > 100,
@@ -92,6 +103,28 @@ LEDGER = (
         expected="0.9802",
         got="0.9807",
         cause="Decays are differences of two sums of gates from the first token of the chunk on.",
+    ),
+    KnownFailure(
+        name="gates_of_minus_infinity",
+        law="differential",
+        releases=RELEASES,
+        cases=tuple(
+            Case.from_json(
+                f'{{"op":"{op}","mode":"{mode}","dtype":"float32","dims":{{"B":1,"G":1,"R":1,"K":2,'
+                '"V":2},"lengths":[9],"given":["g"],"options":{"use_qk_l2norm_in_kernel":false,'
+                '"output_final_state":false},"values":"closed_gates"}'
+            )
+            for op, mode in (
+                ("gated_delta_rule", "qwen3_next_chunk"),
+                ("kda", "kimi_linear_chunk"),
+            )
+        ),
+        modes=("qwen3_next_chunk", "kimi_linear_chunk"),
+        shows=_closes,
+        symptoms=(Wrong(most=math.inf, finite=False),),
+        expected="[1.0, 1.0]",
+        got="[nan, nan]",
+        cause="Decays are differences of two sums of gates: of -inf and -inf, NaN.",
     ),
     KnownFailure(
         name="states_in_16_bits",
@@ -168,6 +201,14 @@ LEDGER = (
                 '"scale":1.0}}'
             ),
             Case.from_json(
+                '{"op":"mamba2","mode":"mamba2_scan","dtype":"float32","dims":{"B":0,"G":1,"R":1,'
+                '"K":2,"V":2},"lengths":[1],"options":{"output_final_state":false}}'
+            ),
+            Case.from_json(
+                '{"op":"selective_scan","mode":"mamba","dtype":"float32","dims":{"B":1,"K":1,"D":1},'
+                '"lengths":[0],"options":{"output_final_state":false}}'
+            ),
+            Case.from_json(
                 '{"op":"rwkv4","mode":"rwkv","dtype":"float32","dims":{"B":1,"D":1},"lengths":[0],'
                 '"options":{"output_final_state":false}}'
             ),
@@ -176,11 +217,20 @@ LEDGER = (
                 '"W":1},"lengths":[0],"options":{"activation":null}}'
             ),
         ),
-        modes=("qwen3_next_chunk", "kimi_linear_chunk", "sdpa", "rwkv", "qwen3_next"),
+        modes=(
+            "qwen3_next_chunk",
+            "kimi_linear_chunk",
+            "sdpa",
+            "rwkv",
+            "qwen3_next",
+            "mamba2_scan",
+            "mamba",
+        ),
         shows=_lacks_elements,
         symptoms=(
             Raised("RuntimeError", "cannot reshape tensor of 0 elements"),
             Raised("RuntimeError", "Only zero batch or zero channel inputs are supported"),
+            Raised("RuntimeError", "stack expects a non-empty TensorList"),
             Raised("RuntimeError", "Kernel size can't be greater than actual input size"),
             Raised("IndexError", "index 0 is out of bounds for dimension 1 with size 0"),
         ),
