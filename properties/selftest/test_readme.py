@@ -148,4 +148,4 @@ def test_a_bug_in_the_readmes_kernel_is_reported_as_the_readme_says(
 
 
 def _without_numbers(text: str) -> str:
-    return re.sub(r"\d[\d.e+-]*", "0", text)
+    return re.sub(r"-?\d[\d.e+-]*", "0", text)
