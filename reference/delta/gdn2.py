@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reference.decay import decays
+from reference.delta import dplr
 from reference.delta.keys import normalized_keys
-from reference.delta.triangular import solve_unit_lower
 from reference.recurrence import DeltaOptions, recurrence
 
 
@@ -30,30 +29,13 @@ def parallel(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, erase: Tensor, write: Tensor, S: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """All tokens at once, as in `kda.second_form`, with e_i = erase_i ∘ k_i for the key that reads.
+    """The triangular system of `dplr.second_form`, with e_i = erase_i ∘ k_i for the key that reads.
 
-        (I + L) U = (write_i ∘ v_i - S_i0ᵀ e_i)_i,      L_ij = e_i · k_ij  if j < i else 0
+        a_i = exp(g_i) ∘ e_i,    b_i = -k_i,    values write_i ∘ v_i
 
     Source: the construction of Yang et al., arXiv 2406.06484, section 3.2, for another transition.
     """
-    return with_erase_keys(q, k, write * v, erase * k, g, S, scale)
-
-
-def with_erase_keys(
-    q: Tensor, k: Tensor, w: Tensor, e: Tensor, g: Tensor, S: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """S_t = S' + k_t (w_t - S'ᵀ e_t)ᵀ with S' = diag(exp g_t) S_{t-1}, all tokens at once."""
-    if q.shape[1] == 0:
-        return w, S
-    from_start, between = decays(g)
-    keys, carried = between * k[:, None], from_start[..., None] * S[:, None]
-
-    residual = w - torch.einsum("bihk,bihkv->bihv", e, carried)
-    L = torch.einsum("bihk,bijhk->bhij", e, keys).tril(-1)
-    U = solve_unit_lower(L, residual.transpose(1, 2))
-    weights = torch.einsum("bihk,bijhk->bhij", q, keys).tril()
-    o = (weights @ U).transpose(1, 2) + torch.einsum("bihk,bihkv->bihv", q, carried)
-    return scale * o, carried[:, -1] + torch.einsum("bjhk,bhjv->bhkv", keys[:, -1], U)
+    return dplr.parallel(q, k, write * v, torch.exp(g) * erase * k, -k, g, S, scale)
 
 
 @recurrence(

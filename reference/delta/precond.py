@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from reference.decay import decays
-from reference.delta.gdn2 import with_erase_keys
+from reference.delta import dplr
 from reference.delta.keys import normalized_keys
 from reference.recurrence import DeltaOptions, recurrence
 
@@ -43,7 +43,7 @@ def parallel(
 
         A_i = Σ_{j <= i} exp(Σ_{j < t <= i} g_atk_t) beta_atk_j k_j² + exp(Σ_{t <= i} g_atk_t) A_0
 
-    and then as in `gdn2.second_form`, with k_i to erase and β_i k'_i to write by.
+    and then `dplr.second_form` with keys β_i k'_i, a_i = exp(g_i) ∘ k_i and b_i = -β_i k'_i.
 
     Source: the construction of Yang et al., arXiv 2406.06484, section 3.2, for another transition.
     """
@@ -57,7 +57,7 @@ def parallel(
     energy = energy + from_start[..., None] * A[:, None]
     written = beta[..., None] * _preconditioned(k, energy, log_atk_scale)
     gates = _channels(g).expand_as(k)
-    o, S = with_erase_keys(q, written, v, k, gates, S, scale)
+    o, S = dplr.parallel(q, written, v, torch.exp(gates) * k, -written, gates, S, scale)
     return o, torch.cat([S, energy[:, -1, ..., None]], dim=-1)
 
 
