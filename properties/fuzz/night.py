@@ -296,7 +296,7 @@ class _Round:
         test = drawing(self.job, self.night.whose, self._check)
         try:
             # The order matters: a seed alone switches the database off.
-            limited(seeded(lap_seed(self.log.seed, self.lap))(test))()
+            limited(seeded(lap_seed(self.log.seed, self.lap, self.job))(test))()
         except (Found, Flaky, Enough):
             # Failures are in the buckets already.
             pass
@@ -585,9 +585,9 @@ def type_of(fingerprint: Fingerprint, needs: tuple[str, ...] = ()) -> type[Found
     return type("Found", (Found,), {"__doc__": str(fingerprint)})
 
 
-def lap_seed(seed: int, lap: int) -> int:
-    """A seed that no other lap of any run has, even with neighbouring run seeds."""
-    return random.Random(f"{seed} {lap}").randrange(2**31)
+def lap_seed(seed: int, lap: int, job: Job) -> int:
+    """A seed that no other job or lap of any run has, even with neighbouring run seeds."""
+    return random.Random(f"{seed} {lap} {job.name}").randrange(2**63)
 
 
 def _turns(jobs: Sequence[Job], seed: int) -> Iterator[tuple[int, Job]]:
