@@ -95,9 +95,13 @@ def _value(case: Case, option: Option) -> object:
 
 
 def _may_be_default(op: Op, case: Case, option: Option) -> bool:
-    """Whether an option is not at its default but could be, with the others unchanged."""
+    """Whether an option is not at its default but could be, with the others and the numbers
+    unchanged.
+    """
     moved = replace(case, options={**case.options, option.name: option.default})
-    return _value(case, option) != option.default and within_bounds(op, moved)
+    if _value(case, option) == option.default or not within_bounds(op, moved):
+        return False
+    return case.values != "wide_range" or op.of_any_size(moved) == op.of_any_size(case)
 
 
 def _with_default(op: Op, case: Case, inputs: Inputs, option: Option) -> tuple[Inputs, Inputs]:

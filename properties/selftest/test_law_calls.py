@@ -93,3 +93,18 @@ def test_modes_are_compared_in_bits_only_where_nothing_rounds(scale: float | Non
     subject = Subject(load("ours", device), device)
     assert Run("packing", op, case, subject).compares_bits is (scale == 0.5)
     LAWS["packing"](op, case, subject)
+
+
+def test_an_option_that_wide_numbers_need_stays() -> None:
+    """Keys of 2^48 that are no unit keys make the systems of mesa_net singular."""
+    case = Case.of(
+        "mesa_net",
+        "chunk",
+        {"B": 1, "H": 1, "K": 8, "V": 3},
+        (2,),
+        options={"use_qk_l2norm_in_kernel": True, "output_final_state": True},
+        values="wide_range",
+    )
+    target = Watched()
+    LAWS["plumbing"](OPS["mesa_net"], case, Subject(target, torch.device("cpu")))
+    assert len(target.calls) == 2
