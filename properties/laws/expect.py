@@ -164,9 +164,18 @@ def _allowed(
         how,
         absolute=_by_tensors(op, form, absolute) if op.multilinear(case) else None,
         size=work(op, case),
+        steps=_steps(op, case, form),
         draws=draws,
         seed=case.seed,
     )
+
+
+def _steps(op: Op, case: Case, form: Function) -> int:
+    """How many steps a form takes one after the other: the definition of a recurrence has one for
+    each token.
+    """
+    walks = form is op.oracle and any(a.name == "initial_state" for a in op.arguments)
+    return max(case.lengths) if walks else 1
 
 
 def exact_scores(op: Op, inputs: Inputs) -> Inputs:

@@ -90,6 +90,7 @@ def budgets(
     *,
     absolute: OracleFunction | None = None,
     size: float = 0.0,
+    steps: int = 1,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Budget]:
@@ -104,6 +105,7 @@ def budgets(
         how: how the kernel computes them.
         absolute: the oracle with |scale| if its map is multilinear, else None.
         size: roughly how many numbers the oracle holds at once.
+        steps: in how many steps it computes them, one after the other.
         draws: number of perturbed runs. With fewer than `DRAWS` the budgets are the smaller ones
             that they guarantee: a result within these passes with all runs too; a result outside
             may pass.
@@ -124,7 +126,7 @@ def budgets(
     if absolute is not None:
         bounds.append(_magnitude_bounds(absolute, tensors, want, how, largest))
     if "sigma" in applying:
-        spreads = sigma(oracle, tensors, want, how, size=size, draws=draws, seed=seed)
+        spreads = sigma(oracle, tensors, want, how, size=size, steps=steps, draws=draws, seed=seed)
         for telescope in how.telescopes:
             errors = {name: spread.sigma for name, spread in spreads.items()}
             inherited = telescope.sum_of_errors(values, errors, power=2)

@@ -26,9 +26,9 @@ DRAWS = 12
 # Enough perturbed runs to accept most results, and to meet rare deviations: see `budgets`.
 FEW_DRAWS = 4
 MANY_DRAWS = 96
-# Numbers that simultaneous runs may hold. Below this the overhead of an operation dominates, above
-# it memory does.
-_AT_ONCE = 2**17
+# Numbers that an operation of simultaneous runs may make, and that they may keep for gradients.
+# Below the first the overhead of an operation dominates, above it memory does.
+_AT_ONCE, _KEPT = 2**17, 2**22
 # Narrower rows, and smaller differences, tell nothing about a systematic loss: once the part
 # proportional to the result is removed, only the rounding of that subtraction remains.
 NARROW = 4
@@ -67,6 +67,7 @@ def sigma(
     how: Computation,
     *,
     size: float = 0.0,
+    steps: int = 1,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Spread]:
@@ -79,7 +80,9 @@ def sigma(
     """
     # Centre on its own exact run: a difference between the oracle's forms is no rounding.
     centre = {name: y for name, y in oracle(tensors).items() if name in want}
-    runs = _perturbed(oracle, tensors, centre, how, size, draws, seed)
+    size = max(size, 1.0)
+    at_once = max(1, int(min(draws, _AT_ONCE * steps / size, _KEPT / size)))
+    runs = _perturbed(oracle, tensors, centre, how, at_once, draws, seed)
     spreads = {}
     for name, y in want.items():
         apart = torch.where(y.isfinite(), (y - centre[name]).abs(), 0.0).nan_to_num()
@@ -95,11 +98,13 @@ def _perturbed(
     tensors: Tensors,
     centre: Tensors,
     how: Computation,
-    size: float,
+    most: int,
     draws: int,
     seed: int,
 ) -> dict[str, Tensor]:
-    """The deviations of `draws` perturbed runs from the exact run, stacked by result."""
+    """The deviations of `draws` perturbed runs, at most `most` at once, from the exact run, stacked
+    by result.
+    """
     generator = torch.Generator().manual_seed(seed)
     float32_logits = how.float32_logits and how.precision.coarse
     # Float32 intermediates may be biased, as everything is for float32 inputs: see `rules`.
@@ -111,7 +116,6 @@ def _perturbed(
     shared = {n: x for n, x in tensors.items() if n not in floating}
     at_once = torch.func.vmap(lambda own: oracle({**own, **shared}))
     deviations: dict[str, list[Tensor]] = {name: [] for name in centre}
-    most = max(1, min(draws, int(_AT_ONCE / max(size, 1.0))))
     for first in range(0, draws, most):
         times = min(most, draws - first)
         copies = {n: x.expand(times, *x.shape) for n, x in floating.items()}
