@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from properties import HOME, PACKAGES, ROOT, package_of
-from properties.catalogue import OPS
+from properties.catalogue import DECLARING, OPS
 from properties.catalogue.op import Op
 from properties.changed.uses import names_of_tests, uses, words_of
 from properties.counted import counted
@@ -192,7 +192,7 @@ def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
     sources = [OpModules.of(OPS[op]) for op in ops]
     reference = frozenset[str]().union(*(s.reference for s in sources))
     declaring = {s.declaration for s in sources}
-    beside = {name: _without_oracles(name) for name in {op.work.__module__ for op in OPS.values()}}
+    beside = {name: _without_oracles(name) for name in {*DECLARING.values()}}
     kernels = frozenset[str]().union(*(s.kernels for s in sources))
     return {
         KERNELS: kernels,

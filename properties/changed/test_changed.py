@@ -202,7 +202,8 @@ def _ops(*files: str) -> set[str]:
 def test_the_modules_of_an_op_reach_its_laws(op: Op) -> None:
     """Mutants plant their edits in the same modules."""
     assert load("ours", torch.device("cpu")).function(op).__module__ in OpModules.of(op).kernels
-    assert all(op.name in _ops(_file(module)) for module in OpModules.of(op).modules)
+    modules = OpModules.of(op)
+    assert all(op.name in _ops(_file(one)) for one in (*modules.modules, modules.declaration))
 
 
 def test_a_kernel_reaches_only_the_laws_of_ops_that_call_it() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import settings
 
+from properties.catalogue import DECLARING
 from properties.catalogue.op import Op
 from properties.jobs import Job
 from properties.planting.closure import KERNELS, closure, digest, origin_of
@@ -24,7 +25,7 @@ class OpModules:
         return cls(
             closure([origin_of(KERNELS, op.name)] if op.modes else (), lists=False),
             closure(oracles, lists=False),
-            op.work.__module__,
+            DECLARING[op.name],
         )
 
     def of_own(self, modules: Iterable[str]) -> "OpModules":
