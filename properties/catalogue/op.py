@@ -200,8 +200,9 @@ class Op:
         constant_decay: the largest log decay of a token that the op takes from no argument, without
             its sign.
         heads_alike: what is computed of a head does not depend on which it is.
-        float32_logits: products of two inputs are never rounded below float32, as in a softmax;
-            the error budgets of 16 bits are sharper then. Budgets take the largest `scale · q · k`
+        float32_logits: products of two inputs, and what follows from them element by element, stay
+            float32 until they are operands of a product, as in a softmax or sigmoid; the error
+            budgets of 16 bits are sharper then. Budgets take the largest `scale · q · k`
             for the largest logit, and want an output `o`: not for logits that are larger.
         in_float32: everything is computed in float32, whatever the dtype, and only results are
             rounded: the budgets of one call in 16 bits are those of float32, and a rounding.

@@ -106,7 +106,7 @@ class Display:
 
 def _cells(tally: Tally) -> tuple[str, ...]:
     if not tally.examples:
-        return "none", "", "", ""
+        return "none yet", "", "", ""
     rate = tally.examples / tally.seconds if tally.seconds else 0.0
     worst = f"{tally.worst:.2f}" if tally.worst else "" if tally.failed else "exact"
     return str(tally.examples), f"{rate:.1f}", worst, str(tally.failed or "")
