@@ -10,7 +10,7 @@ from typing import Any
 
 from properties.cases.case import Case
 from properties.files import write_atomically
-from properties.fuzz.answer import Failure
+from properties.fuzz.answer import Answer, Failure
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.cause import Cause, causes
 from properties.fuzz.record import Key, Record
@@ -167,6 +167,10 @@ class Log:
             older = self.bucket(*newer.fingerprints, lines=lines, case=case)
             if older is not None and older is not newer and not {older, newer} & {*without}:
                 yield older, newer
+
+    def noted(self, op: str, answer: Answer) -> None:
+        """Note what a case of an op ran, as all that a bucket ran must be."""
+        self.ran.setdefault(op, set()).update(answer.lines | answer.functions)
 
     def add(self, job: Job, tally: Tally, seconds: float) -> None:
         """Add the counts of a job, so many seconds into the night."""

@@ -333,7 +333,7 @@ class _Round:
             self.log.add(self.job, tally, self.night.elapsed)
             if self.job.law == _ORACLE or failure is not None:
                 # Most other laws hold for results that are wrong in the same way each time.
-                self.log.ran.setdefault(self.job.op, set()).update(answer.lines | answer.functions)
+                self.log.noted(self.job.op, answer)
             self.log.excused.update(answer.excused)
             if failure is None:
                 self.night.corpus.keep(self.job, case, answer.worst)
@@ -511,9 +511,11 @@ class _Round:
             shown = [answer for answer in answers if _shows(answer, bucket)]
             times = len(shown)
             with self.night.lock:
-                # A fresh process notes functions, which one that met the bug before does not.
-                for answer in shown:
+                # A process that met the bug before notes no functions. The first call of a process
+                # imports, as those of other bugs do.
+                for answer in shown[1:]:
                     bucket.ran(answer.lines, answer.functions)
+                    self.log.noted(case.op, answer)
             first = f"  again     {times} of {_AGAIN} times in a fresh process"
             if times < _AGAIN:
                 with self.night.lock:

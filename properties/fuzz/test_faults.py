@@ -401,7 +401,7 @@ def test_a_function_that_ops_share_explains_their_failures(
 def test_a_bug_that_shows_now_and_then_is_one_and_needs_nothing(fuzz: Fuzz) -> None:
     code, printed = fuzz("flaky", "--examples", "60", "--seed", "2")
     assert code == 1
-    assert "again     1 of 3 times in a fresh process" in printed
+    assert re.search("again     [012] of 3 times in a fresh process", printed)
     assert "it passes without" not in printed
     assert "1 bug in" in printed
 

@@ -245,14 +245,18 @@ def test_bugs_that_make_one_result_wrong_are_told_apart_by_what_they_need(
 
 
 def test_functions_are_those_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that met the bug before notes none, and functions tell what explains several bugs."""
-    asked = replace(answer(Y), functions=frozenset({"shift.py:10"}))
-    worker = Mock(Worker, ask=Mock(side_effect=[asked, answer(Y), answer(Y)]))
+    """One that met the bug before notes none, and its first call imports modules besides."""
+    first, later = (
+        replace(answer(Y), functions=frozenset(ran))
+        for ran in (["shift.py:10", "six.py:90"], ["shift.py:10"])
+    )
+    worker = Mock(Worker, ask=Mock(side_effect=[first, later, answer(Y)]))
     whole = night(Log("oracle", 1, {JOB: Tally()}, [bucket := Bucket([failure(Y)])]))
     second = Mock(asked=Mock(result=lambda: answer(None)))
     monkeypatch.setattr(_Round, "_begin_elsewhere", lambda *case: second)
     _Round(whole, worker, JOB, 0)._again(bucket)
     assert bucket.functions == {"shift.py:10"}
+    assert whole.log.ran == {JOB.op: {"shift.py:10"}}
 
 
 def bucket_of(*ops: str, lines: str) -> Bucket:
