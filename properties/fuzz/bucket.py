@@ -12,7 +12,7 @@ from properties.cases.case import Case
 from properties.counted import counted
 from properties.files import write_atomically
 from properties.fuzz.answer import Failure
-from properties.fuzz.needs import parts
+from properties.fuzz.needs import parts, told
 from properties.laws.fingerprint import Fingerprint
 from properties.targets import NAMES
 from properties.targets.ledger import entry_file
@@ -79,9 +79,10 @@ class Bucket:
     @property
     def report(self) -> str:
         """The report of the first failure, with what else is known."""
-        needs = [f"  needs     {', '.join(self.needs)}: it passes without"] if self.needs else []
-        told = [self.first.report, *needs, *self.again, *self.others, *filter(None, [self.file])]
-        return "\n".join(told)
+        parts_told = ", ".join(told(self.first.case, part) for part in self.needs)
+        needs = [f"  needs     {parts_told}: it passes without"] if self.needs else []
+        lines = [self.first.report, *needs, *self.again, *self.others, *filter(None, [self.file])]
+        return "\n".join(lines)
 
     @property
     def others(self) -> list[str]:

@@ -54,6 +54,10 @@ class Display:
         ):
             if counts:
                 yield f"{told}: {', '.join(f'{n} {count}' for n, count in counts.most_common())}"
+        untried = sum(not tally.examples for tally in self.log.tallies.values())
+        if untried:
+            jobs = counted(len(self.log.tallies), "job")
+            yield f"{untried} of {jobs} had no turn: run longer, or name laws with --law"
         resting = [job.name for job in self.log.tallies if self.night.rests(job)]
         if resting:
             more = f" and {len(resting) - 5} more" if len(resting) > 5 else ""

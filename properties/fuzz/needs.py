@@ -48,6 +48,12 @@ def _parts(case: Case) -> Iterator[tuple[str, Case]]:
         yield "layouts", replace(case, layout=plain_case.layout, layouts={})
 
 
+def told(case: Case, part: str) -> str:
+    """A part of a case, with its value if it is an option or a field."""
+    values = {**case.options, **{field: getattr(case, field) for field in _FIELDS}}
+    return f"{part}={values[part]!r}" if part in values else part
+
+
 def _without_empty_sequences(case: Case) -> Case:
     kept = [n for n, length in enumerate(case.lengths) if length]
     keys = case.key_lengths

@@ -360,7 +360,7 @@ def test_two_bugs_that_make_one_result_wrong_stay_two(fuzz: Fuzz) -> None:
     assert code == 1
     assert "2 bugs in" in printed
     needs = {*re.findall("^  needs     (.*): it passes without$", printed, re.MULTILINE)}
-    assert needs == {"an empty sequence, packed sequences", "reverse"}
+    assert needs == {"an empty sequence, packed sequences", "reverse=True"}
 
 
 _SPOILED = """

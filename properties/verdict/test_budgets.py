@@ -356,3 +356,20 @@ def test_products_of_one_column_round_their_operand() -> None:
     exact = dz * q
     assert (noisy / exact - 1).std() == pytest.approx(BFLOAT16.unit, rel=0.1)
     assert (for_each_row / exact - 1).abs().max() < 2.0**-20
+
+
+@pytest.mark.parametrize(("steps", "runs"), [(1, DRAWS), (64, 1)])
+def test_a_form_of_many_small_steps_is_perturbed_in_many_runs_at_once(
+    steps: int, runs: int
+) -> None:
+    called = []
+
+    def oracle(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        called.append(tensors)
+        return {"y": 3 * tensors["x"]}
+
+    x = {"x": normal(5)}
+    how = Computation(precision=FLOAT32, output_dtypes={"y": torch.float32}, terms=5)
+    sigma(oracle, x, {"y": 3 * x["x"]}, how, size=2.0**18, steps=steps)
+    # The exact run comes first.
+    assert len(called) == 1 + runs
