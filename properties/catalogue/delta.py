@@ -48,10 +48,25 @@ DELTA_RULE = _declare(reference.delta_rule, modes=_MODES, work=pairs_and_states)
 GATED_DELTA_RULE = _declare(reference.gated_delta_rule, modes=_MODES, work=pairs_and_states)
 KDA = _declare(reference.kda, modes=_MODES, work=pairs_by_channel)
 
+
+def _erasing_where_repeated(
+    case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Turn b against a where one token repeats: a transition that makes the state longer would do
+    so at each of them.
+    """
+    if {case.layout_of("a"), case.layout_of("b")} != {"repeated"}:
+        return tensors
+    a, b = tensors["a"], tensors["b"]
+    growing = (a.float() * b.float()).sum(-1, keepdim=True) > 0
+    return {**tensors, "b": torch.where(growing, -b, b)}
+
+
 DPLR = declare(
     reference.dplr,
     modes=_MODES,
     roles={"a": Role.LOW_RANK, "b": Role.LOW_RANK},
+    amend=_erasing_where_repeated,
     work=pairs_by_channel,
     recipes=_RECIPES,
 )
@@ -77,6 +92,7 @@ IPLR = declare(
     reference.iplr,
     wraps=DPLR,
     roles={"a": Role.LOW_RANK, "b": Role.LOW_RANK},
+    amend=_erasing_where_repeated,
     recipes=_RECIPES,
 )
 

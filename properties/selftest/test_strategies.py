@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import pytest
@@ -494,3 +494,20 @@ def test_rows_of_any_size_are_large_beside_small_ones(
         kinds.add((bool((lengths < 9 / far).any()), bool((lengths > far / 9).any())))
     # Tensors of ordinary rows, of small or large ones, and of all three.
     assert len(kinds) == 4
+
+
+# Ops whose transition adds a product of two vectors.
+_OF_TWO_VECTORS = [
+    op for op in OPS.values() if [a.role for a in op.arguments].count(Role.LOW_RANK) == 2
+]
+
+
+@pytest.mark.parametrize("op", _OF_TWO_VECTORS, ids=lambda op: op.name)
+def test_a_transition_that_repeats_makes_no_state_longer(op: Op) -> None:
+    """One that does so by a quarter ends at infinity in 400 tokens."""
+    first, second = (a.name for a in op.arguments if a.role is Role.LOW_RANK)
+    for number in range(8):
+        case = op.full(op.modes[0].name, dict.fromkeys(op.dims, 3), (5,), packed=False)
+        case = replace(case, layout="repeated", layouts={}, seed=number)
+        tensors = build(op, case, torch.device("cpu")).tensors
+        assert ((tensors[first].double() * tensors[second].double()).sum(-1) <= 0).all()
