@@ -49,6 +49,11 @@ GATED_DELTA_RULE = _declare(reference.gated_delta_rule, modes=_MODES, work=pairs
 KDA = _declare(reference.kda, modes=_MODES, work=pairs_by_channel)
 
 
+def _toward(x: Tensor, y: Tensor) -> Tensor:
+    """Turn each vector of x to the side of y."""
+    return torch.where((x.float() * y.float()).sum(-1, keepdim=True) < 0, -x, x)
+
+
 def _erasing_where_repeated(
     case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]
 ) -> dict[str, Tensor]:
@@ -57,9 +62,7 @@ def _erasing_where_repeated(
     """
     if {case.layout_of("a"), case.layout_of("b")} != {"repeated"}:
         return tensors
-    a, b = tensors["a"], tensors["b"]
-    growing = (a.float() * b.float()).sum(-1, keepdim=True) > 0
-    return {**tensors, "b": torch.where(growing, -b, b)}
+    return {**tensors, "b": _toward(tensors["b"], -tensors["a"])}
 
 
 DPLR = declare(
@@ -112,9 +115,7 @@ GDN2 = _declare(
 
 def _erasing(case: Case, sizes: Mapping[str, int], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Turn each p to the side of its k, as where it points away states grow at each token."""
-    p, k = tensors["p"], tensors["k"]
-    away = (p.float() * k.float()).sum(-1, keepdim=True) < 0
-    return {**tensors, "p": torch.where(away, -p, p)}
+    return {**tensors, "p": _toward(tensors["p"], tensors["k"])}
 
 
 COMBA = _declare(
