@@ -15,6 +15,8 @@ from kernels.bench.problems import PROBLEMS
 from kernels.bench.processes import Unit, _compile, _once, _run, first_call, units, warm
 from kernels.bench.shapes import Shape
 
+pytestmark = pytest.mark.ops("gla", "l2norm", "simple_gla")
+
 WIDE = Shape(8, 4096, 16, 128, 128)
 MODES = ("chunk", "fused_recurrent")
 

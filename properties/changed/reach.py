@@ -1,7 +1,8 @@
 """Find the tests that a change can reach.
 
 A test depends on what it uses (`uses`), on what that imports, and so on (`closure`). If its
-parameters name ops, laws or targets, a package that imports all of them counts only as those. A
+parameters name ops, laws or targets, a package that imports all of them counts only as those. If
+they name no op, those count that its code names. A
 file that is no module is reached through the modules and tests that name it.
 """
 
@@ -155,6 +156,8 @@ def _dependencies(path: Path, test: str, named: frozenset[str], target: str) -> 
     ops = [op for op in OPS if op in named]
     if ops or not used.all_ops:
         ops += used.picked - named
+    if not (ops or used.all_ops or KERNELS in used.modules):
+        ops = [op for op in OPS if op in used.words]
     laws = [law for law in LAWS if law in named]
     words = used.words | named
     targets = {NAMES[name] for name in NAMES if name in words}
@@ -198,6 +201,7 @@ def _in_place_of_ops(ops: tuple[str, ...]) -> Mapping[str, frozenset[str]]:
         KERNELS: kernels,
         # It has the ops whose pages were imported.
         f"{KERNELS}.recurrence": kernels,
+        f"{KERNELS}.bench.problems": kernels,
         REFERENCE: reference,
         "properties.catalogue": reference | declaring,
         # One file declares a family's ops, and other files import shared parts from it.

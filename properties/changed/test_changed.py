@@ -274,6 +274,15 @@ def test_a_kernel_reaches_its_part_of_a_test_of_all_ops(test: str) -> None:
     assert _reaches("properties/cases/tensors.py", node, "attention")
 
 
+def test_a_test_whose_code_names_ops_is_reached_by_their_kernels() -> None:
+    tiles = "properties/suite/test_attention_tiles.py::test_sums_over_tiles_keep_their_bits"
+    assert _reaches("kernels/softmax/forward.py", tiles)
+    assert not _reaches("kernels/softmax/stickbreaking.py", tiles)
+    timed = "kernels/bench/test_baselines.py::test_every_form_can_be_called_and_modes_agree_in_it"
+    assert _reaches("kernels/linear/gla.py", timed, "gla")
+    assert not _reaches("kernels/softmax/stickbreaking.py", timed, "gla")
+
+
 def test_a_test_that_names_another_target_is_not_reached_by_ours() -> None:
     flipped = "properties/selftest/test_oracles_notice.py::test_flipped_sign_is_noticed"
     assert _reaches("reference/linear/gla.py", flipped)

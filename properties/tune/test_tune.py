@@ -29,6 +29,11 @@ from properties.tune.grids import STAGES, Stage
 from properties.tune.search import Best, Candidate, Search
 from properties.tune.trial import Problem, TrialResult
 
+# Those of STAGES.
+pytestmark = pytest.mark.ops(
+    "attention", "delta_rule", "dplr", "gated_delta_rule", "gla", "kda", "linear_attn", "simple_gla"
+)
+
 # Tiles are chosen on a CPU as on Hopper.
 HOPPER = torch.device("cpu")
 ATTENTION = Problem("attention", "parallel", 64, "bfloat16", 1, 64, 64, drawn=1)
@@ -58,6 +63,10 @@ def _search(**given: Any) -> Search:
         "device": HOPPER,
     }
     return Search(Inline(), Inline(), **{**good, **given})
+
+
+def test_the_marker_names_the_ops_that_have_stages() -> None:
+    assert set(pytestmark.args) == {op for op, _ in STAGES}
 
 
 @pytest.mark.parametrize("row", STAGES)
