@@ -317,7 +317,7 @@ BUGS = {
             seed=1,
         ),
         planted=Edit(
-            "kernels.softmax.path",
+            "kernels.softmax.path_walk_backward",
             "tl.where(exists[:, None], tl.exp2(s) * inverse[:, None], 0.0)",
             "tl.exp2(s) * inverse[:, None]",
         ),
@@ -637,7 +637,7 @@ BUGS = {
         source="flash-linear-attention 0.6.0, `path_reflections_in_float16` of its ledger here",
         pinned=pin("path_attn", "parallel", {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3}, (40,)),
         planted=Edit(
-            "kernels.softmax.path",
+            "kernels.softmax.path_spans",
             "store_pieces(x, apart, scale * acc, rows",
             "store_pieces(x, apart, (scale * acc).to(tl.bfloat16).to(tl.float32), rows",
         ),

@@ -1,0 +1,212 @@
+"""The walk of PaTH's queries over the spans before their own; `path_spans` has the matrices."""
+
+import triton
+import triton.language as tl
+
+from kernels.primitives.chunks import locate_chunk, locate_sequence
+from kernels.primitives.pieces import (
+    elements,
+    load_pieces,
+    product_of_pieces,
+    store_pieces,
+    transposed,
+)
+from kernels.primitives.product import product
+from kernels.primitives.rows import load_rows, store_rows
+from kernels.softmax.chunked import (
+    as_columns,
+    as_rows,
+    base2_logits,
+    gates_of_chunk,
+    place_in_heads,
+    soften,
+)
+
+# Spans of queries of a launch of the backward pass. Two would take 4 % less time, and one more copy
+# of X, of dX, of weights and of their gradients.
+RUN = 1
+
+
+@triton.jit
+def locate_in_run(
+    part, run, cu_seqlens, tokens, SPAN: tl.constexpr, RUN: tl.constexpr, ROWS: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """What `locate_chunk` returns of ROWS queries of a run, which has as many parts in every
+    sequence."""
+    parts: tl.constexpr = RUN * SPAN // ROWS
+    sequence = (part // parts).to(tl.int64)
+    start, length, _ = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    before = run * RUN * SPAN + part % parts * ROWS
+    return start + before, length - before, sequence, before
+
+
+@triton.jit
+def place_kept(step, later, half, stride, SPAN: tl.constexpr, RUN: tl.constexpr):
+    """From X of a query of span `later` at the start of its own span to X `step` spans before it,
+    which is kept in the place of a token of that span."""
+    moved = (step > 1).to(tl.int64)
+    return moved * ((1 + later % RUN) * half - step * SPAN * stride)
+
+
+@triton.jit(do_not_specialize=["run", "sequences", "tokens", "heads", "group", "spans", "tiles"])
+def attend(
+    x, k, m, v, do, scores, o, dscores, terms, gate, rest, shut_count, cu_seqlens,
+    run, sequences, tokens, heads, group, spans, tiles,
+    key_dim: tl.int32, value_dim: tl.int32,
+    GRADIENT: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr,
+    BQ: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr, RUN: tl.constexpr, C: tl.constexpr,
+    BK: tl.constexpr, PARTS: tl.constexpr, SLICE: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """o [B, T, H, V] of BQ queries of a head. x [2, B, T, H, K] holds X at the start of the span,
+    and X behind a span is written to its other half and back.
+
+    If GRADIENT, of the queries of a run: the weights of pairs of one span, over their scores, and
+    their dS, dscores [B, T, H, S], and terms [3, B, H, T]: maximum, sum of weights and δ. X behind
+    a span is kept in x [1 + RUN, B, T, H, K].
+    """
+    head = tl.program_id(0) % heads
+    place_of_program = tl.program_id(0) // heads
+    if GRADIENT:
+        first, left, sequence, before = locate_in_run(
+            place_of_program, run, cu_seqlens, tokens, SPAN, RUN, BQ, PACKED
+        )
+    else:
+        # The last tiles see the most keys: start them first.
+        tile = tiles - 1 - place_of_program
+        first, left, sequence, before = locate_chunk(
+            tile, cu_seqlens, sequences, tokens, BQ, PACKED
+        )
+    if left <= 0:
+        return
+    rows = tl.arange(0, BQ)
+    ahead = tl.arange(0, BN)
+    values = tl.arange(0, PAD_V)
+    kv_heads = heads // group
+    stride = heads * key_dim
+    stride_k = kv_heads * key_dim
+    stride_v = kv_heads * value_dim
+    stride_o = heads * value_dim
+    stride_s = tl.cast(heads, tl.int64) * SPAN
+    inside = before % SPAN
+    # Of the span that the queries are in.
+    row = first - inside
+    k += (row * kv_heads + head // group) * key_dim
+    v += (row * kv_heads + head // group) * value_dim
+    x += (first * heads + head) * key_dim
+    o += (first * heads + head) * value_dim
+    do += (first * heads + head) * value_dim
+    scores += (first * heads + head) * SPAN
+    dscores += (first * heads + head) * SPAN
+    place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
+    query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, BQ, GATED), GATED)
+    row_max = tl.full((BQ,), float("-inf"), tl.float32)
+    weight_sum = tl.zeros((BQ,), tl.float32)
+    of_d = tl.zeros((BQ,), tl.float32)
+    # The outputs, of which the backward pass has none.
+    acc = tl.zeros((BQ, 1 if GRADIENT else PAD_V), tl.float32)
+    for start in tl.range(0, inside + BQ, BN):
+        count = inside + left - start
+        visible = start + ahead[None, :] <= inside + rows[:, None]
+        s = tl.load(
+            scores + rows[:, None] * stride_s + start + ahead[None, :],
+            mask=visible & (rows < left)[:, None],
+            other=0.0,
+        )
+        key_gate = gates_of_chunk(gate, rest, shut_count, place - inside + start, count, BN, GATED)
+        key_gate = as_columns(key_gate, GATED)
+        p, shrink, row_max, weight_sum = soften(
+            s, visible, query_gate, key_gate, row_max, weight_sum, GATED
+        )
+        v_tile = load_rows(v + start * stride_v, ahead, values, stride_v, count, value_dim)
+        if GRADIENT:
+            do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
+            of_d = of_d * shrink + tl.sum(p * product(do_tile, tl.trans(v_tile), DTYPE), 1)
+        else:
+            acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
+    half = elements(sequences, tokens, stride, PACKED)
+    apart_x = 2 * half
+    apart_k = elements(sequences, tokens, stride_k, PACKED)
+    apart_m = tl.cast(spans, tl.int64) * stride_k * key_dim
+    if GRADIENT:
+        apart_x = (1 + RUN) * half
+    earlier = before // SPAN
+    _, _, first_span = locate_sequence(sequence, cu_seqlens, tokens, SPAN, PACKED)
+    m += ((first_span + earlier) * kv_heads + head // group) * key_dim * key_dim
+    own_v = v
+    key_place = place - inside
+    for step in tl.range(1, earlier + 1, disable_licm=True):
+        k -= SPAN * stride_k
+        v -= SPAN * stride_v
+        m -= stride_k * key_dim
+        key_place -= SPAN
+        # Wait for the rows that other threads write.
+        tl.debug_barrier()
+        if GRADIENT:
+            x_from = x + place_kept(tl.cast(step, tl.int64), earlier, half, stride, SPAN, RUN)
+            x_to = x + place_kept(tl.cast(step, tl.int64) + 1, earlier, half, stride, SPAN, RUN)
+        else:
+            x_from = x + (step - 1) % 2 * half
+            x_to = x + step % 2 * half
+        X = ()
+        for part in tl.static_range(PARTS):
+            keys = part * BK + tl.arange(0, BK)
+            X += (load_pieces(x_from, apart_x, rows, keys, stride, left, key_dim),)
+        for start in tl.range(0, SPAN, BN):
+            products = tl.zeros((BQ, BN), tl.float32)
+            for part in tl.static_range(PARTS):
+                keys = part * BK + tl.arange(0, BK)
+                k_rows = k + start * stride_k
+                tile_k = load_pieces(k_rows, apart_k, ahead, keys, stride_k, BN, key_dim)
+                products = product_of_pieces(X[part], transposed(tile_k), DTYPE, products)
+            key_gate = gates_of_chunk(gate, rest, shut_count, key_place + start, BN, BN, GATED)
+            key_gate = as_columns(key_gate, GATED)
+            p, shrink, row_max, weight_sum = soften(
+                products, rows[:, None] >= 0, query_gate, key_gate, row_max, weight_sum, GATED
+            )
+            v_tile = load_rows(v + start * stride_v, ahead, values, stride_v, BN, value_dim)
+            if GRADIENT:
+                do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
+                of_d = of_d * shrink + tl.sum(p * product(do_tile, tl.trans(v_tile), DTYPE), 1)
+            else:
+                acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
+        if step < earlier:
+            # Narrow tiles, beside the outputs in registers.
+            for left_of in tl.range(0, key_dim, SLICE):
+                columns = left_of + tl.arange(0, SLICE)
+                passed = tl.zeros((BQ, SLICE), tl.float32)
+                for start in tl.range(0, key_dim, SLICE):
+                    along = start + tl.arange(0, SLICE)
+                    X_tile = load_pieces(x_from, apart_x, rows, along, stride, left, key_dim)
+                    M_tile = load_pieces(m, apart_m, along, columns, key_dim, key_dim, key_dim)
+                    passed = product_of_pieces(X_tile, M_tile, DTYPE, passed)
+                store_pieces(x_to, apart_x, passed, rows, columns, stride, left, key_dim)
+    # Every query sees its own key.
+    inverse = 1.0 / weight_sum
+    if not GRADIENT:
+        store_rows(o, acc * inverse[:, None], rows, values, stride_o, left, value_dim)
+    else:
+        of_d *= inverse
+        to = terms + place + rows
+        apart = elements(sequences, tokens, heads, PACKED)
+        tl.store(to, row_max, mask=rows < left)
+        tl.store(to + apart, weight_sum, mask=rows < left)
+        tl.store(to + 2 * apart, of_d, mask=rows < left)
+        # Whole blocks.
+        for start in tl.range(0, tl.cdiv(inside + BQ, C) * C, BN):
+            count = inside + left - start
+            visible = start + ahead[None, :] <= inside + rows[:, None]
+            visible &= (rows < left)[:, None]
+            at = rows[:, None] * stride_s + start + ahead[None, :]
+            s = tl.load(scores + at, mask=visible, other=0.0)
+            own_place = place - inside + start
+            key_gate = gates_of_chunk(gate, rest, shut_count, own_place, count, BN, GATED)
+            key_gate = as_columns(key_gate, GATED)
+            p = tl.exp2(base2_logits(s, query_gate, key_gate, row_max[:, None], GATED))
+            v_tile = load_rows(own_v + start * stride_v, ahead, values, stride_v, count, value_dim)
+            do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
+            dp = product(do_tile, tl.trans(v_tile), DTYPE)
+            # The gates of rows that do not exist are 0, and others may be far below.
+            p = tl.where(visible, p * inverse[:, None], 0.0)
+            tl.store(scores + at, p, mask=(rows < left)[:, None])
+            tl.store(dscores + at, p * (dp - of_d[:, None]), mask=(rows < left)[:, None])
