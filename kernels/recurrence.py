@@ -69,12 +69,12 @@ class Form:
 
     Args:
         takes: the names of the arguments of `forward`.
-        forward: from its arguments by name to the output and the final state, or None, and then to
-            what it saves, if it takes `saves` and that is true.
-        backward: from the same, the cotangents `do` and `dfinal_state` and what was `saved`, or
-            None, to gradients by name.
-        saved: a NamedTuple of what is saved, whose `shapes` makes of the arguments by name a shape
-            and a dtype for each; None if nothing ever is.
+        forward: takes its arguments by name, and returns the output, the final state or None, and
+            the tensors that it saves, if it is called with `saves=True`.
+        backward: takes the same, the cotangents `do` and `dfinal_state`, and `saved`, the tensors
+            that `forward` saved or None. It returns gradients by name.
+        saved: the NamedTuple class of those tensors; its `shapes` maps the arguments by name to a
+            shape and a dtype of each. None if `forward` saves nothing.
     """
 
     takes: frozenset[str]
@@ -252,7 +252,7 @@ def recurrence(
         same_dtype: tensors that must have one dtype, the first of them setting it. Other inputs
             may be float32 instead, and states are.
         neutral: the values of tensors that are left out; others reach the kernels as None.
-        names: what the kernels call an argument, where the op calls it otherwise.
+        names: argument of the op → its name in the kernels, if they differ.
 
     Returns:
         A decorator of a signature without a body.

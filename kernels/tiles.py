@@ -741,7 +741,7 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
     ("merge_attention", "fused"): (Entry(tokens=16, max_dim=128), Entry(tokens=4)),
 }
 
-# Its two softmaxes are heads of `attention`, whose entries have the same indices, up to 256.
+# It launches `attention`, each softmax as a head, so an index means the same entry in both.
 TABLE["differential_attention", "parallel"] = tuple(
     replace(
         entry,
@@ -837,5 +837,5 @@ def choose(
     if not 0 <= tile < len(entries):
         raise ValueError(f"tile: {tile}, expected 0 to {len(entries) - 1} for {op} ({mode})")
     if not entries[tile].admits(dim, dtype, arch):
-        raise ValueError(f"tile: {tile}, which {op} ({mode}) has not for head dim {dim} in {dtype}")
+        raise ValueError(f"tile: {tile}, expected one of {op} ({mode}) for dim {dim} in {dtype}")
     return tile

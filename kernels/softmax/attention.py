@@ -263,10 +263,10 @@ def attention_parallel(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """o and lse of `attention`, its arguments resolved and checked but for the boundaries.
 
-    For the backward pass also [2, B, H, T], the maximum of a row's base-2 logits and the sum of
-    their powers of 2 after it is subtracted. If `wide`, o is float32 in every dtype: for ops that
-    compute with it. q, k and v are rounded to `dtype` before they are multiplied; those of an op
-    that goes on with their gradients may be float32, and then these are.
+    The third result is for the backward pass, [2, B, H, T]: the maximum m of a row's base-2 logits
+    s, and Σ_j 2^(s_j - m). If `wide`, o is float32, for ops that compute with it. q, k and v are
+    rounded to `dtype` before they are multiplied; an op that computes with their gradients passes
+    them in float32, and gets float32 gradients.
     """
     q, k, v = (x.to(dtype) for x in (q, k, v))
     batch, queries, heads, _ = q.shape

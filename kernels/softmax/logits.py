@@ -253,8 +253,8 @@ def logits(
 
     `factor` is `scale·log2(e)`, or `scale/softcap` with a softcap, and `cap` `softcap·log2(e)`. The
     gates are triples (leading part, rest, number of shut gates), see gates.py; `added` is a bias of
-    each pair. Sums of products are
-    written as fma, lest a compiler round them once in one kernel and twice in another.
+    each pair. Sums of products are written as fma, lest a compiler round them once in one kernel
+    and twice in another.
     """
     if CAPPED:
         products = tanh(products * factor)

@@ -1,4 +1,4 @@
-"""The dims along which a case is large: few are, along one or two, and small along all others."""
+"""The dims along which a case is large: one or two of them in few cases, none in most."""
 
 from collections.abc import Container
 

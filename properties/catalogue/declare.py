@@ -48,7 +48,7 @@ _SCALE = Option(
 
 
 def _count(often: int, most: int) -> SearchStrategy[int]:
-    """Mostly up to `often`, in one of ten cases up to `most`; cases of dozens are drawn apart."""
+    """Sizes up to `often` in nine of ten cases, up to `most` in one; `extents` draws dozens."""
     seldom = [*range(often + 1, most + 1)]
     return st.sampled_from([*range(1, often + 1)] * (9 * len(seldom) // often) + seldom)
 
@@ -181,7 +181,7 @@ def declare(
 
 
 def flag(name: str, *, exact: bool) -> Option:
-    """An option that is true or false, and with which results are not rounded as it is `exact`."""
+    """A boolean option; with the value `exact` the results of small integers are not rounded."""
     return Option(name, False, lambda case: st.booleans(), bad=BAD_FLAGS, exact=(exact,))
 
 

@@ -152,7 +152,7 @@ class Output:
 
     Args:
         asked_by: the auxiliary option that turns it on.
-        linear: in the op's `linear_in`; an output that is not does not depend on them at all.
+        linear: it is linear in the op's `linear_in`; other outputs do not depend on those.
         differentiable: gradients flow through it.
     """
 

@@ -39,8 +39,8 @@ def parallel(
         M_ij    = λ_i^ℓ(i, j) exp(Σ_{j < t <= i} g_t) q_i · k_j   if j <= i else 0
         o       = scale · M V
 
-    Token i has the bit that decides and j has not, above it they agree: so j is in the last block
-    of i's partition that i's lower bits do not reach.
+    In the highest bit in which they differ, the later token i has 1 and j has 0. For each 1 in its
+    number, i has a block of the past of that many tokens, and j lies in the block of this bit.
 
     Source: Guo et al., Log-Linear Attention, arXiv 2506.04761, section 3.2 (the matrix); the levels
         as an exclusive or of token numbers are ours.

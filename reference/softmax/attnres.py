@@ -95,8 +95,8 @@ def attnres(
     Args:
         x: Outputs of L sources for each token.
         query: The query of this layer, learned.
-        weight: Of the norm of the sources.
-        output_weight: Of a norm of the result. None means none.
+        weight: Weight of the norm of the sources, by channel.
+        output_weight: Weight of a norm of the result, by channel. None means no such norm.
         scale: Factor of the logits. None and -1 mean `D ** -0.5`, any other finite number itself.
         eps: ε, positive and finite, in units of x².
         return_weights: Return p as well.
