@@ -25,6 +25,8 @@ OPERATION = re.compile(
 )
 TAIL = re.compile(r"(?: \{(?P<attributes>.*)\})? : \((?P<operands>.*)\) -> (?P<results>.*)")
 ASIDE = re.compile(rf"\s*//.*| {LOCATION}")
+ALIAS = re.compile(r"(#loc\d*) = loc\((.*)\)")
+FRAME = re.compile(r'"([^"]*)":(\d+):\d+|(#loc\d*)')
 BLOCK = re.compile(r"(?P<label>\^bb\d+)(?:\((?P<arguments>.*)\))?:")
 
 
@@ -132,7 +134,7 @@ OPENING = re.compile(r"""["<(\[{]""")
 
 def split_list(text: str) -> list[str]:
     """Split at commas that stand outside every bracket and string."""
-    if not OPENING.search(text):
+    if "," not in text or not OPENING.search(text):
         return [part for part in map(str.strip, text.split(",")) if part]
     parts, depth, start, quoted = [], 0, 0, False
     for match in PUNCTUATION.finditer(text):
@@ -181,28 +183,29 @@ class Locations:
     """The `#loc` aliases of a module, resolved to the line of the kernel that one would blame."""
 
     def __init__(self, lines: list[str]) -> None:
-        named = [line for line in lines if line.startswith("#loc")]
-        matches = (re.fullmatch(r"(#loc\d*) = loc\((.*)\)", line) for line in named)
+        matches = (ALIAS.fullmatch(line) for line in lines if line.startswith("#loc"))
         self.aliases = {match[1]: match[2] for match in matches if match}
-        self.known: dict[str, list[Location]] = {}
-        self.resolved: dict[str, Location] = {}
+        self.known: dict[str, tuple[Location | None, Location | None]] = {}
 
     def resolve(self, text: str) -> Location:
         """The innermost frame outside Triton's own library, else the innermost one."""
-        if text not in self.resolved:
-            frames = self.frames(text)
-            own = (frame for frame in frames if "/triton/language/" not in frame.file)
-            self.resolved[text] = next(own, frames[0] if frames else Location())
-        return self.resolved[text]
+        own, innermost = self.frames(text)
+        return own or innermost or Location()
 
-    def frames(self, text: str) -> list[Location]:
-        """From the innermost frame out, which is the order in which every form prints them."""
+    def frames(self, text: str) -> tuple[Location | None, Location | None]:
+        """The innermost frame outside Triton's own library, and the innermost of all; every form
+        prints its frames from that one out.
+        """
         if text not in self.known:
-            frames: list[Location] = []
-            for file, line, alias in re.findall(r'"([^"]*)":(\d+):\d+|(#loc\d*)', text):
-                inner = self.frames(self.aliases.get(alias, "")) if alias else []
-                frames += inner if alias else [Location(file, int(line))]
-            self.known[text] = frames
+            own, innermost = None, None
+            for file, line, alias in FRAME.findall(text):
+                if alias:
+                    inner = self.frames(self.aliases.get(alias, ""))
+                else:
+                    frame = Location(file, int(line))
+                    inner = (None if "/triton/language/" in file else frame), frame
+                own, innermost = own or inner[0], innermost or inner[1]
+            self.known[text] = own, innermost
         return self.known[text]
 
 
@@ -222,6 +225,7 @@ class Parser:
         self.locations = Locations(lines)
         self.lines = iter([line for line in lines if line and not line.startswith("#")])
         self.strings: list[str] = []
+        self.dictionaries: dict[str | None, dict[str, str]] = {None: {}}
 
     def next(self) -> str:
         """The next line, with placeholders for strings that contain IR punctuation."""
@@ -293,10 +297,12 @@ class Parser:
         return instruction
 
     def dictionary(self, text: str | None) -> dict[str, str]:
-        if not text:
-            return {}
-        entries = (entry.partition(" = ") for entry in split_list(text))
-        return {key: self.plain(value) if value else "true" for key, _, value in entries}
+        known = self.dictionaries.get(text)
+        if known is None:
+            entries = (entry.partition(" = ") for entry in split_list(text or ""))
+            known = {key: self.plain(value) if value else "true" for key, _, value in entries}
+            self.dictionaries[text] = known
+        return known
 
     def plain(self, text: str) -> str:
         """The text of an attribute; a string without its quotes."""
