@@ -5,7 +5,6 @@ import os
 import random
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -36,6 +35,7 @@ from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.display import Display
 from properties.fuzz.ending import Output, leave, signals
 from properties.fuzz.fork_server import prepare
+from properties.fuzz.lanes import Lanes
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.night import Night
 from properties.fuzz.worker import GROWTH, Worker, crew
@@ -336,11 +336,11 @@ def fuzz(
         tell=tell,
     )
     display = Display(night)
-    keep = _Kept(night, chosen, console)
+    lanes, keep = Lanes(night), _Kept(night, chosen, console)
     prepare()
     with Live(display, console=console, refresh_per_second=2, transient=not console.is_terminal):
-        running = night.start(workers)
-        _watch(night, running, asked, keep, display, console)
+        lanes.start(workers)
+        _watch(lanes, asked, keep, display, console)
     for bucket in log.buckets:
         # A smaller case may have come later.
         bucket.write(chosen.findings, chosen.target)
@@ -350,9 +350,7 @@ def fuzz(
     if not console.is_terminal:
         console.print(display)
     _say(console, display.summary(), *display.closing())
-    for lane in running:
-        if lane.done():
-            lane.result()
+    lanes.check()
     code = 1 if log.buckets or log.errors else 0
     if night.abandoned:
         for worker in night.workers:
@@ -361,8 +359,7 @@ def fuzz(
 
 
 def _watch(
-    night: Night,
-    running: Sequence[Future[None]],
+    lanes: Lanes,
     asked: Sequence[str],
     keep: "_Kept",
     display: Display,
@@ -370,12 +367,12 @@ def _watch(
 ) -> None:
     """Wait for the end of a night; meanwhile copy its log, print lines, and look for signals."""
     copied = told = monotonic()
-    while not all(lane.done() for lane in running) and not night.abandoned:
+    while not lanes.ended:
         sleep(_LOOK)
-        if asked and not night.stopped:
+        if asked and not lanes.night.stopped:
             _say(console, f"stopped by {asked[0]}")
-            night.stop()
-        night.watch()
+            lanes.night.stop()
+        lanes.watch()
         now = monotonic()
         if now - copied > _COPY:
             keep("running")

@@ -11,7 +11,7 @@ from io import StringIO, TextIOWrapper
 from types import FrameType
 from typing import Any, NoReturn
 
-from properties.fuzz.night import LANE
+from properties.fuzz.lanes import LANE
 
 
 class Output:

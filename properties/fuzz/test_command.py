@@ -20,7 +20,7 @@ from properties.fuzz import planted, record
 from properties.fuzz.__main__ import main
 from properties.fuzz.conftest import on_l2norm
 from properties.fuzz.log import Log, Tally
-from properties.fuzz.night import lap_seed
+from properties.fuzz.turn import lap_seed
 from properties.jobs import Job
 from properties.targets.oracle import Oracle
 

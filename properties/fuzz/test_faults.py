@@ -20,7 +20,7 @@ from hypothesis import Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from properties.cases.case import Case
-from properties.fuzz import answer, fork_server, night, planted, report, worker
+from properties.fuzz import answer, fork_server, lanes, night, planted, report, worker
 from properties.fuzz.__main__ import main
 from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.corpus import FOLDER
@@ -116,7 +116,7 @@ def test_drawing_that_never_ends_is_told_and_ended(
     def limit() -> None:
         # Before the first case Hypothesis reads the source of all modules, which may take long.
         planted.SEEKING.wait()
-        monkeypatch.setattr(night, "_DRAWING", 0.1)
+        monkeypatch.setattr(lanes, "_DRAWING", 0.1)
 
     Thread(target=limit, daemon=True).start()
     code, printed = fuzz("drawing_endlessly", "--minutes", "5")
@@ -131,7 +131,7 @@ def test_drawing_in_compiled_code_does_not_hold_up_the_end(
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
     monkeypatch.setattr(night, "_GRACE", 0.5)
-    monkeypatch.setattr(night, "_LAST", 0.1)
+    monkeypatch.setattr(lanes, "_LAST", 0.1)
     with planted.HELD:
         code, printed = fuzz("drawing_in_compiled_code", "--minutes", "0.03")
         assert "no bugs in 0 examples" in printed

@@ -18,13 +18,15 @@ from properties import scope
 from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.fuzz.answer import HANGS, Answer, Failure, Origin
+from properties.fuzz.asking import Asker
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.clock import Clock
 from properties.fuzz.corpus import Corpus
 from properties.fuzz.display import Display
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.needs import parts
-from properties.fuzz.night import Night, _Round
+from properties.fuzz.night import Night
+from properties.fuzz.turn import Turn
 from properties.fuzz.worker import FIRST, Worker
 from properties.jobs import Job, Selection, drawing
 from properties.laws.fingerprint import Fingerprint
@@ -102,7 +104,7 @@ def test_a_case_that_the_machine_may_have_killed_is_repeated_until_it_fails_twic
     answers = [answer(fingerprint) for fingerprint in shown]
     worker = Mock(Worker, ask=Mock(side_effect=answers))
     log = Log("oracle", 1, {JOB: Tally()})
-    _Round(night(log), worker, JOB, 0)._judge(case(1))
+    Turn(night(log), worker, JOB, 0)._judge(case(1))
     assert worker.ask.call_count == len(answers)
     assert {one for one in (Y, KILLED, HANGING) if log.bucket(one) is not None} == judged
     assert [*log.unrepeated] == [one.law for one in unrepeated]
@@ -111,7 +113,7 @@ def test_a_case_that_the_machine_may_have_killed_is_repeated_until_it_fails_twic
 def test_a_case_whose_process_somebody_ends_is_no_failure() -> None:
     ask = Mock(return_value=replace(answer(KILLED), sent=True))
     log = Log("oracle", 1, {JOB: Tally()})
-    _Round(night(log), Mock(Worker, ask=ask), JOB, 0)._judge(case(1))
+    Turn(night(log), Mock(Worker, ask=ask), JOB, 0)._judge(case(1))
     assert ask.call_count == 2
     assert not log.buckets
     assert log.unrepeated == {KILLED.law: 1}
@@ -137,10 +139,10 @@ def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> N
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("properties.fuzz.night.Worker", Hanging)
+    monkeypatch.setattr("properties.fuzz.asking.Worker", Hanging)
     log = Log("oracle", 1, {JOB: Tally()})
     whole = night(log)
-    _Round(whole, cast(Worker, Hanging(whole.origin, whole.limit)), JOB, 0).play()
+    Turn(whole, cast(Worker, Hanging(whole.origin, whole.limit)), JOB, 0).play()
     tries = [one for one in told if one.startswith("simulator")]
     assert tries == ["simulator begins", "simulator ends"] * 2
     # In parallel.
@@ -234,7 +236,7 @@ def test_bugs_that_make_one_result_wrong_are_told_apart_by_what_they_need(
     log = Log("oracle", 1, {JOB: Tally()})
     whole, worker = night(log), Mock(Worker, ask=ask)
     for lap, one in enumerate((*cases, *cases)):
-        turn = _Round(whole, worker, JOB, lap)
+        turn = Turn(whole, worker, JOB, lap)
         turn._judge(one)
         for bucket in turn.found:
             turn._find_needs(bucket)
@@ -253,8 +255,8 @@ def test_functions_are_those_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch)
     worker = Mock(Worker, ask=Mock(side_effect=[first, later, answer(Y)]))
     whole = night(Log("oracle", 1, {JOB: Tally()}, [bucket := Bucket([failure(Y)])]))
     second = Mock(asked=Mock(result=lambda: answer(None)))
-    monkeypatch.setattr(_Round, "_begin_elsewhere", lambda *case: second)
-    _Round(whole, worker, JOB, 0)._again(bucket)
+    monkeypatch.setattr(Asker, "_begin_elsewhere", lambda *case: second)
+    Asker(whole, worker).again(bucket)
     assert bucket.functions == {"shift.py:10"}
     assert whole.log.ran == {JOB.op: {"shift.py:10"}}
 

@@ -1,0 +1,151 @@
+"""Asking about a case, and asking again: its failure may be the machine's, or the engine's."""
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from properties.cases.case import Case
+from properties.device import resolve
+from properties.fuzz.answer import HANGS, Answer, Failure, Judge, Lost
+from properties.fuzz.bucket import Bucket
+from properties.fuzz.clock import Clock
+from properties.fuzz.night import Night
+from properties.fuzz.worker import Worker
+
+_AGAIN = 3
+# The second engine for each device.
+_OTHER_ENGINE = {"simulator": "interpreter", "interpreter": "simulator", "cuda": "simulator"}
+
+
+class Asker:
+    """Asks a worker about cases, and a second engine about those that fail.
+
+    Args:
+        idle: since when no process works for it, as while a case is drawn; None while one does.
+    """
+
+    def __init__(self, night: Night, worker: Judge) -> None:
+        self.night, self.worker, self.log = night, worker, night.log
+        self.idle: Clock | None = None
+        self.elsewhere: dict[str, _Elsewhere] = {}
+
+    def ask(self, law: str, case: Case) -> Answer:
+        self.idle = None
+        try:
+            return self.worker.ask(law, case)
+        finally:
+            self.idle = Clock.started(os.getpid())
+
+    def sure(self, law: str, case: Case) -> Answer:
+        """Ask about a case; if the machine may be at fault, repeat until it fails in the same way
+        twice. If somebody ends its process each time, that tells nothing of the case.
+
+        Repeats use fresh processes with time to compile. A known bug needs no repeat. A case that
+        hangs runs on the second engine at the same time, which would take as long again.
+        """
+        doubts: dict[str, Failure | None] = {}
+        answer = self.ask(law, case)
+        while answer.doubtful and answer.doubtful not in doubts and not self._knows(answer.failure):
+            doubts[answer.doubtful] = answer.failure
+            if answer.doubtful == HANGS:
+                self._begin_elsewhere(law, case)
+            answer = self.ask(law, case)
+        doubts.pop(answer.doubtful, None)
+        hung = doubts.get(HANGS)
+        if hung is not None and answer.failure is not None:
+            # A case that hangs under one limit and raises under a longer one, as a loop does at the
+            # simulator's turn limit, is one bug with both fingerprints.
+            del doubts[HANGS]
+            failure = replace(answer.failure, also=(*answer.failure.also, hung.fingerprint))
+            answer = replace(answer, failure=failure)
+        if answer.sent:
+            # Twice, and no failure of the case all the same.
+            doubts[answer.doubtful] = None
+            answer = Answer()
+        with self.night.lock:
+            self.log.unrepeated.update(doubts.keys())
+        return answer
+
+    def _knows(self, failure: Failure | None) -> bool:
+        with self.night.lock:
+            return failure is not None and self.log.bucket(failure.fingerprint) is not None
+
+    def again(self, bucket: Bucket) -> tuple[str, ...]:
+        """The engines on which a bug repeats."""
+        law, case = bucket.first.law, bucket.first.case
+        second = self._begin_elsewhere(law, case)
+        if bucket.first.fatal:
+            first = "  again     in a fresh process as well"
+        else:
+            self.worker.restart()
+            answers = [self.worker.ask(law, case) for _ in range(_AGAIN)]
+            shown = [answer for answer in answers if shows(answer, bucket)]
+            times = len(shown)
+            with self.night.lock:
+                # A process that met the bug before notes no functions. The first call of a process
+                # imports, as those of other bugs do.
+                for answer in shown[1:]:
+                    bucket.ran(answer.lines, answer.functions)
+                    self.log.noted(case.op, answer)
+            first = f"  again     {times} of {_AGAIN} times in a fresh process"
+            if times < _AGAIN:
+                with self.night.lock:
+                    bucket.steady, bucket.needs = False, ()
+        try:
+            answer = second.asked.result()
+        except (Exception, Lost) as error:
+            also = f"cannot tell: {error}"
+        else:
+            if shows(answer, bucket):
+                also = "too"
+            elif answer.doubtful == HANGS:
+                also = "takes too long to tell"
+            else:
+                also = "does not show it"
+        return first, f"  engines   the {second.beside}; the {second.engine} {also}"
+
+    def close(self) -> None:
+        self.idle = None
+        for second in self.elsewhere.values():
+            second.close()
+
+    def _begin_elsewhere(self, law: str, case: Case) -> "_Elsewhere":
+        """Start judging a case on the second engine, unless started already."""
+        key = f"{law} {case.to_json()}"
+        if key not in self.elsewhere:
+            self.elsewhere[key] = _Elsewhere(self.night, law, case)
+        return self.elsewhere[key]
+
+
+class _Elsewhere:
+    """A case on the second engine, in a process and thread of its own.
+
+    Args:
+        asked: the future answer.
+    """
+
+    def __init__(self, night: Night, law: str, case: Case) -> None:
+        self.night = night
+        self.beside = resolve(night.origin.device)
+        self.engine = _OTHER_ENGINE[self.beside]
+        self.worker = Worker(replace(night.origin, device=self.engine), night.limit)
+        night.workers.append(self.worker)
+        self.worker.stopped = night.stopped
+        self.thread = ThreadPoolExecutor(1)
+        self.asked: Future[Answer] = self.thread.submit(self.worker.ask, law, case)
+
+    def close(self) -> None:
+        self.worker.stop()
+        self.thread.shutdown()
+        self.worker.close()
+        self.night.workers.remove(self.worker)
+
+
+def shows(answer: Answer, bucket: Bucket) -> bool:
+    """Whether the first case of a bucket shows its bug again."""
+    again = answer.failure
+    if again is None:
+        return False
+    # An engine that interprets lines hangs at another line than one that compiles.
+    alike = again.hangs and bucket.first.hangs
+    return alike or any(map(bucket.has, (again.fingerprint, *again.also)))
