@@ -24,7 +24,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--slab", type=count, default=0, help="programs that run together; 1 is one by one"
     )
-    parser.add_argument("--order", choices=("forward", "reverse", "shuffled"), default="forward")
+    parser.add_argument(
+        "--order",
+        choices=("forward", "reverse", "shuffled"),
+        default="forward",
+        help="in which programs run (default: %(default)s)",
+    )
     parser.add_argument(
         "--tf32", action="store_true", help="round float32 operands of tl.dot to tf32"
     )
@@ -40,11 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
         default="refused",
         help="loads of floats that nobody has written: an error, or NaN (default: %(default)s)",
     )
-    parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parser.add_argument("script", type=Path, help="a file of Python")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     chosen = parser.parse_args(arguments)
     if not chosen.script.is_file():
-        parser.error(f"{chosen.script} is not a file")
+        parser.error(f"script: {chosen.script}, expected a file")
     options = {"slab": chosen.slab, "order": chosen.order, "tf32": chosen.tf32}
     options["unwritten"] = chosen.unwritten
     install(**options, checks=not chosen.no_checks, **({"dump": True} if chosen.dump else {}))

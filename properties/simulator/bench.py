@@ -144,8 +144,12 @@ def table(programs: list[int]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m properties.simulator.bench")
-    parser.add_argument("--programs", type=int, nargs="+", default=[1, 8, 64, 512])
+    parser = argparse.ArgumentParser(
+        prog="python -m properties.simulator.bench",
+        description="Compare the simulator's speed with that of Triton's interpreter.",
+    )
+    text = "programs of the launches that are timed (default: 1 8 64 512)"
+    parser.add_argument("--programs", type=int, nargs="+", default=[1, 8, 64, 512], help=text)
     parser.add_argument("--engine", choices=("simulator", "interpreter"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.engine is None:

@@ -44,10 +44,10 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.slab < 0:
-            raise ValueError(f"slab is {self.slab}, expected 0 (automatic) or a positive number")
+            raise ValueError(f"slab: {self.slab}, expected 0 (automatic) or a positive number")
         if not 2 <= self.index_bits <= 32:
-            raise ValueError(f"index_bits is {self.index_bits}, expected 2 to 32")
+            raise ValueError(f"index_bits: {self.index_bits}, expected 2 to 32")
         if self.order not in ("forward", "reverse", "shuffled"):
-            raise ValueError(f"order is {self.order!r}, expected forward, reverse or shuffled")
+            raise ValueError(f"order: {self.order!r}, expected forward, reverse or shuffled")
         if self.unwritten not in ("refused", "nan"):
-            raise ValueError(f"unwritten is {self.unwritten!r}, expected refused or nan")
+            raise ValueError(f"unwritten: {self.unwritten!r}, expected refused or nan")
