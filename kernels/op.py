@@ -22,7 +22,7 @@ R = TypeVar("R")
 _WIDTH = 92
 
 
-class Tile(TypedDict, total=False):
+class TileOption(TypedDict, total=False):
     """The last option of every family."""
 
     tile: int | None

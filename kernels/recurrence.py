@@ -23,7 +23,7 @@ from kernels import arguments, tiles
 from kernels.arguments import describe
 from kernels.differentiable import differentiable
 from kernels.modes import check_mode, choose_mode
-from kernels.op import Tile, axes, op, spelled_out
+from kernels.op import TileOption, axes, op, spelled_out
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.primitives.layout import with_dense_gradient
 from kernels.primitives.states import output_and_states
@@ -212,23 +212,23 @@ class _Packing(TypedDict, total=False):
     cu_seqlens: Int[Tensor, " N+1"] | None
 
 
-class StatelessOptions(_Scale, _Packing, Tile):
+class StatelessOptions(_Scale, _Packing, TileOption):
     """Options of an op that keeps no state, in the order of its signature."""
 
 
-class StateOptions(_States, _Packing, Tile):
+class StateOptions(_States, _Packing, TileOption):
     """Options of a recurrence without a scale, in the order of its signature."""
 
 
-class Options(_Scale, _States, _Packing, Tile):
+class Options(_Scale, _States, _Packing, TileOption):
     """Options of a recurrence."""
 
 
-class DeltaOptions(_Scale, _UnitKeys, _States, _Packing, Tile):
+class DeltaOptions(_Scale, _UnitKeys, _States, _Packing, TileOption):
     """Options of a delta rule."""
 
 
-class ReversibleOptions(_Scale, _States, _Reverse, _Packing, Tile):
+class ReversibleOptions(_Scale, _States, _Reverse, _Packing, TileOption):
     """Options of a recurrence that also runs from the last token to the first."""
 
 

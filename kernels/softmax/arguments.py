@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kernels.arguments import check_cu_seqlens, check_range, describe
-from kernels.op import Tile
+from kernels.op import TileOption
 
 MAX_DIM = 256
 
@@ -25,11 +25,11 @@ class _Lse(TypedDict, total=False):
     return_lse: bool
 
 
-class Options(_Pairs, Tile):
+class Options(_Pairs, TileOption):
     """Options of an op over pairs of queries and keys."""
 
 
-class LseOptions(_Pairs, _Lse, Tile):
+class LseOptions(_Pairs, _Lse, TileOption):
     """Options of one that returns the LSE as well."""
 
 
