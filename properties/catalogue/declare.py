@@ -80,8 +80,8 @@ LOGITS = (
     "zeros",
     "cancelling",
 )
-# Recipes of gates. Attention lists its own, `lowest_gates` among them.
-GATE_RECIPES = ("extreme_gates", "strong_gates", "shut_gates", "closed_gates", "growing_gates")
+# Recipes of the gates of recurrences. Attention lists its own, `lowest_gates` among them.
+RECURRENCE_GATES = ("extreme_gates", "strong_gates", "shut_gates", "closed_gates", "growing_gates")
 # A wrapper is a few lines before the kernels of another op: the laws that these may break.
 _LAWS_OF_A_WRAPPER = (
     "differential",
@@ -296,7 +296,7 @@ def _recipes(
     stated: Sequence[str], arguments: Sequence[Argument], *, of_any_size: bool
 ) -> tuple[str, ...]:
     gated = any(argument.role is Role.LOG_DECAY for argument in arguments)
-    gates = GATE_RECIPES if gated and not {*GATE_RECIPES} & {*stated} else ()
+    gates = RECURRENCE_GATES if gated and not {*RECURRENCE_GATES} & {*stated} else ()
     return (*stated, *gates, *(["wide_range"] if of_any_size else []))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import reference
 from properties.cases.case import Case
-from properties.catalogue.declare import GATE_RECIPES, declare, flag
+from properties.catalogue.declare import RECURRENCE_GATES, declare, flag
 from properties.catalogue.draws import NO_COUNTS, count
 from properties.catalogue.op import Mode, Option, Role
 from properties.catalogue.work import pairs_and_states
@@ -27,7 +27,7 @@ _RECIPES = (
 # Of ops that round even where integers are small.
 _ROUNDED = tuple(name for name in _RECIPES if name != "integers")
 # A step of 0 times a rate of -inf is NaN.
-_OF_STEPS = (*_RECIPES, *(name for name in GATE_RECIPES if name != "closed_gates"))
+_OF_STEPS = (*_RECIPES, *(name for name in RECURRENCE_GATES if name != "closed_gates"))
 _FORWARD_ALONE = frozenset({"reverse"})
 _MODES = (
     Mode("chunk", refuses=_FORWARD_ALONE),
