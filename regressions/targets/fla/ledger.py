@@ -1004,6 +1004,22 @@ LEDGER = (
                 '"scale":1.0,"use_qk_l2norm_in_kernel":false,"output_final_state":false},'
                 '"values":"closed_gates"}'
             ),
+            Case.from_json(
+                '{"op":"log_linear_attn","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":64,"V":16},"lengths":[40],"given":["g"],"options":{"scale":null},'
+                '"values":"closed_gates"}'
+            ),
+            Case.from_json(
+                '{"op":"comba","mode":"chunk","dtype":"float32","dims":{"B":1,"G":1,"R":1,"K":16,'
+                '"V":16},"lengths":[5],"given":["g","beta"],"options":{"scale":null,'
+                '"use_qk_l2norm_in_kernel":false,"output_final_state":false},'
+                '"values":"closed_gates","seed":1}'
+            ),
+            Case.from_json(
+                '{"op":"rwkv6","mode":"chunk","dtype":"float32","dims":{"B":1,"H":1,"K":16,"V":16},'
+                '"lengths":[5],"options":{"scale":null,"output_final_state":true},'
+                '"values":"closed_gates"}'
+            ),
         ),
         modes=("parallel", "chunk", "chunk_of_32"),
         shows=_closed,
@@ -1186,6 +1202,11 @@ LEDGER = (
                 '{"op":"attention","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":2,'
                 '"K":12,"V":9},"lengths":[33],"given":["g"],"options":{"scale":0.0,"causal":true,'
                 '"window":null},"values":"extreme_gates","seed":2574}'
+            ),
+            Case.from_json(
+                '{"op":"path_attn","mode":"parallel","dtype":"float32","dims":{"B":1,"G":1,"R":1,'
+                '"K":16,"V":16},"lengths":[64],"given":["g"],"float32":["w","beta","g"],'
+                '"options":{"scale":1.0},"values":"extreme_gates"}'
             ),
         ),
         modes=("parallel",),
@@ -1427,14 +1448,19 @@ LEDGER = (
                 '"lengths":[65],"options":{"scale":1.0,"output_final_state":true},'
                 '"values":"large_states"}'
             ),
+            Case.from_json(
+                '{"op":"log_linear_attn","mode":"chunk","dtype":"float16","dims":{"B":1,"G":1,"R":1,'
+                '"K":64,"V":16},"lengths":[65],"options":{"scale":0.001},"values":"large_states"}'
+            ),
         ),
         modes=("chunk", "fused_chunk"),
         shows=_overflowing_states,
-        symptoms=(Wrong(("o", "dq", "dg"), finite=False),),
+        symptoms=(Wrong(("o", "dq", "dg", "dlevel_scales"), finite=False),),
         expected="16640.0",
         got="inf",
-        cause="Between chunks, states are stored in the dtype of the keys: above 65504, in "
-        "float16, they are inf, and NaN where a query is 0.",
+        cause="Between chunks, states are stored in the dtype of the keys, in log-linear attention "
+        "read in that of the queries: above 65504, in float16, they are inf, and NaN where a query "
+        "is 0.",
     ),
     KnownFailure(
         name="gradient_of_the_oldest_token",
