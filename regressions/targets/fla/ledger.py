@@ -543,6 +543,24 @@ _GATES_OF_A_CHUNK = (
 
 LEDGER = (
     KnownFailure(
+        name="deltaformer_rest_of_a_chunk",
+        law="differential",
+        releases=RELEASES,
+        expected="[1.0, 1.0]",
+        got="[nan, 1.0]",
+        cause="In a batch the backward pass counts chunks from the last token, the forward pass "
+        "from the first (deltaformer/parallel.py): where they do not fill their chunks, gradients "
+        "of the first tokens are never written, and the others get weights of other tokens.",
+    ),
+    KnownFailure(
+        name="deltaformer_values_past_the_end",
+        law="differential",
+        releases=RELEASES,
+        expected="1.0",
+        got="load out of bounds in kernel parallel_deltaformer_bwd_kernel_qk",
+        cause="The backward pass loads a block of values without a mask (deltaformer/parallel.py).",
+    ),
+    KnownFailure(
         name="weights_of_large_logits",
         law="differential",
         releases=RELEASES,
