@@ -22,6 +22,7 @@ from properties.mutants.triggers.recording import Evaluation, Witness
 from properties.targets.ledger import Fault, Ledger
 from properties.verdict import Comparison
 from properties.verdict.compare import Budget
+from properties.verdict.precision import Precision
 
 Matrix = "np.ndarray[Any, Any]"
 # Evaluations to plant a predicate in before it counts as missing.
@@ -59,8 +60,8 @@ class _Recall:
         self.want: Results = {}
 
     def __call__(self, about: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        # A question about budgets ends with the form that it takes.
-        if not isinstance(about[-1], bool):
+        # A question about budgets ends with the form that it takes, or with a precision.
+        if not isinstance(about[-1], bool | Precision):
             self.want = self.recall(about, compute)
             return self.want
         return {name: _clear(y) for name, y in self.want.items()}
@@ -160,7 +161,7 @@ def _noticed(
             return None
         return _refuse if number in empty else _spoil
 
-    quiet = Subject(witness, subject.device, listener, _Recall(subject.recall), quick=True)
+    quiet = Subject(witness, subject.device, listener, _Recall(subject.recall))
     witness.start_again(one, spoils)
     try:
         with witness.eager():

@@ -1,24 +1,30 @@
-"""Run the suite's jobs once with the oracle as implementation, and record their calls."""
+"""Run the suite's jobs once on zeros, and record their calls.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+Nothing is computed. The implementation and the oracle return zeros of the right shapes, through
+which gradients flow, so every law holds until a result is made wrong.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import process_time
 from typing import Any
 from unittest import mock
 
 import hypothesis
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, settings
 from torch import Tensor
 
 from properties.cases import calls
 from properties.cases.case import Case
+from properties.cases.contexts import CONTEXTS, Context
 from properties.cases.sequences import dims_of
 from properties.cases.tensors import sizes
-from properties.catalogue.op import Function, Op
-from properties.jobs import Job, drawn, hypothesis_test
-from properties.laws import LAWS, Subject
+from properties.catalogue import OPS
+from properties.catalogue.op import Function, Op, Output
+from properties.jobs import Job, hypothesis_test
+from properties.laws import Subject
 from properties.mutants.triggers import facts
 from properties.mutants.triggers.facts import Facts
 from properties.targets.oracle import compute
@@ -47,12 +53,11 @@ Spoil = Callable[[str, Tensor], None]
 
 
 class Witness(Target):
-    """The oracle in place of our kernels: cases are drawn as for those, and calls are recorded.
+    """Zeros in place of our kernels: cases are drawn as for those, and calls are recorded.
 
     Args:
         spoils: call number → what makes its results wrong, or None to leave it right; None to
             record calls instead.
-        shapes: of the outputs by name, to return zeros while recording.
         beside: of each call before or between others, whose results nobody reads, how many calls it
             made: 1, or 0 if it was refused. While results are made wrong, none of them is computed.
     """
@@ -67,8 +72,8 @@ class Witness(Target):
         self.calls: list[Facts] = []
         self._known: Iterator[int] = iter(())
         self.spoils: Callable[[int], Spoil | None] | None = None
-        self.shapes: Mapping[str, Sequence[int]] | None = None
-        self._compiling = False
+        self._context = "grad"
+        self._may_be_refused = False
         self.beside: list[int] = []
         # The tensors of the previous call with their contents, and its options.
         self._before: tuple[dict[int, tuple[Tensor, Tensor]], Mapping[str, Any]] = ({}, {})
@@ -78,6 +83,9 @@ class Witness(Target):
 
     def architectures(self, case: Case) -> tuple[str, ...]:
         return self.ours.architectures(case)
+
+    def declaration(self, op: Op, mode: str) -> Op:
+        return hollow(op)
 
     def start(self) -> list[Facts]:
         """Forget all calls; return the list that records the next ones."""
@@ -99,11 +107,12 @@ class Witness(Target):
                 return self._spoilt(op, given, self.spoils(len(self.calls)))
             # Before the call writes in place.
             known = facts.of_call(op, mode, tile, given)
-            if self.shapes is None:
-                returned = compute(op, given)
-            else:
-                returned = _zeros(op, given, self.shapes)
-            known |= self._of_context() | self._of_the_call_before(op, given)
+            if self._may_be_refused:
+                # The oracle checks the arguments.
+                with torch.no_grad():
+                    compute(OPS[op.name], given)
+            returned = op.oracle(**given)
+            known |= {"context": self._context, **self._of_the_call_before(op, given)}
             self.calls.append(known)
             for name, y in _named(op, returned).items():
                 known[f"result {name}"] = y.numel() > 0
@@ -118,23 +127,12 @@ class Witness(Target):
         self, op: Op, given: dict[str, Any], spoil: Spoil | None
     ) -> Tensor | tuple[Tensor | None, ...]:
         """The results of a call, made wrong if `spoil` is given."""
-        returned = compute(op, given if spoil is None else _spoiling_gradients(op, given, spoil))
+        returned = op.oracle(**(given if spoil is None else _spoiling_gradients(op, given, spoil)))
         self.calls.append({})
         if spoil is not None:
             for name, y in _named(op, returned).items():
                 spoil(name, y)
         return returned
-
-    def _of_context(self) -> Facts:
-        if self._compiling:
-            return {"context": "compiled"}
-        if torch.is_inference_mode_enabled():
-            return {"context": "inference_mode"}
-        if not torch.is_grad_enabled():
-            return {"context": "no_grad"}
-        if torch.get_default_dtype() == torch.bfloat16:
-            return {"context": "bfloat16_by_default"}
-        return {"context": "autocast" if torch.is_autocast_enabled("cpu") else "grad"}
 
     def _of_the_call_before(self, op: Op, given: Mapping[str, Any]) -> Facts:
         """The changes since the previous call, if they share tensor objects."""
@@ -158,24 +156,29 @@ class Witness(Target):
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """Run compiled cases eagerly, but record them as compiled."""
-
-        def as_it_is(function: Function) -> Function:
-            def called(**given: Any) -> Any:
-                self._compiling = True
-                try:
-                    return function(**given)
-                finally:
-                    self._compiling = False
-
-            return called
-
+        """Run calls once and eagerly in all contexts, but record each as in its context."""
         with (
-            mock.patch.object(calls, "compiled", as_it_is),
+            mock.patch.object(calls, "compiled", _as_it_is),
+            mock.patch.object(calls, "checkpointed", _as_it_is),
+            mock.patch.dict(CONTEXTS, {name: self._noting(name) for name in CONTEXTS}),
             mock.patch.object(calls, "_call_before", self._beside(calls._call_before)),
             mock.patch.object(calls, "_call_between", self._beside(calls._call_between)),
         ):
             yield
+
+    def _noting(self, name: str) -> Context:
+        context = CONTEXTS[name]
+
+        @contextmanager
+        def entered(device: str) -> Iterator[None]:
+            before, self._context = self._context, name
+            try:
+                with context(device):
+                    yield
+            finally:
+                self._context = before
+
+        return entered
 
     def _beside(self, call: Callable[..., None]) -> Callable[..., None]:
         """Count the calls that `call` makes, or repeat the count without making them."""
@@ -183,15 +186,14 @@ class Witness(Target):
         def called(*given: Any) -> None:
             if self.spoils is None:
                 made = len(self.calls)
-                call(*given)
+                self._may_be_refused = True
+                try:
+                    call(*given)
+                finally:
+                    self._may_be_refused = False
                 self.beside.append(len(self.calls) - made)
                 return
-            known = next(self._known, None)
-            if known is None:
-                # A glance records the first call of a law only.
-                call(*given)
-                return
-            for _ in range(known):
+            for _ in range(next(self._known)):
                 spoil = self.spoils(len(self.calls))
                 self.calls.append({})
                 if spoil is not None:
@@ -199,6 +201,10 @@ class Witness(Target):
                     spoil("", torch.empty(0))
 
         return called
+
+
+def _as_it_is(function: Function) -> Function:
+    return function
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -215,21 +221,62 @@ def _named(op: Op, returned: Tensor | tuple[Tensor | None, ...]) -> dict[str, Te
     return {output.name: y for output, y in named if y is not None}
 
 
-def _zeros(
-    op: Op, given: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]
-) -> Tensor | tuple[Tensor | None, ...]:
-    """Zeros as results, through which gradients flow to all trained tensors."""
-    tensors = [x for x in given.values() if isinstance(x, Tensor)]
-    linked = sum((0.0 * x.float().sum() for x in tensors if x.requires_grad), torch.zeros(()))
-    asked = [o.asked_by is None or bool(given.get(o.asked_by)) for o in op.outputs]
-    results: list[Tensor | None] = [
-        torch.zeros(*shapes[o.name], dtype=tensors[0].dtype) + linked.to(tensors[0].dtype)
-        if wanted
-        else None
-        for o, wanted in zip(op.outputs, asked, strict=True)
-    ]
-    first = results[0]
-    return first if len(results) == 1 and first is not None else tuple(results)
+def hollow(op: Op) -> Op:
+    """The op with results of zeros, from each of which gradients of zeros flow to all its tensors.
+
+    So a result counts as depending on tensors that it does not depend on. The LSE is -inf, as of no
+    keys, since merging keeps that. An op that merges may have to return its inputs, so it computes.
+    """
+    if "merging" in op.laws and not op.own_keys:
+        return replace(op, oracle=lambda **given: compute(op, given))
+
+    def zeros(**given: Any) -> Tensor | tuple[Tensor | None, ...]:
+        tensors = [x for x in given.values() if isinstance(x, Tensor) and x.is_floating_point()]
+        nothing = sum((x.flatten()[:0].sum() for x in tensors if x.requires_grad), torch.zeros(()))
+        case = _case_of(op, given)
+        known = sizes(op, case)
+        double = tensors[0].dtype == torch.float64
+
+        def of(o: Output) -> Tensor | None:
+            if o.asked_by is not None and not given.get(o.asked_by):
+                return None
+            value = nothing - torch.inf if o.name == "lse" else nothing
+            like = value.to(torch.float64 if double else o.dtype_in(case))
+            return like.expand([known[d] for d in o.dims.split()]).contiguous()
+
+        results = tuple(map(of, op.outputs))
+        if given.get("inplace"):
+            return given[op.arguments[0].name].copy_(results[0])  # type: ignore[no-any-return]
+        return results if len(results) > 1 else results[0]  # type: ignore[return-value]
+
+    return replace(op, oracle=zeros, quiet_form=zeros)
+
+
+def _case_of(op: Op, given: Mapping[str, Any]) -> Case:
+    """The sizes and options of a call, as a case."""
+    tensors = {a.name: given[a.name] for a in op.arguments if given.get(a.name) is not None}
+    dims: dict[str, int] = {}
+    for a in (a for a in op.arguments if a.name in tensors):
+        dims |= zip(a.dims.split(), tensors[a.name].shape, strict=True)
+    if "G" in dims:
+        dims["R"] = dims["H"] // dims["G"] if dims["G"] else 1
+    bounds = [x for name in op.packed_by if (x := given.get(name)) is not None]
+
+    def lengths(bounds: Tensor | None, dim: str) -> tuple[int, ...]:
+        return (dims[dim],) if bounds is None else tuple(bounds.diff().tolist())
+
+    first, last = (bounds[0], bounds[-1]) if bounds else (None, None)
+    options = {o.name: given.get(o.name, o.default) for o in op.options}
+    return Case(
+        op=op.name,
+        mode="",
+        dtype=str(tensors[op.arguments[0].name].dtype).removeprefix("torch."),
+        dims=dims,
+        lengths=lengths(first, "T"),
+        key_lengths=lengths(last, "S") if "S" in dims else None,
+        packed=bool(bounds),
+        options={n: x.tolist() if isinstance(x, Tensor) else x for n, x in options.items()},
+    )
 
 
 def _spoiling_gradients(op: Op, given: Mapping[str, Any], spoil: Spoil) -> dict[str, Any]:
@@ -265,8 +312,8 @@ def _heard(op: Op, call: Facts, name: str) -> Callable[[Tensor], None]:
     return hear
 
 
-def record(job: Job, op: Op, subject: Subject, examples: int) -> list[Evaluation]:
-    """Evaluate a job on this many examples of the profile ci."""
+def record(job: Job, subject: Subject, examples: int, seed: int | None = None) -> list[Evaluation]:
+    """Evaluate a job on this many examples: those of the profile ci, or others by their seed."""
     witness = subject.target
     assert isinstance(witness, Witness)
     made: list[Evaluation] = []
@@ -281,43 +328,11 @@ def record(job: Job, op: Op, subject: Subject, examples: int) -> list[Evaluation
         made[-1].seconds = process_time() - started
 
     test = hypothesis_test(job, subject, observe, announce)
+    most = settings(settings.get_profile("ci"), max_examples=examples)
+    if seed is not None:
+        most = settings(most, derandomize=False, database=None, phases=[Phase.generate])
+        test = hypothesis.seed(seed)(test)
     with witness.eager():
-        settings(settings.get_profile("ci"), max_examples=examples)(test)()
+        most(test)()
     unique = {one.case: one for one in made}
     return [one for one in unique.values() if one.calls]
-
-
-def glance(job: Job, op: Op, subject: Subject, examples: int, seed: int) -> list[Evaluation]:
-    """Record only the first call of a law that compares with the oracle, without running the
-    oracle.
-
-    Planting decides whether the law judges that call.
-    """
-    witness = subject.target
-    assert isinstance(witness, Witness)
-    made: list[Evaluation] = []
-
-    def look(bundle: list[Case]) -> None:
-        for case in bundle:
-            adapted = LAWS[job.law].adapt(op, case)
-            known = sizes(op, adapted)
-            witness.shapes = {o.name: [known[d] for d in o.dims.split()] for o in op.outputs}
-            one = Evaluation(job, case, witness.start(), witness.beside)
-            inputs = subject.inputs(op, adapted)
-            subject.run(op, adapted, inputs, subject.cotangents(op, adapted))
-            made.append(one)
-
-    most = settings(
-        settings.get_profile("ci"),
-        max_examples=examples,
-        derandomize=False,
-        database=None,
-        phases=[Phase.generate],
-    )
-    test = hypothesis.seed(seed)(most(given(drawn(job, op, witness))(look)))
-    try:
-        with witness.eager():
-            test()
-    finally:
-        witness.shapes = None
-    return [one for one in made if one.calls]

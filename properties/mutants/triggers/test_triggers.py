@@ -9,6 +9,7 @@ import torch
 from hypothesis import settings
 
 from properties.cases.case import Case
+from properties.cases.contexts import CONTEXTS
 from properties.catalogue import OPS
 from properties.device import activate
 from properties.jobs import Job, hypothesis_test
@@ -17,7 +18,7 @@ from properties.mutants.__main__ import main
 from properties.mutants.triggers import run
 from properties.mutants.triggers.grammar import Atom, Between, among, atoms, pairs
 from properties.mutants.triggers.planting import Reach, explore
-from properties.mutants.triggers.recording import Evaluation, Witness, glance, record
+from properties.mutants.triggers.recording import Evaluation, Witness, hollow, record
 from properties.table import table
 from properties.targets import load
 from properties.targets.ours import Ours
@@ -109,40 +110,23 @@ def test_cases_are_those_of_our_kernels(ours: Ours, monkeypatch: pytest.MonkeyPa
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("op", ["short_conv", "attention", "gla"])
-def test_a_glance_records_the_first_call_of_a_law(op: str, subject: Subject) -> None:
-    witness = subject.target
-    assert isinstance(witness, Witness)
-    job = Job(op, OPS[op].modes[0].name, "differential", "float32")
-    seen = glance(job, OPS[op], subject, 8, 1)
-    assert len(seen) >= 6
-
-    # The glance does not know that the earlier call was rejected because its option does not suit
-    # the tensors, or because its boundaries do not suit the rules of its sequences.
-    def known(case: Case) -> bool:
-        return not case.earlier and (case.earlier is None or not case.options.get("structure"))
-
-    for one in (one for one in seen if known(one.case)):
-        calls = witness.start()
-        with witness.eager():
-            LAWS[job.law](OPS[op], one.case, subject)
-        # It does not know which outputs depend on nothing trained, and includes them all; where
-        # none depends on anything trained, there is no backward pass to compare.
-        assert len(calls) == len(one.calls), one.case.line()
-        for call, glanced in zip(calls, one.calls, strict=True):
-            if glanced.get("backward") and not call.get("backward"):
-                continue
-            other = {name for name, value in call.items() if glanced.get(name) != value}
-            assert all(name.startswith("loud ") for name in other), one.case.line()
-
-
 @pytest.mark.parametrize("name", [op.name for op in OPS.values() if op.modes])
-def test_calls_of_each_op_can_be_described(name: str, subject: Subject, ours: Ours) -> None:
+def test_zeros_obey_the_laws_and_calls_of_each_op_can_be_described(
+    name: str, subject: Subject, ours: Ours
+) -> None:
     op = OPS[name]
-    job = Job(name, op.modes[0].name, "differential", "float32")
-    calls = [call for one in glance(job, op, subject, 6, 2) for call in one.calls]
+    calls = []
+    for law in (law for law in op.laws if law != "rejection"):
+        job = Job(name, op.modes[0].name, law, "float32")
+        calls += [call for one in record(job, subject, 2) for call in one.calls]
     held = {atom.text for atom in atoms(op, ours) for call in calls if atom.holds(call)}
     assert {"float32", f"{op.outputs[0].name} is wrong"} <= held
+
+
+def test_each_call_is_recorded_in_its_context(subject: Subject) -> None:
+    job = Job("l2norm", "fused", "context_invariance", "float32")
+    made = record(job, subject, 40, seed=1)
+    assert {call["context"] for one in made for call in one.calls} == {*CONTEXTS}
 
 
 def test_rules_of_an_earlier_call_are_built(subject: Subject) -> None:
@@ -174,8 +158,8 @@ def _explored(laws: tuple[str, ...], subject: Subject) -> Reach:
     made: list[Evaluation] = []
     for law in laws:
         job = Job("short_conv", "fused", law, "float32")
-        made += record(job, OPS["short_conv"], subject, 12)
-    reach = Reach.of(OPS["short_conv"], [SOME, NONE, FAR, STATE])
+        made += record(job, subject, 12)
+    reach = Reach.of(hollow(OPS["short_conv"]), [SOME, NONE, FAR, STATE])
     explore(reach, made, subject)
     return reach
 
