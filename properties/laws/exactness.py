@@ -11,8 +11,9 @@ from properties.cases.case import Case
 from properties.cases.tensors import on_integers
 from properties.catalogue.kinds import is_delta
 from properties.catalogue.op import Argument, Op, Role
-from properties.laws.expect import expect_identical, oracle_results
+from properties.laws.expect import expect_identical
 from properties.laws.law import Law, Run
+from properties.verdict.oracle import oracle_results
 
 # Values around 200 still fit into 8 bits, but a few of them sum to more than 8 or 11 bits.
 _LARGE = 200

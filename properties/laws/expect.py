@@ -1,37 +1,28 @@
 """Comparison of results: bit for bit, or with the oracle within the error budget."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from properties.cases.calls import outputs_and_gradients, transformable
 from properties.cases.case import Case
 from properties.cases.inputs import Inputs, Results
 from properties.cases.sequences import dims_of
-from properties.cases.tensors import differentiable_outputs, largest_logit, trained, work
-from properties.catalogue.op import Function, Op, Role
+from properties.cases.tensors import work
+from properties.catalogue.op import Function, Op
 from properties.laws.law import Run, Violation
-from properties.verdict import BY_DTYPE, Budget, Comparison, Computation, budgets, compare
-from properties.verdict.computation import InheritedError
-from properties.verdict.precision import ACCUMULATOR, Precision, finer_than, unit_roundoff
+from properties.verdict import BY_DTYPE, Budget, Comparison, compare
+from properties.verdict.oracle import OracleCall, gradient_parts, in_float64, oracle_results
+from properties.verdict.precision import finer_than
 from properties.verdict.report import report, repro
-from properties.verdict.sigma import DRAWS, FEW_DRAWS, MANY_DRAWS, OracleFunction
+from properties.verdict.sigma import DRAWS, FEW_DRAWS, MANY_DRAWS
 
-_INCOMING = "gradient of "
 # Beyond this many numbers, in some tens of tensors each, the form over all pairs of tokens, whose
 # budgets are sharper, may not fit into memory.
 _MOST_WORK = 1e7
 # Up to this many times its budget an error may be a rare deviation, which few perturbed runs miss.
 _RARE = 8.0
-
-
-def oracle_results(op: Op, inputs: Inputs, gradients_of: Results | None) -> Results:
-    """Run the oracle in float64 on the numbers that the implementation gets."""
-    return outputs_and_gradients(op, op.oracle, inputs.to(torch.float64), _in_float64(gradients_of))
 
 
 def compare_with_oracle(
@@ -58,7 +49,7 @@ def compare_with_oracle(
     want = subject.recall(asked, lambda: oracle_results(op, inputs, gradients_of))
     got, want = _matched(run, got, want)
     left_out = dict(left_out or {})
-    parts = _parts(op, inputs, gradients_of)
+    parts = gradient_parts(op, inputs, gradients_of)
     for name in _shared(case, got):
         left_out[name] = ~got[name].isfinite() & _near_infinity(parts[name])
     for name, mask in left_out.items():
@@ -77,7 +68,7 @@ def compare_with_oracle(
     alone = run.law == "differential" and not case.same
     within = torch.float32 if op.in_float32 and alone else case.torch_dtype
     precision = BY_DTYPE[within]
-    make = partial(_allowed, op, case, inputs, gradients_of, want, dtypes, parts)
+    call = OracleCall(op, case, inputs, in_float64(gradients_of), want, dtypes, parts)
     of_budgets = *asked, dtypes, within
     attempts = _attempts(op, case, quick=subject.quick)
     _, quiet = attempts[0]
@@ -87,12 +78,13 @@ def compare_with_oracle(
         if draws == MANY_DRAWS and max(one.ratio for one in comparisons) > _RARE:
             break
         key = *of_budgets, draws, form is quiet
-        allowed = subject.recall(key, partial(make, precision, form=form, draws=draws))
+        allowed = subject.recall(key, partial(call.budgets, precision, form=form, draws=draws))
         comparisons = compared(allowed)
         if all(one.passed for one in comparisons):
             return _verdict(run, comparisons, "the oracle")
     for finer in () if op.multilinear(case) else finer_than(precision):
-        theirs = subject.recall((*of_budgets, finer), partial(make, finer, form=quiet, draws=DRAWS))
+        make = partial(call.budgets, finer, form=quiet, draws=DRAWS)
+        theirs = subject.recall((*of_budgets, finer), make)
         allowed = {name: budget.joined(theirs[name]) for name, budget in allowed.items()}
         comparisons = compared(allowed)
     return _verdict(run, comparisons, "the oracle")
@@ -108,124 +100,6 @@ def _attempts(op: Op, case: Case, *, quick: bool) -> list[tuple[int, Function]]:
     if not op.multilinear(case):
         attempts.append((MANY_DRAWS, quiet))
     return list(dict.fromkeys(attempts))
-
-
-def _allowed(
-    op: Op,
-    case: Case,
-    inputs: Inputs,
-    gradients_of: Results,
-    want: Results,
-    dtypes: Mapping[str, torch.dtype],
-    parts: Results,
-    precision: Precision,
-    *,
-    form: Function,
-    draws: int,
-) -> dict[str, Budget]:
-    incoming = _in_float64(gradients_of) or {}
-    telescopes = tuple(t for t in op.telescopes(case) if t.gradient in want)
-    if telescopes:
-        # Telescoping gradients inherit errors even from results that the case does not request.
-        inputs = replace(inputs, trained=trained(op, replace(case, frozen=())))
-        silent = {o.name for o in differentiable_outputs(op, case)} - set(incoming)
-        incoming |= {name: torch.zeros_like(want[name]) for name in silent}
-        want = oracle_results(op, inputs, incoming)
-        dtypes = {name: dtypes.get(name, case.torch_dtype) for name in want}
-    softmax = op.float32_logits and len(incoming) > 0
-    has_lse = any(o.name == "lse" for o in op.outputs)
-    if softmax:
-        inputs = inputs.with_options(**op.asks_for_all)
-        nothing = torch.zeros_like(want["o"])
-        incoming = {"o": nothing, "lse": nothing[..., 0].transpose(1, 2), **incoming}
-    exact = exact_scores(op, inputs.to(torch.float64))
-    tensors = {**exact.tensors, **{_INCOMING + name: x for name, x in incoming.items()}}
-    absolute = (
-        exact.with_options(scale=_absolute_scale(exact)) if "scale" in exact.options else exact
-    )
-    how = Computation(
-        precision=precision,
-        output_dtypes=dtypes,
-        terms=max(case.lengths + (case.key_lengths or ())) + max(case.dims.values()),
-        alike=_has_equal_terms(case),
-        gates=tuple(a.name for a in op.arguments if a.role is Role.LOG_DECAY),
-        constant_decay=op.constant_decay(case),
-        telescopes=telescopes,
-        float32_logits=op.float32_logits,
-        row_sums=_of_a_row_sum(want["o"], dtypes["o"]) if softmax and not has_lse else 0.0,
-        inherited=_inherited(op, inputs, incoming, want, dtypes) if softmax else {},
-        cotangents=frozenset(n for n in (*tensors, *want) if _follows_cotangents(op, n)),
-        parts=parts,
-    )
-    return budgets(
-        _by_tensors(op, form, exact),
-        tensors,
-        want,
-        how,
-        absolute=_by_tensors(op, form, absolute) if op.multilinear(case) else None,
-        size=work(op, case),
-        steps=_steps(op, case, form),
-        draws=draws,
-        seed=case.seed,
-    )
-
-
-def _steps(op: Op, case: Case, form: Function) -> int:
-    """How many steps a form takes one after the other: the definition of a recurrence has one for
-    each token.
-    """
-    walks = form is op.oracle and any(a.name == "initial_state" for a in op.arguments)
-    return max(case.lengths) if walks else 1
-
-
-def exact_scores(op: Op, inputs: Inputs) -> Inputs:
-    """Put what decides a selection into float32: the noise of a budget would break ties."""
-    scores = {a.name for a in op.arguments if a.role is Role.SCORE}
-    kept = {n: x.float() if n in scores else x for n, x in inputs.tensors.items()}
-    return replace(inputs, tensors=kept)
-
-
-def _has_equal_terms(case: Case) -> bool:
-    """Whether many terms of a sum are equal, so that their rounding errors are too.
-
-    Tokens are, if a tensor repeats one. If logits are zeros, so that all weights round alike, heads
-    of a group are as well, if a tensor repeats one head.
-    """
-    layouts = {case.layout, *case.layouts.values()}
-    return "repeated" in layouts or (case.values == "zeros" and "expanded" in layouts)
-
-
-def _follows_cotangents(op: Op, name: str) -> bool:
-    """Whether it is a cotangent or the gradient "dx" of an argument x."""
-    arguments = {argument.name for argument in op.arguments}
-    return name.startswith(_INCOMING) or (name[0] == "d" and name[1:] in arguments)
-
-
-def _of_a_row_sum(o: Tensor, dtype: torch.dtype) -> float:
-    """The relative error of `do · o` beside `dp`: of the rounded output, and of two sums."""
-    return math.hypot(unit_roundoff(dtype), ACCUMULATOR * math.sqrt(2 * o.shape[-1]))
-
-
-def _inherited(
-    op: Op, inputs: Inputs, incoming: Results, want: Results, dtypes: Mapping[str, torch.dtype]
-) -> dict[str, InheritedError]:
-    """Errors that softmax gradients inherit from the forward pass, as errors of the cotangents.
-
-    The backward kernels recompute the logits but reuse the normalizer. If one weight is nearly 1,
-    the rounding errors of both, each relative to the logit, cancel in the oracle and not in the
-    kernel: the weights of a query are off by a common factor, like its cotangents. Kernels also
-    compute `Σ p dp` of a query, which is subtracted from all its `dp`, as `do · o` from the rounded
-    output. The cotangent of the LSE enters at the same place.
-    """
-    factor = ACCUMULATOR * (largest_logit(op, inputs.given(), inputs.options.get("scale")) or 0.0)
-    do, dlse = incoming["o"], incoming["lse"]
-    sums = unit_roundoff(dtypes["o"]) * (do * want["o"]).nan_to_num(0, 0, 0).norm(dim=-1)
-    return {
-        f"{_INCOMING}o": InheritedError(factor * do, (*do.shape[:-1], 1)),
-        f"{_INCOMING}lse": InheritedError(
-            torch.hypot(factor * dlse, sums.transpose(1, 2)), dlse.shape
-        ),
-    }
 
 
 def expect_identical(
@@ -289,29 +163,6 @@ def _near_infinity(parts: Tensor) -> Tensor:
     return (parts.abs() > torch.finfo(torch.float16).max / 2).any(0)
 
 
-def _parts(op: Op, inputs: Inputs, gradients_of: Results | None) -> Results:
-    """The gradients that autograd adds, rounded, for tensors that are several arguments: "dx" →
-    those of all these arguments, stacked.
-    """
-    alone = {n: inputs.tensors[other].clone() for n, other in inputs.same.items()}
-    together: dict[str, list[str]] = {}
-    for n, other in inputs.same.items():
-        if other in inputs.trained:
-            together.setdefault(other, [other]).append(n)
-    apart = replace(
-        inputs,
-        tensors={**inputs.tensors, **alone},
-        same={},
-        trained=(*inputs.trained, *(n for names in together.values() for n in names[1:])),
-    )
-    if not together or not gradients_of:
-        return {}
-    found = oracle_results(op, apart, gradients_of)
-    return {
-        f"d{name}": torch.stack([found[f"d{n}"] for n in names]) for name, names in together.items()
-    }
-
-
 def _subnormal(x: Tensor) -> Tensor:
     """Which elements are so small that they, or a factor of them, may be subnormal."""
     return x.abs() < max(8 * torch.finfo(x.dtype).smallest_normal, 2.0**-100)
@@ -356,28 +207,3 @@ def _verdict(run: Run, comparisons: list[Comparison], against: str) -> float:
         also = tuple(other.name for other in failed[number + 1 :])
         subject.report(Violation(law, case, text, comparison, also))
     return max((c.ratio for c in comparisons if c.passed), default=0.0)
-
-
-def _by_tensors(op: Op, function: Function, inputs: Inputs) -> OracleFunction:
-    """The op as a function of its tensors and cotangents only."""
-
-    def of(tensors: Mapping[str, Tensor]) -> Results:
-        given = {n: x for n, x in tensors.items() if not n.startswith(_INCOMING)}
-        incoming = {
-            n.removeprefix(_INCOMING): x for n, x in tensors.items() if n.startswith(_INCOMING)
-        }
-        return transformable(op, function, replace(inputs, tensors=given), incoming)
-
-    return of
-
-
-def _absolute_scale(inputs: Inputs) -> float | None:
-    """Return |scale|; None and the sentinel -1 stand for a positive scale and stay."""
-    scale: float | None = inputs.options["scale"]
-    return scale if scale is None or scale == -1 else abs(scale)
-
-
-def _in_float64(tensors: Results | None) -> Results | None:
-    if tensors is None:
-        return None
-    return {name: x.to("cpu", torch.float64) for name, x in tensors.items()}

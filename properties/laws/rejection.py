@@ -24,10 +24,11 @@ from properties.cases.inputs import Inputs, Results
 from properties.cases.sequences import dims_of, tensors_of
 from properties.catalogue.op import Op, Role
 from properties.device import recorded_launches
-from properties.laws.expect import compare_with_oracle, fail, oracle_results
+from properties.laws.expect import compare_with_oracle, fail
 from properties.laws.law import Law, Run, Subject, Violation, with_a_row
 from properties.simulator import SimulationError
 from properties.targets.ledger import Ledger
+from properties.verdict.oracle import oracle_results
 from reference.arguments import same_dtype
 
 # Errors that mean harm: a kernel went out of bounds or does not terminate. On a GPU that raises

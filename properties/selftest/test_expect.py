@@ -11,10 +11,10 @@ from torch import Tensor
 from properties.cases.case import Case
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import Function
-from properties.laws import LAWS, Subject, Violation, expect
+from properties.laws import LAWS, Subject, Violation
 from properties.targets.oracle import Oracle
 from properties.targets.ours import target
-from properties.verdict import Budget, budgets, compare
+from properties.verdict import Budget, budgets, compare, oracle
 from properties.verdict.precision import underflow, unit_roundoff
 from properties.verdict.sigma import DRAWS, FEW_DRAWS, MANY_DRAWS
 
@@ -74,7 +74,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(draws)
         return budgets(*args, draws=draws, **kwargs)
 
-    monkeypatch.setattr(expect, "budgets", counting)
+    monkeypatch.setattr(oracle, "budgets", counting)
     return asked
 
 

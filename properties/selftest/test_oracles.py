@@ -16,10 +16,10 @@ from properties.cases.strategies import cases
 from properties.cases.tensors import build, cotangents, work
 from properties.catalogue import OPS, Op
 from properties.catalogue.op import REFERENCE, Function, Role
-from properties.laws.expect import exact_scores
 from properties.targets.oracle import Oracle
 from properties.verdict import Computation, Precision, budgets, compare
 from properties.verdict.compare import Budget
+from properties.verdict.oracle import exact_scores
 from properties.verdict.sigma import DRAWS, FEW_DRAWS
 
 FLOAT64 = Precision("float64", 2.0**-53, 2.0**-1022)
