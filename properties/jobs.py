@@ -1,6 +1,4 @@
-"""Jobs: one law about one mode of one op in one dtype. A job is a pytest item and a fuzzer's
-task.
-"""
+"""Jobs, each a pytest item and a task of the fuzzer, and how many examples each draws."""
 
 import math
 import re
@@ -44,6 +42,8 @@ _MOST_TIMES, _EXAMPLES_OF_FEW = 24.0, 1000
 
 @dataclass(frozen=True)
 class Job:
+    """One law about one mode of one op in one dtype."""
+
     op: str
     mode: str
     law: str

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from properties.cases.case import Case
-from properties.laws.rejection import BOUNDARIES, DTYPE, RANK, SIZES
+from properties.laws.mistakes import BOUNDARIES, DTYPE, RANK, SIZES
 from properties.targets.ledger import Given, KnownFailure, Raised, Told, Wrong
 
 RELEASES = ("fla-core 0.6.0",)

@@ -5,7 +5,7 @@ import math
 import torch
 
 from properties.cases.case import Case
-from properties.laws.rejection import DTYPE, RANK, SIZES
+from properties.laws.mistakes import DTYPE, RANK, SIZES
 from properties.targets.ledger import Given, KnownFailure, Raised, Told, Wrong
 
 ON_CPU = ("torch 2.13.0",)
