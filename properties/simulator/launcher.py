@@ -187,7 +187,7 @@ def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, .
         size = 1
     with np.errstate(all="ignore"):
         for programs in slabs(count, min(size, count), options):
-            slab = Slab(kernel.name, grid, programs, options, tensors)
+            slab = Slab(kernel.name, grid, programs, options, tensors, program.tile)
             program.entry(slab, *bound)
 
 

@@ -358,7 +358,7 @@ def if_else(w: Writer, i: Instruction) -> None:
     already = "False"
     for side, (block,) in zip(sides, i.regions, strict=False):
         with w.indented(f"if {side} is not False:", side):
-            for result, new in zip(i.results, w.uses(w.block(block)), strict=True):
+            for result, new in zip(i.results, w.packed(block, side), strict=True):
                 w.join(w.name(result), new, side, already)
         already = side
 

@@ -7,6 +7,7 @@ predicate says which programs are active: `None` for all of them, `False` for no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -36,6 +37,8 @@ Active = Array | None
 Predicate = Array | Literal[False] | None
 OVERFLOWN = -(2**62)
 LOOP_LIMIT = 1_000_000
+# Lanes of idle programs, in the largest tile, that take longer than it takes to leave them out.
+MANY_IDLE = 2**12
 CLOBBERS = ("written", "wrote another value")
 
 
@@ -114,6 +117,37 @@ def carried(
     return tuple(merge(inside, n, o) for n, o in zip(new, old, strict=True))
 
 
+def pack(slab: Slab, pred: Array, *values: Any) -> tuple[Any, ...]:
+    """The same for the active programs alone; unchanged if few are idle."""
+    active = np.flatnonzero(pred)
+    idle = len(pred) - len(active)
+    if idle < len(active) or idle * slab.tile < MANY_IDLE:
+        return (slab, pred, *values)
+    return (slab.part(active), None, *(rows(x, active) for x in values))
+
+
+def rows(x: Any, programs: Array) -> Any:
+    """A value of some programs."""
+    if isinstance(x, tuple):
+        return x[0], rows(x[1], programs)
+    return x if len(x) == 1 else x.take(programs, axis=0)
+
+
+def unpack(pred: Active, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Values of the active programs as values of all programs, if they were packed."""
+    return values if pred is None else tuple(spread(pred, x) for x in values)
+
+
+def spread(pred: Array, x: Any) -> Any:
+    if isinstance(x, tuple):
+        return x[0], spread(pred, x[1])
+    if len(x) in (1, len(pred)):
+        return x
+    whole = np.zeros((len(pred), *x.shape[1:]), x.dtype)
+    whole[pred] = x
+    return whole
+
+
 def activity(mask: Active, pred: Active, rank: int) -> Active:
     """The active lanes of an access."""
     if pred is None:
@@ -176,6 +210,7 @@ class Slab:
         counts: number of programs, one int32 array per axis.
         number: 1, 2, ... over the whole launch, which identifies a program in race detection.
         buffers: the tensor arguments, among which computed addresses are looked up.
+        tile: elements of the kernel's largest tile.
         limit: exclusive bound of a 32-bit integer in an address.
         few: whether that is less than 2^31.
     """
@@ -187,8 +222,9 @@ class Slab:
         programs: Array,
         options: Options,
         buffers: tuple[Buffer, ...] = (),
+        tile: int = 1,
     ) -> None:
-        self.kernel, self.grid, self.buffers = kernel, grid, buffers
+        self.kernel, self.grid, self.buffers, self.tile = kernel, grid, buffers, tile
         self.as_tf32, self.unmasked = options.tf32, options.unmasked
         self.limit = 2 ** (options.index_bits - 1)
         self.few = options.index_bits < 32
@@ -197,6 +233,12 @@ class Slab:
         self.counts = tuple(np.array([count], np.int32) for count in grid)
         self.alone = grid[0] * grid[1] * grid[2] == 1
         self.steps = 0
+
+    def part(self, active: Array) -> Slab:
+        """The slab of some of its programs."""
+        other = copy(self)
+        other.number, other.ids = self.number[active], tuple(x[active] for x in self.ids)
+        return other
 
     def numbered(self, number: Any) -> tuple[Any, Any, Any]:
         """The program ids of numbers of the launch."""

@@ -14,16 +14,19 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 import properties.simulator as simulator
+from properties.simulator import runtime
 
 N = 64
 RANGE = torch.arange(N, dtype=torch.int32)
 
 
-@pytest.fixture(autouse=True, params=[0, 1], ids=["slabs", "one by one"])
-def simulated(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(autouse=True, params=["slabs", "slabs without the idle", "one by one"])
+def simulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test runs with the programs of a launch together, and one after the other."""
     torch.manual_seed(0)
-    with simulator.simulating(slab=request.param):
+    if request.param == "slabs without the idle":
+        monkeypatch.setattr(runtime, "MANY_IDLE", 0)
+    with simulator.simulating(slab=1 if request.param == "one by one" else 0):
         yield
 
 

@@ -26,6 +26,8 @@ NAMESPACE: dict[str, Any] = {"np": np, "Location": Location}
 for module in (numerics, memory, runtime):
     NAMESPACE.update({name: x for name, x in vars(module).items() if not name.startswith("_")})
 RESERVED = {*NAMESPACE, *keyword.kwlist, "slab", "pred", "float", "dict"}
+# How the names of constants begin.
+CONSTANT = "_k_"
 
 
 class Unsupported(NotImplementedError):
@@ -95,7 +97,7 @@ class Module:
         known = self.constants.get(expression)
         if known is None:
             known = _free(
-                "_k_" + re.sub(r"\W", "_", hint.lstrip("%").replace("-", "m")), self.taken
+                CONSTANT + re.sub(r"\W", "_", hint.lstrip("%").replace("-", "m")), self.taken
             )
             self.constants[expression] = known
         return known
@@ -128,6 +130,7 @@ class FunctionWriter:
         self.pred = "None" if entry else "pred"
         self.names: dict[str, str] = {}
         self.taken: set[str] = set()
+        self.mentioned: set[str] = set()
         self.shown = Location()
 
     # Writing
@@ -152,12 +155,16 @@ class FunctionWriter:
         if known is None:
             known = _free(identifier(value), self.taken)
             self.names[value] = known
+        self.mentioned.add(known)
         return known
 
     def use(self, value: str) -> str:
         """Expression of a value as an operand, wrapped to int32 if it is kept wide."""
         text = self.name(value)
-        return f"_{text}_i32" if value in self.facts.wide else text
+        if value in self.facts.wide:
+            text = narrowed(text)
+            self.mentioned.add(text)
+        return text
 
     def uses(self, instruction: Instruction) -> list[str]:
         return [self.use(name) for name in instruction.operands]
@@ -166,7 +173,7 @@ class FunctionWriter:
         name = self.name(value)
         self.emit(f"{name} = {expression}")
         if value in self.facts.wide and value in self.facts.narrowed:
-            self.emit(f"_{name}_i32 = {name}.astype(np.int32)")
+            self.emit(f"{narrowed(name)} = {name}.astype(np.int32)")
 
     def define_all(self, values: list[str], expression: str) -> None:
         targets = "".join(f"{self.name(value)}, " for value in values)
@@ -212,6 +219,28 @@ class FunctionWriter:
             self.lower(instruction)
         return last
 
+    def packed(self, block: Block, pred: str) -> list[str]:
+        """Write a block that leaves out the idle programs if they are many; return what it yields,
+        for all programs."""
+        known = {name for name in self.names.values() if not name.startswith(CONSTANT)}
+        known |= set(map(narrowed, known))
+        start, before, self.mentioned = len(self.lines), self.mentioned, set()
+        values = self.uses(self.block(block))
+        outer = tuple_of(["slab", pred, *sorted(self.mentioned & known)])
+        self.mentioned |= before
+        if len(self.lines) == start:
+            return values
+        whole, margin = self.module.fresh("whole"), "    " * self.depth
+        self.lines[start:start] = [
+            f"{margin}{whole} = {outer}",
+            f"{margin}if {pred} is not None: {outer} = pack(*{whole})",
+        ]
+        made = [v for v in values if v not in known and not v.startswith(CONSTANT)]
+        if made:
+            self.emit(f"{tuple_of(made)} = unpack({whole}[1], {tuple_of(made)})")
+        self.emit(f"{outer} = {whole}")
+        return values
+
     def lower(self, instruction: Instruction) -> None:
         lowering = self.module.lowerings.get(instruction.name)
         if lowering is None:
@@ -256,6 +285,11 @@ class FunctionWriter:
                             self.join(self.name(argument), self.use(value), edge, into)
                         self.emit(f"{into} = either({into}, {edge})")
         self.emit(f"return {tuple_of(results)}")
+
+
+def narrowed(name: str) -> str:
+    """The variable of a wide value that is wrapped to int32."""
+    return f"_{name}_i32"
 
 
 def in_block(block: Block) -> str:
