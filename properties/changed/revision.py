@@ -39,11 +39,15 @@ def files_since(revision: str, root: Path) -> tuple[str, tuple[str, ...]]:
         else:
             what = "HEAD has no commit in common with 'main', expected --changed=REV"
         raise ValueError(f"--changed: {what}{more if short else ''}")
-    differing = _git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", base)
-    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
-    assert differing is not None
-    assert untracked is not None
-    names = {name for name in (differing + "\0" + untracked).split("\0") if name}
+    names: set[str] = set()
+    for listing in (
+        ("diff", "--name-only", "--no-renames", "--relative", "-z", base),
+        ("ls-files", "--others", "--exclude-standard", "-z"),
+    ):
+        code, listed = _ran(root, *listing)
+        if code != 0:
+            raise ValueError(f"--changed: git {listing[0]} in {root}: {listed}")
+        names.update(filter(None, listed.split("\0")))
     for name in sorted(names):
         _expect_python(root, name)
     return told, tuple(sorted(names))

@@ -132,6 +132,12 @@ def test_what_git_refuses_is_told(
         files_since("", tmp_path)
 
 
+def test_a_broken_index_is_told(git: Git, tmp_path: Path) -> None:
+    (tmp_path / ".git" / "index").write_text("broken")
+    with pytest.raises(ValueError, match=r"--changed: git diff in .*: (error|fatal): .*index"):
+        files_since("", tmp_path)
+
+
 def test_a_shallow_clone_says_so(git: Git, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     git("clone", "--quiet", "--depth=1", "--branch=branch", f"file://{tmp_path}", str(clone))
