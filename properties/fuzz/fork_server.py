@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from threading import Event, Lock, Thread
 from unittest.mock import patch
@@ -60,9 +60,13 @@ def end_server() -> None:
 
     Whoever waits for one of them does so no longer; the next to start begins with a new one.
     """
-    process = _server()
-    if process is not None:
-        os.kill(process, signal.SIGKILL)
+    # Nobody asks for the next until this one is gone: Linux closes its files before.
+    with _PREPARING:
+        process = _server()
+        if process is not None:
+            os.kill(process, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle, islice, takewhile
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from traceback import FrameSummary
 from typing import Any
 
@@ -36,6 +36,8 @@ _TRACING = 0.5
 # How many processes in a row may end or hang while they start, and seconds that one may take to
 # begin a task, or to load the target.
 _STARTS, _STARTING = 3, 300.0
+# Seconds before the second attempt, and twice as many before the third.
+_PAUSE = 0.2
 # Seconds in which a process that was killed is gone.
 _ENDING = 10.0
 # Signals that no instruction raises: somebody else sends them, or Linux when memory is short.
@@ -94,7 +96,9 @@ class Worker:
             Lost: processes end or hang before they begin a case, or cannot load the target.
         """
         why: Exception | None = None
-        for _ in range(_STARTS):
+        for before in range(_STARTS):
+            # Where it would be forked from may be about to end.
+            sleep(before * _PAUSE)
             if self.stopped:
                 raise Stopped
             try:
