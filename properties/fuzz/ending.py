@@ -8,10 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO, TextIOWrapper
+from time import sleep
 from types import FrameType
 from typing import Any, NoReturn
 
-from properties.fuzz.lanes import LANE
+# Seconds in which Python may exit by itself.
+_LEAVING = 5.0
 
 
 class Output:
@@ -78,13 +80,13 @@ def signals(asked: list[str]) -> Iterator[list[str]]:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process, also while compiled code holds a thread of the night, for which Python
-    would wait.
+    """End the process, also while compiled code holds a thread of the night, or an adapter a thread
+    or an exit handler of its own, for which Python would wait.
     """
-    lanes = [one for one in threading.enumerate() if one.name.startswith(LANE)]
-    for one in lanes:
-        one.join(timeout=1.0)
-    if any(one.is_alive() for one in lanes):
-        sys.stdout.flush()
+
+    def insist() -> None:
+        sleep(_LEAVING)
         os._exit(code)
+
+    threading.Thread(target=insist, daemon=True).start()
     sys.exit(code)

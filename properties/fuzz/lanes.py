@@ -12,8 +12,6 @@ from properties.fuzz.night import ORACLE, Night
 from properties.fuzz.turn import Turn
 from properties.jobs import Job
 
-# The names of a night's threads begin with it.
-LANE = "lane"
 # Seconds that drawing a case may take, and the drawing of the last one once the night is stopped,
 # without waits for a core.
 _DRAWING, _LAST = 60.0, 5.0
@@ -32,7 +30,7 @@ class Lanes:
         """Start a thread for each worker."""
         with without_interrupts():
             self.night.workers = [*workers]
-            threads = ThreadPoolExecutor(len(workers), LANE)
+            threads = ThreadPoolExecutor(len(workers), "lane")
             self.running = [threads.submit(self._lane, worker) for worker in workers]
         threads.shutdown(wait=False)
 

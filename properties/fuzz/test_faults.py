@@ -20,11 +20,10 @@ from hypothesis import Phase, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from properties.cases.case import Case
-from properties.fuzz import answer, fork_server, lanes, night, planted, report, worker
+from properties.fuzz import answer, ending, fork_server, lanes, night, planted, report, worker
 from properties.fuzz.__main__ import main
 from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.corpus import FOLDER
-from properties.fuzz.ending import leave
 from properties.fuzz.log import Log
 from properties.jobs import Job, hypothesis_test
 from properties.laws import Subject, Violation
@@ -130,15 +129,18 @@ def test_drawing_in_compiled_code_does_not_hold_up_the_end(
 ) -> None:
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.setattr(ending, "_LEAVING", 0.1)
     monkeypatch.setattr(night, "_GRACE", 0.5)
     monkeypatch.setattr(lanes, "_LAST", 0.1)
     with planted.HELD:
         code, printed = fuzz("drawing_in_compiled_code", "--minutes", "0.03")
         assert "no bugs in 0 examples" in printed
         assert not left  # `main` may be called within a process that goes on.
-        with pytest.raises(SystemExit):  # What follows `os._exit`, which returns here.
-            leave(code)
-    assert left == [0]
+        with pytest.raises(SystemExit):
+            ending.leave(code)
+        while not left:
+            time.sleep(0.01)
+    assert left == [code]
 
 
 def test_running_out_of_memory_once_is_not_reported(fuzz: Fuzz, mark: Path) -> None:
