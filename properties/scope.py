@@ -78,7 +78,7 @@ def check(target: Target, case: Case) -> None:
         ("broadcast", case.broadcast, inputs),
         ("options", case.options, options),
         ("earlier", case.earlier or (), options),
-        ("tile", () if case.tile is None else (case.tile,), tuple(_tiles(target, case))),
+        ("tile", () if case.tile is None else (case.tile,), _tiles(target, case)),
         ("architecture", filter(None, [case.architecture]), ARCHITECTURES),
         ("values", (case.values,), op.recipes),
         ("layout", (case.layout,), LAYOUTS),
@@ -159,9 +159,10 @@ def check_call(target: Target, case: Case) -> None:
         raise ValueError(f"case: options: {error}") from error
 
 
-def _tiles(target: Target, case: Case) -> Iterable[int]:
+def _tiles(target: Target, case: Case) -> Iterator[int]:
+    # Asked for once the dtype and the dims are known to be right.
     known = case.architecture is None or case.architecture in ARCHITECTURES
-    return target.tiles(case) if known and case.tile is not None else ()
+    yield from target.tiles(case) if known and case.tile is not None else ()
 
 
 def _expect_known(field: str, values: Iterable[object], known: Iterable[object]) -> None:

@@ -252,14 +252,28 @@ def _log(selection: Selection, target: Target, chosen: argparse.Namespace) -> Lo
         now = getattr(chosen, name)
         if now is not None and now != before:
             raise ValueError(f"--{name}: {now}, expected {before} as in {chosen.resume}")
-    # Jobs that the target no longer has are dropped.
+    # Jobs and bugs of ops that the target no longer has are dropped.
     every = Selection().jobs(target)
     without = [job.name for job in kept.tallies if job in every and job not in jobs]
     if without:
         others = counted(len(without), "other job")
         what = f"--resume: {chosen.resume} has {others}, as {without[0]}"
         raise ValueError(f"{what}, expected all of them selected")
-    return replace(kept, tallies={job: kept.tallies.get(job, Tally()) for job in jobs})
+    return replace(
+        kept,
+        tallies={job: kept.tallies.get(job, Tally()) for job in jobs},
+        buckets=[one for one in kept.buckets if _has(target, one)],
+    )
+
+
+def _has(target: Target, bucket: Bucket) -> bool:
+    """Whether the target still has the ops of a bucket's cases."""
+    try:
+        for failure in bucket.smallest:
+            scope.declared(target, failure.case.op, failure.case.mode)
+    except ValueError:
+        return False
+    return True
 
 
 def _crew(origin: Origin, chosen: argparse.Namespace) -> Sequence[Judge]:

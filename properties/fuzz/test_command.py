@@ -18,10 +18,12 @@ from properties.cases.case import Case
 from properties.catalogue import OPS
 from properties.fuzz import planted, record
 from properties.fuzz.__main__ import main
-from properties.fuzz.conftest import on_l2norm
+from properties.fuzz.answer import Failure
+from properties.fuzz.conftest import Fuzz, on_l2norm
 from properties.fuzz.log import Log, Tally
 from properties.fuzz.turn import lap_seed
 from properties.jobs import Job
+from properties.laws.fingerprint import Fingerprint
 from properties.targets.oracle import Oracle
 
 pytestmark = pytest.mark.ops("l2norm")
@@ -94,6 +96,7 @@ def leaving(device: object) -> object:
         (["--ledger", "pyproject.toml"], "ledger: 'pyproject.toml'"),
         (["--op", "l2norm", "--mode", "chunk"], "it has nothing of op l2norm and mode chunk"),
         (["--record", "/nowhere/at/all.json"], "expected a file in a folder that exists"),
+        (["--case", _with('"dtype":"x","tile":1')], "case: dtype: 'x', expected one of bfloat16"),
     ],
 )
 def test_arguments_that_make_no_run_are_rejected(
@@ -195,6 +198,18 @@ def test_two_runs_do_not_write_to_one_folder(
         os.close(other)
     assert ended.value.code == 2
     assert f"{option}: {tmp_path} belongs to a run that goes on" in capsys.readouterr().err
+
+
+def test_a_bug_of_an_op_that_is_gone_is_dropped(tmp_path: Path, fuzz: Fuzz) -> None:
+    job = Job("l2norm", "fused", "differential", "float32")
+    log = Log(f"{planted.__name__}:good", 1, {job: Tally(examples=5)})
+    case = replace(Case.from_json(_CASE), op="norm_of_old")
+    log.open(Failure(Fingerprint("norm", "differential", "y"), "differential", case, "wrong"), 1.0)
+    (tmp_path / "kept").mkdir()
+    log.write(tmp_path / "kept")
+    code, printed = fuzz("good", "--resume", "kept")
+    assert code == 0
+    assert "no bugs in 5 examples" in printed
 
 
 def test_a_log_of_jobs_that_are_not_selected_is_rejected(

@@ -352,6 +352,10 @@ def no_values(q: Tensor, k: Tensor) -> Tensor:
         ),
         ({"attention": causal_only}, "attention: .*causal_only.*, expected a mapping of modes"),
         *(
+            ({"attention": {mode: causal_only}}, "attention: mode .*, expected letters, digits")
+            for mode in ("../a", "it's", "", "a" * 300)
+        ),
+        *(
             ({"attention": {"a": Implementation(causal_only, **field)}}, rf"\(a\): {told}")
             for field, told in (
                 ({"dtypes": "float32"}, "dtypes 'float32', expected a tuple"),
@@ -370,6 +374,10 @@ def test_an_adapter_that_does_not_match_the_catalogue_is_rejected(ops: Any, mess
         Adapter(ops)
 
 
+def skipping(device: torch.device) -> Target:
+    pytest.skip("no such machine")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -378,6 +386,7 @@ def test_an_adapter_that_does_not_match_the_catalogue_is_rejected(ops: Any, mess
         ("properties.targets.ours:nothing", "properties.targets.ours has no 'nothing'"),
         ("properties.targets:NAMES", "properties.targets has no callable 'NAMES'"),
         ("builtins:repr", "returned str, expected a properties.targets.Target"),
+        (f"{__name__}:skipping", "cannot be made: Skipped: no such machine"),
     ],
 )
 def test_a_target_that_does_not_exist_is_named(name: str, message: str) -> None:

@@ -42,7 +42,10 @@ def load(name: str, device: Device) -> Target:
     try:
         with keeping_state():
             found = import_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # A module of tests may skip itself.
         raise ValueError(f"target: {name!r} cannot be imported: {_told(error)}") from error
     make = getattr(found, attribute, None)
     if not callable(make):
@@ -51,9 +54,9 @@ def load(name: str, device: Device) -> Target:
     try:
         with keeping_state():
             made = make(device)
-    except ValueError:
+    except (ValueError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise ValueError(f"target: {name!r} cannot be made: {_told(error)}") from error
     if not isinstance(made, Target):
         kind = type(made).__name__

@@ -1,6 +1,7 @@
 """Another library's kernels behind the signatures of the catalogue."""
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -201,6 +202,10 @@ class Adapter(Target):
                 for mode, one in modes.items()
             }
             for mode, one in self.ops[name].items():
+                # It is a part of the names of tests and files.
+                if not re.fullmatch(r"[\w-]{1,60}", str(mode)):
+                    what = "expected letters, digits, _ and -, 60 at most"
+                    raise ValueError(f"{name}: mode {mode!r}, {what}")
                 one.check(OPS[name], f"{name} ({mode})")
 
     def modes(self, op: Op) -> tuple[str, ...]:
