@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -25,8 +26,10 @@ from properties.catalogue import OPS, Op
 from properties.device import keeping_state
 from properties.jobs import Job, Selection, drawn, hypothesis_test, judge
 from properties.laws import LAWS, Subject, Violation
+from properties.session import TIMES_ITS_SHARE
 from properties.simulator import SimulationError
 from properties.simulator.errors import Location
+from properties.suite import test_laws
 from properties.targets import NAMES, Adapter, Implementation, Target, load
 from properties.targets.fla import library
 from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read
@@ -442,6 +445,13 @@ def test_a_call_that_changes_pytorchs_state_is_told(
     with keeping_state() as changed, told:
         judge("untouched_inputs", NORM, Subject(_normalized(changing), CPU))
     assert changed == []
+
+
+def test_pytest_reports_a_target_that_skips() -> None:
+    subject = Subject(_normalized(lambda y: pytest.skip("no such machine")), CPU)
+    job = Job("l2norm", "some", "differential", "float32")
+    with pytest.raises(Violation, match="Skipped: no such machine"):
+        test_laws.test_law_holds(job, subject, Mock(stash={TIMES_ITS_SHARE: 1.0}))
 
 
 def test_a_call_that_switches_gradients_off_hides_no_wrong_gradient() -> None:

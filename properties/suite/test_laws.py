@@ -4,12 +4,14 @@ In a run of all of them some rest and are deselected, see `Job.share`.
 """
 
 import warnings
+from collections import deque
 
 import pytest
 from hypothesis import settings
 
+from properties.cases.case import Case
 from properties.device import activate
-from properties.jobs import Job, Selection, examples, hypothesis_test
+from properties.jobs import Job, Selection, examples, hypothesis_test, raised
 from properties.laws import Subject, Violation
 from properties.session import TIMES_ITS_SHARE
 from properties.targets import load
@@ -30,8 +32,9 @@ def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> N
     subject.ledger.excused.clear()
     share = pytestconfig.stash[TIMES_ITS_SHARE]
     most = examples(job, subject.target, settings().max_examples, share)
+    tried: deque[Case] = deque(maxlen=1)
     try:
-        settings(max_examples=most)(hypothesis_test(job, subject))()
+        settings(max_examples=most)(hypothesis_test(job, subject, announce=tried.append))()
     except Violation as violation:
         raise _report(violation) from violation.__cause__
     except ExceptionGroup as several:
@@ -39,6 +42,11 @@ def test_law_holds(job: Job, subject: Subject, pytestconfig: pytest.Config) -> N
             if isinstance(one, Violation):
                 _report(one)
         raise several.with_traceback(None) from None
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        # The target raised it. A skip would pass.
+        raise _report(raised(job.law, tried[-1], subject, error)) from None
     for name, count in subject.ledger.excused.items():
         warnings.warn(f"{count} examples failed with {name}, which is known", stacklevel=1)
 
