@@ -29,7 +29,7 @@ from properties.catalogue import DTYPES, OPS
 from properties.counted import counted
 from properties.device import DEVICES, describe
 from properties.fuzz import record, report
-from properties.fuzz.answer import Judge, Lost, Origin
+from properties.fuzz.answer import Broken, Judge, Lost, Origin
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.display import Display
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         f"{FOLDER} keeps failing cases and those with the largest errors: "
         "the next run tries them first, and pytest replays those that break a law. A process that "
         f"grows by more than {GROWTH >> 30} GiB, or by its part of half the machine's memory, is "
-        "replaced between two cases.",
+        "replaced between two cases. What kernels print is not shown, except with --case.",
     )
     _add_selection(parse)
     _add_target(parse)
@@ -172,7 +172,7 @@ def _main(parse: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
         except ValueError as error:
             parse.error(str(error))
         if chosen.case is not None:
-            return replay(case, laws, Worker(origin, chosen.case_timeout), console)
+            return replay(case, laws, Worker(origin, chosen.case_timeout, prints=True), console)
         for line in scope.missing(subject.target, chosen.op, chosen.mode):
             _say(console, line)
         with signals(output.lost) as asked:
@@ -306,7 +306,7 @@ def replay(case: Case, laws: Sequence[str], worker: Worker, console: Console) ->
             else:
                 worst = f"worst error {answer.worst:.2f} of the budget"
                 _say(console, f"{name} holds: {worst if answer.worst else 'exact'}")
-    except Lost as error:
+    except (Broken, Lost) as error:
         _say(console, str(error))
         broken += 1
     finally:

@@ -72,9 +72,10 @@ class Answer:
     Args:
         worst: error as a fraction of its budget.
         excused: known failures of the target that the case showed.
-        doubtful: how it failed if the machine may be at fault: out of memory, killed by someone
-            else, or hanging.
-        sent: its process was ended from outside, however often.
+        doubtful: how it failed if the machine may be at fault: out of memory, files or threads,
+            killed by someone else, or hanging.
+        sent: the machine is at fault, however often: its process was ended from outside, or the
+            disk is full.
         spent: the process must be replaced.
         lines: source lines of the kernels that the case launched; none but on the simulator.
         functions: first lines of the target's Python functions that it ran; noted once for each
@@ -96,7 +97,11 @@ class Stopped(BaseException):
 
 
 class Lost(BaseException):
-    """A worker can judge nothing more. Hypothesis does not catch it."""
+    """A worker can judge nothing more, or not this case. Hypothesis does not catch it."""
+
+
+class Broken(Exception):
+    """An error of the suite or of an adapter, as text."""
 
 
 class Judge(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from properties.cases.case import Case
 from properties.device import resolve
-from properties.fuzz.answer import HANGS, Answer, Failure, Judge, Lost
+from properties.fuzz.answer import HANGS, Answer, Broken, Failure, Judge, Lost
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.clock import Clock
 from properties.fuzz.night import Night
@@ -33,6 +33,8 @@ class Asker:
         self.idle = None
         try:
             return self.worker.ask(law, case)
+        except Broken as error:
+            raise Lost(f"{law}, {case.line()}:\n{error}") from error
         finally:
             self.idle = Clock.started(os.getpid())
 

@@ -1,20 +1,22 @@
 """In the process of a worker: load a target and judge cases."""
 
 import ctypes
+import errno
 import faulthandler
 import os
 import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from time import monotonic
+from traceback import format_exc
 from types import CodeType, FrameType
-from typing import IO
+from typing import IO, ParamSpec, TypeVar
 
 import torch
 
@@ -23,7 +25,7 @@ import reference
 from properties import jobs, scope
 from properties.cases.case import Case
 from properties.cases.sequences import dims_of
-from properties.fuzz.answer import Answer, Failure, Origin
+from properties.fuzz.answer import Answer, Broken, Failure, Origin
 from properties.fuzz.clock import Clock
 from properties.laws import Subject, Violation
 from properties.laws.fingerprint import is_own, short
@@ -32,7 +34,7 @@ from properties.simulator.launcher import LAUNCHED
 from properties.targets.ledger import symptom
 from properties.verdict import Comparison
 from properties.verdict.picture import Picture, picture
-from properties.verdict.report import message_of
+from properties.verdict.report import message_of, versions
 
 # The signal that asks a hanging case for its traceback.
 WHERE = signal.SIGUSR1
@@ -41,6 +43,17 @@ _PR_SET_PDEATHSIG = 1
 _OOM = Path("/proc/self/oom_score_adj")
 # What runs in every case, whatever the target.
 _JUDGES = tuple(str(Path(one.__file__ or "").parent) for one in (properties, reference))
+_DISK = "disk"
+# What there may be too little of, by the error of a system call or the text of a RuntimeError.
+_SCARCE = {
+    errno.ENOMEM: "memory",
+    errno.EMFILE: "open files",
+    errno.ENFILE: "open files",
+    errno.EAGAIN: "processes",
+    errno.ENOSPC: _DISK,
+    errno.EDQUOT: _DISK,
+}
+_TOLD = {"can't allocate memory": "memory", "can't start new thread": "threads"}
 # Seconds of a case that may run once more, well within its limit.
 _QUICK = 5.0
 
@@ -52,12 +65,42 @@ _TRACES: IO[str]
 _MOST: int
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
 class Unloaded(Exception):
     """A process that was replaced while idle has no target."""
 
 
-def start(traces: Path, environment: dict[str, str]) -> None:
-    """Prepare the process, which ends with its parent."""
+def _answering(function: Callable[P, T]) -> Callable[P, T]:
+    """Answer once, with errors as text: a target may fork and return in both processes, and an
+    exception of its own may not survive the way back.
+    """
+
+    @wraps(function)
+    def answer(*args: P.args, **kwargs: P.kwargs) -> T:
+        asked = os.getpid()
+        try:
+            return function(*args, **kwargs)
+        except Unloaded:
+            raise
+        except BaseException:
+            raise Broken(format_exc()) from None
+        finally:
+            if os.getpid() != asked:
+                os._exit(0)
+
+    return answer
+
+
+def start(traces: Path, environment: dict[str, str], prints: bool) -> None:
+    """Prepare the process, which ends with its parent.
+
+    Args:
+        prints: what the target prints is shown; otherwise it goes nowhere, as the night's output
+            may be a terminal that shows a table, a pipe that nobody reads, or on a full disk.
+    """
     os.environ.clear()
     os.environ.update(environment)
     global _TRACES
@@ -71,6 +114,10 @@ def start(traces: Path, environment: dict[str, str]) -> None:
     _TRACES = traces.open("a")
     faulthandler.enable(_TRACES)
     faulthandler.register(WHERE, _TRACES, all_threads=False)
+    if not prints:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
 
 
 def _begin() -> None:
@@ -78,14 +125,22 @@ def _begin() -> None:
     _TRACES.flush()
 
 
-def load(origin: Origin, growth: int) -> None:
-    """Load the kernels once per process."""
+@_answering
+def load(origin: Origin, growth: int) -> str:
+    """Load the kernels once per process; return why they cannot be loaded."""
     global _SUBJECT, _MOST
     _begin()
-    _SUBJECT = origin.subject()
+    try:
+        _SUBJECT = origin.subject()
+    except ValueError as error:
+        return message_of(error)
+    # Reports name them, also once no file can be opened.
+    versions()
     _MOST = resident() + growth
+    return ""
 
 
+@_answering
 def judge(law: str, case: Case) -> Answer:
     if _SUBJECT is None:
         raise Unloaded
@@ -107,8 +162,17 @@ def judge(law: str, case: Case) -> Answer:
         with _noting(functions, case.op, case.mode, answer.failure.fingerprint) as new:
             if new:
                 _answer(law, case, _SUBJECT)
-    grown = resident() > _MOST
-    return replace(answer, spent=answer.spent or grown, functions=frozenset(functions))
+    return replace(answer, spent=answer.spent or _grown(), functions=frozenset(functions))
+
+
+def _grown() -> bool:
+    """Whether the process takes too much memory, or cannot even look because it opened too many
+    files.
+    """
+    try:
+        return resident() > _MOST
+    except OSError:
+        return True
 
 
 @contextmanager
@@ -148,14 +212,15 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
         return Answer(worst=jobs.judge(law, case, subject) or 0.0)
     except Violation as violation:
         found = violation
-    except Exception:
-        # An error of the suite.
-        raise
     except BaseException as error:
         # Ctrl-C does not reach a worker: the target raised it.
+        if isinstance(error, Exception) and not _lacking(error):
+            # An error of the suite.
+            raise
         found = jobs.raised(law, case, subject, error)
     fault = found.fault
-    doubtful = "runs out of memory" if _of_memory(fault) else ""
+    lacking = _lacking(fault)
+    doubtful = f"runs out of {lacking}" if lacking else ""
     failure = Failure(
         fingerprint=found.fingerprint,
         law=law,
@@ -166,7 +231,12 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
         picture=_picture(found, subject),
     )
     lost = isinstance(fault, BaseException) and _device_is_lost()
-    return Answer(failure=failure, doubtful=doubtful, spent=lost or bool(doubtful))
+    return Answer(
+        failure=failure,
+        doubtful=doubtful,
+        sent=lacking == _DISK,
+        spent=lost or bool(doubtful),
+    )
 
 
 def _picture(found: Violation, subject: Subject) -> Picture | None:
@@ -176,10 +246,14 @@ def _picture(found: Violation, subject: Subject) -> Picture | None:
     return picture(found.fault, found.case, dims_of(op, found.fault.name))
 
 
-def _of_memory(fault: object) -> bool:
-    if isinstance(fault, RuntimeError) and "can't allocate memory" in message_of(fault):
-        return True
-    return isinstance(fault, MemoryError | torch.OutOfMemoryError)
+def _lacking(fault: object) -> str:
+    """What the process or the machine ran out of; empty if it is something else."""
+    if isinstance(fault, MemoryError | torch.OutOfMemoryError):
+        return "memory"
+    if isinstance(fault, OSError):
+        return _SCARCE.get(fault.errno or 0, "")
+    text = message_of(fault) if isinstance(fault, RuntimeError) else ""
+    return next((what for told, what in _TOLD.items() if told in text), "")
 
 
 def _device_is_lost() -> bool:

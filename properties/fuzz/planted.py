@@ -1,5 +1,6 @@
 """Targets that fail in each way that a night must survive."""
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -134,6 +135,51 @@ def returning_more(device: torch.device) -> Adapter:
     return _adapter(l2norm)
 
 
+def forking(device: torch.device) -> Adapter:
+    """Returns in two processes, and in the second one, which is faster, another result."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        first = os.fork()
+        sleep(0.1 if first else 0.0)
+        return right(x) if first else 2 * right(x)
+
+    return _adapter(l2norm)
+
+
+def littering_files(device: torch.device) -> Adapter:
+    """Leaves files open, so that a process can judge few cases."""
+    if multiprocessing.parent_process() is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 30, hard))
+
+    def l2norm(x: Tensor) -> Tensor:
+        for _ in range(8):
+            os.open(os.devnull, os.O_RDONLY)
+        return right(x)
+
+    return _adapter(l2norm)
+
+
+def filling_a_disk(device: torch.device) -> Adapter:
+    """Prints to a file on a full disk."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return _adapter(l2norm)
+
+
+def printing(device: torch.device) -> Adapter:
+    """Raises an error if somebody can see what it prints."""
+
+    def l2norm(x: Tensor) -> Tensor:
+        if {os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)} != {os.devnull}:
+            raise ValueError("seen")
+        return right(x)
+
+    return _adapter(l2norm)
+
+
 def leaving(device: torch.device) -> Adapter:
     """Ends its process as if all were well."""
     return _adapter(lambda x: os._exit(0))
@@ -152,6 +198,31 @@ def leaving_at_once(device: torch.device) -> Adapter:
 def hanging_at_once(device: torch.device) -> Adapter:
     """Hangs in each process of the night that loads it."""
     return _loaded_with(lambda: sleep(1000))
+
+
+class Composed(ValueError):
+    """Cannot be unpickled."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+def refusing_at_once(device: torch.device) -> Adapter:
+    """Raises an error in each process of the night that loads it."""
+
+    def refuse() -> None:
+        raise Composed("not ", "here")
+
+    return _loaded_with(refuse)
+
+
+def breaking_at_once(device: torch.device) -> Adapter:
+    """Raises what nobody expects in each process of the night that loads it."""
+
+    def refuse() -> None:
+        raise Unwinding("not here either")
+
+    return _loaded_with(refuse)
 
 
 def _loaded_with(first: Callable[[], object]) -> Adapter:

@@ -150,6 +150,23 @@ def test_running_out_of_memory_once_is_not_reported(fuzz: Fuzz, mark: Path) -> N
     assert "no bugs in" in printed
 
 
+@pytest.mark.parametrize(
+    ("target", "what"), [("littering_files", "open files"), ("filling_a_disk", "disk")]
+)
+def test_a_machine_that_lacks_something_is_not_reported(target: str, what: str, fuzz: Fuzz) -> None:
+    code, printed = fuzz(target, "--examples", "1")
+    assert code == 0
+    assert f"no findings, as the machine may be at fault: runs out of {what} " in printed
+    assert "no bugs in" in printed
+
+
+@pytest.mark.parametrize("target", ["forking", "printing"])
+def test_one_process_answers_and_prints_nothing(target: str, fuzz: Fuzz) -> None:
+    code, printed = fuzz(target)
+    assert code == 0, printed
+    assert "may be at fault" not in printed
+
+
 def test_a_process_killed_from_outside_is_not_reported(fuzz: Fuzz, mark: Path) -> None:
     def kill() -> None:
         while not (mark.exists() and mark.read_text().endswith("\n")):
@@ -243,6 +260,8 @@ def test_a_process_that_ends_without_an_error_is_reported(fuzz: Fuzz) -> None:
         ("stillborn", "it ends with code 1 while it starts"),
         ("leaving_at_once", "it ends with code 0 while it starts"),
         ("hanging_at_once", "it hangs while it starts, at properties/fuzz/planted.py"),
+        ("refusing_at_once", "not here"),
+        ("breaking_at_once", "target: 'properties.fuzz.planted:breaking_at_once' cannot be made: "),
     ],
 )
 def test_processes_that_do_not_start_end_the_run_and_are_no_finding(

@@ -23,7 +23,7 @@ from properties.cases.case import Case
 from properties.counted import counted
 from properties.device import gpus
 from properties.fuzz import judging
-from properties.fuzz.answer import HANGS, Answer, Failure, Lost, Origin, Stopped
+from properties.fuzz.answer import HANGS, Answer, Broken, Failure, Lost, Origin, Stopped
 from properties.fuzz.clock import Clock
 from properties.fuzz.fork_server import LOOK, environment, held_up_for, prepare
 from properties.laws.fingerprint import Fingerprint, family, is_own, short
@@ -59,13 +59,20 @@ class Worker:
         limit: seconds that a case may compute or sleep; it may wait for a core as long as it must.
         growth: bytes by which it may grow before it is replaced.
         gpu: the GPU that it sees, as CUDA_VISIBLE_DEVICES names it; None for all.
+        prints: what the target prints is shown.
     """
 
     def __init__(
-        self, origin: Origin, limit: float, growth: int = GROWTH, gpu: str | None = None
+        self,
+        origin: Origin,
+        limit: float,
+        growth: int = GROWTH,
+        gpu: str | None = None,
+        *,
+        prints: bool = False,
     ) -> None:
         self.origin, self.limit, self.growth, self.gpu = origin, limit, growth, gpu
-        self.stopped = False
+        self.stopped, self.prints = False, prints
         # In memory, since a disk may be full.
         self.memory = os.memfd_create("traces")
         self.traces = Path(f"/proc/{os.getpid()}/fd/{self.memory}")
@@ -80,7 +87,7 @@ class Worker:
         self.pool = ProcessPool(
             1,
             initializer=judging.start,
-            initargs=(self.traces, environment(self.gpu)),
+            initargs=(self.traces, environment(self.gpu), self.prints),
             context=multiprocessing.get_context("forkserver"),
         )
 
@@ -122,15 +129,17 @@ class Worker:
             Lost: the target raises an error here, though not where it was loaded first.
         """
         try:
-            self._run(judging.load, (self.origin, self.growth), _STARTING)
+            why = self._run(judging.load, (self.origin, self.growth), _STARTING)
+        except Broken as error:
+            why = str(error)
         except TimeoutError as error:
             where = "".join(f", at {line}" for line in _places(self._trace())[:1])
             raise BrokenProcessPool(f"it hangs while it starts{where}") from error
         except ProcessExpired as error:
             raise BrokenProcessPool(f"it {_how(error.exitcode)} while it starts") from error
-        except ValueError as error:
+        if why:
             self.stopped = True
-            raise Lost(f"a process that judges cases does not start: {error}") from error
+            raise Lost(f"a process that judges cases does not start: {why}")
         self.loaded = True
 
     def _judged(self, law: str, case: Case) -> Answer:

@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from traceback import FrameSummary
@@ -84,18 +85,14 @@ def error_report(
         error: its notes say which call raised it.
         frames: the traceback's frames in the target's own code.
     """
-    # Colours and other control characters are a terminal's commands, and no text of a page.
-    shown = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in message_of(error))
-    message = "".join(shown)
-    if len(message) > _TEXT:
-        message = f"{message[:_TEXT]} … and {len(message) - _TEXT} more characters"
+    message = _shown(message_of(error))
     lines = [f"{law}: {type(error).__name__}{message and f': {message}'}", ""]
     for frame in frames[-_FRAMES:]:
         lines += [f"  at        {frame.filename}:{frame.lineno} in {frame.name}"]
         lines += [f"            {frame.line}"] if frame.line else []
     if not frames:
         lines += ["  at        no line of the target's own code"]
-    lines += [f"  call      {call}" for call in getattr(error, "__notes__", ())]
+    lines += [f"  call      {_shown(note)}" for note in getattr(error, "__notes__", ())]
     return "\n".join([*lines, *_context(law, case, device, target)])
 
 
@@ -103,8 +100,16 @@ def message_of(error: BaseException) -> str:
     """The text of an exception, whose type may be the target's own and fail to say it."""
     try:
         return str(error)
-    except Exception as worse:
+    except BaseException as worse:
         return f"its text raises {type(worse).__name__}"
+
+
+def _shown(text: str) -> str:
+    """A text of the target's, not too long, for a terminal and for a page."""
+    # Colours and other control characters are a terminal's commands, and no text of a page.
+    parts = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text[:_TEXT])
+    more = len(text) - _TEXT
+    return "".join(parts) + (f" … and {more} more characters" if more > 0 else "")
 
 
 def end_report(
@@ -238,6 +243,7 @@ def _first(wrong: Tensor, case: Case, dims: Sequence[str]) -> list[str]:
     return [f"  first     {text}, in tile {tiles} tokens"]
 
 
+@cache
 def versions() -> str:
     known = [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
     try:
