@@ -1,7 +1,9 @@
 """Cases that the next night tries first, kept in Hypothesis' database."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
@@ -10,6 +12,15 @@ from properties.jobs import Job
 
 FOLDER = Path(".hypothesis") / "examples"
 _MOST = 3
+
+
+class _Folder(DirectoryBasedExampleDatabase):
+    """Where the disk has no room for temporary files, Hypothesis would leave two of them open."""
+
+    def save(self, key: bytes, value: bytes) -> None:
+        with suppress(OSError), TemporaryFile(buffering=0) as tried:
+            tried.write(value)
+            super().save(key, value)
 
 
 class Corpus:
@@ -23,7 +34,7 @@ class Corpus:
 
     def __init__(self, owner: str, database: ExampleDatabase | None = None) -> None:
         self.owner = owner
-        self.database = database or DirectoryBasedExampleDatabase(FOLDER)
+        self.database = database or _Folder(FOLDER)
         self.least: dict[Job, float] = {}
 
     def entries(self, job: Job) -> list[tuple[float, Case]]:

@@ -23,7 +23,7 @@ from properties.cases.case import Case
 from properties.fuzz import answer, ending, fork_server, lanes, night, planted, report, worker
 from properties.fuzz.__main__ import main
 from properties.fuzz.conftest import Fuzz, on_l2norm
-from properties.fuzz.corpus import FOLDER
+from properties.fuzz.corpus import FOLDER, Corpus
 from properties.fuzz.log import Log
 from properties.jobs import Job, hypothesis_test
 from properties.laws import Subject, Violation
@@ -468,6 +468,21 @@ def test_a_full_disk_does_not_end_the_run(fuzz: Fuzz, monkeypatch: pytest.Monkey
     assert "--resume not written: [Errno 28]" in printed
     assert "--report not written: [Errno 28]" in printed
     assert "1 bug in" in printed
+
+
+def test_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    corpus, job = Corpus("good"), Job("l2norm", "fused", "differential", "float32")
+    case = Case(op="l2norm", mode="fused", dtype="float32", dims={"B": 1}, lengths=(1,))
+    before = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        for number in range(1, 20):
+            corpus.keep(job, case, 0.01 * number)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) < before + 19
 
 
 def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path) -> None:
