@@ -354,7 +354,12 @@ def fuzz(
     prepare()
     with Live(display, console=console, refresh_per_second=2, transient=not console.is_terminal):
         lanes.start(workers)
-        _watch(lanes, asked, keep, display, console)
+        try:
+            _watch(lanes, asked, keep, display, console)
+        except BaseException:
+            # The threads would go on until the deadline.
+            night.stop()
+            raise
     for bucket in log.buckets:
         # A smaller case may have come later.
         bucket.write(chosen.findings, chosen.target)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -468,6 +469,21 @@ def test_a_full_disk_does_not_end_the_run(fuzz: Fuzz, monkeypatch: pytest.Monkey
     assert "--resume not written: [Errno 28]" in printed
     assert "--report not written: [Errno 28]" in printed
     assert "1 bug in" in printed
+
+
+def test_an_error_outside_the_threads_ends_them(
+    fuzz: Fuzz, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(_: lanes.Lanes) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(lanes.Lanes, "watch", mistaken)
+    with pytest.raises(ZeroDivisionError):
+        fuzz("slow", "--minutes", "10")
+    for one in threading.enumerate():
+        if one.name.startswith("lane"):
+            one.join(60)
+            assert not one.is_alive()
 
 
 def test_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
