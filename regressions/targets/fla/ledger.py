@@ -1157,6 +1157,26 @@ LEDGER = (
         cause="The last gate of a sequence without tokens is read: the one before the sequence.",
     ),
     KnownFailure(
+        name="log_linear_gradients_in_float16",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"log_linear_attn","mode":"chunk","dtype":"float16","dims":{"B":1,"G":1,"R":2,'
+                '"K":64,"V":16},"lengths":[130],"given":["g"],"options":{"scale":1},'
+                '"values":"large_values","seed":2}'
+            ),
+        ),
+        modes=("chunk",),
+        # How large the gradients of a call are nobody knows here.
+        shows=lambda given: given["q"].dtype == torch.float16 and _longest(given) > CHUNK,
+        symptoms=(Wrong(("dq", "dk", "dv", "dg"), finite=False),),
+        expected="0.0",
+        got="nan",
+        cause="Gradients of states, and of queries and keys of each head, are stored in the dtype "
+        "of the values: above 65504, in float16, they are inf, and NaN where a value is 0.",
+    ),
+    KnownFailure(
         name="log_linear_scales_in_float32",
         law="differential",
         releases=RELEASES,
