@@ -65,6 +65,7 @@ __all__ = [
     "UndefinedResult",
     "UninitializedRead",
     "UnwrittenOutput",
+    "forget_timings",
     "install",
     "installed",
     "require_written",
@@ -91,6 +92,11 @@ def uninstall() -> None:
 def installed() -> bool:
     """Whether launches are being simulated."""
     return SESSION.installed
+
+
+def forget_timings() -> None:
+    """Let the next call of each autotuned kernel time its configs, as in a new process."""
+    SESSION.timed.clear()
 
 
 def require_written(**tensors: torch.Tensor) -> None:

@@ -26,7 +26,8 @@ class Facts:
         narrowed: wide values also used where they must wrap like int32.
         quantities: integers converted from floats, and those computed from them. They count no
             elements.
-        stored, loaded: arguments through which memory is written or read.
+        stored, loaded, updated: arguments through which memory is written, read, or changed by an
+            atomic operation.
         synchronises: the kernel reads the result of an atomic, or reads past caches.
         waits: it may wait for another program.
     """
@@ -52,6 +53,7 @@ class Facts:
         )
         self.stored: set[str] = set()
         self.loaded: set[str] = set()
+        self.updated: set[str] = set()
         self.find_accesses(function)
         self.synchronises = any(
             volatile(i) or (i.name == "tt.atomic_rmw" and self.uses[i.results[0]])
@@ -146,6 +148,8 @@ class Facts:
                 self.stored |= through
             if instruction.name in ("tt.load", "tt.call"):
                 self.loaded |= through
+            if instruction.name not in ("tt.load", "tt.store"):
+                self.updated |= through
 
 
 def used_by(instruction: Instruction) -> list[str]:

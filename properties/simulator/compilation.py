@@ -52,6 +52,7 @@ class Program:
         self.tile: int = scope["TILE"]
         self.written: list[int] = scope["WRITTEN"]
         self.read: list[int] = scope["READ"]
+        self.updated: list[int] = scope["UPDATED"]
         self.synchronises: bool = scope["SYNCHRONISES"]
         self.sequential: bool = scope["SEQUENTIAL"]
         self.lines: list[tuple[str, int]] = scope.get("LINES", [])

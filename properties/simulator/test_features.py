@@ -1005,6 +1005,59 @@ def test_the_config_of_an_autotuned_kernel_is_an_option(choice: Any, block: int)
     assert (out == block + (48 % block == 0)).all()
 
 
+def doubled(**restored: Any) -> Any:
+    """A kernel that doubles its argument, autotuned over two configs."""
+    configs = [triton.Config({"B": 16}), triton.Config({"B": 32})]
+    return triton.autotune(configs=configs, key=["n"], **restored)(doubling)
+
+
+@triton.jit
+def doubling(x, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(x + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def counting(x, n, B: tl.constexpr):
+    tl.atomic_add(x + tl.arange(0, B), 1.0, mask=tl.arange(0, B) < n)
+
+
+def twice(kernel: Any, n: int = 10) -> list[float]:
+    """The first element of ones after one call, and after another."""
+    x, seen = torch.ones(n), []
+    for _ in range(2):
+        kernel[(1,)](x, n)
+        seen.append(x[0].item())
+    return seen
+
+
+def test_timing_updates_an_argument_that_nobody_restores() -> None:
+    simulator.forget_timings()
+    assert twice(doubled()) == [4.0, 8.0]
+    assert twice(doubled(restore_value=["x"])) == [2.0, 4.0]
+    single = triton.autotune(configs=[triton.Config({"B": 16})], key=["n"])(doubling)
+    assert twice(single) == [2.0, 4.0]
+
+
+def test_only_a_call_that_times_configs_resets_arguments() -> None:
+    configs = [triton.Config({"B": 16}), triton.Config({"B": 32})]
+    kernel = triton.autotune(configs=configs, key=["n"], reset_to_zero=["x"])(counting)
+    assert twice(kernel) == [1.0, 2.0]
+    assert twice(kernel, 11) == [1.0, 2.0]
+    assert twice(kernel, 11) == [2.0, 3.0]
+    simulator.forget_timings()
+    assert twice(kernel, 11) == [1.0, 2.0]
+
+
+def test_hooks_of_a_config_run_before_every_call() -> None:
+    def clear(given: dict[str, Any]) -> None:
+        given["x"].zero_()
+
+    configs = [triton.Config({"B": b}, pre_hook=clear) for b in (16, 32)]
+    kernel = triton.autotune(configs=configs, key=["n"])(counting)
+    assert twice(kernel) == [1.0, 1.0]
+
+
 @triton.jit
 def scalars(out, a, b, c, d):
     tl.store(out, a + b)

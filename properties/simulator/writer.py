@@ -88,6 +88,7 @@ class Module:
             f"TILE = {max(prod(kind.shape) for each in facts for kind in each.types.values())}",
             f"WRITTEN = {[i for i, name in enumerate(names) if name in known.stored]}",
             f"READ = {[i for i, name in enumerate(names) if name in known.loaded]}",
+            f"UPDATED = {[i for i, name in enumerate(names) if name in known.updated]}",
             f"SYNCHRONISES = {waits or any(each.synchronises for each in facts)}",
             f"SEQUENTIAL = {waits}",
         ]
