@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from properties.planting.edit import Edit
     from properties.planting.trial import LawAbout, TestAt
     from properties.targets import Adapter, Implementation, Target
+    from properties.targets.bare import Bare
     from properties.targets.ledger import KnownFailure, Raised, Told, Wrong
     from regressions.known_bug import KnownBug
 
 _HOME = f"{__name__}." if "__path__" in globals() else ""
 _PACKAGES = ("kernels", "properties", "reference", "regressions")
+_MODULES = {"bounds": "properties.targets.bounds", "plugin": "properties.plugin"}
 _FROM = {
     "Adapter": "properties.targets",
+    "Bare": "properties.targets.bare",
     "Case": "properties.cases.case",
     "Edit": "properties.planting.edit",
     "Implementation": "properties.targets",
@@ -38,6 +41,7 @@ _FROM = {
 
 __all__ = [
     "Adapter",
+    "Bare",
     "Case",
     "Edit",
     "Implementation",
@@ -57,8 +61,8 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for: pytest and the command import this file, and need little of it."""
     if name in _PACKAGES:
         return import_module(f"{_HOME}{name}")
-    if name == "plugin":
-        return import_module("properties.plugin")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in _FROM:
         return getattr(import_module(_FROM[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

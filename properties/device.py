@@ -122,6 +122,43 @@ def claiming(architecture: str | None, device: torch.device) -> Iterator[None]:
         yield
 
 
+def emulated() -> bool:
+    """Whether kernels run without a GPU: in the simulator or the interpreter."""
+    from triton import knobs
+
+    from properties import simulator
+
+    return simulator.installed() or bool(knobs.runtime.interpret)
+
+
+@contextmanager
+def configured(position: int | None) -> Iterator[None]:
+    """Make autotuned kernels run with another config than their first, where no GPU times them.
+
+    Args:
+        position: among the configs of different tiles, of which a list starts again after its last;
+            None is the first.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    from properties import simulator
+
+    simulator.forget_timings()
+    if position is None or not emulated():
+        yield
+        return
+
+    prune = Autotuner.prune_configs
+
+    def one_left(tuner: Any, keywords: dict[str, Any]) -> list[Any]:
+        others = {repr(config.kwargs): config for config in reversed(prune(tuner, keywords))}
+        tiles = list(reversed(others.values()))
+        return [tiles[position % len(tiles)]]
+
+    with patch.object(Autotuner, "prune_configs", one_left):
+        yield
+
+
 @contextmanager
 def keeping_state() -> Iterator[list[str]]:
     """Undo what is done inside this context to PyTorch's state, so that another's code does not

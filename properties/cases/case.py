@@ -27,7 +27,8 @@ class Case:
         float32: names of the tensors that are float32 in every `dtype`.
         broadcast: dims that have size 1 in a tensor that may be broadcast, `{"mask": "BT"}`.
         options: the other arguments of the op.
-        tile: entry of the tile table; None lets the op choose.
+        tile: entry of the tile table; None lets the op choose. Of another library, the position of
+            the config that its autotuned kernels run with, see `properties.device.configured`.
         architecture: the GPU that the simulator reports, a name of `properties.architectures`;
             None is Hopper there and the only choice on a GPU.
         values: the recipe that fills the tensors.

@@ -105,13 +105,13 @@ def _bundles(
     wider = [target.tiles(replace(case, dims=dict.fromkeys(dims, n))) for n in widths]
     small = [index for known in wider for index in tiles if index not in known]
     tile = draw(st.sampled_from([None, *tiles, *small])) if tiles else None
+    own = target.tokens(op.name, mode.name)
     if tiles:
-        edges: tuple[int, ...] = (tiles[tile if tile is not None else next(iter(tiles))],)
-    else:
-        own = target.tokens(op.name, mode.name)
-        edges = (own,) if own else _USUAL_TILES
+        own = tiles[tile if tile is not None else next(iter(tiles))]
+    edges = (own,) if own else _USUAL_TILES
+    if not (tiles and own) and edges != (16,):
         # Sequences extend past the target's own tile.
-        longest = longest if edges == (16,) else max(longest, edges[-1] + 16)
+        longest = max(longest, edges[-1] + 16)
     case, numbers = _with_arguments(draw, op, mode, replace(case, tile=tile))
     member = _members(op, mode, case, numbers, target, edges, longest, widest, extent, twin)
     # Thousands of tokens take longer to run than a program to compile.

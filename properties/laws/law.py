@@ -1,7 +1,7 @@
 """Laws, the subjects they judge, and the violations they raise."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ from properties.cases.inputs import Inputs, Results
 from properties.cases.layouts import SHARING
 from properties.cases.tensors import build, cotangents
 from properties.catalogue.op import Function, Op
-from properties.device import claiming
+from properties.device import claiming, configured
 from properties.laws.fingerprint import Fingerprint, fingerprint
 from properties.targets import Target
 from properties.targets.ledger import Fault, Ledger
@@ -70,9 +70,13 @@ class Subject:
                 tile=case.tile,
             )
 
-    def claiming(self, case: Case) -> AbstractContextManager[None]:
-        """Report the case's architecture to the kernels inside this context."""
-        return claiming(case.architecture, self.device)
+    @contextmanager
+    def claiming(self, case: Case) -> Iterator[None]:
+        """Report the case's architecture to the kernels inside this context, and run the case's
+        config of those that are autotuned.
+        """
+        with claiming(case.architecture, self.device), configured(case.tile):
+            yield
 
     def report(self, violation: "Violation") -> None:
         """Raise a violation, unless the ledger excuses it; the law then continues."""

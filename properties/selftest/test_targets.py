@@ -14,11 +14,13 @@ from unittest.mock import Mock
 import numpy
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import Tensor
 
 import reference
-from properties import scope
+from properties import scope, simulator
 from properties.cases.case import Case
 from properties.cases.extents import ORDINARY
 from properties.cases.strategies import cases
@@ -30,9 +32,9 @@ from properties.session import TIMES_ITS_SHARE
 from properties.simulator import SimulationError
 from properties.simulator.errors import Location
 from properties.suite import test_laws
-from properties.targets import NAMES, Adapter, Implementation, Target, load
+from properties.targets import NAMES, Adapter, Implementation, Target, bounds, load
 from properties.targets.fla import library
-from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read
+from properties.targets.ledger import KnownFailure, Ledger, Raised, Wrong, read, symptom
 
 CPU = torch.device("cpu")
 ATTENTION = OPS["attention"]
@@ -417,6 +419,73 @@ def test_a_wrong_shape_is_one_bug_whether_or_not_gradients_are_asked_for() -> No
             judge("differential", replace(NORM, context=context), subject)
         found.add(one.value.fingerprint)
     assert len(found) == 1
+
+
+@triton.autotune(  # type: ignore[untyped-decorator]
+    configs=[triton.Config({"B": 16}), triton.Config({"B": 8})], key=["D"]
+)
+@triton.jit  # type: ignore[untyped-decorator]
+def _first_config_alone(x_ptr, y_ptr, D, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    d = tl.arange(0, B)
+    x = tl.load(x_ptr + tl.program_id(0) * D + d, mask=d < D, other=0.0)
+    y = x / tl.sqrt(tl.sum(x * x) + 1e-6)
+    tl.store(y_ptr + tl.program_id(0) * D + d, y if B == 16 else -y, mask=d < D)
+
+
+def _autotuned_norm() -> Adapter:
+    def l2norm(x: Tensor) -> Tensor:
+        x, y = x.contiguous(), torch.empty(x.shape)
+        _first_config_alone[(y[..., 0].numel(),)](x, y, x.shape[-1])
+        return y
+
+    return Adapter({"l2norm": {"some": Implementation(l2norm, forward_only=True)}})
+
+
+def test_a_case_runs_another_config_of_an_autotuned_kernel() -> None:
+    subject = Subject(_autotuned_norm(), CPU)
+    with simulator.simulating():
+        judge("differential", NORM, subject)
+        judge("differential", replace(NORM, tile=2), subject)
+        with pytest.raises(Violation, match="y differs from the oracle"):
+            judge("differential", replace(NORM, tile=1), subject)
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_configs_are_drawn_where_no_gpu_times_them(
+    emulated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("properties.targets.adapter.emulated", lambda: emulated)
+    target, found = _autotuned_norm(), set()
+    op = scope.declared(target, "l2norm", "some")
+
+    @seed(0)
+    @settings(max_examples=60, database=None, deadline=None)
+    @given(cases(op, op.modes[0], "float32", target, extents=ORDINARY))
+    def draw(case: Case) -> None:
+        found.add(case.tile)
+
+    draw()
+    assert found == ({None, *range(1, 8)} if emulated else {None})
+
+
+def test_a_bound_leaves_out_what_is_empty() -> None:
+    one = Implementation(causal_only, bounds={"nothing empty": bounds.not_empty})
+    target = Adapter({"attention": {"some": one}})
+    op = scope.declared(target, "attention", "some")
+
+    @seed(0)
+    @settings(max_examples=60, database=None, deadline=None)
+    @given(cases(op, op.modes[0], "float32", target))
+    def draw(case: Case) -> None:
+        assert all([*case.dims.values(), *case.lengths, *(case.key_lengths or ())])
+
+    draw()
+
+
+def test_the_symptom_of_an_error_of_triton_is_what_is_wrong() -> None:
+    error = RuntimeError("at 46:10:\n    a + b\n    ^\narange's range must be a power of 2\n")
+    assert symptom(error) == Raised("RuntimeError", "arange's range must be a power of 2")
+    assert symptom(ValueError("no K\nhere")) == Raised("ValueError", "no K")
 
 
 def test_a_result_on_another_device_is_named() -> None:

@@ -13,6 +13,7 @@ from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Function, Mode, Op
 from properties.catalogue.telescope import Telescope
+from properties.device import emulated
 from properties.targets.bounds import Bound
 from properties.targets.target import Target
 
@@ -26,6 +27,10 @@ _KINDS: dict[str, type] = {
     "constants": tuple,
     "unstated": Mapping,
 }
+
+
+# Positions: most lists have fewer configs of different tiles.
+_CONFIGS = range(1, 8)
 
 
 @dataclass(frozen=True)
@@ -228,6 +233,11 @@ class Adapter(Target):
         constants = [f"{name} as a constant" for name in one.constants]
         return (*one.bounds, *others, *constants)
 
+    def tiles(self, case: Case) -> Mapping[int, int]:
+        """Configs of autotuned kernels after the first. On a GPU, Triton chooses."""
+        tokens = self.tokens(case.op, case.mode)
+        return dict.fromkeys(_CONFIGS, tokens) if emulated() else {}
+
     def tokens(self, op: str, mode: str) -> int:
         return self.ops[op][mode].tokens
 
@@ -247,8 +257,8 @@ class Adapter(Target):
                 if not one.has(name):
                     has = f"target {self.name} has no such argument of {op.name} ({mode})"
                     raise ValueError(f"{name}: given, but {has}")
-            if tile is not None:
-                raise ValueError(f"tile: {tile!r}, expected None, as {self.name} has no tile table")
+            if tile is not None and tile not in _CONFIGS:
+                raise ValueError(f"tile: {tile!r}, expected None or {_listed(map(str, _CONFIGS))}")
             # Both widths and all layouts are drawn; libraries take dense int64.
             bounds = {n: given[n] for n in op.packed_by if isinstance(given.get(n), Tensor)}
             dense = {n: x.long().contiguous() for n, x in bounds.items()}

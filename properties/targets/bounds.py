@@ -33,6 +33,17 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def not_empty(case: Case) -> Case:
+    """A token or more in each sequence, and dims of 1 or more."""
+    keys = case.key_lengths
+    return replace(
+        case,
+        dims={letter: max(size, 1) for letter, size in case.dims.items()},
+        lengths=tuple(max(n, 1) for n in case.lengths),
+        key_lengths=None if keys is None else tuple(max(n, 1) for n in keys),
+    )
+
+
 def equal_widths(case: Case) -> Case:
     """Values as wide as keys."""
     return replace(case, dims={**case.dims, "V": case.dims["K"]})

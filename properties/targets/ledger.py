@@ -106,7 +106,10 @@ def symptom(fault: Fault) -> Symptom:
         most = float(f"{1.1 * worst:.2g}") if worst > 1 else 1.0
         return Wrong((fault.name,), most, finite=fault.finite)
     if isinstance(fault, BaseException):
-        return Raised(type(fault).__name__, message_of(fault).partition("\n")[0][:_TEXT])
+        first, *others = message_of(fault).strip().split("\n")
+        # Triton begins with a place, "at 46:10:", and ends with what is wrong there.
+        said = others[-1] if others and first.endswith(":") else first
+        return Raised(type(fault).__name__, said[:_TEXT])
     return Told(fault)
 
 

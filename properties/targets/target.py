@@ -67,7 +67,7 @@ class Target:
         return ()
 
     def tiles(self, case: Case) -> Mapping[int, int]:
-        """The tile table's entries that the case can use → tokens per tile."""
+        """The tile table's entries that the case can use → tokens per tile, 0 if unknown."""
         return {}
 
     def tokens(self, op: str, mode: str) -> int:
