@@ -473,8 +473,18 @@ MATH = {
     "atan": "np.arctan({0})",
     "atan2": "np.arctan2({0}, {1})",
     "round": "np.copysign(np.floor(np.abs({0}) + {0}.dtype.type(0.5)), {0})",
-    "erf": "error_function({0})",
+    **{name: f"special({name!r}, {{0}})" for name in ("erf", "erfc")},
+    **{name: f"np.arc{name[1:]}({{0}})" for name in ("asin", "acos", "asinh", "acosh", "atanh")},
     "fma": "fused_multiply_add({0}, {1}, {2})",
+}
+_TO_NEAREST = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "rcp": "1 / {0}",
+    "sqrt": MATH["sqrt"],
+    "rsqrt": MATH["rsqrt"],
 }
 EXTERNAL = {
     **MATH,
@@ -485,6 +495,23 @@ EXTERNAL = {
     "fmod": "np.fmod({0}, {1})",
     "fmax": "np.fmax({0}, {1})",
     "fmin": "np.fmin({0}, {1})",
+    "fdim": "np.where({0} <= {1}, {0}.dtype.type(0), {0} - {1})",
+    **{name: f"np.{name}({{0}}, {{1}})" for name in ("copysign", "hypot", "nextafter")},
+    **{name: f"special({name!r}, {{0}})" for name in ("erfinv", "erfcx")},
+    "normcdf": "special('ndtr', {0})",
+    "lgamma": "special('gammaln', {0})",
+    "cbrt": "np.cbrt({0})",
+    "rcbrt": "1 / np.cbrt({0})",
+    "nearbyint": "np.rint({0})",
+    "saturate": "np.fmin(np.fmax({0}, {0}.dtype.type(0)), {0}.dtype.type(1))",
+    "llrint": "to_integer(np.rint({0}), np.int64)",
+    "float_as_int": "bitcast({0}, 'f32', 'i32')",
+    "int_as_float": "bitcast({0}, 'i32', 'f32')",
+    # To nearest, and not contracted with another operation.
+    **{f"{kind}{name}_rn": text for kind in "fd" for name, text in _TO_NEAREST.items()},
+    **dict.fromkeys(("fma_rn", "fmaf_rn"), MATH["fma"]),
+    **dict.fromkeys(("finite", "isfinited"), "np.isfinite({0}).astype(np.int32)"),
+    **dict.fromkeys(("signbit", "signbitd"), "np.signbit({0}).astype(np.int32)"),
     **dict.fromkeys(("isnanf", "isnand"), "np.isnan({0}).astype(np.int32)"),
     **dict.fromkeys(("isinff", "isinfd"), "np.isinf({0}).astype(np.int32)"),
 }

@@ -167,8 +167,10 @@ def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
-def error_function(x: Array) -> Array:
-    return torch.erf(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+def special(name: str, x: Array) -> Array:
+    """A function of `torch.special`."""
+    result: Array = getattr(torch.special, name)(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+    return result
 
 
 def bitcast(x: Array, source: str, target: str) -> Array:

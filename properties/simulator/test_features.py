@@ -642,6 +642,61 @@ def test_fast_variants_of_library_functions() -> None:
     assert ((out - expected).abs() <= 1e-6 * (1 + expected.abs())).all()
 
 
+@triton.jit
+def library_functions(out, integers, x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a, b = tl.load(x + i), tl.load(y + i)
+    tl.store(out + i, libdevice.asin(a) + libdevice.acos(a))
+    tl.store(out + N + i, libdevice.asinh(b) + libdevice.acosh(1 + b * b) + libdevice.atanh(a))
+    tl.store(out + 2 * N + i, libdevice.erfc(b) + libdevice.erfinv(a))
+    tl.store(out + 3 * N + i, libdevice.normcdf(b) + libdevice.fdim(a, b))
+    tl.store(out + 4 * N + i, libdevice.copysign(a, b) + libdevice.hypot(a, b))
+    tl.store(out + 5 * N + i, libdevice.cbrt(b) + libdevice.nearbyint(10 * b))
+    tl.store(out + 6 * N + i, libdevice.add_rn(a, libdevice.mul_rn(a, b)))
+    tl.store(out + 7 * N + i, libdevice.div_rn(a, b) + libdevice.fma_rn(a, b, a))
+    tl.store(integers + i, libdevice.llrint(10 * b).to(tl.int32))
+    tl.store(integers + N + i, libdevice.signbit(b).to(tl.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_library_functions(dtype: torch.dtype) -> None:
+    a, b = (torch.rand(N) * 1.8 - 0.9).to(dtype), torch.randn(N).to(dtype)
+    out, integers = torch.empty(8, N, dtype=dtype), torch.empty(2, N, dtype=torch.int32)
+    launch(library_functions, out, integers, a, b, N=N)
+    c, d = a.double(), b.double()
+    expected = [
+        c.asin() + c.acos(), d.asinh() + (1 + d * d).acosh() + c.atanh(), d.erfc() + c.erfinv(),
+        torch.special.ndtr(d) + (c - d).relu(), c.abs() * d.sign() + c.hypot(d),
+        d.sign() * d.abs() ** (1 / 3) + (10 * b).round().double(), c + c * d, c / d + c * d + c,
+    ]  # fmt: skip
+    for got, want in zip(out.double(), expected, strict=True):
+        bound = 16 * torch.finfo(dtype).eps * want.abs().clamp(min=1)
+        # The argument of acosh is rounded, next to 1 by the most.
+        assert ((got - want).abs() <= bound * (1 + 1 / d.abs())).all()
+    assert torch.equal(integers[0], (10 * b).round().int())
+    assert torch.equal(integers[1], b.signbit().int())
+
+
+@triton.jit
+def bits_of_floats(out, x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    flipped = libdevice.float_as_int(tl.load(x + i)) ^ -(2**31)
+    tl.store(out + i, libdevice.int_as_float(flipped))
+
+
+def test_library_functions_of_single_floats() -> None:
+    x = torch.tensor([0.0, -1.5, torch.inf, 3.0])
+    assert launch(bits_of_floats, torch.empty(4), x, N=4).tolist() == (-x).tolist()
+    x = torch.tensor([-1.0, 0.25, 2.0, torch.nan])
+    assert launch(saturated, torch.empty(4), x, N=4).tolist() == [0, 0.25, 1, 0]
+
+
+@triton.jit
+def saturated(out, x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, libdevice.saturatef(tl.load(x + i)))
+
+
 def test_float_to_integer_truncates() -> None:
     x = torch.tensor([1.9, -1.9, 0.5, -0.5, 1e9, -7.0, 3e5, 2.0**31])
     out = launch(convert, torch.zeros(8, dtype=torch.int32), x, N=8)
