@@ -528,6 +528,36 @@ def test_failing_cases_are_tried_first_the_next_night(fuzz: Fuzz, tmp_path: Path
     assert "2 bugs in" in printed
 
 
+_BOUNDED = """
+from pathlib import Path
+import reference
+from attention_oracles import Adapter, Implementation, bounds
+
+def l2norm(x):
+    if not x.numel():
+        raise ValueError("no rows")
+    return reference.l2norm(x)
+
+def target(device):
+    bounded = {"nothing empty": bounds.not_empty} if Path("stated").exists() else {}
+    return Adapter({"l2norm": {"fused": Implementation(l2norm, bounds=bounded)}})
+"""
+
+
+def test_a_failing_case_outside_a_new_bound_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bounded.py").write_text(_BOUNDED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = "--target bounded:target --law differential --dtype float32 --jobs 1 --no-shrink"
+    assert main([*given.split(), "--examples", "60", "--seed", "2"]) == 1
+    assert "ValueError: no rows" in capsys.readouterr().out
+    (tmp_path / "stated").touch()
+    for _ in range(2):
+        assert main([*given.split(), "--examples", "5"]) == 0
+
+
 class _Run:
     """The command in a process of its own, from its start or its first sign of work."""
 

@@ -113,14 +113,19 @@ class Turn:
             self.log.tallies[self.job].broken = not self.worker.stopped
 
     def _try_kept(self) -> None:
-        """Try the cases that earlier nights kept, if they are still valid."""
+        """Try the cases that earlier nights kept, if they are still valid.
+
+        A target may have got bounds since.
+        """
         for worst, case in self.night.corpus.entries(self.job):
             try:
-                scope.check(self.night.whose, case)
+                bounded = scope.declared(self.night.whose, case.op, case.mode).settle(case)
+                scope.check(self.night.whose, bounded)
             except ValueError:
                 self.night.corpus.drop(self.job, case)
                 continue
-            if self._judge(case)[0] is None and worst == float("inf"):
+            passes = self._judge(bounded)[0] is None
+            if bounded != case or (passes and worst == float("inf")):
                 self.night.corpus.drop(self.job, case)
 
     def _draw(self) -> None:
