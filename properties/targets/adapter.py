@@ -257,7 +257,7 @@ class Adapter(Target):
                 if not one.has(name):
                     has = f"target {self.name} has no such argument of {op.name} ({mode})"
                     raise ValueError(f"{name}: given, but {has}")
-            if tile is not None and tile not in _CONFIGS:
+            if tile is not None and (type(tile) is not int or tile not in _CONFIGS):
                 raise ValueError(f"tile: {tile!r}, expected None or {_listed(map(str, _CONFIGS))}")
             # Both widths and all layouts are drawn; libraries take dense int64.
             bounds = {n: given[n] for n in op.packed_by if isinstance(given.get(n), Tensor)}
