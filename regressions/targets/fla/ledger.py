@@ -1320,6 +1320,25 @@ LEDGER = (
         cause="Tiles are as long as the tokens for each multiprocessor, which here are none.",
     ),
     KnownFailure(
+        name="rotary_turned_while_timed",
+        law="differential",
+        releases=RELEASES,
+        cases=(
+            Case.from_json(
+                '{"op":"rotary_embedding","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":2,'
+                '"P":1},"lengths":[1],"options":{"interleaved":false,"seqlen_offsets":0,'
+                '"inplace":true},"frozen":["x"]}'
+            ),
+        ),
+        modes=("fused",),
+        shows=lambda given: given["inplace"],
+        symptoms=(Wrong(("y", "dx"), most=math.inf),),
+        expected="[0.0, 1.0]",
+        got="[-1.0, 0.0]",
+        cause="Triton times 15 configs on the tensor that the kernel turns in place, and nothing "
+        "restores it: the first call of a batch, number of heads and head dim turns it each time.",
+    ),
+    KnownFailure(
         name="rotary_gradient_overwritten",
         law="differential",
         releases=RELEASES,
@@ -1327,7 +1346,7 @@ LEDGER = (
             Case.from_json(
                 '{"op":"rotary_embedding","mode":"fused","dtype":"float32","dims":{"B":1,"H":1,"D":2,'
                 '"P":1},"lengths":[1],"options":{"interleaved":false,"seqlen_offsets":0,'
-                '"inplace":true}}'
+                '"inplace":true},"earlier":{}}'
             ),
         ),
         modes=("fused",),
