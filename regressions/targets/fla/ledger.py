@@ -129,8 +129,8 @@ def _overflowing_states(given: Given) -> bool:
     if k.dtype != torch.float16 or not k.numel():
         return False
     before = 0.0 if state is None else float(state.detach().abs().max())
-    k = k.float()
-    return before + float((k.abs().amax(-1) * v.abs().amax(-1)).sum(1).max()) > FLOAT16
+    keys = k.float().abs().amax(-1).repeat_interleave(v.shape[2] // k.shape[2], 2)
+    return before + float((keys * v.abs().amax(-1)).sum(1).max()) > FLOAT16
 
 
 def _no_tokens(given: Given) -> bool:
@@ -1506,7 +1506,7 @@ LEDGER = (
                 '"values":"large_states"}'
             ),
             Case.from_json(
-                '{"op":"log_linear_attn","mode":"chunk","dtype":"float16","dims":{"B":1,"G":1,"R":1,'
+                '{"op":"log_linear_attn","mode":"chunk","dtype":"float16","dims":{"B":1,"G":1,"R":2,'
                 '"K":64,"V":16},"lengths":[65],"options":{"scale":0.001},"values":"large_states"}'
             ),
         ),
