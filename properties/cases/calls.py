@@ -30,8 +30,8 @@ def outputs_and_gradients(
         gradients_of: cotangents by output; if empty, only the forward pass runs.
         context: the context of the forward pass, see `properties.cases.contexts`.
         earlier: options of a call before this one on the same tensor objects, which then hold other
-            numbers; None for no such call. Another call on other numbers then comes before the
-            backward pass as well.
+            numbers; None for no such call. Another call on other numbers then comes after it as
+            well, before the backward pass.
         extra: arguments of this implementation alone: `mode` and `tile`.
     """
     tensors = dict(inputs.tensors)
@@ -52,10 +52,10 @@ def outputs_and_gradients(
         function = checkpointed(function)
     with CONTEXTS[context](_device_type(inputs)), telling(op, {**given, **extra}):
         named = _named(op, function(**given, **extra), given)
-    if not gradients_of:
-        return {name: y.detach() for name, y in named.items()}
     if earlier is not None:
         _call_between(function, given, context, extra)
+    if not gradients_of:
+        return {name: y.detach() for name, y in named.items()}
     leaves = {name: tensors[name] for name in names}
     with telling(op, {**given, **extra}, "backwards through "):
         gradients = _gradients(named, leaves, gradients_of, twice=context == "backward_twice")
