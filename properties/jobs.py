@@ -34,7 +34,7 @@ _HALVES = ("bfloat16", "float16")
 # Examples (bundles of cases) that all jobs get together in the profile `ci`. A new op, mode or law
 # takes its examples from the others, so the suite does not grow with the catalogue until there are
 # as many jobs: each job has at least one.
-EXAMPLES_OF_CI = 3700
+EXAMPLES_OF_CI = 3500
 # A run of few jobs draws up to `_MOST_TIMES` as many examples for each, while all together stay
 # below `_EXAMPLES_OF_FEW`.
 _MOST_TIMES, _EXAMPLES_OF_FEW = 24.0, 1000
@@ -298,8 +298,9 @@ def drawn(job: Job, op: Op, target: Target) -> SearchStrategy[list[Case]]:
     """The job's cases in bundles, before its law adapts them."""
     # Laws that compare an implementation with itself make several calls a case, so their bundles
     # are smaller and have no cases of thousands of tokens.
-    extents, most = (EXTENTS, 4) if job.draws_for_itself else (FEW_TOKENS, 2)
-    found = bundles(op, op.mode(job.mode), job.dtype, target, extents=extents, most=most)
+    extents, most, tiny = (EXTENTS, 4, 4) if job.draws_for_itself else (FEW_TOKENS, 2, 0)
+    mode = op.mode(job.mode)
+    found = bundles(op, mode, job.dtype, target, extents=extents, most=most, tiny=tiny)
     return found if job.law == _OF_CONTEXTS else found.map(_not_compiled)
 
 

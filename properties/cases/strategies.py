@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from properties.cases.case import Case
-from properties.cases.extents import EXTENTS, Extent, large_count, large_dims
+from properties.cases.extents import EXTENTS, ORDINARY, Extent, large_count, large_dims
 from properties.cases.layouts import LAYOUTS
 from properties.cases.lengths import with_lengths, with_many_tokens
 from properties.cases.tensors import (
@@ -51,18 +51,27 @@ def cases(
 
 
 def bundles(
-    op: Op, mode: Mode, dtype: str, target: Target, *, most: int = 4, **limits: Unpack[Limits]
+    op: Op,
+    mode: Mode,
+    dtype: str,
+    target: Target,
+    *,
+    most: int = 4,
+    tiny: int = 0,
+    **limits: Unpack[Limits],
 ) -> SearchStrategy[list[Case]]:
-    """Up to `most` cases, nearly all of which run the same compiled programs.
+    """Up to `most` cases and `tiny` more of a token or two, nearly all of which run the same
+    compiled programs.
 
     Compiling is two thirds of the cost of a case. So the cases of a bundle share what a program is
     specialised on (head dims, tile, given arguments, flags) and differ in the rest: rows, lengths,
-    numbers, layouts, gradients, context. A case of many tokens is alone.
+    numbers, layouts, gradients, context. A case of many tokens is alone. A tiny case takes a small
+    part of the time of another, and most of what meets in a call does not depend on lengths.
     """
     # From the eleventh example on, Hypothesis mutates each example five times by copying one part
     # over another of the same kind: K = V, equal lengths, T = 1. Cases should not be like that, and
     # few of these are new. It does not copy elements of a unique collection.
-    bundle = _bundles(op, mode, dtype, target, most, **limits)
+    bundle = _bundles(op, mode, dtype, target, most, tiny, **limits)
     one = st.lists(bundle, min_size=1, max_size=1, unique_by=tuple)
     return one.map(itemgetter(0))
 
@@ -75,6 +84,7 @@ def _bundles(
     dtype: str,
     target: Target,
     most: int,
+    tiny: int,
     *,
     longest: int = 200,
     widest: int = 256,
@@ -115,7 +125,9 @@ def _bundles(
     case, numbers = _with_arguments(draw, op, mode, replace(case, tile=tile))
     member = _members(op, mode, case, numbers, target, edges, longest, widest, extent, twin)
     # Thousands of tokens take longer to run than a program to compile.
-    return draw(st.lists(member, min_size=1, max_size=1 if "tokens" in extent else most))
+    found = draw(st.lists(member, min_size=1, max_size=1 if "tokens" in extent else most))
+    short = _members(op, mode, case, numbers, target, (), 2, 2, ORDINARY[0], twin)
+    return found + draw(st.lists(short, max_size=tiny))
 
 
 @st.composite
