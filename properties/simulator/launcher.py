@@ -143,9 +143,8 @@ def storages(buffers: list[Buffer | None], positions: list[int]) -> set[int]:
     return {b.storage for i in positions if (b := buffers[i]) is not None}
 
 
-def watch(buffers: list[Buffer | None], program: Program) -> None:
+def watch(buffers: list[Buffer | None], written: set[int], read: set[int]) -> None:
     """Track reads and writes of the storages that this launch may write."""
-    written, read = (storages(buffers, of) for of in (program.written, program.read))
     traffics: dict[tuple[int, int], Traffic] = {}
     for buffer in buffers:
         if buffer is None or buffer.storage not in written:
@@ -179,14 +178,14 @@ def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, .
         return
     bound = bind(kernel, arguments)
     buffers = [item[0] if isinstance(item, tuple) else None for item in bound]
-    read = storages(buffers, [*program.read, *program.updated])
-    SESSION.updates |= not read.isdisjoint(storages(buffers, program.written))
+    written, read = (storages(buffers, of) for of in (program.written, program.read))
+    SESSION.updates |= not written.isdisjoint(read | storages(buffers, program.updated))
     tensors = tuple(buffer for buffer in buffers if buffer is not None)
     for buffer in tensors:
         if not options.checks or (options.unwritten == "nan" and "f" in buffer.kind):
             buffer.fresh = None
     if options.checks and count > 1 and not program.synchronises:
-        watch(buffers, program)
+        watch(buffers, written, read)
     size = options.slab or max(1, SLAB_ELEMENTS // program.tile)
     if program.sequential:
         size = 1
