@@ -1,9 +1,9 @@
 """Find the tests that a change can reach.
 
 A test depends on what it uses (`uses`), on what that imports, and so on (`closure`). If its
-parameters name ops, laws or targets, a package that imports all of them counts only as those. If
-they name no op, those count that its code names. A
-file that is no module is reached through the modules and tests that name it.
+parameters name ops, laws or targets, a package that imports all of them counts only as those; if
+they name no op, as the ops that its code names. A file that is no module is reached through the
+modules and tests that name it.
 """
 
 import re
