@@ -289,9 +289,31 @@ _WALL = Entry(
     features=64,
     num_warps=8,
     num_stages=1,
-    kernels={"by_key": Tile(tokens=16, keys=64, features=32, num_warps=8, num_stages=1)},
+    kernels={"by_key": Tile(tokens=16, keys=32, features=32, num_warps=8, num_stages=1)},
 )
-_WALL_FORWARD = Tile(tokens=64, keys=64, features=128, num_warps=8)
+_WALL_ON_HOPPER = Entry(
+    tokens=64,
+    keys=128,
+    features=128,
+    num_warps=8,
+    num_stages=3,
+    max_dim=128,
+    **_BFLOAT16_ON_HOPPER,
+    kernels={
+        "within": Tile(tokens=64, keys=64, num_warps=8),
+        "backward": Entry(
+            tokens=32,
+            keys=64,
+            features=128,
+            num_stages=1,
+            kernels={
+                "by_query": Tile(tokens=32, keys=128, features=64, num_stages=1),
+                "queries_backward": Tile(tokens=32, keys=64, features=128),
+                "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
+            },
+        ),
+    },
+)
 
 # tokens: (batch, token, head) vectors of x.
 _ROTARY = (
@@ -708,27 +730,10 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=16, features=32, num_stages=1, dtypes=_HALVES, arch=120),
         Entry(tokens=16, features=64, num_stages=1),
     ),
-    # tokens: of a chunk, whose queries a program holds beside another chunk's keys; keys: widest
-    # slice of K that a program decays at once; features: that it multiplies at once, of V too. dk
-    # and dv have a tile of their own, and so has the forward pass, whose chunks may be longer.
-    ("wall_attn", "parallel"): (
-        # Longer chunks spill in other dtypes.
-        Entry(
-            tokens=32,
-            keys=32,
-            features=32,
-            num_warps=8,
-            num_stages=1,
-            max_dim=64,
-            **_BFLOAT16_ON_HOPPER,
-            kernels={
-                "forward": _WALL_FORWARD,
-                "by_key": Tile(tokens=32, keys=32, features=16, num_warps=8, num_stages=1),
-            },
-        ),
-        replace(_with(_WALL, forward=_WALL_FORWARD), max_dim=128, **_BFLOAT16_ON_HOPPER),
-        _WALL,
-    ),
+    # tokens: of a chunk, whose rows a program holds beside those of another; keys: widest slice of
+    # K that it multiplies at once, or "within" chunks decays; features: of V. Longer chunks spill
+    # in other dtypes, and backwards.
+    ("wall_attn", "parallel"): (_WALL_ON_HOPPER, _WALL),
     # tokens: query heads that a program holds, and rows of queries that dk and dv read per step;
     # keys: keys that they read per step, or hold.
     ("selected_attention", "parallel"): (

@@ -76,7 +76,7 @@ def _within(
 ):  # fmt: skip
     """Apply gates per channel within one chunk of a head: decay q from the start of the chunk and k
     to its end, and compute the scores A. q and A get the scale. If FINE, no operand of A is rounded
-    to bfloat16.
+    to bfloat16, nor are the decayed rows.
 
     With a delta rule (see `kernels.delta.chunk`) the readers e decay like q, and their overlaps
     with keys are computed beside A, below the diagonal. Where readers are EXCLUSIVE, so is q, whose
@@ -110,7 +110,11 @@ def _within(
         k = load_rows(k_ptr, rows, keys, stride, left, key_dim)
         diagonal += tl.sum(q.to(tl.float32) * k, 1)
         from_start = decay(chunk_span(0, C, EXCLUSIVE), g, DTYPE)
-        store_rows(q_out_ptr, q * from_start * scale, rows, keys, stride, left, key_dim)
+        q_decayed = q * from_start * scale
+        if FINE:
+            store_pieces(q_out_ptr, apart, q_decayed, rows, keys, stride, left, key_dim)
+        else:
+            store_rows(q_out_ptr, q_decayed, rows, keys, stride, left, key_dim)
         if DELTA:
             e = load_rows(e_ptr, rows, keys, stride, left, key_dim)
             store_rows(e_out_ptr, e * from_start, rows, keys, stride, left, key_dim)
@@ -539,15 +543,14 @@ def decay_within(
 
     Args:
         reads_only: no states are made of q, and nothing of e but products, which round them.
-        fine: A is an exponent, and its operands are not rounded.
-        pieces: the decayed keys are in pieces, see `primitives.pieces`.
+        fine: A is an exponent, and its operands are not rounded. The decayed keys are in pieces,
+            see `primitives.pieces`.
+        pieces: then so are the decayed queries.
     """
     heads, key_dim, length = q.shape[2], q.shape[3], tile.tokens
     reads_dtype = workspace_dtype(q.dtype) if reads_only else torch.float32
-    decayed_q = torch.empty_like(q, dtype=reads_dtype)
-    decayed_k = torch.empty_like(k, dtype=torch.float32)
-    if pieces:
-        decayed_k = empty_pieces(k, *k.shape)
+    decayed_q = empty_pieces(q, *q.shape) if pieces else torch.empty_like(q, dtype=reads_dtype)
+    decayed_k = empty_pieces(k, *k.shape) if fine else torch.empty_like(k, dtype=torch.float32)
     passed = q.new_empty(chunks.count, heads, key_dim, dtype=torch.float32)
     scores = q.new_empty(chunks.count, heads, length, length, dtype=torch.float32)
     decayed_e = overlaps = None

@@ -53,6 +53,15 @@ def load_pieces(ptr, apart, rows, cols, stride, num_rows, num_cols):
 
 
 @triton.jit
+def merged(pieces):
+    """The float32 tile that pieces stand for."""
+    x = pieces[0].to(tl.float32)
+    if pieces[0].dtype.is_bf16():
+        x += pieces[1]
+    return x
+
+
+@triton.jit
 def transposed(pieces):
     return tl.trans(pieces[0]), tl.trans(pieces[1])
 

@@ -118,17 +118,34 @@ def soften(products, visible, query_gate, key_gate, row_max, weight_sum, GATED: 
 def dot_rows(
     x, y, stride_x, stride_y, count_x, count_y, dim,
     DTYPE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, FINE: tl.constexpr = False,
+    WHOLE: tl.constexpr = False,
 ):  # fmt: skip
     """x yᵀ `[C, C]` of the rows of two chunks, from slices of their columns; if FINE, operands are
-    not rounded."""
-    rows = tl.arange(0, C)
+    not rounded. If WHOLE, a slice has all columns: a loop around it can then be pipelined."""
     products = tl.zeros((C, C), tl.float32)
-    for start in range(0, dim, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        x_tile = load_rows(x, rows, columns, stride_x, count_x, dim)
-        y_tile = load_rows(y, rows, columns, stride_y, count_y, dim)
-        products = product(x_tile, tl.trans(y_tile), DTYPE, FINE_A=FINE, FINE_B=FINE, acc=products)
+    if WHOLE:
+        products = _dot_slices(
+            x, y, 0, stride_x, stride_y, count_x, count_y, dim, products, DTYPE, C, BLOCK, FINE
+        )
+    else:
+        for start in range(0, dim, BLOCK):
+            products = _dot_slices(
+                x, y, start, stride_x, stride_y, count_x, count_y, dim, products, DTYPE, C, BLOCK,
+                FINE,
+            )  # fmt: skip
     return products
+
+
+@triton.jit
+def _dot_slices(
+    x, y, start, stride_x, stride_y, count_x, count_y, dim, products,
+    DTYPE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, FINE: tl.constexpr,
+):  # fmt: skip
+    rows = tl.arange(0, C)
+    columns = start + tl.arange(0, BLOCK)
+    x_tile = load_rows(x, rows, columns, stride_x, count_x, dim)
+    y_tile = load_rows(y, rows, columns, stride_y, count_y, dim)
+    return product(x_tile, tl.trans(y_tile), DTYPE, FINE_A=FINE, FINE_B=FINE, acc=products)
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "heads", "widest"])

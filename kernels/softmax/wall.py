@@ -20,7 +20,6 @@ which is a sum of its own and no difference of larger ones. So is that of the ga
 with 1 in the place of q'_i ∘ k'_j.
 """
 
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
@@ -53,7 +52,9 @@ from kernels.primitives.layout import contiguous
 from kernels.primitives.pieces import (
     elements,
     load_pieces,
+    merged,
     product_of_pieces,
+    rounded_product,
     split,
     transposed,
 )
@@ -81,47 +82,69 @@ from kernels.tiles import cdiv, next_power_of_2
 
 
 @triton.jit
-def _ones(BK: tl.constexpr, PARTS: tl.constexpr):
+def _rows_and_ones(
+    ptr, apart, stride, count, key_dim, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """Rows in pieces as slices of K in float32, and A of the own chunk."""
+    rows = tl.arange(0, C)
+    X = ()
     A = ()
-    for _ in tl.static_range(PARTS):
-        A += (tl.full((BK,), 1.0, tl.float32),)
-    return A
+    for part in tl.static_range(PARTS):
+        keys = part * BK + tl.arange(0, BK)
+        X += (merged(load_pieces(ptr, apart, rows, keys, stride, count, key_dim)),)
+        A += (tl.full((1, BK), 1.0, tl.float32),)
+    return X, A
 
 
 @triton.jit
-def _passing(A, passed, key_dim, BK: tl.constexpr, PARTS: tl.constexpr):
-    """A times what another chunk lets through."""
+def _passing(X, passed, key_dim, BK: tl.constexpr, PARTS: tl.constexpr):
+    """Rows X times what another chunk lets through."""
     more = ()
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
-        more += (A[part] * tl.load(passed + keys, mask=keys < key_dim, other=0.0),)
+        more += (X[part] * tl.load(passed + keys, mask=keys < key_dim, other=0.0)[None, :],)
     return more
 
 
 @triton.jit
-def _products(
-    q, k, A, stride, count_q, count_k, key_dim, apart,
-    DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+def _slices(
+    ptr, apart, stride, count, key_dim, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
-    """(q ∘ A) kᵀ `[C, C]`, of slices of K: as a whole its operands would take all registers."""
-    rows = tl.arange(0, C)
-    products = tl.zeros((C, C), tl.float32)
+    """Slices of K of rows in pieces."""
+    slices = ()
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
-        x = load_rows(q, rows, keys, stride, count_q, key_dim) * A[part][None, :]
-        if k.dtype.element_ty.is_fp32():
-            y = load_rows(k, rows, keys, stride, count_k, key_dim)
-            products = product(x, tl.trans(y), DTYPE, FINE_A=True, FINE_B=True, acc=products)
+        slices += (load_pieces(ptr, apart, tl.arange(0, C), keys, stride, count, key_dim),)
+    return slices
+
+
+@triton.jit
+def _products(
+    X, Y, DTYPE: tl.constexpr, C: tl.constexpr, PARTS: tl.constexpr, SWAP: tl.constexpr = False
+):  # fmt: skip
+    """X Yᵀ `[C, C]` of slices in float32 and slices in pieces, or if SWAP, Y Xᵀ."""
+    products = tl.zeros((C, C), tl.float32)
+    for part in tl.static_range(PARTS):
+        x = split(X[part], DTYPE)
+        if SWAP:
+            products = product_of_pieces(Y[part], transposed(x), DTYPE, products)
         else:
-            y = load_pieces(k, apart, rows, keys, stride, count_k, key_dim)
-            products = product_of_pieces(split(x, DTYPE), transposed(y), DTYPE, products)
+            products = product_of_pieces(x, transposed(Y[part]), DTYPE, products)
     return products
+
+
+@triton.jit
+def _load_terms(terms, apart, inside):
+    """Maximum, 1 / sum of weights, and δ of queries."""
+    row_max = tl.load(terms, mask=inside, other=0.0)
+    weight_sum = tl.load(terms + apart, mask=inside, other=1.0)
+    return row_max, 1.0 / weight_sum, tl.load(terms + 2 * apart, mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["window", "sequences", "tokens", "heads", "group", "chunks"])
 def _by_query(
-    q, k, v, do, passed, scores, out, dscores, row_sums, between, terms, sink,
-    gate, rest, shut_count, cu_seqlens, window, sequences, tokens, heads, group, chunks, widest,
+    q, k, v, do, passed, scores, out, dscores, terms, sink,
+    gate, rest, shut_count, cu_seqlens, window, sequences, tokens, heads, group, chunks,
     key_dim: tl.int32, value_dim: tl.int32,
     GRADIENT: tl.constexpr, SINK: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr,
     DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
@@ -129,9 +152,8 @@ def _by_query(
 ):  # fmt: skip
     """o [B, T, H, V] of one chunk of queries of a head; or if GRADIENT
 
-    dq' [B, T, H, K] of pairs of two chunks, dscores [chunks, H, C, C], the dS of pairs of one,
-    row_sums [B, H, T], the sums of the former, terms [3, B, H, T]: maximum, sum of weights and δ,
-    and `between` [chunks, H, widest, K + GATED], X of the chunk with those before it.
+    terms [3, B, H, T]: maximum, sum of weights and δ, and of the pairs of one chunk the weights,
+    over their scores, and dscores [chunks, H, C, C], their dS.
     """
     # The last chunks see the most keys: start them first.
     chunk = chunks - 1 - tl.program_id(0) // heads
@@ -139,6 +161,7 @@ def _by_query(
     first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
     if left <= 0:
         return
+    WHOLE: tl.constexpr = BV == PAD_V
     rows = tl.arange(0, C)
     values = tl.arange(0, PAD_V)
     stride_k = heads * key_dim
@@ -162,108 +185,142 @@ def _by_query(
     p, _, row_max, weight_sum = soften(
         own, visible, query_gate, own_gate, row_max, weight_sum, GATED
     )
+    of_d = tl.zeros((C,), tl.float32)
+    # The outputs, of which the backward pass has none.
+    acc = tl.zeros((C, 1 if GRADIENT else PAD_V), tl.float32)
     if GRADIENT:
-        dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV)
+        dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV, WHOLE=WHOLE)
         of_d = tl.sum(p * dp, 1)
     else:
         acc = product(p, load_rows(v, rows, values, stride_v, left, value_dim), DTYPE)
-    steps = chunks_before(before, window, C)
-    A = _ones(BK, PARTS)
-    for step in tl.range(1, steps + 1, disable_licm=True):
+    X, _ = _rows_and_ones(q, apart, stride_k, left, key_dim, C, BK, PARTS)
+    for step in tl.range(1, chunks_before(before, window, C) + 1, disable_licm=True):
         back = tl.cast(step, tl.int64) * C
-        products = _products(
-            q, k - back * stride_k, A, stride_k, left, C, key_dim, apart, DTYPE, C, BK, PARTS
-        )
-        key_gate = as_columns(
-            gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED), GATED
-        )
+        Y = _slices(k - back * stride_k, apart, stride_k, C, key_dim, C, BK, PARTS)
+        products = _products(X, Y, DTYPE, C, PARTS)
+        key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
         p, shrink, row_max, weight_sum = soften(
             products,
             within_window(step * C, window, C),
             query_gate,
-            key_gate,
+            as_columns(key_gate, GATED),
             row_max,
             weight_sum,
             GATED,
         )
         v_rows = v - back * stride_v
         if GRADIENT:
-            dp = dot_rows(do, v_rows, stride_o, stride_v, left, C, value_dim, DTYPE, C, BV)
+            dp = dot_rows(
+                do, v_rows, stride_o, stride_v, left, C, value_dim, DTYPE, C, BV, WHOLE=WHOLE
+            )
             of_d = of_d * shrink + tl.sum(p * dp, 1)
         else:
             v_tile = load_rows(v_rows, rows, values, stride_v, C, value_dim)
             acc = product(p, v_tile, DTYPE, acc=acc * shrink[:, None])
-        A = _passing(A, passed - tl.cast(step, tl.int64) * stride_k, key_dim, BK, PARTS)
+        passed -= stride_k
+        X = _passing(X, passed, key_dim, BK, PARTS)
     # Every query sees its own key.
     inverse = 1.0 / weight_sum
-    if not GRADIENT:
-        out += (first * heads + head) * value_dim
-        store_rows(out, acc * inverse[:, None], rows, values, stride_o, left, value_dim)
-    else:
+    if GRADIENT:
         of_d *= inverse
-        count = sequences.to(tl.int64) * heads * tokens
-        if PACKED:
-            count = heads * tl.cast(tokens, tl.int64)
         to = terms + place + rows
+        count = elements(sequences, tokens, heads, PACKED)
         tl.store(to, row_max, mask=rows < left)
         tl.store(to + count, weight_sum, mask=rows < left)
         tl.store(to + 2 * count, of_d, mask=rows < left)
+        dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV, WHOLE=WHOLE)
+        s = base2_logits(own, query_gate, own_gate, row_max[:, None], GATED)
+        p = tl.where(visible & (rows < left)[:, None], tl.exp2(s) * inverse[:, None], 0.0)
+        store_rows(scores + cell * C * C, p, rows, rows, C, C, C)
+        store_rows(dscores + cell * C * C, p * (dp - of_d[:, None]), rows, rows, C, C, C)
+    else:
+        out += (first * heads + head) * value_dim
+        store_rows(out, acc * inverse[:, None], rows, values, stride_o, left, value_dim)
 
-        dp = dot_rows(do, v, stride_o, stride_v, left, left, value_dim, DTYPE, C, BV)
-        p = (
-            tl.exp2(base2_logits(own, query_gate, own_gate, row_max[:, None], GATED))
-            * inverse[:, None]
-        )
-        ds = tl.where(visible, p * (dp - of_d[:, None]), 0.0)
-        store_rows(dscores + cell * C * C, ds, rows, rows, C, C, C)
-        A = _ones(BK, PARTS)
-        dq = ()
-        for _ in tl.static_range(PARTS):
-            dq += (tl.zeros((C, BK), tl.float32),)
-        row_sum = tl.zeros((C,), tl.float32)
-        width = key_dim + GATED
-        index = before // C
-        for step in tl.range(1, steps + 1, disable_licm=True):
-            back = tl.cast(step, tl.int64) * C
-            k_rows = k - back * stride_k
-            products = _products(
-                q, k_rows, A, stride_k, left, C, key_dim, apart, DTYPE, C, BK, PARTS
-            )
-            key_gate = as_columns(
-                gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED), GATED
-            )
-            s = base2_logits(products, query_gate, key_gate, row_max[:, None], GATED)
-            dp = dot_rows(
-                do, v - back * stride_v, stride_o, stride_v, left, C, value_dim, DTYPE, C, BV
-            )
-            ds = tl.exp2(s) * inverse[:, None] * (dp - of_d[:, None])
-            ds = tl.where(within_window(step * C, window, C) & (rows < left)[:, None], ds, 0.0)
-            pair = between + (cell * widest + index - step) * width
-            more = ()
-            for part in tl.static_range(PARTS):
-                keys = part * BK + tl.arange(0, BK)
-                k_tile = load_rows(k_rows, rows, keys, stride_k, C, key_dim)
-                dx = product(ds, k_tile, DTYPE, FINE_B=True) * A[part][None, :]
-                q_tile = load_rows(q, rows, keys, stride_k, left, key_dim)
-                tl.store(pair + keys, tl.sum(q_tile * dx, 0), mask=keys < key_dim)
-                more += (dq[part] + dx,)
-            dq = more
-            if GATED:
-                of_row = tl.sum(ds, 1)
-                row_sum += of_row
-                tl.store(pair + key_dim, tl.sum(of_row, 0))
-            A = _passing(A, passed - tl.cast(step, tl.int64) * stride_k, key_dim, BK, PARTS)
-        out += (first * heads + head) * key_dim
+
+@triton.jit(
+    do_not_specialize=["window", "sequences", "tokens", "heads", "group", "chunks", "widest"]
+)
+def _queries_backward(
+    q, k, v, do, passed, terms, dq, row_sums, between,
+    gate, rest, shut_count, cu_seqlens, window, sequences, tokens, heads, group, chunks, widest,
+    key_dim: tl.int32, value_dim: tl.int32,
+    GATED: tl.constexpr, PACKED: tl.constexpr,
+    DTYPE: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+    BV: tl.constexpr, PAD_V: tl.constexpr,
+):  # fmt: skip
+    """dq' [B, T, H, K] of pairs of two chunks, row_sums [B, H, T], the sums of their dS, and
+    `between` [chunks, H, widest, K + GATED], X of the chunk with those before it."""
+    chunk = chunks - 1 - tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    first, left, sequence, before = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
+    if left <= 0:
+        return
+    WHOLE: tl.constexpr = BV == PAD_V
+    rows = tl.arange(0, C)
+    stride_k = heads * key_dim
+    stride_o = heads * value_dim
+    stride_v = heads // group * value_dim
+    q += (first * heads + head) * key_dim
+    k += (first * heads + head) * key_dim
+    v += (first * (heads // group) + head // group) * value_dim
+    do += (first * heads + head) * value_dim
+    place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
+    cell = chunk.to(tl.int64) * heads + head
+    passed += cell * key_dim
+    apart = elements(sequences, tokens, stride_k, PACKED)
+    width = key_dim + GATED
+    between += (cell * widest + before // C) * width
+    inside = rows < left
+
+    query_gate = as_rows(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
+    row_max, inverse, of_d = _load_terms(
+        terms + place + rows, elements(sequences, tokens, heads, PACKED), inside
+    )
+    dq_acc = ()
+    for _ in tl.static_range(PARTS):
+        dq_acc += (tl.zeros((C, BK), tl.float32),)
+    row_sum = tl.zeros((C,), tl.float32)
+    X, A = _rows_and_ones(q, apart, stride_k, left, key_dim, C, BK, PARTS)
+    for step in tl.range(1, chunks_before(before, window, C) + 1, disable_licm=True):
+        back = tl.cast(step, tl.int64) * C
+        between -= width
+        Y = _slices(k - back * stride_k, apart, stride_k, C, key_dim, C, BK, PARTS)
+        products = _products(X, Y, DTYPE, C, PARTS)
+        key_gate = gates_of_chunk(gate, rest, shut_count, place - back, C, C, GATED)
+        key_gate = as_columns(key_gate, GATED)
+        s = base2_logits(products, query_gate, key_gate, row_max[:, None], GATED)
+        dp = dot_rows(
+            do, v - back * stride_v, stride_o, stride_v, left, C, value_dim, DTYPE, C, BV,
+            WHOLE=WHOLE,
+        )  # fmt: skip
+        ds = tl.exp2(s) * inverse[:, None] * (dp - of_d[:, None])
+        ds = tl.where(within_window(step * C, window, C) & inside[:, None], ds, 0.0)
+        more = ()
         for part in tl.static_range(PARTS):
             keys = part * BK + tl.arange(0, BK)
-            store_rows(out, dq[part], rows, keys, stride_k, left, key_dim)
+            dx = rounded_product(ds, Y[part], DTYPE)
+            tl.store(between + keys, tl.sum(X[part] * dx, 0), mask=keys < key_dim)
+            more += (dq_acc[part] + dx * A[part],)
+        dq_acc = more
         if GATED:
-            tl.store(row_sums + place + rows, row_sum, mask=rows < left)
+            of_row = tl.sum(ds, 1)
+            row_sum += of_row
+            tl.store(between + key_dim, tl.sum(of_row, 0))
+        passed -= stride_k
+        X = _passing(X, passed, key_dim, BK, PARTS)
+        A = _passing(A, passed, key_dim, BK, PARTS)
+    dq += (first * heads + head) * key_dim
+    for part in tl.static_range(PARTS):
+        keys = part * BK + tl.arange(0, BK)
+        store_rows(dq, dq_acc[part], rows, keys, stride_k, left, key_dim)
+    if GATED:
+        tl.store(row_sums + place + rows, row_sum, mask=inside)
 
 
 @triton.jit(do_not_specialize=["window", "sequences", "tokens", "heads", "group"])
 def _by_key(
-    q, k, v, do, passed, scores, dk, dv, column_sums, terms,
+    q, k, v, do, passed, weights, dk, dv, column_sums, terms,
     gate, rest, shut_count, cu_seqlens, window, sequences, tokens, heads, group,
     key_dim: tl.int32, value_dim: tl.int32,
     GATED: tl.constexpr, PACKED: tl.constexpr,
@@ -271,12 +328,16 @@ def _by_key(
     BV: tl.constexpr, PAD_V: tl.constexpr,
 ):  # fmt: skip
     """dk' [B, T, H, K] of pairs of two chunks, column_sums [B, H, T], the sums of their dS, and dv
-    [B, T, H, V], of one chunk of keys for a query head."""
+    [B, T, H, V], of one chunk of keys for a query head.
+
+    Keys decay on the way, and queries are read as they are.
+    """
     chunk = tl.program_id(0) // heads
     head = tl.program_id(0) % heads
     first, left, sequence, _ = locate_chunk(chunk, cu_seqlens, sequences, tokens, C, PACKED)
     if left <= 0:
         return
+    WHOLE: tl.constexpr = BV == PAD_V
     rows = tl.arange(0, C)
     values = tl.arange(0, PAD_V)
     stride_k = heads * key_dim
@@ -289,55 +350,48 @@ def _by_key(
     place = place_in_heads(first, sequence, head, heads, tokens, PACKED)
     cell = chunk.to(tl.int64) * heads + head
     passed += cell * key_dim
-    count = sequences.to(tl.int64) * heads * tokens
-    if PACKED:
-        count = heads * tl.cast(tokens, tl.int64)
+    apart = elements(sequences, tokens, stride_k, PACKED)
+    count = elements(sequences, tokens, heads, PACKED)
 
     key_gate = as_columns(gates_of_chunk(gate, rest, shut_count, place, left, C, GATED), GATED)
+    p = load_rows(weights + cell * C * C, rows, rows, C, C, C)
+    do_tile = load_rows(do, rows, values, stride_o, left, value_dim)
+    dv_acc = product(tl.trans(p), do_tile, DTYPE)
     dk_acc = ()
     for _ in tl.static_range(PARTS):
         dk_acc += (tl.zeros((C, BK), tl.float32),)
-    dv_acc = tl.zeros((C, PAD_V), tl.float32)
     column_sum = tl.zeros((C,), tl.float32)
-    A = _ones(BK, PARTS)
+    X, A = _rows_and_ones(k, apart, stride_k, left, key_dim, C, BK, PARTS)
     # The last query that sees the last of the keys.
     last = tl.minimum(left - 1, tl.minimum(left, C) - 1 + window - 1)
-    # No loop-invariant code motion: slices of k would fill the registers.
-    for step in tl.range(last // C + 1, disable_licm=True):
+    for step in tl.range(1, last // C + 1, disable_licm=True):
         on = tl.cast(step, tl.int64) * C
         count_q = left - step * C
         inside = rows < count_q
-        query_gate = as_rows(
-            gates_of_chunk(gate, rest, shut_count, place + on, count_q, C, GATED), GATED
-        )
-        at = terms + place + on + rows
-        row_max = tl.load(at, mask=inside, other=0.0)
-        weight_sum = tl.load(at + count, mask=inside, other=1.0)
-        of_d = tl.load(at + 2 * count, mask=inside, other=0.0)
+        query_gate = gates_of_chunk(gate, rest, shut_count, place + on, count_q, C, GATED)
+        row_max, inverse, of_d = _load_terms(terms + place + on + rows, count, inside)
         q_rows = q + on * stride_k
         do_rows = do + on * stride_o
-        if step == 0:
-            products = load_rows(scores + cell * C * C, rows, rows, C, C, C)
-        else:
-            products = _products(
-                q_rows, k, A, stride_k, count_q, left, key_dim, 0, DTYPE, C, BK, PARTS
-            )
-        s = base2_logits(products, query_gate, key_gate, row_max[:, None], GATED)
-        visible = within_window(step * C, window, C) & inside[:, None]
-        p = tl.where(visible, tl.exp2(s) / weight_sum[:, None], 0.0)
+        Y = _slices(q_rows, apart, stride_k, count_q, key_dim, C, BK, PARTS)
+        products = _products(X, Y, DTYPE, C, PARTS, SWAP=True)
+        s = base2_logits(products, as_rows(query_gate, GATED), key_gate, row_max[:, None], GATED)
+        visible = (rows[:, None] - rows[None, :] < window - step * C) & inside[:, None]
+        p = tl.where(visible, tl.exp2(s) * inverse[:, None], 0.0)
         do_tile = load_rows(do_rows, rows, values, stride_o, count_q, value_dim)
         dv_acc = product(tl.trans(p), do_tile, DTYPE, acc=dv_acc)
-        if step > 0:
-            dp = dot_rows(do_rows, v, stride_o, stride_v, count_q, left, value_dim, DTYPE, C, BV)
-            ds = tl.where(visible, p * (dp - of_d[:, None]), 0.0)
-            more = ()
-            for part in tl.static_range(PARTS):
-                keys = part * BK + tl.arange(0, BK)
-                x = load_rows(q_rows, rows, keys, stride_k, count_q, key_dim) * A[part][None, :]
-                more += (product(tl.trans(ds), x, DTYPE, FINE_B=True, acc=dk_acc[part]),)
-            dk_acc = more
-            column_sum += tl.sum(ds, 0)
-            A = _passing(A, passed + tl.cast(step, tl.int64) * stride_k, key_dim, BK, PARTS)
+        dp = dot_rows(
+            do_rows, v, stride_o, stride_v, count_q, C, value_dim, DTYPE, C, BV, WHOLE=WHOLE
+        )
+        ds = tl.where(visible, p * (dp - of_d[:, None]), 0.0)
+        more = ()
+        for part in tl.static_range(PARTS):
+            keys = part * BK + tl.arange(0, BK)
+            more += (dk_acc[part] + rounded_product(tl.trans(ds), Y[part], DTYPE) * A[part],)
+        dk_acc = more
+        column_sum += tl.sum(ds, 0)
+        passed += stride_k
+        X = _passing(X, passed, key_dim, BK, PARTS)
+        A = _passing(A, passed, key_dim, BK, PARTS)
     dk += (first * heads + head) * key_dim
     for part in tl.static_range(PARTS):
         keys = part * BK + tl.arange(0, BK)
@@ -437,7 +491,8 @@ class _Call(NamedTuple):
         tile, (key_dim, value_dim) = self.entry.of(kernel), self.dims
         least = tile.narrowest(self.v.dtype.itemsize)
         BK, BV = (
-            max(least, min(next_power_of_2(dim), tile.features)) for dim in (key_dim, value_dim)
+            max(least, min(next_power_of_2(dim), widest))
+            for dim, widest in ((key_dim, tile.keys), (value_dim, tile.features))
         )
         return {
             "C": self.entry.tokens,
@@ -452,12 +507,12 @@ class _Call(NamedTuple):
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
         """Window, sequences, tokens, heads, and heads that share values."""
-        tokens, heads = self.q.shape[1:3]
+        tokens, heads = self.g.shape[1:3]
         return self.window, self.chunks.sequences, tokens, heads, heads // self.v.shape[2]
 
     @property
     def dims(self) -> tuple[int, int]:
-        return self.q.shape[3], self.v.shape[3]
+        return self.g.shape[3], self.v.shape[3]
 
 
 def _prepare(
@@ -497,20 +552,10 @@ def _forward(
         return [o]
     with torch.cuda.device_of(q):
         entry = tiles.TABLE["wall_attn", "parallel"][tile]
-        own = entry.of("forward")
-        entry = replace(
-            entry,
-            tokens=own.tokens,
-            keys=own.keys,
-            features=own.features,
-            num_warps=own.num_warps,
-            num_stages=own.num_stages,
-            kernels={},
-        )
-        call, _, _ = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, entry, True)
+        call, _, _ = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, entry, False)
         _by_query[(call.chunks.count * q.shape[2],)](
-            call.q, call.k, call.v, o, call.passed, call.scores, o, o, o, o, o, sink,
-            *call.gates, cu_seqlens, *call.sizes, call.chunks.count, 0, *call.dims,
+            call.q, call.k, call.v, o, call.passed, call.scores, o, o, o, sink,
+            *call.gates, cu_seqlens, *call.sizes, call.chunks.count, *call.dims,
             GRADIENT=False, SINK=sink is not None, **call.constants, **call.shape("by_query"),
         )  # fmt: skip
     return [o]
@@ -530,7 +575,8 @@ def _backward(
     (do,) = contiguous(d0)
     with torch.cuda.device_of(q):
         entry = tiles.TABLE["wall_attn", "parallel"][tile]
-        call, q, k = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, entry, False)
+        entry = entry.kernels.get("backward", entry)
+        call, q, k = _prepare(q, k, v, g, gs, cu_seqlens, scale, window, entry, True)
         chunks, length = call.chunks, call.entry.tokens
         gated, count = gs is not None, chunks.count
         widest = cdiv(call.longest, length)
@@ -544,10 +590,14 @@ def _backward(
             count, heads, widest, key_dim + gated
         )
         _by_query[(count * heads,)](
-            call.q, call.k, call.v, do, call.passed, call.scores, dq_decayed, dscores, rows,
-            between, terms, sink, *call.gates, cu_seqlens, *call.sizes, count, widest,
-            *call.dims, GRADIENT=True, SINK=sink is not None, **call.constants,
-            **call.shape("by_query"),
+            call.q, call.k, call.v, do, call.passed, call.scores, do, dscores, terms, sink,
+            *call.gates, cu_seqlens, *call.sizes, count, *call.dims,
+            GRADIENT=True, SINK=sink is not None, **call.constants, **call.shape("by_query"),
+        )  # fmt: skip
+        _queries_backward[(count * heads,)](
+            call.q, call.k, call.v, do, call.passed, terms, dq_decayed, rows, between,
+            *call.gates, cu_seqlens, *call.sizes, count, widest, *call.dims, **call.constants,
+            **call.shape("queries_backward"),
         )  # fmt: skip
         each_head = keys_gradient_dtype(v, heads)
         dk = k.new_empty(k.shape, dtype=each_head)
@@ -564,12 +614,13 @@ def _backward(
             between, through, *where, widest, key_dim + gated,
             C=length, BLOCK=block, PACKED=packed,
         )  # fmt: skip
-        BK, _ = blocks(key_dim, key_dim, call.entry, q.dtype)
+        own = call.entry.of("within")
+        BK, _ = blocks(key_dim, key_dim, own, q.dtype)
         _within_backward[(count * heads * cdiv(key_dim, BK),)](
             q, k, call.g, dq_decayed, dk_decayed, through, dscores, rows, columns,
             dq, dk, dg, dgs, cu_seqlens, scale, *where[1:], key_dim,
             C=length, BK=BK, LEVELS=length.bit_length() - 1, GATED=gated, PACKED=packed,
-            num_warps=call.entry.num_warps, num_stages=1,
+            num_warps=own.num_warps, num_stages=1,
         )  # fmt: skip
     dk, dv = (of_each_group(x, groups).to(v.dtype) for x in (dk, dv))
     dsink = None if sink is None else sink_gradient(sink, terms[:2], terms[2])
