@@ -11,7 +11,9 @@ _SHORT = 64
 def check_mode(mode: str, *modes: str) -> None:
     """Raise ValueError unless `mode` is "auto" or one of `modes`."""
     if mode not in ("auto", *modes):
-        raise ValueError(f"mode: {mode!r}, expected 'auto', {', '.join(map(repr, modes))}")
+        *others, last = ("auto", *modes)
+        expected = f"{', '.join(map(repr, others))} or {last!r}"
+        raise ValueError(f"mode: {mode!r}, expected {expected}")
 
 
 def choose_mode(

@@ -11,6 +11,7 @@ from kernels.arguments import check_cu_seqlens, check_range, count_sequences, de
 from kernels.cache import RecurrentCache
 from kernels.layers.heads import check_heads, part_of
 from kernels.linear.gla import gla
+from kernels.modes import check_mode
 from kernels.norm.l2norm import check_eps
 from kernels.primitives.groups import of_each_head
 
@@ -76,8 +77,7 @@ class GatedLinearAttention(nn.Module):
                 f"gate_logit_normalizer: {gate_logit_normalizer}, expected a positive finite number"
             )
         check_eps(norm_eps)
-        if mode not in ("auto", "chunk", "fused_recurrent"):
-            raise ValueError(f"mode: {mode!r}, expected 'auto', 'chunk' or 'fused_recurrent'")
+        check_mode(mode, "chunk", "fused_recurrent")
         self.hidden_size = hidden_size
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels import arguments, tiles
 from kernels.arguments import describe
+from kernels.modes import check_mode
 from kernels.tiles import cdiv, next_power_of_2
 
 _INDICES = (torch.int32, torch.int64)
@@ -415,8 +416,7 @@ def _checked(
             f"cos: {describe(cos)} turns {2 * pairs} dims of each head, "
             f"expected at most head_dim = {head_dim}, the last dim of x"
         )
-    if mode not in ("auto", "fused"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto' or 'fused'")
+    check_mode(mode, "fused")
     tile = tiles.choose(
         "rotary_embedding", "fused", dim=head_dim, dtype=dtype, device=x.device, tile=tile
     )

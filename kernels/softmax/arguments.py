@@ -1,5 +1,6 @@
 """Checks of arguments that the ops over pairs of queries and keys share."""
 
+import math
 from collections.abc import Mapping
 from typing import TypedDict
 
@@ -7,10 +8,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kernels.arguments import check_cu_seqlens, check_range, describe
+from kernels.arguments import check_cu_seqlens, check_number, check_range, describe
 from kernels.op import TileOption
 
 MAX_DIM = 256
+# Multi-head latent attention is served with a latent of 512 channels and a rotary key of 64.
+MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512
 
 
 class _Pairs(TypedDict, total=False):
@@ -43,7 +46,7 @@ def check_heads(sizes: Mapping[str, int], queries: str = "q", keys: str = "k and
         if sizes[dim] > MAX_DIM:
             raise ValueError(
                 f"{name}: {sizes[dim]}, expected 1 to {MAX_DIM}, as a program holds whole rows "
-                "(attention and paged_attention take K to 576 and V to 512)"
+                f"(attention and paged_attention take K to {MAX_KEY_DIM} and V to {MAX_VALUE_DIM})"
             )
         check_range(name, sizes[dim], 1, MAX_DIM)
     check_groups(sizes, queries, keys)
@@ -92,3 +95,13 @@ def check_window(window: int | None) -> int | None:
     if window < 1:
         raise ValueError(f"window: {window}, expected at least 1, the query's own key")
     return min(window, 2**31 - 1)
+
+
+def check_softcap(softcap: float | None) -> float | None:
+    """Return the softcap as a float."""
+    check_number("softcap", softcap, optional=True)
+    if softcap is None:
+        return None
+    if not 0 < softcap < math.inf:
+        raise ValueError(f"softcap: {softcap}, expected a positive finite number")
+    return float(softcap)

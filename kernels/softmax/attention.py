@@ -1,6 +1,5 @@
 """Softmax attention: the public op, and the custom ops behind it."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack
@@ -10,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kernels import arguments, tiles
-from kernels.arguments import FLOATS, check_number, count_sequences
+from kernels.arguments import FLOATS, count_sequences
 from kernels.differentiable import refuse_gradients
 from kernels.modes import check_mode
 from kernels.op import op
@@ -19,9 +18,12 @@ from kernels.scale import resolve_scale
 from kernels.softmax import wide as wide_heads
 from kernels.softmax.arguments import (
     MAX_DIM,
+    MAX_KEY_DIM,
+    MAX_VALUE_DIM,
     LseOptions,
     check_groups,
     check_packing,
+    check_softcap,
     check_window,
 )
 from kernels.softmax.backward import (
@@ -38,8 +40,6 @@ from kernels.softmax.ranges import powers
 from kernels.softmax.structure import Structure, attention_rules, check_pairs, check_structure
 from kernels.tiles import cdiv, next_power_of_2
 
-# Multi-head latent attention is served with a latent of 512 channels and a rotary key of 64.
-MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512
 # Tiles in which no pair is visible are not computed. That changes no bit.
 SKIP = True
 # Biases and masks of pairs take registers, and smaller tiles are skipped more often.
@@ -92,7 +92,7 @@ def compute(
     o, lse, _ = attention_parallel(
         q, k, v, *contiguous(sink, alibi_slopes), g, cu_seqlens, cu_seqlens_k,
         bias, mask, table, codes, lows, highs, rules.get("block_size", 1),
-        resolve_scale(scale, sizes["K"]), causal, check_window(window), _softcap(softcap),
+        resolve_scale(scale, sizes["K"]), causal, check_window(window), check_softcap(softcap),
         tiles.choose(
             "attention", "parallel",
             dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,
@@ -185,15 +185,6 @@ def _codes(
     each = (rules.get(name) for name in names)
     codes: tuple[Tensor, ...] = attention_rules(q, k, cu_seqlens, cu_seqlens_k, *each)
     return codes
-
-
-def _softcap(softcap: float | None) -> float | None:
-    if softcap is None:
-        return None
-    check_number("softcap", softcap, optional=True)
-    if not 0 < softcap < math.inf:
-        raise ValueError(f"softcap: {softcap}, expected a positive finite number")
-    return float(softcap)
 
 
 def _options(

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels import tiles
 from kernels.arguments import bind_dims, check_dtype, check_flags, check_one_dtype, check_range
 from kernels.differentiable import differentiable
+from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import contiguous
 from kernels.primitives.rows import load_rows, store_rows
@@ -170,8 +171,7 @@ def compute(
         check_dtype(name, lse, dtype, torch.float32)
     check_range("V (the last dim of o_a)", dim, 1, MAX_DIM)
     check_flags(base2=base2)
-    if mode not in ("auto", "fused"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto' or 'fused'")
+    check_mode(mode, "fused")
     tile = tiles.choose(
         "merge_attention", "fused", dim=dim, dtype=dtype, device=o_a.device, tile=tile
     )

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from kernels.arguments import bind_dims, check_flags, check_one_dtype, check_range
 from kernels.differentiable import differentiable
+from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import widened
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import LseOptions, check_packing
-from kernels.softmax.attention import MAX_KEY_DIM, MAX_VALUE_DIM, attention_within
+from kernels.softmax.arguments import MAX_KEY_DIM, MAX_VALUE_DIM, LseOptions, check_packing
+from kernels.softmax.attention import attention_within
 from kernels.softmax.ranges import power
 
 
@@ -34,8 +35,7 @@ def compute(
     check_range("V of w_uv", sizes["V"], 1, MAX_VALUE_DIM)
     check_flags(causal=causal, return_lse=return_lse)
     scale = resolve_scale(scale, sizes["K"] + sizes["D"])
-    if mode not in ("auto", "parallel"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto' or 'parallel'")
+    check_mode(mode, "parallel")
     packs = check_packing(cu_seqlens, cu_seqlens_k, sizes, c.device)
     dtype = c.dtype
     q_n, q_r, c, k_r = widened(q_n, q_r, c, k_r)

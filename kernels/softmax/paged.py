@@ -10,19 +10,23 @@ from torch import Tensor
 from kernels import arguments, tiles
 from kernels.arguments import count_sequences, describe
 from kernels.differentiable import refuse_gradients
+from kernels.modes import check_mode
 from kernels.op import op
 from kernels.primitives.layout import contiguous, dense_rows
 from kernels.scale import resolve_scale
-from kernels.softmax.arguments import check_window
-from kernels.softmax.attention import _softcap
+from kernels.softmax.arguments import (
+    MAX_KEY_DIM,
+    MAX_VALUE_DIM,
+    check_groups,
+    check_softcap,
+    check_window,
+)
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.paged_forward import merge_parts, paged_forward
 from kernels.tiles import cdiv, next_power_of_2
 
 _EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
 _INTEGERS = (torch.int32, torch.int64)
-# Multi-head latent attention is served with a latent of 512 channels and a rotary key of 64.
-MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512
 
 
 def check_table(block_table: Tensor, lengths: Tensor, size: int, pool: int) -> None:
@@ -171,10 +175,6 @@ def _check_pages(dtype: torch.dtype, **pages: tuple[Tensor, Tensor | None]) -> N
             raise ValueError(f"{name}_scale: None, expected the scales of 8-bit pages")
 
 
-def _check_integers(name: str, x: Tensor | None) -> None:
-    arguments.check_dtype(name, x, *_INTEGERS)
-
-
 def compute(
     *, q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor,
     scale: float | None, causal: bool, window: int | None, softcap: float | None,
@@ -199,23 +199,16 @@ def compute(
     for name, x in (("sink", sink), ("alibi_slopes", alibi_slopes)):
         arguments.check_dtype(name, x, dtype, torch.float32)
     for name, x in (("block_table", block_table), ("lengths", lengths), ("parents", parents)):
-        _check_integers(name, x)
+        arguments.check_dtype(name, x, *_INTEGERS)
     arguments.check_range("head dim K of q and k_pages", sizes["K"], 1, MAX_KEY_DIM)
     arguments.check_range("head dim V of v_pages", sizes["V"], 1, MAX_VALUE_DIM)
     arguments.check_range("rows of a page (C)", sizes["C"], 1, 2**31 - 1)
-    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
-        raise ValueError(
-            f"q: {sizes['H']} heads, expected a multiple of the {sizes['G']} heads of k_pages and "
-            "v_pages"
-        )
+    check_groups(sizes, keys="k_pages and v_pages")
     arguments.check_flags(causal=causal, return_lse=return_lse)
-    if isinstance(num_splits, bool) or not isinstance(num_splits, int):
-        raise TypeError(f"num_splits: {describe(num_splits)}, expected an int")
-    arguments.check_range("num_splits", num_splits, 1, 2**15)
+    arguments.check_range("num_splits", arguments.check_size("num_splits", num_splits), 1, 2**15)
     if parents is not None and not causal:
         raise ValueError("parents: given with causal=False, expected causal=True")
-    if mode not in ("auto", "fused"):
-        raise ValueError(f"mode: {mode!r}, expected 'auto' or 'fused'")
+    check_mode(mode, "fused")
     cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], q.device)
     sequences = count_sequences(sizes["B"], cu_seqlens)
     if sizes["N"] != sequences:
@@ -225,8 +218,7 @@ def compute(
     o, lse = paged_attention_fused(
         q, k_pages, v_pages, block_table, lengths, sink, alibi_slopes, k_scale, v_scale, parents,
         cu_seqlens, resolve_scale(scale, sizes["K"]), causal,
-        check_window(window), _softcap(softcap),
-        num_splits,
+        check_window(window), check_softcap(softcap), num_splits,
         tiles.choose(
             "paged_attention", "fused",
             dim=max(sizes["K"], sizes["V"]), dtype=dtype, device=q.device, tile=tile,

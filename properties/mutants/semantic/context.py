@@ -22,7 +22,7 @@ def _unconverted(at: Place) -> str | None:
         case ast.Call(func=ast.Name(id="contiguous" | "dense_rows"), args=given):
             # A comma makes a tuple of a starred argument, too.
             return f"({', '.join(map(source.of, given))}{',' * isinstance(given[0], ast.Starred)})"
-        case ast.Call(func=ast.Name(id="_softcap" | "check_window"), args=[given]):
+        case ast.Call(func=ast.Name(id="check_softcap" | "check_window"), args=[given]):
             return source.of(given)
         case ast.Call(func=ast.Attribute(value=given, attr="to" | "float" | "contiguous")):
             return source.of(given)
