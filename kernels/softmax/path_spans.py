@@ -268,7 +268,7 @@ def _slices(dim: int, tile: tiles.Tile, dtype: torch.dtype) -> dict[str, int]:
     return {"BK": BK, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
 
 
-class _Within(NamedTuple):
+class Within(NamedTuple):
     """The results of single spans.
 
     Args:
@@ -340,7 +340,7 @@ class Call:
             "PAD_V": max(tile.narrowest(self.q.dtype.itemsize), next_power_of_2(self.value_dim)),
         }
 
-    def within(self, k: Tensor, w: Tensor, beta: Tensor, x: Tensor, scale: float) -> _Within:
+    def within(self, k: Tensor, w: Tensor, beta: Tensor, x: Tensor, scale: float) -> Within:
         """Launch what needs the tokens of one span alone; write X at its start to the first part of
         x."""
         z = k.new_empty(k.shape, dtype=torch.float32)
@@ -362,4 +362,4 @@ class Call:
             self.q, k, w, z, d, x, scores, self.cu_seqlens, scale, *self.of_queries, self.key_dim,
             self.span, COPIES=x.shape[1], **self.blocks,
         )  # fmt: skip
-        return _Within(inner_k, z, inverse, d, m, scores)
+        return Within(inner_k, z, inverse, d, m, scores)
