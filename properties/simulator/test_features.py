@@ -135,6 +135,21 @@ def test_if_takes_its_branch_program_by_program(flag: int) -> None:
     assert torch.equal(out[8:], (even & (value > 3)).float())
 
 
+@triton.jit
+def an_index_widened_in_a_branch(out, x):
+    pid = tl.program_id(0)
+    row = pid * 2
+    tl.store(out + row, tl.load(x + row))
+    if pid % 2 == 0:
+        tl.store(out + row.to(tl.int64) + 1, tl.load(x + row.to(tl.int64) + 1))
+
+
+def test_an_index_before_a_branch_may_be_widened_in_it() -> None:
+    x = torch.arange(1.0, 13.0)
+    out = launch(an_index_widened_in_a_branch, torch.zeros(12), x, grid=6)
+    assert out.tolist() == [1, 2, 3, 0, 5, 6, 7, 0, 9, 10, 11, 0]
+
+
 @triton.jit(noinline=True)
 def sign_of(x):
     if x > 0:

@@ -224,7 +224,8 @@ class FunctionWriter:
         """Write a block that leaves out the idle programs if they are many; return what it yields,
         for all programs."""
         known = {name for name in self.names.values() if not name.startswith(CONSTANT)}
-        known |= set(map(narrowed, known))
+        wrapped = self.facts.wide & self.facts.narrowed & self.names.keys()
+        known |= {narrowed(self.names[value]) for value in wrapped}
         start, before, self.mentioned = len(self.lines), self.mentioned, set()
         values = self.uses(self.block(block))
         outer = tuple_of(["slab", pred, *sorted(self.mentioned & known)])
