@@ -90,6 +90,10 @@ class IndexOverflow(SimulationError):
     """An address computed from an int32 that does not hold its value."""
 
 
+class GridTooLarge(SimulationError):
+    """A launch of more programs along an axis than a GPU takes."""
+
+
 class Race(SimulationError):
     """Two programs write different values to an address, or one reads what another writes."""
 

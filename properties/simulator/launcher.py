@@ -22,6 +22,7 @@ from triton.runtime import autotuner, driver, jit
 from . import compilation
 from .compilation import Program, SimulatedTarget
 from .driver import DEVICE, Driver, answers
+from .errors import GridTooLarge, Location
 from .frontend import Type
 from .memory import ELEMENT_OF, FRESH, Buffer, Pointer, Traffic, allocators
 from .numerics import ELEMENTS, Array
@@ -29,6 +30,8 @@ from .options import Options
 from .runtime import Slab
 
 SLAB_ELEMENTS = 2**16
+# Along the first axis of a grid.
+MOST_PROGRAMS = 2**31 - 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 START = np.zeros(1, np.int64)
 START.setflags(write=False)
@@ -167,6 +170,18 @@ def slabs(count: int, size: int, options: Options) -> Iterator[Array]:
         yield programs[start : start + size]
 
 
+def refuse_too_large(kernel: Kernel, grid: tuple[int, int, int], limit: int) -> None:
+    """Refuse a grid with more programs along an axis than CUDA takes."""
+    for axis, (programs, most) in enumerate(zip(grid, (MOST_PROGRAMS, limit, limit), strict=True)):
+        if programs > most:
+            function = kernel.src.fn
+            lines = [line.startswith("def ") for line in function.raw_src]
+            line = function.starting_line_number + lines.index(True)
+            place = Location(function.fn.__code__.co_filename, line)
+            told = f"grid {grid} has {programs} programs along axis {axis}"
+            raise GridTooLarge(kernel.name, place, f"{told}, expected {most} at most")
+
+
 def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
     options, program = SESSION.options, kernel.program
     LAUNCHED.add(program)
@@ -176,6 +191,7 @@ def simulate(kernel: Kernel, grid: tuple[int, int, int], arguments: tuple[Any, .
     count = grid[0] * grid[1] * grid[2]
     if count == 0:
         return
+    refuse_too_large(kernel, grid, options.grid_limit)
     bound = bind(kernel, arguments)
     buffers = [item[0] if isinstance(item, tuple) else None for item in bound]
     written, read = (storages(buffers, of) for of in (program.written, program.read))

@@ -28,6 +28,8 @@ class Options:
         index_bits: bits of the 32-bit integers that addresses are computed from. With fewer, small
             tensors show what wraps around on large ones. Other 32-bit sums and products must then
             fit too, unless they come from floats; so must loaded and divided integers.
+        grid_limit: the most programs along the second or third axis of a grid. With fewer, small
+            calls show which grids would be too large.
         dump: print the generated source of every kernel when it is first launched.
     """
 
@@ -40,6 +42,7 @@ class Options:
     unwritten: Literal["refused", "nan"] = "refused"
     unmasked: float = 0.0
     index_bits: int = 32
+    grid_limit: int = 65535
     dump: bool = field(default_factory=lambda: os.environ.get("TRITON_SIM_DUMP", "0") == "1")
 
     def __post_init__(self) -> None:
@@ -47,6 +50,8 @@ class Options:
             raise ValueError(f"slab: {self.slab}, expected 0 (automatic) or a positive number")
         if not 2 <= self.index_bits <= 32:
             raise ValueError(f"index_bits: {self.index_bits}, expected 2 to 32")
+        if self.grid_limit < 1:
+            raise ValueError(f"grid_limit: {self.grid_limit}, expected a positive number")
         if self.order not in ("forward", "reverse", "shuffled"):
             raise ValueError(f"order: {self.order!r}, expected forward, reverse or shuffled")
         if self.unwritten not in ("refused", "nan"):

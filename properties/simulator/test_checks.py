@@ -168,6 +168,28 @@ def test_an_address_outside_every_argument_is_caught() -> None:
         read_address[(1,)](table, torch.empty(1))
 
 
+# Grids
+
+
+@triton.jit
+def count_programs(out):  # wrong: heads on the second axis
+    tl.atomic_add(out, 1)
+
+
+def test_a_grid_that_no_gpu_launches_is_caught() -> None:
+    out = torch.zeros(1, dtype=torch.int32)
+    for grid in ((1, 65536), (1, 1, 65536), (2**31,)):
+        with pytest.raises(simulator.GridTooLarge, match=f"{max(grid)} programs along axis"):
+            count_programs[grid](out)
+    with simulator.simulating(grid_limit=8):
+        count_programs[(9, 8)](out)
+        with pytest.raises(simulator.GridTooLarge) as caught:
+            count_programs[(9, 9)](out)
+    assert out.item() == 9 * 8
+    assert "expected 8 at most" in str(caught.value)
+    assert "def count_programs(out):  # wrong" in str(caught.value)
+
+
 # Index arithmetic
 
 
