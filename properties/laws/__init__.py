@@ -7,6 +7,7 @@ from properties.laws import (
     determinism,
     differential,
     exactness,
+    large_calls,
     layout_invariance,
     linearity,
     merging,
@@ -43,6 +44,7 @@ LAWS: dict[str, Law] = {
         untouched_inputs,
         written_outputs,
         rejection,
+        large_calls,
     )
 }
 

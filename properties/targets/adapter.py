@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from properties import simulator
 from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Function, Mode, Op
@@ -97,7 +98,7 @@ class Implementation:
         outputs = self.whole(op).outputs
         tensors = [*(one.name for one in op.arguments), *(one.name for one in outputs)]
         for what, names, known in (
-            ("law", self.unstated, op.laws),
+            ("law", self.unstated, (*op.laws, "large_calls")),
             ("dtype", self.dtypes, DTYPES),
             ("constant", self.constants, tensors),
             ("output", self.output_dtypes, [one.name for one in outputs]),
@@ -179,6 +180,7 @@ class Adapter(Target):
     Args:
         ops: op → mode → its implementation, or just a function.
         bitwise, remarks: see `Target`.
+        triton: its kernels are Triton's; in the simulator it then has the law `large_calls`.
 
     Raises:
         ValueError: an op is not in the catalogue, or a signature does not match.
@@ -192,9 +194,10 @@ class Adapter(Target):
         ops: Mapping[str, Mapping[str, Implementation | Function]],
         *,
         bitwise: bool = False,
+        triton: bool = False,
         remarks: tuple[str, ...] = (),
     ) -> None:
-        self.bitwise = bitwise
+        self.bitwise, self.triton = bitwise, triton
         self.remarks = remarks
         self.ops: dict[str, dict[str, Implementation]] = {}
         for name, modes in ops.items():
@@ -217,7 +220,10 @@ class Adapter(Target):
         return tuple(self.ops.get(op.name, ()))
 
     def declaration(self, op: Op, mode: str) -> Op:
-        return self.ops[op.name][mode].narrowed(op, mode)
+        narrowed = self.ops[op.name][mode].narrowed(op, mode)
+        if self.triton and simulator.installed():
+            return replace(narrowed, laws=(*narrowed.laws, "large_calls"))
+        return narrowed
 
     def unstated(self, op: Op, mode: str) -> Mapping[str, str]:
         return self.ops[op.name][mode].unstated

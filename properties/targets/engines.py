@@ -41,7 +41,7 @@ def of_release(declared: Mapping[str, Mapping[str, Callable[[], Implementation]]
                 made.setdefault(op, {})[mode] = implementation()
             except (Absent, ImportError) as error:
                 remarks.append(f"{op} ({mode}) is left out: {error}")
-    return Adapter(made, remarks=tuple(remarks))
+    return Adapter(made, triton=True, remarks=tuple(remarks))
 
 
 def takes(run: Callable[..., Any], name: str) -> bool:

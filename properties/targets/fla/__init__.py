@@ -19,7 +19,7 @@ def target(device: torch.device) -> Adapter:
         simulator.install(unwritten="nan")
         _run_what_hopper_miscompiles()
     ops, remarks = implementations()
-    return Adapter(ops, remarks=remarks)
+    return Adapter(ops, triton=True, remarks=remarks)
 
 
 def _run_what_hopper_miscompiles() -> None:
