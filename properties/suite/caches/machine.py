@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, ClassVar
 
 import torch
@@ -701,17 +700,21 @@ class KVMachine(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: hasattr(self, "cache"))
     def a_crop_is_refused_where_the_next_token_would_lack_a_key(self) -> None:
-        """Tried on copies."""
-        for n, back in product(range(self.batch), self.backs):
-            length = self.model.length
-            length[n] = max(0, int(length[n]) - back)
-            cache, model = (deepcopy(each) for each in (self.cache, self.model))
-            refused = self.lacks_a_key(n, int(length[n]))
-            assert refuses(model.crop, length) == refused, f"sequence {n}"
-            assert refuses(cache.crop, length) == refused, f"sequence {n}"
-            assert cache.length.tolist() == model.length.tolist()
-            if refused:
-                self.reached.add("forgotten")
+        """Tried on copies, also with the crop that leaves nothing, which no cache refuses."""
+        for n, old in enumerate(self.length()):
+            for kept in {0, *(max(0, old - back) for back in self.backs)}:
+                self.check_refusal_of_a_crop(n, kept)
+
+    def check_refusal_of_a_crop(self, n: int, kept: int) -> None:
+        length = self.model.length
+        length[n] = kept
+        cache, model = (deepcopy(each) for each in (self.cache, self.model))
+        refused = self.lacks_a_key(n, kept)
+        assert refuses(model.crop, length) == refused, f"sequence {n}"
+        assert refuses(cache.crop, length) == refused, f"sequence {n}"
+        assert cache.length.tolist() == model.length.tolist()
+        if refused:
+            self.reached.add("forgotten")
 
     @invariant()
     @precondition(lambda self: hasattr(self, "cache"))
