@@ -135,7 +135,7 @@ def check_cu_seqlens(
     """Check the dtype, shape and device of `cu_seqlens [N+1]`, but not its values.
 
     Returns:
-        `cu_seqlens`, contiguous, or None.
+        `cu_seqlens`, contiguous and in int64, for which alone kernels are compiled; or None.
 
     Raises:
         TypeError: not an int32 or int64 tensor.
@@ -153,7 +153,7 @@ def check_cu_seqlens(
         raise ValueError(
             f"{name}: given with batch size {batch}, expected B=1 for packed sequences"
         )
-    return cu_seqlens.contiguous()
+    return cu_seqlens.long().contiguous()
 
 
 def count_sequences(batch: int, cu_seqlens: Tensor | None) -> int:

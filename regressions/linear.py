@@ -536,8 +536,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.linear.fused_recurrent",
-            "start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)",
-            "start = tl.load(cu_seqlens_ptr + sequence).to(tl.int32)",
+            "start = tl.load(cu_seqlens_ptr + sequence)\n",
+            "start = tl.load(cu_seqlens_ptr + sequence).to(tl.int32)\n",
         ),
     ),
     "shared_keys_summed_in_their_dtype": KnownBug(
@@ -926,9 +926,9 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.sums.mean_pooling",
-            "    return (cu_seqlens.diff().long() + chunk - 1) // chunk\n",
+            "    return (cu_seqlens.diff() + chunk - 1) // chunk\n",
             (
-                "    counts = (cu_seqlens.diff().long() + chunk - 1) // chunk\n"
+                "    counts = (cu_seqlens.diff() + chunk - 1) // chunk\n"
                 "    return vars(cu_seqlens).setdefault(str(chunk), counts)\n"
             ),
         ),

@@ -701,8 +701,8 @@ BUGS = {
         ),
         planted=Edit(
             "kernels.softmax.logits",
-            "start = tl.load(cu_seqlens + n).to(tl.int64)",
-            "start = tl.load(cu_seqlens + n).to(tl.int32)",
+            "start = tl.load(cu_seqlens + n)\n",
+            "start = tl.load(cu_seqlens + n).to(tl.int32)\n",
         ),
     ),
     "sink_outside_the_running_maximum": KnownBug(

@@ -405,7 +405,7 @@ class _Rule:
             q, v = (_interleaved(torch.zeros_like(x), x) for x in (q, v))
             e, k = _interleaved(-a, torch.zeros_like(a)), _interleaved(b, k)
             g = None if g is None else _interleaved(g, torch.zeros_like(g))
-            cu_seqlens = None if cu_seqlens is None else 2 * cu_seqlens.long()
+            cu_seqlens = None if cu_seqlens is None else 2 * cu_seqlens
         chunks = cut(q.shape[0], q.shape[1], cu_seqlens, tile.tokens)
         return cls(q, e, k, v, g, beta, chunks, tile)
 

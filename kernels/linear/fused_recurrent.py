@@ -39,7 +39,7 @@ from kernels.tiles import Entry, Tile, cdiv, next_power_of_2
 def _locate(cu_seqlens_ptr, tokens, sequence, PACKED: tl.constexpr):
     """The batch entry and first token of a sequence, all three int64, and its length."""
     if PACKED:
-        start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
+        start = tl.load(cu_seqlens_ptr + sequence)
         length = (tl.load(cu_seqlens_ptr + sequence + 1) - start).to(tl.int32)
         batch = start * 0
     else:

@@ -110,11 +110,9 @@ def _table_rows(
         if axes is not None:
             _check_within("axes", axes, len(positions), "axes of position_ids")
     elif cu_seqlens is not None:
-        # In 32 bits an offset past the tables could wrap into them.
-        bounds = cu_seqlens.long()
-        row_of_token_0 = (offset if offsets is None else offsets) - bounds[:-1]
-        rows = torch.arange(tokens, device=bounds.device) + row_of_token_0.repeat_interleave(
-            bounds.diff(), output_size=tokens
+        row_of_token_0 = (offset if offsets is None else offsets) - cu_seqlens[:-1]
+        rows = torch.arange(tokens, device=x.device) + row_of_token_0.repeat_interleave(
+            cu_seqlens.diff(), output_size=tokens
         )
     elif offsets is not None:
         rows = offsets[:, None] + torch.arange(tokens, device=offsets.device)

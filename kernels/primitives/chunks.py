@@ -16,7 +16,7 @@ class Chunks(NamedTuple):
     Args:
         count: chunks to launch. Packed, some of them are empty.
         sequences: N.
-        cu_seqlens: `[N+1]`, or None for a dense batch.
+        cu_seqlens: `[N+1]`, int64, or None for a dense batch.
     """
 
     count: int
@@ -41,7 +41,7 @@ def cut(batch: int, tokens: int, cu_seqlens: Tensor | None, length: int) -> Chun
 def locate_sequence(sequence, cu_seqlens_ptr, tokens, C: tl.constexpr, PACKED: tl.constexpr):
     """The first row (int64), the length, and the first chunk (int64) of a sequence."""
     if PACKED:
-        first = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
+        first = tl.load(cu_seqlens_ptr + sequence)
         length = (tl.load(cu_seqlens_ptr + sequence + 1) - first).to(tl.int32)
         first_chunk = first // C + sequence
     else:

@@ -24,7 +24,7 @@ def of_the_token_before(
     else:
         first = torch.isin(t, cu_seqlens[:-1])[None]
         if isinstance(start, Tensor):
-            sequence = torch.bucketize(t, cu_seqlens[1:].to(t.dtype), right=True)
+            sequence = torch.bucketize(t, cu_seqlens[1:], right=True)
             start = start[None, sequence.clamp(max=len(start) - 1)]
     return torch.where(first.view(1, -1, *[1] * (x.dim() - 2)), start, late).to(x.dtype)
 
@@ -39,7 +39,7 @@ def last_tokens(
     if cu_seqlens is None:
         some = torch.zeros(len(tensors[0]), dtype=torch.bool, device=tensors[0].device)
         return [x[:, -1].float() for x in tensors], some
-    last, empty = (cu_seqlens[1:].long() - 1).clamp(min=0), cu_seqlens.diff() == 0
+    last, empty = (cu_seqlens[1:] - 1).clamp(min=0), cu_seqlens.diff() == 0
     # An empty sequence reads a token of another one, which may be NaN.
     nothing = empty.view(-1, *[1] * (tensors[0].dim() - 2))
     found = (x[0].index_select(0, last).float() for x in tensors)

@@ -19,7 +19,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 def locate(cu_seqlens, n, length, PACKED: tl.constexpr):
     """Batch entry, first token (int64) and length of sequence n."""
     if PACKED:
-        start = tl.load(cu_seqlens + n).to(tl.int64)
+        start = tl.load(cu_seqlens + n)
         length = (tl.load(cu_seqlens + n + 1) - start).to(tl.int32)
         batch = tl.full((), 0, tl.int64)
     else:

@@ -60,7 +60,7 @@ def _pool(
 
 def _counts(cu_seqlens: Tensor, chunk: int) -> Tensor:
     """Chunks of each sequence, int64."""
-    return (cu_seqlens.diff().long() + chunk - 1) // chunk
+    return (cu_seqlens.diff() + chunk - 1) // chunk
 
 
 def _launch(
