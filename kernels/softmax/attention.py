@@ -1,6 +1,6 @@
 """Softmax attention: the public op, and the custom ops behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack
 
@@ -343,11 +343,12 @@ def attention_parallel_backward(
     special = "gated" if g is not None else ""
     if g is None and (softcap is not None or alibi_slopes is not None):
         special = "biased" if "biased" in entry.kernels else ""
-    # Apart, dk and dv take half the registers each, and one product more.
-    apart = g is not None or "dk" in entry.kernels
-    launches = [("dk", True, False), ("dv", False, True)] if apart else [("dkv", True, True)]
-    loaded = (bias, mask, table, codes)
-    dq_tile = _tile(entry, special or "dq", *loaded)
+
+    def tile_of(kernel: str) -> tiles.Tile:
+        if window is not None and f"windowed_{kernel}" in entry.kernels:
+            kernel = f"windowed_{kernel}"
+        return _tile(entry, special or kernel, bias, mask, table, codes)
+
     numbers, dims, constants = _options(q, k, v, scale, causal, window, softcap)
     *pairs, of_pairs = _pairs((bias, mask, table, codes, lows, highs), block)
     constants |= {"ALIBI": alibi_slopes is not None, "GATED": g is not None}
@@ -365,34 +366,11 @@ def attention_parallel_backward(
         if max(key_dim, value_dim) > MAX_DIM:
             _wide_backward(call, dlse, o, softmax, dq, dk, dv, entry, scale)
         else:
-            row_sums = column_sums = None
-            count = cdiv(longest_q, dq_tile.tokens)
+            row_sums, column_sums = _narrow_backward(
+                call, dlse, o, softmax, dq, dk, dv, entry, scale, tile_of
+            )
             if g is not None:
-                depth = levels(longest_k, dq_tile.tokens)
-                row_sums = terms.new_zeros(depth, batch, heads, queries)
-                column_sums = terms.new_zeros(depth, batch, heads, keys)
-                # Tiles start at multiples of their length among the keys: perhaps one more.
-                count += 1
-            if terms.numel():
-                call.launch_terms(o, dlse, softmax, dq_tile.tokens, count)
-                attention_backward_q[(count * sequences * heads,)](
-                    *call.read, dq, row_sums, *call.given, scale, *call.numbers, count, heads,
-                    batch * heads * queries, *dims, *call.strides, SPAN=dq_tile.tokens,
-                    **constants, **launch(dq_tile, k, v, held="QUERIES", read="KEYS"),
-                )  # fmt: skip
-            for name, of_k, of_v in launches if dk.numel() else ():
-                if window is not None and f"windowed_{name}" in entry.kernels:
-                    name = f"windowed_{name}"
-                kv_tile = _tile(entry, special or name, *loaded)
-                count = cdiv(longest_k, kv_tile.tokens)
-                attention_backward_kv[(count * sequences * kv_heads,)](
-                    *call.read, dk, dv, column_sums, *call.given, scale, *call.numbers, count,
-                    kv_heads, batch * heads * keys, *dims, *call.strides, SPAN=kv_tile.tokens,
-                    DK=of_k, DV=of_v, **constants,
-                    **launch(kv_tile, k, v, held="KEYS", read="QUERIES"),
-                )  # fmt: skip
-            if g is not None:
-                dg = _gate_gradient(call, dq_tile, row_sums, column_sums)
+                dg = _gate_gradient(call, tile_of("dq"), row_sums, column_sums)
                 if scaled is not None:
                     dg = dg * scaled.of_keys[..., None]
                 dg = dg.to(g.dtype, memory_format=torch.contiguous_format)
@@ -402,7 +380,7 @@ def attention_parallel_backward(
             terms[..., 2:].mul_(scaled.of_queries[:, None, :, None])
         if bias is not None:
             (do,) = dense_rows(given.to(dtype))
-            dbias = _bias_gradient(replace(call, do=do), bias, dq_tile)
+            dbias = _bias_gradient(replace(call, do=do), bias, tile_of("dq"))
     return dq, dk, dv, sink_gradient(sink, softmax, terms[..., 2]), dg, dbias
 
 
@@ -458,6 +436,47 @@ class _Backward:
             value_dim, *self.do.stride()[:3], PACKED=self.constants["PACKED"], QUERIES=tokens,
             PAD_V=next_power_of_2(value_dim),
         )  # fmt: skip
+
+
+def _narrow_backward(
+    call: _Backward, dlse: Tensor, o: Tensor, softmax: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    entry: tiles.Entry, scale: float, tile_of: Callable[[str], tiles.Tile],
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Fill terms, dq, dk and dv of heads up to 256.
+
+    Returns:
+        The sums of dS by query and by key, for `_gate_gradient`; None without gates.
+    """
+    (batch, queries, heads, _), (_, keys, kv_heads, _) = call.q.shape, call.k.shape
+    terms = call.terms
+    gated = call.constants["GATED"]
+    tile = tile_of("dq")
+    # Tiles of gates start at multiples of their length among the keys: perhaps one more.
+    count = cdiv(call.longest_q, tile.tokens) + gated
+    row_sums = column_sums = None
+    if gated:
+        depth = levels(call.longest_k, tile.tokens)
+        row_sums = terms.new_zeros(depth, batch, heads, queries)
+        column_sums = terms.new_zeros(depth, batch, heads, keys)
+    if terms.numel():
+        call.launch_terms(o, dlse, softmax, tile.tokens, count)
+        attention_backward_q[(count * call.sequences * heads,)](
+            *call.read, dq, row_sums, *call.given, scale, *call.numbers, count, heads,
+            batch * heads * queries, *call.dims, *call.strides, SPAN=tile.tokens,
+            **call.constants, **launch(tile, call.k, call.v, held="QUERIES", read="KEYS"),
+        )  # fmt: skip
+    # Apart, dk and dv take half the registers each, and one product more.
+    apart = gated or "dk" in entry.kernels
+    launches = [("dk", True, False), ("dv", False, True)] if apart else [("dkv", True, True)]
+    for name, of_k, of_v in launches if dk.numel() else ():
+        tile = tile_of(name)
+        count = cdiv(call.longest_k, tile.tokens)
+        attention_backward_kv[(count * call.sequences * kv_heads,)](
+            *call.read, dk, dv, column_sums, *call.given, scale, *call.numbers, count, kv_heads,
+            batch * heads * keys, *call.dims, *call.strides, SPAN=tile.tokens, DK=of_k, DV=of_v,
+            **call.constants, **launch(tile, call.k, call.v, held="KEYS", read="QUERIES"),
+        )  # fmt: skip
+    return row_sums, column_sums
 
 
 def _gate_gradient(
