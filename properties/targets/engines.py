@@ -41,7 +41,8 @@ def of_release(declared: Mapping[str, Mapping[str, Callable[[], Implementation]]
                 made.setdefault(op, {})[mode] = implementation()
             except (Absent, ImportError) as error:
                 remarks.append(f"{op} ({mode}) is left out: {error}")
-    return Adapter(made, triton=True, remarks=tuple(remarks))
+    # Not `triton`: a server has large pools, but few activations, whose offsets may have 32 bits.
+    return Adapter(made, remarks=tuple(remarks))
 
 
 def takes(run: Callable[..., Any], name: str) -> bool:

@@ -33,6 +33,8 @@ def as_released(op: str, mode: str, declared: Mode, kernel: Kernel) -> Mode:
         bounds["another map than elu"] = _another_map_than_elu
     if op == "linear_attn" and release() < (0, 5):
         bounds["no state where normalized"] = _no_state_where_normalized
+    if op == "log_linear_attn" and release() < (0, 6):
+        bounds["one head of keys"] = fixed_dims(G=1)
     if release() < _SHARED_SINCE.get((op, mode), ()):
         bounds["a head of keys for each of values"] = fixed_dims(R=1)
     if (0, 3) <= release() < (0, 3, 1) and {"K", "V"} <= OPS[op].dims.keys():
