@@ -185,7 +185,8 @@ def test_script_shows_it_with_the_library_alone(
     assert len(script.read_text().splitlines()) <= LINES
     # From another folder, and without this project on the path; Triton needs it on a CPU.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    triton = ("-m", "properties.simulator", "--unwritten", "nan") if simulator.installed() else ()
+    command = ("-m", "properties.simulator", "--unwritten", "nan", "--index-bits")
+    triton = (*command, str(entry.index_bits)) if simulator.installed() else ()
     ran = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", *triton, script],
         capture_output=True,

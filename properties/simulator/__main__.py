@@ -45,13 +45,20 @@ def main(arguments: list[str] | None = None) -> int:
         default="refused",
         help="loads of floats that nobody has written: an error, or NaN (default: %(default)s)",
     )
+    parser.add_argument(
+        "--index-bits",
+        type=count,
+        default=32,
+        help="bits of the integers of addresses; fewer show on small tensors what wraps around on "
+        "large ones (default: %(default)s)",
+    )
     parser.add_argument("script", type=Path, help="a file of Python")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     chosen = parser.parse_args(arguments)
     if not chosen.script.is_file():
         parser.error(f"script: {chosen.script}, expected a file")
     options = {"slab": chosen.slab, "order": chosen.order, "tf32": chosen.tf32}
-    options["unwritten"] = chosen.unwritten
+    options |= {"unwritten": chosen.unwritten, "index_bits": chosen.index_bits}
     install(**options, checks=not chosen.no_checks, **({"dump": True} if chosen.dump else {}))
     sys.argv = [str(chosen.script), *chosen.arguments]
     sys.path.insert(0, str(chosen.script.resolve().parent))

@@ -163,6 +163,7 @@ class KnownFailure:
         expected, got: as the script prints them.
         cause: in one line.
         devices: where it shows: "cpu", "cuda" or both.
+        index_bits: of the simulator, for the script.
     """
 
     name: str
@@ -176,6 +177,7 @@ class KnownFailure:
     shows: Callable[[Given], bool] = _never
     symptoms: tuple[Symptom, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
+    index_bits: int = 32
 
     def about(self, op: Op) -> bool:
         return any(case.op == op.name for case in self.cases)

@@ -58,6 +58,11 @@ def _overflows_past_the_end(given: Given) -> bool:
     return bool(given["output_final_state"]) and fastest * rest / math.log(2) > 127
 
 
+def _elements(given: Given) -> int:
+    """Of the largest tensor."""
+    return max(x.numel() for x in given.values() if isinstance(x, Tensor))
+
+
 def _gates(given: Given) -> Tensor | None:
     """Gates without their sign, under the name that the op has for them."""
     g = next((given[name] for name in ("g", "gk", "gv", "w") if given.get(name) is not None), None)
@@ -1792,6 +1797,40 @@ LEDGER = (
         got="[-1.0, 2.0]",
         cause="A number outside of its range is computed with, and an activation that is unknown "
         "is none.",
+    ),
+    KnownFailure(
+        name="offsets_of_32_bits",
+        law="large_calls",
+        releases=RELEASES,
+        cases=tuple(
+            Case.of(op, mode, {"B": 1, "H": 1, "K": 2, "V": 2, "D": 2, "M": 2, **dims}, (3,))
+            for op, mode, dims in (
+                ("hgrn", "chunk", {}),
+                ("abc", "chunk", {}),
+                ("rwkv4", "fused_recurrent", {}),
+                ("iplr", "fused_recurrent", {}),
+                ("ttt_linear", "fused_chunk", {}),
+                ("short_conv", "fused", {"B": 2, "W": 2}),
+            )
+        ),
+        modes=("chunk", "fused_recurrent", "fused_chunk", "fused"),
+        shows=lambda given: _elements(given) > 2**12,
+        symptoms=tuple(
+            Raised("IndexOverflow", f"index overflow in kernel {kernel} at ")
+            for kernel in (
+                "chunk_hgrn_fwd_kernel_o",
+                "logcumsumexp_fwd_kernel",
+                "fused_recurrent_rwkv4_forward_kernel",
+                "fused_recurrent_bwd_kernel",
+                "fused_chunk_ttt_linear_fwd_kernel",
+                "causal_conv1d_bwd_kernel",
+            )
+        ),
+        expected="no error",
+        got="index overflow in kernel chunk_hgrn_fwd_kernel_o",
+        cause="Offsets of a token are products in 32 bits, which wrap around past 2^31 elements: "
+        "#1082 widened those of the other kernels.",
+        index_bits=16,
     ),
     *(
         KnownFailure(
