@@ -2,10 +2,11 @@
 
     S_t = diag(exp g_t) S_{t-1} diag(exp gv_t) + k_t v_tᵀ,    o_t = scale · S_tᵀ q_t
 
-`linear_attn.py`, `gla.py`, `simple_gla.py`, `constant_decay.py` and `mamba2.py` are what users
-call. `kernels.recurrence` makes a `torch.library` op of each and of `forward` and `backward` in
-`chunk.py`, `fused_chunk.py`, `fused_recurrent.py` and `parallel.py`; `rwkv6.py` and `gsa.py` call
-`gla`, and `hgrn.py`, `log_linear_attn.py` and `feature_maps.py` have kernels of their own:
+`linear_attn.py`, `gla.py` and `simple_gla.py` are ops with these modes: `kernels.recurrence` makes
+a `torch.library` op of each and of `forward` and `backward` in `chunk.py`, `fused_chunk.py`,
+`fused_recurrent.py` and `parallel.py`. `hgrn.py`, `log_linear_attn.py` and `feature_maps.py` have
+kernels of their own. The other pages call one of these ops; `normalize.py` and `log_weights.py`
+compute what several of them need before and after the call. A mode has
 
     forward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, output_final_state, out_dtype)
         -> (o, final_state | None)
