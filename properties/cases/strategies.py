@@ -1,7 +1,7 @@
 """Strategies for cases: small and ragged, with lengths around the edges of the tiles."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, TypedDict, Unpack
@@ -98,53 +98,80 @@ def _bundles(
     dims = {letter: _folded(draw(size), widest) for letter, size in op.dims.items()}
     # If one tensor is passed as two arguments, they have one shape.
     twin = draw(st.sampled_from([False] * 9 + [True]))
-    dims |= {letter: n for letter, n in large_dims(draw, extent, dims).items() if letter in dims}
-    if "wide" in extent and op.widest and draw(st.booleans()):
-        for letter, limit in op.widest.items():
-            limit = min(op.widest.values()) if twin else limit
-            dims[letter] = draw(st.sampled_from([n for n in _WIDEST if n <= limit]))
-    if twin:
-        dims = _alike(dims)
+    dims = _enlarged(draw, op, dims, extent, twin=twin)
     case = Case(op=op.name, mode=mode.name, dtype=dtype, dims=dims, lengths=(1,))
     case = replace(case, packed=_packed(draw, op, extent))
     if others := target.architectures(case):
         case = replace(case, architecture=draw(_architectures(others)))
     tiles = target.tiles(case)
-    # Tiles for small heads are drawn more often where they apply.
-    widths = sorted({64, 128, 256, *op.widest.values()})
-    wider = [target.tiles(replace(case, dims=dict.fromkeys(dims, n))) for n in widths]
-    small = [index for known in wider for index in tiles if index not in known]
-    tile = draw(st.sampled_from([None, *tiles, *small])) if tiles else None
+    case = replace(case, tile=_tile(draw, op, target, case, tiles))
     own = target.tokens(op.name, mode.name)
     if tiles:
-        own = tiles[tile if tile is not None else next(iter(tiles))]
+        own = tiles[case.tile if case.tile is not None else next(iter(tiles))]
     edges = (own,) if own else _USUAL_TILES
     if not (tiles and own) and edges != (16,):
         # Sequences extend past the target's own tile.
         longest = max(longest, edges[-1] + 16)
-    case, numbers = _with_arguments(draw, op, mode, replace(case, tile=tile))
-    member = _members(op, mode, case, numbers, target, edges, longest, widest, extent, twin)
+    case, numbers = _with_arguments(draw, op, mode, case)
+    shared = _Shared(op, mode, target, case, numbers, extent, twin)
     # Thousands of tokens take longer to run than a program to compile.
-    found = draw(st.lists(member, min_size=1, max_size=1 if "tokens" in extent else most))
-    short = _members(op, mode, case, numbers, target, (), 2, 2, ORDINARY[0], twin)
-    return found + draw(st.lists(short, max_size=tiny))
+    most = 1 if "tokens" in extent else most
+    found = draw(st.lists(_members(shared, edges, longest, widest), min_size=1, max_size=most))
+    few = replace(shared, extent=ORDINARY[0])
+    return found + draw(st.lists(_members(few, (), 2, 2), max_size=tiny))
+
+
+def _enlarged(
+    draw: DrawFn, op: Op, dims: Mapping[str, int], extent: Extent, *, twin: bool
+) -> dict[str, int]:
+    """Draw the dims along which a case is large; if it has a `twin`, query, key and value have one
+    shape.
+    """
+    large = large_dims(draw, extent, dims)
+    dims = {letter: large.get(letter, size) for letter, size in dims.items()}
+    if "wide" in extent and op.widest and draw(st.booleans()):
+        for letter, limit in op.widest.items():
+            limit = min(op.widest.values()) if twin else limit
+            dims[letter] = draw(st.sampled_from([n for n in _WIDEST if n <= limit]))
+    return _alike(dims) if twin else dims
+
+
+def _tile(
+    draw: DrawFn, op: Op, target: Target, case: Case, tiles: Mapping[int, int | None]
+) -> int | None:
+    """Draw an entry of the tile table; those for small heads more often, where they apply."""
+    widths = sorted({64, 128, 256, *op.widest.values()})
+    wider = [target.tiles(replace(case, dims=dict.fromkeys(case.dims, n))) for n in widths]
+    small = [index for known in wider for index in tiles if index not in known]
+    return draw(st.sampled_from([None, *tiles, *small])) if tiles else None
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the cases of a bundle share.
+
+    Args:
+        case: with everything that a program is specialised on.
+        numbers: the options whose values are drawn for each case.
+        extent: the dims along which the cases are large.
+        twin: each passes one tensor as two arguments.
+    """
+
+    op: Op
+    mode: Mode
+    target: Target
+    case: Case
+    numbers: Sequence[Option]
+    extent: Extent
+    twin: bool
 
 
 @st.composite
 def _members(
-    draw: DrawFn,
-    op: Op,
-    mode: Mode,
-    case: Case,
-    numbers: Sequence[Option],
-    target: Target,
-    edges: Sequence[int],
-    longest: int,
-    widest: int,
-    extent: Extent,
-    twin: bool,
+    draw: DrawFn, shared: _Shared, edges: Sequence[int], longest: int, widest: int
 ) -> Case:
     """Draw what no program is specialised on: rows, lengths, numbers, layouts, the call."""
+    op, extent, case = shared.op, shared.extent, shared.case
     case = replace(case, dims={**case.dims, "B": _rows(draw, op, case, widest, extent)})
     exact = False
     if "tokens" in extent:
@@ -155,15 +182,15 @@ def _members(
         case = with_many_tokens(draw, op, case, extent, exact=exact)
     else:
         case = with_lengths(draw, op, case, edges, longest, extent)
-    case = _with_numbers(draw, numbers, case)
+    case = _with_numbers(draw, shared.numbers, case)
     values = st.sampled_from(_recipes(op, case, extent))
     case = replace(case, values=draw(values), seed=draw(st.integers(0, 2**16)))
     case = op.settle(_with_layouts(draw, op, case))
     if exact:
         case = on_integers(op, case)
-    if twin:
+    if shared.twin:
         case = _with_a_tensor_twice(draw, op, case)
-    return op.settle(_with_a_call(draw, op, mode, case, target))
+    return op.settle(_with_a_call(draw, op, shared.mode, case, shared.target))
 
 
 def _rows(draw: DrawFn, op: Op, case: Case, widest: int, extent: Extent) -> int:
