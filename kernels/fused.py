@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
 from kernels import arguments, tiles
 from kernels.modes import check_mode
-from kernels.op import axes, op, spelled_out
+from kernels.op import op, spelled_out
+from kernels.signature import Signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,21 +42,13 @@ def fused(
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
-        parameters = spelled_out(page).parameters
-        first = next(iter(parameters))
+        first = next(iter(spelled_out(page).parameters))
         alike = tuple(same_dtype) or (first,)
-        dims = {name: " ".join(axes(p.annotation)) for name, p in parameters.items()}
-        dims = {name: spec for name, spec in dims.items() if spec and name != "cu_seqlens"}
-        flags = tuple(name for name, p in parameters.items() if isinstance(p.default, bool))
+        signature = Signature.of(page, alike)
         owner = wraps or page.__name__
 
         def checked(*, mode: str, **given: Any) -> Any:
-            arguments.check_flags(**{name: given[name] for name in flags})
-            sizes = arguments.bind_dims(**{name: (given[name], s) for name, s in dims.items()})
-            dtype = arguments.check_one_dtype(**{name: given[name] for name in alike})
-            for name in dims:
-                if name not in alike:
-                    arguments.check_dtype(name, given[name], torch.float32, dtype)
+            sizes, dtype = signature.check_tensors(given)
             if widest is not None:
                 arguments.check_range(f"D (the last dim of {first})", sizes["D"], 1, widest)
             device = given[first].device

@@ -28,6 +28,7 @@ from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_eac
 from kernels.primitives.layout import with_dense_gradient
 from kernels.primitives.states import output_and_states
 from kernels.scale import resolve_scale
+from kernels.signature import Signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -103,36 +104,17 @@ Around = Callable[..., Results]
 
 
 @dataclass(frozen=True)
-class _Signature:
-    """The parts of a signature that calls are checked against, and what its decorator adds.
+class _Signature(Signature):
+    """The signature of a recurrence, and what its decorator adds.
 
     Args:
-        dims: float tensor → the names of its dims.
-        flags: the options that are true or false.
-        same_dtype: tensors of one dtype; others may be float32 as well, and the state is.
         recurrent_only: arguments that the mode chunk does not have.
+        neutral, around: see `recurrence`.
     """
 
-    dims: Mapping[str, str]
-    flags: tuple[str, ...]
-    modes: tuple[str, ...]
-    same_dtype: tuple[str, ...]
     recurrent_only: tuple[str, ...] = ()
     neutral: Mapping[str, float] = field(default_factory=dict)
     around: Around | None = None
-
-    @classmethod
-    def of(
-        cls, parameters: Mapping[str, inspect.Parameter], same_dtype: Sequence[str], **added: Any
-    ) -> "_Signature":
-        dims = {n: " ".join(axes(p.annotation)) for n, p in parameters.items()}
-        return cls(
-            dims={n: spec for n, spec in dims.items() if spec and n != "cu_seqlens"},
-            flags=tuple(n for n, p in parameters.items() if isinstance(p.default, bool)),
-            modes=get_args(parameters["mode"].annotation)[1:],
-            same_dtype=tuple(same_dtype),
-            **added,
-        )
 
     def check(
         self,
@@ -146,24 +128,14 @@ class _Signature:
         Returns:
             the size of each dim, the dtype of the operands, and `cu_seqlens`, contiguous.
         """
-        arguments.check_flags(**{name: given[name] for name in self.flags})
-        dims = {
-            n: spec.replace("H", "G") if n in grouped else spec for n, spec in self.dims.items()
-        }
-        sizes = arguments.bind_dims(**{name: (given[name], spec) for name, spec in dims.items()})
-        dtype = within
-        if dtype is None:
-            dtype = arguments.check_one_dtype(**{name: given[name] for name in self.same_dtype})
-        for name in dims:
-            if name not in (*self.same_dtype, "initial_state"):
-                arguments.check_dtype(name, given[name], torch.float32, dtype)
+        sizes, dtype = self.check_tensors(given, grouped=grouped, within=within)
         for letter in _OF_HEADS:
             if letter in sizes:
-                name = next(n for n, spec in dims.items() if spec.endswith(letter))
+                name = next(n for n, spec in self.dims.items() if spec.endswith(letter))
                 arguments.check_range(f"{letter} (the last dim of {name})", sizes[letter], 1, 256)
         if "G" in sizes and (sizes["G"] == 0 or sizes["H"] % sizes["G"]):
-            name = next(n for n, spec in dims.items() if spec.endswith("H V"))
-            others = " and ".join(n for n, spec in dims.items() if "G" in spec)
+            name = next(n for n, spec in self.dims.items() if spec.endswith("H V"))
+            others = " and ".join(n for n, spec in self.dims.items() if "G" in spec)
             expected = f"a multiple of the {sizes['G']} heads of {others}"
             raise ValueError(f"{name}: {describe(given[name])}, expected {expected}")
         device = given[self.same_dtype[0]].device
@@ -171,14 +143,12 @@ class _Signature:
         cu_seqlens = arguments.check_cu_seqlens("cu_seqlens", cu_seqlens, sizes["B"], device)
         sizes["N"] = arguments.count_sequences(sizes["B"], cu_seqlens)
         sizes["normalize"] = int(given.get("normalize", False))
-        if "initial_state" in dims:
-            self._check_state(given["initial_state"], dims["initial_state"].split(), sizes)
+        if "initial_state" in self.dims:
+            self._check_state(given["initial_state"], sizes)
         return sizes, dtype, cu_seqlens
 
-    def _check_state(
-        self, state: Tensor | None, dims: Sequence[str], sizes: Mapping[str, int]
-    ) -> None:
-        arguments.check_dtype("initial_state", state, torch.float32)
+    def _check_state(self, state: Tensor | None, sizes: Mapping[str, int]) -> None:
+        dims = self.dims["initial_state"].split()
         wanted = [_size(dim, sizes) for dim in dims]
         if state is not None and [*state.shape] != wanted:
             raise ValueError(
@@ -272,7 +242,7 @@ def recurrence(
         everything = frozenset().union(*(form.takes for form in forms.values()))
         only = everything - forms["chunk"].takes if "chunk" in forms else frozenset()
         _SIGNATURES[name] = _Signature.of(
-            parameters,
+            page,
             same_dtype,
             recurrent_only=tuple(n for n in parameters if n in only),
             neutral=neutral,
@@ -351,7 +321,7 @@ def wrapper(
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
-        signature = _Signature.of(spelled_out(page).parameters, same_dtype)
+        signature = _Signature.of(page, same_dtype)
 
         def checked(**given: Any) -> Any:
             sizes, dtype, given["cu_seqlens"] = signature.check(given)
@@ -392,7 +362,7 @@ def one_mode(
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
-        name, signature = page.__name__, _Signature.of(spelled_out(page).parameters, same_dtype)
+        name, signature = page.__name__, _Signature.of(page, same_dtype)
         (own,) = signature.modes
 
         def checked(*, mode: str, **given: Any) -> Any:

@@ -1,16 +1,17 @@
 """The public functions of ops whose kernels take all pairs of tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from kernels import arguments, tiles
 from kernels.differentiable import Given
 from kernels.modes import check_mode
-from kernels.op import axes, op, spelled_out
+from kernels.op import op, spelled_out
 from kernels.scale import resolve_scale
+from kernels.signature import Signature
 from kernels.softmax.arguments import MAX_DIM, check_heads, check_packing, check_window
 
 P = ParamSpec("P")
@@ -55,14 +56,7 @@ def pairs(
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
         parameters = spelled_out(page).parameters
-        dims = {name: " ".join(axes(p.annotation)) for name, p in parameters.items()}
-        signature = _Signature(
-            op=page.__name__,
-            mode=get_args(parameters["mode"].annotation)[1],
-            dims={n: spec for n, spec in dims.items() if spec and not n.startswith("cu_seqlens")},
-            flags=tuple(n for n, p in parameters.items() if isinstance(p.default, bool)),
-            same_dtype=tuple(same_dtype),
-        )
+        signature = _Signature.of(page, same_dtype, op=page.__name__)
         of_keys = "cu_seqlens_k" in parameters
         reasons = [f"K or V outside 1 to {MAX_DIM}"]
         reasons += ["a scale that is NaN or infinite"] if "scale" in parameters else []
@@ -82,19 +76,10 @@ def pairs(
 
 
 @dataclass(frozen=True)
-class _Signature:
-    """The parts of a signature that are checked.
-
-    Args:
-        dims: float tensor → the names of its dims. The first are the queries.
-        flags: the options that are true or false.
-    """
+class _Signature(Signature):
+    """The signature of an op over pairs, whose first tensor has the queries."""
 
     op: str
-    mode: str
-    dims: Mapping[str, str]
-    flags: tuple[str, ...]
-    same_dtype: tuple[str, ...]
 
     @property
     def grouped(self) -> list[str]:
@@ -103,18 +88,14 @@ class _Signature:
 
     def check(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments that a call of the kernels takes, or raise for a wrong one."""
-        sizes = arguments.bind_dims(**{name: (given[name], s) for name, s in self.dims.items()})
-        dtype = arguments.check_one_dtype(**{name: given[name] for name in self.same_dtype})
-        for name in self.dims:
-            if name not in self.same_dtype:
-                arguments.check_dtype(name, given[name], dtype, torch.float32)
+        sizes, dtype = self.check_tensors(given)
         queries, *_ = self.dims
         *others, last = self.grouped or ["k", "v"]
         keys = f"{', '.join(others)} and {last}"
         # Without groups each head is its own.
         check_heads({"G": max(sizes["H"], 1), **sizes}, queries=queries, keys=keys)
-        arguments.check_flags(**{name: given[name] for name in self.flags})
-        check_mode(given["mode"], self.mode)
+        (mode,) = self.modes
+        check_mode(given["mode"], mode)
         checked = {name: x for name, x in given.items() if name != "mode"}
         if "scale" in given:
             checked["scale"] = resolve_scale(given["scale"], sizes["K"])
@@ -131,6 +112,6 @@ class _Signature:
             )
         dim, tile = max(sizes["K"], sizes["V"]), given["tile"]
         checked["tile"] = tiles.choose(
-            self.op, self.mode, dim=dim, dtype=dtype, device=device, tile=tile
+            self.op, mode, dim=dim, dtype=dtype, device=device, tile=tile
         )
         return checked
