@@ -44,9 +44,9 @@ def compare_with_oracle(
     Raises:
         Violation: an error exceeds its budget, or a result is missing.
     """
-    op, case, subject = run.op, run.case, run.subject
+    op, case = run.op, run.case
     asked = op.name, case.to_json(), inputs.tensors, inputs.options, gradients_of
-    want = subject.recall(asked, lambda: oracle_results(op, inputs, gradients_of))
+    want = run.subject.recall(asked, lambda: oracle_results(op, inputs, gradients_of))
     got, want = _matched(run, got, want)
     left_out = dict(left_out or {})
     parts = gradient_parts(op, inputs, gradients_of)
@@ -55,22 +55,31 @@ def compare_with_oracle(
     for name, mask in left_out.items():
         got[name] = torch.where(mask, want[name].to(got[name]), got[name])
 
-    def compared(allowed: Mapping[str, Budget | None]) -> list[Comparison]:
-        return [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
-
     # A result equal to the rounded oracle needs no budget, which takes a minute for integers in
     # thousands of tokens.
-    if all(one.passed for one in compared(dict.fromkeys(got))):
+    if _all_passed(_compared(got, want, dict.fromkeys(got))):
         return 0.0
     dtypes = {name: x.dtype for name, x in got.items()}
+    call = OracleCall(op, case, inputs, in_float64(gradients_of), want, dtypes, parts)
+    return _verdict(run, _within_a_budget(run, call, got, asked), "the oracle")
+
+
+def _within_a_budget(
+    run: Run, call: OracleCall, got: Results, asked: tuple[object, ...]
+) -> list[Comparison]:
+    """Compare results with the oracle's within one budget after the other, until all pass.
+
+    Args:
+        asked: what the oracle's answer depends on.
+    """
+    op, case, recall = run.op, run.case, run.subject.recall
     # Other laws join the results of calls, which were rounded in between, as autograd adds rounded
     # gradients of a tensor that is passed twice.
     alone = run.law == "differential" and not case.same
     within = torch.float32 if op.in_float32 and alone else case.torch_dtype
     precision = BY_DTYPE[within]
-    call = OracleCall(op, case, inputs, in_float64(gradients_of), want, dtypes, parts)
-    of_budgets = *asked, dtypes, within
-    attempts = _attempts(op, case, quick=subject.quick)
+    of_budgets = *asked, call.dtypes, within
+    attempts = _attempts(op, case, quick=run.subject.quick)
     _, quiet = attempts[0]
     comparisons: list[Comparison] = []
     allowed: dict[str, Budget] = {}
@@ -78,16 +87,26 @@ def compare_with_oracle(
         if draws == MANY_DRAWS and max(one.ratio for one in comparisons) > _RARE:
             break
         key = *of_budgets, draws, form is quiet
-        allowed = subject.recall(key, partial(call.budgets, precision, form=form, draws=draws))
-        comparisons = compared(allowed)
-        if all(one.passed for one in comparisons):
-            return _verdict(run, comparisons, "the oracle")
+        allowed = recall(key, partial(call.budgets, precision, form=form, draws=draws))
+        comparisons = _compared(got, call.want, allowed)
+        if _all_passed(comparisons):
+            return comparisons
     for finer in () if op.multilinear(case) else finer_than(precision):
         make = partial(call.budgets, finer, form=quiet, draws=DRAWS)
-        theirs = subject.recall((*of_budgets, finer), make)
+        theirs = recall((*of_budgets, finer), make)
         allowed = {name: budget.joined(theirs[name]) for name, budget in allowed.items()}
-        comparisons = compared(allowed)
-    return _verdict(run, comparisons, "the oracle")
+        comparisons = _compared(got, call.want, allowed)
+    return comparisons
+
+
+def _compared(
+    got: Results, want: Results, allowed: Mapping[str, Budget | None]
+) -> list[Comparison]:
+    return [compare(name, x, want[name], allowed[name]) for name, x in got.items()]
+
+
+def _all_passed(comparisons: list[Comparison]) -> bool:
+    return all(comparison.passed for comparison in comparisons)
 
 
 def _attempts(op: Op, case: Case, *, quick: bool) -> list[tuple[int, Function]]:
@@ -127,8 +146,7 @@ def expect_identical(
         small = {n: _subnormal(x / normal) & _subnormal(want[n] / normal) for n, x in got.items()}
         got = {name: x.masked_fill(small[name], 0.0) for name, x in got.items()}
         want = {name: want[name].masked_fill(small[name], 0.0) for name in got}
-    comparisons = [compare(name, x, want[name], None) for name, x in got.items()]
-    _verdict(run, comparisons, against)
+    _verdict(run, _compared(got, want, dict.fromkeys(got)), against)
 
 
 def expect_same(
