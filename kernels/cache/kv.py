@@ -42,7 +42,15 @@ class Storage(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Update:
-    """An update that fits: checked, and nothing written yet."""
+    """An update that fits: checked, and nothing written yet.
+
+    Args:
+        length: tokens that each sequence has seen.
+        counts: new tokens of each.
+        first: position of the first key that the next token of each attends to.
+        on_device: Int64[3, N], these three.
+        scales: of quantized k and v, float32 [B, T, G, 1].
+    """
 
     k: Tensor
     v: Tensor
@@ -50,9 +58,7 @@ class _Update:
     counts: list[int]
     first: list[int]
     on_device: Tensor
-    """Int64[3, N]: length, counts and first."""
     scales: tuple[Tensor, Tensor] | None = None
-    """The scales of quantized k and v, float32 [B, T, G, 1]."""
 
 
 class KVCache(ABC):
@@ -73,12 +79,12 @@ class KVCache(ABC):
     `torch.compile`, though the two ops that it launches can be.
     """
 
+    # Whether a sequence has one page, which holds its last tokens.
     ring: ClassVar[bool] = False
-    """Whether a sequence has one page, which holds its last tokens."""
+    # First tokens that such a page holds besides.
     sinks: int = 0
-    """First tokens that such a page holds besides."""
+    # Options of an attention that `attend` refuses: the cache sets them, or has no such thing.
     refused_options: ClassVar[tuple[str, ...]] = ("causal", "cu_seqlens", "cu_seqlens_k", "g")
-    """Options of an attention that `attend` refuses: the cache sets them, or has no such thing."""
 
     def __init__(self, batch: int, k_pages: Tensor, v_pages: Tensor) -> None:
         self.k_pages = k_pages

@@ -37,8 +37,8 @@ class PagedCache(KVCache):
     """
 
     refused_options = (*KVCache.refused_options, "k_pages", "v_pages", "block_table", "lengths")
+    # Whether `attention` could attend to a view of the pages.
     _gathers: ClassVar[bool] = True
-    """Whether `attention` could attend to a view of the pages."""
 
     def __init__(
         self, batch: int, num_pages: int, page_size: int, kv_heads: int, key_dim: int,

@@ -292,7 +292,6 @@ class Call:
 
     Args:
         longest: tokens of the longest sequence.
-        x: for X at the start of its span, its first part.
     """
 
     def __init__(
@@ -341,8 +340,11 @@ class Call:
         }
 
     def within(self, k: Tensor, w: Tensor, beta: Tensor, x: Tensor, scale: float) -> Within:
-        """Launch what needs the tokens of one span alone; write X at its start to the first part of
-        x."""
+        """Launch what needs the tokens of one span alone.
+
+        Args:
+            x: room for X; its first part gets X at the start of the query's span.
+        """
         z = k.new_empty(k.shape, dtype=torch.float32)
         inverse, d = z.new_empty(2, self.spans.count, self.groups, self.span, self.span)
         inner_k = empty_pieces(k, *k.shape)

@@ -20,13 +20,7 @@ from properties.cases.inputs import Inputs, Results
 from properties.cases.sequences import join, separate
 from properties.catalogue.op import LEVELS, Op
 from properties.laws.expect import compare_with_oracle, expect_identical
-from properties.laws.law import (
-    Law,
-    Run,
-    with_a_row,
-    with_options,
-    with_own_elements,
-)
+from properties.laws.law import Law, Run, with_a_row, with_options, with_own_elements
 
 
 def check(run: Run) -> float:

@@ -21,11 +21,7 @@ from properties.cases.sequences import dims_of, join, separate, shared_gradients
 from properties.catalogue.kinds import has
 from properties.catalogue.op import Op, Role
 from properties.laws.expect import compare_with_oracle, expect_identical
-from properties.laws.law import (
-    Law,
-    Run,
-    with_own_elements,
-)
+from properties.laws.law import Law, Run, with_own_elements
 from properties.laws.shared_tensors import summed
 
 
