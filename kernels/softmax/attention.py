@@ -34,7 +34,7 @@ from kernels.softmax.backward import (
 )
 from kernels.softmax.forward import attention_forward
 from kernels.softmax.gates import add_levels, cumulative_gates, levels, within_blocks
-from kernels.softmax.launch import launch
+from kernels.softmax.launch import factor_and_cap, launch
 from kernels.softmax.logits import LOG2E
 from kernels.softmax.ranges import powers
 from kernels.softmax.structure import Structure, attention_rules, check_pairs, check_structure
@@ -194,8 +194,7 @@ def _options(
     """Return (factor, cap, window), (group, key dim, value dim) and constants of all kernels."""
     limit = q.shape[1] + k.shape[1]
     numbers = (
-        scale * LOG2E.value if softcap is None else scale / softcap,
-        0.0 if softcap is None else softcap * LOG2E.value,
+        *factor_and_cap(scale, softcap),
         # Distances are below the limit, and a wider window could overflow when it is added to one.
         limit if window is None else min(window, limit),
     )

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from kernels import tiles
+from kernels.softmax.logits import LOG2E
 from kernels.tiles import next_power_of_2
 
 
@@ -29,3 +30,10 @@ def launch(tile: tiles.Tile, k: Tensor, v: Tensor, *, held: str, read: str) -> d
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages if aligned else 1,
     }
+
+
+def factor_and_cap(scale: float, softcap: float | None) -> tuple[float, float]:
+    """Return the two numbers by which `logits` scales products; the cap is 0 without a softcap."""
+    if softcap is None:
+        return scale * LOG2E.value, 0.0
+    return scale / softcap, softcap * LOG2E.value

@@ -21,7 +21,7 @@ from kernels.softmax.arguments import (
     check_softcap,
     check_window,
 )
-from kernels.softmax.logits import LOG2E
+from kernels.softmax.launch import factor_and_cap
 from kernels.softmax.paged_forward import merge_parts, paged_forward
 from kernels.tiles import cdiv, next_power_of_2
 
@@ -134,8 +134,7 @@ def paged_attention_fused(
             q, k_pages, v_pages, o, lse, parts, row_maxima, weight_sums, sink, alibi_slopes,
             q if k_scale is None else k_scale, q if v_scale is None else v_scale, enter, leave,
             block_table, lengths, cu_seqlens,
-            scale * LOG2E.value if softcap is None else scale / softcap,
-            0.0 if softcap is None else softcap * LOG2E.value, limit,
+            *factor_and_cap(scale, softcap), limit,
             queries, count, num_splits, kv_heads, group, size, rows, key_dim, value_dim,
             *q.stride()[:3], *k_pages.stride(), *v_pages.stride(), *block_table.stride(),
             *(no_strides if k_scale is None else k_scale.stride()),
