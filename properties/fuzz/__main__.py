@@ -244,25 +244,25 @@ def _log(selection: Selection, target: Target, chosen: argparse.Namespace) -> Lo
         ValueError: it is of another target or seed, or of jobs that are not selected.
     """
     jobs = selection.jobs(target)
-    kept = Log.read(chosen.resume) if chosen.resume is not None else None
-    if kept is None:
+    log = Log.read(chosen.resume) if chosen.resume is not None else None
+    if log is None:
         seed = random.randrange(2**31) if chosen.seed is None else chosen.seed
         return Log(chosen.target, seed, {job: Tally() for job in jobs})
-    for name, before in (("target", kept.target), ("seed", kept.seed)):
+    for name, before in (("target", log.target), ("seed", log.seed)):
         now = getattr(chosen, name)
         if now is not None and now != before:
             raise ValueError(f"--{name}: {now}, expected {before} as in {chosen.resume}")
     # Jobs and bugs of ops that the target no longer has are dropped.
     every = Selection().jobs(target)
-    without = [job.name for job in kept.tallies if job in every and job not in jobs]
+    without = [job.name for job in log.tallies if job in every and job not in jobs]
     if without:
         others = counted(len(without), "other job")
         what = f"--resume: {chosen.resume} has {others}, as {without[0]}"
         raise ValueError(f"{what}, expected all of them selected")
     return replace(
-        kept,
-        tallies={job: kept.tallies.get(job, Tally()) for job in jobs},
-        buckets=[one for one in kept.buckets if _has(target, one)],
+        log,
+        tallies={job: log.tallies.get(job, Tally()) for job in jobs},
+        buckets=[bucket for bucket in log.buckets if _has(target, bucket)],
     )
 
 
@@ -334,7 +334,7 @@ def fuzz(
 
     def tell(bucket: Bucket) -> None:
         bucket.write(chosen.findings, chosen.target)
-        cause = next((one for one in log.causes if bucket in one.buckets), None)
+        cause = next((cause for cause in log.causes if bucket in cause.buckets), None)
         # Those of one cause are told whole until it is known, and in the end all in its place.
         _say(console, *((bucket.line, f"  {cause.line}") if cause else (bucket.report,)), "")
 
@@ -385,7 +385,7 @@ def _watch(
     console: Console,
 ) -> None:
     """Wait for the end of a night; meanwhile copy its log, print lines, and look for signals."""
-    copied = told = monotonic()
+    copied = printed = monotonic()
     while not lanes.ended:
         sleep(_LOOK)
         if asked and not lanes.night.stopped:
@@ -396,9 +396,9 @@ def _watch(
         if now - copied > _COPY:
             keep("running")
             copied = now
-        if now - told > _LINE and not console.is_terminal:
+        if now - printed > _LINE and not console.is_terminal:
             _say(console, display.status())
-            told = now
+            printed = now
 
 
 def _add_to_record(log: Log, where: str, path: Path, console: Console) -> None:
@@ -419,7 +419,7 @@ class _Kept:
             "--resume": chosen.resume,
             "--report": chosen.report,
         }
-        self.told: set[str] = set()
+        self.printed: set[str] = set()
 
     def __call__(self, state: str) -> None:
         """Write both anew."""
@@ -440,8 +440,8 @@ class _Kept:
 
     def _tell(self, text: str) -> None:
         """Print a repeated error once."""
-        if text not in self.told:
-            self.told.add(text)
+        if text not in self.printed:
+            self.printed.add(text)
             _say(self.console, text)
 
 

@@ -86,7 +86,10 @@ class Bucket:
 
     @property
     def others(self) -> list[str]:
-        return [f"  also      {one.fingerprint}: {one.case.line()}" for one in self.smallest[1:]]
+        return [
+            f"  also      {failure.fingerprint}: {failure.case.line()}"
+            for failure in self.smallest[1:]
+        ]
 
     @property
     def line(self) -> str:
@@ -99,7 +102,7 @@ class Bucket:
         return {*self.linked, *(failure.fingerprint for failure in self.smallest)}
 
     def has(self, fingerprint: Fingerprint) -> bool:
-        return fingerprint.bug in {one.bug for one in self.fingerprints}
+        return fingerprint.bug in {known.bug for known in self.fingerprints}
 
     def shows(
         self,

@@ -51,11 +51,11 @@ def causes(buckets: Iterable[Bucket], ran: Mapping[str, AbstractSet[str]]) -> li
         ran: op → the lines that its cases launched, of those that could have shown wrong values.
     """
     left = [bucket for bucket in buckets if bucket.code and not bucket.first.fingerprint.place]
-    found: list[Cause] = []
+    explaining: list[Cause] = []
     while cause := _largest(left, ran):
-        found.append(cause)
+        explaining.append(cause)
         left = [bucket for bucket in left if bucket not in cause.buckets]
-    return found
+    return explaining
 
 
 def _largest(left: Sequence[Bucket], ran: Mapping[str, AbstractSet[str]]) -> Cause | None:
@@ -66,18 +66,18 @@ def _largest(left: Sequence[Bucket], ran: Mapping[str, AbstractSet[str]]) -> Cau
             explained.setdefault(line, []).append(bucket)
     best: tuple[int, float] = (1, 0.0)
     alike: list[tuple[str, Cause]] = []
-    for line, those in explained.items():
-        if len(those) < best[0]:
+    for line, group in explained.items():
+        if len(group) < best[0]:
             continue
-        failed = len({op for bucket in those for op in bucket.ops})
+        failed = len({op for bucket in group for op in bucket.ops})
         launched = sum(line in lines for lines in ran.values())
-        rank = len(those), failed / launched
+        rank = len(group), failed / launched
         part = _NEARLY_ALL if launched > _NEARLY_ALL * len(ran) else _PART
-        if len(those) < 2 or failed < _OPS or rank[1] < part or rank < best:
+        if len(group) < 2 or failed < _OPS or rank[1] < part or rank < best:
             continue
         if rank > best:
             best, alike = rank, []
-        alike.append((line, Cause(line, tuple(those), failed, launched)))
+        alike.append((line, Cause(line, tuple(group), failed, launched)))
     if not alike:
         return None
     first = alike[0][1]
@@ -90,9 +90,9 @@ def _place(lines: Iterable[str]) -> str:
     parts = sorted(
         (file, int(number)) for file, _, number in (one.rpartition(":") for one in lines)
     )
-    told = []
-    for file, group in groupby(parts, key=lambda one: one[0]):
+    places = []
+    for file, group in groupby(parts, key=lambda part: part[0]):
         numbers = [number for _, number in group]
-        told.append(f"{file}:{numbers[0]}" + (f"-{numbers[-1]}" if len(numbers) > 1 else ""))
-    more = len(told) - _PLACES
-    return " or ".join([*told[:_PLACES], *([counted(more, "other place")] if more > 0 else [])])
+        places.append(f"{file}:{numbers[0]}" + (f"-{numbers[-1]}" if len(numbers) > 1 else ""))
+    more = len(places) - _PLACES
+    return " or ".join([*places[:_PLACES], *([counted(more, "other place")] if more > 0 else [])])

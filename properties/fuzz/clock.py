@@ -27,15 +27,15 @@ class _Thread:
 
 def _threads(process: int) -> dict[int, _Thread]:
     """The threads of a process; none if it has ended."""
-    found = {}
+    threads = {}
     for folder in Path(f"/proc/{process}/task").glob("*"):
         try:
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
             ran, waited, _ = (folder / "schedstat").read_text().split()
         except (OSError, ValueError):
             continue
-        found[int(folder.name)] = _Thread(state == "R", int(ran) / 1e9, int(waited) / 1e9)
-    return found
+        threads[int(folder.name)] = _Thread(state == "R", int(ran) / 1e9, int(waited) / 1e9)
+    return threads
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Corpus:
             return
         entry = json.dumps({"worst": worst, "case": json.loads(case.to_json())}).encode()
         self.database.save(self._key(job), entry)
-        passing = [one for one in self._entries(job) if one[0] < float("inf")]
+        passing = [row for row in self._entries(job) if row[0] < float("inf")]
         for _, _, superfluous in passing[_MOST:]:
             self.database.delete(self._key(job), superfluous)
         if len(passing) >= _MOST:
@@ -63,16 +63,16 @@ class Corpus:
                 self.database.delete(self._key(job), entry)
 
     def _entries(self, job: Job) -> list[tuple[float, Case, bytes]]:
-        found = []
+        entries = []
         for entry in self.database.fetch(self._key(job)):
             try:
-                said = json.loads(entry)
-                case = Case.from_json(json.dumps(said["case"]))
-                found.append((float(said["worst"]), case, entry))
+                data = json.loads(entry)
+                case = Case.from_json(json.dumps(data["case"]))
+                entries.append((float(data["worst"]), case, entry))
             except (ValueError, KeyError, TypeError):
                 # An entry that this version cannot read.
                 self.database.delete(self._key(job), entry)
-        return sorted(found, key=lambda one: (-one[0], one[2]))
+        return sorted(entries, key=lambda row: (-row[0], row[2]))
 
     def _key(self, job: Job) -> bytes:
         return f"attention-oracles {self.owner} {job.name}".encode()

@@ -22,10 +22,10 @@ class Display:
         self.log: Log = night.log
 
     def summary(self) -> str:
-        elapsed, found = self.night.elapsed, self.log.bug_count
+        elapsed, bugs = self.night.elapsed, self.log.bug_count
         examples = self.log.total.examples
         return (
-            f"{counted(found, 'bug') if found else 'no bugs'} in {counted(examples, 'example')}, "
+            f"{counted(bugs, 'bug') if bugs else 'no bugs'} in {counted(examples, 'example')}, "
             f"{duration(elapsed)}, {examples / max(elapsed, 1e-9):.1f} examples/s"
         )
 
@@ -48,12 +48,12 @@ class Display:
             if bucket not in explained:
                 yield f"  {bucket.count} x {bucket.line}"
                 yield from bucket.others
-        for told, counts in (
+        for title, counts in (
             ("known failures met, by examples", self.log.excused),
             ("no findings, as the machine may be at fault", self.log.unrepeated),
         ):
             if counts:
-                yield f"{told}: {', '.join(f'{n} {count}' for n, count in counts.most_common())}"
+                yield f"{title}: {', '.join(f'{n} {count}' for n, count in counts.most_common())}"
         untried = sum(not tally.examples for tally in self.log.tallies.values())
         if untried:
             jobs = counted(len(self.log.tallies), "job")

@@ -101,5 +101,5 @@ def without_interrupts() -> Iterator[None]:
 def environment(gpu: str | None = None) -> dict[str, str]:
     """This process's variables without the choice of an engine, which each worker makes."""
     chosen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return kept | chosen
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return variables | chosen

@@ -210,25 +210,25 @@ def _lines(program: Program) -> frozenset[str]:
 def _answer(law: str, case: Case, subject: Subject) -> Answer:
     try:
         return Answer(worst=jobs.judge(law, case, subject) or 0.0)
-    except Violation as violation:
-        found = violation
+    except Violation as error:
+        violation = error
     except BaseException as error:
         # Ctrl-C does not reach a worker: the target raised it.
         if isinstance(error, Exception) and not _lacking(error):
             # An error of the suite.
             raise
-        found = jobs.raised(law, case, subject, error)
-    fault = found.fault
+        violation = jobs.raised(law, case, subject, error)
+    fault = violation.fault
     lacking = _lacking(fault)
     doubtful = f"runs out of {lacking}" if lacking else ""
     failure = Failure(
-        fingerprint=found.fingerprint,
+        fingerprint=violation.fingerprint,
         law=law,
-        case=found.case,
-        report=str(found),
+        case=violation.case,
+        report=str(violation),
         symptom=repr(symptom(fault)),
-        also=tuple(replace(found.fingerprint, output=name) for name in found.also),
-        picture=_picture(found, subject),
+        also=tuple(replace(violation.fingerprint, output=name) for name in violation.also),
+        picture=_picture(violation, subject),
     )
     lost = isinstance(fault, BaseException) and _device_is_lost()
     return Answer(
@@ -239,11 +239,11 @@ def _answer(law: str, case: Case, subject: Subject) -> Answer:
     )
 
 
-def _picture(found: Violation, subject: Subject) -> Picture | None:
-    if not isinstance(found.fault, Comparison):
+def _picture(violation: Violation, subject: Subject) -> Picture | None:
+    if not isinstance(violation.fault, Comparison):
         return None
-    op = scope.declared(subject.target, found.case.op, found.case.mode)
-    return picture(found.fault, found.case, dims_of(op, found.fault.name))
+    op = scope.declared(subject.target, violation.case.op, violation.case.mode)
+    return picture(violation.fault, violation.case, dims_of(op, violation.fault.name))
 
 
 def _lacking(fault: object) -> str:
@@ -253,7 +253,7 @@ def _lacking(fault: object) -> str:
     if isinstance(fault, OSError):
         return _SCARCE.get(fault.errno or 0, "")
     text = message_of(fault) if isinstance(fault, RuntimeError) else ""
-    return next((what for told, what in _TOLD.items() if told in text), "")
+    return next((what for words, what in _TOLD.items() if words in text), "")
 
 
 def _device_is_lost() -> bool:

@@ -37,13 +37,13 @@ class Lanes:
     @property
     def ended(self) -> bool:
         """Whether all threads have ended, or are not waited for any more."""
-        return all(one.done() for one in self.running) or self.night.abandoned
+        return all(lane.done() for lane in self.running) or self.night.abandoned
 
     def check(self) -> None:
         """Raise the error that ended a thread, if there is one."""
-        for one in self.running:
-            if one.done():
-                one.result()
+        for lane in self.running:
+            if lane.done():
+                lane.result()
 
     def watch(self) -> None:
         """End what takes too long outside the processes that run cases."""

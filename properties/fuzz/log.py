@@ -136,13 +136,13 @@ class Log:
 
         Of several it is the one that needs most, then the oldest.
         """
-        shown = [one for one in self.buckets if one.shows(fingerprints, lines, case)]
-        return max(shown, key=lambda one: len(one.needs), default=None)
+        shown = [bucket for bucket in self.buckets if bucket.shows(fingerprints, lines, case)]
+        return max(shown, key=lambda bucket: len(bucket.needs), default=None)
 
     def open(self, failure: Failure, seconds: float, needs: Sequence[str] = ()) -> Bucket:
         """Add a bucket with a name of its own, found so many seconds into the night."""
         bucket = Bucket([failure], found=seconds, needs=tuple(needs))
-        taken = {one.name for one in self.buckets}
+        taken = {known.name for known in self.buckets}
         names = (f"{bucket.name}_{n}" if n > 1 else bucket.name for n in count(1))
         bucket.name = next(name for name in names if name not in taken)
         self.buckets.append(bucket)
@@ -279,7 +279,7 @@ def _bucket_from_json(data: dict[str, Any]) -> Bucket:
 
 
 def _history_from_json(step: float, bins: list[dict[str, dict[str, Any]]]) -> History:
-    return History(step, [{op: Tally(**data) for op, data in one.items()} for one in bins])
+    return History(step, [{op: Tally(**data) for op, data in counts.items()} for counts in bins])
 
 
 def _failure_from_json(

@@ -55,12 +55,12 @@ def told(case: Case, part: str) -> str:
 
 
 def _without_empty_sequences(case: Case) -> Case:
-    kept = [n for n, length in enumerate(case.lengths) if length]
+    filled = [n for n, length in enumerate(case.lengths) if length]
     keys = case.key_lengths
     return replace(
         case,
-        lengths=tuple(case.lengths[n] for n in kept),
-        key_lengths=None if keys is None else tuple(keys[n] for n in kept),
+        lengths=tuple(case.lengths[n] for n in filled),
+        key_lengths=None if keys is None else tuple(keys[n] for n in filled),
     )
 
 

@@ -105,7 +105,7 @@ class Night:
         if tally.broken or tally.lost <= _PATIENCE * self.limit:
             return tally.broken
         alike = self.kernels[job.op, job.mode]
-        kernel = sum((self.log.tallies[one] for one in alike), Tally())
+        kernel = sum((self.log.tallies[other] for other in alike), Tally())
         return kernel.lost > _SHARE * kernel.seconds
 
     def stop(self) -> None:

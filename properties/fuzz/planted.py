@@ -610,12 +610,12 @@ def marking_then_hanging(device: torch.device) -> Adapter:
 
 def growing(device: torch.device) -> Adapter:
     """Leaks everything it is given; reports each process that it runs in."""
-    kept = []
+    leaked = []
     with Path(os.environ[MARK]).open("a") as mark:
         mark.write(f"{os.getpid()}\n")
 
     def l2norm(x: Tensor) -> Tensor:
-        kept.append(bytearray(2 << 20))
+        leaked.append(bytearray(2 << 20))
         return right(x)
 
     return _adapter(l2norm)

@@ -49,10 +49,10 @@ def read(path: Path) -> dict[Key, Record]:
     try:
         text = path.read_text() if path.exists() else ""
         # `add` makes an empty file first.
-        said = json.loads(text) if text else []
-        if not isinstance(said, list):
+        data = json.loads(text) if text else []
+        if not isinstance(data, list):
             raise TypeError("no list")
-        rows = [Record(**row) for row in said]
+        rows = [Record(**row) for row in data]
         for row in rows:
             if [*map(type, (*row.key, row.examples))] != [str, str, str, int]:
                 raise TypeError(f"{row} is none of its rows")

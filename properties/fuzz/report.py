@@ -42,10 +42,10 @@ def write(night: Night, state: str, folder: Path) -> None:
     Args:
         state: "running", or how the night ended.
     """
-    said = data(night, state)
-    write_atomically(folder / _DATA, json.dumps(said, indent=1))
+    values = data(night, state)
+    write_atomically(folder / _DATA, json.dumps(values, indent=1))
     write_atomically(folder / _JUNIT, _junit(night.log))
-    write_atomically(folder / _PAGE, _page(said, night.log))
+    write_atomically(folder / _PAGE, _page(values, night.log))
 
 
 def data(night: Night, state: str) -> dict[str, Any]:
@@ -68,13 +68,14 @@ def data(night: Night, state: str) -> dict[str, Any]:
         **_numbers(log.total),
         "bug_count": log.bug_count,
         "causes": [
-            {"line": one.line, "bugs": [bucket.name for bucket in one.buckets]} for one in causes
+            {"line": cause.line, "bugs": [bucket.name for bucket in cause.buckets]}
+            for cause in causes
         ],
         "bugs": [_bug(bucket, log.target, device) for bucket in _in_order(log.buckets, causes)],
         "jobs": jobs,
         "history": {
             "step": log.history.step,
-            "bins": [{op: _numbers(t) for op, t in one.items()} for one in log.history.bins],
+            "bins": [{op: _numbers(t) for op, t in counts.items()} for counts in log.history.bins],
         },
         "known_failures": log.excused,
         "not_repeated": log.unrepeated,
@@ -160,15 +161,15 @@ def _junit(log: Log) -> str:
     """A test for each job. A bug is reported in the first job that found it and named in others."""
     suites = JUnitXml(f"night of {log.target}")
     by_op: dict[str, TestSuite] = {}
-    told: set[str] = set()
+    reported: set[str] = set()
     for job, tally in log.tallies.items():
         test = TestCase(f"{job.law}[{job.dtype}]", f"{job.op}.{job.mode}", tally.seconds)
         results: list[Any] = []
         for bucket in log.buckets:
             if job.name in bucket.seen:
                 result = JUnitFailure(_plain(bucket.line), "bug")
-                result.text = "" if bucket.name in told else _plain(bucket.report)
-                told.add(bucket.name)
+                result.text = "" if bucket.name in reported else _plain(bucket.report)
+                reported.add(bucket.name)
                 results.append(result)
         if tally.broken:
             results.append(Error("an error of the suite or of the target's adapter"))
@@ -186,7 +187,7 @@ def _plain(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _page(said: dict[str, Any], log: Log) -> str:
+def _page(values: dict[str, Any], log: Log) -> str:
     pages = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -199,11 +200,11 @@ def _page(said: dict[str, Any], log: Log) -> str:
     for (op, law), tally in log.rows().items():
         table.setdefault(op, {})[law] = tally
     return pages.get_template("page.html").render(
-        said,
+        values,
         table={op: {n: _numbers(tally) for n, tally in row.items()} for op, row in table.items()},
         totals={op: _numbers(sum(row.values(), Tally())) for op, row in table.items()},
         laws=list(dict.fromkeys(law for _, law in log.rows())),
-        curves=svg.curves(said["history"], said["seconds"], [*table]),
+        curves=svg.curves(values["history"], values["seconds"], [*table]),
         cells=svg.cells,
         levels=LEVELS,
     )

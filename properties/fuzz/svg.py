@@ -29,14 +29,17 @@ def curves(history: Mapping[str, Any], seconds: float, ops: Sequence[str]) -> di
     """
     step, bins, seconds = history["step"], history["bins"], max(seconds, 1e-3)
     widths = [max(min(step, seconds - place * step), 1e-3) for place in range(len(bins))]
-    examples = [sum(one["examples"] for one in each.values()) for each in bins]
+    examples = [sum(tally["examples"] for tally in counts.values()) for counts in bins]
     rates = [count / width for count, width in zip(examples, widths, strict=True)]
     most = max(rates, default=0.0)
 
     def worst(op: str) -> list[float]:
         return [
-            max((n["error_over_budget"] for key, n in each.items() if op in ("", key)), default=0.0)
-            for each in bins
+            max(
+                (n["error_over_budget"] for key, n in counts.items() if op in ("", key)),
+                default=0.0,
+            )
+            for counts in bins
         ]
 
     return {

@@ -43,13 +43,13 @@ def _ancestors(process: int) -> Iterator[int]:
 
 def _jobs(report: Path) -> dict[tuple[str, str], int]:
     """Law and dtype → examples, where there were some."""
-    said = json.loads((report / "report.json").read_text())
-    return {(j["law"], j["dtype"]): j["examples"] for j in said["jobs"] if j["examples"]}
+    data = json.loads((report / "report.json").read_text())
+    return {(j["law"], j["dtype"]): j["examples"] for j in data["jobs"] if j["examples"]}
 
 
 def _bugs(report: Path) -> list[str]:
-    said = json.loads((report / "report.json").read_text())
-    return [bug["fingerprint"] for bug in said["bugs"]]
+    data = json.loads((report / "report.json").read_text())
+    return [bug["fingerprint"] for bug in data["bugs"]]
 
 
 def test_losing_a_node_loses_no_example(cluster: Any, fuzz: Fuzz, tmp_path: Path) -> None:

@@ -167,8 +167,8 @@ def test_fewer_open_files_than_processes_need_are_rejected(
     with pytest.raises(SystemExit) as ended:
         main(on_l2norm("good"))
     assert ended.value.code == 2
-    told = "open files: 70 at most (ulimit -n), expected 80 for 1 process"
-    assert told in capsys.readouterr().err
+    message = "open files: 70 at most (ulimit -n), expected 80 for 1 process"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_a_log_of_jobs_that_are_not_selected_is_rejected(
     with pytest.raises(SystemExit) as ended:
         main(on_l2norm("good", "--resume", str(tmp_path)))
     assert ended.value.code == 2
-    told = "has 1 other job, as l2norm-fused-determinism-float32, expected all of them selected"
-    assert told in capsys.readouterr().err
+    message = "has 1 other job, as l2norm-fused-determinism-float32, expected all of them selected"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

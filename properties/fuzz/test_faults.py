@@ -480,10 +480,10 @@ def test_an_error_outside_the_threads_ends_them(
     monkeypatch.setattr(lanes.Lanes, "watch", mistaken)
     with pytest.raises(ZeroDivisionError):
         fuzz("slow", "--minutes", "10")
-    for one in threading.enumerate():
-        if one.name.startswith("lane"):
-            one.join(60)
-            assert not one.is_alive()
+    for thread in threading.enumerate():
+        if thread.name.startswith("lane"):
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -595,11 +595,11 @@ class _Run:
     def left(self) -> list[int]:
         """The run's processes after its end; what others are forked from may still import."""
         for _ in range(300):
-            found = self.processes()
-            if not found:
+            processes = self.processes()
+            if not processes:
                 break
             time.sleep(0.1)
-        return found
+        return processes
 
     def _has(self, process: Path) -> bool:
         """Whether a process belongs to the run and still runs."""
@@ -645,9 +645,9 @@ def test_a_run_whose_output_nobody_reads_ends_with_its_records(tmp_path: Path) -
     assert run.process.stdout is not None
     run.process.stdout.close()
     assert run.process.wait(timeout=200) == 1
-    told = (tmp_path / "seen" / "report.json").read_text()
-    assert "stopped by the loss of its output" in told
-    assert "head dim 7 is not supported" in told
+    text = (tmp_path / "seen" / "report.json").read_text()
+    assert "stopped by the loss of its output" in text
+    assert "head dim 7 is not supported" in text
     assert (tmp_path / "worst.json").exists()
     assert run.left() == []
 
@@ -677,8 +677,8 @@ def test_a_night_goes_on_after_its_process_was_killed(
     fuzz: Fuzz, mark: Path, tmp_path: Path
 ) -> None:
     run = _Run(tmp_path, "slow")
-    kept = tmp_path / "kept" / "night.json"
-    while not kept.exists():
+    path = tmp_path / "kept" / "night.json"
+    while not path.exists():
         time.sleep(0.05)
     run.process.kill()
     run.printed()
@@ -702,8 +702,8 @@ def test_pytest_tries_the_fuzzers_findings_first(fuzz: Fuzz, tmp_path: Path) -> 
     job = Job("l2norm", "fused", "differential", "float32")
     subject = Subject(planted.raising(CPU), CPU)
     subject.target.name = f"{planted.__name__}:raising"
-    kept = DirectoryBasedExampleDatabase(tmp_path / FOLDER)
-    again = settings(database=kept, phases=[Phase.reuse], deadline=None)
+    database = DirectoryBasedExampleDatabase(tmp_path / FOLDER)
+    again = settings(database=database, phases=[Phase.reuse], deadline=None)
     with pytest.raises(Violation):
         again(hypothesis_test(job, subject))()
 
@@ -713,8 +713,8 @@ def test_without_a_terminal_a_line_is_printed_every_minute(
 ) -> None:
     monkeypatch.setattr("properties.fuzz.__main__._LINE", 0.5)
     _, printed = fuzz("slow", "--minutes", "0.05")
-    told = re.findall("^no bugs in .* left; latest l2norm-fused", printed, re.MULTILINE)
-    assert len(told) >= 3
+    lines = re.findall("^no bugs in .* left; latest l2norm-fused", printed, re.MULTILINE)
+    assert len(lines) >= 3
 
 
 def test_resuming_a_finished_night_runs_no_case(tmp_path: Path, fuzz: Fuzz) -> None:

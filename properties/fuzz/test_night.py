@@ -120,7 +120,7 @@ def test_a_case_whose_process_somebody_ends_is_no_failure() -> None:
 
 
 def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    events: list[str] = []
 
     class Hanging:
         stopped = False
@@ -129,9 +129,9 @@ def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> N
             self.engine = origin.device
 
         def ask(self, law: str, case: Case) -> Answer:
-            told.append(f"{self.engine} begins")
+            events.append(f"{self.engine} begins")
             sleep(0.2)
-            told.append(f"{self.engine} ends")
+            events.append(f"{self.engine} ends")
             failure = Failure(HANGING, law, case, "what hangs", fatal=True)
             return Answer(failure=failure, doubtful=HANGS)
 
@@ -143,11 +143,11 @@ def test_a_new_hang_costs_a_lane_two_tries(monkeypatch: pytest.MonkeyPatch) -> N
     log = Log("oracle", 1, {JOB: Tally()})
     whole = night(log)
     Turn(whole, cast(Worker, Hanging(whole.origin, whole.limit)), JOB, 0).play()
-    tries = [one for one in told if one.startswith("simulator")]
+    tries = [event for event in events if event.startswith("simulator")]
     assert tries == ["simulator begins", "simulator ends"] * 2
     # In parallel.
-    again = told.index("simulator ends") + 1
-    assert sorted(told[again : again + 2]) == ["interpreter begins", "simulator begins"]
+    again = events.index("simulator ends") + 1
+    assert sorted(events[again : again + 2]) == ["interpreter begins", "simulator begins"]
     assert log.buckets[0].again[1] == "  engines   the simulator; the interpreter too"
     # Each of the two may take half as long again.
     assert FIRST * 2 == 3
@@ -176,10 +176,10 @@ def test_a_job_rests_while_its_kernel_wastes_the_time(
 
 
 def test_failures_at_one_line_are_one_bug() -> None:
-    one = Fingerprint("norm", "differential", error="LoadOutOfBounds", place="rows.py:3")
-    other = Fingerprint("linear", "causality", error="LoadOutOfBounds", place="rows.py:3")
-    log = Log("ours", 1, {}, [Bucket([failure(one)])])
-    assert log.bucket(other) is log.buckets[0]
+    norm = Fingerprint("norm", "differential", error="LoadOutOfBounds", place="rows.py:3")
+    linear = Fingerprint("linear", "causality", error="LoadOutOfBounds", place="rows.py:3")
+    log = Log("ours", 1, {}, [Bucket([failure(norm)])])
+    assert log.bucket(linear) is log.buckets[0]
     assert log.bucket(Y) is None
 
 
@@ -372,10 +372,10 @@ def test_a_corpus_keeps_failures_and_the_largest_errors() -> None:
     for tokens, worst in enumerate((0.1, 0.5, 0.2, 0.4, 0.3), 1):
         corpus.keep(JOB, case(tokens), worst)
     corpus.keep(JOB, case(9), float("inf"))
-    kept = Corpus("ours", database)
-    assert [worst for worst, _ in kept.entries(JOB)] == [float("inf"), 0.5, 0.4, 0.3]
-    kept.drop(JOB, case(9))
-    assert [one.lengths for _, one in kept.entries(JOB)] == [(2,), (4,), (5,)]
+    reopened = Corpus("ours", database)
+    assert [worst for worst, _ in reopened.entries(JOB)] == [float("inf"), 0.5, 0.4, 0.3]
+    reopened.drop(JOB, case(9))
+    assert [one.lengths for _, one in reopened.entries(JOB)] == [(2,), (4,), (5,)]
     assert Corpus("another", database).entries(JOB) == []
 
 

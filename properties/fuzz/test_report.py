@@ -31,10 +31,10 @@ def log() -> Log:
     """A bug that two jobs found, and a job without a turn."""
     bucket = Bucket([failure(Y, 5), failure(DX, 3)], found=2.0)
     bucket.seen.update({JOB.name: 2, OTHER.name: 1})
-    found = Log("oracle", 7, {job: Tally() for job in (JOB, OTHER, UNTRIED)}, [bucket])
-    found.add(JOB, Tally(9, 3.0, 0.5, 2), 1.0)
-    found.add(OTHER, Tally(4, 1.0, 0.0, 1), 12.0)
-    return found
+    logged = Log("oracle", 7, {job: Tally() for job in (JOB, OTHER, UNTRIED)}, [bucket])
+    logged.add(JOB, Tally(9, 3.0, 0.5, 2), 1.0)
+    logged.add(OTHER, Tally(4, 1.0, 0.0, 1), 12.0)
+    return logged
 
 
 class _Page(HTMLParser):
@@ -65,14 +65,14 @@ def test_a_page_is_one_file_that_shows_bugs_first(tmp_path: Path) -> None:
     assert page.fetched == []
     assert "@import" not in text
     assert "url(" not in text
-    told = (
+    parts = (
         "1 bug",
         "<h3>what is wrong</h3>",
         "Outputs, states and all gradients agree",
         "Run it again",
         "python -m",
     )
-    places = [text.index(part) for part in (*told, "Over time", "Ops and laws")]
+    places = [text.index(part) for part in (*parts, "Over time", "Ops and laws")]
     assert places == sorted(places)
     assert "Also seen as norm differential dx" in text
     assert "python -m properties.fuzz --law differential --case" in text
@@ -81,11 +81,11 @@ def test_a_page_is_one_file_that_shows_bugs_first(tmp_path: Path) -> None:
 
 
 def test_a_targets_messages_are_escaped_in_html(tmp_path: Path) -> None:
-    found = log()
-    found.errors["<script>"] += 1
-    found.unrepeated["a\x00b & c"] += 1
-    found.buckets[0].again = ("  again     \x1b[31m ]]> </pre>",)
-    report.write(night(found), "running", tmp_path)
+    logged = log()
+    logged.errors["<script>"] += 1
+    logged.unrepeated["a\x00b & c"] += 1
+    logged.buckets[0].again = ("  again     \x1b[31m ]]> </pre>",)
+    report.write(night(logged), "running", tmp_path)
     text = (tmp_path / "report.html").read_text()
     assert "<script>" not in text
     assert _Page(text).open == []
@@ -107,8 +107,8 @@ def test_programs_read_each_job_as_a_test_and_each_bug_once(tmp_path: Path) -> N
     report.write(night(log()), "running", tmp_path)
     suites = JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     assert (suites.tests, suites.failures, suites.skipped, suites.errors) == (3, 2, 1, 0)
-    told = _failures(tmp_path)
-    first, second = (told[f"l2norm.fused.{job.law}[float32]"] for job in (JOB, OTHER))
+    failures = _failures(tmp_path)
+    first, second = (failures[f"l2norm.fused.{job.law}[float32]"] for job in (JOB, OTHER))
     assert "what is wrong" in first[0].text
     assert not second[0].text
     assert "norm differential y" in second[0].message
@@ -120,15 +120,15 @@ def test_the_data_are_json_that_any_program_reads(tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    said = json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
-    assert said["state"] == "stopped by SIGTERM"
-    assert said["seed"] == 7
-    assert said["examples"] == 13
-    (bug,) = said["bugs"]
+    data = json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
+    assert data["state"] == "stopped by SIGTERM"
+    assert data["seed"] == 7
+    assert data["examples"] == 13
+    (bug,) = data["bugs"]
     assert bug["count"] == 3
     assert [sign["case"]["lengths"] for sign in bug["signs"]] == [[5], [3]]
-    assert {"torch", "triton", "python"} <= set(said["versions"])
-    assert [job["examples"] for job in said["jobs"]] == [9, 4, 0]
+    assert {"torch", "triton", "python"} <= set(data["versions"])
+    assert [job["examples"] for job in data["jobs"]] == [9, 4, 0]
 
 
 def test_the_report_is_written_while_the_night_runs(
@@ -154,9 +154,9 @@ def test_a_bug_comes_with_a_picture_and_a_script_that_reproduces_it(
     fuzz: Fuzz, tmp_path: Path
 ) -> None:
     fuzz("twofold", "--examples", "60", "--seed", "2", "--report", "seen")
-    said = json.loads((tmp_path / "seen" / "report.json").read_text())
+    data = json.loads((tmp_path / "seen" / "report.json").read_text())
     # One by an error, the other by numbers.
-    drawn = {sign["fingerprint"]: sign for bug in said["bugs"] for sign in bug["signs"]}
+    drawn = {sign["fingerprint"]: sign for bug in data["bugs"] for sign in bug["signs"]}
     assert drawn["norm differential y"]["picture"]["output"] == "y"
     assert "Where <code>y</code> is wrong" in (tmp_path / "seen" / "report.html").read_text()
     script = tmp_path / "script.py"
@@ -173,7 +173,7 @@ def test_a_history_takes_no_more_room_in_a_longer_night() -> None:
         history.add(float(second), "gla" if second % 2 else "l2norm", Tally(1, 0.5, second / 1e4))
     assert len(history.bins) <= 240
     assert history.step == 80.0
-    total = sum((one["gla"] for one in history.bins), Tally())
+    total = sum((counts["gla"] for counts in history.bins), Tally())
     assert (total.examples, total.seconds) == (5000, 2500.0)
     assert history.bins[-1]["gla"].worst == 0.9999
     # A night resumed after a day.
@@ -196,16 +196,13 @@ def test_a_curve_is_as_high_as_its_part_of_the_budget() -> None:
 
 
 def test_a_picture_is_kept_with_the_night(tmp_path: Path) -> None:
-    found = log()
+    logged = log()
     picture = Picture("y", "4 tokens", "2 dims", (0.5,), (Strip("head 1", ("0012",)),), 3)
-    found.buckets[0].smallest[0] = failure(Y, 5, picture=picture)
-    found.write(tmp_path)
+    logged.buckets[0].smallest[0] = failure(Y, 5, picture=picture)
+    logged.write(tmp_path)
     read = Log.read(tmp_path)
     assert read is not None
     assert read.buckets[0].first.picture == picture
-    assert read.history == found.history
-    assert re.search('cells" role="img" aria-label="head 1"', report._page(*_said(found)))
-
-
-def _said(found: Log) -> tuple[dict[str, Any], Log]:
-    return report.data(night(found), "running"), found
+    assert read.history == logged.history
+    values = report.data(night(logged), "running")
+    assert re.search('cells" role="img" aria-label="head 1"', report._page(values, logged))

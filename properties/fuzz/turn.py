@@ -89,8 +89,8 @@ class Turn:
                     self.night.corpus.keep(self.job, failure.case, float("inf"))
                 self.night.tell(bucket)
             with self.night.lock:
-                self.night.held = [found for found in self.night.held if found is not self.found]
-                self.log.merge(without=[bucket for found in self.night.held for bucket in found])
+                self.night.held = [held for held in self.night.held if held is not self.found]
+                self.log.merge(without=[bucket for held in self.night.held for bucket in held])
 
     def end_drawing(self, limit: float) -> None:
         """Raise in the thread if it draws for longer, which no exception of its own will end."""
@@ -101,7 +101,7 @@ class Turn:
             return
         self.asker.idle = None
         frame = sys._current_frames().get(self.thread)
-        frames = [one for one in extract_stack(frame) if is_own(one.filename)] if frame else []
+        frames = [f for f in extract_stack(frame) if is_own(f.filename)] if frame else []
         where = "".join(format_list(frames[-3:]))
         self.endless = f"drawing a case of {self.job.name} takes over {limit:.0f} s, in\n{where}"
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -205,7 +205,7 @@ class Turn:
         """
         shown = failure.fingerprint, *failure.also
         bucket = self.log.bucket(*shown, lines=lines, case=failure.case)
-        alike = [one for one in self.log.buckets if one.shows(shown, lines)]
+        alike = [bucket for bucket in self.log.buckets if bucket.shows(shown, lines)]
         return alike[0] if bucket is None and len(alike) >= _ALIKE else bucket
 
     def _needs_beyond(self, failure: Failure, answer: Answer) -> tuple[str, ...]:
@@ -215,13 +215,13 @@ class Turn:
         """
         with self.night.lock:
             bucket = self._bucket(failure, answer.lines)
-            alike = [one for one in self.log.buckets if one.has(failure.fingerprint)]
+            alike = [known for known in self.log.buckets if known.has(failure.fingerprint)]
         if bucket is None or bucket in self.found or len(alike) >= _ALIKE:
             return ()
         named = failure.fingerprint.place or failure.fatal
         if named or not bucket.steady or not self.night.shrink:
             return ()
-        had = {name for one in bucket.smallest for name in parts(one.case)}
+        had = {name for smallest in bucket.smallest for name in parts(smallest.case)}
         had |= set() if bucket.is_larger(failure) else {*bucket.spare}
         new = [name for name in parts(failure.case) if name not in had]
         needs = tuple(name for name in new if self._without(bucket, failure.case, name) is None)

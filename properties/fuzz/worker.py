@@ -323,8 +323,8 @@ def _memories(process: int) -> str:
 
 def _killed_for_memory() -> int:
     """How many processes Linux has killed since its start because memory was short."""
-    found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
+    line = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    return int(line[1]) if line else 0
 
 
 def _how(code: int) -> str:
@@ -333,7 +333,7 @@ def _how(code: int) -> str:
 
 def _places(trace: str) -> list[str]:
     frames = _frames(trace)
-    return _lines_of([one for one in frames if is_own(one.filename)] or frames)
+    return _lines_of([frame for frame in frames if is_own(frame.filename)] or frames)
 
 
 def _lines_of(frames: Sequence[FrameSummary]) -> list[str]:
@@ -342,6 +342,6 @@ def _lines_of(frames: Sequence[FrameSummary]) -> list[str]:
 
 def _frames(trace: str) -> list[FrameSummary]:
     """The frames that faulthandler wrote, innermost first, above a worker's own."""
-    found = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', trace, re.MULTILINE)
-    below = takewhile(lambda one: one[0] != judging.__file__, found)
+    matches = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', trace, re.MULTILINE)
+    below = takewhile(lambda match: match[0] != judging.__file__, matches)
     return [FrameSummary(file, int(line), name, lookup_line=False) for file, line, name in below]
