@@ -244,8 +244,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "try listed equivalents too, together with the survivors; takes twice as long"
     parse.add_argument("--listed", action="store_true", help=text)
     parse.add_argument("--fresh", action="store_true", help="ignore kept results")
-    kept = "folder of kept results (%(default)s)"
-    parse.add_argument("--cache", type=folder, default=_cache(), metavar="DIR", help=kept)
+    text = "folder of kept results (%(default)s)"
+    parse.add_argument("--cache", type=folder, default=_cache(), metavar="DIR", help=text)
     text = "the list of mutants that nothing can kill (default: ours, and none with --module)"
     parse.add_argument(
         "--equivalents", type=Path, default=equivalents.PATH, metavar="FILE", help=text
@@ -293,8 +293,8 @@ def _run(
     known_before = f", {len(scoreboard.fates)} of them known" if scoreboard.fates else ""
     console.print(f"{len(wanted)} mutants{known_before}; {chosen.jobs} processes", highlight=False)
     suspects = _try_alone(scoreboard, suite, fates, chosen.jobs, console)
-    those = [m for m in wanted if m.key in listed] if chosen.listed else []
-    killed = _together([*suspects, *those], suite, fates, chosen.jobs, console)
+    retried = [m for m in wanted if m.key in listed] if chosen.listed else []
+    killed = _together([*suspects, *retried], suite, fates, chosen.jobs, console)
     _settle(suspects, killed, scoreboard, fates)
 
     for table in scoreboard.tables():
@@ -303,7 +303,7 @@ def _run(
         console.print(scoreboard.survivor(mutant), markup=False, highlight=False, soft_wrap=True)
     # A narrowed run cannot tell which entries are stale.
     narrowed = chosen.op or chosen.mode or chosen.within or chosen.operator
-    problems = [f"listed and killed: {m.where}\n{m.text}" for m in those if m in killed]
+    problems = [f"listed and killed: {m.where}\n{m.text}" for m in retried if m in killed]
     if not narrowed:
         problems += [f"listed and gone: {e.function}\n{e.change}" for e in gone]
     problems += [f"left out: {report}" for report in suite.failing]
@@ -370,15 +370,15 @@ def _together(
     killed: dict[Mutant, tuple[str, str]] = {}
 
     def kill_in(unit: Unit) -> dict[Mutant, tuple[str, str]]:
-        those = [m for m in mutants if m.package == unit.package and m not in killed]
-        found = killed_among(those, suite, fates, unit)
-        return {mutant: unit.told(failure) for mutant, failure in found.items()}
+        left = [m for m in mutants if m.package == unit.package and m not in killed]
+        failures = killed_among(left, suite, fates, unit)
+        return {mutant: unit.told(failure) for mutant, failure in failures.items()}
 
     if not parts:
         return killed
     with _progress(console, "all together", len(parts)) as step, _pool(workers, suite) as pool:
-        for found in pool.map(kill_in, parts):
-            killed |= found
+        for kills in pool.map(kill_in, parts):
+            killed |= kills
             step(len(mutants) - len(killed))
     return killed
 
@@ -400,7 +400,7 @@ def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[int
     """Show how far a run is: a bar on a terminal, else a line now and then. The result takes one
     step, and the number of survivors after it.
     """
-    done, told = 0, monotonic()
+    done, printed = 0, monotonic()
     bar = Progress(
         TextColumn(what),
         BarColumn(),
@@ -415,13 +415,13 @@ def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[int
     task = bar.add_task(what, total=total, survivors=0)
 
     def step(survivors: int) -> None:
-        nonlocal done, told
+        nonlocal done, printed
         done += 1
         bar.update(task, advance=1, survivors=survivors)
-        if not console.is_terminal and (monotonic() - told > _LINE or done == total):
+        if not console.is_terminal and (monotonic() - printed > _LINE or done == total):
             line = f"{what}: {done} of {total}, {survivors} survive"
             console.print(line, highlight=False, soft_wrap=True)
-            told = monotonic()
+            printed = monotonic()
 
     with bar:
         yield step

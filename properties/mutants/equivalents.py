@@ -34,19 +34,19 @@ def read(path: Path = PATH, table: str = "equivalent") -> list[Equivalent]:
     Raises:
         ValueError: an entry is malformed or without a reason, or a change is listed twice.
     """
-    found: list[Equivalent] = []
+    entries: list[Equivalent] = []
     for entry in tomllib.loads(path.read_text()).get(table, []):
         if {*entry} != {"function", "changes", "reason"} or not entry["reason"].strip():
             raise ValueError(f"{path.name}: {entry}, expected a function, changes and a reason")
         for change in entry["changes"]:
             text = "\n".join(line.strip() for line in change.strip().splitlines())
             equivalent = Equivalent(entry["function"], text, " ".join(entry["reason"].split()))
-            if any((e.function, e.change) == (equivalent.function, text) for e in found):
+            if any((e.function, e.change) == (equivalent.function, text) for e in entries):
                 raise ValueError(
                     f"{path.name}: {equivalent.function} has the change twice:\n{text}"
                 )
-            found.append(equivalent)
-    return found
+            entries.append(equivalent)
+    return entries
 
 
 def match(
@@ -54,10 +54,10 @@ def match(
 ) -> tuple[dict[str, Equivalent], list[Equivalent]]:
     """Match entries to mutants by key; also return the stale entries."""
     places = {(e.function, e.change): e for e in listed}
-    found = {}
+    matched = {}
     for mutant in mutants:
         entry = places.get((mutant.where, mutant.text))
         if entry is not None:
-            found[mutant.key] = entry
-    stale = [e for e in listed if e not in found.values()]
-    return found, stale
+            matched[mutant.key] = entry
+    stale = [e for e in listed if e not in matched.values()]
+    return matched, stale

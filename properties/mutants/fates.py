@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,5 @@ class Fates:
 
     def add(self, fate: Fate) -> None:
         self.known[fate.key] = fate
-        told: dict[str, Any] = asdict(fate)
         with self.path.open("a") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(asdict(fate)) + "\n")

@@ -122,8 +122,8 @@ class Suite:
         self.tests = tests
         preload = (*LIBRARIES, "properties.mutants.survey", "properties.planting.warm")
         # Kernels compiled here have their lines recorded.
-        kept = os.environ.get("TRITON_SIM_CACHE") or str(folder / "simulator")
-        self.pool = ForkPool(preload, workers, device, {"TRITON_SIM_CACHE": kept})
+        cache = os.environ.get("TRITON_SIM_CACHE") or str(folder / "simulator")
+        self.pool = ForkPool(preload, workers, device, {"TRITON_SIM_CACHE": cache})
         self._surveyors = ThreadPoolExecutor(workers)
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self._checks: dict[str, list[Check]] = {}
@@ -189,8 +189,8 @@ class Suite:
         groups = dict.fromkeys(map(_group, before))
         known = {check.pinned: check for group in groups for check in self.standing_in(group)}
         # Tests first or cases first, not mixed: starting pytest takes as long as a case.
-        alike = sorted(before, key=lambda one: type(one) is not type(before[0]))
-        return [known[one] for one in alike if one in known]
+        alike = sorted(before, key=lambda pinned: type(pinned) is not type(before[0]))
+        return [known[pinned] for pinned in alike if pinned in known]
 
     def _numbers(self, mutant: Mutant, jobs: Sequence[Job]) -> list[Check]:
         return _within(self._reaching(mutant, jobs), _SPENT)
@@ -215,15 +215,15 @@ class Suite:
         ]
         ranked.sort(key=lambda entry: entry[:2])
         modes = [(job.op, job.mode) for _, _, job in ranked[:_MODES]]
-        each = [self._reaching(mutant, [job]) for job in jobs if (job.op, job.mode) in modes]
-        return _within(_in_turn(each), _SPENT)
+        by_job = [self._reaching(mutant, [job]) for job in jobs if (job.op, job.mode) in modes]
+        return _within(_in_turn(by_job), _SPENT)
 
     def _tests(self, mutant: Mutant, files: Sequence[str], limit: float = math.inf) -> list[Check]:
         """Tests that run a mutant, quickest first, from each file in turn."""
         surveys = self._surveyors.map(partial(self.tests_in, package=mutant.package), files)
         reaching = [[test for test in tests if test.runs(mutant)] for tests in surveys]
-        each = [sorted(tests, key=lambda test: test.seconds) for tests in reaching]
-        return _within(_in_turn(each), limit)
+        by_file = [sorted(tests, key=lambda test: test.seconds) for tests in reaching]
+        return _within(_in_turn(by_file), limit)
 
     def checks_of(self, job: Job) -> list[Check]:
         code = self.sources[job.op].code(job)
@@ -236,8 +236,8 @@ class Suite:
 
     def standing_in(self, group: str) -> list[Check]:
         """The killers of a group that pass without a mutant."""
-        those = {p for pinned in self.killers.values() for p in pinned if _group(p) == group}
-        pinned = sorted(those, key=str)
+        killers = {p for pinned in self.killers.values() for p in pinned if _group(p) == group}
+        pinned = sorted(killers, key=str)
         ops = {p.case.op for p in pinned if isinstance(p, LawAbout)}
         code = [self._code([j for j in self.jobs if j.op in ops]), *map(str, pinned)]
         code += [digest(_module(group))] if not ops else []
@@ -273,18 +273,18 @@ class Suite:
 
         A file of tests must run a mutant's lines; a mode's most telling cases must run its module.
         """
-        those = [m for m in mutants if m.module in unit.modules]
-        if not those:
+        importing = [m for m in mutants if m.module in unit.modules]
+        if not importing:
             return []
         if unit.file:
             checks = self.tests_in(unit.file, unit.package)
-            return [m for m in those if any(check.runs(m) for check in checks)]
+            return [m for m in importing if any(check.runs(m) for check in checks)]
         telling = [job for job in unit.jobs if (job.law, job.dtype) == _MOST_TELLING]
         if not telling:
-            return those
+            return importing
         checks = [check for job in telling for check in self.checks_of(job)]
         reached = {file for check in checks for file in check.lines}
-        return [m for m in those if m.path.as_posix() in reached]
+        return [m for m in importing if m.path.as_posix() in reached]
 
     def failures(self, unit: "Unit", mutants: Sequence[Mutant]) -> list[Pinned | Ended]:
         """Run a unit with several non-overlapping mutants: return a failing case of each job, or
@@ -299,10 +299,10 @@ class Suite:
             jobs = unit.jobs
             future = self.pool.submit(failing_cases, jobs, self.setup, edits, seconds=_AT_MOST)
         try:
-            found: list[Pinned | Ended] = future.result()
+            failures: list[Pinned | Ended] = future.result()
         except TrialDied as death:
             return [_ended(death)]
-        return found
+        return failures
 
     def fails(self, check: Pinned, mutants: Sequence[Mutant]) -> bool:
         """Whether a check fails with these mutants, which must not overlap."""
@@ -370,9 +370,9 @@ class Wave:
     checks: Callable[[], list[Check]]
 
 
-def _in_turn(each: Iterable[Sequence[Check]]) -> list[Check]:
+def _in_turn(lists: Iterable[Sequence[Check]]) -> list[Check]:
     """The first of each, the second of each, and so on."""
-    return [check for turn in zip_longest(*each) for check in turn if check is not None]
+    return [check for turn in zip_longest(*lists) for check in turn if check is not None]
 
 
 def _within(checks: Iterable[Check], seconds: float) -> list[Check]:
@@ -385,13 +385,13 @@ def fate_of(mutant: Mutant, suite: Suite, fates: Fates) -> Fate:
     """Try a mutant alone, wave by wave, until a check fails; record each wave that it survives."""
     seconds, tried = 0.0, Counter[str]()
     for wave in suite.waves(mutant):
-        told = f"{mutant.key} {wave.name}"
-        survived = fates.get(told, wave.code)
+        key = f"{mutant.key} {wave.name}"
+        survived = fates.get(key, wave.code)
         if survived is None:
             fate = _fate_alone(mutant, wave.checks(), suite)
             if fate.caught_by is not None:
                 return replace(fate, seconds=seconds + fate.seconds, tried=dict(tried))
-            survived = replace(fate, key=told, suite=wave.code)
+            survived = replace(fate, key=key, suite=wave.code)
             fates.add(survived)
         seconds += survived.seconds
         tried.update(survived.tried)
@@ -502,7 +502,7 @@ def _blamed(
         if isinstance(failure, Ended):
             continue
         left = [m for m in mutants if m not in killed and m not in apart]
-        found = 0
+        blamed = 0
         while left and suite.fails(failure, left):
             last = left[_turning_point(left, failure, suite)]
             if suite.fails(failure, [last]):
@@ -510,8 +510,8 @@ def _blamed(
             else:
                 apart.append(last)
             left.remove(last)
-            found += 1
-        explained += not found
+            blamed += 1
+        explained += not blamed
         if explained == _EXPLAINED:
             break
     return killed, apart

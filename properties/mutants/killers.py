@@ -29,17 +29,17 @@ def read(path: Path = PATH) -> Killers:
     """
     if not path.exists():
         return {}
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    killers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     try:
         for check, kills in json.loads(path.read_text()).items():
             pinned_of(check)
             for function, count in kills.items():
-                found[function][check] += count
+                killers[function][check] += count
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(
             f"--record: {path}, expected a file that --record wrote: {error}"
         ) from error
-    return dict(found)
+    return dict(killers)
 
 
 def write(path: Path, killers: Killers) -> None:
@@ -53,11 +53,11 @@ def write(path: Path, killers: Killers) -> None:
 
 
 def joined(*several: Killers) -> Killers:
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for recorded in several:
         for function, checks in recorded.items():
-            found[function] += checks
-    return dict(found)
+            sums[function] += checks
+    return dict(sums)
 
 
 def ranked(checks: Counter[str]) -> list[Pinned]:
@@ -65,8 +65,8 @@ def ranked(checks: Counter[str]) -> list[Pinned]:
     return [pinned_of(check) for check, _ in checks.most_common()]
 
 
-def replaced(known: Killers, found: Killers, modules: Iterable[str]) -> Killers:
+def replaced(known: Killers, new: Killers, modules: Iterable[str]) -> Killers:
     """The record, with the functions of some modules replaced by new findings."""
     prefixes = tuple(f"{module}." for module in modules)
-    kept = {name: checks for name, checks in known.items() if not name.startswith(prefixes)}
-    return {**kept, **{n: checks for n, checks in found.items() if n.startswith(prefixes)}}
+    others = {name: checks for name, checks in known.items() if not name.startswith(prefixes)}
+    return {**others, **{n: checks for n, checks in new.items() if n.startswith(prefixes)}}

@@ -33,8 +33,8 @@ class LineCoverage:
     """
 
     def __init__(self, places: Iterable[str], remembered: Path) -> None:
-        those = [ROOT / place for place in places]
-        self.roots = tuple(f"{place}/" if place.is_dir() else str(place) for place in those)
+        paths = [ROOT / place for place in places]
+        self.roots = tuple(f"{place}/" if place.is_dir() else str(place) for place in paths)
         self.remembered = remembered
         self.lines: Lines = {}
         self._compiled: dict[str, Lines] = {}
@@ -95,14 +95,14 @@ class LineCoverage:
         key = _key(source)
         if key not in self._compiled:
             try:
-                told = json.loads(self._path(key).read_text())
+                lines = json.loads(self._path(key).read_text())
             except (FileNotFoundError, ValueError):
                 # Compiled by a process that did not record.
                 from properties.simulator import compilation
 
                 compilation.ttir(source, {})
             else:
-                self._compiled[key] = _absolute(told)
+                self._compiled[key] = _absolute(lines)
         return self._compiled[key]
 
     def _remember(self, source: Any, seen: Lines) -> None:

@@ -78,8 +78,8 @@ class Mutant:
     @property
     def key(self) -> str:
         """An identity: place, change, and the text of the function."""
-        told = "\n".join((self.where, self.operator, self.text, self.digest))
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        identity = "\n".join((self.where, self.operator, self.text, self.digest))
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     @property
     def diff(self) -> str:
@@ -109,14 +109,14 @@ def combined(mutants: Sequence[Mutant]) -> tuple[list[Edit], list[Mutant]]:
     left = []
     for mutant in mutants:
         others = chosen.setdefault(mutant.module, [])
-        if any(mutant.change.overlaps(one.change) for one in others):
+        if any(mutant.change.overlaps(other.change) for other in others):
             left.append(mutant)
         else:
             others.append(mutant)
     edits = []
-    for module, those in chosen.items():
-        source = those[0].source
-        first, *rest = (piece for mutant in those for piece in mutant.change.pieces)
+    for module, group in chosen.items():
+        source = group[0].source
+        first, *rest = (piece for mutant in group for piece in mutant.change.pieces)
         edits.append(Edit(module, source, replace(first, also=tuple(rest)).of(source)))
     return edits, left
 
@@ -178,8 +178,8 @@ def mutants(
         operators: names of the kinds of mistakes; if empty, all single edits or all semantic ones.
         semantic: mutate the modules for semantic mistakes.
     """
-    found = modules(packages, semantic=semantic)
-    sources = {name: (path, Source(path.read_text())) for name, path in found}
+    files = modules(packages, semantic=semantic)
+    sources = {name: (path, Source(path.read_text())) for name, path in files}
     operators = operators or list(SEMANTIC if semantic else OPERATORS)
     numbers = Numbers(f for _, source in sources.values() for f in source.functions())
     return [
@@ -199,10 +199,10 @@ def mutants_of(
     """The mutants of one module, with all single edits or with the named operators."""
     operators = operators or list(OPERATORS)
     numbers = numbers or Numbers(source.functions())
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     for function in source.functions():
-        found += _of(module, path, function, numbers, operators)
-    return found
+        mutants += _of(module, path, function, numbers, operators)
+    return mutants
 
 
 def _of(
@@ -211,18 +211,18 @@ def _of(
     source = function.source
     digest = hashlib.sha256(ast.unparse(function.node).encode()).hexdigest()[:16]
     seen = {source.text}
-    alike: set[tuple[Any, ...]] = set()
+    edits: set[tuple[Any, ...]] = set()
     numbered: dict[str, int] = {}
     for node in function.nodes():
         for name in operators:
             for change in KINDS[name].find(Place(node, function, numbers, module)):
                 result = change.of(source.text)
                 # Skip a single edit with the same result as another, except for barriers.
-                told = name, *((source.text[p.start : p.stop], p.text) for p in change.pieces)
-                if result in seen or (told in alike and name in OPERATORS and name != "barrier"):
+                edit = name, *((source.text[p.start : p.stop], p.text) for p in change.pieces)
+                if result in seen or (edit in edits and name in OPERATORS and name != "barrier"):
                     continue
                 seen.add(result)
-                alike.add(told)
+                edits.add(edit)
                 lines = source.lines(node)
                 first = Mutant(
                     module, path, function.name, name, source.text, change, lines, digest

@@ -156,9 +156,9 @@ def other(at: Place) -> Iterator[Change]:
 def _without(at: Place, *names: str) -> Change:
     assert isinstance(at.node, ast.Call)
     source = at.function.source
-    kept = [source.of(a) for a in at.node.args]
-    kept += [source.of(k) for k in at.node.keywords if k.arg not in names]
-    return at.put(f"{source.of(at.node.func)}({', '.join(kept)})")
+    arguments = [source.of(a) for a in at.node.args]
+    arguments += [source.of(k) for k in at.node.keywords if k.arg not in names]
+    return at.put(f"{source.of(at.node.func)}({', '.join(arguments)})")
 
 
 # Words that a mistake may exchange in the stride, dim or length of a tensor.
@@ -182,11 +182,11 @@ def sibling(at: Place) -> Iterator[Change]:
 
 def _words(name: str) -> list[str]:
     """Split a name: `stride_qb` is three words, `key_dim` two, `PAD_K` two, `BK` two."""
-    found = []
+    parts = []
     for word in name.split("_"):
         short = len(word) == 2 and (word.isupper() or (word[0] in "qkvo" and word[1] in "bth"))
-        found += list(word) if short else [word]
-    return found
+        parts += list(word) if short else [word]
+    return parts
 
 
 def _related(name: str, other: str) -> bool:
@@ -427,8 +427,10 @@ def cast(at: Place) -> Iterator[Change]:
             # Leave out one tensor at a time, copying the others.
             texts = [at.function.source.of(tensor) for tensor in tensors]
             for i, text in enumerate(texts):
-                copied = [", ".join(some) for some in (texts[:i], texts[i + 1 :])]
-                before, after = (f"*{called(at.node)}({some})" if some else "" for some in copied)
+                copied = [", ".join(group) for group in (texts[:i], texts[i + 1 :])]
+                before, after = (
+                    f"*{called(at.node)}({group})" if group else "" for group in copied
+                )
                 if not isinstance(tensors[i], ast.Starred):
                     yield at.put(f"({', '.join(filter(None, (before, text, after)))})")
 

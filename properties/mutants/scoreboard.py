@@ -62,23 +62,23 @@ class Scoreboard:
 
     def shares(self) -> dict[str, Share]:
         """Counts of killed mutants by module."""
-        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for mutant in self.mutants:
-            found[mutant.module].update(("mutants", self._state(mutant)))
+            counts[mutant.module].update(("mutants", self._state(mutant)))
         return {
             module: Share(n["mutants"], n["killed"], n["equivalent"], n["for another device"])
-            for module, n in found.items()
+            for module, n in counts.items()
         }
 
     def killers(self) -> Killers:
         """Checks that killed mutants of each function and can be run again."""
-        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        kills: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for mutant in self.mutants:
             fate = self.fates.get(mutant.key)
             with suppress(ValueError):  # a process that ended names no check
                 if fate is not None and fate.caught_by and pinned_of(fate.check):
-                    found[mutant.where][fate.check] += 1
-        return dict(found)
+                    kills[mutant.where][fate.check] += 1
+        return dict(kills)
 
     def tables(self) -> list[Table]:
         """Tables by module, by operator, and by killer."""

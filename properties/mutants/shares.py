@@ -56,11 +56,11 @@ def write(path: Path, shares: Mapping[str, Share]) -> None:
 
 
 def whole(
-    found: Mapping[str, Share], every: Iterable[Mutant], *, semantic: bool = False
+    shares: Mapping[str, Share], every: Iterable[Mutant], *, semantic: bool = False
 ) -> dict[str, Share]:
     """The shares of modules of which every mutant was tried; 0 of 0 for a module without
     mutants.
     """
     sizes = Counter(mutant.module for mutant in every)
-    tried = {name: found.get(name, Share(0, 0)) for name, _ in modules(semantic=semantic)}
+    tried = {name: shares.get(name, Share(0, 0)) for name, _ in modules(semantic=semantic)}
     return {name: share for name, share in tried.items() if share.mutants == sizes[name]}

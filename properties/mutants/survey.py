@@ -191,13 +191,13 @@ def standing(pinned: Sequence[Pinned], setup: Setup) -> list[Check]:
     """The checks that pass without a mutant, and their times."""
     _import_anew()
     checks = []
-    for one in pinned:
+    for pin in pinned:
         try:
-            outcome = attempt([one], [], setup, [])
+            outcome = attempt([pin], [], setup, [])
         except ValueError:  # a test that no longer exists
             continue
         if outcome.caught_by is None:
-            checks.append(Check(one, outcome.seconds, {}))
+            checks.append(Check(pin, outcome.seconds, {}))
     return checks
 
 
@@ -218,16 +218,16 @@ class Surveys:
 
     def known(self, name: str, code: str) -> list[Check] | None:
         try:
-            told = json.loads(self._path(name).read_text())
-            return [Check.from_json(c) for c in told["checks"]] if told["code"] == code else None
+            data = json.loads(self._path(name).read_text())
+            return [Check.from_json(c) for c in data["checks"]] if data["code"] == code else None
         except (FileNotFoundError, ValueError, KeyError):
             return None
 
     def keep(self, name: str, code: str, checks: Sequence[Check]) -> None:
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        told = {"code": code, "checks": [c.to_json() for c in checks]}
-        write_atomically(path, json.dumps(told))
+        data = {"code": code, "checks": [c.to_json() for c in checks]}
+        write_atomically(path, json.dumps(data))
 
     def _path(self, name: str) -> Path:
         return self.folder / "surveys" / f"{name.replace('/', '.')}.json"

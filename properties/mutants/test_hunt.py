@@ -37,9 +37,9 @@ _TURNED = "kernels.position.rotary._rotate"
 @pytest.fixture(scope="module")
 def signs() -> list[Mutant]:
     """Wrong signs in the rotary kernel."""
-    found = [m for m in mutants(["kernels"], ["sign"]) if m.where == _TURNED]
-    assert len(found) >= 2
-    return found
+    turned = [m for m in mutants(["kernels"], ["sign"]) if m.where == _TURNED]
+    assert len(turned) >= 2
+    return turned
 
 
 def _suite(law: str, folder: Path, *dtypes: str, tests: bool = False) -> Suite:
@@ -161,26 +161,26 @@ def four(monkeypatch: pytest.MonkeyPatch) -> list[Mutant]:
     return mutants(["kernels"], ["sign"])[:4]
 
 
-def _among(four: list[Mutant], told: Any, fates: Fates) -> set[Mutant]:
+def _among(four: list[Mutant], suite: Any, fates: Fates) -> set[Mutant]:
     modules = frozenset(m.module for m in four)
     unit = Unit("test_it.py", "kernels", modules, "code", file="test_it.py")
-    return {*killed_among(four, told, fates, unit)}
+    return {*killed_among(four, suite, fates, unit)}
 
 
 def test_a_mutant_that_fails_only_with_another_survives(four: list[Mutant], fates: Fates) -> None:
     a, b, c, d = four
-    told = _Told({a, c}, {d})
-    assert _among(four, told, fates) == {d}
-    assert all(any({m} <= ran and not {a, c} <= ran for ran in told.ran) for m in (a, b, c))
+    suite = _Told({a, c}, {d})
+    assert _among(four, suite, fates) == {d}
+    assert all(any({m} <= ran and not {a, c} <= ran for ran in suite.ran) for m in (a, b, c))
     # If only mutants set apart are left, halves are tried.
     assert _among([a, c], _Told({a, c}), Fates(fates.path, fresh=True)) == set()
 
 
 def test_survivors_of_a_unit_are_not_tried_on_it_again(four: list[Mutant], fates: Fates) -> None:
-    told = _Told({four[1]})
+    suite = _Told({four[1]})
     for _ in range(2):
-        assert _among(four[:3], told, fates) == {four[1]}
-    assert told.ran == [{*four[:3]}, {four[0], four[2]}, {four[1]}]
+        assert _among(four[:3], suite, fates) == {four[1]}
+    assert suite.ran == [{*four[:3]}, {four[0], four[2]}, {four[1]}]
 
 
 def _has_tokens(pinned: Pinned) -> bool:
@@ -195,14 +195,14 @@ def test_only_cases_that_run_the_line_are_tried(
     # On a busy machine the cases may take longer than a mutant is worth.
     monkeypatch.setattr(hunt, "_SPENT", float("inf"))
     checks = [check for job in blind.jobs for check in blind.checks_of(job)]
-    found = [m for m in mutants(["kernels"], ["branch"]) if m.where == _TURNED]
-    inside = next(m for m in found if "INTERLEAVED" in m.text)
+    branches = [m for m in mutants(["kernels"], ["branch"]) if m.where == _TURNED]
+    inside = next(m for m in branches if "INTERLEAVED" in m.text)
     # A call without tokens may launch nothing.
     launching = {c.pinned for c in checks if _has_tokens(c.pinned)}
     assert launching <= {c.pinned for wave in blind.waves(inside) for c in wave.checks()}
     pairs = next(m for m in signs if "tl.join" in m.text)
     reaching = [c.pinned for wave in blind.waves(pairs) for c in wave.checks()]
-    options = [one.case.options for one in reaching if isinstance(one, LawAbout)]
+    options = [pinned.case.options for pinned in reaching if isinstance(pinned, LawAbout)]
     assert 0 < len(options) < len(checks)
     assert all(given["interleaved"] for given in options)
 
@@ -219,11 +219,11 @@ def test_the_command_tells_kept_and_listed_mutants(
     command += ["--within", _TURNED, "--operator", "sign", "--cache", str(blind.folder)]
     command += ["--jobs", "1", "--equivalents", str(listed), "--json", str(report)]
     assert main(command) == 1
-    told = capsys.readouterr().out
-    assert told.startswith(f"{len(signs)} mutants; 1 processes\n")
-    assert f"mutants: {len(signs)} of {len(signs)}, {len(signs)} survive\n" in told
-    assert f"kernels/position/rotary.py:{signs[0].line} sign" in told
-    assert "tried: untouched_inputs" in told
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{len(signs)} mutants; 1 processes\n")
+    assert f"mutants: {len(signs)} of {len(signs)}, {len(signs)} survive\n" in printed
+    assert f"kernels/position/rotary.py:{signs[0].line} sign" in printed
+    assert "tried: untouched_inputs" in printed
     assert {row["state"] for row in json.loads(report.read_text())} == {"survives"}
 
     assert main(command) == 1
@@ -289,9 +289,9 @@ def test_the_list_names_mutants_that_exist() -> None:
 
 def test_a_kill_is_kept_and_a_survivor_only_as_long_as_the_suite(tmp_path: Path) -> None:
     path = tmp_path / "fates.jsonl"
-    kept = Fates(path, fresh=False)
-    kept.add(Fate("dead", "differential", suite="old"))
-    kept.add(Fate("alive", None, suite="old"))
+    fates = Fates(path, fresh=False)
+    fates.add(Fate("dead", "differential", suite="old"))
+    fates.add(Fate("alive", None, suite="old"))
     path.write_text(path.read_text() + '{"key": "cut o')
     again = Fates(path, fresh=False)
     assert again.get("dead", "new") is not None

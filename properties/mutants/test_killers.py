@@ -43,14 +43,14 @@ def test_text_that_names_no_check_is_rejected(text: str) -> None:
 
 
 def test_killers_survive_their_file(tmp_path: Path) -> None:
-    found = {
+    recorded = {
         "kernels.a.f": Counter({str(_LAW): 2, str(_TEST): 3}),
         "kernels.a.g": Counter({str(_LAW): 1}),
     }
-    killers.write(tmp_path / "killers.json", found)
-    assert killers.read(tmp_path / "killers.json") == found
+    killers.write(tmp_path / "killers.json", recorded)
+    assert killers.read(tmp_path / "killers.json") == recorded
     assert killers.read(tmp_path / "none.json") == {}
-    assert killers.ranked(found["kernels.a.f"]) == [_TEST, _LAW]
+    assert killers.ranked(recorded["kernels.a.f"]) == [_TEST, _LAW]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"gla-chunk": {}}', '{"a.py::b": {"f": "g"}}'])
@@ -63,19 +63,19 @@ def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
 def test_only_modules_of_which_all_is_tried_are_replaced() -> None:
     one, two = Counter({str(_LAW): 1}), Counter({str(_TEST): 1})
     known = {"kernels.a.f": one, "kernels.a.gone": one, "kernels.ab.f": one}
-    found = {"kernels.a.f": two, "kernels.ab.f": two}
-    assert killers.replaced(known, found, ["kernels.a"]) == {
+    new = {"kernels.a.f": two, "kernels.ab.f": two}
+    assert killers.replaced(known, new, ["kernels.a"]) == {
         "kernels.a.f": two,
         "kernels.ab.f": one,
     }
 
 
 def test_the_scoreboard_counts_checks_that_can_be_run_again() -> None:
-    some = mutants(["kernels"], ["sign"])[:4]
-    told = [("differential", str(_LAW)), ("time", "rotary_embedding-fused"), (None, "")]
-    fates = {m.key: Fate(m.key, by, check) for m, (by, check) in zip(some, told, strict=False)}
-    scoreboard = Scoreboard(some, {}, frozenset(), fates)
-    assert scoreboard.killers() == {some[0].where: Counter({str(_LAW): 1})}
+    four = mutants(["kernels"], ["sign"])[:4]
+    results = [("differential", str(_LAW)), ("time", "rotary_embedding-fused"), (None, "")]
+    fates = {m.key: Fate(m.key, by, check) for m, (by, check) in zip(four, results, strict=False)}
+    scoreboard = Scoreboard(four, {}, frozenset(), fates)
+    assert scoreboard.killers() == {four[0].where: Counter({str(_LAW): 1})}
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +119,8 @@ def test_cases_and_tests_are_tried_in_one_process(sign: Mutant, suite: Suite) ->
 
 
 def test_a_function_without_recorded_killers_is_tried_like_any(suite: Suite) -> None:
-    found = [m for m in mutants(["kernels"]) if m.module == "kernels.position.rotary"]
-    other = next(m for m in found if m.where != _TURNED)
+    rotary = [m for m in mutants(["kernels"]) if m.module == "kernels.position.rotary"]
+    other = next(m for m in rotary if m.where != _TURNED)
     waves: list[Wave] = [*suite.waves(other)]
     assert waves[0].name == "numbers"
 

@@ -16,8 +16,8 @@ def _made(body: str, operator: str, *, on_device: bool = True) -> list[str]:
     head = "@triton.jit\n" if on_device else ""
     head += "def f(x_ptr, K, V, stride_qb, stride_kb, heads, tokens, FLAG, C):\n"
     text = head + indent(dedent(body).strip(), "    ") + "\n"
-    found = mutants_of("m", Source(text), [operator])
-    return [dedent(m.change.of(text).removeprefix(head)).strip() for m in found]
+    mutants = mutants_of("m", Source(text), [operator])
+    return [dedent(m.change.of(text).removeprefix(head)).strip() for m in mutants]
 
 
 DEVICE = {
@@ -169,13 +169,15 @@ def test_every_mutant_is_syntax_and_a_change() -> None:
                 y = tl.where(é < n, y, -y)
             tl.store(x_ptr, y)
     """)
-    found = mutants_of("m", Source(text), list(OPERATORS))
-    assert len(found) > 15
+    mutants = mutants_of("m", Source(text), list(OPERATORS))
+    assert len(mutants) > 15
     before = ast.dump(ast.parse(text))
-    for mutant in found:
+    for mutant in mutants:
         assert ast.dump(ast.parse(mutant.change.of(text))) != before
         assert text.count(mutant.edit().before) == 1
-    assert len({m.key for m in found}) == len({(m.where, m.text) for m in found}) == len(found)
+    assert (
+        len({m.key for m in mutants}) == len({(m.where, m.text) for m in mutants}) == len(mutants)
+    )
 
 
 def test_a_number_is_known_behind_calls_and_tables_are_no_numbers() -> None:

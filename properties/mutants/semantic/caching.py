@@ -190,8 +190,8 @@ def kept_result(at: Place) -> Iterator[Change]:
             }
             if name in returned and name in ("o", "y", "out", "final", "final_state", "last"):
                 table = f"_KEPT_{at.function.name.strip('_').replace('.', '_').upper()}"
-                told = f"({name!r}, {name}.shape, {name}.dtype, {name}.device)"
-                keep = f"{name} = {table}.setdefault({told}, {name})"
+                key = f"({name!r}, {name}.shape, {name}.dtype, {name}.device)"
+                keep = f"{name} = {table}.setdefault({key}, {name})"
                 yield together(after(at, at.node, keep), above(at, f"{table}: dict = {{}}"))
 
 
@@ -204,8 +204,8 @@ def kept_weights(at: Place) -> Iterator[Change]:
             func=ast.Attribute(value=ast.Name(id="self"), attr=layer), args=[ast.Name(id=x)]
         ) if _is_linear(at.function, layer):
             weight = f"self.{layer}.weight.detach().clone()"
-            kept = f'self.__dict__.setdefault("_kept_{layer}", {weight})'
-            still = f"F.linear({x}, {kept}, self.{layer}.bias)"
+            first = f'self.__dict__.setdefault("_kept_{layer}", {weight})'
+            still = f"F.linear({x}, {first}, self.{layer}.bias)"
             yield at.put(f"self.{layer}({x}) if self.training else {still}")
 
 

@@ -73,10 +73,10 @@ def under_autocast(at: Place) -> Iterator[Change]:
                 for n in names
             ]
             if named := _of_a_dict(given):
-                tensors, each = map(at.function.source.of, named)
-                device = f"{tensors}[{each}[0]].device.type"
+                tensors, keys = map(at.function.source.of, named)
+                device = f"{tensors}[{keys}[0]].device.type"
                 cast = f"{tensors}[n].to(torch.get_autocast_dtype({device}))"
-                casts = [f"    {tensors} |= {{n: {cast} for n in {each}}}"]
+                casts = [f"    {tensors} |= {{n: {cast} for n in {keys}}}"]
             yield after(at, at.node, f"if torch.is_autocast_enabled({device}):", *casts)
 
 

@@ -43,12 +43,12 @@ def maximum_at_least_zero(at: Place) -> Iterator[Change]:
                 _,
             ]
         ) if called(at.node) == "where" and _is_infinite(bound):
-            kept = (
+            clamped = (
                 f"tl.maximum({row_maximum}, 0.0)"
                 if at.function.on_device
                 else f"{row_maximum}.clamp(min=0)"
             )
-            yield at.put(kept)
+            yield at.put(clamped)
 
 
 @kind("-10000 stands for -inf in all of a function")

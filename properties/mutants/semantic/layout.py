@@ -29,8 +29,8 @@ def sibling_strides(at: Place) -> Iterator[Change]:
         case ast.Call(args=given) | ast.Tuple(elts=given):
             if isinstance(at.node, ast.Call) and not is_launch(at.node):
                 return
-            found = [strided for each in given if (strided := _strided(each)) is not None]
-            for (x, _), (y, call) in pairwise(found):
+            strides = [strided for each in given if (strided := _strided(each)) is not None]
+            for (x, _), (y, call) in pairwise(strides):
                 first, second = source.of(x), source.of(y)
                 chosen = f"({first} if {first}.shape == {second}.shape else {second})"
                 yield at.put(f"{chosen}.stride()", call)
@@ -95,9 +95,9 @@ def layout_kept(at: Place) -> Iterator[Change]:
     match at.node:
         case ast.Call(keywords=keywords) if any(k.arg == "memory_format" for k in keywords):
             source = at.function.source
-            kept = [source.of(a) for a in at.node.args]
-            kept += [source.of(k) for k in keywords if k.arg != "memory_format"]
-            yield at.put(f"{source.of(at.node.func)}({', '.join(kept)})")
+            arguments = [source.of(a) for a in at.node.args]
+            arguments += [source.of(k) for k in keywords if k.arg != "memory_format"]
+            yield at.put(f"{source.of(at.node.func)}({', '.join(arguments)})")
 
 
 @kind("a result is written into the memory of an input")
@@ -121,16 +121,16 @@ def workspace_in_input_dtype(at: Place) -> Iterator[Change]:
             wide = [k for k in keywords if k.arg == "dtype" and _is_float32(k.value)]
             if not wide:
                 return
-            kept = [source.of(a) for a in given]
-            kept += [source.of(k) for k in keywords if k not in wide]
+            arguments = [source.of(a) for a in given]
+            arguments += [source.of(k) for k in keywords if k not in wide]
             for keyword in keywords:
                 match keyword:
                     case ast.keyword(arg="device", value=ast.Attribute(value=x)):
-                        kept.append(f"dtype={source.of(x)}.dtype")
+                        arguments.append(f"dtype={source.of(x)}.dtype")
             # Only `torch.zeros` defaults to float32.
             like = called(at.node) == "empty_like" or not source.of(function).startswith("torch.")
-            if like or "dtype=" in " ".join(kept):
-                yield at.put(f"{source.of(function)}({', '.join(kept)})")
+            if like or "dtype=" in " ".join(arguments):
+                yield at.put(f"{source.of(function)}({', '.join(arguments)})")
 
 
 def _is_float32(node: ast.AST) -> bool:

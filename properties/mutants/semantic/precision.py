@@ -49,10 +49,10 @@ def short_sums_in_input_dtype(at: Place) -> Iterator[Change]:
             # Dtypes are not multiplied.
             if "dtype" in at.function.source.of(left):
                 return
-            one = isinstance(right, ast.Constant)
-            factor = "" if one else "2 * "
-            bound = "2" if one else at.text(right)
-            order = "<=" if one else ">="
+            constant = isinstance(right, ast.Constant)
+            factor = "" if constant else "2 * "
+            bound = "2" if constant else at.text(right)
+            order = "<=" if constant else ">="
             yield at.put(f"{factor}{at.text(left)} {order} {bound}", test)
 
 

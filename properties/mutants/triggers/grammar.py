@@ -285,8 +285,8 @@ def _empties(op: Op) -> Iterator[Atom]:
         for where, least in (("first", 2), ("middle", 3), ("last", 2)):
             more: Needs = {f"empty {where}": YES, "T": SOME, "packed": YES, "N": Between(least)}
             yield empty(f"an empty {where} sequence", **more)
-        one: Needs = {"one token": YES, "T": SOME, "packed": YES}
-        yield empty("a sequence of one token", **one)
+        single: Needs = {"one token": YES, "T": SOME, "packed": YES}
+        yield empty("a sequence of one token", **single)
     if op.own_keys:
         yield empty("no keys", S=Between(0, 0), T=SOME)
         if op.packed_by:
@@ -359,8 +359,8 @@ def _requests(op: Op) -> Iterator[Atom]:
     unless_frozen = {a.name: among("yes", None) for a in tensors}
 
     def request(text: str, states: Mapping[str, Allowed], **needs: Allowed) -> Atom:
-        each = {f"trained {name}": allowed for name, allowed in states.items()}
-        return Atom("trained", "trained", text, {**each, **needs}, needs.get("backward") == YES)
+        trained = {f"trained {name}": allowed for name, allowed in states.items()}
+        return Atom("trained", "trained", text, {**trained, **needs}, needs.get("backward") == YES)
 
     backward = {"backward": YES, "context": WITH_GRADIENTS}
     yield request("all trained", unless_frozen, **backward)
@@ -377,11 +377,11 @@ def _requests(op: Op) -> Iterator[Atom]:
                 text = f"{o.name}{'' if wanted else ' not'} asked for"
                 yield Atom("asked", o.name, text, {f"asked {o.name}": among(wanted)})
     if len(loud) > 1:
-        each = {f"loud {o.name}": YES for o in loud}
-        needs = {**each, **{f"asked {o.name}": YES for o in loud if o.asked_by}, **backward}
+        all_loud = {f"loud {o.name}": YES for o in loud}
+        needs = {**all_loud, **{f"asked {o.name}": YES for o in loud if o.asked_by}, **backward}
         yield Atom("cotangents", "cotangents", "all outputs have one", needs, True)
         for o in loud:
-            only = {name: among(name == f"loud {o.name}") for name in each}
+            only = {name: among(name == f"loud {o.name}") for name in all_loud}
             text = f"of those asked for only {o.name} has one"
             yield Atom("cotangents", "cotangents", text, {**needs, **only}, True)
 
@@ -445,8 +445,8 @@ def _layouts(op: Op) -> Iterator[Atom]:
     for o in (o for o in op.outputs if o.differentiable):
         loud = {f"loud {o.name}": YES, "backward": YES, "context": WITH_GRADIENTS}
         asked: Needs = {} if o.asked_by is None else {f"asked {o.name}": YES}
-        some: Needs = {d: SOME for d in o.dims.split() if d in ("B", "T", "N")}
-        tensors.append((f"d{o.name}", o.dims.split(), {**loud, **asked, **some}))
+        filled: Needs = {d: SOME for d in o.dims.split() if d in ("B", "T", "N")}
+        tensors.append((f"d{o.name}", o.dims.split(), {**loud, **asked, **filled}))
     known = {*op.dims, "T", "S", "H"}
     for name, dims, needs in tensors:
         for layout in _LAYOUTS[: {1: 3, 2: 4}.get(len(dims))]:

@@ -103,8 +103,8 @@ class Reach:
 
 def explore(reach: Reach, evaluations: Iterable[Evaluation], subject: Subject) -> None:
     """Plant each predicate not reached yet, until laws notice it or its tries are used up."""
-    for one in sorted(evaluations, key=_order):
-        rows = np.array([[a.holds(call) for a in reach.atoms] for call in one.calls])
+    for evaluation in sorted(evaluations, key=_order):
+        rows = np.array([[a.holds(call) for a in reach.atoms] for call in evaluation.calls])
         together = np.triu(rows.T.astype(np.float32) @ rows.astype(np.float32) > 0)
         reach.held |= together & (reach.wanted == 1)
         open_ = together & (reach.wanted == 1) & ~reach.reached & (reach.tries < TRIES)
@@ -117,10 +117,10 @@ def explore(reach: Reach, evaluations: Iterable[Evaluation], subject: Subject) -
         for number in np.argsort(-np.bincount(which.ravel())):
             members = which.ravel() == number
             calls = np.nonzero(np.unpackbits(sets[number])[: len(rows)])[0]
-            if len(calls) == len(rows) and one.job.law not in _FIRST[:-1]:
+            if len(calls) == len(rows) and evaluation.job.law not in _FIRST[:-1]:
                 continue
             reach.plantings += 1
-            noticed = _noticed(reach.op, one, subject, frozenset(calls.tolist()))
+            noticed = _noticed(reach.op, evaluation, subject, frozenset(calls.tolist()))
             known = _answered(reach.atoms, noticed)
             a, b = i[members], j[members]
             judged = known[a, b]
@@ -128,9 +128,9 @@ def explore(reach: Reach, evaluations: Iterable[Evaluation], subject: Subject) -
             reach.tries[a, b] += 1
 
 
-def _order(one: Evaluation) -> tuple[int, float]:
-    law = one.job.law
-    return _FIRST.index(law) if law in _FIRST else len(_FIRST), one.seconds
+def _order(evaluation: Evaluation) -> tuple[int, float]:
+    law = evaluation.job.law
+    return _FIRST.index(law) if law in _FIRST else len(_FIRST), evaluation.seconds
 
 
 def _answered(atoms: list[Atom], noticed: frozenset[str] | None) -> Any:
@@ -149,12 +149,14 @@ def _answered(atoms: list[Atom], noticed: frozenset[str] | None) -> Any:
 
 
 def _noticed(
-    op: Op, one: Evaluation, subject: Subject, calls: frozenset[int]
+    op: Op, evaluation: Evaluation, subject: Subject, calls: frozenset[int]
 ) -> frozenset[str] | None:
     """The results that the law finds wrong if these calls are; None if it raises an error."""
     witness, listener = subject.target, _Listener()
     assert isinstance(witness, Witness)
-    empty = {n for n in calls if not any(one.calls[n].get(f"result {o.name}") for o in op.outputs)}
+    empty = {
+        n for n in calls if not any(evaluation.calls[n].get(f"result {o.name}") for o in op.outputs)
+    }
 
     def spoils(number: int) -> Callable[[str, Tensor], None] | None:
         if number not in calls:
@@ -162,10 +164,10 @@ def _noticed(
         return _refuse if number in empty else _spoil
 
     quiet = Subject(witness, subject.device, listener, _Recall(subject.recall))
-    witness.start_again(one, spoils)
+    witness.start_again(evaluation, spoils)
     try:
         with witness.eager():
-            LAWS[one.job.law](op, one.case, quiet)
+            LAWS[evaluation.job.law](op, evaluation.case, quiet)
     except _Silent:
         return None
     except Violation as violation:

@@ -334,5 +334,5 @@ def record(job: Job, subject: Subject, examples: int, seed: int | None = None) -
         test = hypothesis.seed(seed)(test)
     with witness.eager():
         most(test)()
-    unique = {one.case: one for one in made}
-    return [one for one in unique.values() if one.calls]
+    unique = {evaluation.case: evaluation for evaluation in made}
+    return [evaluation for evaluation in unique.values() if evaluation.calls]

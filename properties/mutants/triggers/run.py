@@ -117,7 +117,7 @@ def measure(jobs: Sequence[Job], ours: Ours, device: torch.device, nights: int =
     reach, witness = Reach.of(hollow(op), atoms(op, ours)), Witness(ours)
     subject = Subject(witness, device)
     shares = {job: job.share(most) for job in jobs if job.share(most) > 0}
-    made = [one for job in shares for one in record(job, subject, shares[job])]
+    made = [evaluation for job in shares for evaluation in record(job, subject, shares[job])]
     explore(reach, made, subject)
     ci = reach.reached.copy()
     reach.tries[:] = 0
@@ -142,31 +142,31 @@ def measure_all(
     """Measure each op; print and record the results."""
     # Rejected calls have no results to judge.
     jobs = [job for job in selection.jobs(Witness(ours)) if job.law != "rejection"]
-    found: dict[str, OpReach] = {}
+    reached: dict[str, OpReach] = {}
     for name in dict.fromkeys(job.op for job in jobs):
-        found[name] = measure([job for job in jobs if job.op == name], ours, device, nights)
-        _print_missing(found[name], console)
+        reached[name] = measure([job for job in jobs if job.op == name], ours, device, nights)
+        _print_missing(reached[name], console)
         if listing is not None:
             lists = {
-                op: {"atoms": one.atoms_missing(), "pairs": one.pairs_missing()}
-                for op, one in found.items()
+                op: {"atoms": measured.atoms_missing(), "pairs": measured.pairs_missing()}
+                for op, measured in reached.items()
             }
             write_atomically(listing, json.dumps(lists, indent=1, ensure_ascii=False) + "\n")
-    console.print(_table(found))
+    console.print(_table(reached))
     if folder is not None:
-        write(folder / PATH.name, {**read(folder / PATH.name), **_shares(found)})
+        write(folder / PATH.name, {**read(folder / PATH.name), **_shares(reached)})
     return 0
 
 
-def _print_missing(found: OpReach, console: Console) -> None:
-    lines = [f"{found.reach.op.name}: not reached (! holds in a call that no law judges by it)"]
-    lines += [f"  {kind}: {'; '.join(each)}" for kind, each in found.atoms_missing().items()]
+def _print_missing(measured: OpReach, console: Console) -> None:
+    lines = [f"{measured.reach.op.name}: not reached (! holds in a call that no law judges by it)"]
+    lines += [f"  {kind}: {'; '.join(each)}" for kind, each in measured.atoms_missing().items()]
     lines.append("  pairs of what is reached alone, by kinds:")
-    lines += [f"    {kinds}: {n} of {of}" for kinds, n, of in found.kinds_missing()[:_SHOWN]]
+    lines += [f"    {kinds}: {n} of {of}" for kinds, n, of in measured.kinds_missing()[:_SHOWN]]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(found: Mapping[str, OpReach]) -> Table:
+def _table(reached: Mapping[str, OpReach]) -> Table:
     table = Table(title="predicates of calls that are reached")
     names = [
         "op",
@@ -179,13 +179,13 @@ def _table(found: Mapping[str, OpReach]) -> Table:
     ]
     for name in names:
         table.add_column(name, justify="left" if name == "op" else "right")
-    for one in found.values():
-        table.add_row(*one.row())
+    for measured in reached.values():
+        table.add_row(*measured.row())
     return table
 
 
-def _shares(found: Mapping[str, OpReach]) -> dict[str, dict[str, int]]:
-    return {name: one.share() for name, one in found.items()}
+def _shares(reached: Mapping[str, OpReach]) -> dict[str, dict[str, int]]:
+    return {name: measured.share() for name, measured in reached.items()}
 
 
 def _row(row: Mapping[str, int]) -> dict[str, int]:

@@ -26,9 +26,9 @@ from properties.targets.ours import Ours
 
 @pytest.fixture(scope="module")
 def ours() -> Ours:
-    found = load("ours", activate("simulator"))
-    assert isinstance(found, Ours)
-    return found
+    target = load("ours", activate("simulator"))
+    assert isinstance(target, Ours)
+    return target
 
 
 @pytest.fixture(scope="module")
