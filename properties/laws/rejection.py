@@ -8,6 +8,7 @@ oracle then judges the results. It must not return other numbers or access memor
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import numpy
@@ -62,13 +63,19 @@ def _expect_refusals(run: Run) -> None:
 
 
 def _in_turn(op: Op, case: Case, inputs: Inputs) -> list[Mistake]:
-    """All mistakes, where another one comes first in each case.
+    """All mistakes, in an order of the case's own: each kind is as likely to come first.
 
     The law ends with the first that is not refused, which would hide all others.
     """
     each = [*mistakes(op, case, inputs)]
-    first = case.seed % len(each)
-    return each[first:] + each[:first]
+    drawn = Random(case.seed)
+    drawn.shuffle(each)
+    turn = {kind: drawn.random() for kind in dict.fromkeys(_kind(one) for one in each)}
+    return sorted(each, key=lambda one: turn[_kind(one)])
+
+
+def _kind(mistake: Mistake) -> str:
+    return mistake.kind or mistake.what
 
 
 def _expect_refusal(
@@ -132,7 +139,7 @@ def _expect_no_harm(run: Run) -> None:
         if _may_lose_the_device(mistake, run.subject) or not _has_one_meaning(op, mistake, inputs):
             continue
         if not _is_harmless(run, mistake, inputs):
-            fault = f"{mistake.kind or mistake.what} was not refused"
+            fault = f"{_kind(mistake)} was not refused"
             text = f"{mistake.what} was not refused, and what came of it is wrong"
             fail(run, text, fault=fault)
 

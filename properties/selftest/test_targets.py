@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.machinery import PathFinder
@@ -27,7 +28,8 @@ from properties.cases.strategies import cases
 from properties.catalogue import OPS, Op
 from properties.device import keeping_state
 from properties.jobs import Job, Selection, drawn, hypothesis_test, judge
-from properties.laws import LAWS, Subject, Violation
+from properties.laws import LAWS, Subject, Violation, rejection
+from properties.laws.mistakes import mistakes
 from properties.session import TIMES_ITS_SHARE
 from properties.simulator import SimulationError
 from properties.simulator.errors import Location
@@ -702,7 +704,7 @@ def test_a_library_may_raise_anything_or_be_right(accepts: Any) -> None:
     [
         (window_of_no_keys, "window=0"),
         (zeros_of_nan, "scale=nan"),
-        (half_of_other_numbers, "window=4.0"),
+        (half_of_other_numbers, r"window=(4\.0|np\.int64\(4\))"),
         (rows_of_integers, "q of integers"),
         (leaves_its_tensors, "v with S larger by one"),
     ],
@@ -710,7 +712,7 @@ def test_a_library_may_raise_anything_or_be_right(accepts: Any) -> None:
 def test_a_library_may_not_be_wrong_without_a_word(accepts: Any, mistake: str) -> None:
     with pytest.raises(Violation) as info:
         LAWS["rejection"](ATTENTION, PLAIN, Subject(Library(accepts), CPU))
-    assert str(info.value).startswith(f"rejection does not hold: {mistake} was not refused, and")
+    assert re.match(f"rejection does not hold: {mistake} was not refused, and", str(info.value))
 
 
 def test_a_mistake_that_is_never_refused_hides_no_other() -> None:
@@ -725,6 +727,20 @@ def test_a_mistake_that_is_never_refused_hides_no_other() -> None:
             )
         told.add(str(info.value).split()[4])
     assert told == {"window=0", "scale=nan"}
+
+
+def test_a_mistake_beside_others_is_told_as_often() -> None:
+    """A pack in a batch follows bad boundaries, which many libraries take."""
+    packed = replace(PLAIN, packed=True, lengths=(3, 2))
+    inputs = Subject(some(), CPU).inputs(ATTENTION, packed)
+    each = [*mistakes(ATTENTION, packed, inputs)]
+    first = Counter(
+        rejection._kind(rejection._in_turn(ATTENTION, replace(packed, seed=n), inputs)[0])
+        for n in range(600)
+    )
+    kinds = {rejection._kind(one) for one in each}
+    assert kinds == set(first)
+    assert max(first.values()) < 5 * 600 / len(kinds)
 
 
 def test_rejection_skips_a_library_that_is_wrong_without_a_mistake() -> None:
