@@ -11,10 +11,7 @@ Results are kept, and a run continues where another stopped. A killed mutant is 
 function changes, a survivor also when the suite changes.
 """
 
-import argparse
 import json
-import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -34,19 +31,16 @@ from rich.progress import (
 )
 
 from properties import profiles
-from properties.arguments import count, file, folder
-from properties.device import DEVICES, activate, resolve
-from properties.jobs import Selection
+from properties.device import activate, resolve
 from properties.mutants import equivalents, killers, shares
 from properties.mutants.fates import Fate, Fates
 from properties.mutants.hunt import Suite, Unit, fate_of, killed_among, units
-from properties.mutants.mutant import KINDS, PACKAGES, Mutant, mutants, own_modules
-from properties.mutants.operators import OPERATORS, Operator
+from properties.mutants.mutant import KINDS, PACKAGES, Mutant, mutants
+from properties.mutants.options import Options, parser, recorded
 from properties.mutants.scoreboard import Scoreboard
-from properties.mutants.semantic import SEMANTIC
 from properties.mutants.triggers import run as triggers
 from properties.screen import screen
-from properties.targets import NAMES, load
+from properties.targets import load
 from properties.targets.ours import Ours
 
 # Seconds between lines of progress where there is no terminal.
@@ -54,24 +48,19 @@ _LINE = 60
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    chosen = _arguments(arguments)
+    options = Options(**vars(parser(__doc__).parse_args(arguments)))
     console = screen()
     profiles.register()
-    if chosen.triggers:
-        return _triggers(chosen, console)
+    if options.triggers:
+        return _triggers(options, console)
     try:
-        own = _own(chosen)
-        target = load(chosen.target, activate(chosen.device))
-        wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
-        jobs = Selection(*wanted).jobs(target)
-        table = "semantic" if chosen.semantic else "equivalent"
-        listed = equivalents.read(chosen.equivalents, table) if chosen.equivalents else []
+        own = options.own()
+        jobs = options.selection.jobs(load(options.target, activate(options.device)))
+        entries = options.entries
         before = killers.joined(killers.read(), killers.read(killers.SEMANTIC_PATH))
-        if chosen.record:
-            _check_record(chosen)
-        _check_operators(chosen)
-        every = mutants([*own] or PACKAGES, chosen.operator, semantic=chosen.semantic)
-        for name in chosen.within:
+        options.check()
+        every = mutants([*own] or PACKAGES, options.operator, semantic=options.semantic)
+        for name in options.within:
             if not any(_is_within(mutant, name) for mutant in every):
                 raise ValueError(f"--within: {name}, expected what has mutants to be tried")
     except ValueError as error:
@@ -79,18 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     suite = Suite(
         jobs,
-        chosen.device,
-        chosen.cache,
-        chosen.jobs,
-        tests=not (chosen.law or chosen.dtype or own),
+        options.device,
+        options.results,
+        options.jobs,
+        tests=not (options.law or options.dtype or own),
         killers={} if own else before,
-        target=chosen.target,
+        target=options.target,
         own=own,
     )
-    fates = Fates(chosen.cache / "fates.jsonl", chosen.fresh)
-    found = [m for m in every if _wanted(m, chosen, suite)]
+    fates = Fates(options.results / "fates.jsonl", options.fresh)
+    wanted = [m for m in every if _wanted(m, options, suite)]
     try:
-        scoreboard, code = _run(found, listed, suite, fates, chosen, console)
+        scoreboard, code = _run(wanted, entries, suite, fates, options, console)
     except KeyboardInterrupt:
         suite.close(at_once=True)
         console.print("stopped; the same command goes on from here", highlight=False)
@@ -99,53 +88,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suite.close(at_once=True)
         raise
     suite.close(at_once=False)
-    if chosen.record and not suite.failing:
-        _record(chosen.record, scoreboard, every, semantic=chosen.semantic)
-    elif chosen.record:
+    if options.record and not suite.failing:
+        _record(options.record, scoreboard, every, semantic=options.semantic)
+    elif options.record:
         console.print("not recorded, as not all that may notice a mutant could be tried")
     return code
 
 
-def _own(chosen: argparse.Namespace) -> dict[str, Path]:
-    """The modules of another repository that mutants are made of, by name and file.
-
-    Raises:
-        ValueError: there is no such module, or an argument is about our kernels alone.
-    """
-    if not chosen.module:
-        if chosen.target != "ours":
-            raise ValueError("--target: expected with --module, which says where mutants are made")
-        return {}
-    if chosen.target in NAMES:
-        raise ValueError("--module: expected with --target package.module:attribute")
-    if chosen.record:
-        raise ValueError("--record: beside --module, expected without")
-    own = dict(found for name in chosen.module for found in own_modules(name))
-    # Findings about several targets are kept in a file for each.
-    chosen.cache /= re.sub(r"\W+", "_", chosen.target)
-    if chosen.equivalents == equivalents.PATH:
-        chosen.equivalents = None
-    return own
-
-
-def _triggers(chosen: argparse.Namespace, console: Console) -> int:
+def _triggers(options: Options, console: Console) -> int:
     """Measure which predicates about calls the suite reaches; plant nothing."""
     try:
-        if chosen.record is not None:
-            _check_folder(chosen.record, chosen, ("mode", "law", "dtype"))
-            triggers.read(chosen.record / triggers.PATH.name)
-        device = activate(chosen.device)
+        options.check_triggers()
+        device = activate(options.device)
         ours = load("ours", device)
         assert isinstance(ours, Ours)
-        wanted = (tuple(n) for n in (chosen.op, chosen.mode, chosen.law, chosen.dtype))
         return triggers.measure_all(
-            Selection(*wanted),
+            options.selection,
             ours,
             device,
             console,
-            nights=chosen.night,
-            listing=chosen.json,
-            folder=chosen.record,
+            nights=options.night,
+            listing=options.json,
+            folder=options.record,
         )
     except ValueError as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
@@ -157,120 +121,20 @@ def _record(
 ) -> None:
     """Record the results of modules of which every mutant was tried."""
     whole = shares.whole(scoreboard.shares(), every, semantic=semantic)
-    path, path_of_killers = _recorded(folder, semantic=semantic)
+    path, path_of_killers = recorded(folder, semantic=semantic)
     shares.write(path, {**shares.read(path), **whole})
     known = killers.read(path_of_killers)
     killers.write(path_of_killers, killers.replaced(known, scoreboard.killers(), whole))
-
-
-def _recorded(folder: Path, *, semantic: bool) -> tuple[Path, Path]:
-    """The files of --record: how many mutants were killed, and by what."""
-    if semantic:
-        return folder / shares.SEMANTIC_PATH.name, folder / killers.SEMANTIC_PATH.name
-    return folder / shares.PATH.name, folder / killers.PATH.name
-
-
-def _check_operators(chosen: argparse.Namespace) -> None:
-    """Reject kinds of mistakes that the run does not have."""
-    known = SEMANTIC if chosen.semantic else OPERATORS
-    for name in chosen.operator:
-        if name not in known:
-            beside = "without" if chosen.semantic else "with"
-            raise ValueError(f"--operator: {name}, expected {beside} --semantic")
-
-
-def _check_record(chosen: argparse.Namespace) -> None:
-    """Reject files with other contents, and runs that use only part of the suite."""
-    _check_folder(chosen.record, chosen, ("op", "mode", "law", "dtype", "operator"))
-    path, path_of_killers = _recorded(chosen.record, semantic=chosen.semantic)
-    shares.read(path)
-    killers.read(path_of_killers)
-
-
-def _check_folder(folder: Path, chosen: argparse.Namespace, parts: Sequence[str]) -> None:
-    """Reject a folder for results of only part of the suite."""
-    if not folder.is_dir():
-        raise ValueError(f"--record: {folder}, expected a folder")
-    for name in parts:
-        if getattr(chosen, name):
-            raise ValueError(f"--record: beside --{name}, expected all that may notice a mutant")
-
-
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parse = argparse.ArgumentParser(
-        prog="python -m properties.mutants",
-        usage="%(prog)s [options]",
-        description=__doc__,
-        epilog=_listed("single edits", OPERATORS) + _listed("with --semantic", SEMANTIC),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for name in ("op", "mode"):
-        text = f"only the mutants and the laws of this {name} (repeatable)"
-        parse.add_argument(f"--{name}", action="append", default=[], help=text)
-    for name in ("law", "dtype"):
-        text = f"try this {name} only, and no tests (repeatable)"
-        parse.add_argument(f"--{name}", action="append", default=[], help=text)
-    text = "make mutants of this module or package of yours instead, for the laws of --target"
-    parse.add_argument("--module", action="append", default=[], metavar="NAME", help=text)
-    text = "with --module, whose kernels the laws are about: package.module:attribute"
-    parse.add_argument("--target", default="ours", metavar="NAME", help=text)
-    parse.add_argument(
-        "--within",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only mutants of this module, package or function (repeatable)",
-    )
-    parse.add_argument(
-        "--operator",
-        action="append",
-        default=[],
-        choices=list(KINDS),
-        metavar="NAME",
-        help="only this kind of mistake, of those below (repeatable)",
-    )
-    text = "plant mistakes of a few lines that are wrong in some calls only, not single edits"
-    parse.add_argument("--semantic", action="store_true", help=text)
-    text = "measure which predicates about calls the laws reach; nothing is edited"
-    parse.add_argument("--triggers", action="store_true", help=text)
-    text = "with --triggers, draw N times the profile's examples more, with other seeds"
-    parse.add_argument("--night", type=count, default=0, metavar="N", help=text)
-    parse.add_argument("--device", choices=DEVICES, default="auto", help="default: auto")
-    parse.add_argument("--jobs", type=count, default=os.cpu_count(), help="default: one per core")
-    text = "write every mutant to FILE; with --triggers, every predicate that is not reached"
-    parse.add_argument("--json", type=file, metavar="FILE", help=text)
-    text = "write to DIR how many mutants of each module were killed, and by which checks"
-    parse.add_argument("--record", type=folder, metavar="DIR", help=text)
-    text = "try listed equivalents too, together with the survivors; takes twice as long"
-    parse.add_argument("--listed", action="store_true", help=text)
-    parse.add_argument("--fresh", action="store_true", help="ignore kept results")
-    text = "folder of kept results (%(default)s)"
-    parse.add_argument("--cache", type=folder, default=_cache(), metavar="DIR", help=text)
-    text = "the list of mutants that nothing can kill (default: ours, and none with --module)"
-    parse.add_argument(
-        "--equivalents", type=Path, default=equivalents.PATH, metavar="FILE", help=text
-    )
-    return parse.parse_args(arguments)
-
-
-def _listed(title: str, operators: Mapping[str, Operator]) -> str:
-    rows = [f"  {operator.name:27}{operator.what}" for operator in operators.values()]
-    return "\n".join([f"kinds of mistakes, {title}:", *rows, "", ""])
-
-
-def _cache() -> str:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return str(Path(home) / "attention-oracles" / "mutants")
 
 
 def _is_within(mutant: Mutant, name: str) -> bool:
     return f"{mutant.where}.".startswith(f"{name}.")
 
 
-def _wanted(mutant: Mutant, chosen: argparse.Namespace, suite: Suite) -> bool:
-    if chosen.within and not any(_is_within(mutant, name) for name in chosen.within):
+def _wanted(mutant: Mutant, options: Options, suite: Suite) -> bool:
+    if options.within and not any(_is_within(mutant, name) for name in options.within):
         return False
-    limited = chosen.op or chosen.mode
+    limited = options.op or options.mode
     return not limited or any(mutant.module in s.modules for s in suite.sources.values())
 
 
@@ -279,11 +143,11 @@ def _run(
     entries: Sequence[equivalents.Equivalent],
     suite: Suite,
     fates: Fates,
-    chosen: argparse.Namespace,
+    options: Options,
     console: Console,
 ) -> tuple[Scoreboard, int]:
     listed, gone = equivalents.match(entries, wanted)
-    device = resolve(chosen.device)
+    device = resolve(options.device)
     elsewhere = {m.key for m in wanted if KINDS[m.operator].only_on not in (None, device)}
     scoreboard = Scoreboard(wanted, listed, frozenset(elsewhere - set(listed)))
     for mutant in scoreboard.open:
@@ -291,27 +155,25 @@ def _run(
         if known is not None:
             scoreboard.fates[mutant.key] = known
     known_before = f", {len(scoreboard.fates)} of them known" if scoreboard.fates else ""
-    console.print(f"{len(wanted)} mutants{known_before}; {chosen.jobs} processes", highlight=False)
-    suspects = _try_alone(scoreboard, suite, fates, chosen.jobs, console)
-    retried = [m for m in wanted if m.key in listed] if chosen.listed else []
-    killed = _together([*suspects, *retried], suite, fates, chosen.jobs, console)
+    console.print(f"{len(wanted)} mutants{known_before}; {options.jobs} processes", highlight=False)
+    suspects = _try_alone(scoreboard, suite, fates, options.jobs, console)
+    retried = [m for m in wanted if m.key in listed] if options.listed else []
+    killed = _together([*suspects, *retried], suite, fates, options.jobs, console)
     _settle(suspects, killed, scoreboard, fates)
 
     for table in scoreboard.tables():
         console.print(table)
     for mutant in scoreboard.survivors:
         console.print(scoreboard.survivor(mutant), markup=False, highlight=False, soft_wrap=True)
-    # A narrowed run cannot tell which entries are stale.
-    narrowed = chosen.op or chosen.mode or chosen.within or chosen.operator
     problems = [f"listed and killed: {m.where}\n{m.text}" for m in retried if m in killed]
-    if not narrowed:
+    if not options.narrowed:
         problems += [f"listed and gone: {e.function}\n{e.change}" for e in gone]
     problems += [f"left out: {report}" for report in suite.failing]
     for problem in problems:
         console.print(problem, "", markup=False, highlight=False, soft_wrap=True)
     console.print(scoreboard.summary(), highlight=False)
-    if chosen.json:
-        chosen.json.write_text(
+    if options.json:
+        options.json.write_text(
             json.dumps(scoreboard.to_json(), indent=1, ensure_ascii=False) + "\n"
         )
     return scoreboard, 1 if scoreboard.survivors or problems else 0
