@@ -27,14 +27,16 @@ def choose_mode(
     """Return the mode to run: `mode` itself, or the choice of "auto".
 
     Args:
-        mode: one of `modes`, or "auto": chunk for long sequences if there is one, fused_recurrent
-            otherwise.
+        mode: one of `modes`, or "auto": the only one, or chunk for long sequences if there is one,
+            fused_recurrent otherwise.
         tokens, sequences: how many there are in all.
         recurrent_only: arguments that fused_recurrent alone takes, and whether they are given.
 
     Raises:
         ValueError: no such mode, or one that does not take an argument that is given.
     """
+    if mode == "auto" and len(modes) == 1:
+        return modes[0]
     if mode == "auto":
         long = tokens > _SHORT * sequences
         chunked = "chunk" in modes and not any(recurrent_only.values())

@@ -10,7 +10,7 @@ be NaN too: a product with the triangle of a chunk multiplies what is not seen b
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
@@ -248,7 +248,6 @@ def recurrence(
             neutral=neutral,
             around=around,
         )
-        which = "; ".join(f"`{mode}` {_ABOUT_MODES[mode]}" for mode in modes)
         lacking = [
             f"`{n}` with mode {' or '.join(repr(m) for m, f in forms.items() if n not in f.takes)}"
             for n in parameters
@@ -256,7 +255,7 @@ def recurrence(
         ]
         return documented(
             functools.partial(compute, name),
-            mode=f"{which}; `auto` chooses by the length." if len(modes) > 1 else f"{which}.",
+            mode=_about(modes),
             tile=f'Index into `kernels.tiles.TABLE["{name}", mode]`; None chooses by head '
             "dim, dtype, device and how many sequences and heads there are.",
             same_dtype=same_dtype,
@@ -346,40 +345,41 @@ def wrapper(
     return decorate
 
 
-def one_mode(
-    run: Callable[..., Any],
-    *,
+def own_modes(
+    *runs: Callable[..., Any],
     same_dtype: Sequence[str] = ("q", "k", "v"),
     outputs: Sequence[str] = ("o", "final_state"),
     raises: Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make the public function of an op with one mode and kernels of its own: see `documented`.
+    """Make the public function of an op with kernels of its own: see `documented`.
 
     The op keeps no state, or one that is not K by V.
 
-    `run` takes every argument but `mode`, checked: `scale` is a number, and `tile` an index into
-    `kernels.tiles.TABLE`.
+    There is a run for each mode, in their order. It takes every argument but `mode`, checked:
+    `scale` is a number, and `tile` an index into `kernels.tiles.TABLE`.
     """
 
     def decorate(page: Callable[P, R]) -> Callable[P, R]:
         name, signature = page.__name__, _Signature.of(page, same_dtype)
-        (own,) = signature.modes
+        modes = dict(zip(signature.modes, runs, strict=True))
 
         def checked(*, mode: str, **given: Any) -> Any:
             sizes, dtype, given["cu_seqlens"] = signature.check(given)
-            check_mode(mode, own)
+            mode = choose_mode(
+                mode, signature.modes, tokens=sizes["B"] * sizes["T"], sequences=sizes["N"]
+            )
             if "scale" in given:
                 given["scale"] = resolve_scale(given["scale"], sizes["K"])
             given["tile"] = tiles.choose(
-                name, own, dim=_largest(sizes), dtype=dtype,
+                name, mode, dim=_largest(sizes), dtype=dtype,
                 device=given[same_dtype[0]].device, tile=given["tile"],
             )  # fmt: skip
-            return run(**given)
+            return modes[mode](**given)
 
         return documented(
             checked,
-            mode=f"`{own}` {_ABOUT_MODES[own]}.",
-            tile=f'Index into `kernels.tiles.TABLE["{name}", "{own}"]`; None chooses by head dim, '
+            mode=_about(modes),
+            tile=f'Index into `kernels.tiles.TABLE["{name}", mode]`; None chooses by head dim, '
             "dtype and device.",
             same_dtype=same_dtype,
             outputs=outputs,
@@ -387,6 +387,11 @@ def one_mode(
         )(page)
 
     return decorate
+
+
+def _about(modes: Collection[str]) -> str:
+    which = "; ".join(f"`{mode}` {_ABOUT_MODES[mode]}" for mode in modes)
+    return f"{which}; `auto` chooses by the length." if len(modes) > 1 else f"{which}."
 
 
 def _largest(sizes: Mapping[str, int]) -> int:

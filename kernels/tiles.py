@@ -496,6 +496,28 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
         Entry(tokens=8, features=64),
         Entry(tokens=2, features=256, num_warps=1),
     ),
+    # As ("simple_gla", "chunk"); "states" are the nodes and their gradients.
+    ("log_linear_attn", "chunk"): (
+        Entry(
+            tokens=64,
+            keys=64,
+            features=64,
+            max_dim=128,
+            **_BFLOAT16_ON_HOPPER,
+            kernels={
+                "unaligned": Tile(tokens=64, keys=64, features=64, num_warps=8, num_stages=1),
+            },
+        ),
+        Entry(
+            tokens=32,
+            keys=32,
+            features=64,
+            num_warps=2,
+            dtypes=_HALVES,
+            kernels={"gradients": Tile(tokens=32, keys=32, features=32, num_stages=1)},
+        ),
+        Entry(tokens=32, keys=32, features=32, num_stages=1),
+    ),
     # tokens: a power of two, between two kept nodes in the backward pass; features: values of a
     # program.
     ("log_linear_attn", "fused_recurrent"): _DELTA_RECURRENT,

@@ -793,7 +793,7 @@ BUGS = {
             "log_linear_attn", "fused_recurrent", {"B": 1, "G": 1, "R": 1, "K": 5, "V": 3}, (0,)
         ),
         planted=Edit(
-            "kernels.linear.log_linear_attn",
+            "kernels.linear.log_linear_chunk",
             "return max(longest - 1, 0).bit_length()",
             'return int(__import__("math").log2(longest) + 1)',
         ),

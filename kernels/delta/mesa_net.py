@@ -44,7 +44,7 @@ from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts
 from kernels.primitives.product import product
 from kernels.primitives.rows import load_row, load_rows, store_rows
-from kernels.recurrence import one_mode
+from kernels.recurrence import own_modes
 from kernels.tiles import Entry, cdiv, next_power_of_2
 
 # Programs, each of which has a workspace for one system at a time.
@@ -387,7 +387,7 @@ def _compute(
     return o, final_state if output_final_state else None
 
 
-@one_mode(_compute)
+@own_modes(_compute)
 def mesa_net(
     q: Float[Tensor, "B T H K"],
     k: Float[Tensor, "B T H K"],

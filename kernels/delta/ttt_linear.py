@@ -46,7 +46,7 @@ from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.product import TRITON_DTYPES, product
 from kernels.primitives.rows import load_number, load_rows, store_rows
 from kernels.primitives.states import optional
-from kernels.recurrence import Options, one_mode
+from kernels.recurrence import Options, own_modes
 from kernels.tiles import next_power_of_2
 
 
@@ -515,7 +515,7 @@ def _compute(
     return o, final_state if output_final_state else None
 
 
-@one_mode(
+@own_modes(
     _compute,
     raises=["an eps below 2^-126 or not below 2^128", "a mini_batch_size below 1"],
 )

@@ -4,9 +4,10 @@
 
 `linear_attn.py`, `gla.py` and `simple_gla.py` are ops with these modes: `kernels.recurrence` makes
 a `torch.library` op of each and of `forward` and `backward` in `chunk.py`, `fused_chunk.py`,
-`fused_recurrent.py` and `parallel.py`. `hgrn.py`, `log_linear_attn.py` and `feature_maps.py` have
-kernels of their own. The other pages call one of these ops; `normalize.py` and `log_weights.py`
-compute what several of them need before and after the call. A mode has
+`fused_recurrent.py` and `parallel.py`. `hgrn.py`, `feature_maps.py` and `log_linear_attn.py`, with
+`log_linear_chunk.py`, have kernels of their own. The other pages call one of these ops;
+`normalize.py` and `log_weights.py` compute what several of them need before and after the call. A
+mode has
 
     forward(q, k, v, g, *, scale, initial_state, cu_seqlens, tile, output_final_state, out_dtype)
         -> (o, final_state | None)

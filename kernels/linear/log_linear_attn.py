@@ -22,7 +22,8 @@ which may be 0. Nodes up to a multiple of `tile.tokens` are kept, one for each s
 within a segment are computed again.
 """
 
-from typing import Literal, Unpack
+from collections.abc import Mapping
+from typing import Any, Literal, Unpack
 
 import torch
 import triton
@@ -31,15 +32,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import tiles
-from kernels.arguments import check_boundaries, count_sequences
+from kernels.arguments import count_sequences
 from kernels.differentiable import differentiable
+from kernels.linear import log_linear_chunk
 from kernels.linear.fused_recurrent import _decay_all
+from kernels.linear.log_linear_chunk import check_levels, count_bits
 from kernels.primitives.chunks import cut, locate_sequence
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.rows import load_number, load_row
-from kernels.recurrence import StatelessOptions, one_mode
+from kernels.recurrence import StatelessOptions, own_modes
 from kernels.tiles import Tile, cdiv, next_power_of_2
 
 
@@ -251,11 +254,6 @@ def _backward(
             tl.store(dg_ptr + own, dg)
 
 
-def _bits(longest: int) -> int:
-    """Count the bits of the largest number of a node that is read."""
-    return max(longest - 1, 0).bit_length()
-
-
 def _blocks(tile: Tile, key_dim: int, value_dim: int, levels: int) -> dict[str, int]:
     return {
         "BK": max(16, next_power_of_2(key_dim)),
@@ -270,12 +268,7 @@ def _forward_of(
     cu_seqlens: Tensor | None, scale: float, tile: int,
 ) -> list[Tensor | None]:  # fmt: skip
     batch, tokens, heads, value_dim = v.shape
-    longest = check_boundaries("cu_seqlens", cu_seqlens, tokens)
-    bits, levels = _bits(longest), level_scales.shape[3]
-    if levels < bits + 1:
-        raise ValueError(
-            f"level_scales: L={levels}, expected at least {bits + 1} levels for T={longest}"
-        )
+    bits, levels = count_bits(check_levels(level_scales, cu_seqlens)), level_scales.shape[3]
     entry = tiles.TABLE["log_linear_attn", "fused_recurrent"][tile]
     blocks = _blocks(entry, q.shape[3], value_dim, levels)
     grid = count_sequences(batch, cu_seqlens) * heads * cdiv(value_dim, blocks["BV"])
@@ -295,7 +288,7 @@ def _backward_of(
     cu_seqlens: Tensor | None, scale: float, tile: int, d0: Tensor,
 ) -> list[Tensor | None]:  # fmt: skip
     (batch, tokens, heads, value_dim), (groups, key_dim) = v.shape, q.shape[2:]
-    bits, levels = _bits(check_boundaries("cu_seqlens", cu_seqlens, tokens)), level_scales.shape[3]
+    bits, levels = count_bits(check_levels(level_scales, cu_seqlens)), level_scales.shape[3]
     entry = tiles.TABLE["log_linear_attn", "fused_recurrent"][tile].of("backward")
     blocks = _blocks(entry, key_dim, value_dim, levels)
     parts, size = cdiv(value_dim, blocks["BV"]), blocks["BK"] * blocks["BV"]
@@ -330,16 +323,20 @@ def _backward_of(
     return [dq, dk, dv, dlevel_scales, dg, None]
 
 
-_log_linear_attn = differentiable(
-    "log_linear_attn_fused_recurrent",
-    _forward_of,
-    _backward_of,
-    lambda given: [(given["v"].shape, given["v"].dtype)],
-    outputs=1,
-)
+def _like_v(given: Mapping[str, Any]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(given["v"].shape, given["v"].dtype)]
 
 
-@one_mode(_log_linear_attn, outputs=("o",), raises=["fewer levels than a sequence needs"])
+_modes = [
+    differentiable(f"log_linear_attn_{mode}", forward, backward, _like_v, outputs=1)
+    for mode, forward, backward in (
+        ("chunk", log_linear_chunk.forward, log_linear_chunk.backward),
+        ("fused_recurrent", _forward_of, _backward_of),
+    )
+]
+
+
+@own_modes(*_modes, outputs=("o",), raises=["fewer levels than a sequence needs"])
 def log_linear_attn(
     q: Float[Tensor, "B T G K"],
     k: Float[Tensor, "B T G K"],
@@ -347,7 +344,7 @@ def log_linear_attn(
     level_scales: Float[Tensor, "B T H L"],
     g: Float[Tensor, "B T H"] | None = None,
     *,
-    mode: Literal["auto", "fused_recurrent"] = "auto",
+    mode: Literal["auto", "chunk", "fused_recurrent"] = "auto",
     **options: Unpack[StatelessOptions],
 ) -> Float[Tensor, "B T H V"]:
     """Log-linear attention, `reference.log_linear_attn`."""

@@ -7,21 +7,25 @@ import torch
 
 from kernels import log_linear_attn
 
+in_each_mode = pytest.mark.parametrize("mode", ["chunk", "fused_recurrent"])
 
-def test_a_sequence_needs_a_level_for_each_power_of_two(subject: Any) -> None:
+
+@in_each_mode
+def test_a_sequence_needs_a_level_for_each_power_of_two(subject: Any, mode: Any) -> None:
     x = torch.zeros(1, 5, 1, 4, device=subject.device)
     with pytest.raises(ValueError, match="level_scales: L=3, expected at least 4 levels for T=5"):
-        log_linear_attn(x, x, x, x[..., :3])
+        log_linear_attn(x, x, x, x[..., :3], mode=mode)
 
 
-def test_levels_that_no_token_reaches_are_not_read(subject: Any) -> None:
+@in_each_mode
+def test_levels_that_no_token_reaches_are_not_read(subject: Any, mode: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 6, 2, 8, generator=generator) for _ in range(3))
     scales = torch.randn(1, 6, 2, 40, generator=generator)
     results = []
     for levels in (4, 40):
         given = [x.to(subject.device).requires_grad_() for x in (q, k, v, scales[..., :levels])]
-        o = log_linear_attn(*given)
+        o = log_linear_attn(*given, mode=mode)
         results.append((o, *torch.autograd.grad(o.square().sum(), given)))
     few, many = results
     assert torch.equal(many[4][..., 4:], torch.zeros_like(many[4][..., 4:]))
@@ -29,7 +33,10 @@ def test_levels_that_no_token_reaches_are_not_read(subject: Any) -> None:
         assert torch.equal(one, other)
 
 
-def test_decays_that_are_the_same_at_every_token_do_not_add_up_their_errors(subject: Any) -> None:
+@in_each_mode
+def test_decays_that_are_the_same_at_every_token_do_not_add_up_their_errors(
+    subject: Any, mode: Any
+) -> None:
     """A product and a sum a token, as in `simple_gla`: one rounding a token and a half."""
     tokens, life = 512, 256
     device = subject.device
@@ -38,7 +45,7 @@ def test_decays_that_are_the_same_at_every_token_do_not_add_up_their_errors(subj
     k, q, scales = one.clone(), one.clone(), torch.zeros(1, tokens, 16, 10, device=device)
     k[:, life - 1], q[:, -1], scales[:, -1, :, 9] = 1.0, 1.0, 1.0
     k.requires_grad_()
-    o = log_linear_attn(q, k, k.detach(), scales, g.expand(1, tokens, 16), scale=1.0)
+    o = log_linear_attn(q, k, k.detach(), scales, g.expand(1, tokens, 16), scale=1.0, mode=mode)
     (dk,) = torch.autograd.grad(o[:, -1].sum(), k)
     want = (life * g.cpu().double()).exp()
     for got in (o[0, -1, :, 0], dk[0, life - 1, :, 0]):

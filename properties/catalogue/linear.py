@@ -206,7 +206,7 @@ def _levels(case: Case) -> dict[str, int]:
 
 LOG_LINEAR_ATTN = declare(
     reference.log_linear_attn,
-    modes=(Mode("fused_recurrent"),),
+    modes=(Mode("chunk"), Mode("fused_recurrent")),
     roles={"level_scales": Role.KEY},
     sizes=_levels,
     computed=("L",),
