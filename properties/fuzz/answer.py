@@ -60,6 +60,11 @@ class Failure:
     picture: Picture | None = None
 
     @property
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """Those of all results that differ."""
+        return self.fingerprint, *self.also
+
+    @property
     def hangs(self) -> bool:
         """Whether it timed out, or reached the simulator's turn limit."""
         return self.fingerprint.law == HANGS or self.fingerprint.error == Stuck.__name__

@@ -150,4 +150,4 @@ def shows(answer: Answer, bucket: Bucket) -> bool:
         return False
     # An engine that interprets lines hangs at another line than one that compiles.
     alike = again.hangs and bucket.first.hangs
-    return alike or any(map(bucket.has, (again.fingerprint, *again.also)))
+    return alike or any(map(bucket.has, again.fingerprints))

@@ -8,7 +8,8 @@ from itertools import count as counting
 
 from properties.fuzz.answer import Judge
 from properties.fuzz.fork_server import end_server, without_interrupts
-from properties.fuzz.night import ORACLE, Night
+from properties.fuzz.log import ORACLE
+from properties.fuzz.night import Night
 from properties.fuzz.turn import Turn
 from properties.jobs import Job
 

@@ -18,7 +18,11 @@ from properties.jobs import Job
 from properties.laws.fingerprint import Fingerprint
 from properties.verdict.picture import Picture
 
+# The law that names the wrong results.
+ORACLE = "differential"
 _FILE = "night.json"
+# The most buckets of one fingerprint.
+_ALIKE = 4
 # Bins of a history; when they are full, each takes twice the time.
 _BINS = 240
 
@@ -139,6 +143,21 @@ class Log:
         shown = [bucket for bucket in self.buckets if bucket.shows(fingerprints, lines, case)]
         return max(shown, key=lambda bucket: len(bucket.needs), default=None)
 
+    def of_failure(self, failure: Failure, lines: frozenset[str]) -> Bucket | None:
+        """The bucket of a failure whose case launched some lines, if there is one.
+
+        Several that need different parts of a case may be as many bugs that make one result wrong,
+        or cases at the edge of an error budget, so there are at most `_ALIKE`.
+        """
+        shown = failure.fingerprints
+        bucket = self.bucket(*shown, lines=lines, case=failure.case)
+        alike = [known for known in self.buckets if known.shows(shown, lines)]
+        return alike[0] if bucket is None and len(alike) >= _ALIKE else bucket
+
+    def is_full(self, fingerprint: Fingerprint) -> bool:
+        """Whether a fingerprint has as many buckets as there may be."""
+        return sum(known.has(fingerprint) for known in self.buckets) >= _ALIKE
+
     def open(self, failure: Failure, seconds: float, needs: Sequence[str] = ()) -> Bucket:
         """Add a bucket with a name of its own, found so many seconds into the night."""
         bucket = Bucket([failure], found=seconds, needs=tuple(needs))
@@ -176,6 +195,14 @@ class Log:
         """Add the counts of a job, so many seconds into the night."""
         self.tallies[job] += tally
         self.history.add(seconds, job.op, tally)
+
+    def judged(self, job: Job, answer: Answer, tally: Tally, seconds: float) -> None:
+        """Add the answer and the counts of a job's case, so many seconds into the night."""
+        self.add(job, tally, seconds)
+        if job.law == ORACLE or answer.failure is not None:
+            # Most other laws hold for results that are wrong in the same way each time.
+            self.noted(job.op, answer)
+        self.excused.update(answer.excused)
 
     def rows(self) -> dict[tuple[str, str], Tally]:
         return self._summed((job.op, job.law) for job in self.tallies)

@@ -20,8 +20,6 @@ _GRACE = 30.0
 # A job rests once its cases that hang or end their process have cost `_PATIENCE` of a case's time
 # limit, and those of its kernel `_SHARE` of the kernel's time.
 _PATIENCE, _SHARE = 0.25, 0.25
-# The law that names the wrong results.
-ORACLE = "differential"
 
 
 class Night:

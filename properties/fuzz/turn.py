@@ -23,14 +23,11 @@ from properties.fuzz.answer import Answer, Failure, Judge, Lost, Stopped
 from properties.fuzz.asking import Asker, shows
 from properties.fuzz.bucket import Bucket
 from properties.fuzz.clock import Clock
-from properties.fuzz.log import Tally
+from properties.fuzz.log import ORACLE, Tally
 from properties.fuzz.needs import parts
-from properties.fuzz.night import EXAMPLES_OF_A_TURN, ORACLE, Night
+from properties.fuzz.night import EXAMPLES_OF_A_TURN, Night
 from properties.jobs import Job, drawing
 from properties.laws.fingerprint import Fingerprint, is_own
-
-# The most buckets of one fingerprint.
-_ALIKE = 4
 
 
 class Enough(BaseException):
@@ -56,6 +53,11 @@ class Turn:
         self.until = float("inf")
         self.thread = get_ident()
         self.endless = ""
+
+    @property
+    def _shrinking(self) -> bool:
+        """Whether cases are drawn to make one that fails smaller."""
+        return self.until < float("inf")
 
     def play(self) -> None:
         self.asker.idle = Clock.started(os.getpid())
@@ -158,7 +160,6 @@ class Turn:
                 raise type_of(failure.fingerprint, bucket.needs)
 
     def _judge(self, case: Case) -> tuple[Failure, Bucket] | tuple[None, None]:
-        shrinking = self.until < float("inf")
         if monotonic() > self.until or self.night.rests(self.job):
             raise Enough
         started = monotonic()
@@ -166,47 +167,39 @@ class Turn:
         seconds = monotonic() - started
         failure = answer.failure
         tally = Tally(
-            examples=int(not shrinking),
+            examples=int(not self._shrinking),
             seconds=seconds,
             worst=answer.worst,
-            failed=int(failure is not None and not shrinking),
+            failed=int(failure is not None and not self._shrinking),
             lost=seconds if failure is not None and failure.fatal else 0.0,
         )
-        needs = self._needs_beyond(failure, answer) if failure and not shrinking else ()
+        needs = self._needs_beyond(failure, answer) if failure and not self._shrinking else ()
         with self.night.lock:
-            self.log.add(self.job, tally, self.night.elapsed)
-            if self.job.law == ORACLE or failure is not None:
-                # Most other laws hold for results that are wrong in the same way each time.
-                self.log.noted(self.job.op, answer)
-            self.log.excused.update(answer.excused)
+            self.log.judged(self.job, answer, tally, self.night.elapsed)
             if failure is None:
                 self.night.corpus.keep(self.job, case, answer.worst)
                 return None, None
-            bucket = self._bucket(failure, answer.lines)
-            if bucket is None or needs:
-                bucket = self.log.open(failure, self.night.elapsed, needs)
-                self.found.append(bucket)
-            bucket.add(failure)
-            bucket.ran(answer.lines, answer.functions)
-            # One that shows while another is made smaller counts at its first sight.
-            bucket.seen[self.job.name] += not shrinking or not bucket.seen[self.job.name]
-            shown = failure.fingerprint, *failure.also
-            for other in list(self.found):
-                alike = other.needs == bucket.needs and other.shows(shown, answer.lines)
-                if other is not bucket and alike:
-                    self._merge(bucket, other)
-        return failure, bucket
+            return failure, self._bucket(failure, answer, needs)
 
-    def _bucket(self, failure: Failure, lines: frozenset[str]) -> Bucket | None:
-        """The bucket of a failure, if there is one.
+    def _bucket(self, failure: Failure, answer: Answer, needs: Sequence[str]) -> Bucket:
+        """Put a failure into its bucket, and merge those of this turn that it shows to be one.
 
-        Several that need different parts of a case may be as many bugs that make one result wrong,
-        or cases at the edge of an error budget, so there are at most `_ALIKE`.
+        Args:
+            needs: parts of the case that no bucket has yet; if there are some, the bucket is new.
         """
-        shown = failure.fingerprint, *failure.also
-        bucket = self.log.bucket(*shown, lines=lines, case=failure.case)
-        alike = [bucket for bucket in self.log.buckets if bucket.shows(shown, lines)]
-        return alike[0] if bucket is None and len(alike) >= _ALIKE else bucket
+        bucket = self.log.of_failure(failure, answer.lines)
+        if bucket is None or needs:
+            bucket = self.log.open(failure, self.night.elapsed, needs)
+            self.found.append(bucket)
+        bucket.add(failure)
+        bucket.ran(answer.lines, answer.functions)
+        # One that shows while another is made smaller counts at its first sight.
+        bucket.seen[self.job.name] += not self._shrinking or not bucket.seen[self.job.name]
+        for other in list(self.found):
+            alike = other.needs == bucket.needs and other.shows(failure.fingerprints, answer.lines)
+            if other is not bucket and alike:
+                self._merge(bucket, other)
+        return bucket
 
     def _needs_beyond(self, failure: Failure, answer: Answer) -> tuple[str, ...]:
         """Parts of a case that its failure needs and no case of its bucket had.
@@ -214,9 +207,9 @@ class Turn:
         A part that another failure could spare is tried again in a smaller case.
         """
         with self.night.lock:
-            bucket = self._bucket(failure, answer.lines)
-            alike = [known for known in self.log.buckets if known.has(failure.fingerprint)]
-        if bucket is None or bucket in self.found or len(alike) >= _ALIKE:
+            bucket = self.log.of_failure(failure, answer.lines)
+            full = self.log.is_full(failure.fingerprint)
+        if bucket is None or bucket in self.found or full:
             return ()
         named = failure.fingerprint.place or failure.fatal
         if named or not bucket.steady or not self.night.shrink:
@@ -287,7 +280,7 @@ class Turn:
         differs = answer.failure
         if differs is None or differs.fatal:
             return
-        shown = differs.fingerprint, *differs.also
+        shown = differs.fingerprints
         with self.night.lock:
             known = self.log.bucket(*shown, lines=answer.lines, case=bucket.first.case)
             bucket.linked.update(shown)
