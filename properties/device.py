@@ -98,7 +98,8 @@ def describe(name: str) -> str:
 
 @contextmanager
 def claiming(architecture: str | None, device: torch.device) -> Iterator[None]:
-    """Make our kernels choose tiles as on another architecture, for tensors in the CPU's memory.
+    """Make kernels choose tiles as on another architecture, for tensors in the CPU's memory: ours
+    by their table, others by the shared memory that the simulator reports.
 
     Args:
         architecture: one of `properties.architectures`; None changes nothing.
@@ -112,13 +113,18 @@ def claiming(architecture: str | None, device: torch.device) -> Iterator[None]:
         return
     from kernels import tiles
     from properties.architectures import ARCHITECTURES
+    from properties.simulator import driver
 
     if architecture not in ARCHITECTURES:
         expected = ", ".join(ARCHITECTURES)
         raise ValueError(f"architecture: {architecture!r}, expected one of {expected}")
     if device.type != "cpu":
         raise ValueError(f"architecture: {architecture!r}, expected None on {device}, a GPU")
-    with patch.object(tiles, "SIMULATED", ARCHITECTURES[architecture].capability):
+    claimed = ARCHITECTURES[architecture]
+    with (
+        patch.object(tiles, "SIMULATED", claimed.capability),
+        patch.object(driver, "SHARED_MEMORY", claimed.shared_memory),
+    ):
         yield
 
 

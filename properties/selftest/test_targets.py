@@ -186,6 +186,26 @@ def test_every_stated_law_holds_for_a_part_of_the_oracle(law: str) -> None:
     )()
 
 
+def test_kernels_may_choose_by_the_shared_memory_of_other_gpus() -> None:
+    told = set()
+
+    def asking(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        utils = triton.runtime.driver.active.utils
+        told.add(utils.get_device_properties(0)["max_shared_mem"] // 1024)
+        return causal_only(q, k, v)
+
+    with simulator.simulating():
+        asked = Adapter({"attention": {"some": asking}}, triton=True)
+        assert Adapter({"attention": {"some": asking}}).architectures(SQUARE) == ()
+        assert asked.architectures(SQUARE) == ("sm_80", "sm_120")
+        op = scope.declared(asked, "attention", "some")
+        case = Case.of("attention", "some", {"B": 1, "G": 1, "R": 1, "K": 4, "V": 3}, (5,))
+        for architecture in (None, *asked.architectures(case)):
+            one = replace(case, architecture=architecture)
+            LAWS["differential"](op, one, Subject(asked, CPU))
+    assert told == {227, 163, 99}
+
+
 def positive_scale(case: Case) -> Case:
     scale = case.options["scale"]
     if scale in (None, -1) or scale > 0:

@@ -10,11 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from properties import simulator
+from properties.architectures import ARCHITECTURES
 from properties.cases.case import Case
 from properties.catalogue import DTYPES, OPS
 from properties.catalogue.op import Function, Mode, Op
 from properties.catalogue.telescope import Telescope
 from properties.device import emulated
+from properties.simulator import driver
 from properties.targets.bounds import Bound
 from properties.targets.target import Target
 
@@ -180,7 +182,8 @@ class Adapter(Target):
     Args:
         ops: op → mode → its implementation, or just a function.
         bitwise, remarks: see `Target`.
-        triton: its kernels are Triton's; in the simulator it then has the law `large_calls`.
+        triton: its kernels are Triton's, and may choose tiles by a GPU's shared memory; in the
+            simulator it then has the law `large_calls`, and other GPUs.
 
     Raises:
         ValueError: an op is not in the catalogue, or a signature does not match.
@@ -243,6 +246,14 @@ class Adapter(Target):
         """Configs of autotuned kernels after the first. On a GPU, Triton chooses."""
         tokens = self.tokens(case.op, case.mode)
         return dict.fromkeys(_CONFIGS, tokens) if emulated() else {}
+
+    def architectures(self, case: Case) -> tuple[str, ...]:
+        """One for each other size of shared memory; what is AMD's a library knows at import."""
+        if not (self.triton and simulator.installed()):
+            return ()
+        nvidia = [one for one in ARCHITECTURES.values() if one.capability]
+        sizes = {one.shared_memory: one.name for one in nvidia}
+        return tuple(name for size, name in sizes.items() if size != driver.SHARED_MEMORY)
 
     def tokens(self, op: str, mode: str) -> int:
         return self.ops[op][mode].tokens

@@ -95,6 +95,14 @@ def allow_constants_of_earlier_tritons() -> None:
     JITFunction.__init__ = init
 
 
+def forget_the_gpu() -> None:
+    """Let the functions by which kernels choose tiles ask for the shared memory again."""
+    utils = vars(import_module("fla.utils"))
+    for name in ("get_all_max_shared_mem", "check_shared_mem"):
+        if hasattr(utils.get(name), "cache_clear"):
+            utils[name].cache_clear()
+
+
 def _without_models() -> None:
     """Import the package without its layers and models.
 

@@ -14,7 +14,7 @@ from properties.catalogue.op import Argument, Function, Op, Role
 from properties.catalogue.telescope import Telescope
 from properties.targets.adapter import Implementation
 from properties.targets.bounds import Bound
-from properties.targets.fla.library import Kernel, release
+from properties.targets.fla.library import Kernel, forget_the_gpu, release
 
 Given = dict[str, Any]
 Outputs = Tensor | tuple[Tensor | None, ...]
@@ -119,6 +119,7 @@ class Mode:
             if "scale" in call:
                 dim = given[op.arguments[0].name].shape[-1]
                 call["scale"] = _scale(call["scale"], taken["scale"].default, dim)
+            forget_the_gpu()
             return self.call(kernel, {**call, **self.fixed})
 
         parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in names]
