@@ -36,11 +36,17 @@ def _norm_and_linear(kernel: Kernel, given: Given) -> Outputs:
     return y
 
 
+def _functions(name: str, of_0_1: str) -> str:
+    module = "fla.modules.fused_norm_gate"
+    return f"fla.modules.norm.fused_norm_gate:{name} {module}:{name} {module}:{of_0_1}"
+
+
 def _gated(name: str) -> Mode:
     return Mode(
-        f"fla.modules.norm.fused_norm_gate:{name} fla.modules.fused_norm_gate:{name}",
+        _functions(name, name.replace("_gated", "_swish_gate_fn")),
         call=_gated_norm,
         theirs={"z": "g"},
+        earlier={"z": "o"},
         ours=("gate_first",),
         conventions=(),
         bounds={"the gate last": fixed_options(gate_first=False)},
@@ -58,9 +64,10 @@ def _of_mamba(name: str) -> Mode:
 
 def _before_linear(name: str) -> Mode:
     return Mode(
-        f"fla.modules.norm.fused_norm_gate:{name} fla.modules.fused_norm_gate:{name}",
+        _functions(name, f"{name}_fn"),
         call=_norm_and_linear,
         theirs={"z": "g"},
+        earlier={"z": "o"},
         ours=("gate_first", "weight"),
         without=("bias",),
         conventions=("the weight is the diagonal of a linear layer, the norm's weight is 1",),
