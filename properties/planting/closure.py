@@ -154,14 +154,14 @@ def closure(
         lists: include the packages of `LISTS`, and with them all ops, laws and targets.
         instead: module → the modules to follow in place of its imports.
     """
-    found: set[str] = set()
+    reached: set[str] = set()
     left = set(modules)
     while left:
         module = left.pop()
-        found.add(module)
+        reached.add(module)
         following = instead[module] if module in instead else imported(module)
-        left |= {*following} - found - (frozenset() if lists else LISTS)
-    return frozenset(found)
+        left |= {*following} - reached - (frozenset() if lists else LISTS)
+    return frozenset(reached)
 
 
 @cache

@@ -44,10 +44,10 @@ class Edit:
             ValueError: there is no such module, or `before` is not in it exactly once.
         """
         text = self.path().read_text()
-        found = text.count(self.before)
-        if found != 1:
+        count = text.count(self.before)
+        if count != 1:
             raise ValueError(
-                f"before: {self.before!r} stands {found} times in {self.module}, expected once"
+                f"before: {self.before!r} stands {count} times in {self.module}, expected once"
             )
         return text.replace(self.before, self.after)
 

@@ -165,9 +165,9 @@ def _answer(task: bytes) -> bytes:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
+        answer = pipe.read()
     _, status = os.waitpid(child, 0)
-    return said or pickle.dumps((False, TrialDied(status)))
+    return answer or pickle.dumps((False, TrialDied(status)))
 
 
 def _work(task: bytes) -> bytes:

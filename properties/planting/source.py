@@ -192,8 +192,8 @@ class Function:
     def names(self) -> list[str]:
         """Names that the function may use: its arguments, then what it assigns."""
         arguments = self.node.args
-        found = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        names = [a.arg for a in found]
+        parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        names = [a.arg for a in parameters]
         for node in ast.walk(self.node):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names.append(node.id)

@@ -142,16 +142,16 @@ def attempt(
     plant(edits)
     outcome, before = Outcome(None), 0
     for _, alike in groupby(pinned, type):
-        those = [*alike]
-        own = limits[before : before + len(those)]
-        tests = [one.node for one in those if isinstance(one, TestAt)]
+        group = [*alike]
+        own = limits[before : before + len(group)]
+        tests = [one.node for one in group if isinstance(one, TestAt)]
         if tests:
             outcome = _run_tests(tests, own, setup)
         else:
-            outcome = _judge([one for one in those if isinstance(one, LawAbout)], own, setup)
+            outcome = _judge([one for one in group if isinstance(one, LawAbout)], own, setup)
         if outcome.caught_by is not None:
             break
-        before += len(those)
+        before += len(group)
     seconds = process_time() - started
     return replace(outcome, number=before + outcome.number, seconds=seconds)
 

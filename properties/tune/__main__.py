@@ -136,7 +136,7 @@ def problems(chosen: argparse.Namespace) -> list[Problem]:
         ValueError: no selected op has a selected mode and kernel.
     """
     batch, tokens, channels = chosen.size
-    found = [
+    selected = [
         Problem(op, mode, dim, dtype, batch, tokens, channels, chosen.chunk, chosen.cases)
         for (op, mode), stages in STAGES.items()
         if (not chosen.op or op in chosen.op)
@@ -145,9 +145,9 @@ def problems(chosen: argparse.Namespace) -> list[Problem]:
         for dim in chosen.head_dim
         for dtype in chosen.dtype
     ]
-    if not found:
+    if not selected:
         raise ValueError("--op, --mode, --kernel: no op has all of these, expected one that has")
-    return found
+    return selected
 
 
 class Workers:
@@ -234,11 +234,11 @@ def _digest() -> str:
     """A digest of the kernels: results hold for these only."""
     folder = Path(tiles.__file__).parent
     own = [folder / "bench", folder / "tune"]
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         if path.name != "tiles.py" and not any(path.is_relative_to(each) for each in own):
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def in_words(tile: Tile) -> str:
@@ -369,8 +369,8 @@ def _search(
             print("properties.tune: ended by Ctrl-C", file=sys.stderr)
             return True
         finally:
-            for each in (compilers, rulers, judge):
-                each.pool.shutdown(wait=False, cancel_futures=True)
+            for workers in (compilers, rulers, judge):
+                workers.pool.shutdown(wait=False, cancel_futures=True)
             for child in active_children():
                 child.terminate()
 
@@ -381,14 +381,14 @@ def follow(
     """Print and record what the search finds; return whether something was left out."""
     candidates: list[Candidate] = []
     last: dict[Problem, Best] = {}
-    for found in search.run(wanted, kernels):
-        record.add(found)
-        if isinstance(found, Best):
-            last[found.problem] = found
-            print(f"\n{ranking(found, candidates)}\n", flush=True)
+    for result in search.run(wanted, kernels):
+        record.add(result)
+        if isinstance(result, Best):
+            last[result.problem] = result
+            print(f"\n{ranking(result, candidates)}\n", flush=True)
         else:
-            candidates.append(found)
-            print(line(found), flush=True)
+            candidates.append(result)
+            print(line(result), flush=True)
     for problem, best in last.items():
         stays = best.entry == problem.entry(search.device)
         what = "today's entry is the best" if stays else f"best\n{as_code(best.entry)}"

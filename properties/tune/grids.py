@@ -42,19 +42,19 @@ class Stage:
 
     def candidates(self, entry: Entry, dim: int) -> list[Entry]:
         """The entry itself, and with each of the other tiles."""
-        found = {self.tile(entry): entry}
+        entries = {self.tile(entry): entry}
         for tile in self.grid(dim):
             tile = tile if tile.tokens else replace(tile, tokens=entry.tokens)
-            found.setdefault(tile, self.with_tile(entry, tile))
-        return list(found.values())
+            entries.setdefault(tile, self.with_tile(entry, tile))
+        return list(entries.values())
 
     def with_tile(self, entry: Entry, tile: Tile) -> Entry:
         """The entry with this tile for these kernels."""
         if self.kernel is not None:
             # Attention's dk and dv have one tile or two.
             other = ("dk", "dv") if self.kernel == "dkv" else ()
-            kept = {name: own for name, own in entry.kernels.items() if name not in other}
-            return replace(entry, kernels={**kept, self.kernel: tile})
+            others = {name: own for name, own in entry.kernels.items() if name not in other}
+            return replace(entry, kernels={**others, self.kernel: tile})
         own = replace(entry, **vars(tile))
         if not self.uniform:
             return own

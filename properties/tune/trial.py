@@ -145,7 +145,7 @@ def _drawn(problem: Problem, stage: Stage, capability: int, edge: int) -> list[C
         dims={**op.dims, "K": st.just(dim), "V": st.just(dim)},
         arguments=tuple(x for x in op.arguments if not op.float32_logits or x.name not in absent),
     )
-    found: list[Case] = []
+    drawn: list[Case] = []
 
     @settings(
         max_examples=_DRAWN,
@@ -159,11 +159,11 @@ def _drawn(problem: Problem, stage: Stage, capability: int, edge: int) -> list[C
     def collect(case: Case) -> None:
         reached = stage.kernel is None or _terms(case) == stage.terms
         if case.dims["K"] == case.dims["V"] == dim and case.values != "zeros" and reached:
-            found.append(replace(case, tile=0))
+            drawn.append(replace(case, tile=0))
 
     if problem.drawn:
         collect()
-    return sorted(found, key=lambda case: work(op, case))[::-1][: problem.drawn]
+    return sorted(drawn, key=lambda case: work(op, case))[::-1][: problem.drawn]
 
 
 def _terms(case: Case) -> str:
@@ -309,8 +309,8 @@ def _built(case: Case, device: torch.device) -> tuple[Inputs, Results]:
     if (case, device) not in _LAST:
         _LAST.clear()
         op, batch = OPS[case.op], case.dims["B"]
-        one = replace(case, dims={**case.dims, "B": 1})
-        inputs, gradients_of = build(op, one, device), cotangents(op, one, device)
+        row = replace(case, dims={**case.dims, "B": 1})
+        inputs, gradients_of = build(op, row, device), cotangents(op, row, device)
         named: list[Argument | Output] = [*op.arguments, *op.outputs]
         rows = {one.name for one in named if one.dims[0] == "B"}
 
