@@ -505,6 +505,8 @@ TABLE: dict[tuple[str, str], tuple[Entry, ...]] = {
             max_dim=128,
             **_BFLOAT16_ON_HOPPER,
             kernels={
+                "states": Tile(tokens=64, keys=128, features=64),
+                "gradients": Tile(tokens=64, keys=64, features=64, num_stages=1),
                 "unaligned": Tile(tokens=64, keys=64, features=64, num_warps=8, num_stages=1),
             },
         ),
