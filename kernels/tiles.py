@@ -206,7 +206,7 @@ _GLA_ON_HOPPER = tuple(
         max_states=max_states,
         **_BFLOAT16_ON_HOPPER,
         kernels={
-            "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
+            "within": Tile(tokens=32, keys=32, num_warps=4, num_stages=1),
             "states": states,
             "outputs": Tile(tokens=32, keys=64, features=64, num_warps=2),
             "gradients": _GRADIENTS_OF_CHANNELS,
@@ -289,7 +289,10 @@ _WALL = Entry(
     features=64,
     num_warps=8,
     num_stages=1,
-    kernels={"by_key": Tile(tokens=16, keys=32, features=32, num_warps=8, num_stages=1)},
+    kernels={
+        "by_key": Tile(tokens=16, keys=32, features=32, num_warps=8, num_stages=1),
+        "within": Tile(tokens=16, keys=32, num_warps=8, num_stages=1),
+    },
 )
 _WALL_ON_HOPPER = Entry(
     tokens=64,
@@ -309,7 +312,8 @@ _WALL_ON_HOPPER = Entry(
             kernels={
                 "by_query": Tile(tokens=32, keys=128, features=64, num_stages=1),
                 "queries_backward": Tile(tokens=32, keys=64, features=128),
-                "within": Tile(tokens=32, keys=32, num_warps=2, num_stages=1),
+                "by_key": Tile(tokens=32, keys=64, features=128, num_warps=8, num_stages=1),
+                "within": Tile(tokens=32, keys=32, num_warps=4, num_stages=1),
             },
         ),
     },
