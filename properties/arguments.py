@@ -26,6 +26,14 @@ def file(text: str) -> Path:
     return path
 
 
+def file_to_read(text: str) -> Path:
+    """Parse the path of a file to read."""
+    path = Path(text)
+    if not (os.path.isfile(path) and os.access(path, os.R_OK)):
+        raise ArgumentTypeError(f"{text!r}, expected a file that can be read")
+    return path
+
+
 def folder(text: str) -> Path:
     """Parse the path of a folder to write to, which need not exist yet."""
     path = Path(text)

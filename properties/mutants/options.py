@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from properties.arguments import count, file, folder
+from properties.arguments import count, file, file_to_read, folder
 from properties.device import DEVICES
 from properties.jobs import Selection
 from properties.mutants import equivalents, killers, shares
@@ -183,7 +183,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     parse.add_argument("--cache", type=folder, default=_cache(), metavar="DIR", help=text)
     text = "the list of mutants that nothing can kill (default: ours, and none with --module)"
     parse.add_argument(
-        "--equivalents", type=Path, default=equivalents.PATH, metavar="FILE", help=text
+        "--equivalents", type=file_to_read, default=equivalents.PATH, metavar="FILE", help=text
     )
     return parse
 

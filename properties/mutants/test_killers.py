@@ -133,10 +133,15 @@ def test_killers_are_recorded_in_an_existing_folder(
     assert f"--record: {missing}, expected a folder" in capsys.readouterr().out
 
 
-def test_a_file_of_results_is_checked_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [("--json", "a file in a folder that exists"), ("--equivalents", "a file that can be read")],
+)
+def test_a_file_is_checked_before_the_run(
+    option: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    missing = tmp_path / "missing" / "file"
     with pytest.raises(SystemExit) as ended:
-        main(["--cache", str(tmp_path), "--json", str(tmp_path / "missing" / "all.json")])
+        main(["--cache", str(tmp_path), option, str(missing)])
     assert ended.value.code == 2
-    assert "expected a file in a folder that exists" in capsys.readouterr().err
+    assert f"{option}: '{missing}', expected {expected}" in capsys.readouterr().err
