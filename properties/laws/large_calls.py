@@ -21,6 +21,8 @@ from properties.laws.law import Law, Run
 TOKENS, SEQUENCES, FEW = 1030, 200, 5
 _SIZES = {"H": 2, "G": 2, "R": 1, "K": 16, "V": 16, "D": 32, "P": 8}
 _OTHER_SIZE = 4
+# Options that size what a call allocates for itself.
+_ALLOCATED = ("num_splits",)
 
 
 def check(run: Run) -> float:
@@ -69,7 +71,8 @@ def _tokens(case: Case) -> int:
 
 def adapt(op: Op, case: Case) -> Case:
     """Return a case of many tokens or, if the drawn one has several rows or a pack, of many of
-    these. Of the drawn options it keeps the flags.
+    these. Of the drawn options it keeps the flags and the number of splits, and whether heads
+    share keys.
     """
     if case.packed:
         return _sized(op, case, rows=1, lengths=(FEW,) * SEQUENCES)
@@ -81,15 +84,17 @@ def adapt(op: Op, case: Case) -> Case:
 
 def _sized(op: Op, case: Case, rows: int, lengths: tuple[int, ...]) -> Case:
     dims = {letter: _SIZES.get(letter, _OTHER_SIZE) for letter in op.dims} | {"B": rows}
+    if case.dims.get("R", 1) > 1:
+        dims |= {"G": 1, "R": 2}
     full = op.full(case.mode, dims, lengths, packed=case.packed)
-    flags = {n: x for n, x in case.options.items() if type(x) is bool}
+    kept = {n: x for n, x in case.options.items() if type(x) is bool or n in _ALLOCATED}
     made = replace(
         full,
         dtype=case.dtype,
         tile=case.tile,
         seed=case.seed,
         given=tuple(n for n in full.given if n in case.given),
-        options={**full.options, **flags},
+        options={**full.options, **kept},
     )
     return op.settle(made)
 

@@ -16,6 +16,7 @@ from properties.jobs import judge
 from properties.laws import Subject, Violation
 from properties.targets import Adapter, Implementation
 from properties.targets.bounds import one_token_each
+from properties.targets.engines import one_query
 
 CPU = torch.device("cpu")
 
@@ -129,3 +130,44 @@ def test_many_programs_on_the_second_axis_are_found() -> None:
 def test_only_adapters_of_triton_kernels_have_the_law() -> None:
     others = Adapter({"cumsum": {"some": of_rows}})
     assert "large_calls" not in scope.laws(others, "cumsum", "some")
+
+
+Call = tuple[int, int, int]
+
+
+def of_pages(splits: int, queries_of_a_key: int) -> list[Call]:
+    """Sequences, queries that share a key, and splits, of each call of a case with two rows."""
+    calls: list[Call] = []
+
+    def paged(
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        block_table: Tensor,
+        lengths: Tensor,
+        *,
+        cu_seqlens: Tensor | None = None,
+        num_splits: int = 1,
+    ) -> Tensor:
+        heads = k_pages.shape[2]
+        calls.append((len(lengths), q.shape[2] // heads, num_splits))
+        copied(torch.zeros(len(lengths) * num_splits, heads, 32), wide=False)
+        return torch.zeros_like(q)
+
+    one = Implementation(paged, forward_only=True, bounds={"one query, and keys": one_query})
+    dims = {"B": 2, "G": 2, "R": queries_of_a_key, "K": 16, "V": 16, "C": 16}
+    options = {"num_splits": splits}
+    case = Case.of("paged_attention", "some", dims, (1,), options=options)
+    made = Adapter({"paged_attention": {"some": one}}, triton=True)
+    judge("large_calls", case, Subject(made, CPU))
+    return calls
+
+
+def test_parts_of_a_sequence_that_a_call_allocates_are_large_too() -> None:
+    assert of_pages(splits=1, queries_of_a_key=1) == [(200, 1, 1)]
+    with pytest.raises(Violation, match="index overflow in kernel copy_row"):
+        of_pages(splits=9, queries_of_a_key=1)
+
+
+def test_heads_share_keys_where_those_of_the_drawn_case_do() -> None:
+    assert of_pages(splits=1, queries_of_a_key=3) == [(200, 2, 1)]

@@ -11,6 +11,7 @@ from properties.cases.case import Case
 from properties.targets.adapter import Implementation
 from properties.targets.bounds import equal_widths, fixed_options, own_keys
 from properties.targets.engines import (
+    FEW_TOKENS,
     SCALE,
     UNCHECKED,
     WIDE,
@@ -39,6 +40,7 @@ def _prefill_of_release() -> Implementation:
         (SCALE, _FLAT),
         tokens=64,
         bounds={**WIDE, "V = K": equal_widths, "T_q = T_k": own_keys},
+        unstated={**UNCHECKED, **FEW_TOKENS},
     )
 
 
@@ -57,7 +59,11 @@ def _extend_of_release() -> Implementation:
         (SCALE, _FLAT, "the first T_k - T_q keys lie in a pool", "W becomes W - 1"),
         tokens=64,
         bounds=bounds,
-        unstated={**UNCHECKED, "merging": "its parts have fewer keys than queries"},
+        unstated={
+            **UNCHECKED,
+            **FEW_TOKENS,
+            "merging": "its parts have fewer keys than queries",
+        },
     )
 
 
@@ -75,6 +81,7 @@ def _merge_of_release() -> Implementation:
     return engine_kernel(
         _merged,
         ("LSEs are [B, T, H], float32",),
+        unstated={**UNCHECKED, **FEW_TOKENS},
     )
 
 

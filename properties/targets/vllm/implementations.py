@@ -13,7 +13,9 @@ from properties.cases.case import Case
 from properties.targets.adapter import Implementation, without
 from properties.targets.bounds import Bound, changed_dims, equal_widths, fixed_options, own_keys
 from properties.targets.engines import (
+    FEW_TOKENS,
     SCALE,
+    UNCHECKED,
     WIDE,
     as_taken,
     ends,
@@ -86,12 +88,13 @@ def _prefill_of_release() -> Implementation:
             "T_q = T_k": own_keys,
             "a window has 2 keys or more": _wide_window,
         },
+        unstated={**UNCHECKED, **FEW_TOKENS},
     )
 
 
 def _merge_of_release() -> Implementation:
     VLLM.function(_MERGE)
-    return engine_kernel(_merge, ("LSEs are float32",))
+    return engine_kernel(_merge, ("LSEs are float32",), unstated={**UNCHECKED, **FEW_TOKENS})
 
 
 def _prefill(
