@@ -28,7 +28,7 @@ from torch import Tensor
 
 from kernels.arguments import count_sequences
 from kernels.primitives.chunks import cut, locate_sequence
-from kernels.primitives.decay import gate_flags
+from kernels.primitives.decay import decay_by, gate_flags
 from kernels.primitives.layout import dense_rows
 from kernels.primitives.parts import add_parts, empty_parts
 from kernels.primitives.states import optional
@@ -62,19 +62,6 @@ def _row(ptr, t, stride, cols, inside):
 
 
 @triton.jit
-def _decay_all(S, g):
-    """`exp(g) S`, as `S + (exp(g) - 1) S` where g is small.
-
-    A constant decay has the same rounding error at every token, and these errors add up. The error
-    of a small exp(g) - 1 is small.
-    """
-    less = g * (1 / 8) + 1.0
-    for n in tl.static_range(7, 0, -1):
-        less = less * g * (1 / n) + (1.0 if n > 1 else 0.0)
-    return tl.where(tl.abs(g) < 0.5, S + less * S, S * tl.exp(g))
-
-
-@triton.jit
 def _decay(
     S, t, g_ptr, g_stride, cols_k, in_k, gv_ptr, gv_stride, cols_v, in_v,
     USE_G: tl.constexpr, USE_HEAD_G: tl.constexpr, USE_GV: tl.constexpr,
@@ -83,7 +70,7 @@ def _decay(
     if USE_G:
         S *= tl.exp(_row(g_ptr, t, g_stride, cols_k, in_k))[:, None]
     elif USE_HEAD_G:
-        S = _decay_all(S, tl.load(g_ptr + t * g_stride).to(tl.float32))
+        S = decay_by(S, tl.load(g_ptr + t * g_stride).to(tl.float32))
     if USE_GV:
         S *= tl.exp(_row(gv_ptr, t, gv_stride, cols_v, in_v))[None, :]
     return S

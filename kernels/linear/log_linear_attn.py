@@ -35,9 +35,9 @@ from kernels import tiles
 from kernels.arguments import count_sequences
 from kernels.differentiable import differentiable
 from kernels.linear import log_linear_chunk
-from kernels.linear.fused_recurrent import _decay_all
 from kernels.linear.log_linear_chunk import check_levels, count_bits
 from kernels.primitives.chunks import cut, locate_sequence
+from kernels.primitives.decay import decay_by
 from kernels.primitives.groups import keys_gradient_dtype, of_each_group, of_each_head
 from kernels.primitives.layout import contiguous
 from kernels.primitives.parts import add_parts, empty_parts
@@ -85,7 +85,7 @@ def _forward(
         k = load_row(k_ptr, row, key_dim, keys, in_k)
         v = load_row(v_ptr, row, value_dim, values, in_v)
         if USE_G:
-            left = _decay_all(left, load_number(g_ptr, row))
+            left = decay_by(left, load_number(g_ptr, row))
         # The leaf of the tree that belongs to this token.
         B = k[:, None] * v[None, :]
         o = load_number(level_scales_ptr, row * levels) * tl.sum(B * q[:, None], 0)
@@ -156,7 +156,7 @@ def _backward(
         v = load_row(v_ptr, row, value_dim, values, in_v)
         do = load_row(do_ptr, row, value_dim, values, in_v)
         if USE_G:
-            left = _decay_all(left, load_number(g_ptr, row))
+            left = decay_by(left, load_number(g_ptr, row))
         B = k[:, None] * v[None, :]
         read = tl.sum(B * do[None, :], 1)
         dq = load_number(level_scales_ptr, row * levels) * read
@@ -193,7 +193,7 @@ def _backward(
             k = load_row(k_ptr, row, key_dim, keys, in_k)
             v = load_row(v_ptr, row, value_dim, values, in_v)
             if USE_G:
-                left = _decay_all(left, load_number(g_ptr, row))
+                left = decay_by(left, load_number(g_ptr, row))
             B = k[:, None] * v[None, :]
             for bit in range(SEGMENT_BITS):
                 if ((t >> bit) & 1 == 1) & ((t + 1) % (2 << bit) == 0):
@@ -219,7 +219,7 @@ def _backward(
                 if USE_G:
                     decay = 1.0
                     for i in range(e, end):
-                        decay = _decay_all(decay, load_number(g_ptr, (first + i) * heads + head))
+                        decay = decay_by(decay, load_number(g_ptr, (first + i) * heads + head))
                     B = tl.load(nodes_ptr + _place(e, kept, stride, SEGMENT, SIZE) + tile)
                     total = tl.sum(tl.sum(B * D, 1), 0) * decay
             for from_back in range(end - e):
@@ -232,7 +232,7 @@ def _backward(
                     own = part * rows + row
                     total += tl.load(reads_ptr + own * BL + zeros)
                     tl.store(sums_ptr + own * BL + zeros, total)
-                    D = _decay_all(D, load_number(g_ptr, row))
+                    D = decay_by(D, load_number(g_ptr, row))
             if e < length:
                 tl.store(slots_ptr + zeros.to(tl.int64) * SIZE + tile, D)
             row = (first + e - 1) * heads + head

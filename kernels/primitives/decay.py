@@ -117,6 +117,19 @@ def decay_of_token(g):
 
 
 @triton.jit
+def decay_by(S, g):
+    """`exp(g) S`, as `S + (exp(g) - 1) S` where g is small.
+
+    A constant decay has the same rounding error at every token, and these errors add up. The error
+    of a small exp(g) - 1 is small.
+    """
+    less = g * (1 / 8) + 1.0
+    for n in tl.static_range(7, 0, -1):
+        less = less * g * (1 / n) + (1.0 if n > 1 else 0.0)
+    return tl.where(tl.abs(g) < 0.5, S + less * S, S * tl.exp(g))
+
+
+@triton.jit
 def _split(g):
     steps = tl.floor(g * _LOG2_E * 256) * (1 / 256)
     # steps has 16 bits, its product with _HIGH is exact, and so is the difference.
